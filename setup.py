@@ -1,0 +1,27 @@
+"""Transformer-XL for Keras 3 and TensorFlow."""
+
+from setuptools import find_packages
+from setuptools import setup
+
+setup(
+    name="txl_keras",
+    version="0.1.0",
+    description="Transformer-XL for Keras 3 and TensorFlow.",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["txl_keras", "txl_keras.*"]),
+    python_requires=">=3.11",
+    install_requires=[
+        "absl-py",
+        # A Keras optimizer hook and private memory variables are relied on:
+        # tests fail if a later Keras drops them.
+        "keras>=3.12,<3.16",
+        "matplotlib",
+        "numpy",
+        # 2.20 is the newest TPU build of TensorFlow.
+        "tensorflow>=2.20,<2.22",
+        "tqdm",
+    ],
+    extras_require={"tests": ["pytest", "ruff"]},
+)

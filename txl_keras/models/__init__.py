@@ -1,0 +1,6 @@
+"""Models built from the layers."""
+
+from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
+from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
+
+__all__ = ["TransformerXLBackbone", "TransformerXLCausalLM"]

@@ -1,0 +1,7 @@
+"""Generation and SavedModels."""
+
+from txl_keras.serving.export import export
+from txl_keras.serving.generation import Generator
+from txl_keras.serving.samplers import Sampler
+
+__all__ = ["Generator", "Sampler", "export"]

@@ -1,0 +1,236 @@
+import codecs
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from txl_keras.data.corpora import Corpus
+from txl_keras.data.corpora import load_corpus
+from txl_keras.data.tokenizers import ByteTokenizer
+from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data.tokenizers import build_tokenizer
+from txl_keras.data.tokenizers import load_tokenizer
+from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.data.vocabulary import Vocabulary
+
+SHARED_DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
+
+
+def corpus_of(train, valid="a", test="a", encoding="utf-8"):
+    splits = {"train": train, "valid": valid, "test": test}
+    return Corpus(
+        "tiny", {name: text.encode() for name, text in splits.items()}, encoding
+    )
+
+
+def test_bytes_are_their_own_ids():
+    tokenizer = ByteTokenizer()
+    data = bytes(range(256))
+    ids = tokenizer.encode(data)
+    assert ids.dtype == np.uint8
+    assert ids.tolist() == list(range(256))
+    assert tokenizer.decode_bytes(ids) == data
+    assert tokenizer.vocabulary_size == 256
+
+
+def test_characters_go_by_frequency_then_by_code_point():
+    corpus = corpus_of("ccb\n", "ba€", "z")
+    tokenizer = build_tokenizer("characters", corpus)
+    assert tokenizer.vocabulary.symbols == ("b", "c", "\n", "a", "z", "€")
+    assert tokenizer.vocabulary_size == 6
+    assert tokenizer.encode("a€b").tolist() == [3, 5, 0]
+    assert tokenizer.encode("a€b".encode()).tolist() == [3, 5, 0]
+    assert tokenizer.decode([3, 5, 0]) == "a€b"
+
+
+@pytest.mark.parametrize(
+    "size, dtype", [(256, np.uint8), (257, np.uint16), (65537, np.int32)]
+)
+def test_ids_have_the_smallest_dtype_that_holds_the_vocabulary(size, dtype):
+    symbols = [chr(i + 0x10000) for i in range(size)]
+    tokenizer = CharacterTokenizer(symbols)
+    text = "".join(symbols[::-1])
+    ids = tokenizer.encode(text)
+    assert ids.dtype == dtype
+    assert ids[0] == size - 1
+    assert tokenizer.encode("").dtype == dtype
+    assert tokenizer.decode(ids) == text
+
+
+def test_a_symbol_of_a_latin_1_corpus_is_a_byte():
+    corpus = corpus_of("né", encoding="latin-1")
+    tokenizer = build_tokenizer("characters", corpus)
+    assert tokenizer.vocabulary_size == 4  # a, n and the two bytes of é
+    ids = tokenizer.encode("né")
+    assert ids.tolist() == tokenizer.encode("né".encode()).tolist()
+    assert len(ids) == 3
+    assert tokenizer.decode(ids) == "né"
+    assert tokenizer.decode_bytes(ids[:2]) == b"n\xc3"
+    assert tokenizer.decode(ids[:2]) == "n\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("name", ["bytes", "characters"])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_text_comes_back_and_can_be_streamed(name, encoding):
+    text = "a naïve 你好 🙂\n"
+    tokenizer = build_tokenizer(name, corpus_of(text, encoding=encoding))
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    streamed = [decoder.decode(tokenizer.decode_bytes(i)) for i in ids]
+    assert "".join(streamed) == text
+
+
+@pytest.mark.parametrize("name", ["bytes", "characters"])
+def test_newlines_can_be_dropped(name):
+    corpus = corpus_of("b\n\nbc\n")  # "a" twice in valid and test
+    kept = build_tokenizer(name, corpus)
+    dropped = build_tokenizer(name, corpus, drop_newlines=True)
+    text = corpus.splits["train"]
+    assert kept.decode(kept.encode(text)) == "b\n\nbc\n"
+    assert dropped.decode(dropped.encode(text)) == "bbc"
+    if name == "characters":
+        assert kept.vocabulary_size == 4
+        assert dropped.vocabulary.symbols == ("a", "b", "c")
+
+
+def test_a_text_of_several_blocks_is_encoded_whole():
+    text = "ab€" * 500_000
+    tokenizer = build_tokenizer("characters", corpus_of(text))
+    ids = tokenizer.encode(text)
+    expected = tokenizer.encode("ab€")
+    np.testing.assert_array_equal(ids.reshape(-1, 3) - expected, 0)
+    with pytest.raises(ValueError, match="'x' .* position 1500002 "):
+        tokenizer.encode(text + "abx")
+
+
+@pytest.mark.parametrize("drop_newlines", [False, True])
+def test_an_unknown_symbol_is_named_with_its_position(drop_newlines):
+    tokenizer = CharacterTokenizer("ab\n", drop_newlines=drop_newlines)
+    with pytest.raises(ValueError, match=r"'é' \(U\+00E9\) at position 3"):
+        tokenizer.encode("a\nbéé")
+    with pytest.raises(ValueError, match=r"U\+D800\) at position 1"):
+        tokenizer.encode("a\ud800")
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [ByteTokenizer(), CharacterTokenizer("ab")]
+)
+def test_wrong_ids_are_refused(tokenizer):
+    with pytest.raises(ValueError, match="`ids` must be in .*Received: 256"):
+        tokenizer.decode([0, 256])
+    with pytest.raises(ValueError, match="Received: -1"):
+        tokenizer.decode([-1])
+    with pytest.raises(ValueError, match="dtype float64"):
+        tokenizer.decode([0.0])
+    with pytest.raises(ValueError, match=r"shape \(2, 3\)"):
+        tokenizer.decode(np.zeros((2, 3), int))
+    assert tokenizer.decode([]) == ""
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        ByteTokenizer(drop_newlines=True),
+        CharacterTokenizer('a\n"\\€🙂\u2028', drop_newlines=True),
+        CharacterTokenizer(map(chr, range(256)), encoding="latin-1"),
+    ],
+)
+def test_a_saved_tokenizer_loads_as_the_same(tokenizer, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    save_tokenizer(tokenizer, path)
+    loaded = load_tokenizer(path)
+    assert type(loaded) is type(tokenizer)
+    assert loaded.get_config() == tokenizer.get_config()
+    assert list(tmp_path.iterdir()) == [path]
+    again = type(tokenizer).from_config(tokenizer.get_config())
+    assert again.get_config() == tokenizer.get_config()
+
+
+def test_a_saved_tokenizer_is_readable_json(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    save_tokenizer(CharacterTokenizer("b€"), path)
+    assert "€" in path.read_text(encoding="utf-8")
+    assert json.loads(path.read_text(encoding="utf-8")) == {
+        "class_name": "CharacterTokenizer",
+        "config": {
+            "vocabulary": ["b", "€"],
+            "encoding": "utf-8",
+            "drop_newlines": False,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ('{"class_name": "CharacterTok', "truncated or no tokenizer file"),
+        ("", "truncated or no tokenizer file"),
+        ("[1, 2]", "truncated or no tokenizer file"),
+        ('{"class_name": "ByteTokenizer"}', "truncated or no tokenizer file"),
+        ('{"class_name": "Words", "config": {}}', "Received: 'Words'"),
+        (
+            '{"class_name": "ByteTokenizer", "config": {"size": 3}}',
+            "does not describe a ByteTokenizer",
+        ),
+        (
+            '{"class_name": "CharacterTokenizer", "config": '
+            '{"vocabulary": ["a", "a"]}}',
+            "`symbols` must be distinct",
+        ),
+    ],
+)
+def test_a_wrong_tokenizer_file_is_refused(content, message, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_tokenizer(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_tokenizer_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nothing.json"):
+        load_tokenizer(tmp_path / "nothing.json")
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="'bytes' or 'characters'.*'words'"):
+        build_tokenizer("words", corpus_of("b"))
+    with pytest.raises(ValueError, match="`encoding`.*'ascii'"):
+        CharacterTokenizer("ab", encoding="ascii")
+
+
+def test_wrong_symbols_are_refused():
+    with pytest.raises(ValueError, match="`symbols` must not be empty"):
+        Vocabulary([])
+    with pytest.raises(ValueError, match="Received: 'ab'"):
+        Vocabulary(["a", "ab"])
+    with pytest.raises(ValueError, match="3 symbols, 2 of them distinct"):
+        Vocabulary("aba")
+
+
+@pytest.mark.large
+@pytest.mark.skipif(
+    not SHARED_DATA.is_dir(), reason="needs ../shared/data/enwik8.gz"
+)
+def test_enwik8_without_newlines_has_the_published_symbols():
+    corpus = load_corpus("enwik8", SHARED_DATA)
+    lengths = {name: len(data) for name, data in corpus.splits.items()}
+    assert lengths == {
+        "train": 90_000_000,
+        "valid": 5_000_000,
+        "test": 5_000_000,
+    }
+    tokenizer = build_tokenizer("characters", corpus, drop_newlines=True)
+    assert tokenizer.vocabulary_size == 204
+    symbols = {
+        name: len(tokenizer.encode(data))
+        for name, data in corpus.splits.items()
+    }
+    assert symbols == {
+        "train": 88_982_818,
+        "valid": 4_945_742,
+        "test": 4_943_417,
+    }
+    assert build_tokenizer("characters", corpus).vocabulary_size == 205

@@ -1,0 +1,320 @@
+"""Trains a Transformer-XL language model on text.
+
+    python train/main.py --flagfile=train/configs/quickstart.flags
+    python train/main.py --workdir=runs/mine --corpus=path/to/text_or_folder
+    python train/main.py --flagfile=train/configs/enwik8_base.flags \
+        --workdir=runs/enwik8 --data_dir=data --tpu=NAME
+
+The same command again goes on where the run was stopped.
+"""
+
+import hashlib
+import os
+import time
+
+import keras
+import tensorflow as tf
+from absl import flags
+
+from txl_keras import script
+from txl_keras.data import Segments
+from txl_keras.data import build_tokenizer
+from txl_keras.data import load_corpus
+from txl_keras.data import load_tokenizer
+from txl_keras.data import save_tokenizer
+from txl_keras.evaluation.compression import compressed_bits_per_character
+from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.evaluation.plots import plot_learning_curve
+from txl_keras.metrics import bits_per_character
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import presets
+from txl_keras.serving import Generator
+from txl_keras.serving import Sampler
+from txl_keras.serving import export
+from txl_keras.training import optimizers
+from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.progress import Progress
+from txl_keras.training.strategy import create_strategy
+from txl_keras.training.strategy import describe
+from txl_keras.training.trainer import Trainer
+from txl_keras.training.workdir import Workdir
+from txl_keras.training.workdir import read_json
+from txl_keras.training.workdir import write_json
+
+FLAGS = flags.FLAGS
+
+# Where the run lives and on what.
+flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+flags.DEFINE_string(
+    "tpu", None, "Name of a TPU; `local` or empty is that of this machine."
+)
+flags.DEFINE_integer(
+    "num_cpu_devices", None, "Replicas to split the CPU into.", lower_bound=1
+)
+flags.DEFINE_enum(
+    "precision", "float32", ["float32", "bfloat16"],
+    "Of activations; weights, softmax and loss are float32 always.",
+)  # fmt: skip
+
+# Data.
+flags.DEFINE_string(
+    "corpus", None, "python_stdlib, enwik8, text8, or a text file or folder.",
+    required=True,
+)  # fmt: skip
+flags.DEFINE_string("data_dir", None, "Folder that holds enwik8 or text8.")
+flags.DEFINE_enum(
+    "tokenizer", "bytes", ["bytes", "characters"], "What a token is."
+)
+flags.DEFINE_bool(
+    "drop_newlines", False,
+    "Leave newlines out, as the original's enwik8 protocol does. Its bpc is "
+    "then one of the text without them.",
+)  # fmt: skip
+
+# Model: a preset, and what differs from it.
+flags.DEFINE_enum("preset", "quickstart", presets.names(), "Model sizes.")
+_MODEL_FLAGS = []
+
+
+def _define_model_flag(define, name, description, **kwargs):
+    define(name, None, f"{description} Default: the preset's.", **kwargs)
+    _MODEL_FLAGS.append(name)
+
+
+_define_model_flag(flags.DEFINE_integer, "num_layers", "Blocks.")
+_define_model_flag(flags.DEFINE_integer, "num_heads", "Attention heads.")
+_define_model_flag(flags.DEFINE_integer, "head_dim", "Size of a head.")
+_define_model_flag(flags.DEFINE_integer, "hidden_dim", "Hidden size.")
+_define_model_flag(flags.DEFINE_integer, "intermediate_dim", "Inner size.")
+_define_model_flag(
+    flags.DEFINE_integer, "memory_length", "Memory; 0 for none.", lower_bound=0
+)
+_define_model_flag(flags.DEFINE_float, "dropout", "Dropout.")
+_define_model_flag(flags.DEFINE_float, "attention_dropout", "On attention.")
+_define_model_flag(flags.DEFINE_bool, "normalize_first", "Pre-norm.")
+_define_model_flag(flags.DEFINE_bool, "normalize_output", "Norm at the end.")
+_define_model_flag(
+    flags.DEFINE_float, "initializer_stddev", "Of the initial weights."
+)
+
+# Training.
+flags.DEFINE_integer("seed", 0, "Of initial weights and dropout.")
+flags.DEFINE_integer("batch_size", 16, "Rows over all replicas.", lower_bound=1)
+flags.DEFINE_integer("segment_length", 128, "Tokens a row.", lower_bound=1)
+flags.DEFINE_integer("max_steps", 1000, "Steps of training.", lower_bound=1)
+flags.DEFINE_float("learning_rate", 2.5e-4, "Peak.", lower_bound=0)
+flags.DEFINE_float("min_learning_rate", 0.0, "At the end.", lower_bound=0)
+flags.DEFINE_integer("warmup_steps", 0, "Of linear warm-up.", lower_bound=0)
+flags.DEFINE_float("clip_norm", 0.25, "Largest global norm of the gradient.")
+
+# Evaluation and habits: these may change when a run is resumed.
+flags.DEFINE_integer(
+    "eval_batch_size", 16, "Streams in evaluation.", lower_bound=1
+)
+flags.DEFINE_integer("eval_every", 500, "Steps.", lower_bound=1)
+flags.DEFINE_integer("checkpoint_every", 500, "Steps.", lower_bound=1)
+flags.DEFINE_integer(
+    "steps_per_execution", 20, "Steps between two looks.", lower_bound=1
+)
+flags.DEFINE_integer("sample_length", 500, "Tokens of the sample.")
+
+_FIXED_FLAGS = (
+    "corpus", "data_dir", "tokenizer", "drop_newlines", "precision", "seed",
+    "batch_size", "segment_length", "max_steps", "learning_rate",
+    "min_learning_rate", "warmup_steps", "clip_norm",
+)  # fmt: skip
+
+
+def main(_):
+    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
+    keras.utils.set_random_seed(FLAGS.seed)
+    workdir = Workdir(FLAGS.workdir)
+
+    # Data.
+    corpus = load_corpus(FLAGS.corpus, FLAGS.data_dir)
+    tokenizer = build_tokenizer(FLAGS.tokenizer, corpus, FLAGS.drop_newlines)
+    tokens = {
+        split: tokenizer.encode(text) for split, text in corpus.splits.items()
+    }
+    train = Segments(
+        tokens["train"], FLAGS.batch_size, FLAGS.segment_length, True
+    )
+    valid, test = (
+        Segments(
+            tokens[split], FLAGS.eval_batch_size, FLAGS.segment_length, False
+        )
+        for split in ("valid", "test")
+    )
+
+    # Model.
+    with strategy.scope():
+        model = TransformerXLCausalLM(
+            TransformerXLBackbone(**_backbone_config(tokenizer))
+        )
+        optimizer = optimizers.Adam(
+            optimizers.cosine_schedule(
+                FLAGS.learning_rate,
+                FLAGS.max_steps,
+                FLAGS.warmup_steps,
+                FLAGS.min_learning_rate,
+            )
+        )
+    trainer = Trainer(
+        model,
+        optimizer,
+        strategy,
+        FLAGS.batch_size,
+        FLAGS.clip_norm,
+        FLAGS.seed,
+    )
+    evaluator = Evaluator(model, strategy, FLAGS.eval_batch_size)
+
+    # Start afresh, go on, or see that all is done.
+    workdir.claim(
+        {
+            "flags": {name: FLAGS[name].value for name in _FIXED_FLAGS},
+            "backbone": model.backbone.get_config(),
+            "data": _fingerprint(tokens),
+        }
+    )
+    save_tokenizer(tokenizer, workdir.tokenizer)
+    checkpoints = Checkpoints(workdir.checkpoints, trainer)
+    step = checkpoints.restore()
+    workdir.drop_metrics_after(step)
+    results_path = workdir.file("results.json")
+    print(
+        f"{workdir.path}: {corpus.name}, "
+        + ", ".join(f"{len(ids):,} {split}" for split, ids in tokens.items())
+        + f" tokens; {model.count_params():,} weights; "
+        f"{describe(strategy)}; "
+        f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens a step; "
+        f"step {step} of {FLAGS.max_steps}",
+        flush=True,
+    )
+    if step == FLAGS.max_steps and os.path.exists(results_path):
+        print("The run is finished.")
+        _print_results(read_json(results_path))
+        return
+
+    # Train.
+    progress = Progress(
+        step, FLAGS.max_steps, FLAGS.batch_size * FLAGS.segment_length
+    )
+    iterator = iter(train.distribute(strategy, first_step=step))
+    while step < FLAGS.max_steps:
+        num_steps = min(
+            FLAGS.steps_per_execution,
+            FLAGS.eval_every - step % FLAGS.eval_every,
+            FLAGS.checkpoint_every - step % FLAGS.checkpoint_every,
+            FLAGS.max_steps - step,
+        )
+        start = time.monotonic()
+        try:
+            losses = trainer.train(iterator, num_steps)
+        except FloatingPointError as error:
+            raise FloatingPointError(
+                f"{error} Training stopped; the last good checkpoint is "
+                f"{checkpoints.latest}. Lower --learning_rate or raise "
+                "--warmup_steps, in a new --workdir."
+            ) from error
+        seconds = time.monotonic() - start
+        step += num_steps
+        loss = float(losses["loss"].mean())
+        metrics = {
+            "step": step,
+            "loss": loss,
+            "bits_per_character": bits_per_character(loss),
+            "gradient_norm": float(losses["gradient_norm"].mean()),
+            "learning_rate": float(optimizer.learning_rate),
+        }
+        progress.update(num_steps, seconds, loss, bits_per_character(loss))
+        if step % FLAGS.eval_every == 0 or step == FLAGS.max_steps:
+            scores = evaluator.evaluate(valid)
+            metrics.update({f"valid_{k}": v for k, v in scores.items()})
+            progress.write(
+                f"step {step}: valid {scores['bits_per_character']:.4f} bpc"
+            )
+        workdir.append_metrics(metrics)
+        if step % FLAGS.checkpoint_every == 0 or step == FLAGS.max_steps:
+            checkpoints.save()
+    progress.close()
+
+    # Finish.
+    results = {"step": step}
+    for split, segments in (("valid", valid), ("test", test)):
+        text = tokenizer.decode_bytes(tokens[split])
+        results[split] = {
+            **evaluator.evaluate(segments),
+            "compressors": compressed_bits_per_character(
+                text, len(tokens[split])
+            ),
+        }
+    plot_learning_curve(
+        workdir.read_metrics(),
+        workdir.file("learning_curve.png"),
+        results["valid"]["compressors"],
+    )
+    del model  # It may live on many devices; what follows needs one.
+    served, _, _ = workdir.load_model()
+    prompt = tokens["test"][: FLAGS.segment_length]
+    write = Generator(served, Sampler(temperature=0.8))
+    sample = [
+        int(token[0])
+        for token in write(prompt[None], FLAGS.sample_length, FLAGS.seed)
+    ]
+    with open(workdir.file("sample.txt"), "w", encoding="utf-8") as file:
+        file.write(tokenizer.decode(sample))
+    export(served, workdir.file(f"export/{step}"))
+    write_json(results, results_path)
+    _print_results(results)
+
+
+def _backbone_config(tokenizer):
+    changes = {
+        name: FLAGS[name].value
+        for name in _MODEL_FLAGS
+        if FLAGS[name].value is not None
+    }
+    return {
+        **presets.backbone_config(FLAGS.preset),
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "dtype": (
+            "mixed_bfloat16" if FLAGS.precision == "bfloat16" else "float32"
+        ),
+        **changes,
+    }
+
+
+def _fingerprint(tokens):
+    return {
+        split: {
+            "num_tokens": len(ids),
+            "sha256": hashlib.sha256(ids.tobytes()).hexdigest(),
+        }
+        for split, ids in tokens.items()
+    }
+
+
+def _print_results(results):
+    for split in ("valid", "test"):
+        scores = results[split]
+        others = ", ".join(
+            f"{name} {value:.3f}"
+            for name, value in scores["compressors"].items()
+        )
+        print(
+            f"{split}: {scores['bits_per_character']:.4f} bpc over "
+            f"{scores['num_tokens']:,} tokens ({others})"
+        )
+    sample = Workdir(FLAGS.workdir).file("sample.txt")
+    with open(sample, encoding="utf-8") as file:
+        print(f"--- {sample}\n{file.read()}\n---")
+    print(
+        f"In {FLAGS.workdir}: learning_curve.png, metrics.jsonl, "
+        f"results.json, sample.txt, export/{results['step']} (SavedModel)"
+    )
+
+
+if __name__ == "__main__":
+    script.run(main)

@@ -1,0 +1,97 @@
+"""Honest scores: every token once, in order.
+
+Letters: `B` batch over all replicas, `M` memory.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.layers.memory_stack import MemoryStack
+from txl_keras.metrics import bits_per_character
+from txl_keras.metrics import perplexity
+from txl_keras.training.strategy import host_loop
+from txl_keras.training.strategy import replica_batch_size
+
+
+class Evaluator:
+    """Scores text with a memory of its own, apart from training's.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+        strategy: The `tf.distribute.Strategy`.
+        batch_size: Integer `B`, the streams that are read side by side. Each
+            begins with an empty memory, so fewer streams score better.
+        memory_length: Optional integer `M`; by default the model's own.
+    """
+
+    def __init__(self, model, strategy, batch_size, memory_length=None):
+        backbone = model.backbone
+        self._strategy = strategy
+        self._model = model
+        with strategy.scope():
+            self._memory = MemoryStack(
+                backbone.num_layers,
+                replica_batch_size(batch_size, strategy),
+                backbone.memory_length
+                if memory_length is None
+                else memory_length,
+                backbone.hidden_dim,
+                cold_start=backbone.cold_start,
+                dtype=model.dtype_policy,
+            )
+        is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        self._run = host_loop(
+            strategy,
+            tf.function(
+                self._replica_step, jit_compile=None if is_tpu else True
+            ),
+            ("nll", "num_tokens"),
+        )
+
+    def evaluate(self, segments, steps_per_execution=20, on_progress=None):
+        """Scores all targets of a text.
+
+        Args:
+            segments: `Segments` with `drop_remainder=False`. Its first
+                segment resets the memory.
+            steps_per_execution: Integer, segments between two looks of the
+                host.
+            on_progress: Optional function of the segments done and in all.
+
+        Returns:
+            Dictionary: `nll` (nats a token), `bits_per_character`,
+            `perplexity`, `num_tokens`.
+        """
+        iterator = iter(
+            segments.distribute(self._strategy, num_steps=len(segments))
+        )
+        nll, num_tokens, done = 0.0, 0.0, 0
+        while done < len(segments):
+            steps = min(steps_per_execution, len(segments) - done)
+            sums = self._run(iterator, tf.constant(steps))
+            # float64: float32 sums of millions of tokens lose digits.
+            nll += np.sum(sums["nll"].numpy(), dtype=np.float64)
+            num_tokens += np.sum(sums["num_tokens"].numpy(), dtype=np.float64)
+            done += steps
+            if on_progress:
+                on_progress(done, len(segments))
+        mean = float(nll / num_tokens)
+        return {
+            "nll": mean,
+            "bits_per_character": bits_per_character(mean),
+            "perplexity": perplexity(mean),
+            "num_tokens": int(num_tokens),
+        }
+
+    def _replica_step(self, batch):
+        nll, memory = self._model.score(
+            batch["inputs"],
+            batch["targets"],
+            memory=self._memory.read(),
+            reset=batch["reset"],
+        )
+        self._memory.write(memory)
+        return {
+            "nll": tf.reduce_sum(nll * batch["weights"]),
+            "num_tokens": tf.reduce_sum(batch["weights"]),
+        }

@@ -1,0 +1,104 @@
+"""Sinusoids of relative distances.
+
+Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
+"""
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class RelativePositionEncoding(keras.layers.Layer):
+    """Sinusoids of the distances between a query and its keys.
+
+    The matrix R of section 3.3 in Dai et al., 2019: row `j` encodes the
+    distance `S - 1 - j`, so the first row is the farthest key and the last
+    row the token itself:
+
+        R[j] = [sin(d w_0), ..., sin(d w_{D/2-1}), cos(d w_0), ...]
+        d    = min(S - 1 - j, clamp_length)
+        w_i  = max_wavelength ** (-2 i / D)
+
+    Distances and sinusoids are float32 whatever the dtype policy: bfloat16
+    counts exactly only to 256. The layer has no weights.
+
+    Args:
+        clamp_length: Optional integer. Distances beyond it are encoded as it,
+            so that a memory longer than in training meets no unknown
+            distance. `None` clamps nothing.
+        max_wavelength: Float, the longest wavelength over `2 pi`.
+
+    Call arguments:
+        inputs: Tensor of shape `(B, T, D)`, the segment. Only its shape is
+            used. `D` must be even.
+        memory: Optional tensor of shape `(B, M, D)`.
+
+    Returns:
+        Tensor of shape `(S, D)`, float32.
+
+    Raises:
+        ValueError: If `D` is odd or `clamp_length` is not positive.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.layers import RelativePositionEncoding
+
+    segment = np.zeros((2, 3, 8))
+    memory = np.zeros((2, 4, 8))
+    encoding = RelativePositionEncoding()(segment, memory)  # (7, 8)
+    ```
+
+    Reference:
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.3.
+    """
+
+    def __init__(self, clamp_length=None, max_wavelength=10000.0, **kwargs):
+        # Only shapes are read, so inputs are left in the dtype they come in.
+        super().__init__(autocast=False, **kwargs)
+        if clamp_length is not None and clamp_length < 1:
+            raise ValueError(
+                "`clamp_length` must be a positive integer or None. "
+                f"Received: clamp_length={clamp_length}"
+            )
+        self.clamp_length = clamp_length
+        self.max_wavelength = max_wavelength
+
+    def call(self, inputs, memory=None):
+        num_keys = ops.shape(inputs)[1]
+        if memory is not None:
+            num_keys = num_keys + ops.shape(memory)[1]
+        distance = ops.cast(num_keys - 1 - ops.arange(num_keys), "float32")
+        if self.clamp_length is not None:
+            distance = ops.minimum(distance, float(self.clamp_length))
+        hidden_dim = _even_hidden_dim(inputs.shape)
+        exponent = ops.arange(0, hidden_dim, 2, dtype="float32") / hidden_dim
+        frequency = ops.power(self.max_wavelength, -exponent)
+        angle = distance[:, None] * frequency[None, :]  # [S, D / 2]
+        return ops.concatenate([ops.sin(angle), ops.cos(angle)], axis=-1)
+
+    def compute_output_spec(self, inputs, memory=None):
+        num_keys = inputs.shape[1]
+        if memory is not None and num_keys is not None:
+            num_memory = memory.shape[1]
+            num_keys = None if num_memory is None else num_keys + num_memory
+        return keras.KerasTensor(
+            (num_keys, _even_hidden_dim(inputs.shape)), dtype="float32"
+        )
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "clamp_length": self.clamp_length,
+            "max_wavelength": self.max_wavelength,
+        }
+
+
+def _even_hidden_dim(shape):
+    if shape[-1] % 2:
+        raise ValueError(
+            "The last dimension of `inputs` must be even: half of it are "
+            f"sines, half cosines. Received: inputs.shape={tuple(shape)}"
+        )
+    return shape[-1]

@@ -1,0 +1,121 @@
+"""Dropout whose mask belongs to a row of the batch, not to a device.
+
+Letters: `B` batch.
+"""
+
+import keras
+import tensorflow as tf
+
+
+def fold_in(seed, data):
+    """Derives a new uint32 seed from a seed and a number.
+
+    Args:
+        seed: uint32 tensor of any shape, or `None`.
+        data: uint32 tensor that broadcasts with `seed`, or a Python integer.
+
+    Returns:
+        uint32 tensor, or `None` where `seed` is `None`: "draw a fresh one".
+    """
+    if seed is None:
+        return None
+    return _mix(_mix(tf.cast(data, tf.uint32)) + seed)
+
+
+def _mix(x):
+    """Bijective hash of uint32, by xor-shift and multiplication.
+
+    The constants are those of `lowbias32`, found by search for low bias over
+    all bits (https://nullprogram.com/blog/2018/07/31/).
+    """
+    x = (x ^ tf.bitwise.right_shift(x, tf.cast(16, tf.uint32))) * tf.constant(
+        0x7FEB352D, tf.uint32
+    )
+    x = (x ^ tf.bitwise.right_shift(x, tf.cast(15, tf.uint32))) * tf.constant(
+        0x846CA68B, tf.uint32
+    )
+    return x ^ tf.bitwise.right_shift(x, tf.cast(16, tf.uint32))
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class RowDropout(keras.layers.Layer):
+    """Dropout with one seed a row.
+
+    Each row's mask is a hash of its seed and of the position inside the row:
+    nothing else. So a batch split over replicas, a resumed run and a run with
+    or without XLA all drop the same units, which the counter-based generators
+    of TensorFlow do not promise (they give other numbers under XLA, and a
+    generator a replica gives every replica the same mask).
+
+    Args:
+        rate: Float in `[0, 1)`, the fraction of units to drop.
+        seed: Optional integer for the seeds drawn where none are passed.
+
+    Call arguments:
+        inputs: Tensor of shape `(B, ...)`.
+        training: Boolean. Nothing is dropped unless it is true.
+        dropout_seed: Optional uint32 tensor of shape `(B,)`, one seed a row.
+            By default one is drawn a row at every call.
+
+    Returns:
+        Tensor of the shape and dtype of `inputs`; kept units are scaled by
+        `1 / (1 - rate)`.
+
+    Raises:
+        ValueError: If `rate` is outside `[0, 1)`.
+
+    Example:
+
+    ```python
+    import tensorflow as tf
+    from txl_keras.layers import RowDropout
+
+    layer = RowDropout(0.5)
+    seeds = tf.constant([3, 4], tf.uint32)
+    dropped = layer(tf.ones((2, 8)), training=True, dropout_seed=seeds)
+    ```
+    """
+
+    def __init__(self, rate, seed=None, **kwargs):
+        super().__init__(**kwargs)
+        if not 0 <= rate < 1:
+            raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate}")
+        self.rate = rate
+        self.seed = seed
+        self.supports_masking = True
+        if rate > 0:
+            self.seed_generator = keras.random.SeedGenerator(seed)
+        self.built = True
+
+    def call(self, inputs, training=None, dropout_seed=None):
+        if not training or self.rate == 0:
+            return inputs
+        if dropout_seed is None:
+            dropout_seed = self._draw(tf.shape(inputs)[0])
+        keep = _bits(dropout_seed, tf.shape(inputs)) >= tf.constant(
+            int(self.rate * 2**32), tf.uint32
+        )
+        scale = tf.cast(1 / (1 - self.rate), inputs.dtype)
+        dropped = tf.where(keep, inputs * scale, tf.zeros((), inputs.dtype))
+        return tf.ensure_shape(dropped, inputs.shape)
+
+    def _draw(self, batch_size):
+        return tf.random.stateless_uniform(
+            (batch_size,),
+            seed=tf.cast(self.seed_generator.next(), tf.int32),
+            minval=None,
+            maxval=None,
+            dtype=tf.uint32,
+        )
+
+    def compute_output_shape(self, inputs_shape):
+        return inputs_shape
+
+    def get_config(self):
+        return {**super().get_config(), "rate": self.rate, "seed": self.seed}
+
+
+def _bits(seeds, shape):
+    """uint32 bits of `shape`, from one seed per entry of the first axis."""
+    units = tf.range(tf.reduce_prod(shape[1:]))  # [units of a row]
+    return tf.reshape(fold_in(seeds[:, None], units[None, :]), shape)

@@ -1,0 +1,288 @@
+"""The body of Transformer-XL: tokens in, hidden states and memory out.
+
+Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden
+size, `N` heads, `H` head size, `V` vocabulary, `L` layers.
+"""
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from txl_keras.layers.decoder_block import DecoderBlock
+from txl_keras.layers.memory_stack import initial_memory
+from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
+from txl_keras.layers.row_dropout import RowDropout
+from txl_keras.layers.row_dropout import fold_in
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class TransformerXLBackbone(keras.Model):
+    """Token embedding and L blocks over a segment and its memory.
+
+    A pure function: memory comes in and goes out as a value.
+
+    Args:
+        vocabulary_size: Integer `V`.
+        num_layers: Integer `L`.
+        num_heads: Integer `N`.
+        hidden_dim: Integer `D`, even.
+        intermediate_dim: Integer, inner size of the feed-forward networks.
+        head_dim: Integer `H`; by default `D / N`, which must then be whole.
+        memory_length: Integer `M`, how far back a block remembers unless a
+            memory of another length is passed in.
+        dropout: Float, on embeddings, positions and inside the blocks.
+        attention_dropout: Float, on attention probabilities.
+        clamp_length: Optional integer, distances beyond it count as it.
+        same_length: Boolean, every query attends to exactly M keys back.
+        tie_attention_biases: Boolean, all blocks share one `u` and one `v`.
+        normalize_first: Boolean, pre-norm rather than the paper's post-norm.
+        normalize_output: Boolean, a layer norm after the last block, as
+            pre-norm models commonly have.
+        layer_norm_epsilon: Float.
+        initializer_stddev: Float, standard deviation of the normal
+            distribution that all kernels, embeddings, `u` and `v` start from.
+        cold_start: See `MemoryStack`.
+
+    Call arguments:
+        token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
+        memory: Optional `Memory`; by default that of a cold start.
+        reset: Optional boolean tensor `(B,)`: rows to forget before reading.
+        training: Boolean, for dropout.
+        dropout_seed: Optional uint32 scalar. With it, dropout is a function
+            of it and of the number of the row alone.
+        first_row: Integer, number of the batch's first row where the batch is
+            one replica's part of a larger one.
+
+    Returns:
+        The pair of hidden states `(B, T, D)` and the new `Memory`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.models import TransformerXLBackbone
+
+    backbone = TransformerXLBackbone(
+        vocabulary_size=50, num_layers=2, num_heads=2, hidden_dim=16,
+        intermediate_dim=32, memory_length=12,
+    )
+    hidden, memory = backbone(np.zeros((3, 8), "int32"))
+    hidden, memory = backbone(np.ones((3, 8), "int32"), memory=memory)
+    ```
+
+    Reference:
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size,
+        num_layers,
+        num_heads,
+        hidden_dim,
+        intermediate_dim,
+        head_dim=None,
+        memory_length=0,
+        dropout=0.0,
+        attention_dropout=0.0,
+        clamp_length=None,
+        same_length=False,
+        tie_attention_biases=True,
+        normalize_first=False,
+        normalize_output=False,
+        layer_norm_epsilon=1e-5,
+        initializer_stddev=0.02,
+        cold_start="masked",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if head_dim is None and hidden_dim % num_heads:
+            raise ValueError(
+                "`hidden_dim` must be divisible by `num_heads`, or `head_dim` "
+                f"be given. Received: hidden_dim={hidden_dim}, "
+                f"num_heads={num_heads}"
+            )
+        self.vocabulary_size = vocabulary_size
+        self.num_layers = num_layers
+        self.num_heads = num_heads
+        self.hidden_dim = hidden_dim
+        self.intermediate_dim = intermediate_dim
+        self.head_dim = head_dim or hidden_dim // num_heads
+        self.memory_length = memory_length
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.clamp_length = clamp_length
+        self.same_length = same_length
+        self.tie_attention_biases = tie_attention_biases
+        self.normalize_first = normalize_first
+        self.normalize_output = normalize_output
+        self.layer_norm_epsilon = layer_norm_epsilon
+        self.initializer_stddev = initializer_stddev
+        self.cold_start = cold_start
+
+        self.token_embedding = keras.layers.Embedding(
+            vocabulary_size,
+            hidden_dim,
+            embeddings_initializer=self._initializer(),
+            dtype=self.dtype_policy,
+            name="token_embedding",
+        )
+        self._position_encoding = RelativePositionEncoding(
+            clamp_length, name="position_encoding"
+        )
+        self.blocks = [self._block(i) for i in range(num_layers)]
+        self._output_norm = None
+        if normalize_output:
+            self._output_norm = keras.layers.LayerNormalization(
+                epsilon=layer_norm_epsilon,
+                dtype=self.dtype_policy,
+                name="output_norm",
+            )
+        self._dropout = RowDropout(
+            dropout, dtype=self.dtype_policy, name="dropout"
+        )
+        self.build((None, None))
+
+    def _initializer(self):
+        return keras.initializers.RandomNormal(stddev=self.initializer_stddev)
+
+    def _block(self, index):
+        return DecoderBlock(
+            self.num_heads,
+            self.head_dim,
+            self.intermediate_dim,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            normalize_first=self.normalize_first,
+            layer_norm_epsilon=self.layer_norm_epsilon,
+            clamp_length=self.clamp_length,
+            same_length=self.same_length,
+            tie_attention_biases=self.tie_attention_biases,
+            kernel_initializer=self._initializer(),
+            dtype=self.dtype_policy,
+            name=f"block_{index}",
+        )
+
+    def build(self, token_ids_shape):
+        hidden_shape = (*token_ids_shape, self.hidden_dim)
+        self.token_embedding.build(token_ids_shape)
+        for block in self.blocks:
+            block.build(hidden_shape)
+        if self._output_norm is not None:
+            self._output_norm.build(hidden_shape)
+        if self.tie_attention_biases:
+            # u and v of section 3.3.
+            self.content_attention_bias = self._bias("content_attention_bias")
+            self.positional_attention_bias = self._bias(
+                "positional_attention_bias"
+            )
+
+    def _bias(self, name):
+        return self.add_weight(
+            shape=(self.num_heads, self.head_dim),
+            initializer=self._initializer(),
+            name=name,
+        )
+
+    def initial_memory(self, batch_size, memory_length=None):
+        """Memory of a cold start.
+
+        Args:
+            batch_size: Integer `B`.
+            memory_length: Integer `M`; by default the model's own.
+
+        Returns:
+            `Memory` of L states `(B, M, D)`.
+        """
+        if memory_length is None:
+            memory_length = self.memory_length
+        return initial_memory(
+            self.num_layers,
+            batch_size,
+            memory_length,
+            self.hidden_dim,
+            self.cold_start,
+            self.compute_dtype,
+        )
+
+    def call(
+        self,
+        token_ids,
+        memory=None,
+        reset=None,
+        training=None,
+        dropout_seed=None,
+        first_row=0,
+    ):
+        batch_size = ops.shape(token_ids)[0]
+        if memory is None:
+            memory = self.initial_memory(batch_size)
+        if reset is not None:
+            memory = memory.reset_rows(reset, self.cold_start)
+        row_seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
+
+        x = self.token_embedding(token_ids) * self.hidden_dim**0.5  # [B, T, D]
+        x = self._dropout(
+            x, training=training, dropout_seed=fold_in(row_seeds, 0)
+        )
+        position_encoding = self._positions(
+            x, memory, training, fold_in(dropout_seed, 0)
+        )
+        memory_mask = memory.mask()
+        attention_biases = None
+        if self.tie_attention_biases:
+            attention_biases = (
+                self.content_attention_bias,
+                self.positional_attention_bias,
+            )
+
+        block_inputs = []
+        for i, block in enumerate(self.blocks):
+            block_inputs.append(x)
+            x = block(
+                x,
+                memory=memory.states[i],
+                memory_mask=memory_mask,
+                position_encoding=position_encoding,
+                attention_biases=attention_biases,
+                training=training,
+                dropout_seed=fold_in(row_seeds, i + 1),
+            )
+        if self._output_norm is not None:
+            x = self._output_norm(x)
+        x = self._dropout(
+            x,
+            training=training,
+            dropout_seed=fold_in(row_seeds, self.num_layers + 1),
+        )
+        return x, memory.extend(block_inputs)
+
+    def _positions(self, x, memory, training, dropout_seed):
+        """R, with the dropout of the original: one mask for all rows."""
+        encoding = self._position_encoding(x, memory.states[0])  # [S, D]
+        seed = None if dropout_seed is None else dropout_seed[None]
+        return self._dropout(
+            encoding[None], training=training, dropout_seed=seed
+        )[0]
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "vocabulary_size": self.vocabulary_size,
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "hidden_dim": self.hidden_dim,
+            "intermediate_dim": self.intermediate_dim,
+            "head_dim": self.head_dim,
+            "memory_length": self.memory_length,
+            "dropout": self.dropout,
+            "attention_dropout": self.attention_dropout,
+            "clamp_length": self.clamp_length,
+            "same_length": self.same_length,
+            "tie_attention_biases": self.tie_attention_biases,
+            "normalize_first": self.normalize_first,
+            "normalize_output": self.normalize_output,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "initializer_stddev": self.initializer_stddev,
+            "cold_start": self.cold_start,
+        }

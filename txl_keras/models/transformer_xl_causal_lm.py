@@ -1,0 +1,236 @@
+"""Transformer-XL as a language model.
+
+Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
+`L` layers.
+"""
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from txl_keras.layers.memory_stack import MemoryStack
+from txl_keras.metrics import BitsPerCharacter
+from txl_keras.models.presets import backbone_config
+from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class TransformerXLCausalLM(keras.Model):
+    """Predicts the next token from a segment and its memory.
+
+    The softmax shares its matrix with the token embedding. The model is used
+    in two ways:
+
+    - *Stateful*, as Keras users do: `model(token_ids)`, `fit`, `evaluate` and
+      `predict` read and update memory that the model keeps for itself. Row r
+      of a batch goes on where row r of the batch before ended, so nothing may
+      be shuffled. Training and inference have memories of their own; `fit`
+      forgets at the start of every epoch, `evaluate` and `predict` at their
+      start, direct calls when `reset_memory` is called.
+    - *Functional*: `score` and `log_probs` take memory as a value and hand
+      back the new one.
+
+    Args:
+        backbone: A `TransformerXLBackbone`.
+
+    Call arguments:
+        token_ids: Integer tensor of shape `(B, T)`.
+        training: Boolean, for dropout.
+
+    Returns:
+        Logits, float32 tensor of shape `(B, T, V)`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.models import TransformerXLCausalLM
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=2)
+    ids = np.arange(60).reshape(3, 20)
+    nll, memory = model.score(ids[:, :-1], ids[:, 1:])  # (3, 19)
+
+    model.compile("adam")
+    model.fit(ids[:, :-1], ids[:, 1:], batch_size=3, shuffle=False, verbose=0)
+    ```
+
+    Reference:
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860).
+    """
+
+    def __init__(self, backbone, **kwargs):
+        kwargs.setdefault("dtype", backbone.dtype_policy)
+        super().__init__(**kwargs)
+        self.backbone = backbone
+        self._training_memory = self._memory_stack()
+        self._inference_memory = self._memory_stack()
+        self.build((None, None))
+
+    def _memory_stack(self):
+        return MemoryStack(
+            self.backbone.num_layers,
+            None,
+            self.backbone.memory_length,
+            self.backbone.hidden_dim,
+            cold_start=self.backbone.cold_start,
+            dtype=self.dtype_policy,
+        )
+
+    def build(self, token_ids_shape):
+        self.output_bias = self.add_weight(
+            shape=(self.backbone.vocabulary_size,),
+            initializer="zeros",
+            name="output_bias",
+        )
+
+    @classmethod
+    def from_preset(cls, name, dtype=None, **overrides):
+        """Builds a preset, with fresh weights.
+
+        Args:
+            name: String, one of `txl_keras.models.presets.names()`.
+            dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
+            **overrides: Arguments of `TransformerXLBackbone` to change.
+
+        Returns:
+            `TransformerXLCausalLM`.
+
+        Raises:
+            ValueError: If the name is unknown; the message lists the known.
+        """
+        config = {**backbone_config(name), **overrides}
+        return cls(TransformerXLBackbone(dtype=dtype, **config))
+
+    def call(self, token_ids, training=None):
+        stack = self._training_memory if training else self._inference_memory
+        memory = stack.read(ops.shape(token_ids)[0])
+        hidden, memory = self.backbone(
+            token_ids, memory=memory, training=training
+        )
+        stack.write(memory)
+        return self._logits(hidden)
+
+    def _logits(self, hidden):
+        embeddings = ops.cast(
+            self.backbone.token_embedding.embeddings, hidden.dtype
+        )
+        logits = ops.matmul(hidden, ops.transpose(embeddings))  # [B, T, V]
+        return ops.cast(logits, "float32") + ops.cast(
+            self.output_bias, "float32"
+        )
+
+    def initial_memory(self, batch_size, memory_length=None):
+        """Memory of a cold start: see `TransformerXLBackbone`."""
+        return self.backbone.initial_memory(batch_size, memory_length)
+
+    def score(
+        self,
+        inputs,
+        targets,
+        memory=None,
+        reset=None,
+        training=False,
+        dropout_seed=None,
+        first_row=0,
+    ):
+        """Negative log-likelihood of every target, in order.
+
+        Args:
+            inputs: Integer tensor of shape `(B, T)`.
+            targets: Integer tensor of shape `(B, T)`, the tokens that follow.
+            memory: Optional `Memory`, of any length; by default cold.
+            reset: Optional boolean `(B,)`, rows to forget before reading.
+            training: Boolean, for dropout.
+            dropout_seed, first_row: See `TransformerXLBackbone`.
+
+        Returns:
+            The pair `(nll, memory)`: float32 `(B, T)` in nats, and the new
+            `Memory`.
+        """
+        hidden, memory = self.backbone(
+            inputs,
+            memory=memory,
+            reset=reset,
+            training=training,
+            dropout_seed=dropout_seed,
+            first_row=first_row,
+        )
+        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=targets, logits=self._logits(hidden)
+        )
+        return nll, memory
+
+    def log_probs(self, inputs, memory=None, reset=None):
+        """Log-probabilities of the next token at every position.
+
+        Args:
+            inputs, memory, reset: See `score`.
+
+        Returns:
+            The pair `(log_probs, memory)`: float32 `(B, T, V)` and the new
+            `Memory`.
+        """
+        hidden, memory = self.backbone(inputs, memory=memory, reset=reset)
+        return tf.nn.log_softmax(self._logits(hidden)), memory
+
+    def reset_memory(self):
+        """Forgets all that was read by `fit`, `evaluate` and calls."""
+        self._training_memory.reset_state()
+        self._inference_memory.reset_state()
+
+    def compile(self, optimizer="adam", loss="auto", **kwargs):
+        """`keras.Model.compile`, with the loss and metric of a language model.
+
+        By default the loss is the cross-entropy of the next token in nats,
+        and bits per character are reported.
+        """
+        if loss == "auto":
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            kwargs.setdefault("weighted_metrics", [BitsPerCharacter()])
+        super().compile(optimizer, loss, **kwargs)
+
+    def fit(self, x=None, y=None, batch_size=None, epochs=1, **kwargs):
+        """`keras.Model.fit`, in the order of the text.
+
+        Memory is forgotten at the start of every epoch, where the text begins
+        again. All arguments after `epochs` are passed by name.
+
+        Raises:
+            ValueError: If `shuffle=True`.
+        """
+        if kwargs.setdefault("shuffle", False):
+            raise ValueError(
+                "Row r of a batch goes on where row r of the batch before "
+                "ended, so `shuffle` must be False. Received: "
+                f"shuffle={kwargs['shuffle']}"
+            )
+        forget = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: (
+                self._training_memory.reset_state()
+            )
+        )
+        callbacks = [*(kwargs.pop("callbacks", None) or []), forget]
+        return super().fit(
+            x, y, batch_size, epochs, callbacks=callbacks, **kwargs
+        )
+
+    def evaluate(self, *args, **kwargs):
+        """`keras.Model.evaluate`, from a cold start."""
+        self._inference_memory.reset_state()
+        return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args, **kwargs):
+        """`keras.Model.predict`, from a cold start."""
+        self._inference_memory.reset_state()
+        return super().predict(*args, **kwargs)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "backbone": keras.saving.serialize_keras_object(self.backbone),
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        backbone = keras.saving.deserialize_keras_object(config["backbone"])
+        return cls(**{**config, "backbone": backbone})

@@ -1,0 +1,32 @@
+"""What all scripts in train/ share: how they stop."""
+
+import sys
+
+from absl import app
+from absl import logging
+
+# What txl_keras raises on bad input; anything else is a bug, and its
+# traceback is shown.
+_USER_ERRORS = (ValueError, OSError, RuntimeError, FloatingPointError)
+
+
+def run(main):
+    """Parses flags and runs `main`; an error of the user's is one message.
+
+    `-v=1` shows the traceback too.
+
+    Args:
+        main: Function of the arguments that are no flags.
+    """
+    app.run(lambda argv: _run(main, argv))
+
+
+def _run(main, argv):
+    if len(argv) > 1:
+        sys.exit(f"Error: unexpected arguments {argv[1:]}; flags begin with --")
+    try:
+        main(argv)
+    except _USER_ERRORS as error:
+        if logging.level_debug():
+            raise
+        sys.exit(f"Error: {error}")

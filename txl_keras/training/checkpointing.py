@@ -1,0 +1,113 @@
+"""What a run must keep to go on as if it had never stopped."""
+
+import tensorflow as tf
+
+
+class MemoryCheckpoint(tf.__internal__.tracking.Trackable):
+    """Saves the memory of all replicas, row by row in the order of the batch.
+
+    A plain `tf.train.Checkpoint` would write the memory of the first replica
+    and restore it to all. Restoring to another number of replicas works as
+    long as the global batch is the same.
+
+    Args:
+        stack: `MemoryStack` made in the scope of `strategy`.
+        strategy: The `tf.distribute.Strategy`.
+    """
+
+    def __init__(self, stack, strategy):
+        super().__init__()
+        self._stack = stack
+        self._strategy = strategy
+
+    def _replica_values(self, variable):
+        return self._strategy.experimental_local_results(variable)
+
+    def _serialize_to_tensors(self):
+        return {
+            f"memory_{i}": tf.concat(
+                [value.read_value() for value in self._replica_values(v)], 0
+            )
+            for i, v in enumerate(self._stack.state_variables)
+        }
+
+    def _restore_from_tensors(self, restored_tensors):
+        for i, variable in enumerate(self._stack.state_variables):
+            replicas = self._replica_values(variable)
+            parts = tf.split(restored_tensors[f"memory_{i}"], len(replicas))
+            for replica, part in zip(replicas, parts, strict=True):
+                replica.assign(part)
+
+
+class Checkpoints:
+    """The checkpoints of a run: weights, optimizer, step and memory.
+
+    Data, schedule and dropout are functions of the step, so nothing else is
+    needed.
+
+    Args:
+        directory: String.
+        trainer: The `Trainer` to save and restore.
+        max_to_keep: Integer, how many to keep.
+    """
+
+    def __init__(self, directory, trainer, max_to_keep=2):
+        self._trainer = trainer
+        self._checkpoint = tf.train.Checkpoint(
+            model=trainer.model,
+            optimizer=trainer.optimizer,
+            step=trainer.step,
+            memory=MemoryCheckpoint(trainer.memory, trainer.strategy),
+        )
+        self._manager = tf.train.CheckpointManager(
+            self._checkpoint,
+            directory,
+            max_to_keep,
+            step_counter=trainer.step,
+        )
+
+    @property
+    def latest(self):
+        """Path of the newest checkpoint, or `None`."""
+        return self._manager.latest_checkpoint
+
+    def save(self):
+        """Writes a checkpoint of the step that was reached."""
+        self._manager.save(checkpoint_number=int(self._trainer.step))
+
+    def restore(self):
+        """Restores the newest checkpoint, if there is one.
+
+        Returns:
+            Integer, the step to go on from; 0 for a fresh run.
+        """
+        if self.latest:
+            self._checkpoint.restore(self.latest).assert_consumed()
+        return int(self._trainer.step)
+
+
+def restore_weights(model, directory):
+    """Restores the newest weights of a run, without optimizer and memory.
+
+    Args:
+        model: The model, of the run's configuration.
+        directory: String, the run's checkpoints.
+
+    Returns:
+        Integer, the step they were saved at.
+
+    Raises:
+        FileNotFoundError: If there is no checkpoint.
+    """
+    path = tf.train.latest_checkpoint(directory)
+    if path is None:
+        raise FileNotFoundError(
+            f"No checkpoint in {directory}: train first, with "
+            "`python train/main.py`."
+        )
+    step = tf.Variable(0, dtype=tf.int64, trainable=False)
+    checkpoint = tf.train.Checkpoint(model=model, step=step)
+    status = checkpoint.restore(path)
+    status.assert_existing_objects_matched()
+    status.expect_partial()
+    return int(step)

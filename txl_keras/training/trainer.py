@@ -1,0 +1,132 @@
+"""The training step.
+
+Letters: `B` batch over all replicas, `T` segment.
+"""
+
+import tensorflow as tf
+
+from txl_keras.layers.memory_stack import MemoryStack
+from txl_keras.layers.row_dropout import fold_in
+from txl_keras.training.strategy import host_loop
+from txl_keras.training.strategy import replica_batch_size
+
+
+class Trainer:
+    """Trains a language model, one replica or many alike.
+
+    A step, on every replica: read memory, forward and backward, write memory
+    (all compiled by XLA); then sum the gradients over replicas, clip them by
+    their global norm, and apply them. The loss is the mean over the global
+    batch, so the number of replicas changes nothing but the speed.
+
+    Args:
+        model: `TransformerXLCausalLM` made in the scope of `strategy`.
+        optimizer: An optimizer of `txl_keras.training.optimizers`, made in
+            the scope of `strategy`.
+        strategy: The `tf.distribute.Strategy`.
+        batch_size: Integer `B`.
+        clip_norm: Optional float, the largest global norm of the gradient.
+        seed: Integer, of the dropout masks.
+
+    Raises:
+        ValueError: If `batch_size` does not divide over the replicas.
+    """
+
+    def __init__(
+        self, model, optimizer, strategy, batch_size, clip_norm=None, seed=0
+    ):
+        self.model = model
+        self.optimizer = optimizer
+        self.strategy = strategy
+        self.batch_size = batch_size
+        self.clip_norm = clip_norm
+        self.seed = seed
+        self._rows = replica_batch_size(batch_size, strategy)
+        backbone = model.backbone
+        with strategy.scope():
+            self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self.memory = MemoryStack(
+                backbone.num_layers,
+                self._rows,
+                backbone.memory_length,
+                backbone.hidden_dim,
+                cold_start=backbone.cold_start,
+                dtype=model.dtype_policy,
+            )
+            optimizer.build(model.trainable_variables)
+        self._run = host_loop(
+            strategy, self._replica_step(), ("loss", "gradient_norm")
+        )
+
+    def train(self, iterator, num_steps):
+        """Runs steps, without a word from the host in between.
+
+        Args:
+            iterator: Iterator over a distributed dataset of `Segments`, at
+                `self.step`.
+            num_steps: Integer.
+
+        Returns:
+            Dictionary of NumPy vectors of `num_steps`: `loss`, nats a token,
+            and `gradient_norm`, before clipping.
+
+        Raises:
+            FloatingPointError: If a loss or gradient is not finite.
+        """
+        first = int(self.step)
+        results = self._run(iterator, tf.constant(num_steps))
+        results = {name: value.numpy() for name, value in results.items()}
+        for name, values in results.items():
+            if not tf.reduce_all(tf.math.is_finite(values)):
+                bad = int(tf.argmin(tf.math.is_finite(values)))
+                raise FloatingPointError(
+                    f"{name} is {values[bad]} at step {first + bad + 1}."
+                )
+        return results
+
+    def _replica_step(self):
+        # XLA has no collectives on CPU and GPU, so with several replicas only
+        # what lies before the sum is compiled. TPUs compile everything.
+        is_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
+        replicas = self.strategy.num_replicas_in_sync
+        gradients = tf.function(
+            self._gradients, jit_compile=None if is_tpu else True
+        )
+
+        def step(batch):
+            context = tf.distribute.get_replica_context()
+            first_row = context.replica_id_in_sync_group * self._rows
+            loss, grads = gradients(batch, self.step, first_row)
+            grads = context.all_reduce("SUM", grads)
+            norm = tf.linalg.global_norm(grads)
+            if self.clip_norm is not None:
+                grads, _ = tf.clip_by_global_norm(
+                    grads, self.clip_norm, use_norm=norm
+                )
+            self.optimizer.apply(grads, self.model.trainable_variables)
+            self.step.assign_add(1)
+            return {"loss": loss, "gradient_norm": norm / replicas}
+
+        compiled = (
+            tf.function(step)
+            if replicas > 1
+            else tf.function(step, jit_compile=None if is_tpu else True)
+        )
+        return compiled
+
+    def _gradients(self, batch, step, first_row):
+        """This replica's part of the loss and of its gradient."""
+        with tf.GradientTape() as tape:
+            nll, memory = self.model.score(
+                batch["inputs"],
+                batch["targets"],
+                memory=self.memory.read(),
+                reset=batch["reset"],
+                training=True,
+                dropout_seed=fold_in(tf.cast(self.seed, tf.uint32), step),
+                first_row=first_row,
+            )
+            num_targets = self.batch_size * nll.shape[1]
+            loss = tf.reduce_sum(nll) / num_targets
+        self.memory.write(memory)
+        return loss, tape.gradient(loss, self.model.trainable_variables)

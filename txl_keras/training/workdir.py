@@ -1,0 +1,146 @@
+"""The folder of a run.
+
+config.json       what the run is: flags, model, data
+tokenizer.json    text <-> ids
+checkpoints/      the newest states
+metrics.jsonl     one JSON object a line, steps rising
+results.json      written last: the run is finished
+"""
+
+import json
+import os
+
+from txl_keras.data.tokenizers import load_tokenizer
+from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
+from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
+from txl_keras.training.checkpointing import restore_weights
+
+
+class Workdir:
+    """Reads and writes the files of a run.
+
+    Args:
+        path: String. Created where it is absent.
+    """
+
+    def __init__(self, path):
+        self.path = path
+        self.tokenizer = os.path.join(path, "tokenizer.json")
+        self.checkpoints = os.path.join(path, "checkpoints")
+        self.metrics = os.path.join(path, "metrics.jsonl")
+
+    def file(self, name):
+        """Path of a file of the run."""
+        return os.path.join(self.path, name)
+
+    def claim(self, config):
+        """Starts a run of this configuration here, or goes on with it.
+
+        Args:
+            config: Dictionary that JSON can hold.
+
+        Raises:
+            ValueError: If a run of another configuration lives here.
+        """
+        path = self.file("config.json")
+        if not os.path.exists(path):
+            os.makedirs(self.path, exist_ok=True)
+            write_json(config, path)
+            return
+        differences = _differences(read_json(path), _as_json(config))
+        if differences:
+            raise ValueError(
+                f"`workdir` {self.path} holds a run of another configuration. "
+                "Give another --workdir, or the same settings: "
+                + "; ".join(differences)
+            )
+
+    def read_config(self):
+        """The configuration of the run.
+
+        Raises:
+            FileNotFoundError: If no run was started here.
+        """
+        path = self.file("config.json")
+        if not os.path.exists(path):
+            raise FileNotFoundError(
+                f"`workdir` must be that of a run: there is no {path}."
+            )
+        return read_json(path)
+
+    def load_model(self, **overrides):
+        """The model of the run, with its newest weights.
+
+        Args:
+            **overrides: Arguments of `TransformerXLBackbone` that do not
+                change the weights, such as `memory_length`.
+
+        Returns:
+            The triple of model, tokenizer and step.
+
+        Raises:
+            FileNotFoundError: If there is no run or no checkpoint.
+        """
+        config = {**self.read_config()["backbone"], **overrides}
+        model = TransformerXLCausalLM(TransformerXLBackbone(**config))
+        step = restore_weights(model, self.checkpoints)
+        return model, load_tokenizer(self.tokenizer), step
+
+    def append_metrics(self, metrics):
+        """Adds a line to metrics.jsonl.
+
+        Args:
+            metrics: Dictionary with `step`.
+        """
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+
+    def drop_metrics_after(self, step):
+        """Forgets lines that a resumed run will write again.
+
+        Args:
+            step: Integer, the step that the run goes on from.
+        """
+        kept = [line for line in self.read_metrics() if line["step"] <= step]
+        temporary = self.metrics + ".tmp"
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in kept)
+        os.replace(temporary, self.metrics)
+
+    def read_metrics(self):
+        """List of the dictionaries in metrics.jsonl."""
+        if not os.path.exists(self.metrics):
+            return []
+        with open(self.metrics, encoding="utf-8") as file:
+            # A run that was killed may leave half a line at the end.
+            return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+def read_json(path):
+    """Reads a JSON file."""
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def write_json(content, path):
+    """Writes a JSON file, whole or not at all."""
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+    os.replace(path + ".tmp", path)
+
+
+def _as_json(content):
+    """What `content` is after a round trip: tuples are lists, and so on."""
+    return json.loads(json.dumps(content))
+
+
+def _differences(old, new, prefix=""):
+    lines = []
+    for key in sorted(old.keys() | new.keys()):
+        before, now = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(now, dict):
+            lines += _differences(before, now, f"{prefix}{key}.")
+        elif before != now:
+            lines.append(f"{prefix}{key} was {before!r}, now {now!r}")
+    return lines

@@ -1,5 +1,7 @@
 """Transformer-XL for Keras 3 and TensorFlow."""
 
+import pathlib
+
 from setuptools import find_packages
 from setuptools import setup
 
@@ -7,7 +9,7 @@ setup(
     name="txl_keras",
     version="0.1.0",
     description="Transformer-XL for Keras 3 and TensorFlow.",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=pathlib.Path("README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["txl_keras", "txl_keras.*"]),

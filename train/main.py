@@ -13,14 +13,12 @@ import os
 import time
 
 import keras
-import tensorflow as tf
 from absl import flags
 
 from txl_keras import script
 from txl_keras.data import Segments
 from txl_keras.data import build_tokenizer
 from txl_keras.data import load_corpus
-from txl_keras.data import load_tokenizer
 from txl_keras.data import save_tokenizer
 from txl_keras.evaluation.compression import compressed_bits_per_character
 from txl_keras.evaluation.evaluator import Evaluator
@@ -117,7 +115,9 @@ flags.DEFINE_integer("checkpoint_every", 500, "Steps.", lower_bound=1)
 flags.DEFINE_integer(
     "steps_per_execution", 20, "Steps between two looks.", lower_bound=1
 )
-flags.DEFINE_integer("sample_length", 500, "Tokens of the sample.")
+flags.DEFINE_integer(
+    "sample_length", 500, "Tokens of the sample.", lower_bound=0
+)
 
 _FIXED_FLAGS = (
     "corpus", "data_dir", "tokenizer", "drop_newlines", "precision", "seed",
@@ -173,7 +173,7 @@ def main(_):
     # Start afresh, go on, or see that all is done.
     workdir.claim(
         {
-            "flags": {name: FLAGS[name].value for name in _FIXED_FLAGS},
+            "flags": _fixed_flags(),
             "backbone": model.backbone.get_config(),
             "data": _fingerprint(tokens),
         }
@@ -231,7 +231,7 @@ def main(_):
         progress.update(num_steps, seconds, loss, bits_per_character(loss))
         if step % FLAGS.eval_every == 0 or step == FLAGS.max_steps:
             scores = evaluator.evaluate(valid)
-            metrics.update({f"valid_{k}": v for k, v in scores.items()})
+            metrics["valid"] = scores
             progress.write(
                 f"step {step}: valid {scores['bits_per_character']:.4f} bpc"
             )
@@ -241,15 +241,15 @@ def main(_):
     progress.close()
 
     # Finish.
-    results = {"step": step}
-    for split, segments in (("valid", valid), ("test", test)):
-        text = tokenizer.decode_bytes(tokens[split])
-        results[split] = {
-            **evaluator.evaluate(segments),
-            "compressors": compressed_bits_per_character(
-                text, len(tokens[split])
-            ),
-        }
+    results = {
+        "step": step,
+        "valid": workdir.read_metrics()[-1]["valid"],
+        "test": evaluator.evaluate(test),
+    }
+    for split in ("valid", "test"):
+        results[split]["compressors"] = compressed_bits_per_character(
+            tokenizer.decode_bytes(tokens[split]), len(tokens[split])
+        )
     plot_learning_curve(
         workdir.read_metrics(),
         workdir.file("learning_curve.png"),
@@ -268,6 +268,15 @@ def main(_):
     export(served, workdir.file(f"export/{step}"))
     write_json(results, results_path)
     _print_results(results)
+
+
+def _fixed_flags():
+    settings = {name: FLAGS[name].value for name in _FIXED_FLAGS}
+    # The other scripts may be called from elsewhere.
+    for name in ("corpus", "data_dir"):
+        if settings[name] and os.path.exists(settings[name]):
+            settings[name] = os.path.abspath(settings[name])
+    return settings
 
 
 def _backbone_config(tokenizer):

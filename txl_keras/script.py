@@ -18,6 +18,8 @@ def run(main):
     Args:
         main: Function of the arguments that are no flags.
     """
+    # absl prints information by default, TensorFlow's own among it.
+    logging.set_verbosity(logging.WARNING)
     app.run(lambda argv: _run(main, argv))
 
 

@@ -116,8 +116,8 @@ def test_python_stdlib_has_its_size_and_its_proportions(stdlib_corpus):
     sizes = {name: len(data) for name, data in stdlib_corpus.splits.items()}
     total = sum(sizes.values())
     assert 5_000_000 < total < 30_000_000
-    assert 0.05 * total <= sizes["test"] < 0.08 * total
-    assert 0.05 * total <= sizes["valid"] < 0.08 * total
+    assert 0.025 * total <= sizes["test"] < 0.04 * total
+    assert 0.025 * total <= sizes["valid"] < 0.04 * total
 
 
 def test_python_stdlib_is_the_same_each_time(stdlib_corpus):

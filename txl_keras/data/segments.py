@@ -193,12 +193,7 @@ class Segments:
             ValueError: If the rows do not divide by the replicas.
         """
         replicas = strategy.num_replicas_in_sync
-        if self.batch_size % replicas:
-            raise ValueError(
-                "`batch_size` must be divisible by the number of replicas. "
-                f"Received: batch_size={self.batch_size}, {replicas} replicas"
-            )
-        rows = self.batch_size // replicas
+        rows = replica_batch_size(self.batch_size, strategy)
 
         def worker_dataset(context):
             local = replicas // context.num_input_pipelines
@@ -283,6 +278,28 @@ class Segments:
                 f"batch_size={self.batch_size}"
             )
         return num_rows
+
+
+def replica_batch_size(batch_size, strategy):
+    """Rows of a replica.
+
+    Args:
+        batch_size: Integer, rows over all replicas.
+        strategy: The `tf.distribute.Strategy`.
+
+    Returns:
+        Integer.
+
+    Raises:
+        ValueError: If the rows do not divide over the replicas.
+    """
+    replicas = strategy.num_replicas_in_sync
+    if batch_size % replicas:
+        raise ValueError(
+            "`batch_size` must be divisible by the number of replicas. "
+            f"Received: batch_size={batch_size}, {replicas} replicas"
+        )
+    return batch_size // replicas
 
 
 def _check_integer(name, value, minimum):

@@ -6,11 +6,12 @@ Letters: `B` batch over all replicas, `M` memory.
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.data.segments import replica_batch_size
 from txl_keras.layers.memory_stack import MemoryStack
 from txl_keras.metrics import bits_per_character
 from txl_keras.metrics import perplexity
+from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
-from txl_keras.training.strategy import replica_batch_size
 
 
 class Evaluator:
@@ -39,12 +40,9 @@ class Evaluator:
                 cold_start=backbone.cold_start,
                 dtype=model.dtype_policy,
             )
-        is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
         self._run = host_loop(
             strategy,
-            tf.function(
-                self._replica_step, jit_compile=None if is_tpu else True
-            ),
+            compile_replica_function(self._replica_step, strategy),
             ("nll", "num_tokens"),
         )
 

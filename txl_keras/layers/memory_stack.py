@@ -188,6 +188,8 @@ class MemoryStack(keras.layers.Layer):
         self.memory_length = memory_length
         self.hidden_dim = hidden_dim
         self.cold_start = cold_start
+        # XLA lets no variable change its shape.
+        self.supports_jit = batch_size is not None
         self.built = True
         # In a holder that neither Keras nor tf.train.Checkpoint looks into:
         # they would store the memory of the first replica as if it were all.

@@ -5,6 +5,7 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
 """
 
 import keras
+import tensorflow as tf
 from keras import ops
 
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
@@ -132,8 +133,7 @@ class RelativeMultiHeadAttention(keras.layers.Layer):
         return keras.layers.EinsumDense(
             equation,
             output_shape=output_shape or [None] * (rank - 3) + heads,
-            # A copy: one initializer object with a seed would give every
-            # kernel the same numbers.
+            # A copy: one initializer object gives the same numbers each time.
             kernel_initializer=self.kernel_initializer.clone(),
             dtype=self.dtype_policy,
             name=name,
@@ -174,6 +174,12 @@ class RelativeMultiHeadAttention(keras.layers.Layer):
         dropout_seed=None,
         return_attention_scores=False,
     ):
+        if query_mask is None:
+            # Keras itself passes it only where there is a memory too.
+            query_mask = getattr(query, "_keras_mask", None)
+        # Without that mask: it is handled here, the projections would warn
+        # that they drop it.
+        query = tf.identity(query)
         if position_encoding is None:
             position_encoding = self._encode_positions(query, memory)
         mask = self._mask(

@@ -96,6 +96,11 @@ class TransformerXLBackbone(keras.Model):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        if hidden_dim % 2:
+            raise ValueError(
+                "`hidden_dim` must be even: half of the position encoding are "
+                f"sines, half cosines. Received: hidden_dim={hidden_dim}"
+            )
         if head_dim is None and hidden_dim % num_heads:
             raise ValueError(
                 "`hidden_dim` must be divisible by `num_heads`, or `head_dim` "

@@ -62,11 +62,11 @@ class TransformerXLCausalLM(keras.Model):
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         self.backbone = backbone
-        self._training_memory = self._memory_stack()
-        self._inference_memory = self._memory_stack()
+        self._training_memory = self._memory_stack("training_memory")
+        self._inference_memory = self._memory_stack("inference_memory")
         self.build((None, None))
 
-    def _memory_stack(self):
+    def _memory_stack(self, name):
         return MemoryStack(
             self.backbone.num_layers,
             None,
@@ -74,6 +74,7 @@ class TransformerXLCausalLM(keras.Model):
             self.backbone.hidden_dim,
             cold_start=self.backbone.cold_start,
             dtype=self.dtype_policy,
+            name=name,
         )
 
     def build(self, token_ids_shape):
@@ -189,6 +190,12 @@ class TransformerXLCausalLM(keras.Model):
             kwargs.setdefault("weighted_metrics", [BitsPerCharacter()])
         super().compile(optimizer, loss, **kwargs)
 
+    def compile_from_config(self, config):
+        """Compiles a loaded model as it was compiled when it was saved."""
+        # Keras leaves this to every model with a `compile` of its own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
     def fit(self, x=None, y=None, batch_size=None, epochs=1, **kwargs):
         """`keras.Model.fit`, in the order of the text.
 
@@ -209,7 +216,7 @@ class TransformerXLCausalLM(keras.Model):
                 self._training_memory.reset_state()
             )
         )
-        callbacks = [*(kwargs.pop("callbacks", None) or []), forget]
+        callbacks = [kwargs.pop("callbacks", None) or [], forget]
         return super().fit(
             x, y, batch_size, epochs, callbacks=callbacks, **kwargs
         )

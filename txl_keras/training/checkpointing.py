@@ -54,7 +54,7 @@ class Checkpoints:
     def __init__(self, directory, trainer, max_to_keep=2):
         self._trainer = trainer
         self._checkpoint = tf.train.Checkpoint(
-            model=trainer.model,
+            weights=weights_by_name(trainer.model),
             optimizer=trainer.optimizer,
             step=trainer.step,
             memory=MemoryCheckpoint(trainer.memory, trainer.strategy),
@@ -73,7 +73,7 @@ class Checkpoints:
 
     def save(self):
         """Writes a checkpoint of the step that was reached."""
-        self._manager.save(checkpoint_number=int(self._trainer.step))
+        self._manager.save(checkpoint_number=int(self._trainer.step.numpy()))
 
     def restore(self):
         """Restores the newest checkpoint, if there is one.
@@ -83,7 +83,7 @@ class Checkpoints:
         """
         if self.latest:
             self._checkpoint.restore(self.latest).assert_consumed()
-        return int(self._trainer.step)
+        return int(self._trainer.step.numpy())
 
 
 def restore_weights(model, directory):
@@ -106,8 +106,26 @@ def restore_weights(model, directory):
             "`python train/main.py`."
         )
     step = tf.Variable(0, dtype=tf.int64, trainable=False)
-    checkpoint = tf.train.Checkpoint(model=model, step=step)
+    checkpoint = tf.train.Checkpoint(weights=weights_by_name(model), step=step)
     status = checkpoint.restore(path)
     status.assert_existing_objects_matched()
     status.expect_partial()
-    return int(step)
+    return int(step.numpy())
+
+
+def weights_by_name(model):
+    """The variables of a model, by what they are called inside of it.
+
+    `tf.train.Checkpoint(model=...)` is not enough: of a Keras 3 model it
+    leaves out, without a word, the layers that are kept in a list.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Dictionary such as `{"block_0/attention/query/kernel": variable}`.
+    """
+    # The first part of a path is the name of the model, which counts up.
+    return {
+        weight.path.split("/", 1)[1]: weight.value for weight in model.weights
+    }

@@ -17,7 +17,20 @@ class _PreReduced:
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class Adam(_PreReduced, keras.optimizers.Adam):
-    """`keras.optimizers.Adam` for gradients summed over replicas before."""
+    """`keras.optimizers.Adam` for gradients summed over replicas before.
+
+    Args:
+        learning_rate: Float or schedule.
+        epsilon: Float. Keras (like TF1) adds it to a second moment without
+            bias correction, so in the first steps it weighs up to 30 times
+            more than PyTorch's. The clipped gradients of query and key
+            kernels start near 1e-7: the default lets them move from the
+            first step on, as the original's 1e-8 in PyTorch does.
+        **kwargs: Of `keras.optimizers.Adam`.
+    """
+
+    def __init__(self, learning_rate=0.001, epsilon=1e-9, **kwargs):
+        super().__init__(learning_rate, epsilon=epsilon, **kwargs)
 
 
 def cosine_schedule(
@@ -43,8 +56,15 @@ def cosine_schedule(
         `keras.optimizers.schedules.CosineDecay`.
 
     Raises:
-        ValueError: If the warm-up does not end before `max_steps`.
+        ValueError: If the warm-up does not end before `max_steps`, or the
+            floor is not between 0 and the peak.
     """
+    if not 0 <= min_learning_rate <= learning_rate or learning_rate == 0:
+        raise ValueError(
+            "`learning_rate` must be greater than 0 and at least "
+            f"`min_learning_rate`. Received: learning_rate={learning_rate}, "
+            f"min_learning_rate={min_learning_rate}"
+        )
     if not 0 <= warmup_steps < max_steps:
         raise ValueError(
             "`warmup_steps` must be at least 0 and less than `max_steps`. "

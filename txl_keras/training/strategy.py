@@ -89,26 +89,19 @@ def describe(strategy):
     return f"{strategy.num_replicas_in_sync} x {device}"
 
 
-def replica_batch_size(batch_size, strategy):
-    """Rows of a replica.
+def compile_replica_function(function, strategy):
+    """Compiles by XLA what one replica does between collectives.
 
     Args:
-        batch_size: Integer, rows over all replicas.
-        strategy: The `tf.distribute.Strategy`.
+        function: Function of tensors, with static shapes.
+        strategy: The `tf.distribute.Strategy`. `TPUStrategy` compiles whole
+            steps by itself.
 
     Returns:
-        Integer.
-
-    Raises:
-        ValueError: If the rows do not divide over the replicas.
+        `tf.function`.
     """
-    replicas = strategy.num_replicas_in_sync
-    if batch_size % replicas:
-        raise ValueError(
-            "`batch_size` must be divisible by the number of replicas. "
-            f"Received: batch_size={batch_size}, replicas={replicas}"
-        )
-    return batch_size // replicas
+    is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    return tf.function(function, jit_compile=None if is_tpu else True)
 
 
 def host_loop(strategy, replica_step, names):
@@ -136,6 +129,8 @@ def host_loop(strategy, replica_step, names):
             ]
             results = results.write(i, tf.stack(sums))
         # [num_steps, names] -> a vector a name
-        return dict(zip(names, tf.unstack(results.stack(), len(names), 1)))
+        return dict(
+            zip(names, tf.unstack(results.stack(), len(names), 1), strict=True)
+        )
 
     return run

@@ -5,10 +5,11 @@ Letters: `B` batch over all replicas, `T` segment.
 
 import tensorflow as tf
 
+from txl_keras.data.segments import replica_batch_size
 from txl_keras.layers.memory_stack import MemoryStack
 from txl_keras.layers.row_dropout import fold_in
+from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
-from txl_keras.training.strategy import replica_batch_size
 
 
 class Trainer:
@@ -29,12 +30,18 @@ class Trainer:
         seed: Integer, of the dropout masks.
 
     Raises:
-        ValueError: If `batch_size` does not divide over the replicas.
+        ValueError: If `batch_size` does not divide over the replicas, or
+            `clip_norm` is not positive.
     """
 
     def __init__(
         self, model, optimizer, strategy, batch_size, clip_norm=None, seed=0
     ):
+        if clip_norm is not None and clip_norm <= 0:
+            raise ValueError(
+                "`clip_norm` must be greater than 0 or None. "
+                f"Received: clip_norm={clip_norm}"
+            )
         self.model = model
         self.optimizer = optimizer
         self.strategy = strategy
@@ -54,9 +61,15 @@ class Trainer:
                 dtype=model.dtype_policy,
             )
             optimizer.build(model.trainable_variables)
-        self._run = host_loop(
-            strategy, self._replica_step(), ("loss", "gradient_norm")
+        self._compiled_gradients = compile_replica_function(
+            self._gradients, strategy
         )
+        step = tf.function(self._step)
+        if strategy.num_replicas_in_sync == 1:
+            # XLA has no collectives on CPU and GPU: with several replicas
+            # only what lies before the sum of gradients is compiled.
+            step = compile_replica_function(self._step, strategy)
+        self._run = host_loop(strategy, step, ("loss", "gradient_norm"))
 
     def train(self, iterator, num_steps):
         """Runs steps, without a word from the host in between.
@@ -73,7 +86,7 @@ class Trainer:
         Raises:
             FloatingPointError: If a loss or gradient is not finite.
         """
-        first = int(self.step)
+        first = int(self.step.numpy())
         results = self._run(iterator, tf.constant(num_steps))
         results = {name: value.numpy() for name, value in results.items()}
         for name, values in results.items():
@@ -84,35 +97,21 @@ class Trainer:
                 )
         return results
 
-    def _replica_step(self):
-        # XLA has no collectives on CPU and GPU, so with several replicas only
-        # what lies before the sum is compiled. TPUs compile everything.
-        is_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
+    def _step(self, batch):
+        """One step of one replica; returns its shares of the results."""
+        context = tf.distribute.get_replica_context()
+        first_row = context.replica_id_in_sync_group * self._rows
+        loss, gradients = self._compiled_gradients(batch, self.step, first_row)
+        gradients = context.all_reduce("SUM", gradients)
+        norm = tf.linalg.global_norm(gradients)
+        if self.clip_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(
+                gradients, self.clip_norm, use_norm=norm
+            )
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        self.step.assign_add(1)
         replicas = self.strategy.num_replicas_in_sync
-        gradients = tf.function(
-            self._gradients, jit_compile=None if is_tpu else True
-        )
-
-        def step(batch):
-            context = tf.distribute.get_replica_context()
-            first_row = context.replica_id_in_sync_group * self._rows
-            loss, grads = gradients(batch, self.step, first_row)
-            grads = context.all_reduce("SUM", grads)
-            norm = tf.linalg.global_norm(grads)
-            if self.clip_norm is not None:
-                grads, _ = tf.clip_by_global_norm(
-                    grads, self.clip_norm, use_norm=norm
-                )
-            self.optimizer.apply(grads, self.model.trainable_variables)
-            self.step.assign_add(1)
-            return {"loss": loss, "gradient_norm": norm / replicas}
-
-        compiled = (
-            tf.function(step)
-            if replicas > 1
-            else tf.function(step, jit_compile=None if is_tpu else True)
-        )
-        return compiled
+        return {"loss": loss, "gradient_norm": norm / replicas}
 
     def _gradients(self, batch, step, first_row):
         """This replica's part of the loss and of its gradient."""

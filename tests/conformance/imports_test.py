@@ -1,0 +1,55 @@
+"""Imports go one way, so that each part can be read without the next."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+# What a part may import, besides itself.
+ALLOWED = {
+    "data": set(),
+    "layers": set(),
+    "metrics": set(),
+    "models": {"layers", "metrics"},
+    "training": {"data", "layers", "models"},
+    "evaluation": {"data", "layers", "metrics", "training"},
+    "serving": {"layers"},
+    "script": set(),
+}
+
+
+def imported_parts(path):
+    """Parts of txl_keras that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if name.startswith("txl_keras."):
+                yield name.split(".")[1]
+
+
+FILES = sorted((ROOT / "txl_keras").glob("*/**/*.py")) + [
+    ROOT / "txl_keras/metrics.py",
+    ROOT / "txl_keras/script.py",
+]
+
+
+@pytest.mark.parametrize(
+    "path", FILES, ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_imports_go_one_way(path):
+    part = path.relative_to(ROOT / "txl_keras").parts[0].removesuffix(".py")
+    assert set(imported_parts(path)) <= ALLOWED[part] | {part}
+
+
+def test_scripts_do_not_import_each_other():
+    scripts = {path.stem: path for path in (ROOT / "train").glob("*.py")}
+    assert {"main", "evaluate", "generate", "export"} <= set(scripts)
+    for path in scripts.values():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module.split(".")[0] not in {*scripts, "train"}

@@ -1,0 +1,167 @@
+"""A block is checked against its equations, with attention as given."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from layer_checks import check_layer
+
+from txl_keras.layers import DecoderBlock
+
+B, T, M, D, N, H, F = 2, 3, 5, 8, 4, 7, 6
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def block(**config):
+    layer = DecoderBlock(N, H, F, **config)
+    layer.build((B, T, D))
+    layer.set_weights(
+        [0.5 * random(*w.shape, seed=i) for i, w in enumerate(layer.weights)]
+    )
+    return layer
+
+
+def weight(layer, path):
+    (found,) = [w for w in layer.weights if w.path.endswith(path)]
+    return found.numpy()
+
+
+def layer_norm(layer, name, x):
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    normed = (x - mean) / np.sqrt(variance + layer.layer_norm_epsilon)
+    gamma, beta = weight(layer, f"{name}/gamma"), weight(layer, f"{name}/beta")
+    return normed * gamma + beta
+
+
+def feed_forward(layer, x):
+    prefix = "feed_forward_"
+    inner = x @ weight(layer, f"{prefix}intermediate/kernel")
+    inner = np.maximum(inner + weight(layer, f"{prefix}intermediate/bias"), 0)
+    outer = inner @ weight(layer, f"{prefix}output/kernel")
+    return outer + weight(layer, f"{prefix}output/bias")
+
+
+@pytest.mark.parametrize("normalize_first", [True, False])
+def test_keras_layer(tmp_path, normalize_first):
+    check_layer(
+        DecoderBlock,
+        {
+            "num_heads": N,
+            "head_dim": H,
+            "intermediate_dim": F,
+            "dropout": 0.1,
+            "attention_dropout": 0.2,
+            "normalize_first": normalize_first,
+            "layer_norm_epsilon": 1e-4,
+            "clamp_length": 4,
+            "same_length": True,
+        },
+        {"inputs": random(B, T, D), "memory": random(B, M, D, seed=1)},
+        num_weights=7 + 4 + 4,
+        folder=tmp_path,
+    )
+
+
+def test_normalizes_after_each_residual():
+    x, memory = random(B, T, D), random(B, M, D, seed=1)
+    layer = block(layer_norm_epsilon=0.01)
+    attended = layer.attention(x, memory=memory).numpy()
+    a = layer_norm(layer, "attention_norm", x + attended)
+    y = layer_norm(layer, "feed_forward_norm", a + feed_forward(layer, a))
+    np.testing.assert_allclose(layer(x, memory=memory), y, atol=1e-4)
+
+
+def test_normalizes_inputs_and_memory_first():
+    x, memory = random(B, T, D), random(B, M, D, seed=1)
+    layer = block(normalize_first=True, layer_norm_epsilon=0.01)
+    a = x + layer.attention(
+        layer_norm(layer, "attention_norm", x),
+        memory=layer_norm(layer, "attention_norm", memory),
+    )
+    a = a.numpy()
+    normed = layer_norm(layer, "feed_forward_norm", a)
+    y = a + feed_forward(layer, normed)
+    np.testing.assert_allclose(layer(x, memory=memory), y, atol=1e-4)
+
+
+@pytest.mark.parametrize("normalize_first", [True, False])
+def test_masks_reach_the_attention(normalize_first):
+    x, memory = random(B, T, D), random(B, M, D, seed=1)
+    layer = block(normalize_first=normalize_first)
+    inputs_mask = np.array([[1, 0, 1], [1, 1, 1]], bool)
+    memory_mask = np.array([[0, 1, 1, 1, 1], [0, 0, 0, 0, 1]], bool)
+
+    def call(x, memory):
+        return layer(
+            x, memory=memory, inputs_mask=inputs_mask, memory_mask=memory_mask
+        ).numpy()
+
+    before = call(x, memory)
+    changed_x, changed_memory = x.copy(), memory.copy()
+    changed_x[0, 1] *= -2
+    changed_memory[~memory_mask] *= -2
+    after = call(changed_x, changed_memory)
+    np.testing.assert_allclose(
+        after[inputs_mask], before[inputs_mask], atol=1e-5
+    )
+    changed_memory[0, 2] *= -2
+    assert np.abs(call(changed_x, changed_memory) - after)[0].max() > 1e-2
+
+
+@pytest.mark.parametrize("normalize_first", [True, False])
+def test_mask_of_an_embedding_is_passed_by_keras(normalize_first):
+    ids = keras.Input((4,), dtype="int32")
+    embedding = keras.layers.Embedding(9, D, mask_zero=True)
+    layer = block(normalize_first=normalize_first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = keras.Model(ids, layer(embedding(ids)))
+        before = model(np.array([[5, 0, 3, 8]])).numpy()
+        table = embedding.embeddings.numpy()
+        table[0] = random(D)
+        embedding.embeddings.assign(table)
+        after = model(np.array([[5, 0, 3, 8]])).numpy()
+    seen = [0, 2, 3]
+    np.testing.assert_allclose(after[:, seen], before[:, seen], atol=1e-5)
+    assert np.abs(after[:, 1] - before[:, 1]).max() > 1e-2
+
+
+def test_every_place_of_dropout_is_seeded_by_row():
+    x = random(4, T, D)
+    seeds = tf.constant([5, 6, 7, 8], tf.uint32)
+    for rates in ({"dropout": 0.5}, {"attention_dropout": 0.5}):
+        layer = block(**rates)
+        dropped = layer(x, training=True, dropout_seed=seeds).numpy()
+        assert np.abs(dropped - layer(x)).max() > 1e-2
+        order = [2, 0, 3, 1]
+        permuted = layer(
+            x[order], training=True, dropout_seed=tf.gather(seeds, order)
+        )
+        np.testing.assert_allclose(permuted, dropped[order], atol=1e-5)
+
+
+def test_the_places_of_dropout_have_masks_of_their_own():
+    # Only the dropout after the attention and the one after the feed-forward
+    # network act on a tensor of this size; alike masks would drop alike units.
+    layer = block(normalize_first=True, dropout=0.5)
+    zeros = [0 * w.numpy() for w in layer.weights]
+    layer.set_weights(zeros)
+    ones = np.ones(D, "float32")
+    x = np.zeros((40, T, D), "float32")
+    seeds = tf.constant(range(40), tf.uint32)
+    layer._output_dense.bias.assign(ones)
+    fed_forward = layer(x, training=True, dropout_seed=seeds).numpy() > 0
+    layer.set_weights(zeros)
+    layer._attention_norm.beta.assign(ones)
+    layer.attention._value_dense.kernel.assign(np.ones((D, N, H), "float32"))
+    layer.attention._output_dense.kernel.assign(np.ones((N, H, D), "float32"))
+    attended = layer(x, training=True, dropout_seed=seeds).numpy() > 0
+    assert abs(fed_forward.mean() - 0.5) < 0.06
+    assert abs(attended.mean() - 0.5) < 0.06
+    assert abs((fed_forward == attended).mean() - 0.5) < 0.06

@@ -1,0 +1,289 @@
+"""States are positions here: token t of row b has hidden state 100 b + t."""
+
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from layer_checks import check_layer
+
+from txl_keras.layers import Memory
+from txl_keras.layers import MemoryStack
+from txl_keras.layers import RelativeMultiHeadAttention
+from txl_keras.layers.memory_stack import initial_memory
+
+B, M, D, L = 3, 5, 4, 2
+
+
+def segment(start, end, rows=B):
+    t = np.arange(start, end) + 100 * np.arange(rows)[:, None]
+    return np.repeat(t[:, :, None], D, axis=2).astype("float32")
+
+
+def positions(states):
+    """Hidden states back to positions `(B, M)`."""
+    states = np.array(states)
+    assert (states == states[:, :, :1]).all()
+    return states[:, :, 0].tolist()
+
+
+def read_by_segments(memory, *ends):
+    start = 0
+    for end in ends:
+        memory = memory.extend([segment(start, end)] * len(memory.states))
+        start = end
+    return memory
+
+
+def test_keras_layer(tmp_path):
+    check_layer(
+        MemoryStack,
+        {
+            "num_layers": L,
+            "batch_size": B,
+            "memory_length": M,
+            "hidden_dim": D,
+            "cold_start": "zeros",
+        },
+        {"inputs": segment(0, 2)},
+        num_weights=0,
+        folder=tmp_path,
+    )
+
+
+@pytest.mark.parametrize("batch_size", [B, None])
+@pytest.mark.parametrize("length", [2, 5, 7])
+def test_keeps_the_last_m_states(batch_size, length):
+    stack = MemoryStack(1, batch_size, M, D)
+    text = []
+    for start in range(0, 4 * length, length):
+        memory, mask = stack(segment(start, start + length))
+        known = text[-M:]
+        expected = [[100 * b + t for t in known] for b in range(B)]
+        valid = [[False] * (M - len(known)) + [True] * len(known)] * B
+        assert mask.numpy().tolist() == valid
+        assert np.array(positions(memory))[:, M - len(known) :].tolist() == (
+            expected if known else [[]] * B
+        )
+        text.extend(range(start, start + length))
+
+
+def test_memory_of_length_zero_keeps_nothing():
+    stack = MemoryStack(1, B, 0, D)
+    for _ in range(2):
+        memory, mask = stack(segment(0, 4))
+        assert (memory.shape, mask.shape) == ((B, 0, D), (B, 0))
+    memory = read_by_segments(initial_memory(L, B, 0, D), 3, 7)
+    assert [s.shape for s in memory.states] == [(B, 0, D)] * L
+    assert memory.valid_length.numpy().tolist() == [0] * B
+
+
+def test_a_value_of_memory_keeps_the_last_m_states():
+    memory = read_by_segments(initial_memory(L, B, M, D), 2, 4)
+    assert [len(s) for s in positions(memory.states[1])] == [M] * B
+    assert positions(memory.states[1])[2][1:] == [200, 201, 202, 203]
+    assert memory.mask().numpy().tolist() == [[False] + [True] * 4] * B
+    memory = read_by_segments(initial_memory(L, B, M, D), 2, 9)
+    assert positions(memory.states[0])[1] == [104, 105, 106, 107, 108]
+    assert memory.valid_length.numpy().tolist() == [M] * B
+    assert memory.length == M
+
+
+def test_blocks_have_memories_of_their_own():
+    stack = MemoryStack(L, B, M, D)
+    stack(segment(0, 5), layer=0)
+    stack(segment(10, 15), layer=1)
+    memory = stack.read()
+    assert positions(memory.states[0])[0] == [0, 1, 2, 3, 4]
+    assert positions(memory.states[1])[0] == [10, 11, 12, 13, 14]
+
+
+def test_a_cold_start_is_masked_or_zeros():
+    masked, zeros = MemoryStack(1, B, M, D), MemoryStack(1, B, M, D, "zeros")
+    for stack, seen in ((masked, False), (zeros, True)):
+        memory, mask = stack(segment(1, 3))
+        assert mask.numpy().tolist() == [[seen] * M] * B
+        assert positions(memory) == [[0] * M] * B
+        _, mask = stack(segment(3, 4))
+        assert mask.numpy().tolist() == [[seen] * 3 + [True] * 2] * B
+
+
+@pytest.mark.parametrize("cold_start", ["masked", "zeros"])
+def test_rows_are_reset_one_by_one(cold_start):
+    memory = read_by_segments(initial_memory(L, B, M, D, cold_start), 7)
+    reset = memory.reset_rows(tf.constant([False, True, False]), cold_start)
+    assert reset.mask().numpy().tolist() == [
+        [True] * M,
+        [cold_start == "zeros"] * M,
+        [True] * M,
+    ]
+    for before, after in zip(memory.states, reset.states, strict=True):
+        assert positions(after)[::2] == positions(before)[::2]
+        if cold_start == "zeros":
+            assert positions(after)[1] == [0] * M
+    # A row that was reset fills up again.
+    again = reset.extend([segment(7, 9)] * L)
+    assert again.mask().numpy()[1].tolist() == (
+        [cold_start == "zeros"] * 3 + [True] * 2
+    )
+    assert positions(again.states[0])[1][3:] == [107, 108]
+
+
+def test_reset_state_forgets_everything():
+    for batch_size in (B, None):
+        stack = MemoryStack(1, batch_size, M, D, "zeros")
+        stack(segment(2, 4))
+        stack.reset_state()
+        memory, mask = stack(segment(6, 8))
+        assert positions(memory) == [[0] * M] * B
+        assert mask.numpy().all()
+
+
+def test_no_gradient_reaches_memory():
+    x = tf.Variable(segment(1, 3))
+    stack = MemoryStack(1, B, M, D)
+    with tf.GradientTape() as tape:
+        stack(x)
+        memory, _ = stack(x)
+        loss = tf.reduce_sum(memory)
+    assert tape.gradient(loss, x) is None
+    with tf.GradientTape() as tape:
+        memory = initial_memory(1, B, M, D).extend([x * 2])
+        loss = tf.reduce_sum(memory.states[0])
+    assert tape.gradient(loss, x) is None
+
+
+def test_memory_grows_with_the_rows_it_meets():
+    stack = MemoryStack(1, None, M, D)
+    stack(segment(0, 5, rows=2))
+    memory, mask = stack(segment(5, 10, rows=3))
+    assert positions(memory)[:2] == [[0, 1, 2, 3, 4], [100, 101, 102, 103, 104]]
+    assert mask.numpy().tolist() == [[True] * M] * 2 + [[False] * M]
+    memory, mask = stack(segment(10, 12, rows=3))
+    assert positions(memory)[2] == [205, 206, 207, 208, 209]
+    assert mask.numpy().all()
+
+
+def test_fewer_rows_go_on_with_the_first_and_leave_the_others():
+    stack = MemoryStack(1, None, M, D)
+    stack(segment(0, 5, rows=3))
+    memory, _ = stack(segment(5, 10, rows=1))
+    assert positions(memory) == [[0, 1, 2, 3, 4]]
+    memory = stack.read()
+    assert positions(memory.states[0]) == [
+        [5, 6, 7, 8, 9],
+        [100, 101, 102, 103, 104],
+        [200, 201, 202, 203, 204],
+    ]
+
+
+def test_what_is_written_is_read():
+    stack = MemoryStack(L, None, M, D)
+    memory = read_by_segments(initial_memory(L, B, M, D), 3)
+    stack.write(memory)
+    found = stack.read(B)
+    for before, after in zip(memory.states, found.states, strict=True):
+        assert positions(after) == positions(before)
+    assert found.valid_length.numpy().tolist() == [3] * B
+    assert isinstance(found, Memory)
+
+
+def test_read_and_write_work_in_a_function():
+    stack = MemoryStack(L, None, M, D)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None, D), tf.float32)])
+    def step(x):
+        memory = stack.read(tf.shape(x)[0])
+        stack.write(memory.extend([x, x + 1]))
+        return memory.states[1], memory.mask()
+
+    step(segment(0, 3))
+    state, mask = step(segment(3, 4))
+    assert mask.numpy().tolist() == [[False, False, True, True, True]] * B
+    assert np.array(positions(state))[1, 2:].tolist() == [101, 102, 103]
+    state, _ = step(segment(4, 9, rows=1))
+    assert np.array(positions(state))[0, 1:].tolist() == [1, 2, 3, 4]
+
+
+def test_memory_of_a_fixed_batch_compiles():
+    stack = MemoryStack(1, B, M, D)
+    call = tf.function(lambda x: stack(x), jit_compile=True)
+    call(segment(0, 5))
+    memory, mask = call(segment(5, 10))
+    assert positions(memory)[1] == [100, 101, 102, 103, 104]
+    assert mask.numpy().all()
+
+
+def test_memory_is_no_part_of_the_weights(tmp_path):
+    stack = MemoryStack(L, B, M, D)
+    inputs = keras.Input((2, D), batch_size=B)
+    memory, _ = stack(keras.layers.Dense(D, name="dense")(inputs))
+    model = keras.Model(inputs, memory)
+    model(segment(0, 2))
+    assert [w.path for w in model.weights] == ["dense/kernel", "dense/bias"]
+    assert stack.weights == [] and stack.variables == []
+    assert len(stack.state_variables) == 2 * L
+
+    path = tf.train.Checkpoint(model=model, stack=stack).write(
+        os.path.join(tmp_path, "checkpoint")
+    )
+    shapes = [tuple(shape) for _, shape in tf.train.list_variables(path)]
+    assert sorted(shapes) == [(), (D,), (D, D)]  # () is the object graph
+
+    before = os.path.join(tmp_path, "before.weights.h5")
+    model.save_weights(before)
+    other = keras.Model(
+        inputs, MemoryStack(1, B, 9, D)(keras.layers.Dense(D)(inputs))[0]
+    )
+    other.load_weights(before)
+    np.testing.assert_array_equal(
+        other.weights[0].numpy(), model.weights[0].numpy()
+    )
+
+
+def test_functional_model_goes_on_where_it_ended():
+    batch, length, hidden_dim = 2, 3, 8
+    stack = MemoryStack(1, batch, M, hidden_dim)
+    attention = RelativeMultiHeadAttention(num_heads=2, key_dim=7)
+    inputs = keras.Input((length, hidden_dim), batch_size=batch)
+    memory, memory_mask = stack(inputs)
+    model = keras.Model(
+        inputs, attention(inputs, memory=memory, memory_mask=memory_mask)
+    )
+    text = np.random.default_rng(1).normal(size=(batch, 12, hidden_dim))
+    text = text.astype("float32")
+    for start in range(0, 12, length):
+        got = model(text[:, start : start + length])
+        expected = attention(
+            text[:, start : start + length],
+            memory=text[:, max(start - M, 0) : start],
+        )
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size,rows", [(3, 2), (2, 3)])
+def test_another_batch_size_is_an_error(batch_size, rows):
+    stack = MemoryStack(1, batch_size, M, D)
+    with pytest.raises(ValueError, match=rf"{batch_size}.*\({rows}, 2, 4\)"):
+        stack(segment(0, 2, rows))
+
+
+@pytest.mark.parametrize(
+    "config,message",
+    [
+        ({"cold_start": "warm"}, "cold_start='warm'"),
+        ({"num_layers": 0}, "num_layers=0"),
+        ({"memory_length": -1}, "memory_length=-1"),
+        ({"hidden_dim": 0}, "hidden_dim=0"),
+    ],
+)
+def test_arguments_are_checked(config, message):
+    sizes = {
+        "num_layers": L,
+        "batch_size": B,
+        "memory_length": M,
+        "hidden_dim": D,
+    }
+    with pytest.raises(ValueError, match=f"Received: {message}"):
+        MemoryStack(**{**sizes, **config})

@@ -1,0 +1,462 @@
+"""Attention against section 3.3 of the paper, written as loops."""
+
+import itertools
+import math
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from layer_checks import check_layer
+
+from txl_keras.layers import RelativeMultiHeadAttention
+from txl_keras.layers import relative_shift
+
+B, T, M, D, N, H = 2, 3, 5, 8, 4, 7
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def segment_and_memory(memory_length=M):
+    return random(B, T, D, seed=1), random(B, memory_length, D, seed=2)
+
+
+def attention(**config):
+    """A layer of random weights that are large enough to tell terms apart."""
+    layer = RelativeMultiHeadAttention(N, H, **config)
+    layer.build((B, T, D))
+    layer.set_weights(
+        [0.5 * random(*w.shape, seed=i) for i, w in enumerate(layer.weights)]
+    )
+    return layer
+
+
+def by_name(layer):
+    return {
+        weight.path.split("/")[1]: weight.numpy().astype("float64")
+        for weight in layer.weights
+    }
+
+
+def paper(layer, query, memory, allowed, clamp_length=None, biases=None):
+    """Outputs and probabilities, one number at a time.
+
+    Args:
+        allowed: Function of row, query, key and distance: may it be seen?
+    """
+    w = by_name(layer)
+    u, v = biases or (
+        w["content_attention_bias"],
+        w["positional_attention_bias"],
+    )
+    context = np.concatenate([memory, query], axis=1).astype("float64")
+    num_memory, num_keys = memory.shape[1], context.shape[1]
+    outputs = np.zeros(query.shape)
+    scores = np.zeros((len(query), N, query.shape[1], num_keys))
+    for b in range(len(query)):
+        for i in range(query.shape[1]):
+            for n in range(N):
+                e_i = query[b, i].astype("float64")
+                q = e_i @ w["query"][:, n]
+                logits = np.full(num_keys, -math.inf)
+                for j in range(num_keys):
+                    distance = num_memory + i - j
+                    if distance < 0 or not allowed(b, i, j, distance):
+                        continue
+                    r = sinusoid(distance, clamp_length) @ w["position"][:, n]
+                    k = context[b, j] @ w["key"][:, n]
+                    # (a) + (b) + (c) + (d)
+                    logits[j] = q @ k + q @ r + u[n] @ k + v[n] @ r
+                p = np.exp(logits / math.sqrt(H))
+                p /= p.sum()
+                scores[b, n, i] = p
+                attended = sum(
+                    p[j] * (context[b, j] @ w["value"][:, n])
+                    for j in range(num_keys)
+                )
+                outputs[b, i] += attended @ w["output"][n]
+    return outputs, scores
+
+
+def sinusoid(distance, clamp_length):
+    if clamp_length is not None:
+        distance = min(distance, clamp_length)
+    angles = [distance * 10000 ** (-2 * i / D) for i in range(D // 2)]
+    return np.array(
+        [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+    )
+
+
+def assert_equals_paper(layer, query, memory, allowed, call=None, **paper_args):
+    output, scores = layer(
+        query, memory=memory, return_attention_scores=True, **(call or {})
+    )
+    if memory is None:
+        memory = np.zeros((B, 0, D))
+    expected, expected_scores = paper(
+        layer, query, memory, allowed, **paper_args
+    )
+    np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
+    np.testing.assert_allclose(output, expected, atol=2e-5)
+
+
+def everything(b, i, j, distance):
+    return True
+
+
+@pytest.mark.parametrize("with_memory", [True, False])
+def test_keras_layer(tmp_path, with_memory):
+    query, memory = segment_and_memory()
+    inputs = {"query": query}
+    config = {"tie_attention_biases": False}
+    if with_memory:
+        inputs["memory"] = memory
+        config = {"same_length": True, "clamp_length": 4}
+    check_layer(
+        RelativeMultiHeadAttention,
+        {"num_heads": N, "key_dim": H, "dropout": 0.25, "seed": 9, **config},
+        inputs,
+        num_weights=7,
+        folder=tmp_path,
+    )
+
+
+def test_weights_have_these_shapes():
+    assert {name: w.shape for name, w in by_name(attention()).items()} == {
+        "content_attention_bias": (N, H),
+        "positional_attention_bias": (N, H),
+        "query": (D, N, H),
+        "key": (D, N, H),
+        "value": (D, N, H),
+        "position": (D, N, H),
+        "output": (N, H, D),
+    }
+
+
+def test_equals_the_four_terms_of_the_paper():
+    query, memory = segment_and_memory()
+    assert_equals_paper(attention(), query, memory, everything)
+
+
+def test_equals_the_paper_without_memory():
+    assert_equals_paper(attention(), random(B, T, D), None, everything)
+
+
+def test_memory_of_no_entries_is_no_memory():
+    query, memory = segment_and_memory(0)
+    layer = attention()
+    np.testing.assert_array_equal(layer(query, memory=memory), layer(query))
+
+
+@pytest.mark.parametrize("memory_length", [1, 2])
+def test_memory_shorter_than_the_segment(memory_length):
+    query, memory = segment_and_memory(memory_length)
+    assert_equals_paper(attention(), query, memory, everything)
+
+
+def test_clamp_length_encodes_far_distances_as_it():
+    query, memory = segment_and_memory()
+    assert_equals_paper(
+        attention(clamp_length=2), query, memory, everything, clamp_length=2
+    )
+
+
+@pytest.mark.parametrize("memory_length", [5, 2])
+def test_same_length_sees_m_keys_back_and_the_token_itself(memory_length):
+    query, memory = segment_and_memory(memory_length)
+    layer = attention(same_length=True)
+
+    def allowed(b, i, j, distance):
+        return distance <= memory_length
+
+    assert_equals_paper(layer, query, memory, allowed)
+    _, scores = layer(query, memory=memory, return_attention_scores=True)
+    seen = np.count_nonzero(np.array(scores), axis=-1)
+    np.testing.assert_array_equal(seen, np.full((B, N, T), memory_length + 1))
+
+
+def test_memory_mask_shuts_its_entries():
+    query, memory = segment_and_memory()
+    mask = np.array([[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]], bool)
+    assert_equals_paper(
+        attention(),
+        query,
+        memory,
+        lambda b, i, j, distance: j >= M or mask[b, j],
+        call={"memory_mask": mask},
+    )
+
+
+def test_query_mask_shuts_padding():
+    query, memory = segment_and_memory()
+    mask = np.array([[1, 0, 1], [1, 1, 0]], bool)
+    for given in (memory, None):
+        num_memory = 0 if given is None else M
+        assert_equals_paper(
+            attention(),
+            query,
+            given,
+            lambda b, i, j, distance, m=num_memory: j < m or mask[b, j - m],
+            call={"query_mask": mask},
+        )
+
+
+@pytest.mark.parametrize("shape", [(B, T, M + T), (1, T, M + T), (T, M + T)])
+def test_attention_mask_adds_to_the_causal_mask(shape):
+    query, memory = segment_and_memory()
+    mask = np.random.default_rng(5).random(shape) < 0.6
+    mask[..., 0] = True
+    full = np.broadcast_to(mask, (B, T, M + T))
+    assert_equals_paper(
+        attention(),
+        query,
+        memory,
+        lambda b, i, j, distance: full[b, i, j],
+        call={"attention_mask": mask},
+    )
+
+
+def test_all_masks_together():
+    query, memory = segment_and_memory()
+    rng = np.random.default_rng(6)
+    of_query = rng.random((B, T)) < 0.5
+    of_memory = rng.random((B, M)) < 0.5
+    of_memory[:, -1] = True
+    of_pair = rng.random((B, T, M + T)) < 0.7
+    of_pair[:, :, M - 1] = True
+    keys = np.concatenate([of_memory, of_query], axis=1)
+    assert_equals_paper(
+        attention(),
+        query,
+        memory,
+        lambda b, i, j, distance: keys[b, j] and of_pair[b, i, j],
+        call={
+            "query_mask": of_query,
+            "memory_mask": of_memory,
+            "attention_mask": of_pair,
+        },
+    )
+
+
+def test_biases_from_outside_take_the_place_of_u_and_v():
+    query, memory = segment_and_memory()
+    layer = attention(tie_attention_biases=True)
+    assert len(layer.weights) == 5
+    u, v = random(N, H, seed=7), random(N, H, seed=8)
+    assert_equals_paper(
+        layer,
+        query,
+        memory,
+        everything,
+        call={"attention_biases": (u, v)},
+        biases=(u, v),
+    )
+
+
+def test_positions_may_be_computed_once_for_many_layers():
+    query, memory = segment_and_memory()
+    encoding = np.stack([sinusoid(M + T - 1 - j, None) for j in range(M + T)])
+    layer = attention()
+    np.testing.assert_allclose(
+        layer(query, memory=memory, position_encoding=encoding),
+        layer(query, memory=memory),
+        atol=1e-5,
+    )
+
+
+def test_attention_scores_sum_to_one_and_are_zero_where_masked():
+    query, memory = segment_and_memory()
+    mask = np.array([[0, 1, 1, 0, 1], [0, 0, 0, 0, 0]], bool)
+    _, scores = attention()(
+        query, memory=memory, memory_mask=mask, return_attention_scores=True
+    )
+    scores = np.array(scores)
+    np.testing.assert_allclose(scores.sum(-1), np.ones((B, N, T)), rtol=1e-6)
+    np.testing.assert_array_equal(scores[:, :, :, :M][0][..., ~mask[0]], 0)
+    np.testing.assert_array_equal(scores[1, :, :, :M], 0)
+    for i in range(T):
+        np.testing.assert_array_equal(scores[:, :, i, M + i + 1 :], 0)
+
+
+def test_attention_scores_have_a_symbolic_shape_and_dtype():
+    layer = attention(dtype="mixed_bfloat16")
+    query, memory = keras.Input((T, D)), keras.Input((M, D))
+    output, scores = layer(query, memory=memory, return_attention_scores=True)
+    assert (output.shape, output.dtype) == ((None, T, D), "bfloat16")
+    assert (scores.shape, scores.dtype) == ((None, N, T, M + T), "float32")
+    _, scores = layer(
+        keras.Input((None, D)), memory=memory, return_attention_scores=True
+    )
+    assert scores.shape == (None, N, None, None)
+
+
+def test_no_token_sees_the_future():
+    query, memory = segment_and_memory()
+    layer = attention()
+    before = np.array(layer(query, memory=memory))
+    for t in range(T):
+        changed = query.copy()
+        changed[:, t] += 1
+        after = np.array(layer(changed, memory=memory))
+        np.testing.assert_array_equal(after[:, :t], before[:, :t])
+        assert (np.abs(after[:, t:] - before[:, t:]).max(-1) > 1e-3).all()
+
+
+def test_rows_do_not_see_each_other():
+    query, memory = segment_and_memory()
+    layer = attention()
+    before = np.array(layer(query, memory=memory))
+    query[0] += 1
+    memory[0] -= 1
+    after = np.array(layer(query, memory=memory))
+    np.testing.assert_allclose(after[1], before[1], atol=1e-6)
+    assert np.abs(after[0] - before[0]).max() > 1e-3
+
+
+def test_gradient_reaches_every_weight_and_the_memory():
+    query, memory = (tf.constant(x) for x in segment_and_memory())
+    layer = attention()
+    with tf.GradientTape() as tape:
+        tape.watch([query, memory])
+        loss = tf.reduce_sum(layer(query, memory=memory) ** 2)
+    sources = [*layer.trainable_variables, query, memory]
+    for gradient in tape.gradient(
+        loss, [getattr(s, "value", s) for s in sources]
+    ):
+        assert np.isfinite(gradient).all()
+        assert np.abs(gradient).max() > 1e-3
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_query_that_may_see_nothing_stays_finite(policy):
+    query = tf.constant(random(B, T, D))
+    mask = np.array([[False] * T, [True] * T])
+    layer = attention(dtype=policy)
+    with tf.GradientTape() as tape:
+        tape.watch(query)
+        output, scores = layer(
+            query, query_mask=mask, return_attention_scores=True
+        )
+        loss = tf.reduce_sum(tf.cast(output, "float32"))
+    assert np.isfinite(np.array(output, "float32")).all()
+    np.testing.assert_allclose(
+        np.array(scores).sum(-1), np.ones((B, N, T)), rtol=1e-5
+    )
+    assert np.isfinite(tape.gradient(loss, query)).all()
+
+
+@pytest.mark.parametrize("with_memory", [True, False])
+def test_mask_of_an_embedding_is_passed_by_keras(with_memory):
+    ids = keras.Input((4,), dtype="int32")
+    memory = keras.Input((M, D))
+    embedded = keras.layers.Embedding(9, D, mask_zero=True)(ids)
+    layer = attention()
+    call = {"memory": memory} if with_memory else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        output, scores = layer(embedded, return_attention_scores=True, **call)
+        model = keras.Model([ids, memory], [output, scores])
+        output, scores = model(
+            [np.array([[5, 0, 3, 8], [2, 4, 0, 0]]), random(2, M, D)]
+        )
+    start = M if with_memory else 0
+    seen = (np.array(scores)[:, :, -1, start:] > 0).astype(int)
+    np.testing.assert_array_equal(seen[0], [[1, 0, 1, 1]] * N)
+    np.testing.assert_array_equal(seen[1], [[1, 1, 0, 0]] * N)
+    # And it goes on to the next layer.
+    np.testing.assert_array_equal(
+        output._keras_mask, [[1, 0, 1, 1], [1, 1, 0, 0]]
+    )
+
+
+def test_a_mask_survives_for_other_users_of_the_query():
+    query = keras.layers.Embedding(9, D, mask_zero=True)(np.array([[3, 0, 2]]))
+    attention()(query)
+    np.testing.assert_array_equal(query._keras_mask, [[True, False, True]])
+
+
+def test_bfloat16_tells_distances_of_a_long_memory_apart():
+    query, memory = random(1, T, D, seed=1), random(1, 2000, D, seed=2)
+    exact, low = attention(), attention(dtype="mixed_bfloat16")
+    for layer in (exact, low):
+        # Terms (b) and (d) alone.
+        layer._key_dense.kernel.assign(tf.zeros_like(layer._key_dense.kernel))
+    _, expected = exact(query, memory=memory, return_attention_scores=True)
+    _, scores = low(query, memory=memory, return_attention_scores=True)
+    expected, scores = np.array(expected), np.array(scores)
+    # Positions in bfloat16 would be off by up to 4 of 2000: a sine at random.
+    assert np.abs(scores - expected).max() < 0.1 * expected.max()
+
+
+def test_dropout_only_in_training_and_rows_seeded_alone():
+    query, memory = segment_and_memory()
+    layer = attention(dropout=0.5)
+    seeds = tf.constant([4, 6], tf.uint32)
+    exact = np.array(layer(query, memory=memory))
+    np.testing.assert_array_equal(
+        exact, layer(query, memory=memory, training=False, dropout_seed=seeds)
+    )
+    dropped = layer(query, memory=memory, training=True, dropout_seed=seeds)
+    assert np.abs(dropped - exact).max() > 1e-2
+    alone = layer(
+        query[1:], memory=memory[1:], training=True, dropout_seed=seeds[1:]
+    )
+    np.testing.assert_allclose(alone, dropped[1:], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0, 3), (2, 0), (-1, 3), (2, 2.0), ("2", 3), (2, None)]
+)
+def test_sizes_must_be_positive_integers(sizes):
+    with pytest.raises(ValueError, match="must be a positive integer"):
+        RelativeMultiHeadAttention(*sizes)
+
+
+def test_same_length_needs_a_memory():
+    with pytest.raises(ValueError, match="needs a memory"):
+        attention(same_length=True)(random(B, T, D))
+
+
+def test_biases_come_from_one_place():
+    query, biases = random(B, T, D), (random(N, H), random(N, H))
+    with pytest.raises(ValueError, match="tie_attention_biases=False"):
+        attention()(query, attention_biases=biases)
+    with pytest.raises(ValueError, match="attention_biases=None"):
+        attention(tie_attention_biases=True)(query)
+
+
+def test_one_initializer_object_does_not_make_all_kernels_alike():
+    layer = RelativeMultiHeadAttention(
+        N, H, kernel_initializer=keras.initializers.RandomNormal()
+    )
+    layer.build((B, T, D))
+    weights = by_name(layer)
+    kernels = ("query", "key", "value", "position")
+    for one, other in itertools.combinations(kernels, 2):
+        assert np.abs(weights[one] - weights[other]).max() > 1e-2
+
+
+def test_relative_shift_of_distances_is_this():
+    scores = np.tile(np.arange(5)[::-1], (2, 3, 3, 1)).astype("float32")
+    shifted = np.array(relative_shift(scores))
+    assert shifted.shape == (2, 3, 3, 5)
+    for b in range(2):
+        for n in range(3):
+            assert shifted[b, n, 0, :3].tolist() == [2, 1, 0]
+            assert shifted[b, n, 1, :4].tolist() == [3, 2, 1, 0]
+            assert shifted[b, n, 2].tolist() == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("length,num_keys", [(1, 1), (1, 6), (4, 4), (3, 7)])
+def test_relative_shift_equals_indexing_by_distance(length, num_keys):
+    scores = random(2, 5, length, num_keys)
+    shifted = np.array(relative_shift(scores))
+    for i in range(length):
+        for j in range(num_keys - length + i + 1):
+            distance = num_keys - length + i - j
+            np.testing.assert_array_equal(
+                shifted[:, :, i, j], scores[:, :, i, num_keys - 1 - distance]
+            )

@@ -1,0 +1,158 @@
+"""Masks that depend on the seed of their row and on nothing else."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from layer_checks import check_layer
+
+from txl_keras.layers import RowDropout
+from txl_keras.layers.row_dropout import fold_in
+
+
+def kept(rate, seeds, *shape):
+    """Boolean `(B, *shape)`, true where a unit is kept."""
+    x = tf.ones((len(seeds), *shape))
+    seeds = tf.constant(seeds, tf.uint32)
+    return RowDropout(rate)(x, training=True, dropout_seed=seeds).numpy() > 0
+
+
+def correlation(a, b):
+    return np.corrcoef(a.reshape(-1), b.reshape(-1))[0, 1]
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.0])
+def test_keras_layer(tmp_path, rate):
+    check_layer(
+        RowDropout,
+        {"rate": rate, "seed": 4},
+        {"inputs": np.arange(30, dtype="float32").reshape(2, 3, 5)},
+        num_weights=0,
+        folder=tmp_path,
+    )
+
+
+def test_mask_belongs_to_the_seed_and_not_to_the_row():
+    mask = kept(0.5, [11, 12, 13, 14], 3, 7)
+    order = [3, 1, 0, 2]
+    permuted = kept(0.5, [14, 12, 11, 13], 3, 7)
+    np.testing.assert_array_equal(permuted, mask[order])
+    assert (mask[0] != mask[1]).any()
+
+
+def test_two_halves_of_a_batch_drop_what_the_batch_drops():
+    mask = kept(0.5, [11, 12, 13, 14, 15], 3, 7)
+    halves = [kept(0.5, [11, 12], 3, 7), kept(0.5, [13, 14, 15], 3, 7)]
+    np.testing.assert_array_equal(np.concatenate(halves), mask)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_xla_drops_the_same_units(dtype):
+    layer = RowDropout(0.4, dtype=dtype)
+    x = tf.ones((3, 5, 7), dtype)
+    seeds = tf.constant([0, 7, 2**32 - 1], tf.uint32)
+
+    def call(x, seeds):
+        return layer(x, training=True, dropout_seed=seeds)
+
+    expected = call(x, seeds).numpy()
+    for jit_compile in (False, True):
+        got = tf.function(call, jit_compile=jit_compile)(x, seeds)
+        np.testing.assert_array_equal(got.numpy(), expected)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.9])
+def test_rate_is_the_fraction_dropped(rate):
+    mask = kept(rate, range(50), 4000)
+    deviation = np.sqrt(rate * (1 - rate))
+    assert abs(1 - mask.mean() - rate) < 4 * deviation / np.sqrt(200_000)
+    # In each row, and in each unit over the rows, too.
+    by_row, by_unit = 1 - mask.mean(1), 1 - mask.mean(0)
+    assert np.abs(by_row - rate).max() < 5 * deviation / np.sqrt(4000)
+    assert np.abs(by_unit - rate).max() < 5.5 * deviation / np.sqrt(50)
+    # As spread as draws that do not know of each other.
+    assert 0.9 < by_unit.std() * np.sqrt(50) / deviation < 1.1
+
+
+def test_kept_units_are_scaled_to_keep_the_mean():
+    seeds = tf.constant(range(40), tf.uint32)
+    dropped = RowDropout(0.2)(
+        3 * tf.ones((40, 1000)), training=True, dropout_seed=seeds
+    ).numpy()
+    np.testing.assert_allclose(np.unique(dropped), [0, 3.75], rtol=1e-6)
+    assert abs(dropped.mean() - 3) < 0.03
+
+
+@pytest.mark.parametrize("distance", [1, 2, 3, 8, 64, 512, 65536])
+def test_neighbouring_units_and_seeds_are_not_correlated(distance):
+    # 4 * 2^17 pairs: a correlation of 0.0014 is one standard deviation.
+    units = 2**17
+    mask = kept(0.5, [3, 4, 1000, 2**31], units).astype(float)
+    shifted = correlation(mask[:, distance:], mask[:, :-distance])
+    assert abs(shifted) < 0.007
+    others = [3 + distance, 4 + distance, 1000 + distance, 2**31 + distance]
+    assert abs(correlation(mask, kept(0.5, others, units))) < 0.007
+
+
+def test_seeds_folded_from_neighbours_are_not_correlated():
+    rows = tf.constant(range(64), tf.uint32)
+    seeds = [
+        fold_in(fold_in(tf.constant(step, tf.uint32), rows), site)
+        for step in (0, 1)
+        for site in (0, 1)
+    ]
+    masks = [kept(0.5, s.numpy(), 4096) for s in seeds]
+    for i, one in enumerate(masks):
+        for other in masks[:i]:
+            assert abs(correlation(one, other)) < 0.01
+    between_rows = np.corrcoef(masks[0])[~np.eye(64, dtype=bool)]
+    assert np.abs(between_rows).max() < 6 / np.sqrt(4096)
+
+
+def test_folding_gives_every_number_its_own_seed():
+    seeds = fold_in(tf.constant(5, tf.uint32), tf.range(100_000)).numpy()
+    assert seeds.dtype == np.uint32
+    assert len(set(seeds.tolist())) == 100_000
+    # Bits are as often set as not.
+    bits = (seeds[:, None] >> np.arange(32, dtype=np.uint32)) & 1
+    assert np.abs(bits.mean(0) - 0.5).max() < 0.01
+    assert fold_in(None, 3) is None
+
+
+def test_nothing_is_dropped_but_in_training():
+    x = np.arange(6, dtype="float32").reshape(2, 3)
+    seeds = tf.constant([1, 2], tf.uint32)
+    for training in (False, None):
+        result = RowDropout(0.9)(x, training=training, dropout_seed=seeds)
+        np.testing.assert_array_equal(result, x)
+    np.testing.assert_array_equal(RowDropout(0.0)(x, training=True), x)
+
+
+def test_seeds_are_drawn_anew_at_each_call():
+    x = tf.ones((2, 400))
+    one, same = RowDropout(0.5, seed=6), RowDropout(0.5, seed=6)
+    first, second = one(x, training=True), one(x, training=True)
+    assert 0.3 < (first.numpy() != second.numpy()).mean() < 0.7
+    assert 0.3 < (first[0].numpy() != first[1].numpy()).mean() < 0.7
+    np.testing.assert_array_equal(same(x, training=True), first)
+
+
+def test_seeds_are_drawn_anew_inside_a_compiled_function():
+    layer = RowDropout(0.5, seed=6)
+    call = tf.function(lambda x: layer(x, training=True), jit_compile=True)
+    x = tf.ones((2, 400))
+    assert 0.3 < (call(x).numpy() != call(x).numpy()).mean() < 0.7
+
+
+def test_dropped_units_get_no_gradient():
+    x = tf.Variable(np.full((2, 50), 5, "float32"))
+    with tf.GradientTape() as tape:
+        y = RowDropout(0.5)(
+            x, training=True, dropout_seed=tf.constant([1, 2], tf.uint32)
+        )
+    np.testing.assert_array_equal(tape.gradient(y, x), y.numpy() / 5)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1, 1.5])
+def test_rate_must_be_a_fraction_below_one(rate):
+    with pytest.raises(ValueError, match=f"Received: rate={rate}"):
+        RowDropout(rate)

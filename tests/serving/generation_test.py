@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.serving import Generator
+from txl_keras.serving import Sampler
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TransformerXLCausalLM(
+        TransformerXLBackbone(
+            vocabulary_size=9,
+            num_layers=2,
+            num_heads=3,
+            hidden_dim=12,
+            intermediate_dim=20,
+            memory_length=5,
+            initializer_stddev=0.5,
+        )
+    )
+
+
+def write(model, prompt, max_tokens, seed=0, memory_length=None, **sampler):
+    generator = Generator(model, Sampler(**sampler), memory_length)
+    tokens = generator(np.array(prompt), max_tokens, seed)
+    return np.stack(list(tokens), axis=1)  # [B, max_tokens]
+
+
+def test_greedy_takes_the_most_likely_token_of_the_whole_past(model):
+    prompt = [[3, 1, 4], [1, 5, 8]]
+    # Long enough to remember everything, so no memory is the same.
+    written = write(model, prompt, 6, memory_length=8, temperature=0)
+    text = np.array(prompt)
+    for _ in range(6):
+        log_probs, _ = model.log_probs(text)
+        nearest = log_probs[:, -1].numpy().argmax(-1)
+        text = np.concatenate([text, nearest[:, None]], axis=1)
+    np.testing.assert_array_equal(written, text[:, 3:])
+
+
+def test_a_prompt_longer_than_a_segment_is_read_to_its_end(model):
+    prompt = np.random.default_rng(0).integers(0, 9, (1, 300))
+    memory = model.initial_memory(1)
+    for start, end in ((0, 128), (128, 256), (256, 299)):
+        _, memory = model.log_probs(prompt[:, start:end], memory)
+    log_probs, _ = model.log_probs(prompt[:, 299:], memory)
+    written = write(model, prompt, 1, temperature=0)
+    assert written[0, 0] == log_probs[0, -1].numpy().argmax()
+
+
+def test_a_seed_writes_the_same_text_and_another_another(model):
+    first = write(model, [[2]], 30, seed=1)
+    np.testing.assert_array_equal(first, write(model, [[2]], 30, seed=1))
+    assert (first != write(model, [[2]], 30, seed=2)).any()
+
+
+def test_text_may_be_much_longer_than_memory(model):
+    written = write(model, [[2], [7]], 200, top_k=4)
+    assert written.shape == (2, 200)
+    assert set(written.ravel()) <= set(range(9))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "message"),
+    [
+        ([[]], 1, "at least one token"),
+        ([1, 2], 1, r"shape=\(2,\)"),
+        ([[1, 9]], 1, r"\[0, 9\).*from 1 to 9"),
+        ([[-1]], 1, "from -1 to -1"),
+        ([[1]], -1, "max_tokens=-1"),
+    ],
+)
+def test_bad_prompts_are_refused(model, prompt, max_tokens, message):
+    with pytest.raises(ValueError, match=message):
+        write(model, prompt, max_tokens)

@@ -1,0 +1,112 @@
+import pytest
+import tensorflow as tf
+
+from txl_keras.data.segments import replica_batch_size
+from txl_keras.training import strategy as strategies
+
+
+class RecordedTpu:
+    """Stands in for TensorFlow's TPU calls, which need a TPU."""
+
+    def __init__(self, monkeypatch):
+        self.calls = []
+        monkeypatch.setattr(
+            tf.distribute.cluster_resolver,
+            "TPUClusterResolver",
+            self._record("resolver"),
+        )
+        monkeypatch.setattr(
+            tf.config,
+            "experimental_connect_to_cluster",
+            self._record("connect"),
+        )
+        monkeypatch.setattr(
+            tf.tpu.experimental, "initialize_tpu_system", self._record("init")
+        )
+        monkeypatch.setattr(
+            tf.distribute, "TPUStrategy", self._record("strategy")
+        )
+
+    def _record(self, name):
+        def call(*args, **kwargs):
+            self.calls.append((name, *args, *kwargs.values()))
+            return name
+
+        return call
+
+
+@pytest.mark.parametrize("tpu", ["", "local"])
+def test_empty_and_local_mean_the_tpu_of_this_machine(monkeypatch, tpu):
+    tpu_calls = RecordedTpu(monkeypatch)
+    assert strategies.create_strategy(tpu=tpu) == "strategy"
+    assert tpu_calls.calls == [
+        ("resolver", tpu),
+        ("init", "resolver"),
+        ("strategy", "resolver"),
+    ]
+
+
+def test_a_named_tpu_is_connected_to_first(monkeypatch):
+    tpu_calls = RecordedTpu(monkeypatch)
+    strategies.create_strategy(tpu="my-slice")
+    assert [call[0] for call in tpu_calls.calls] == [
+        "resolver",
+        "connect",
+        "init",
+        "strategy",
+    ]
+    assert tpu_calls.calls[0][1] == "my-slice"
+
+
+def test_a_tpu_that_is_not_there_is_named(monkeypatch):
+    def fail(tpu):
+        raise tf.errors.NotFoundError(None, None, "no such node")
+
+    monkeypatch.setattr(
+        tf.distribute.cluster_resolver, "TPUClusterResolver", fail
+    )
+    with pytest.raises(RuntimeError, match="tpu='gone'.*no such node"):
+        strategies.create_strategy(tpu="gone")
+
+
+def test_several_gpus_are_mirrored(monkeypatch):
+    gpus = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in "01"]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", list)
+    assert strategies.create_strategy() == ["/device:GPU:0", "/device:GPU:1"]
+
+
+def test_one_device_needs_no_strategy():
+    strategy = strategies.create_strategy()
+    assert strategy is tf.distribute.get_strategy()
+    assert strategies.describe(strategy).startswith("1 x ")
+
+
+def test_tpu_and_cpu_devices_exclude_each_other():
+    with pytest.raises(ValueError, match="num_cpu_devices=2"):
+        strategies.create_strategy(tpu="x", num_cpu_devices=2)
+    with pytest.raises(ValueError, match="num_cpu_devices=0"):
+        strategies.create_strategy(num_cpu_devices=0)
+
+
+def test_rows_must_divide_over_replicas():
+    class ThreeReplicas:
+        num_replicas_in_sync = 3
+
+    assert replica_batch_size(6, ThreeReplicas) == 2
+    with pytest.raises(ValueError, match="batch_size=7, 3 replicas"):
+        replica_batch_size(7, ThreeReplicas)
+
+
+def test_host_loop_gives_the_results_of_each_step():
+    strategy = tf.distribute.get_strategy()
+    run = strategies.host_loop(
+        strategy,
+        lambda x: {"square": tf.square(x), "double": 2.0 * x},
+        ("square", "double"),
+    )
+    iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0]))
+    first = run(iterator, tf.constant(3))
+    assert first["square"].numpy().tolist() == [1.0, 4.0, 9.0]
+    assert first["double"].numpy().tolist() == [2.0, 4.0, 6.0]
+    assert run(iterator, tf.constant(1))["square"].numpy().tolist() == [16.0]

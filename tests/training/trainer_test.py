@@ -1,0 +1,150 @@
+"""Also: checkpointing. Several replicas are tested in conformance/."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.data import Segments
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.training import optimizers
+from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.checkpointing import restore_weights
+from txl_keras.training.trainer import Trainer
+
+STRATEGY = tf.distribute.get_strategy()
+
+
+def make_model(**overrides):
+    config = {
+        "vocabulary_size": 7,
+        "num_layers": 1,
+        "num_heads": 2,
+        "hidden_dim": 12,
+        "intermediate_dim": 20,
+        "memory_length": 6,
+        "initializer_stddev": 0.1,
+        **overrides,
+    }
+    return TransformerXLCausalLM(TransformerXLBackbone(**config))
+
+
+def make_trainer(model, learning_rate=0.03, **kwargs):
+    optimizer = optimizers.Adam(learning_rate)
+    return Trainer(model, optimizer, STRATEGY, batch_size=3, **kwargs)
+
+
+def make_iterator(first_step=0):
+    tokens = np.tile([0, 1, 2, 3, 4, 5, 6, 2, 4], 40)
+    segments = Segments(tokens, 3, 5, drop_remainder=True)
+    return iter(segments.distribute(STRATEGY, first_step=first_step))
+
+
+def test_a_repeating_text_is_learned():
+    trainer = make_trainer(make_model())
+    loss = trainer.train(make_iterator(), 60)["loss"]
+    assert loss.shape == (60,)
+    assert loss[0] > 1.5
+    # Without a past, what follows 2 and 4 is open: 0.3 nats.
+    assert loss[-5:].mean() < 0.15
+
+
+def test_a_step_is_the_clipped_gradient_of_the_mean_loss():
+    model = make_model()
+    reference = make_model()
+    reference.set_weights(model.get_weights())
+    trainer = Trainer(model, Sgd(0.5), STRATEGY, batch_size=3, clip_norm=0.01)
+    iterator = make_iterator()
+    batch = next(make_iterator())
+    with tf.GradientTape() as tape:
+        nll, memory = reference.score(batch["inputs"], batch["targets"])
+        loss = tf.reduce_mean(nll)
+    gradients = tape.gradient(loss, reference.trainable_variables)
+    norm = tf.linalg.global_norm(gradients)
+
+    results = trainer.train(iterator, 1)
+    np.testing.assert_allclose(results["loss"], [loss], rtol=1e-5)
+    np.testing.assert_allclose(results["gradient_norm"], [norm], rtol=1e-4)
+    for before, gradient, after in zip(
+        reference.trainable_variables,
+        gradients,
+        model.trainable_variables,
+        strict=True,
+    ):
+        expected = before - 0.5 * tf.convert_to_tensor(gradient) * 0.01 / norm
+        np.testing.assert_allclose(after, expected, atol=1e-6)
+    # The memory that training kept is that of the functional interface.
+    np.testing.assert_allclose(
+        trainer.memory.read().states[0], memory.states[0], atol=1e-5
+    )
+
+
+class Sgd(optimizers._PreReduced, optimizers.keras.optimizers.SGD):
+    """Adam hides the size of a gradient."""
+
+
+def test_nan_is_reported_with_its_step():
+    trainer = make_trainer(make_model(), learning_rate=float("nan"))
+    with pytest.raises(FloatingPointError, match="loss is nan at step 2"):
+        trainer.train(make_iterator(), 4)
+
+
+@pytest.mark.parametrize("clip_norm", [0, -1.0])
+def test_clip_norm_must_be_positive(clip_norm):
+    with pytest.raises(ValueError, match=f"clip_norm={clip_norm}"):
+        make_trainer(make_model(), clip_norm=clip_norm)
+
+
+def test_a_restored_trainer_has_weights_step_and_memory(tmp_path):
+    trainer = make_trainer(make_model())
+    trainer.train(make_iterator(), 4)
+    Checkpoints(str(tmp_path), trainer).save()
+
+    restored = make_trainer(make_model())
+    assert Checkpoints(str(tmp_path), restored).restore() == 4
+    for a, b in zip(
+        trainer.memory.state_variables,
+        restored.memory.state_variables,
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+    assert trainer.memory.read().valid_length.numpy().tolist() == [6, 6, 6]
+    np.testing.assert_array_equal(
+        trainer.train(make_iterator(4), 3)["loss"],
+        restored.train(make_iterator(4), 3)["loss"],
+    )
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    trainer = make_trainer(make_model())
+    checkpoints = Checkpoints(str(tmp_path), trainer, max_to_keep=2)
+    assert checkpoints.latest is None
+    assert checkpoints.restore() == 0
+    iterator = make_iterator()
+    for _ in range(3):
+        trainer.train(iterator, 2)
+        checkpoints.save()
+    names = sorted(path.name for path in tmp_path.glob("*.index"))
+    assert names == ["ckpt-4.index", "ckpt-6.index"]
+    assert checkpoints.latest.endswith("ckpt-6")
+
+
+def test_weights_alone_are_restored_into_another_memory_length(tmp_path):
+    trainer = make_trainer(make_model())
+    trainer.train(make_iterator(), 2)
+    Checkpoints(str(tmp_path), trainer).save()
+    model = make_model(memory_length=11)
+    assert restore_weights(model, str(tmp_path)) == 2
+    names = [weight.path.split("/", 1)[1] for weight in model.weights]
+    assert "block_0/attention/query/kernel" in names
+    for a, b in zip(trainer.model.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    trainer = make_trainer(make_model())
+    Checkpoints(str(tmp_path), trainer).save()
+    with pytest.raises((AssertionError, ValueError)):
+        restore_weights(make_model(num_layers=2), str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="No checkpoint"):
+        restore_weights(make_model(), str(tmp_path / "nothing"))

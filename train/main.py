@@ -110,6 +110,11 @@ flags.DEFINE_float("clip_norm", 0.25, "Largest global norm of the gradient.")
 flags.DEFINE_integer(
     "eval_batch_size", 16, "Streams in evaluation.", lower_bound=1
 )
+flags.DEFINE_integer(
+    "max_eval_tokens", None,
+    "Score only the first tokens of valid and test. Default: all.",
+    lower_bound=2,
+)  # fmt: skip
 flags.DEFINE_integer("eval_every", 500, "Steps.", lower_bound=1)
 flags.DEFINE_integer("checkpoint_every", 500, "Steps.", lower_bound=1)
 flags.DEFINE_integer(
@@ -140,11 +145,13 @@ def main(_):
     train = Segments(
         tokens["train"], FLAGS.batch_size, FLAGS.segment_length, True
     )
-    valid, test = (
-        Segments(
-            tokens[split], FLAGS.eval_batch_size, FLAGS.segment_length, False
-        )
+    held_out = {
+        split: tokens[split][: FLAGS.max_eval_tokens]
         for split in ("valid", "test")
+    }
+    valid, test = (
+        Segments(ids, FLAGS.eval_batch_size, FLAGS.segment_length, False)
+        for ids in held_out.values()
     )
 
     # Model.
@@ -246,16 +253,16 @@ def main(_):
         "valid": workdir.read_metrics()[-1]["valid"],
         "test": evaluator.evaluate(test),
     }
-    for split in ("valid", "test"):
+    for split, ids in held_out.items():
         results[split]["compressors"] = compressed_bits_per_character(
-            tokenizer.decode_bytes(tokens[split]), len(tokens[split])
+            tokenizer.decode_bytes(ids), len(ids)
         )
     plot_learning_curve(
         workdir.read_metrics(),
         workdir.file("learning_curve.png"),
         results["valid"]["compressors"],
     )
-    del model  # It may live on many devices; what follows needs one.
+    # A copy on one device: the model itself may live on many.
     served, _, _ = workdir.load_model()
     prompt = tokens["test"][: FLAGS.segment_length]
     write = Generator(served, Sampler(temperature=0.8))

@@ -28,7 +28,7 @@ def examples():
                 yield pytest.param(example, id=f"{module.__name__}.{name}")
 
 
-@pytest.mark.parametrize("example", examples())
+@pytest.mark.parametrize("example", list(examples()))
 def test_example_runs(example):
     exec(compile(example, "example", "exec"), {})
 

@@ -47,23 +47,14 @@ def test_nll_is_the_log_softmax_of_tied_embeddings():
         {},
         {"clamp_length": 2},
         {"normalize_first": True},
-        {"cold_start": "zeros"},
     ],
 )
 def test_two_segments_match_one_long_segment(config):
-    # Zeros stand at the far end of a memory that the text does not fill.
-    long_memory = 2 * T if config.get("cold_start") != "zeros" else T
-    model = small_model(memory_length=long_memory, **config)
+    model = small_model(memory_length=2 * T, **config)
     inputs, targets = text(2 * T)
     first, memory = model.score(inputs[:, :T], targets[:, :T])
     second, memory = model.score(inputs[:, T:], targets[:, T:], memory)
     halves = np.concatenate([first, second], axis=1)
-    if config.get("cold_start") == "zeros":
-        # They leave the memory, as in the original, so that one long segment
-        # sees more of them.
-        long, _ = model.score(inputs, targets)
-        np.testing.assert_allclose(halves[:, :T], long[:, :T], atol=1e-5)
-        return
     long, long_memory = model.score(inputs, targets)
     np.testing.assert_allclose(halves, long, atol=1e-5)
     for state, expected in zip(memory.states, long_memory.states, strict=True):

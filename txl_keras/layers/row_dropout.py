@@ -19,7 +19,10 @@ def fold_in(seed, data):
     """
     if seed is None:
         return None
-    return _mix(_mix(tf.cast(data, tf.uint32)) + seed)
+    # `_mix` leaves zero where it is: without an offset, seeds and data near
+    # zero would meet, as (0, 0, 1) and (1, 0, 0). 2**32 over the golden ratio.
+    offset = tf.constant(0x9E3779B9, tf.uint32)
+    return _mix(_mix(tf.cast(data, tf.uint32) + offset) + seed)
 
 
 def _mix(x):

@@ -96,6 +96,19 @@ class TransformerXLBackbone(keras.Model):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        for name, size, least in (
+            ("vocabulary_size", vocabulary_size, 1),
+            ("num_layers", num_layers, 1),
+            ("num_heads", num_heads, 1),
+            ("hidden_dim", hidden_dim, 2),
+            ("intermediate_dim", intermediate_dim, 1),
+            ("memory_length", memory_length, 0),
+        ):
+            if size < least:
+                raise ValueError(
+                    f"`{name}` must be at least {least}. "
+                    f"Received: {name}={size}"
+                )
         if hidden_dim % 2:
             raise ValueError(
                 "`hidden_dim` must be even: half of the position encoding are "

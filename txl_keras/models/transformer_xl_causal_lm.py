@@ -24,9 +24,11 @@ class TransformerXLCausalLM(keras.Model):
     - *Stateful*, as Keras users do: `model(token_ids)`, `fit`, `evaluate` and
       `predict` read and update memory that the model keeps for itself. Row r
       of a batch goes on where row r of the batch before ended, so nothing may
-      be shuffled. Training and inference have memories of their own; `fit`
-      forgets at the start of every epoch, `evaluate` and `predict` at their
-      start, direct calls when `reset_memory` is called.
+      be shuffled: with arrays and a batch size of B, samples r, B + r, 2 B + r
+      are one stream (`Segments.arrays` lays a text out so). Training and
+      inference have a memory each. `fit` forgets the first at the start of
+      every epoch, `evaluate` and `predict` the other at their start, and
+      `reset_memory` both; `train_on_batch` and direct calls go on.
     - *Functional*: `score` and `log_probs` take memory as a value and hand
       back the new one.
 
@@ -112,13 +114,12 @@ class TransformerXLCausalLM(keras.Model):
         return self._logits(hidden)
 
     def _logits(self, hidden):
-        embeddings = ops.cast(
-            self.backbone.token_embedding.embeddings, hidden.dtype
-        )
-        logits = ops.matmul(hidden, ops.transpose(embeddings))  # [B, T, V]
-        return ops.cast(logits, "float32") + ops.cast(
-            self.output_bias, "float32"
-        )
+        # In float32 whatever the policy: their differences are the loss.
+        embeddings = self.backbone.token_embedding.embeddings
+        return ops.matmul(
+            ops.cast(hidden, "float32"),
+            ops.transpose(ops.cast(embeddings, "float32")),
+        ) + ops.cast(self.output_bias, "float32")  # [B, T, V]
 
     def initial_memory(self, batch_size, memory_length=None):
         """Memory of a cold start: see `TransformerXLBackbone`."""
@@ -183,7 +184,8 @@ class TransformerXLCausalLM(keras.Model):
         """`keras.Model.compile`, with the loss and metric of a language model.
 
         By default the loss is the cross-entropy of the next token in nats,
-        and bits per character are reported.
+        and bits per character are reported beside it. With a `loss` of your
+        own only your own metrics are.
         """
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -118,11 +118,16 @@ def host_loop(strategy, replica_step, names):
         float32 vectors of `num_steps`: the sums over replicas, step by step.
     """
 
+    # A plain function: of a `tf.function`, `strategy.run` would compile one
+    # graph for all replicas, and XLA cannot reach the variables of the second.
+    def step(element):
+        return replica_step(element)
+
     @tf.function(reduce_retracing=True)
     def run(iterator, num_steps):
         results = tf.TensorArray(tf.float32, size=num_steps)
         for i in tf.range(num_steps):
-            shares = strategy.run(replica_step, args=(next(iterator),))
+            shares = strategy.run(step, args=(next(iterator),))
             sums = [
                 strategy.reduce("SUM", shares[name], axis=None)
                 for name in names

@@ -64,7 +64,7 @@ class Trainer:
         self._compiled_gradients = compile_replica_function(
             self._gradients, strategy
         )
-        step = tf.function(self._step)
+        step = self._step
         if strategy.num_replicas_in_sync == 1:
             # XLA has no collectives on CPU and GPU: with several replicas
             # only what lies before the sum of gradients is compiled.

@@ -1,0 +1,385 @@
+"""`compile`, `fit`, `evaluate`, `predict` and `save`, as a Keras user would.
+
+The text repeats five tokens. Rows of a batch follow those of the batch
+before: batch k of B rows holds `x[k * B : (k + 1) * B]`.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_models import V
+from small_models import random_ids
+from small_models import small_model as model_of
+
+B, T, BATCHES = 3, 7, 4
+
+
+def small_model(dtype=None, **config):
+    """With one block: Keras takes seconds to trace `fit` through more."""
+    return model_of(dtype, **{"num_layers": 1, **config})
+
+
+def batches(ids, rows=B):
+    """Cuts rows `(B, BATCHES * T + 1)` into inputs and targets for `fit`."""
+
+    def cut(x):
+        x = x.reshape(rows, BATCHES, T)
+        return x.transpose(1, 0, 2).reshape(BATCHES * rows, T)
+
+    return cut(ids[:, :-1]), cut(ids[:, 1:])
+
+
+def easy_text():
+    starts = np.array([[0], [3], [1]])
+    return batches((np.arange(BATCHES * T + 1) + starts) % 5)
+
+
+def hard_text():
+    ids = random_ids(B, BATCHES * T + 1, seed=6)
+    return ids, *batches(ids)
+
+
+def functional_nll(model, ids):
+    """Mean nll over the text, with memory as a value."""
+    nlls, memory = [], None
+    for start in range(0, BATCHES * T, T):
+        nll, memory = model.score(
+            ids[:, start : start + T], ids[:, start + 1 : start + T + 1], memory
+        )
+        nlls.append(nll)
+    return float(np.mean(nlls))
+
+
+def compiled(model=None, learning_rate=0.01, **config):
+    model = model or small_model()
+    model.compile(keras.optimizers.Adam(learning_rate), **config)
+    return model
+
+
+@pytest.mark.parametrize(
+    "policy", ["float32", "mixed_bfloat16", "mixed_float16"]
+)
+def test_fit_learns_a_text_that_repeats(policy):
+    model = compiled(small_model(policy, dropout=0.05, attention_dropout=0.05))
+    x, y = easy_text()
+    history = model.fit(x, y, batch_size=B, epochs=30, verbose=0)
+    losses = history.history["loss"]
+    assert losses[0] > 1.5
+    assert losses[-1] < 0.3
+    bits = np.array(history.history["bits_per_character"])
+    np.testing.assert_allclose(bits * 0.69314718, losses, rtol=1e-3)
+    prediction = model.predict(x, batch_size=B, verbose=0)
+    assert (prediction.argmax(-1) == y).mean() > 0.95
+    assert {w.dtype for w in model.weights} == {"float32"}
+
+
+def test_evaluate_reads_the_text_in_order_with_memory():
+    model = compiled()
+    ids, x, y = hard_text()
+    expected = functional_nll(model, ids)
+    result = model.evaluate(x, y, batch_size=B, verbose=0, return_dict=True)
+    assert result["loss"] == pytest.approx(expected, abs=1e-5)
+    assert result["bits_per_character"] == pytest.approx(
+        expected / 0.69314718, abs=1e-4
+    )
+    without_memory, _ = model.score(x, y)
+    assert abs(np.mean(without_memory) - expected) > 1e-3
+
+
+def test_evaluate_gives_the_same_number_again_and_again():
+    model = compiled()
+    _, x, y = hard_text()
+    first = model.evaluate(x, y, batch_size=B, verbose=0)
+    model(x[:2])
+    assert model.evaluate(x, y, batch_size=B, verbose=0) == first
+
+
+def test_predict_gives_logits_with_memory():
+    model = compiled()
+    ids, x, _ = hard_text()
+    logits = model.predict(x, batch_size=B, verbose=0)
+    assert logits.shape == (BATCHES * B, T, V)
+    expected, _ = model.log_probs(ids[:, :-1])
+    long = small_model(memory_length=BATCHES * T)
+    long.set_weights(model.get_weights())
+    again = compiled(long).predict(x, batch_size=B, verbose=0)
+    again = again.reshape(BATCHES, B, T, V).transpose(1, 0, 2, 3)
+    again = again.reshape(B, BATCHES * T, V)
+    again -= np.log(np.exp(again).sum(-1, keepdims=True))
+    np.testing.assert_allclose(again, expected, atol=1e-4)
+    np.testing.assert_array_equal(
+        model.predict(x, batch_size=B, verbose=0), logits
+    )
+
+
+def test_datasets_give_what_arrays_give():
+    _, x, y = hard_text()
+    model = compiled(learning_rate=0.0)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(B)
+    from_arrays = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
+    from_dataset = model.fit(dataset, verbose=0).history["loss"]
+    np.testing.assert_allclose(from_dataset, from_arrays, rtol=1e-6)
+    np.testing.assert_allclose(
+        model.evaluate(dataset, verbose=0),
+        model.evaluate(x, y, batch_size=B, verbose=0),
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(
+        model.predict(dataset, verbose=0),
+        model.predict(x, batch_size=B, verbose=0),
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("as_dataset", [True, False])
+def test_the_last_batch_may_have_fewer_rows(as_dataset):
+    model = compiled()
+    _, x, y = hard_text()
+    x, y = x[:-1], y[:-1]
+    if as_dataset:
+        data = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(B)}
+    else:
+        data = {"x": x, "y": y, "batch_size": B}
+    loss = model.evaluate(**data, verbose=0)[0]
+    nlls, memory = [], None
+    for k in range(BATCHES):
+        rows = slice(k * B, k * B + (B if k < BATCHES - 1 else B - 1))
+        if k == BATCHES - 1:
+            memory = memory._replace(
+                states=tuple(s[: B - 1] for s in memory.states),
+                valid_length=memory.valid_length[: B - 1],
+            )
+        nll, memory = model.score(x[rows], y[rows], memory)
+        nlls.append(np.array(nll))
+    assert loss == pytest.approx(np.concatenate(nlls).mean(), abs=1e-5)
+    history = model.fit(**data, epochs=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+
+
+def test_fit_reads_memory_and_forgets_at_every_epoch():
+    # Nothing is learned, so every epoch is the same reading of the text.
+    model = compiled(learning_rate=0.0)
+    ids, x, y = hard_text()
+    model(x[:B], training=True)
+    losses = model.fit(x, y, batch_size=B, epochs=3, verbose=0).history["loss"]
+    np.testing.assert_allclose(losses, functional_nll(model, ids), atol=1e-5)
+
+
+def test_shuffling_is_an_error():
+    model = compiled()
+    _, x, y = hard_text()
+    for shuffle in (True, "batch"):
+        with pytest.raises(ValueError, match=f"shuffle={shuffle}"):
+            model.fit(x, y, shuffle=shuffle, verbose=0)
+    model.fit(x, y, batch_size=B, shuffle=False, verbose=0)
+
+
+def test_validation_does_not_disturb_training():
+    _, x, y = hard_text()
+    start = small_model()
+    histories = []
+    for validation_data in (None, (x[::-1], y[::-1])):
+        model = small_model()
+        model.set_weights(start.get_weights())
+        compiled(model)
+        history = model.fit(
+            x,
+            y,
+            batch_size=B,
+            epochs=3,
+            validation_data=validation_data,
+            verbose=0,
+        )
+        histories.append(history.history)
+    without, with_validation = histories
+    np.testing.assert_allclose(
+        with_validation["loss"], without["loss"], rtol=1e-5
+    )
+    assert "val_loss" not in without
+    # And it starts cold every time.
+    assert with_validation["val_loss"][-1] == pytest.approx(
+        model.evaluate(x[::-1], y[::-1], batch_size=B, verbose=0)[0], rel=1e-5
+    )
+
+
+def test_callbacks_of_the_user_are_called():
+    model = compiled()
+    _, x, y = hard_text()
+    epochs, ends = [], []
+    one = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: epochs.append(epoch)
+    )
+    other = keras.callbacks.LambdaCallback(
+        on_train_end=lambda logs: ends.append("end")
+    )
+    model.fit(x, y, batch_size=B, epochs=2, callbacks=[one, other], verbose=0)
+    model.fit(x, y, batch_size=B, callbacks=one, verbose=0)
+    assert (epochs, ends) == ([0, 1, 0], ["end"])
+
+
+def test_a_best_model_is_saved_while_fitting(tmp_path):
+    model = compiled()
+    x, y = easy_text()
+    path = tmp_path / "best.keras"
+    history = model.fit(
+        x,
+        y,
+        batch_size=B,
+        epochs=3,
+        validation_data=(x, y),
+        callbacks=[
+            keras.callbacks.ModelCheckpoint(path, save_best_only=True),
+            keras.callbacks.EarlyStopping(patience=2),
+        ],
+        verbose=0,
+    )
+    loaded = keras.saving.load_model(path)
+    assert loaded.evaluate(x, y, batch_size=B, verbose=0)[0] == pytest.approx(
+        min(history.history["val_loss"]), rel=1e-5
+    )
+
+
+def test_a_saved_model_goes_on_training_as_it_would_have(tmp_path):
+    _, x, y = hard_text()
+    model = compiled(learning_rate=0.02)
+    model.fit(x, y, batch_size=B, epochs=2, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert [w.path for w in loaded.weights] == [w.path for w in model.weights]
+    model.reset_memory()
+    np.testing.assert_allclose(loaded(x[:B]), model(x[:B]), atol=1e-6)
+    expected = model.fit(x, y, batch_size=B, epochs=2, verbose=0).history
+    got = loaded.fit(x, y, batch_size=B, epochs=2, verbose=0).history
+    assert set(got) == {"loss", "bits_per_character"}
+    np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-4)
+
+
+def test_a_model_that_was_not_compiled_is_saved_too(tmp_path):
+    model = small_model("mixed_bfloat16", memory_length=4)
+    ids = random_ids(2, 5)
+    model(ids)  # What was read is not saved.
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert not loaded.compiled
+    assert loaded.compute_dtype == "bfloat16"
+    model.reset_memory()
+    np.testing.assert_array_equal(loaded(ids), model(ids))
+
+
+def test_a_loss_of_the_user_takes_the_place_of_the_default(tmp_path):
+    _, x, y = hard_text()
+    loss = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, ignore_class=3
+    )
+    model = small_model()
+    model.compile("sgd", loss, metrics=["accuracy"])
+    history = model.fit(x, y, batch_size=B, verbose=0).history
+    assert set(history) == {"loss", "accuracy"}
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.loss.ignore_class == 3
+
+
+def test_weights_fit_a_model_of_another_memory_and_batch(tmp_path):
+    ids, x, y = hard_text()
+    model = compiled()
+    model.fit(x, y, batch_size=B, verbose=0)
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    other = small_model(memory_length=11)
+    other(random_ids(5, 4))
+    other.load_weights(path)
+    nll, memory = other.score(ids[:1, :T], ids[:1, 1 : T + 1])
+    expected, _ = model.score(ids[:1, :T], ids[:1, 1 : T + 1])
+    np.testing.assert_allclose(nll, expected, atol=1e-6)
+    assert memory.length == 11
+
+
+def test_sample_weights_leave_padding_out():
+    model = compiled()
+    _, x, y = hard_text()
+    weights = np.ones((BATCHES * B, T), "float32")
+    weights[:, 5:] = 0
+    result = model.evaluate(
+        x,
+        y,
+        batch_size=B,
+        sample_weight=weights,
+        verbose=0,
+        return_dict=True,
+    )
+    memory, nll = None, []
+    for k in range(BATCHES):
+        rows = slice(k * B, (k + 1) * B)
+        part, memory = model.score(x[rows], y[rows], memory)
+        nll.append(part.numpy()[:, :5])
+    assert result["bits_per_character"] == pytest.approx(
+        np.mean(nll) / 0.69314718, rel=1e-5
+    )
+
+
+def test_asking_for_xla_warns_and_trains_without():
+    model = small_model()
+    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
+        model.compile("adam", jit_compile=True)
+    assert not model.jit_compile
+    _, x, y = hard_text()
+    losses = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
+    assert np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize(
+    "config", [{"run_eagerly": True}, {"steps_per_execution": 3}]
+)
+def test_other_ways_to_run_a_step_read_the_same(config):
+    _, x, y = hard_text()
+    model = compiled(learning_rate=0.0)
+    expected = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
+    compiled(model, learning_rate=0.0, **config)
+    got = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_train_on_batch_goes_on_from_batch_to_batch():
+    ids, x, y = hard_text()
+    model = compiled(learning_rate=0.0)
+    losses = [
+        model.train_on_batch(
+            x[k * B : (k + 1) * B], y[k * B : (k + 1) * B], return_dict=True
+        )["loss"]
+        for k in range(BATCHES)
+    ]
+    expected = functional_nll(model, ids)
+    assert np.mean(losses) == pytest.approx(expected, abs=1e-5)
+
+
+def test_summary_lists_the_parts_and_counts_the_weights():
+    lines = []
+    model = small_model()
+    model.summary(print_fn=lambda line, **_: lines.append(line))
+    text = "\n".join(lines)
+    assert "training_memory" in text and "inference_memory" in text
+    assert f"{model.count_params():,}" in text
+
+
+def test_a_clone_has_the_same_config_and_weights_of_its_own():
+    model = small_model()
+    clone = keras.models.clone_model(model)
+    assert clone.backbone.get_config() == model.backbone.get_config()
+    clone.output_bias.assign(np.zeros(V))
+    assert np.abs(model.output_bias.numpy()).max() > 0.1
+
+
+def test_a_functional_model_can_be_built_around_it():
+    model = small_model()
+    ids = keras.Input((None,), dtype="int32")
+    probabilities = keras.layers.Softmax()(model(ids))
+    assert probabilities.shape == (None, None, V)
+    wrapped = keras.Model(ids, probabilities)
+    text = random_ids(2, 8)
+    parts = [wrapped(text[:, :3]), wrapped(text[:, 3:])]
+    expected, _ = model.log_probs(text)
+    np.testing.assert_allclose(
+        np.log(np.concatenate(parts, 1)), expected, atol=1e-4
+    )

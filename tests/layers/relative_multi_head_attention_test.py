@@ -409,7 +409,7 @@ def test_dropout_only_in_training_and_rows_seeded_alone():
     "sizes", [(0, 3), (2, 0), (-1, 3), (2, 2.0), ("2", 3), (2, None)]
 )
 def test_sizes_must_be_positive_integers(sizes):
-    with pytest.raises(ValueError, match="must be a positive integer"):
+    with pytest.raises(ValueError, match="must be an integer of at least 1"):
         RelativeMultiHeadAttention(*sizes)
 
 

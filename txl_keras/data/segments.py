@@ -6,6 +6,8 @@
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
+
 _NO_END = np.iinfo(np.int64).max
 
 
@@ -65,10 +67,8 @@ class Segments:
                 f"Received: shape {tokens.shape}, dtype {tokens.dtype}"
             )
         self.tokens = tokens
-        self.batch_size = _check_integer("batch_size", batch_size, 1)
-        self.segment_length = _check_integer(
-            "segment_length", segment_length, 1
-        )
+        self.batch_size = check_integer("batch_size", batch_size, 1)
+        self.segment_length = check_integer("segment_length", segment_length, 1)
         self.drop_remainder = drop_remainder
         self._check_enough_tokens()
         # Row r has the predictions [bounds[r], bounds[r + 1]).
@@ -107,7 +107,7 @@ class Segments:
         Raises:
             ValueError: If the step is negative or a row is not in the batch.
         """
-        step = _check_integer("step", step, 0)
+        step = check_integer("step", step, 0)
         num_rows = self._check_rows(first_row, num_rows)
         segment = step % self.steps_per_epoch
         shape = (num_rows, self.segment_length)
@@ -207,10 +207,10 @@ class Segments:
 
         Consecutive elements of a worker go to its consecutive replicas.
         """
-        _check_integer("first_step", first_step, 0)
+        check_integer("first_step", first_step, 0)
         end = _NO_END
         if num_steps is not None:
-            _check_integer("num_steps", num_steps, 1)
+            check_integer("num_steps", num_steps, 1)
             end = (first_step + num_steps) * num_parts
 
         signature = self._signature(num_rows)
@@ -267,10 +267,10 @@ class Segments:
             )
 
     def _check_rows(self, first_row, num_rows):
-        _check_integer("first_row", first_row, 0)
+        check_integer("first_row", first_row, 0)
         if num_rows is None:
             num_rows = self.batch_size - first_row
-        _check_integer("num_rows", num_rows, 1)
+        check_integer("num_rows", num_rows, 1)
         if first_row + num_rows > self.batch_size:
             raise ValueError(
                 "`first_row` and `num_rows` must be within the batch. "
@@ -300,13 +300,3 @@ def replica_batch_size(batch_size, strategy):
             f"Received: batch_size={batch_size}, {replicas} replicas"
         )
     return batch_size // replicas
-
-
-def _check_integer(name, value, minimum):
-    is_integer = isinstance(value, (int, np.integer))
-    if not is_integer or isinstance(value, bool) or value < minimum:
-        raise ValueError(
-            f"`{name}` must be an integer of at least {minimum}. "
-            f"Received: {name}={value!r}"
-        )
-    return int(value)

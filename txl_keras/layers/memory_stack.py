@@ -9,6 +9,8 @@ import types
 import keras
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
+
 COLD_STARTS = ("masked", "zeros")
 
 
@@ -173,16 +175,9 @@ class MemoryStack(keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         _check_cold_start(cold_start)
-        for name, size, least in (
-            ("num_layers", num_layers, 1),
-            ("memory_length", memory_length, 0),
-            ("hidden_dim", hidden_dim, 1),
-        ):
-            if size < least:
-                raise ValueError(
-                    f"`{name}` must be at least {least}. "
-                    f"Received: {name}={size}"
-                )
+        check_integer("num_layers", num_layers, 1)
+        check_integer("memory_length", memory_length, 0)
+        check_integer("hidden_dim", hidden_dim, 1)
         self.num_layers = num_layers
         self.batch_size = batch_size
         self.memory_length = memory_length

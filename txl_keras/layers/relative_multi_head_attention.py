@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_integer
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.row_dropout import RowDropout
 
@@ -99,12 +100,8 @@ class RelativeMultiHeadAttention(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        for name, size in (("num_heads", num_heads), ("key_dim", key_dim)):
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(
-                    f"`{name}` must be a positive integer. "
-                    f"Received: {name}={size!r}"
-                )
+        check_integer("num_heads", num_heads, 1)
+        check_integer("key_dim", key_dim, 1)
         self.num_heads = num_heads
         self.key_dim = key_dim
         self.dropout = dropout

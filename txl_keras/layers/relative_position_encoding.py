@@ -6,6 +6,8 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
 import keras
 from keras import ops
 
+from txl_keras.checks import check_integer
+
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class RelativePositionEncoding(keras.layers.Layer):
@@ -57,11 +59,8 @@ class RelativePositionEncoding(keras.layers.Layer):
     def __init__(self, clamp_length=None, max_wavelength=10000.0, **kwargs):
         # Only shapes are read, so inputs are left in the dtype they come in.
         super().__init__(autocast=False, **kwargs)
-        if clamp_length is not None and clamp_length < 1:
-            raise ValueError(
-                "`clamp_length` must be a positive integer or None. "
-                f"Received: clamp_length={clamp_length}"
-            )
+        if clamp_length is not None:
+            check_integer("clamp_length", clamp_length, 1)
         self.clamp_length = clamp_length
         self.max_wavelength = max_wavelength
 

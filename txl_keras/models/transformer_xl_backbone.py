@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_integer
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.memory_stack import initial_memory
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
@@ -96,19 +97,12 @@ class TransformerXLBackbone(keras.Model):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        for name, size, least in (
-            ("vocabulary_size", vocabulary_size, 1),
-            ("num_layers", num_layers, 1),
-            ("num_heads", num_heads, 1),
-            ("hidden_dim", hidden_dim, 2),
-            ("intermediate_dim", intermediate_dim, 1),
-            ("memory_length", memory_length, 0),
-        ):
-            if size < least:
-                raise ValueError(
-                    f"`{name}` must be at least {least}. "
-                    f"Received: {name}={size}"
-                )
+        check_integer("vocabulary_size", vocabulary_size, 1)
+        check_integer("num_layers", num_layers, 1)
+        check_integer("num_heads", num_heads, 1)
+        check_integer("hidden_dim", hidden_dim, 2)
+        check_integer("intermediate_dim", intermediate_dim, 1)
+        check_integer("memory_length", memory_length, 0)
         if hidden_dim % 2:
             raise ValueError(
                 "`hidden_dim` must be even: half of the position encoding are "

@@ -6,6 +6,8 @@ Letters: `B` batch, `M` memory, `V` vocabulary.
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
+
 _PROMPT_SEGMENT = 128
 
 
@@ -78,11 +80,7 @@ class Generator:
                 f"`prompt` must hold ids in [0, {vocabulary_size}). Received "
                 f"ids from {prompt.min()} to {prompt.max()}."
             )
-        if max_tokens < 0:
-            raise ValueError(
-                "`max_tokens` must be at least 0. "
-                f"Received: max_tokens={max_tokens}"
-            )
+        check_integer("max_tokens", max_tokens, 0)
         return prompt
 
     @tf.function(reduce_retracing=True)

@@ -7,6 +7,8 @@ import dataclasses
 
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
@@ -54,11 +56,8 @@ class Sampler:
                 "`temperature` must be at least 0 and finite. "
                 f"Received: temperature={self.temperature}"
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(
-                "`top_k` must be at least 1 or None. "
-                f"Received: top_k={self.top_k}"
-            )
+        if self.top_k is not None:
+            check_integer("top_k", self.top_k, 1)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(
                 "`top_p` must be in (0, 1] or None. "

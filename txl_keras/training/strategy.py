@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
+
 
 def create_strategy(tpu=None, num_cpu_devices=None):
     """Chooses the `tf.distribute` strategy for this machine.
@@ -57,11 +59,7 @@ def _tpu_strategy(tpu):
 
 
 def _cpu_strategy(num_cpu_devices):
-    if num_cpu_devices < 1:
-        raise ValueError(
-            "`num_cpu_devices` must be at least 1. "
-            f"Received: num_cpu_devices={num_cpu_devices}"
-        )
+    check_integer("num_cpu_devices", num_cpu_devices, 1)
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * num_cpu_devices,

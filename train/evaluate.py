@@ -18,6 +18,7 @@ from txl_keras.data import load_corpus
 from txl_keras.evaluation.compression import compressed_bits_per_character
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.training.workdir import Workdir
+from txl_keras.training.workdir import fingerprint
 from txl_keras.training.workdir import write_json
 
 FLAGS = flags.FLAGS
@@ -41,7 +42,8 @@ flags.DEFINE_integer("batch_size", 16, "Streams.", lower_bound=1)
 
 def main(_):
     workdir = Workdir(FLAGS.workdir)
-    settings = workdir.read_config()["flags"]
+    config = workdir.read_config()
+    settings = config["flags"]
     overrides = {
         name: FLAGS[name].value
         for name in ("memory_length", "same_length", "clamp_length")
@@ -52,6 +54,13 @@ def main(_):
 
     corpus = load_corpus(settings["corpus"], settings["data_dir"])
     tokens = tokenizer.encode(corpus.splits[FLAGS.split])
+    if fingerprint(tokens) != config["data"][FLAGS.split]:
+        raise ValueError(
+            f"The {FLAGS.split} split of {settings['corpus']} is not what it "
+            "was when the run began: the text was changed, or Python was "
+            f"updated. Expected {config['data'][FLAGS.split]}. "
+            f"Received: {fingerprint(tokens)}"
+        )
     segments = Segments(tokens, FLAGS.batch_size, segment_length, False)
     evaluator = Evaluator(model, tf.distribute.get_strategy(), FLAGS.batch_size)
     with tqdm(total=len(segments), unit="segment", disable=None) as bar:

@@ -8,7 +8,6 @@
 The same command again goes on where the run was stopped.
 """
 
-import hashlib
 import os
 import time
 
@@ -37,6 +36,7 @@ from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import describe
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.workdir import Workdir
+from txl_keras.training.workdir import fingerprint
 from txl_keras.training.workdir import read_json
 from txl_keras.training.workdir import write_json
 
@@ -182,7 +182,7 @@ def main(_):
         {
             "flags": _fixed_flags(),
             "backbone": model.backbone.get_config(),
-            "data": _fingerprint(tokens),
+            "data": {split: fingerprint(ids) for split, ids in tokens.items()},
         }
     )
     save_tokenizer(tokenizer, workdir.tokenizer)
@@ -299,16 +299,6 @@ def _backbone_config(tokenizer):
             "mixed_bfloat16" if FLAGS.precision == "bfloat16" else "float32"
         ),
         **changes,
-    }
-
-
-def _fingerprint(tokens):
-    return {
-        split: {
-            "num_tokens": len(ids),
-            "sha256": hashlib.sha256(ids.tobytes()).hexdigest(),
-        }
-        for split, ids in tokens.items()
     }
 
 

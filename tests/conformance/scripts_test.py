@@ -251,6 +251,39 @@ def test_another_configuration_is_refused_and_the_run_kept(run):
     }
 
 
+def test_a_text_that_changed_is_not_scored(run, corpus):
+    text = corpus.read_bytes()
+    try:
+        corpus.write_bytes(text[:-9] + b"different")
+        done = run_script("evaluate.py", f"--workdir={run[0]}")
+    finally:
+        corpus.write_bytes(text)
+    assert done.returncode == 1
+    assert "is not what it was" in done.stderr
+
+
+def test_a_run_killed_at_its_very_end_is_finished_by_the_same_command(run):
+    workdir, _, flags = run
+    results = (workdir / "results.json").read_bytes()
+    (workdir / "results.json").unlink()
+    assert "The run is finished" not in succeed("main.py", *flags)
+    assert (workdir / "results.json").read_bytes() == results
+
+
+def test_two_replicas_in_bfloat16_run_to_the_end(corpus, tmp_path):
+    flags = (f"--corpus={corpus}", f"--workdir={tmp_path}", *TINY)
+    printed = succeed(
+        "main.py",
+        *flags,
+        "--num_cpu_devices=2",
+        "--precision=bfloat16",
+        "--eval_batch_size=2",
+        "--max_eval_tokens=500",
+    )
+    assert "2 x CPU" in printed
+    assert "over 499 tokens" in printed
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(corpus, tmp_path):
     done = run_script(
         "main.py",

@@ -3,9 +3,9 @@
     python train_tiny.py REPLICAS STEPS DIRECTORY [first]
 
 Goes on from the checkpoint in DIRECTORY where there is one, saves another,
-and prints a JSON line of losses and gradient norms, in hexadecimal so that no
-bit is lost. STEPS is the number after which the schedule ends; with `first`
-the run is stopped after that many.
+and prints a JSON line of losses, gradient norms and the score of another
+text, in hexadecimal so that no bit is lost. STEPS is the number after which
+the schedule ends; with `first` the run is stopped after that many.
 """
 
 import json
@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from txl_keras.data import Segments
+from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import optimizers
@@ -57,6 +58,9 @@ def main(replicas, max_steps, directory, first=None):
     iterator = iter(segments.distribute(strategy, first_step=step))
     results = trainer.train(iterator, (first or max_steps) - step)
     checkpoints.save()
+    evaluator = Evaluator(model, strategy, batch_size=2)
+    held_out = Segments(tokens[:100], 2, 7, drop_remainder=False)
+    results["held_out"] = np.array([evaluator.evaluate(held_out)["nll"]])
     print(
         json.dumps(
             {k: [x.hex() for x in v.tolist()] for k, v in results.items()}

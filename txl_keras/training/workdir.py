@@ -7,6 +7,7 @@ metrics.jsonl     one JSON object a line, steps rising
 results.json      written last: the run is finished
 """
 
+import hashlib
 import json
 import os
 
@@ -114,6 +115,21 @@ class Workdir:
         with open(self.metrics, encoding="utf-8") as file:
             # A run that was killed may leave half a line at the end.
             return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+def fingerprint(tokens):
+    """What a split is recognised by.
+
+    Args:
+        tokens: Integer array.
+
+    Returns:
+        Dictionary of `num_tokens` and `sha256`.
+    """
+    return {
+        "num_tokens": len(tokens),
+        "sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
+    }
 
 
 def read_json(path):

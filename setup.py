@@ -11,7 +11,6 @@ setup(
     description="Transformer-XL for Keras 3 and TensorFlow.",
     long_description=pathlib.Path("README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
     packages=find_packages(include=["txl_keras", "txl_keras.*"]),
     python_requires=">=3.11",
     install_requires=[

@@ -24,6 +24,8 @@ from txl_keras.training.workdir import write_json
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+flags.DEFINE_string("corpus", None, "Default: where it was in training.")
+flags.DEFINE_string("data_dir", None, "Default: where it was in training.")
 flags.DEFINE_enum("split", "test", ["train", "valid", "test"], "Which text.")
 flags.DEFINE_integer(
     "memory_length", None, "Default: as in training.", lower_bound=0
@@ -46,23 +48,32 @@ def main(_):
     settings = config["flags"]
     overrides = {
         name: FLAGS[name].value
-        for name in ("memory_length", "same_length", "clamp_length")
+        for name in ("same_length", "clamp_length")
         if FLAGS[name].value is not None
     }
     model, tokenizer, step = workdir.load_model(**overrides)
     segment_length = FLAGS.segment_length or settings["segment_length"]
 
-    corpus = load_corpus(settings["corpus"], settings["data_dir"])
+    memory_length = FLAGS.memory_length
+    if memory_length is None:
+        memory_length = model.backbone.memory_length
+
+    corpus = load_corpus(
+        FLAGS.corpus or config["corpus"]["name"],
+        FLAGS.data_dir or config["corpus"]["data_dir"],
+    )
     tokens = tokenizer.encode(corpus.splits[FLAGS.split])
     if fingerprint(tokens) != config["data"][FLAGS.split]:
         raise ValueError(
-            f"The {FLAGS.split} split of {settings['corpus']} is not what it "
+            f"The {FLAGS.split} split of {corpus.name} is not what it "
             "was when the run began: the text was changed, or Python was "
             f"updated. Expected {config['data'][FLAGS.split]}. "
             f"Received: {fingerprint(tokens)}"
         )
     segments = Segments(tokens, FLAGS.batch_size, segment_length, False)
-    evaluator = Evaluator(model, tf.distribute.get_strategy(), FLAGS.batch_size)
+    evaluator = Evaluator(
+        model, tf.distribute.get_strategy(), FLAGS.batch_size, memory_length
+    )
     with tqdm(total=len(segments), unit="segment", disable=None) as bar:
         scores = evaluator.evaluate(
             segments, on_progress=lambda done, _: bar.update(done - bar.n)
@@ -72,7 +83,7 @@ def main(_):
         "split": FLAGS.split,
         "batch_size": FLAGS.batch_size,
         "segment_length": segment_length,
-        "memory_length": model.backbone.memory_length,
+        "memory_length": memory_length,
         "same_length": model.backbone.same_length,
         "clamp_length": model.backbone.clamp_length,
         **scores,
@@ -81,9 +92,9 @@ def main(_):
         ),
     }
     path = workdir.file(f"evaluation_{FLAGS.split}.json")
-    write_json(results, path)
     for name, value in results.items():
         print(f"{name}: {value}")
+    write_json(results, path)
     print(f"Written to {path}")
 
 

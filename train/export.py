@@ -5,6 +5,8 @@
 The signatures are described at `txl_keras.serving.export`.
 """
 
+import os
+
 from absl import flags
 
 from txl_keras import script
@@ -25,7 +27,9 @@ flags.DEFINE_integer(
 def main(_):
     workdir = Workdir(FLAGS.workdir)
     model, _, step = workdir.load_model()
-    path = FLAGS.output or workdir.file(f"export/{step}")
+    path = workdir.file(f"export/{step}")
+    if FLAGS.output:
+        path = os.path.expanduser(FLAGS.output)
     export(model, path, FLAGS.memory_length)
     print(f"SavedModel of step {step} in {path}")
 

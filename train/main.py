@@ -19,6 +19,8 @@ from txl_keras.data import Segments
 from txl_keras.data import build_tokenizer
 from txl_keras.data import load_corpus
 from txl_keras.data import save_tokenizer
+from txl_keras.data.corpora import CORPORA
+from txl_keras.data.segments import replica_batch_size
 from txl_keras.evaluation.compression import compressed_bits_per_character
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
@@ -125,7 +127,7 @@ flags.DEFINE_integer(
 )
 
 _FIXED_FLAGS = (
-    "corpus", "data_dir", "tokenizer", "drop_newlines", "precision", "seed",
+    "tokenizer", "drop_newlines", "precision", "seed",
     "batch_size", "segment_length", "max_steps", "learning_rate",
     "min_learning_rate", "warmup_steps", "clip_norm",
 )  # fmt: skip
@@ -136,7 +138,10 @@ def main(_):
     keras.utils.set_random_seed(FLAGS.seed)
     workdir = Workdir(FLAGS.workdir)
 
+    replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
+
     # Data.
+    corpus_place = _corpus_place()
     corpus = load_corpus(FLAGS.corpus, FLAGS.data_dir)
     tokenizer = build_tokenizer(FLAGS.tokenizer, corpus, FLAGS.drop_newlines)
     tokens = {
@@ -180,8 +185,10 @@ def main(_):
     # Start afresh, go on, or see that all is done.
     workdir.claim(
         {
-            "flags": _fixed_flags(),
+            "flags": {name: FLAGS[name].value for name in _FIXED_FLAGS},
             "backbone": model.backbone.get_config(),
+            "tokenizer": tokenizer.get_config(),
+            "corpus": corpus_place,
             "data": {split: fingerprint(ids) for split, ids in tokens.items()},
         }
     )
@@ -200,7 +207,10 @@ def main(_):
         flush=True,
     )
     if step == FLAGS.max_steps and os.path.exists(results_path):
-        print("The run is finished.")
+        print(
+            "The run is finished. To score or sample it in other ways, use "
+            "train/evaluate.py and train/generate.py."
+        )
         _print_results(read_json(results_path))
         return
 
@@ -209,6 +219,7 @@ def main(_):
         step, FLAGS.max_steps, FLAGS.batch_size * FLAGS.segment_length
     )
     iterator = iter(train.distribute(strategy, first_step=step))
+    valid_scores = None
     while step < FLAGS.max_steps:
         num_steps = min(
             FLAGS.steps_per_execution,
@@ -221,9 +232,9 @@ def main(_):
             losses = trainer.train(iterator, num_steps)
         except FloatingPointError as error:
             raise FloatingPointError(
-                f"{error} Training stopped; the last good checkpoint is "
-                f"{checkpoints.latest}. Lower --learning_rate or raise "
-                "--warmup_steps, in a new --workdir."
+                f"{error} Training stopped; the last good checkpoint: "
+                f"{checkpoints.latest or 'none yet'}. Lower --learning_rate "
+                "or raise --warmup_steps, in a new --workdir."
             ) from error
         seconds = time.monotonic() - start
         step += num_steps
@@ -237,10 +248,10 @@ def main(_):
         }
         progress.update(num_steps, seconds, loss, bits_per_character(loss))
         if step % FLAGS.eval_every == 0 or step == FLAGS.max_steps:
-            scores = evaluator.evaluate(valid)
-            metrics["valid"] = scores
+            metrics["valid"] = valid_scores = evaluator.evaluate(valid)
             progress.write(
-                f"step {step}: valid {scores['bits_per_character']:.4f} bpc"
+                f"step {step}: valid "
+                f"{valid_scores['bits_per_character']:.4f} bpc"
             )
         workdir.append_metrics(metrics)
         if step % FLAGS.checkpoint_every == 0 or step == FLAGS.max_steps:
@@ -250,7 +261,7 @@ def main(_):
     # Finish.
     results = {
         "step": step,
-        "valid": workdir.read_metrics()[-1]["valid"],
+        "valid": valid_scores or evaluator.evaluate(valid),
         "test": evaluator.evaluate(test),
     }
     for split, ids in held_out.items():
@@ -265,7 +276,9 @@ def main(_):
     # A copy on one device: the model itself may live on many.
     served, _, _ = workdir.load_model()
     prompt = tokens["test"][: FLAGS.segment_length]
-    write = Generator(served, Sampler(temperature=0.8))
+    write = Generator(
+        served, Sampler(temperature=0.8), workdir.generation_memory_length()
+    )
     sample = [
         int(token[0])
         for token in write(prompt[None], FLAGS.sample_length, FLAGS.seed)
@@ -277,13 +290,21 @@ def main(_):
     _print_results(results)
 
 
-def _fixed_flags():
-    settings = {name: FLAGS[name].value for name in _FIXED_FLAGS}
-    # The other scripts may be called from elsewhere.
-    for name in ("corpus", "data_dir"):
-        if settings[name] and os.path.exists(settings[name]):
-            settings[name] = os.path.abspath(settings[name])
-    return settings
+def _corpus_place():
+    """Where the text lies, for scripts that are called from elsewhere."""
+    name, data_dir = FLAGS.corpus, FLAGS.data_dir
+    if name not in CORPORA:
+        name = os.path.abspath(os.path.expanduser(name))
+        workdir = os.path.abspath(os.path.expanduser(FLAGS.workdir))
+        if os.path.isdir(name) and os.path.commonpath([name, workdir]) == name:
+            raise ValueError(
+                "`workdir` must not be in the folder of the text, or the run "
+                f"would be read as text. Received: workdir={workdir}, "
+                f"corpus={name}"
+            )
+    if data_dir is not None:
+        data_dir = os.path.abspath(os.path.expanduser(data_dir))
+    return {"name": name, "data_dir": data_dir}
 
 
 def _backbone_config(tokenizer):

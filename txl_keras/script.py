@@ -2,12 +2,20 @@
 
 import sys
 
+import tensorflow as tf
 from absl import app
 from absl import logging
 
-# What txl_keras raises on bad input; anything else is a bug, and its
+# What bad input and full machines raise; anything else is a bug, and its
 # traceback is shown.
-_USER_ERRORS = (ValueError, OSError, RuntimeError, FloatingPointError)
+_USER_ERRORS = (
+    ValueError,
+    OSError,
+    RuntimeError,
+    FloatingPointError,
+    MemoryError,
+    tf.errors.OpError,
+)
 
 
 def run(main):
@@ -28,6 +36,9 @@ def _run(main, argv):
         sys.exit(f"Error: unexpected arguments {argv[1:]}; flags begin with --")
     try:
         main(argv)
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        sys.exit(130)
     except _USER_ERRORS as error:
         if logging.level_debug():
             raise

@@ -221,6 +221,12 @@ np.savez(sys.argv[2], **outputs)
         (["--corpus=enwik8"], ["data_dir"]),
         (["--hidden_dim=15"], ["hidden_dim=15"]),
         (["--segment_length=0"], ["segment_length"]),
+        (["--head_dim=0"], ["head_dim=0"]),
+        (["--corpus={folder}"], ["workdir", "folder of the text"]),
+        (
+            ["--eval_batch_size=3", "--num_cpu_devices=2"],
+            ["eval_batch_size=3"],
+        ),
     ],
 )
 def test_bad_input_stops_before_any_work(corpus, tmp_path, flags, messages):
@@ -260,6 +266,27 @@ def test_a_text_that_changed_is_not_scored(run, corpus):
         corpus.write_bytes(text)
     assert done.returncode == 1
     assert "is not what it was" in done.stderr
+
+
+def test_the_text_may_be_moved_and_its_newlines_left_out(corpus, tmp_path):
+    workdir = tmp_path / "run"
+    succeed(
+        "main.py",
+        f"--corpus={corpus}",
+        f"--workdir={workdir}",
+        *TINY,
+        "--tokenizer=characters",
+        "--drop_newlines",
+        "--max_steps=7",
+    )
+    moved = tmp_path / "moved.txt"
+    moved.write_bytes(corpus.read_bytes())
+    flags = (f"--workdir={workdir}", f"--corpus={moved}", "--split=valid")
+    assert "num_tokens" in succeed("evaluate.py", *flags)
+    # A new line is no token of this run: it begins with a space.
+    written = succeed("generate.py", f"--workdir={workdir}", "--num_tokens=9")
+    assert written.startswith(" ")
+    assert len(written) == 1 + 9 + 1
 
 
 def test_a_run_killed_at_its_very_end_is_finished_by_the_same_command(run):

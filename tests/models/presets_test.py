@@ -65,7 +65,7 @@ def test_arguments_take_the_place_of_the_presets_own():
         "quickstart", dtype="mixed_bfloat16", num_layers=1, memory_length=7
     )
     assert model.backbone.num_layers == 1
-    assert model.initial_memory(2).states[0].shape == (2, 7, 256)
+    assert model.initial_memory(2).states[0].shape == (2, 7, 128)
     assert model.compute_dtype == "bfloat16"
     assert backbone_config("quickstart")["num_layers"] == 4
 

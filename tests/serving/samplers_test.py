@@ -33,6 +33,10 @@ def test_temperature_zero_is_greedy():
     assert_close(frequencies(Sampler(temperature=0)), [1, 0, 0, 0, 0])
 
 
+def test_a_tiny_temperature_is_nearly_greedy():
+    assert_close(frequencies(Sampler(temperature=1e-39)), [1, 0, 0, 0, 0])
+
+
 def test_top_k_keeps_the_most_likely_and_ties():
     assert_close(frequencies(Sampler(top_k=2)), [0.5, 0, 0.25, 0, 0])
     assert_close(frequencies(Sampler(top_k=3)), [0.5, 0.1, 0.25, 0, 0.1])

@@ -144,7 +144,40 @@ def test_weights_alone_are_restored_into_another_memory_length(tmp_path):
 def test_weights_of_another_model_are_refused(tmp_path):
     trainer = make_trainer(make_model())
     Checkpoints(str(tmp_path), trainer).save()
-    with pytest.raises((AssertionError, ValueError)):
+    with pytest.raises(ValueError, match="No checkpoint"):
         restore_weights(make_model(num_layers=2), str(tmp_path))
     with pytest.raises(FileNotFoundError, match="No checkpoint"):
         restore_weights(make_model(), str(tmp_path / "nothing"))
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
+    trainer = make_trainer(make_model())
+    checkpoints = Checkpoints(str(tmp_path), trainer)
+    iterator = make_iterator()
+    for _ in range(2):
+        trainer.train(iterator, 2)
+        checkpoints.save()
+    data = tmp_path / "ckpt-4.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:200])
+
+    assert restore_weights(make_model(), str(tmp_path)) == 2
+    again = make_trainer(make_model())
+    assert Checkpoints(str(tmp_path), again).restore() == 2
+    fresh = make_trainer(make_model())
+    assert (
+        again.train(make_iterator(2), 1)["loss"]
+        < fresh.train(make_iterator(0), 1)["loss"]
+    )
+
+    for path in tmp_path.glob("*.data*"):
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="No checkpoint in .* can be read"):
+        Checkpoints(str(tmp_path), make_trainer(make_model())).restore()
+
+
+def test_checkpoints_without_their_index_do_not_start_a_run_afresh(tmp_path):
+    trainer = make_trainer(make_model())
+    Checkpoints(str(tmp_path), trainer).save()
+    (tmp_path / "checkpoint").unlink()
+    with pytest.raises(ValueError, match="the file `checkpoint` .* missing"):
+        Checkpoints(str(tmp_path), trainer).restore()

@@ -2,7 +2,12 @@ import pytest
 
 from txl_keras.training.workdir import Workdir
 
-CONFIG = {"flags": {"seed": 1, "corpus": "a"}, "data": {"sizes": (3, 4)}}
+CONFIG = {
+    "flags": {"seed": 1},
+    "backbone": {},
+    "data": {"sizes": (3, 4)},
+    "corpus": {"name": "here"},
+}
 
 
 def test_a_run_of_the_same_configuration_goes_on(tmp_path):
@@ -15,10 +20,31 @@ def test_a_run_of_the_same_configuration_goes_on(tmp_path):
 def test_another_configuration_is_refused_and_changes_nothing(tmp_path):
     workdir = Workdir(str(tmp_path))
     workdir.claim(CONFIG)
-    other = {"flags": {"seed": 2, "corpus": "a"}, "data": {"sizes": (3, 4)}}
+    other = {**CONFIG, "flags": {"seed": 2}}
     with pytest.raises(ValueError, match="flags.seed was 1, now 2"):
         workdir.claim(other)
     assert workdir.read_config()["flags"]["seed"] == 1
+
+
+def test_the_text_may_lie_elsewhere_when_a_run_goes_on(tmp_path):
+    workdir = Workdir(str(tmp_path))
+    workdir.claim(CONFIG)
+    workdir.claim({**CONFIG, "corpus": {"name": "there"}})
+    assert workdir.read_config()["corpus"] == {"name": "here"}
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"flags": '])
+def test_a_damaged_configuration_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match="config.json is damaged"):
+        Workdir(str(tmp_path)).claim(CONFIG)
+
+
+def test_generation_remembers_at_least_a_segment(tmp_path):
+    workdir = Workdir(str(tmp_path))
+    sizes = {"backbone": {"memory_length": 0}, "flags": {"segment_length": 6}}
+    workdir.claim({**CONFIG, **sizes})
+    assert workdir.generation_memory_length() == 6
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):

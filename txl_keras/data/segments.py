@@ -280,12 +280,13 @@ class Segments:
         return num_rows
 
 
-def replica_batch_size(batch_size, strategy):
+def replica_batch_size(batch_size, strategy, name="batch_size"):
     """Rows of a replica.
 
     Args:
         batch_size: Integer, rows over all replicas.
         strategy: The `tf.distribute.Strategy`.
+        name: String, what the caller calls `batch_size`.
 
     Returns:
         Integer.
@@ -296,7 +297,7 @@ def replica_batch_size(batch_size, strategy):
     replicas = strategy.num_replicas_in_sync
     if batch_size % replicas:
         raise ValueError(
-            "`batch_size` must be divisible by the number of replicas. "
-            f"Received: batch_size={batch_size}, {replicas} replicas"
+            f"`{name}` must be divisible by the number of replicas. "
+            f"Received: {name}={batch_size}, {replicas} replicas"
         )
     return batch_size // replicas

@@ -108,7 +108,9 @@ class TransformerXLBackbone(keras.Model):
                 "`hidden_dim` must be even: half of the position encoding are "
                 f"sines, half cosines. Received: hidden_dim={hidden_dim}"
             )
-        if head_dim is None and hidden_dim % num_heads:
+        if head_dim is not None:
+            check_integer("head_dim", head_dim, 1)
+        elif hidden_dim % num_heads:
             raise ValueError(
                 "`hidden_dim` must be divisible by `num_heads`, or `head_dim` "
                 f"be given. Received: hidden_dim={hidden_dim}, "

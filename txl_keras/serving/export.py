@@ -4,6 +4,9 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `L` layers,
 `V` vocabulary.
 """
 
+import os
+import shutil
+
 import keras
 import tensorflow as tf
 
@@ -26,9 +29,17 @@ def export(model, path, memory_length=None):
 
     Args:
         model: `TransformerXLCausalLM`.
-        path: String, a new folder.
+        path: String, a new folder, or that of an older SavedModel.
         memory_length: Optional integer `M`; by default the model's own.
+
+    Raises:
+        ValueError: If `path` is something else than a SavedModel.
     """
+    if os.path.exists(path) and not _is_saved_model(path):
+        raise ValueError(
+            "`path` must be new or a SavedModel, which is then replaced. "
+            f"Received: path={path}"
+        )
     backbone = model.backbone
     if memory_length is None:
         memory_length = backbone.memory_length
@@ -67,7 +78,15 @@ def export(model, path, memory_length=None):
         initial_memory,
         [tf.TensorSpec((), tf.int32, "batch_size")],
     )
-    archive.write_out(path, verbose=False)
+    # Written beside it, so that a server never sees half a model.
+    unfinished = os.path.normpath(path) + ".unfinished"
+    archive.write_out(unfinished, verbose=False)
+    shutil.rmtree(path, ignore_errors=True)
+    os.replace(unfinished, path)
+
+
+def _is_saved_model(path):
+    return os.path.exists(os.path.join(path, "saved_model.pb"))
 
 
 def _tensors(memory):

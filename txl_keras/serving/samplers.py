@@ -67,7 +67,9 @@ class Sampler:
     def __call__(self, log_probs, seed):
         if self.temperature == 0:
             return tf.argmax(log_probs, axis=-1, output_type=tf.int32)
-        logits = log_probs / self.temperature
+        # The largest is 0, so that no temperature makes all of them infinite.
+        largest = tf.reduce_max(log_probs, axis=-1, keepdims=True)
+        logits = (log_probs - largest) / self.temperature
         if self.top_k is not None:
             logits = _keep_top_k(logits, self.top_k)
         if self.top_p is not None:

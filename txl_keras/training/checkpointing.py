@@ -1,6 +1,9 @@
 """What a run must keep to go on as if it had never stopped."""
 
+import os
+
 import tensorflow as tf
+from absl import logging
 
 
 class MemoryCheckpoint(tf.__internal__.tracking.Trackable):
@@ -76,13 +79,16 @@ class Checkpoints:
         self._manager.save(checkpoint_number=int(self._trainer.step.numpy()))
 
     def restore(self):
-        """Restores the newest checkpoint, if there is one.
+        """Restores the newest checkpoint that is whole, if there is any.
 
         Returns:
             Integer, the step to go on from; 0 for a fresh run.
+
+        Raises:
+            ValueError: If there are checkpoints, and none can be read.
         """
-        if self.latest:
-            self._checkpoint.restore(self.latest).assert_consumed()
+        if _exist(self._manager.directory):
+            _restore_newest(self._checkpoint, self._manager.directory)
         return int(self._trainer.step.numpy())
 
 
@@ -98,19 +104,49 @@ def restore_weights(model, directory):
 
     Raises:
         FileNotFoundError: If there is no checkpoint.
+        ValueError: If there are some, and none can be read.
     """
-    path = tf.train.latest_checkpoint(directory)
-    if path is None:
+    if not _exist(directory):
         raise FileNotFoundError(
             f"No checkpoint in {directory}: train first, with "
             "`python train/main.py`."
         )
     step = tf.Variable(0, dtype=tf.int64, trainable=False)
     checkpoint = tf.train.Checkpoint(weights=weights_by_name(model), step=step)
-    status = checkpoint.restore(path)
-    status.assert_existing_objects_matched()
-    status.expect_partial()
+    _restore_newest(checkpoint, directory, partly=True)
     return int(step.numpy())
+
+
+def _exist(directory):
+    return bool(tf.io.gfile.glob(os.path.join(directory, "ckpt-*.index")))
+
+
+def _restore_newest(checkpoint, directory, partly=False):
+    """Restores the newest checkpoint; a damaged one gives way, loudly."""
+    state = tf.train.get_checkpoint_state(directory)
+    paths = list(state.all_model_checkpoint_paths) if state else []
+    for path in reversed(paths):
+        try:
+            status = checkpoint.restore(path)
+            status.assert_existing_objects_matched()
+            if partly:
+                status.expect_partial()
+            else:
+                status.assert_consumed()
+            return
+        # What a missing, a cut and a foreign file raise.
+        except (tf.errors.OpError, IndexError, AssertionError) as error:
+            logging.error(
+                "%s is damaged or of another model; trying the one before. %s",
+                path,
+                error,
+            )
+    raise ValueError(
+        f"No checkpoint in {directory} can be read"
+        + (": " if paths else ": the file `checkpoint` there is missing; ")
+        + "bring back a copy of the folder, or begin again with another "
+        "--workdir."
+    )
 
 
 def weights_by_name(model):

@@ -25,6 +25,7 @@ class Workdir:
     """
 
     def __init__(self, path):
+        path = os.path.expanduser(path)
         self.path = path
         self.tokenizer = os.path.join(path, "tokenizer.json")
         self.checkpoints = os.path.join(path, "checkpoints")
@@ -38,7 +39,9 @@ class Workdir:
         """Starts a run of this configuration here, or goes on with it.
 
         Args:
-            config: Dictionary that JSON can hold.
+            config: Dictionary that JSON can hold. Its entry `corpus` says
+                where the text lies; that may change, as long as the hashes of
+                the text stay.
 
         Raises:
             ValueError: If a run of another configuration lives here.
@@ -48,7 +51,10 @@ class Workdir:
             os.makedirs(self.path, exist_ok=True)
             write_json(config, path)
             return
-        differences = _differences(read_json(path), _as_json(config))
+        differences = _differences(
+            {**self.read_config(), "corpus": None},
+            {**_as_json(config), "corpus": None},
+        )
         if differences:
             raise ValueError(
                 f"`workdir` {self.path} holds a run of another configuration. "
@@ -61,13 +67,18 @@ class Workdir:
 
         Raises:
             FileNotFoundError: If no run was started here.
+            ValueError: If the file is damaged.
         """
         path = self.file("config.json")
         if not os.path.exists(path):
             raise FileNotFoundError(
                 f"`workdir` must be that of a run: there is no {path}."
             )
-        return read_json(path)
+        config = read_json(path)
+        missing = {"corpus", "flags", "backbone", "data"} - set(config)
+        if missing:
+            raise ValueError(f"{path} is damaged: it lacks {sorted(missing)}.")
+        return config
 
     def load_model(self, **overrides):
         """The model of the run, with its newest weights.
@@ -86,6 +97,18 @@ class Workdir:
         model = TransformerXLCausalLM(TransformerXLBackbone(**config))
         step = restore_weights(model, self.checkpoints)
         return model, load_tokenizer(self.tokenizer), step
+
+    def generation_memory_length(self):
+        """How far back a model that writes token by token should remember.
+
+        In training a token saw its segment too, not memory alone: a model
+        without memory would write from the last token only.
+        """
+        config = self.read_config()
+        return max(
+            config["backbone"]["memory_length"],
+            config["flags"]["segment_length"],
+        )
 
     def append_metrics(self, metrics):
         """Adds a line to metrics.jsonl.
@@ -114,7 +137,8 @@ class Workdir:
             return []
         with open(self.metrics, encoding="utf-8") as file:
             # A run that was killed may leave half a line at the end.
-            return [json.loads(line) for line in file if line.endswith("\n")]
+            lines = [line for line in file if line.endswith("\n")]
+        return [_parse_json(line, self.metrics) for line in lines]
 
 
 def fingerprint(tokens):
@@ -135,7 +159,14 @@ def fingerprint(tokens):
 def read_json(path):
     """Reads a JSON file."""
     with open(path, encoding="utf-8") as file:
-        return json.load(file)
+        return _parse_json(file.read(), path)
+
+
+def _parse_json(text, path):
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def write_json(content, path):

@@ -9,6 +9,7 @@ import pathlib
 import sysconfig
 
 from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.splitting import drop_duplicates
 from txl_keras.data.corpora.splitting import join_documents
 from txl_keras.data.corpora.splitting import name_hash
 from txl_keras.data.corpora.splitting import split_groups
@@ -77,10 +78,7 @@ def read_documents(stdlib):
         text = (stdlib / path).read_bytes()
         if text and _is_utf8(text):
             documents[path] = text
-    first_paths = {}
-    for path, text in documents.items():
-        first_paths.setdefault(text, path)
-    return {path: text for text, path in first_paths.items()}
+    return drop_duplicates(documents)
 
 
 def group_name(path):

@@ -66,7 +66,7 @@ def split_text(data, fraction=HELD_OUT_FRACTION):
     """Cuts a UTF-8 text in three: train first, then valid, then test.
 
     A cut is at the first new line after its place, or at the next character
-    if there is no line end before the next cut.
+    if that would move the cut by more than half a split.
 
     Args:
         data: `bytes`.
@@ -92,13 +92,30 @@ def split_text(data, fraction=HELD_OUT_FRACTION):
 
 
 def _cut(data, start, stop):
-    newline = data.find(b"\n", start, stop - 1)
+    newline = data.find(b"\n", start, start + (stop - start) // 2)
     if newline >= 0:
         return newline + 1
     # Bytes 10xxxxxx continue a character.
     while start < len(data) and data[start] & 0xC0 == 0x80:
         start += 1
     return start
+
+
+def drop_duplicates(documents):
+    """Keeps the first of documents with the same text.
+
+    A text that is both in train and in test would be no test.
+
+    Args:
+        documents: Dict of name to `bytes`.
+
+    Returns:
+        Dict, the same or a smaller one.
+    """
+    first_names = {}
+    for name, text in documents.items():
+        first_names.setdefault(text, name)
+    return {name: text for text, name in first_names.items()}
 
 
 def join_documents(documents):

@@ -5,6 +5,7 @@ import pathlib
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import read_file
+from txl_keras.data.corpora.splitting import drop_duplicates
 from txl_keras.data.corpora.splitting import join_documents
 from txl_keras.data.corpora.splitting import split_groups
 from txl_keras.data.corpora.splitting import split_text
@@ -19,8 +20,9 @@ def load(path):
       of the bytes to each of valid and test.
     - A folder with one or two files: they are joined and cut like one file.
 
-    Folders are read with their subfolders, without hidden and empty files, and
-    files follow each other in the order of their paths. Files that end in
+    Folders are read with their subfolders, without hidden and empty files; a
+    text that occurs twice is kept once. Files follow each other in the order of
+    their paths. Files that end in
     `.gz` are unpacked.
 
     Args:
@@ -79,7 +81,9 @@ def _read_folder(folder):
         hidden = any(part.startswith(".") for part in name.parts)
         if path.is_file() and not hidden:
             documents[name.as_posix()] = _read_text(path)
-    documents = {name: text for name, text in documents.items() if text}
+    documents = drop_duplicates(
+        {name: text for name, text in documents.items() if text}
+    )
     if not documents:
         raise ValueError(
             f"The folder {folder} must have at least one file with text. "

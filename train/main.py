@@ -259,6 +259,7 @@ def main(_):
     progress.close()
 
     # Finish.
+    print("Scoring test, writing a sample, exporting.", flush=True)
     results = {
         "step": step,
         "valid": valid_scores or evaluator.evaluate(valid),
@@ -277,7 +278,9 @@ def main(_):
     served, _, _ = workdir.load_model()
     prompt = tokens["test"][: FLAGS.segment_length]
     write = Generator(
-        served, Sampler(temperature=0.8), workdir.generation_memory_length()
+        served,
+        Sampler(temperature=0.8, top_p=0.95),
+        workdir.generation_memory_length(),
     )
     sample = [
         int(token[0])
@@ -336,7 +339,7 @@ def _print_results(results):
         )
     sample = Workdir(FLAGS.workdir).file("sample.txt")
     with open(sample, encoding="utf-8") as file:
-        print(f"--- {sample}\n{file.read()}\n---")
+        print(f"--- {sample}, from inside the test text\n{file.read()}\n---")
     print(
         f"In {FLAGS.workdir}: learning_curve.png, metrics.jsonl, "
         f"results.json, sample.txt, export/{results['step']} (SavedModel)"

@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.segments import replica_batch_size
-from txl_keras.layers.memory_stack import MemoryStack
 from txl_keras.metrics import bits_per_character
 from txl_keras.metrics import perplexity
 from txl_keras.training.strategy import compile_replica_function
@@ -26,19 +25,11 @@ class Evaluator:
     """
 
     def __init__(self, model, strategy, batch_size, memory_length=None):
-        backbone = model.backbone
         self._strategy = strategy
         self._model = model
         with strategy.scope():
-            self._memory = MemoryStack(
-                backbone.num_layers,
-                replica_batch_size(batch_size, strategy),
-                backbone.memory_length
-                if memory_length is None
-                else memory_length,
-                backbone.hidden_dim,
-                cold_start=backbone.cold_start,
-                dtype=model.dtype_policy,
+            self._memory = model.backbone.memory_stack(
+                replica_batch_size(batch_size, strategy), memory_length
             )
         self._run = host_loop(
             strategy,

@@ -251,18 +251,22 @@ class MemoryStack(keras.layers.Layer):
 
     def reset_state(self):
         """Forgets everything."""
-        empty = initial_memory(
+        empty = self._empty(self.batch_size or 0)
+        for state in self._holder.states:
+            state.assign(empty.states[0])
+        for valid_length in self._holder.valid_lengths:
+            valid_length.assign(empty.valid_length)
+
+    def _empty(self, rows):
+        """Memory of one block at a cold start."""
+        return initial_memory(
             1,
-            self.batch_size or 0,
+            rows,
             self.memory_length,
             self.hidden_dim,
             self.cold_start,
             self.compute_dtype,
         )
-        for state in self._holder.states:
-            state.assign(empty.states[0])
-        for valid_length in self._holder.valid_lengths:
-            valid_length.assign(empty.valid_length)
 
     def _rows(self, inputs):
         if self.batch_size is None:
@@ -278,15 +282,7 @@ class MemoryStack(keras.layers.Layer):
         state = self._holder.states[layer].read_value()
         valid_length = self._holder.valid_lengths[layer].read_value()
         if self.batch_size is None and rows is not None:
-            missing = tf.maximum(rows - tf.shape(state)[0], 0)
-            new = initial_memory(
-                1,
-                missing,
-                self.memory_length,
-                self.hidden_dim,
-                self.cold_start,
-                state.dtype,
-            )
+            new = self._empty(tf.maximum(rows - tf.shape(state)[0], 0))
             state = tf.concat([state, new.states[0]], axis=0)[:rows]
             valid_length = tf.concat([valid_length, new.valid_length], axis=0)
             valid_length = valid_length[:rows]

@@ -10,6 +10,7 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.decoder_block import DecoderBlock
+from txl_keras.layers.memory_stack import MemoryStack
 from txl_keras.layers.memory_stack import initial_memory
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.row_dropout import RowDropout
@@ -217,6 +218,30 @@ class TransformerXLBackbone(keras.Model):
             self.hidden_dim,
             self.cold_start,
             self.compute_dtype,
+        )
+
+    def memory_stack(self, batch_size, memory_length=None, name=None):
+        """Variables that hold the memory of this model.
+
+        Args:
+            batch_size: Integer, the rows of one replica, or `None`: see
+                `MemoryStack`.
+            memory_length: Integer `M`; by default the model's own.
+            name: Optional string.
+
+        Returns:
+            `MemoryStack`, which the caller owns.
+        """
+        if memory_length is None:
+            memory_length = self.memory_length
+        return MemoryStack(
+            self.num_layers,
+            batch_size,
+            memory_length,
+            self.hidden_dim,
+            cold_start=self.cold_start,
+            dtype=self.dtype_policy,
+            name=name,
         )
 
     def call(

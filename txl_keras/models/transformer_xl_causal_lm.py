@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.layers.memory_stack import MemoryStack
 from txl_keras.metrics import BitsPerCharacter
 from txl_keras.models.presets import backbone_config
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
@@ -64,20 +63,13 @@ class TransformerXLCausalLM(keras.Model):
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         self.backbone = backbone
-        self._training_memory = self._memory_stack("training_memory")
-        self._inference_memory = self._memory_stack("inference_memory")
-        self.build((None, None))
-
-    def _memory_stack(self, name):
-        return MemoryStack(
-            self.backbone.num_layers,
-            None,
-            self.backbone.memory_length,
-            self.backbone.hidden_dim,
-            cold_start=self.backbone.cold_start,
-            dtype=self.dtype_policy,
-            name=name,
+        self._training_memory = backbone.memory_stack(
+            None, name="training_memory"
         )
+        self._inference_memory = backbone.memory_stack(
+            None, name="inference_memory"
+        )
+        self.build((None, None))
 
     def build(self, token_ids_shape):
         self.output_bias = self.add_weight(

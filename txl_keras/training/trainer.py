@@ -3,10 +3,10 @@
 Letters: `B` batch over all replicas, `T` segment.
 """
 
+import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.segments import replica_batch_size
-from txl_keras.layers.memory_stack import MemoryStack
 from txl_keras.layers.row_dropout import fold_in
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
@@ -49,17 +49,9 @@ class Trainer:
         self.clip_norm = clip_norm
         self.seed = seed
         self._rows = replica_batch_size(batch_size, strategy)
-        backbone = model.backbone
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self.memory = MemoryStack(
-                backbone.num_layers,
-                self._rows,
-                backbone.memory_length,
-                backbone.hidden_dim,
-                cold_start=backbone.cold_start,
-                dtype=model.dtype_policy,
-            )
+            self.memory = model.backbone.memory_stack(self._rows)
             optimizer.build(model.trainable_variables)
         self._compiled_gradients = compile_replica_function(
             self._gradients, strategy
@@ -90,10 +82,10 @@ class Trainer:
         results = self._run(iterator, tf.constant(num_steps))
         results = {name: value.numpy() for name, value in results.items()}
         for name, values in results.items():
-            if not tf.reduce_all(tf.math.is_finite(values)):
-                bad = int(tf.argmin(tf.math.is_finite(values)))
+            bad = np.flatnonzero(~np.isfinite(values))
+            if bad.size:
                 raise FloatingPointError(
-                    f"{name} is {values[bad]} at step {first + bad + 1}."
+                    f"{name} is {values[bad[0]]} at step {first + bad[0] + 1}."
                 )
         return results
 

@@ -126,10 +126,8 @@ class Workdir:
             step: Integer, the step that the run goes on from.
         """
         kept = [line for line in self.read_metrics() if line["step"] <= step]
-        temporary = self.metrics + ".tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in kept)
-        os.replace(temporary, self.metrics)
+        lines = "".join(json.dumps(line) + "\n" for line in kept)
+        _write_text(lines, self.metrics)
 
     def read_metrics(self):
         """List of the dictionaries in metrics.jsonl."""
@@ -171,9 +169,12 @@ def _parse_json(text, path):
 
 def write_json(content, path):
     """Writes a JSON file, whole or not at all."""
+    _write_text(json.dumps(content, indent=1) + "\n", path)
+
+
+def _write_text(text, path):
     with open(path + ".tmp", "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
+        file.write(text)
     os.replace(path + ".tmp", path)
 
 

@@ -25,7 +25,6 @@ from txl_keras.evaluation.compression import compressed_bits_per_character
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.metrics import bits_per_character
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
 from txl_keras.serving import Generator
@@ -161,9 +160,7 @@ def main(_):
 
     # Model.
     with strategy.scope():
-        model = TransformerXLCausalLM(
-            TransformerXLBackbone(**_backbone_config(tokenizer))
-        )
+        model = _build_model(tokenizer)
         optimizer = optimizers.Adam(
             optimizers.cosine_schedule(
                 FLAGS.learning_rate,
@@ -186,7 +183,7 @@ def main(_):
     workdir.claim(
         {
             "flags": {name: FLAGS[name].value for name in _FIXED_FLAGS},
-            "backbone": model.backbone.get_config(),
+            "model": model.get_config(),
             "tokenizer": tokenizer.get_config(),
             "corpus": corpus_place,
             "data": {split: fingerprint(ids) for split, ids in tokens.items()},
@@ -310,20 +307,19 @@ def _corpus_place():
     return {"name": name, "data_dir": data_dir}
 
 
-def _backbone_config(tokenizer):
+def _build_model(tokenizer):
     changes = {
         name: FLAGS[name].value
         for name in _MODEL_FLAGS
         if FLAGS[name].value is not None
     }
-    return {
-        **presets.backbone_config(FLAGS.preset),
-        "vocabulary_size": tokenizer.vocabulary_size,
-        "dtype": (
-            "mixed_bfloat16" if FLAGS.precision == "bfloat16" else "float32"
-        ),
+    policy = "mixed_bfloat16" if FLAGS.precision == "bfloat16" else "float32"
+    return TransformerXLCausalLM.from_preset(
+        FLAGS.preset,
+        dtype=policy,
+        vocabulary_size=tokenizer.vocabulary_size,
         **changes,
-    }
+    )
 
 
 def _print_results(results):

@@ -2,6 +2,9 @@
 
 import numbers
 
+import numpy as np
+import tensorflow as tf
+
 
 def check_integer(name, value, minimum):
     """Checks that an argument is an integer and not too small.
@@ -24,3 +27,26 @@ def check_integer(name, value, minimum):
             f"Received: {name}={value!r}"
         )
     return int(value)
+
+
+def check_token_ids(name, token_ids, vocabulary_size):
+    """Checks ids that are at hand: eager tensors and arrays.
+
+    Symbolic ones are not; what uses them must not go wrong in silence.
+
+    Args:
+        name: String, the argument's name.
+        token_ids: Integer tensor or array of any shape.
+        vocabulary_size: Integer.
+
+    Raises:
+        ValueError: If an id is not in `[0, vocabulary_size)`.
+    """
+    if not isinstance(token_ids, (np.ndarray, tf.__internal__.EagerTensor)):
+        return
+    ids = np.asarray(token_ids)
+    if ids.size and (ids.min() < 0 or ids.max() >= vocabulary_size):
+        raise ValueError(
+            f"`{name}` must hold ids in [0, {vocabulary_size}). Received ids "
+            f"from {ids.min()} to {ids.max()}."
+        )

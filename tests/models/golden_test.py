@@ -55,8 +55,8 @@ def load(name):
     )
     reader = tf.train.load_checkpoint(str(folder / "model.ckpt"))
     values = {
-        "output_bias": "adaptive_softmax/bias",
-        "token_embedding/embeddings": "adaptive_embed/lookup_table",
+        "softmax/bias_0": "adaptive_softmax/bias",
+        "token_embedding/embeddings_0": "adaptive_embed/lookup_table",
         "content_attention_bias": "r_w_bias",
         "positional_attention_bias": "r_r_bias",
     }

@@ -4,7 +4,7 @@ import pytest
 from small_models import small_model
 
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models.presets import backbone_config
+from txl_keras.models.presets import preset_config
 from txl_keras.models.presets import names
 
 _NUM_WEIGHTS = {
@@ -38,7 +38,7 @@ def num_weights(
 
 @pytest.mark.parametrize("name", _NUM_WEIGHTS)
 def test_presets_have_the_published_number_of_weights(name):
-    assert num_weights(**backbone_config(name)) == _NUM_WEIGHTS[name]
+    assert num_weights(**preset_config(name)) == _NUM_WEIGHTS[name]
 
 
 def test_a_model_has_the_weights_that_its_sizes_say():
@@ -67,12 +67,12 @@ def test_arguments_take_the_place_of_the_presets_own():
     assert model.backbone.num_layers == 1
     assert model.initial_memory(2).states[0].shape == (2, 7, 128)
     assert model.compute_dtype == "bfloat16"
-    assert backbone_config("quickstart")["num_layers"] == 4
+    assert preset_config("quickstart")["num_layers"] == 4
 
 
 def test_a_config_is_the_callers_own():
-    backbone_config("quickstart")["num_layers"] = 99
-    assert backbone_config("quickstart")["num_layers"] == 4
+    preset_config("quickstart")["num_layers"] = 99
+    assert preset_config("quickstart")["num_layers"] == 4
 
 
 def test_unknown_presets_and_arguments_are_errors():

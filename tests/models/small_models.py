@@ -28,7 +28,7 @@ def small_backbone(dtype=None, **config):
 def small_model(dtype=None, **config):
     model = TransformerXLCausalLM(small_backbone(dtype, **config))
     rng = np.random.default_rng(4)
-    model.output_bias.assign(rng.normal(size=(V,)))
+    model.softmax.biases[0].assign(rng.normal(size=(V,)))
     return model
 
 

@@ -22,7 +22,7 @@ def test_memory_of_a_block_is_its_input():
     backbone = small_backbone()
     ids = random_ids(B, T)
     hidden, memory = backbone(ids)
-    x = backbone.token_embedding.embeddings.numpy()[ids] * np.sqrt(D)
+    x = backbone.token_embedding.embeddings[0].numpy()[ids] * np.sqrt(D)
     biases = (
         backbone.content_attention_bias,
         backbone.positional_attention_bias,
@@ -140,7 +140,7 @@ def test_a_row_that_is_reset_is_as_fresh_and_leaves_the_others(cold_start):
 def test_no_gradient_flows_through_memory():
     backbone = small_backbone()
     ids = random_ids(B, 2 * T)
-    table = backbone.token_embedding.embeddings
+    table = backbone.token_embedding.embeddings[0]
     # Ids of the first segment are in no second one.
     ids[:, :T], ids[:, T:] = ids[:, :T] % 5, 5 + ids[:, T:] % 6
     with tf.GradientTape() as tape:

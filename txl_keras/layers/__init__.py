@@ -1,5 +1,10 @@
 """Layers to build Transformer-XL models from, in the order data passes."""
 
+from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
+from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.layers.causal_multi_head_attention import (
+    CausalMultiHeadAttention,
+)
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.memory_stack import MemoryStack
@@ -9,13 +14,18 @@ from txl_keras.layers.relative_multi_head_attention import (
 from txl_keras.layers.relative_multi_head_attention import relative_shift
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.row_dropout import RowDropout
+from txl_keras.layers.shaw_multi_head_attention import ShawMultiHeadAttention
 
 __all__ = [
+    "AdaptiveEmbedding",
+    "AdaptiveSoftmax",
+    "CausalMultiHeadAttention",
     "DecoderBlock",
     "Memory",
     "MemoryStack",
     "RelativeMultiHeadAttention",
     "RelativePositionEncoding",
     "RowDropout",
+    "ShawMultiHeadAttention",
     "relative_shift",
 ]

@@ -5,16 +5,25 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
 
 import keras
 
+from txl_keras.checks import check_integer
+from txl_keras.layers.causal_multi_head_attention import (
+    CausalMultiHeadAttention,
+)
 from txl_keras.layers.relative_multi_head_attention import (
     RelativeMultiHeadAttention,
 )
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import fold_in
+from txl_keras.layers.shaw_multi_head_attention import ShawMultiHeadAttention
+
+# How a model knows where its tokens stand, and whether that lets it remember.
+ATTENTION_TYPES = ("relative", "shaw", "vaswani", "al_rfou")
+ABSOLUTE_TYPES = ("vaswani", "al_rfou")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class DecoderBlock(keras.layers.Layer):
-    """Relative attention and a feed-forward network, each with a residual.
+    """Attention and a feed-forward network, each with a residual.
 
     Post-norm, as in the paper (section 3.3, the equations at its end):
 
@@ -36,16 +45,28 @@ class DecoderBlock(keras.layers.Layer):
         attention_dropout: Float in `[0, 1)`, on attention probabilities.
         normalize_first: Boolean, pre-norm rather than post-norm.
         layer_norm_epsilon: Float.
-        clamp_length, same_length, tie_attention_biases, kernel_initializer:
-            See `RelativeMultiHeadAttention`.
+        attention_type: String.
+            `"relative"`: the paper's, `RelativeMultiHeadAttention`.
+            `"shaw"`: relative keys, `ShawMultiHeadAttention`.
+            `"vaswani"`: absolute positions; they come with `inputs`.
+            `"al_rfou"`: absolute positions, learned, which the block adds to
+            its inputs (Al-Rfou et al., 2018, section 2). Those of a segment
+            are counted from its end, as the code of Dai et al. does.
+            The last two take no memory.
+        max_positions: Integer, rows of the learned tables: the distances of
+            `"shaw"`, the longest segment of `"al_rfou"`.
+        clamp_length: Optional integer, of `"relative"` and `"shaw"`.
+        tie_attention_biases: Boolean, of `"relative"`.
+        same_length, kernel_initializer: See `CausalMultiHeadAttention`.
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`.
         memory: Optional tensor of shape `(B, M, D)`, earlier `inputs` of this
             block.
         inputs_mask: Optional boolean `(B, T)`, false at padding.
-        memory_mask, position_encoding, attention_biases, training,
-            dropout_seed: See `RelativeMultiHeadAttention`.
+        memory_mask, training, dropout_seed: See `CausalMultiHeadAttention`.
+        position_encoding, attention_biases: See `RelativeMultiHeadAttention`;
+            only of `"relative"`.
 
     Returns:
         Tensor of shape `(B, T, D)`.
@@ -73,6 +94,8 @@ class DecoderBlock(keras.layers.Layer):
         attention_dropout=0.0,
         normalize_first=False,
         layer_norm_epsilon=1e-5,
+        attention_type="relative",
+        max_positions=None,
         clamp_length=None,
         same_length=False,
         tie_attention_biases=False,
@@ -87,22 +110,15 @@ class DecoderBlock(keras.layers.Layer):
         self.attention_dropout = attention_dropout
         self.normalize_first = normalize_first
         self.layer_norm_epsilon = layer_norm_epsilon
+        check_attention_type(attention_type, max_positions)
+        self.attention_type = attention_type
+        self.max_positions = max_positions
         self.clamp_length = clamp_length
         self.same_length = same_length
         self.tie_attention_biases = tie_attention_biases
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
-        self.attention = RelativeMultiHeadAttention(
-            num_heads,
-            head_dim,
-            dropout=attention_dropout,
-            clamp_length=clamp_length,
-            same_length=same_length,
-            tie_attention_biases=tie_attention_biases,
-            kernel_initializer=self.kernel_initializer.clone(),
-            dtype=self.dtype_policy,
-            name="attention",
-        )
+        self.attention = self._attention()
         self._attention_norm = self._layer_norm("attention_norm")
         self._feed_forward_norm = self._layer_norm("feed_forward_norm")
         self._intermediate_dense = self._dense(
@@ -112,6 +128,30 @@ class DecoderBlock(keras.layers.Layer):
         self._dropout = RowDropout(
             dropout, dtype=self.dtype_policy, name="dropout"
         )
+
+    def _attention(self):
+        common = {
+            "num_heads": self.num_heads,
+            "key_dim": self.head_dim,
+            "dropout": self.attention_dropout,
+            "same_length": self.same_length,
+            "kernel_initializer": self.kernel_initializer.clone(),
+            "dtype": self.dtype_policy,
+            "name": "attention",
+        }
+        if self.attention_type == "relative":
+            return RelativeMultiHeadAttention(
+                clamp_length=self.clamp_length,
+                tie_attention_biases=self.tie_attention_biases,
+                **common,
+            )
+        if self.attention_type == "shaw":
+            return ShawMultiHeadAttention(
+                max_positions=self.max_positions,
+                clamp_length=self.clamp_length,
+                **common,
+            )
+        return CausalMultiHeadAttention(**common)
 
     def _layer_norm(self, name):
         return keras.layers.LayerNormalization(
@@ -136,6 +176,13 @@ class DecoderBlock(keras.layers.Layer):
         self._feed_forward_norm.build(inputs_shape)
         self._intermediate_dense.build(inputs_shape)
         self._output_dense.build((*inputs_shape[:-1], self.intermediate_dim))
+        if self.attention_type == "al_rfou":
+            # The last row belongs to the last token of a segment.
+            self.position_embeddings = self.add_weight(
+                shape=(self.max_positions, inputs_shape[-1]),
+                initializer=self.kernel_initializer.clone(),
+                name="position_embeddings",
+            )
 
     def call(
         self,
@@ -153,15 +200,20 @@ class DecoderBlock(keras.layers.Layer):
             return self._dropout(x, training=training, dropout_seed=seed)
 
         def attention(x, memory):
+            positions = {}
+            if self.attention_type == "relative":
+                positions = {
+                    "position_encoding": position_encoding,
+                    "attention_biases": attention_biases,
+                }
             attended = self.attention(
                 x,
                 memory=memory,
                 query_mask=inputs_mask,
                 memory_mask=memory_mask,
-                position_encoding=position_encoding,
-                attention_biases=attention_biases,
                 training=training,
                 dropout_seed=fold_in(dropout_seed, 0),
+                **positions,
             )
             return dropout(attended, site=1)
 
@@ -169,6 +221,10 @@ class DecoderBlock(keras.layers.Layer):
             inner = dropout(self._intermediate_dense(x), site=2)
             return dropout(self._output_dense(inner), site=3)
 
+        if self.attention_type in ABSOLUTE_TYPES:
+            _check_no_memory(self.attention_type, memory)
+        if self.attention_type == "al_rfou":
+            inputs = inputs + self._positions(inputs)
         if not self.normalize_first:
             x = self._attention_norm(inputs + attention(inputs, memory))
             return self._feed_forward_norm(x + feed_forward(x))
@@ -176,6 +232,15 @@ class DecoderBlock(keras.layers.Layer):
         normed_memory = None if memory is None else norm(memory)
         x = inputs + attention(norm(inputs), normed_memory)
         return x + feed_forward(self._feed_forward_norm(x))
+
+    def _positions(self, inputs):
+        length = keras.ops.shape(inputs)[1]
+        if inputs.shape[1] is not None and length > self.max_positions:
+            raise ValueError(
+                "A segment must not be longer than `max_positions`, "
+                f"{self.max_positions}. Received: inputs.shape={inputs.shape}"
+            )
+        return self.position_embeddings[self.max_positions - length :]
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
@@ -193,6 +258,8 @@ class DecoderBlock(keras.layers.Layer):
             "attention_dropout": self.attention_dropout,
             "normalize_first": self.normalize_first,
             "layer_norm_epsilon": self.layer_norm_epsilon,
+            "attention_type": self.attention_type,
+            "max_positions": self.max_positions,
             "clamp_length": self.clamp_length,
             "same_length": self.same_length,
             "tie_attention_biases": self.tie_attention_biases,
@@ -200,3 +267,28 @@ class DecoderBlock(keras.layers.Layer):
                 self.kernel_initializer
             ),
         }
+
+
+def check_attention_type(attention_type, max_positions):
+    """Checks the two arguments: see `DecoderBlock`.
+
+    Raises:
+        ValueError: If the type is unknown, or the number of positions is
+            missing where they are learned.
+    """
+    if attention_type not in ATTENTION_TYPES:
+        raise ValueError(
+            f"`attention_type` must be one of {ATTENTION_TYPES}. "
+            f"Received: attention_type={attention_type!r}"
+        )
+    if attention_type in ("shaw", "al_rfou"):
+        check_integer("max_positions", max_positions, 1)
+
+
+def _check_no_memory(attention_type, memory):
+    if memory is not None and memory.shape[1] != 0:
+        raise ValueError(
+            f"`attention_type={attention_type!r}` counts positions inside of "
+            "a segment and takes no memory: `memory_length` must be 0. "
+            f"Received: memory.shape={memory.shape}"
+        )

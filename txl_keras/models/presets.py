@@ -46,8 +46,8 @@ def names():
     return list(_PRESETS)
 
 
-def backbone_config(name):
-    """Arguments of `TransformerXLBackbone` for a preset.
+def preset_config(name):
+    """Arguments of `TransformerXLCausalLM.from_preset` for a preset.
 
     Args:
         name: String, one of `names()`.

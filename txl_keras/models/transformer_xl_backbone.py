@@ -9,7 +9,10 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
+from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
+from txl_keras.layers.decoder_block import check_attention_type
 from txl_keras.layers.memory_stack import MemoryStack
 from txl_keras.layers.memory_stack import initial_memory
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
@@ -32,10 +35,16 @@ class TransformerXLBackbone(keras.Model):
         head_dim: Integer `H`; by default `D / N`, which must then be whole.
         memory_length: Integer `M`, how far back a block remembers unless a
             memory of another length is passed in.
+        cutoffs, embedding_dim, div_val, project_same_dim: Of the token
+            embedding, see `AdaptiveEmbedding`; by default it is an ordinary
+            one of size D.
+        attention_type, max_positions: See `DecoderBlock`; `"vaswani"` adds
+            sinusoids to the embedding, counted from the end of the segment.
         dropout: Float, on embeddings, positions and inside the blocks.
         attention_dropout: Float, on attention probabilities.
         clamp_length: Optional integer, distances beyond it count as it.
-        same_length: Boolean, every query attends to exactly M keys back.
+        same_length: Every query attends to exactly M keys back; see
+            `CausalMultiHeadAttention` for the two ways to count them.
         tie_attention_biases: Boolean, all blocks share one `u` and one `v`.
         normalize_first: Boolean, pre-norm rather than the paper's post-norm.
         normalize_output: Boolean, a layer norm after the last block, as
@@ -43,6 +52,8 @@ class TransformerXLBackbone(keras.Model):
         layer_norm_epsilon: Float.
         initializer_stddev: Float, standard deviation of the normal
             distribution that all kernels, embeddings, `u` and `v` start from.
+        projection_initializer_stddev: Float, the same for the projections of
+            the token embedding.
         cold_start: See `MemoryStack`.
 
     Call arguments:
@@ -85,6 +96,12 @@ class TransformerXLBackbone(keras.Model):
         intermediate_dim,
         head_dim=None,
         memory_length=0,
+        cutoffs=(),
+        embedding_dim=None,
+        div_val=1,
+        project_same_dim=True,
+        attention_type="relative",
+        max_positions=None,
         dropout=0.0,
         attention_dropout=0.0,
         clamp_length=None,
@@ -94,6 +111,7 @@ class TransformerXLBackbone(keras.Model):
         normalize_output=False,
         layer_norm_epsilon=1e-5,
         initializer_stddev=0.02,
+        projection_initializer_stddev=0.01,
         cold_start="masked",
         **kwargs,
     ):
@@ -117,6 +135,8 @@ class TransformerXLBackbone(keras.Model):
                 f"be given. Received: hidden_dim={hidden_dim}, "
                 f"num_heads={num_heads}"
             )
+        check_attention_type(attention_type, max_positions)
+        _check_remembers(attention_type, memory_length)
         self.vocabulary_size = vocabulary_size
         self.num_layers = num_layers
         self.num_heads = num_heads
@@ -124,6 +144,8 @@ class TransformerXLBackbone(keras.Model):
         self.intermediate_dim = intermediate_dim
         self.head_dim = head_dim or hidden_dim // num_heads
         self.memory_length = memory_length
+        self.attention_type = attention_type
+        self.max_positions = max_positions
         self.dropout = dropout
         self.attention_dropout = attention_dropout
         self.clamp_length = clamp_length
@@ -133,12 +155,20 @@ class TransformerXLBackbone(keras.Model):
         self.normalize_output = normalize_output
         self.layer_norm_epsilon = layer_norm_epsilon
         self.initializer_stddev = initializer_stddev
+        self.projection_initializer_stddev = projection_initializer_stddev
         self.cold_start = cold_start
 
-        self.token_embedding = keras.layers.Embedding(
+        self.token_embedding = AdaptiveEmbedding(
             vocabulary_size,
             hidden_dim,
+            cutoffs=cutoffs,
+            embedding_dim=embedding_dim,
+            div_val=div_val,
+            project_same_dim=project_same_dim,
             embeddings_initializer=self._initializer(),
+            projection_initializer=keras.initializers.RandomNormal(
+                stddev=projection_initializer_stddev
+            ),
             dtype=self.dtype_policy,
             name="token_embedding",
         )
@@ -170,6 +200,8 @@ class TransformerXLBackbone(keras.Model):
             attention_dropout=self.attention_dropout,
             normalize_first=self.normalize_first,
             layer_norm_epsilon=self.layer_norm_epsilon,
+            attention_type=self.attention_type,
+            max_positions=self.max_positions,
             clamp_length=self.clamp_length,
             same_length=self.same_length,
             tie_attention_biases=self.tie_attention_biases,
@@ -185,12 +217,16 @@ class TransformerXLBackbone(keras.Model):
             block.build(hidden_shape)
         if self._output_norm is not None:
             self._output_norm.build(hidden_shape)
-        if self.tie_attention_biases:
+        if self._shares_attention_biases:
             # u and v of section 3.3.
             self.content_attention_bias = self._bias("content_attention_bias")
             self.positional_attention_bias = self._bias(
                 "positional_attention_bias"
             )
+
+    @property
+    def _shares_attention_biases(self):
+        return self.tie_attention_biases and self.attention_type == "relative"
 
     def _bias(self, name):
         return self.add_weight(
@@ -211,6 +247,7 @@ class TransformerXLBackbone(keras.Model):
         """
         if memory_length is None:
             memory_length = self.memory_length
+        _check_remembers(self.attention_type, memory_length)
         return initial_memory(
             self.num_layers,
             batch_size,
@@ -261,19 +298,20 @@ class TransformerXLBackbone(keras.Model):
         row_seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
 
         x = self.token_embedding(token_ids) * self.hidden_dim**0.5  # [B, T, D]
+        if self.attention_type == "vaswani":
+            x = x + ops.cast(self._position_encoding(x), x.dtype)
         x = self._dropout(
             x, training=training, dropout_seed=fold_in(row_seeds, 0)
         )
-        position_encoding = self._positions(
-            x, memory, training, fold_in(dropout_seed, 0)
-        )
+        positions = {}
+        if self.attention_type == "relative":
+            positions = {
+                "position_encoding": self._positions(
+                    x, memory, training, fold_in(dropout_seed, 0)
+                ),
+                "attention_biases": self._attention_biases(),
+            }
         memory_mask = memory.mask()
-        attention_biases = None
-        if self.tie_attention_biases:
-            attention_biases = (
-                self.content_attention_bias,
-                self.positional_attention_bias,
-            )
 
         block_inputs = []
         for i, block in enumerate(self.blocks):
@@ -282,10 +320,9 @@ class TransformerXLBackbone(keras.Model):
                 x,
                 memory=memory.states[i],
                 memory_mask=memory_mask,
-                position_encoding=position_encoding,
-                attention_biases=attention_biases,
                 training=training,
                 dropout_seed=fold_in(row_seeds, i + 1),
+                **positions,
             )
         if self._output_norm is not None:
             x = self._output_norm(x)
@@ -295,6 +332,12 @@ class TransformerXLBackbone(keras.Model):
             dropout_seed=fold_in(row_seeds, self.num_layers + 1),
         )
         return x, memory.extend(block_inputs)
+
+    def _attention_biases(self):
+        """u and v, where all blocks share them."""
+        if not self._shares_attention_biases:
+            return None
+        return self.content_attention_bias, self.positional_attention_bias
 
     def _positions(self, x, memory, training, dropout_seed):
         """R, with the dropout of the original: one mask for all rows."""
@@ -314,6 +357,12 @@ class TransformerXLBackbone(keras.Model):
             "intermediate_dim": self.intermediate_dim,
             "head_dim": self.head_dim,
             "memory_length": self.memory_length,
+            "cutoffs": list(self.token_embedding.cutoffs),
+            "embedding_dim": self.token_embedding.embedding_dim,
+            "div_val": self.token_embedding.div_val,
+            "project_same_dim": self.token_embedding.project_same_dim,
+            "attention_type": self.attention_type,
+            "max_positions": self.max_positions,
             "dropout": self.dropout,
             "attention_dropout": self.attention_dropout,
             "clamp_length": self.clamp_length,
@@ -323,5 +372,17 @@ class TransformerXLBackbone(keras.Model):
             "normalize_output": self.normalize_output,
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "initializer_stddev": self.initializer_stddev,
+            "projection_initializer_stddev": (
+                self.projection_initializer_stddev
+            ),
             "cold_start": self.cold_start,
         }
+
+
+def _check_remembers(attention_type, memory_length):
+    if attention_type in ABSOLUTE_TYPES and memory_length != 0:
+        raise ValueError(
+            f"`attention_type={attention_type!r}` counts positions inside of "
+            "a segment, so those of memory would be wrong: `memory_length` "
+            f"must be 0. Received: memory_length={memory_length}"
+        )

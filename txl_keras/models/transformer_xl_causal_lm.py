@@ -5,11 +5,11 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
 """
 
 import keras
-import tensorflow as tf
 from keras import ops
 
+from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerCharacter
-from txl_keras.models.presets import backbone_config
+from txl_keras.models.presets import preset_config
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 
@@ -17,8 +17,8 @@ from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 class TransformerXLCausalLM(keras.Model):
     """Predicts the next token from a segment and its memory.
 
-    The softmax shares its matrix with the token embedding. The model is used
-    in two ways:
+    The softmax is in the clusters of the token embedding (one, unless it has
+    `cutoffs`). The model is used in two ways:
 
     - *Stateful*, as Keras users do: `model(token_ids)`, `fit`, `evaluate` and
       `predict` read and update memory that the model keeps for itself. Row r
@@ -33,13 +33,16 @@ class TransformerXLCausalLM(keras.Model):
 
     Args:
         backbone: A `TransformerXLBackbone`.
+        tie_embeddings, tie_projections: Which weights the softmax shares with
+            the token embedding, see `AdaptiveSoftmax`; by default all.
 
     Call arguments:
         token_ids: Integer tensor of shape `(B, T)`.
         training: Boolean, for dropout.
 
     Returns:
-        Logits, float32 tensor of shape `(B, T, V)`.
+        Logits, float32 tensor of shape `(B, T, V)`; with `cutoffs` they are
+        log-probabilities.
 
     Example:
 
@@ -59,10 +62,25 @@ class TransformerXLCausalLM(keras.Model):
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860).
     """
 
-    def __init__(self, backbone, **kwargs):
+    def __init__(
+        self, backbone, tie_embeddings=True, tie_projections=True, **kwargs
+    ):
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         self.backbone = backbone
+        self.softmax = AdaptiveSoftmax(
+            backbone.token_embedding,
+            tie_embeddings=tie_embeddings,
+            tie_projections=tie_projections,
+            kernel_initializer=keras.initializers.RandomNormal(
+                stddev=backbone.initializer_stddev
+            ),
+            projection_initializer=keras.initializers.RandomNormal(
+                stddev=backbone.projection_initializer_stddev
+            ),
+            dtype=self.dtype_policy,
+            name="softmax",
+        )
         self._training_memory = backbone.memory_stack(
             None, name="training_memory"
         )
@@ -72,11 +90,7 @@ class TransformerXLCausalLM(keras.Model):
         self.build((None, None))
 
     def build(self, token_ids_shape):
-        self.output_bias = self.add_weight(
-            shape=(self.backbone.vocabulary_size,),
-            initializer="zeros",
-            name="output_bias",
-        )
+        self.softmax.build()
 
     @classmethod
     def from_preset(cls, name, dtype=None, **overrides):
@@ -85,7 +99,8 @@ class TransformerXLCausalLM(keras.Model):
         Args:
             name: String, one of `txl_keras.models.presets.names()`.
             dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-            **overrides: Arguments of `TransformerXLBackbone` to change.
+            **overrides: Arguments of `TransformerXLBackbone`, or of this
+                class, to change.
 
         Returns:
             `TransformerXLCausalLM`.
@@ -93,8 +108,13 @@ class TransformerXLCausalLM(keras.Model):
         Raises:
             ValueError: If the name is unknown; the message lists the known.
         """
-        config = {**backbone_config(name), **overrides}
-        return cls(TransformerXLBackbone(dtype=dtype, **config))
+        config = {**preset_config(name), **overrides}
+        ties = {
+            key: config.pop(key)
+            for key in ("tie_embeddings", "tie_projections")
+            if key in config
+        }
+        return cls(TransformerXLBackbone(dtype=dtype, **config), **ties)
 
     def call(self, token_ids, training=None):
         stack = self._training_memory if training else self._inference_memory
@@ -103,15 +123,7 @@ class TransformerXLCausalLM(keras.Model):
             token_ids, memory=memory, training=training
         )
         stack.write(memory)
-        return self._logits(hidden)
-
-    def _logits(self, hidden):
-        # In float32 whatever the policy: their differences are the loss.
-        embeddings = self.backbone.token_embedding.embeddings
-        return ops.matmul(
-            ops.cast(hidden, "float32"),
-            ops.transpose(ops.cast(embeddings, "float32")),
-        ) + ops.cast(self.output_bias, "float32")  # [B, T, V]
+        return self.softmax.logits(hidden)
 
     def initial_memory(self, batch_size, memory_length=None):
         """Memory of a cold start: see `TransformerXLBackbone`."""
@@ -149,10 +161,7 @@ class TransformerXLCausalLM(keras.Model):
             dropout_seed=dropout_seed,
             first_row=first_row,
         )
-        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
-            labels=targets, logits=self._logits(hidden)
-        )
-        return nll, memory
+        return self.softmax(hidden, targets), memory
 
     def log_probs(self, inputs, memory=None, reset=None):
         """Log-probabilities of the next token at every position.
@@ -165,7 +174,7 @@ class TransformerXLCausalLM(keras.Model):
             `Memory`.
         """
         hidden, memory = self.backbone(inputs, memory=memory, reset=reset)
-        return tf.nn.log_softmax(self._logits(hidden)), memory
+        return self.softmax.log_probs(hidden), memory
 
     def reset_memory(self):
         """Forgets all that was read by `fit`, `evaluate` and calls."""
@@ -229,6 +238,8 @@ class TransformerXLCausalLM(keras.Model):
         return {
             **super().get_config(),
             "backbone": keras.saving.serialize_keras_object(self.backbone),
+            "tie_embeddings": self.softmax.tie_embeddings,
+            "tie_projections": list(self.softmax.tie_projections),
         }
 
     @classmethod

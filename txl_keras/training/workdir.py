@@ -12,7 +12,6 @@ import json
 import os
 
 from txl_keras.data.tokenizers import load_tokenizer
-from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.training.checkpointing import restore_weights
 
@@ -75,7 +74,7 @@ class Workdir:
                 f"`workdir` must be that of a run: there is no {path}."
             )
         config = read_json(path)
-        missing = {"corpus", "flags", "backbone", "data"} - set(config)
+        missing = {"corpus", "flags", "model", "data"} - set(config)
         if missing:
             raise ValueError(f"{path} is damaged: it lacks {sorted(missing)}.")
         return config
@@ -93,8 +92,9 @@ class Workdir:
         Raises:
             FileNotFoundError: If there is no run or no checkpoint.
         """
-        config = {**self.read_config()["backbone"], **overrides}
-        model = TransformerXLCausalLM(TransformerXLBackbone(**config))
+        config = self.read_config()["model"]
+        config["backbone"]["config"].update(overrides)
+        model = TransformerXLCausalLM.from_config(config)
         step = restore_weights(model, self.checkpoints)
         return model, load_tokenizer(self.tokenizer), step
 
@@ -106,7 +106,7 @@ class Workdir:
         """
         config = self.read_config()
         return max(
-            config["backbone"]["memory_length"],
+            config["model"]["backbone"]["config"]["memory_length"],
             config["flags"]["segment_length"],
         )
 

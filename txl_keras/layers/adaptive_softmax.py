@@ -1,0 +1,372 @@
+"""Softmax over a large vocabulary, in clusters.
+
+Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `C` clusters
+after the first, `R` rows: all `B T` tokens, `K` rows of one pass.
+"""
+
+import keras
+import tensorflow as tf
+
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_token_ids
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class AdaptiveSoftmax(keras.layers.Layer):
+    """Adaptive softmax over the clusters of an `AdaptiveEmbedding`.
+
+    The head is a softmax over the first cluster and one entry for each of the
+    others, the tails; a word of tail `i` has the probability
+
+        p(w | h) = p_head(tail i | h) p_tail_i(w | h)
+
+    The loss is exact and in the order of the tokens. A tail is computed only
+    for tokens that it holds, in passes of a fixed number of rows: as many as
+    it takes, so shapes are static (XLA, TPU), nothing is dropped, and a tail
+    that no token fell in costs nothing. Logits of a tail are not stored, but
+    computed again for the gradient.
+
+    Without cutoffs it is an ordinary softmax. All is computed in float32.
+
+    Args:
+        embedding: The `AdaptiveEmbedding` whose clusters these are, and whose
+            weights may be shared.
+        tie_embeddings: Boolean, the tables are those of `embedding`.
+        tie_projections: Boolean, or one a cluster: the projections are those
+            of `embedding`.
+        tail_rows: Optional integer `K`, rows of one pass; by default a
+            sixteenth of the tokens, rounded up to 128.
+        kernel_initializer, projection_initializer: Initializers of tables and
+            projections that are not shared. All else begins as zeros.
+
+    Call arguments:
+        hidden: Tensor `(..., D)`.
+        targets: Integer tensor `(...)`, ids in `[0, V)`.
+
+    Returns:
+        Negative log-likelihood in nats, float32 `(...)`. Where a target is
+        not in `[0, V)` a compiled call gives NaN.
+
+    Raises:
+        ValueError: If `tie_projections` does not fit the clusters, or, called
+            eagerly, if a target is not in `[0, V)`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.layers import AdaptiveEmbedding, AdaptiveSoftmax
+
+    embedding = AdaptiveEmbedding(1000, 64, cutoffs=(100, 400), div_val=4)
+    softmax = AdaptiveSoftmax(embedding)
+    hidden = np.ones((2, 3, 64), "float32")
+    nll = softmax(hidden, np.array([[5, 150, 999], [0, 1, 2]]))  # (2, 3)
+    log_probs = softmax.log_probs(hidden)  # (2, 3, 1000)
+    ```
+
+    Reference:
+        [Grave et al., 2017](https://arxiv.org/abs/1609.04309), section 4.
+    """
+
+    def __init__(
+        self,
+        embedding,
+        tie_embeddings=True,
+        tie_projections=True,
+        tail_rows=None,
+        kernel_initializer="glorot_uniform",
+        projection_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.embedding = embedding
+        self.tie_embeddings = tie_embeddings
+        self.tie_projections = _one_a_cluster(
+            tie_projections, embedding.num_clusters
+        )
+        if tail_rows is not None:
+            check_integer("tail_rows", tail_rows, 1)
+        self.tail_rows = tail_rows
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.projection_initializer = keras.initializers.get(
+            projection_initializer
+        )
+
+    def build(self, hidden_shape=None, targets_shape=None):
+        embedding = self.embedding
+        if not embedding.built:
+            embedding.build()
+        clusters = range(embedding.num_clusters)
+        self.biases = [
+            self._weight(f"bias_{i}", (embedding.cluster_size(i),), "zeros")
+            for i in clusters
+        ]
+        self.kernels = None
+        if not self.tie_embeddings:
+            self.kernels = [
+                self._weight(
+                    f"kernel_{i}",
+                    (embedding.cluster_size(i), embedding.dims[i]),
+                    self.kernel_initializer.clone(),
+                )
+                for i in clusters
+            ]
+        self.projections = [
+            self._weight(
+                f"projection_{i}",
+                (embedding.dims[i], embedding.output_dim),
+                self.projection_initializer.clone(),
+            )
+            if embedding.needs_projection(i) and not self.tie_projections[i]
+            else None
+            for i in clusters
+        ]
+        if embedding.cutoffs:
+            # The entries of the head that stand for the tails.
+            num_tails = len(embedding.cutoffs)
+            self.cluster_kernel = self._weight(
+                "cluster_kernel", (num_tails, embedding.dims[0]), "zeros"
+            )
+            self.cluster_bias = self._weight(
+                "cluster_bias", (num_tails,), "zeros"
+            )
+        self.built = True
+
+    def _weight(self, name, shape, initializer):
+        return self.add_weight(
+            name=name, shape=shape, initializer=initializer, autocast=False
+        )
+
+    def call(self, hidden, targets):
+        check_token_ids("targets", targets, self.embedding.input_dim)
+        targets = tf.cast(targets, tf.int32)
+        shape = tf.shape(targets)
+        hidden = tf.cast(hidden, tf.float32)
+        hidden = tf.reshape(hidden, (-1, self.embedding.output_dim))  # [R, D]
+        nll = self._nll(hidden, tf.reshape(targets, (-1,)))
+        return tf.ensure_shape(tf.reshape(nll, shape), targets.shape)
+
+    def _nll(self, hidden, targets):
+        cutoffs = self.embedding.cutoffs
+        # Which cluster a target is in: how many cutoffs it has reached.
+        cluster = (
+            tf.reduce_sum(
+                tf.cast(targets[:, None] >= [*cutoffs], tf.int32), axis=1
+            )
+            if cutoffs
+            else tf.zeros_like(targets)
+        )
+        first_size = self.embedding.cluster_size(0)
+        head_targets = tf.where(cluster == 0, targets, first_size + cluster - 1)
+        known = (targets >= 0) & (targets < self.embedding.input_dim)
+        nll = _cross_entropy(
+            self._head_logits(hidden), tf.where(known, head_targets, 0)
+        )
+        # Rows of the same cluster, one after the other.
+        order = tf.argsort(cluster, stable=True)
+        for i in range(1, self.embedding.num_clusters):
+            nll += _nll_of_some_rows(
+                hidden,
+                tf.where(known, targets - self.embedding.bounds[i], 0),
+                self._parameters(i),
+                order,
+                tf.reduce_sum(tf.cast(cluster < i, tf.int32)),
+                tf.reduce_sum(tf.cast(cluster <= i, tf.int32)),
+                self._rows_of_a_pass(hidden),
+            )
+        return tf.where(known, nll, float("nan"))
+
+    def _rows_of_a_pass(self, hidden):
+        if self.tail_rows is not None:
+            return self.tail_rows
+        num_rows = hidden.shape[0]
+        if num_rows is None:
+            return 128
+        return max(128, -(-num_rows // 16 // 128) * 128)
+
+    def _parameters(self, cluster):
+        """Table, bias and, where there is one, projection of a cluster."""
+        projection = self.projections[cluster]
+        if self.tie_projections[cluster]:
+            projection = self.embedding.projection(cluster)
+        tables = (
+            self.embedding.embeddings if self.tie_embeddings else (self.kernels)
+        )
+        parameters = [tables[cluster], self.biases[cluster], projection]
+        return [
+            tf.convert_to_tensor(weight)
+            for weight in parameters
+            if weight is not None
+        ]
+
+    def _head_logits(self, hidden):
+        if not self.built:  # `log_probs` may be what is called first
+            self.build()
+        kernel, bias, *projection = self._parameters(0)
+        if self.embedding.cutoffs:
+            kernel = tf.concat([kernel, self.cluster_kernel], axis=0)
+            bias = tf.concat([bias, self.cluster_bias], axis=0)
+        return _logits(hidden, kernel, bias, *projection)
+
+    def logits(self, hidden):
+        """What a softmax over the vocabulary makes probabilities of.
+
+        Args:
+            hidden: Tensor `(..., D)`.
+
+        Returns:
+            Float32 tensor `(..., V)`: logits as they are where there is one
+            cluster, else log-probabilities, which are logits too.
+        """
+        if self.embedding.cutoffs:
+            return self.log_probs(hidden)
+        return self._head_logits(tf.cast(hidden, tf.float32))
+
+    def log_probs(self, hidden):
+        """Log-probabilities of all words, in the order of their ids.
+
+        Args:
+            hidden: Tensor `(..., D)`.
+
+        Returns:
+            Float32 tensor `(..., V)`.
+        """
+        hidden = tf.cast(hidden, tf.float32)
+        head = tf.nn.log_softmax(self._head_logits(hidden))
+        first_size = self.embedding.cluster_size(0)
+        parts = [head[..., :first_size]]
+        for i in range(1, self.embedding.num_clusters):
+            tail = tf.nn.log_softmax(_logits(hidden, *self._parameters(i)))
+            parts.append(tail + head[..., first_size + i - 1, None])
+        return tf.concat(parts, axis=-1)
+
+    def compute_output_shape(self, hidden_shape, targets_shape=None):
+        return hidden_shape[:-1]
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "embedding": keras.saving.serialize_keras_object(self.embedding),
+            "tie_embeddings": self.tie_embeddings,
+            "tie_projections": list(self.tie_projections),
+            "tail_rows": self.tail_rows,
+            "kernel_initializer": keras.initializers.serialize(
+                self.kernel_initializer
+            ),
+            "projection_initializer": keras.initializers.serialize(
+                self.projection_initializer
+            ),
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        embedding = keras.saving.deserialize_keras_object(config["embedding"])
+        return cls(**{**config, "embedding": embedding})
+
+
+def _one_a_cluster(tie_projections, num_clusters):
+    if isinstance(tie_projections, bool):
+        return (tie_projections,) * num_clusters
+    if len(tie_projections) != num_clusters:
+        raise ValueError(
+            "`tie_projections` must be a boolean or one a cluster, "
+            f"{num_clusters} of them. Received: "
+            f"tie_projections={tie_projections}"
+        )
+    return tuple(bool(tie) for tie in tie_projections)
+
+
+def _logits(hidden, kernel, bias, projection=None):
+    """`(..., D)` to `(..., n)`, for a table `(n, e)`."""
+    if projection is not None:
+        hidden = tf.matmul(hidden, projection, transpose_b=True)
+    return tf.matmul(hidden, kernel, transpose_b=True) + bias
+
+
+def _cross_entropy(logits, targets):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
+
+
+def _nll_of_some_rows(
+    hidden, targets, parameters, order, start, stop, rows_of_a_pass
+):
+    """Negative log-likelihood of rows `order[start:stop]`, 0 for the others.
+
+    In passes of a static number of rows, as many as there are to do. The
+    gradient makes the same passes again, so that neither logits nor a sum of
+    gradients is kept a pass: memory is that of one, and the only dense
+    gradient of the table is the one that is handed back.
+
+    Args:
+        hidden: Float32 tensor `(R, D)`.
+        targets: int32 tensor `(R,)`, ids inside the cluster.
+        parameters: Arguments of `_logits` after the first.
+        order: int32 permutation of the rows `(R,)`.
+        start, stop: int32 scalars.
+        rows_of_a_pass: Integer `K`.
+
+    Returns:
+        Float32 tensor `(R,)`.
+    """
+    num_rows = tf.shape(order)[0]
+    last_target = parameters[0].shape[0] - 1
+
+    def rows_of(position):
+        """Rows of the pass that begins at `position`; which are real."""
+        positions = position + tf.range(rows_of_a_pass)
+        rows = tf.gather(order, tf.minimum(positions, num_rows - 1))
+        return rows, positions < stop
+
+    def nll_of(rows, hidden_rows, *parameters):
+        inside = tf.clip_by_value(tf.gather(targets, rows), 0, last_target)
+        return _cross_entropy(_logits(hidden_rows, *parameters), inside)
+
+    def passes(body, *values):
+        """Sums up what `body` returns, over all passes."""
+
+        def one_pass(position, *sums):
+            return position + rows_of_a_pass, *body(position, *sums)
+
+        _, *sums = tf.while_loop(
+            lambda position, *sums: position < stop, one_pass, (start, *values)
+        )
+        return sums
+
+    @tf.custom_gradient
+    def nll_and_gradient(hidden, *parameters):
+        def forward(position, nll):
+            rows, real = rows_of(position)
+            part = nll_of(rows, tf.gather(hidden, rows), *parameters)
+            return [_add_rows(nll, rows, tf.where(real, part, 0.0))]
+
+        def backward(upstream):
+            def gradients(position, hidden_sum, *sums):
+                rows, real = rows_of(position)
+                hidden_rows = tf.gather(hidden, rows)
+                with tf.GradientTape() as tape:
+                    tape.watch((hidden_rows, parameters))
+                    part = nll_of(rows, hidden_rows, *parameters)
+                of_hidden, *of_parameters = tape.gradient(
+                    part,
+                    [hidden_rows, *parameters],
+                    tf.where(real, tf.gather(upstream, rows), 0.0),
+                )
+                return [
+                    _add_rows(hidden_sum, rows, of_hidden),
+                    *(a + b for a, b in zip(sums, of_parameters, strict=True)),
+                ]
+
+            return passes(
+                gradients,
+                tf.zeros_like(hidden),
+                *(tf.zeros_like(parameter) for parameter in parameters),
+            )
+
+        (nll,) = passes(forward, tf.zeros_like(hidden[:, 0]))
+        return nll, backward
+
+    return nll_and_gradient(hidden, *parameters)
+
+
+def _add_rows(total, rows, values):
+    return tf.tensor_scatter_nd_add(total, rows[:, None], values)

@@ -1,0 +1,149 @@
+"""Multi-head attention with a learned key a distance.
+
+Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
+`H` head size, `P` rows of the tables.
+"""
+
+import keras
+from keras import ops
+
+from txl_keras.checks import check_integer
+from txl_keras.layers.causal_multi_head_attention import (
+    CausalMultiHeadAttention,
+)
+from txl_keras.layers.relative_multi_head_attention import relative_shift
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class ShawMultiHeadAttention(CausalMultiHeadAttention):
+    """Causal attention with the relative keys of Shaw et al., 2018.
+
+    The rival encoding in the ablations of Dai et al., 2019 (tables 6 and 7),
+    as their code computes it: in place of projected sinusoids there is a
+    learned key `a` and a learned bias `b` a distance and head:
+
+        A[i,j] =  q_i . k_j  +  u . k_j  +  q_i . a_{i-j}  +  b_{i-j}
+
+    and distances beyond the tables count as their last. Nothing is added to
+    the values.
+
+    Args:
+        num_heads, key_dim, dropout, same_length, kernel_initializer, seed:
+            See `CausalMultiHeadAttention`.
+        max_positions: Integer `P`, distances with a key of their own; the
+            original has M + T of training.
+        clamp_length: Optional integer, uses only the first of these.
+
+    Call arguments, returns:
+        See `CausalMultiHeadAttention`.
+
+    Raises:
+        ValueError: On sizes that are not positive, or `same_length` without
+            a memory.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.layers import ShawMultiHeadAttention
+
+    attend = ShawMultiHeadAttention(num_heads=2, key_dim=4, max_positions=9)
+    y = attend(np.ones((3, 5, 8)), memory=np.ones((3, 6, 8)))  # (3, 5, 8)
+    ```
+
+    Reference:
+        [Shaw et al., 2018](https://arxiv.org/abs/1803.02155), section 3.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        key_dim,
+        max_positions,
+        dropout=0.0,
+        clamp_length=None,
+        same_length=False,
+        kernel_initializer="glorot_uniform",
+        seed=None,
+        **kwargs,
+    ):
+        super().__init__(
+            num_heads,
+            key_dim,
+            dropout=dropout,
+            same_length=same_length,
+            kernel_initializer=kernel_initializer,
+            seed=seed,
+            **kwargs,
+        )
+        check_integer("max_positions", max_positions, 1)
+        if clamp_length is not None:
+            check_integer("clamp_length", clamp_length, 1)
+        self.max_positions = max_positions
+        self.clamp_length = clamp_length
+
+    def build(self, query_shape):
+        super().build(query_shape)
+        heads = self.num_heads
+        self.content_attention_bias = self._parameter(
+            "content_attention_bias", heads, self.key_dim
+        )
+        # Row `d` belongs to distance `d`.
+        self.position_keys = self._parameter(
+            "position_keys", self.max_positions, heads, self.key_dim
+        )
+        self.position_biases = self._parameter(
+            "position_biases", self.max_positions, heads
+        )
+
+    def call(
+        self,
+        query,
+        memory=None,
+        query_mask=None,
+        memory_mask=None,
+        attention_mask=None,
+        training=None,
+        dropout_seed=None,
+        return_attention_scores=False,
+    ):
+        num_memory = 0 if memory is None else ops.shape(memory)[1]
+        distance = self._distances(num_memory + ops.shape(query)[1])
+        scale = self.key_dim**-0.5
+        u = self.content_attention_bias * scale
+        position_key = ops.take(self.position_keys, distance, axis=0)
+        position_bias = ops.take(self.position_biases, distance, axis=0) * scale
+
+        def score(query, key):
+            by_distance = (
+                ops.einsum("btnh,rnh->bntr", query, position_key)
+                + ops.transpose(position_bias)[:, None, :]
+            )  # [B, N, T, S]
+            content = ops.einsum("btnh,bsnh->bnts", query + u, key)
+            return content + relative_shift(by_distance)
+
+        return self._attend(
+            score,
+            query,
+            memory,
+            query_mask,
+            memory_mask,
+            attention_mask,
+            training,
+            dropout_seed,
+            return_attention_scores,
+        )
+
+    def _distances(self, num_keys):
+        """Row of the tables for each of the distances S - 1, ..., 0."""
+        num_rows = min(
+            self.clamp_length or self.max_positions, self.max_positions
+        )
+        return ops.minimum(num_keys - 1 - ops.arange(num_keys), num_rows - 1)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "max_positions": self.max_positions,
+            "clamp_length": self.clamp_length,
+        }

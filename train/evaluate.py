@@ -51,24 +51,31 @@ def main(_):
         for name in ("same_length", "clamp_length")
         if FLAGS[name].value is not None
     }
-    model, tokenizer, step = workdir.load_model(**overrides)
+    tokenizer = workdir.load_tokenizer()
+    model, step = workdir.load_model(**overrides)
     segment_length = FLAGS.segment_length or settings["segment_length"]
 
     memory_length = FLAGS.memory_length
     if memory_length is None:
         memory_length = model.backbone.memory_length
 
+    corpus_name = FLAGS.corpus or config["corpus"]["name"]
+    if corpus_name is None:
+        raise ValueError(
+            "`corpus` must be given: the model was not trained here. "
+            "Received: --corpus=None"
+        )
     corpus = load_corpus(
-        FLAGS.corpus or config["corpus"]["name"],
+        corpus_name,
         FLAGS.data_dir or config["corpus"]["data_dir"],
     )
     tokens = tokenizer.encode(corpus.splits[FLAGS.split])
-    if fingerprint(tokens) != config["data"][FLAGS.split]:
+    expected = config["data"].get(FLAGS.split)
+    if expected not in (None, fingerprint(tokens)):
         raise ValueError(
             f"The {FLAGS.split} split of {corpus.name} is not what it "
             "was when the run began: the text was changed, or Python was "
-            f"updated. Expected {config['data'][FLAGS.split]}. "
-            f"Received: {fingerprint(tokens)}"
+            f"updated. Expected {expected}. Received: {fingerprint(tokens)}"
         )
     segments = Segments(tokens, FLAGS.batch_size, segment_length, False)
     evaluator = Evaluator(

@@ -26,7 +26,7 @@ flags.DEFINE_integer(
 
 def main(_):
     workdir = Workdir(FLAGS.workdir)
-    model, _, step = workdir.load_model()
+    model, step = workdir.load_model()
     path = workdir.file(f"export/{step}")
     if FLAGS.output:
         path = os.path.expanduser(FLAGS.output)

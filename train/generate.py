@@ -37,7 +37,8 @@ flags.DEFINE_integer(
 def main(_):
     sampler = Sampler(FLAGS.temperature, FLAGS.top_k, FLAGS.top_p)
     workdir = Workdir(FLAGS.workdir)
-    model, tokenizer, _ = workdir.load_model()
+    tokenizer = workdir.load_tokenizer()
+    model, _ = workdir.load_model()
     text, prompt = _prompt(tokenizer)
     memory_length = FLAGS.memory_length
     if memory_length is None:

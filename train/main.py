@@ -15,6 +15,7 @@ import keras
 from absl import flags
 
 from txl_keras import script
+from txl_keras.checkpoints.vocabularies import load_vocabulary
 from txl_keras.data import Segments
 from txl_keras.data import build_tokenizer
 from txl_keras.data import load_corpus
@@ -24,7 +25,9 @@ from txl_keras.data.segments import replica_batch_size
 from txl_keras.evaluation.compression import compressed_bits_per_character
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
+from txl_keras.layers.decoder_block import ATTENTION_TYPES
 from txl_keras.metrics import bits_per_character
+from txl_keras.metrics import perplexity
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
 from txl_keras.serving import Generator
@@ -38,6 +41,7 @@ from txl_keras.training.strategy import describe
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.workdir import Workdir
 from txl_keras.training.workdir import fingerprint
+from txl_keras.training.workdir import hash_json
 from txl_keras.training.workdir import read_json
 from txl_keras.training.workdir import write_json
 
@@ -63,13 +67,24 @@ flags.DEFINE_string(
 )  # fmt: skip
 flags.DEFINE_string("data_dir", None, "Folder that holds enwik8 or text8.")
 flags.DEFINE_enum(
-    "tokenizer", "bytes", ["bytes", "characters"], "What a token is."
+    "tokenizer", "bytes", ["bytes", "characters", "words"], "What a token is."
 )
 flags.DEFINE_bool(
     "drop_newlines", False,
     "Leave newlines out, as the original's enwik8 protocol does. Its bpc is "
     "then one of the text without them.",
 )  # fmt: skip
+
+# Of --tokenizer=words.
+flags.DEFINE_string(
+    "vocabulary", None, "File of the words. Default: those of train, counted."
+)
+flags.DEFINE_integer("min_count", None, "Rarer words are unknown.")
+flags.DEFINE_bool("lower_case", None, "Read text in lower case.")
+flags.DEFINE_string("unknown", None, "Word for words unknown. Default: <unk>.")
+flags.DEFINE_string("line_start", None, "Word before a line. Default: none.")
+flags.DEFINE_string("line_end", None, "Word after a line. Default: <eos>.")
+_WORD_FLAGS = ("min_count", "lower_case", "unknown", "line_start", "line_end")
 
 # Model: a preset, and what differs from it.
 flags.DEFINE_enum("preset", "quickstart", presets.names(), "Model sizes.")
@@ -89,6 +104,27 @@ _define_model_flag(flags.DEFINE_integer, "intermediate_dim", "Inner size.")
 _define_model_flag(
     flags.DEFINE_integer, "memory_length", "Memory; 0 for none.", lower_bound=0
 )
+_define_model_flag(
+    flags.DEFINE_list, "cutoffs", "Where clusters of the vocabulary begin."
+)
+_define_model_flag(
+    flags.DEFINE_integer, "embedding_dim", "Size of the first cluster."
+)
+_define_model_flag(
+    flags.DEFINE_integer, "div_val", "How many times smaller the next is."
+)
+_define_model_flag(
+    flags.DEFINE_enum, "attention_type", "Of the paper's ablation.",
+    enum_values=ATTENTION_TYPES,
+)  # fmt: skip
+_define_model_flag(
+    flags.DEFINE_integer, "max_positions", "Learned ones: shaw, al_rfou."
+)
+_define_model_flag(flags.DEFINE_bool, "tie_attention_biases", "One u and v.")
+_define_model_flag(flags.DEFINE_bool, "same_length", "See M tokens, not more.")
+_define_model_flag(
+    flags.DEFINE_integer, "clamp_length", "Distances beyond it count as it."
+)
 _define_model_flag(flags.DEFINE_float, "dropout", "Dropout.")
 _define_model_flag(flags.DEFINE_float, "attention_dropout", "On attention.")
 _define_model_flag(flags.DEFINE_bool, "normalize_first", "Pre-norm.")
@@ -102,6 +138,9 @@ flags.DEFINE_integer("seed", 0, "Of initial weights and dropout.")
 flags.DEFINE_integer("batch_size", 16, "Rows over all replicas.", lower_bound=1)
 flags.DEFINE_integer("segment_length", 128, "Tokens a row.", lower_bound=1)
 flags.DEFINE_integer("max_steps", 1000, "Steps of training.", lower_bound=1)
+flags.DEFINE_enum(
+    "optimizer", "adam", list(optimizers.OPTIMIZERS), "Lamb: large batches."
+)
 flags.DEFINE_float("learning_rate", 2.5e-4, "Peak.", lower_bound=0)
 flags.DEFINE_float("min_learning_rate", 0.0, "At the end.", lower_bound=0)
 flags.DEFINE_integer("warmup_steps", 0, "Of linear warm-up.", lower_bound=0)
@@ -119,6 +158,9 @@ flags.DEFINE_integer(
 flags.DEFINE_integer("eval_every", 500, "Steps.", lower_bound=1)
 flags.DEFINE_integer("checkpoint_every", 500, "Steps.", lower_bound=1)
 flags.DEFINE_integer(
+    "max_to_keep", 2, "Checkpoints, for train/average.py.", lower_bound=2
+)
+flags.DEFINE_integer(
     "steps_per_execution", 20, "Steps between two looks.", lower_bound=1
 )
 flags.DEFINE_integer(
@@ -127,7 +169,7 @@ flags.DEFINE_integer(
 
 _FIXED_FLAGS = (
     "tokenizer", "drop_newlines", "precision", "seed",
-    "batch_size", "segment_length", "max_steps", "learning_rate",
+    "batch_size", "segment_length", "max_steps", "optimizer", "learning_rate",
     "min_learning_rate", "warmup_steps", "clip_norm",
 )  # fmt: skip
 
@@ -142,7 +184,13 @@ def main(_):
     # Data.
     corpus_place = _corpus_place()
     corpus = load_corpus(FLAGS.corpus, FLAGS.data_dir)
-    tokenizer = build_tokenizer(FLAGS.tokenizer, corpus, FLAGS.drop_newlines)
+    tokenizer = build_tokenizer(
+        FLAGS.tokenizer,
+        corpus,
+        FLAGS.drop_newlines,
+        FLAGS.vocabulary and load_vocabulary(FLAGS.vocabulary),
+        **_given(_WORD_FLAGS),
+    )
     tokens = {
         split: tokenizer.encode(text) for split, text in corpus.splits.items()
     }
@@ -161,7 +209,7 @@ def main(_):
     # Model.
     with strategy.scope():
         model = _build_model(tokenizer)
-        optimizer = optimizers.Adam(
+        optimizer = optimizers.OPTIMIZERS[FLAGS.optimizer](
             optimizers.cosine_schedule(
                 FLAGS.learning_rate,
                 FLAGS.max_steps,
@@ -184,13 +232,13 @@ def main(_):
         {
             "flags": {name: FLAGS[name].value for name in _FIXED_FLAGS},
             "model": model.get_config(),
-            "tokenizer": tokenizer.get_config(),
+            "tokenizer": hash_json(tokenizer.get_config()),
             "corpus": corpus_place,
             "data": {split: fingerprint(ids) for split, ids in tokens.items()},
         }
     )
     save_tokenizer(tokenizer, workdir.tokenizer)
-    checkpoints = Checkpoints(workdir.checkpoints, trainer)
+    checkpoints = Checkpoints(workdir.checkpoints, trainer, FLAGS.max_to_keep)
     step = checkpoints.restore()
     workdir.drop_metrics_after(step)
     results_path = workdir.file("results.json")
@@ -243,13 +291,10 @@ def main(_):
             "gradient_norm": float(losses["gradient_norm"].mean()),
             "learning_rate": float(optimizer.learning_rate),
         }
-        progress.update(num_steps, seconds, loss, bits_per_character(loss))
+        progress.update(num_steps, seconds, loss, _score(loss))
         if step % FLAGS.eval_every == 0 or step == FLAGS.max_steps:
             metrics["valid"] = valid_scores = evaluator.evaluate(valid)
-            progress.write(
-                f"step {step}: valid "
-                f"{valid_scores['bits_per_character']:.4f} bpc"
-            )
+            progress.write(f"step {step}: valid {_score(valid_scores['nll'])}")
         workdir.append_metrics(metrics)
         if step % FLAGS.checkpoint_every == 0 or step == FLAGS.max_steps:
             checkpoints.save()
@@ -272,7 +317,7 @@ def main(_):
         results["valid"]["compressors"],
     )
     # A copy on one device: the model itself may live on many.
-    served, _, _ = workdir.load_model()
+    served, _ = workdir.load_model()
     prompt = tokens["test"][: FLAGS.segment_length]
     write = Generator(
         served,
@@ -307,12 +352,16 @@ def _corpus_place():
     return {"name": name, "data_dir": data_dir}
 
 
+def _given(names):
+    """Flags that were given, by name."""
+    values = {name: FLAGS[name].value for name in names}
+    return {name: v for name, v in values.items() if v is not None}
+
+
 def _build_model(tokenizer):
-    changes = {
-        name: FLAGS[name].value
-        for name in _MODEL_FLAGS
-        if FLAGS[name].value is not None
-    }
+    changes = _given(_MODEL_FLAGS)
+    if "cutoffs" in changes:
+        changes["cutoffs"] = [int(cutoff) for cutoff in changes["cutoffs"]]
     policy = "mixed_bfloat16" if FLAGS.precision == "bfloat16" else "float32"
     return TransformerXLCausalLM.from_preset(
         FLAGS.preset,
@@ -320,6 +369,13 @@ def _build_model(tokenizer):
         vocabulary_size=tokenizer.vocabulary_size,
         **changes,
     )
+
+
+def _score(nll):
+    """What the field gives: perplexity of words, bits of characters."""
+    if FLAGS.tokenizer == "words":
+        return f"{perplexity(nll):.2f} ppl"
+    return f"{bits_per_character(nll):.4f} bpc"
 
 
 def _print_results(results):
@@ -330,7 +386,7 @@ def _print_results(results):
             for name, value in scores["compressors"].items()
         )
         print(
-            f"{split}: {scores['bits_per_character']:.4f} bpc over "
+            f"{split}: {_score(scores['nll'])} over "
             f"{scores['num_tokens']:,} tokens ({others})"
         )
     sample = Workdir(FLAGS.workdir).file("sample.txt")

@@ -9,6 +9,7 @@ from txl_keras.data.corpora import Corpus
 from txl_keras.data.corpora import load_corpus
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
@@ -115,7 +116,12 @@ def test_an_unknown_symbol_is_named_with_its_position(drop_newlines):
 
 
 @pytest.mark.parametrize(
-    "tokenizer", [ByteTokenizer(), CharacterTokenizer("ab")]
+    "tokenizer",
+    [
+        ByteTokenizer(),
+        CharacterTokenizer("ab"),
+        WordTokenizer(["<eos>", "a"]),
+    ],
 )
 def test_wrong_ids_are_refused(tokenizer):
     with pytest.raises(ValueError, match="`ids` must be in .*Received: 256"):
@@ -135,6 +141,7 @@ def test_wrong_ids_are_refused(tokenizer):
         ByteTokenizer(drop_newlines=True),
         CharacterTokenizer('a\n"\\€🙂\u2028', drop_newlines=True),
         CharacterTokenizer(map(chr, range(256)), encoding="latin-1"),
+        WordTokenizer(["<S>", '"\\é"', "🙂"], "🙂", "<S>", None, True),
     ],
 )
 def test_a_saved_tokenizer_loads_as_the_same(tokenizer, tmp_path):
@@ -195,8 +202,8 @@ def test_a_missing_tokenizer_file_is_named(tmp_path):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="'bytes' or 'characters'.*'words'"):
-        build_tokenizer("words", corpus_of("b"))
+    with pytest.raises(ValueError, match="'bytes', 'char.*Received: name='w'"):
+        build_tokenizer("w", corpus_of("b"))
     with pytest.raises(ValueError, match="`encoding`.*'ascii'"):
         CharacterTokenizer("ab", encoding="ascii")
 

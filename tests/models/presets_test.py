@@ -1,17 +1,35 @@
 """Sizes of the published models, from the papers' numbers of weights."""
 
+import pathlib
+
 import pytest
-from small_models import small_model
 
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models.presets import preset_config
 from txl_keras.models.presets import names
+from txl_keras.models.presets import preset_config
 
 _NUM_WEIGHTS = {
     "enwik8_base": 41_055_436,
     "enwik8_large": 277_231_820,
     "text8_base": 40_964_635,
     "text8_large": 277_050_395,
+    "wikitext103_base": 151_119_838,
+    "wikitext103_large": 285_205_322,
+    "wikitext103_nvidia_base": 191_950_298,
+    "wikitext103_nvidia_large": 285_167_482,
+    "lm1b_base": 355_749_763,
+    "lm1b_large": 838_078_083,
+    # Papers give these in millions: 88 and 24.
+    "enwik8_18_layers": 87_965_708,
+    "ptb_24m": 23_845_904,
+}
+# The PyTorch scripts, where they differ from the TensorFlow ones.
+_PYTORCH = {"tie_attention_biases": True, "project_same_dim": True}
+_NUM_PYTORCH_WEIGHTS = {
+    "wikitext103_base": 151_107_538,
+    "wikitext103_large": 285_170_506,
+    "lm1b_base": 357_812_099,
+    "lm1b_large": 841_296_003,
 }
 
 
@@ -22,18 +40,32 @@ def num_weights(
     hidden_dim,
     intermediate_dim,
     head_dim=None,
+    cutoffs=(),
+    div_val=1,
+    project_same_dim=True,
+    tie_projections=True,
+    tie_attention_biases=True,
     **_,
 ):
+    """Counted by hand, for embeddings as large as the hidden size."""
     head_dim = head_dim or hidden_dim // num_heads
     attention = 5 * hidden_dim * num_heads * head_dim
     feed_forward = 2 * hidden_dim * intermediate_dim
     feed_forward += intermediate_dim + hidden_dim
     layer_norms = 2 * 2 * hidden_dim
-    return (
-        vocabulary_size * (hidden_dim + 1)
-        + 2 * num_heads * head_dim
-        + num_layers * (attention + feed_forward + layer_norms)
-    )
+    biases = 2 * num_heads * head_dim
+    total = num_layers * (attention + feed_forward + layer_norms)
+    total += biases if tie_attention_biases else num_layers * biases
+    total += vocabulary_size + len(cutoffs) * (hidden_dim + 1)
+    bounds = [0, *cutoffs, vocabulary_size]
+    for i in range(len(bounds) - 1):
+        size = hidden_dim // div_val**i
+        total += (bounds[i + 1] - bounds[i]) * size
+        if div_val > 1 and (i > 0 or project_same_dim):
+            own = not tie_projections
+            own |= i == 0 and tie_projections == "all_but_first"
+            total += size * hidden_dim * (1 + own)
+    return total
 
 
 @pytest.mark.parametrize("name", _NUM_WEIGHTS)
@@ -41,23 +73,65 @@ def test_presets_have_the_published_number_of_weights(name):
     assert num_weights(**preset_config(name)) == _NUM_WEIGHTS[name]
 
 
-def test_a_model_has_the_weights_that_its_sizes_say():
-    model = small_model()
-    config = model.backbone.get_config()
-    assert model.count_params() == num_weights(**config)
+@pytest.mark.parametrize("name", _NUM_PYTORCH_WEIGHTS)
+def test_with_the_settings_of_pytorch_too(name):
+    config = {**preset_config(name), **_PYTORCH}
+    assert num_weights(**config) == _NUM_PYTORCH_WEIGHTS[name]
 
 
-@pytest.mark.parametrize("name", ["enwik8_base", "text8_base"])
-def test_base_models_have_the_published_number_of_weights(name):
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"cutoffs": (3, 7), "tie_attention_biases": False},
+        {"cutoffs": (3, 7), "div_val": 2, "tie_projections": "all_but_first"},
+        {"cutoffs": (3, 7), "div_val": 2, "tie_projections": True},
+        {
+            "cutoffs": (2, 5, 9),
+            "div_val": 2,
+            "tie_projections": False,
+            "project_same_dim": False,
+        },
+    ],
+    ids=str,
+)
+def test_a_model_has_the_weights_that_its_sizes_say(config):
+    sizes = {
+        "vocabulary_size": 11,
+        "num_layers": 2,
+        "num_heads": 3,
+        "hidden_dim": 8,
+        "head_dim": 5,
+        "intermediate_dim": 13,
+    }
+    model = TransformerXLCausalLM.from_preset("quickstart", **sizes, **config)
+    assert model.count_params() == num_weights(**sizes, **config)
+
+
+@pytest.mark.parametrize("name", ["enwik8_base", "ptb_24m"])
+def test_small_models_have_the_published_number_of_weights(name):
     model = TransformerXLCausalLM.from_preset(name)
     assert model.count_params() == _NUM_WEIGHTS[name]
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("name", ["enwik8_large", "text8_large"])
-def test_large_models_have_the_published_number_of_weights(name):
+@pytest.mark.parametrize("name", _NUM_WEIGHTS)
+def test_all_models_have_the_published_number_of_weights(name):
     model = TransformerXLCausalLM.from_preset(name)
     assert model.count_params() == _NUM_WEIGHTS[name]
+
+
+@pytest.mark.parametrize("name", names())
+def test_each_has_a_config_that_says_how_it_was_run(name):
+    root = pathlib.Path(__file__).parents[2]
+    path = root / "train" / "configs" / f"{name}.flags"
+    lines = path.read_text("utf-8").splitlines()
+    command = f"# python train/main.py --flagfile=train/configs/{name}.flags"
+    assert lines[0].startswith(command)
+    said = "\n".join(line for line in lines if line.startswith("#"))
+    assert "# Hardware: " in said
+    assert "Ours: " in said
+    assert f"--preset={name}" in lines
 
 
 def test_arguments_take_the_place_of_the_presets_own():

@@ -4,7 +4,7 @@ from txl_keras.training.workdir import Workdir
 
 CONFIG = {
     "flags": {"seed": 1},
-    "backbone": {},
+    "model": {},
     "data": {"sizes": (3, 4)},
     "corpus": {"name": "here"},
 }
@@ -42,7 +42,8 @@ def test_a_damaged_configuration_is_named(tmp_path, content):
 
 def test_generation_remembers_at_least_a_segment(tmp_path):
     workdir = Workdir(str(tmp_path))
-    sizes = {"backbone": {"memory_length": 0}, "flags": {"segment_length": 6}}
+    backbone = {"config": {"memory_length": 0}}
+    sizes = {"model": {"backbone": backbone}, "flags": {"segment_length": 6}}
     workdir.claim({**CONFIG, **sizes})
     assert workdir.generation_memory_length() == 6
 

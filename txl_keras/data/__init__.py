@@ -23,10 +23,12 @@ from txl_keras.data.segments import Segments
 # Text to ids and back.
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.data.vocabulary import Vocabulary
+from txl_keras.data.vocabulary import WordVocabulary
 
 __all__ = [
     "ByteTokenizer",
@@ -34,6 +36,8 @@ __all__ = [
     "Corpus",
     "Segments",
     "Vocabulary",
+    "WordTokenizer",
+    "WordVocabulary",
     "build_tokenizer",
     "load_corpus",
     "load_tokenizer",

@@ -1,4 +1,6 @@
-"""`Vocabulary`, the symbols of a text and their ids."""
+"""Symbols of a text and their ids: `Vocabulary` and `WordVocabulary`."""
+
+import itertools
 
 import numpy as np
 
@@ -25,21 +27,13 @@ class Vocabulary:
     """
 
     def __init__(self, symbols):
-        self.symbols = tuple(symbols)
-        if not self.symbols:
-            raise ValueError("`symbols` must not be empty.")
+        self.symbols = _check_symbols(symbols)
         for symbol in self.symbols:
-            if not isinstance(symbol, str) or len(symbol) != 1:
+            if len(symbol) != 1:
                 raise ValueError(
                     "`symbols` must be strings of one character. "
                     f"Received: {symbol!r}"
                 )
-        if len(set(self.symbols)) != len(self.symbols):
-            raise ValueError(
-                "`symbols` must be distinct. Received: "
-                f"{len(self.symbols)} symbols, {len(set(self.symbols))} "
-                "of them distinct"
-            )
         self.dtype = smallest_dtype(len(self.symbols))
         # Indexed by code point, so that a whole text is one look-up.
         code_points = [ord(symbol) for symbol in self.symbols]
@@ -82,18 +76,70 @@ class Vocabulary:
         return self._ids[code_points]
 
 
+class WordVocabulary:
+    """Words and their ids: the id of a word is its place in the list.
+
+    Args:
+        symbols: Sequence of distinct strings, none of them empty.
+
+    Raises:
+        ValueError: If there are no symbols, if one is empty or no string, or
+            if one occurs twice.
+
+    Example:
+
+    >>> vocabulary = WordVocabulary(["<eos>", "<unk>", "the"])
+    >>> vocabulary.ids(["the", "cat", "<eos>"], unknown="<unk>").tolist()
+    [2, 1, 0]
+    """
+
+    def __init__(self, symbols):
+        self.symbols = _check_symbols(symbols)
+        self.dtype = smallest_dtype(len(self.symbols))
+        self._ids = {word: i for i, word in enumerate(self.symbols)}
+
+    def __len__(self):
+        return len(self.symbols)
+
+    def __contains__(self, word):
+        return word in self._ids
+
+    def ids(self, words, unknown=None):
+        """Looks up ids.
+
+        Args:
+            words: List of `n` strings.
+            unknown: Optional string. The word that stands for all words that
+                the vocabulary lacks, if it has this one.
+
+        Returns:
+            Array of shape `(n,)` of the smallest dtype that holds every id.
+
+        Raises:
+            ValueError: If a word has no id, with its position.
+        """
+        unknown_id = itertools.repeat(self._ids.get(unknown, -1))
+        found = map(self._ids.get, words, unknown_id)
+        ids = np.fromiter(found, np.int32, len(words))
+        if ids.size and ids.min() < 0:
+            position = int(np.argmin(ids))
+            raise UnknownSymbolError(words[position], position)
+        return ids.astype(self.dtype, copy=False)
+
+
 class UnknownSymbolError(ValueError):
     """A text has a symbol that its vocabulary lacks.
 
     Args:
-        symbol: String of one character.
+        symbol: String, a character or a word.
         position: Integer. How many symbols of the text come before it.
     """
 
     def __init__(self, symbol, position):
+        code_point = f" (U+{ord(symbol):04X})" if len(symbol) == 1 else ""
         super().__init__(
-            f"The symbol {symbol!r} (U+{ord(symbol):04X}) at position "
-            f"{position} is not in the vocabulary."
+            f"The symbol {symbol!r}{code_point} at position {position} is not "
+            "in the vocabulary."
         )
         self.symbol = symbol
         self.position = position
@@ -108,3 +154,22 @@ def smallest_dtype(size):
         if size <= 1 << 16
         else np.int32
     )
+
+
+def _check_symbols(symbols):
+    """Returns symbols as a tuple, or raises ValueError."""
+    symbols = tuple(symbols)
+    if not symbols:
+        raise ValueError("`symbols` must not be empty.")
+    for symbol in symbols:
+        if not isinstance(symbol, str) or not symbol:
+            raise ValueError(
+                "`symbols` must be strings of at least one character. "
+                f"Received: {symbol!r}"
+            )
+    if len(set(symbols)) != len(symbols):
+        raise ValueError(
+            "`symbols` must be distinct. Received: "
+            f"{len(symbols)} symbols, {len(set(symbols))} of them distinct"
+        )
+    return symbols

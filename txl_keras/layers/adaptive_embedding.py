@@ -15,8 +15,9 @@ class AdaptiveEmbedding(keras.layers.Layer):
     """Embedding in clusters of the vocabulary, frequent words first.
 
     The ids are cut at `cutoffs` into clusters. Cluster `i` has a table of its
-    own, of size `embedding_dim / div_val ** i`, and a projection to
-    `output_dim`. Without cutoffs it is an ordinary embedding.
+    own, of size `embedding_dim / div_val ** i` rounded down, and a projection
+    to `output_dim`. Without cutoffs it is an ordinary embedding. As in the
+    original a size may come out as 0: the words of that cluster are zeros.
 
     With `div_val=1` the clusters share one projection, which is there only
     where `embedding_dim` is not `output_dim`.
@@ -41,8 +42,7 @@ class AdaptiveEmbedding(keras.layers.Layer):
 
     Raises:
         ValueError: If cutoffs are not increasing or outside the vocabulary,
-            if a cluster's size would be 0, or, called eagerly, if an id is
-            not in `[0, V)`.
+            or, called eagerly, if an id is not in `[0, V)`.
 
     Example:
 
@@ -94,12 +94,6 @@ class AdaptiveEmbedding(keras.layers.Layer):
         self.dims = tuple(
             self.embedding_dim // div_val**i for i in range(self.num_clusters)
         )
-        if not self.dims[-1]:
-            raise ValueError(
-                "`embedding_dim` must be at least `div_val` to the power of "
-                f"the number of cutoffs. Received: embedding_dim="
-                f"{self.embedding_dim}, div_val={div_val}, cutoffs={cutoffs}"
-            )
 
     def build(self, token_ids_shape=None):
         self.embeddings = [

@@ -32,8 +32,8 @@ class AdaptiveSoftmax(keras.layers.Layer):
         embedding: The `AdaptiveEmbedding` whose clusters these are, and whose
             weights may be shared.
         tie_embeddings: Boolean, the tables are those of `embedding`.
-        tie_projections: Boolean, or one a cluster: the projections are those
-            of `embedding`.
+        tie_projections: Boolean, `"all_but_first"`, or a boolean a cluster:
+            the projections are those of `embedding`.
         tail_rows: Optional integer `K`, rows of one pass; by default a
             sixteenth of the tokens, rounded up to 128.
         kernel_initializer, projection_initializer: Initializers of tables and
@@ -147,15 +147,10 @@ class AdaptiveSoftmax(keras.layers.Layer):
         return tf.ensure_shape(tf.reshape(nll, shape), targets.shape)
 
     def _nll(self, hidden, targets):
-        cutoffs = self.embedding.cutoffs
         # Which cluster a target is in: how many cutoffs it has reached.
-        cluster = (
-            tf.reduce_sum(
-                tf.cast(targets[:, None] >= [*cutoffs], tf.int32), axis=1
-            )
-            if cutoffs
-            else tf.zeros_like(targets)
-        )
+        cluster = tf.zeros_like(targets)
+        for cutoff in self.embedding.cutoffs:
+            cluster += tf.cast(targets >= cutoff, tf.int32)
         first_size = self.embedding.cluster_size(0)
         head_targets = tf.where(cluster == 0, targets, first_size + cluster - 1)
         known = (targets >= 0) & (targets < self.embedding.input_dim)
@@ -265,12 +260,14 @@ class AdaptiveSoftmax(keras.layers.Layer):
 
 
 def _one_a_cluster(tie_projections, num_clusters):
+    if tie_projections == "all_but_first":
+        return (False,) + (True,) * (num_clusters - 1)
     if isinstance(tie_projections, bool):
         return (tie_projections,) * num_clusters
-    if len(tie_projections) != num_clusters:
+    if isinstance(tie_projections, str) or len(tie_projections) != num_clusters:
         raise ValueError(
-            "`tie_projections` must be a boolean or one a cluster, "
-            f"{num_clusters} of them. Received: "
+            "`tie_projections` must be a boolean, 'all_but_first' or one "
+            f"boolean a cluster, {num_clusters} of them. Received: "
             f"tie_projections={tie_projections}"
         )
     return tuple(bool(tie) for tie in tie_projections)

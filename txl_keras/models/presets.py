@@ -2,10 +2,11 @@
 
 Weights are not part of a preset: they come from training or a checkpoint.
 Sources: the original repository's TensorFlow scripts (`*_base_gpu.sh`,
-`*_large_tpu.sh`) and table 1 and 2 of Dai et al., 2019.
+`*_large_tpu.sh`), tables 1 to 5 of Dai et al., 2019, and NVIDIA's PyTorch
+configurations. Beside each stands its number of weights.
 """
 
-_BASE = {
+_CHARACTERS_BASE = {
     "num_layers": 12,
     "num_heads": 8,
     "hidden_dim": 512,
@@ -13,7 +14,7 @@ _BASE = {
     "memory_length": 512,
     "dropout": 0.1,
 }
-_LARGE = {
+_CHARACTERS_LARGE = {
     "num_layers": 24,
     "num_heads": 8,
     "hidden_dim": 1024,
@@ -22,8 +23,38 @@ _LARGE = {
     "dropout": 0.15,
     "attention_dropout": 0.15,
 }
+_WIKITEXT103 = {
+    "vocabulary_size": 267_735,
+    "cutoffs": (20_000, 40_000, 200_000),
+}
+# The head, 3 entries for the tails included, has a multiple of 8 rows.
+_WIKITEXT103_NVIDIA = {
+    "vocabulary_size": 267_735,
+    "cutoffs": (19_997, 39_997, 199_997),
+}
+_WIKITEXT103_LARGE = {
+    "num_layers": 18,
+    "num_heads": 16,
+    "hidden_dim": 1024,
+    "intermediate_dim": 4096,
+    "memory_length": 384,
+    "div_val": 4,
+    "tie_projections": "all_but_first",
+    "dropout": 0.2,
+    "attention_dropout": 0.2,
+    "initializer_stddev": 0.005,
+}
+_LM1B = {
+    "vocabulary_size": 793_472,
+    "cutoffs": (60_000, 100_000, 640_000),
+    "div_val": 4,
+    "project_same_dim": False,
+    "tie_projections": False,
+    "tie_attention_biases": False,
+}
 
-# Vocabularies: bytes; enwik8 without newlines; a to z and the space.
+# Vocabularies of characters: bytes; enwik8 without newlines; a to z and the
+# space.
 _PRESETS = {
     # What two CPU cores train best in a few minutes: our choice.
     "quickstart": {
@@ -34,10 +65,86 @@ _PRESETS = {
         "intermediate_dim": 512,
         "memory_length": 128,
     },
-    "enwik8_base": {"vocabulary_size": 204, **_BASE},  # 41,055,436 weights
-    "enwik8_large": {"vocabulary_size": 204, **_LARGE},  # 277,231,820
-    "text8_base": {"vocabulary_size": 27, **_BASE},  # 40,964,635
-    "text8_large": {"vocabulary_size": 27, **_LARGE},  # 277,050,395
+    # 41,055,436
+    "enwik8_base": {"vocabulary_size": 204, **_CHARACTERS_BASE},
+    # 87,965,708: the paper gives 18 layers and 88M, the rest is our choice.
+    "enwik8_18_layers": {
+        "vocabulary_size": 204,
+        "num_layers": 18,
+        "num_heads": 10,
+        "hidden_dim": 640,
+        "intermediate_dim": 2208,
+        "memory_length": 512,
+        "dropout": 0.1,
+    },
+    # 277,231,820
+    "enwik8_large": {"vocabulary_size": 204, **_CHARACTERS_LARGE},
+    # 40,964,635
+    "text8_base": {"vocabulary_size": 27, **_CHARACTERS_BASE},
+    # 277,050,395
+    "text8_large": {"vocabulary_size": 27, **_CHARACTERS_LARGE},
+    # 151,119,838; the PyTorch code ties the attention biases: 151,107,538
+    "wikitext103_base": {
+        **_WIKITEXT103,
+        "num_layers": 16,
+        "num_heads": 10,
+        "hidden_dim": 410,
+        "intermediate_dim": 2100,
+        "memory_length": 150,
+        "tie_attention_biases": False,
+        "dropout": 0.1,
+    },
+    # 285,205,322; the paper says 257M, which no reading of its code gives
+    "wikitext103_large": {
+        **_WIKITEXT103,
+        **_WIKITEXT103_LARGE,
+        "tie_attention_biases": False,
+    },
+    # 191,950,298
+    "wikitext103_nvidia_base": {
+        **_WIKITEXT103_NVIDIA,
+        "num_layers": 16,
+        "num_heads": 8,
+        "hidden_dim": 512,
+        "intermediate_dim": 2048,
+        "memory_length": 192,
+        "dropout": 0.1,
+    },
+    # 285,167,482
+    "wikitext103_nvidia_large": {**_WIKITEXT103_NVIDIA, **_WIKITEXT103_LARGE},
+    # 355,749,763
+    "lm1b_base": {
+        **_LM1B,
+        "num_layers": 18,
+        "num_heads": 8,
+        "hidden_dim": 1024,
+        "intermediate_dim": 4096,
+        "memory_length": 256,
+        "dropout": 0.1,
+    },
+    # 838,078,083
+    "lm1b_large": {
+        **_LM1B,
+        "num_layers": 24,
+        "num_heads": 16,
+        "hidden_dim": 1280,
+        "intermediate_dim": 8192,
+        "memory_length": 32,
+        "dropout": 0.05,
+        "attention_dropout": 0.05,
+        "initializer_stddev": 0.005,
+    },
+    # 23,845,904: the paper gives 24M and no more, all is our choice.
+    "ptb_24m": {
+        "vocabulary_size": 10_000,
+        "num_layers": 14,
+        "num_heads": 8,
+        "hidden_dim": 384,
+        "intermediate_dim": 896,
+        "memory_length": 70,
+        "dropout": 0.4,
+        "attention_dropout": 0.2,
+    },
 }
 
 

@@ -2,8 +2,12 @@
 
 import os
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
+
+from txl_keras.checks import check_integer
+from txl_keras.models.weights import weights_by_name
 
 
 class MemoryCheckpoint(tf.__internal__.tracking.Trackable):
@@ -111,14 +115,91 @@ def restore_weights(model, directory):
             f"No checkpoint in {directory}: train first, with "
             "`python train/main.py`."
         )
-    step = tf.Variable(0, dtype=tf.int64, trainable=False)
-    checkpoint = tf.train.Checkpoint(weights=weights_by_name(model), step=step)
+    checkpoint = _weights_checkpoint(model)
     _restore_newest(checkpoint, directory, partly=True)
-    return int(step.numpy())
+    return int(checkpoint.step.numpy())
+
+
+def save_weights(model, directory, step=0):
+    """Writes weights where `restore_weights` finds them.
+
+    Args:
+        model: The model.
+        directory: String.
+        step: Integer, the step they are of.
+    """
+    checkpoint = _weights_checkpoint(model, step)
+    checkpoint_manager = tf.train.CheckpointManager(
+        checkpoint, directory, max_to_keep=None
+    )
+    checkpoint_manager.save(checkpoint_number=step)
+
+
+def average_weights(model, directory, num_checkpoints=None):
+    """Gives a model the mean of a run's newest checkpoints.
+
+    As the `avg_checkpoints` of the original code does: every weight is the
+    mean of its values. Sums are kept in float64.
+
+    Args:
+        model: The model, of the run's configuration.
+        directory: String, the run's checkpoints.
+        num_checkpoints: Optional integer, how many; by default all.
+
+    Returns:
+        List of integers, the steps that were averaged.
+
+    Raises:
+        ValueError: If there are fewer checkpoints, or one cannot be read.
+    """
+    state = tf.train.get_checkpoint_state(directory)
+    paths = list(state.all_model_checkpoint_paths) if state else []
+    if num_checkpoints is not None:
+        check_integer("num_checkpoints", num_checkpoints, 1)
+    if not paths or len(paths) < (num_checkpoints or 1):
+        raise ValueError(
+            f"`num_checkpoints` must be at most {len(paths)}, as many as there "
+            f"are in {directory}; train with a higher --max_to_keep for more. "
+            f"Received: num_checkpoints={num_checkpoints}"
+        )
+    paths = paths[-(num_checkpoints or 0) :]
+    steps = []
+    sums = [np.zeros(weight.shape) for weight in model.weights]
+    for path in paths:
+        checkpoint = _weights_checkpoint(model)
+        _restore(checkpoint, path, partly=True)
+        steps.append(int(checkpoint.step.numpy()))
+        for total, weight in zip(sums, model.weights, strict=True):
+            total += weight.numpy()
+    for total, weight in zip(sums, model.weights, strict=True):
+        weight.assign(total / len(paths))
+    return steps
+
+
+def _weights_checkpoint(model, step=0):
+    return tf.train.Checkpoint(
+        weights=weights_by_name(model),
+        step=tf.Variable(step, dtype=tf.int64, trainable=False),
+    )
 
 
 def _exist(directory):
     return bool(tf.io.gfile.glob(os.path.join(directory, "ckpt-*.index")))
+
+
+def _restore(checkpoint, path, partly):
+    try:
+        status = checkpoint.restore(path)
+        status.assert_existing_objects_matched()
+        if partly:
+            status.expect_partial()
+        else:
+            status.assert_consumed()
+    # What a missing, a cut and a foreign file raise.
+    except (tf.errors.OpError, IndexError, AssertionError) as error:
+        raise ValueError(
+            f"{path} is damaged or of another model: {error}"
+        ) from error
 
 
 def _restore_newest(checkpoint, directory, partly=False):
@@ -127,41 +208,13 @@ def _restore_newest(checkpoint, directory, partly=False):
     paths = list(state.all_model_checkpoint_paths) if state else []
     for path in reversed(paths):
         try:
-            status = checkpoint.restore(path)
-            status.assert_existing_objects_matched()
-            if partly:
-                status.expect_partial()
-            else:
-                status.assert_consumed()
+            _restore(checkpoint, path, partly)
             return
-        # What a missing, a cut and a foreign file raise.
-        except (tf.errors.OpError, IndexError, AssertionError) as error:
-            logging.error(
-                "%s is damaged or of another model; trying the one before. %s",
-                path,
-                error,
-            )
+        except ValueError as error:
+            logging.error("%s Trying the one before.", error)
     raise ValueError(
         f"No checkpoint in {directory} can be read"
         + (": " if paths else ": the file `checkpoint` there is missing; ")
         + "bring back a copy of the folder, or begin again with another "
         "--workdir."
     )
-
-
-def weights_by_name(model):
-    """The variables of a model, by what they are called inside of it.
-
-    `tf.train.Checkpoint(model=...)` is not enough: of a Keras 3 model it
-    leaves out, without a word, the layers that are kept in a list.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Dictionary such as `{"block_0/attention/query/kernel": variable}`.
-    """
-    # The first part of a path is the name of the model, which counts up.
-    return {
-        weight.path.split("/", 1)[1]: weight.value for weight in model.weights
-    }

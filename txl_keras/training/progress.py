@@ -31,20 +31,20 @@ class Progress:
         self._max_steps = max_steps
         self._last_line = time.monotonic()
 
-    def update(self, num_steps, seconds, loss, bits_per_character):
+    def update(self, num_steps, seconds, loss, score):
         """Counts steps that are done.
 
         Args:
             num_steps: Integer, since the last call.
             seconds: Float, how long they took.
             loss: Float, nats a token.
-            bits_per_character: Float.
+            score: String, the loss in the measure of the field.
         """
         self._step += num_steps
         tokens_per_second = num_steps * self._tokens_per_step / seconds
         figures = {
             "loss": f"{loss:.3f}",
-            "bpc": f"{bits_per_character:.3f}",
+            "score": score,
             "tokens/s": f"{tokens_per_second:,.0f}",
         }
         if self._is_terminal:

@@ -120,4 +120,7 @@ class Trainer:
             num_targets = self.batch_size * nll.shape[1]
             loss = tf.reduce_sum(nll) / num_targets
         self.memory.write(memory)
-        return loss, tape.gradient(loss, self.model.trainable_variables)
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        # Sparse ones have a row twice where a token comes twice: their norm
+        # would be another.
+        return loss, [tf.convert_to_tensor(g) for g in gradients]

@@ -12,8 +12,10 @@ import json
 import os
 
 from txl_keras.data.tokenizers import load_tokenizer
+from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.training.checkpointing import restore_weights
+from txl_keras.training.checkpointing import save_weights
 
 
 class Workdir:
@@ -87,16 +89,75 @@ class Workdir:
                 change the weights, such as `memory_length`.
 
         Returns:
-            The triple of model, tokenizer and step.
+            The pair of model and step.
 
         Raises:
             FileNotFoundError: If there is no run or no checkpoint.
         """
+        model = self.build_model(**overrides)
+        return model, restore_weights(model, self.checkpoints)
+
+    def build_model(self, **overrides):
+        """The model of the run, with fresh weights: see `load_model`."""
         config = self.read_config()["model"]
         config["backbone"]["config"].update(overrides)
-        model = TransformerXLCausalLM.from_config(config)
-        step = restore_weights(model, self.checkpoints)
-        return model, load_tokenizer(self.tokenizer), step
+        return TransformerXLCausalLM.from_config(config)
+
+    def load_tokenizer(self):
+        """The tokenizer of the run.
+
+        Raises:
+            FileNotFoundError: If there is none, as where a checkpoint was
+                converted without a vocabulary.
+        """
+        if not os.path.exists(self.tokenizer):
+            raise FileNotFoundError(
+                f"There is no {self.tokenizer}: convert the checkpoint again, "
+                "with --vocabulary."
+            )
+        return load_tokenizer(self.tokenizer)
+
+    def create(self, model, step, config, tokenizer=None):
+        """Makes the folder of weights that no training here has written.
+
+        Args:
+            model: `TransformerXLCausalLM`.
+            step: Integer, how long it was trained; 0 where nobody knows.
+            config: Dictionary that JSON can hold, besides the model's own:
+                where the weights are from and, where they are known, `corpus`,
+                `data` and `flags`, as other scripts read them.
+            tokenizer: Optional tokenizer.
+
+        Raises:
+            FileExistsError: If there is a run in the folder.
+            ValueError: If the tokenizer is not that of the model.
+        """
+        if os.path.exists(self.file("config.json")):
+            raise FileExistsError(
+                f"`workdir` must be new: there is a run in {self.path}."
+            )
+        vocabulary_size = model.backbone.vocabulary_size
+        if tokenizer and tokenizer.vocabulary_size != vocabulary_size:
+            raise ValueError(
+                "`tokenizer` must have the vocabulary of the model, "
+                f"{vocabulary_size} symbols. Received: "
+                f"{tokenizer.vocabulary_size} symbols"
+            )
+        os.makedirs(self.path, exist_ok=True)
+        save_weights(model, self.checkpoints, step)
+        if tokenizer:
+            save_tokenizer(tokenizer, self.tokenizer)
+        # Last: without it the folder is no run.
+        write_json(
+            {
+                "flags": {},
+                "corpus": {"name": None, "data_dir": None},
+                "data": {},
+                **config,
+                "model": model.get_config(),
+            },
+            self.file("config.json"),
+        )
 
     def generation_memory_length(self):
         """How far back a model that writes token by token should remember.
@@ -152,6 +213,18 @@ def fingerprint(tokens):
         "num_tokens": len(tokens),
         "sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
     }
+
+
+def hash_json(content):
+    """What a configuration too long to be kept is recognised by.
+
+    Args:
+        content: What JSON can hold.
+
+    Returns:
+        String, a SHA-256.
+    """
+    return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
 
 
 def read_json(path):

@@ -1,0 +1,534 @@
+import collections
+import copyreg
+import io
+import json
+import pickle
+import re
+import sys
+import time
+import types
+import zipfile
+
+import numpy as np
+import pytest
+
+from txl_keras.checkpoints import vocabularies
+from txl_keras.checkpoints.vocabularies import load_vocabulary
+from txl_keras.data.tokenizers import WordTokenizer
+from txl_keras.data.tokenizers import save_tokenizer
+
+SYMBOLS = ["<eos>", "the", "né", "你", "<unk>"]
+IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "vocabulary"
+
+
+@pytest.fixture
+def marker(tmp_path):
+    """A file that only executed code makes."""
+    return tmp_path / "marker"
+
+
+def make(module, name, monkeypatch, **state):
+    """Makes an object of a class that pickles know by this name."""
+    made = type(name, (), {"__module__": module})
+    parts = module.split(".")
+    for i in range(len(parts)):
+        package = types.ModuleType(".".join(parts[: i + 1]))
+        setattr(package, name, made)
+        monkeypatch.setitem(sys.modules, package.__name__, package)
+    instance = made()
+    vars(instance).update(state)
+    return instance
+
+
+def state():
+    """What a tokenizer of Hugging Face or a Vocab consists of."""
+    return {
+        "counter": collections.Counter(SYMBOLS),
+        "special": ["<eos>"],
+        "min_freq": 0,
+        "max_size": None,
+        "lower_case": False,
+        "delimiter": None,
+        "vocab_file": None,
+        "never_split": {"<eos>", "<unk>"},
+        "pattern": re.compile(r"\d"),
+        "idx2sym": SYMBOLS,
+        "sym2idx": collections.OrderedDict(IDS),
+        "eos_idx": 0,
+    }
+
+
+def torch_zip(data, member="archive/data.pkl"):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(member, data)
+        archive.writestr("archive/version", "3\n")
+    return file.getvalue()
+
+
+def torch_legacy(data):
+    heads = [TORCH_MAGIC, 1001, {"little_endian": True, "type_sizes": {}}]
+    return b"".join(pickle.dumps(head, 2) for head in heads) + data
+
+
+# --------------------------------- Text -----------------------------------
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n", " 12\n", "\t7 x\n"])
+def test_text_has_one_symbol_a_line(path, newline, end):
+    text = newline.join(SYMBOLS) + end
+    path.write_bytes(text.encode())
+    assert load_vocabulary(path) == SYMBOLS
+    assert load_vocabulary(str(path), size=5) == SYMBOLS
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert load_vocabulary(path) == SYMBOLS
+
+
+def test_text_may_look_like_json_or_opcodes(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("[\n]\n{\n", encoding="utf-8")
+    assert load_vocabulary(path) == ["[", "]", "{"]
+    for symbols in (["(", ")", "."], ["I1", "N", "."], ["Va", "cos", "."]):
+        path.write_text("\n".join(symbols), encoding="utf-8")
+        assert load_vocabulary(path) == symbols
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"a\nb\nc\nb 3\n", "line 4 has the symbol 'b' of line 2 again"),
+        (b"a\n \nb\n", "line 2 has no symbol"),
+        (b"", "line 1 has no symbol"),
+        (b"a\n\n", "line 2 has no symbol"),
+        (b"a\n\xff\n", "Expected text of one symbol a line; JSON of"),
+        (b"\x00\x01\x02a", "binary format. Expected text of one"),
+    ],
+)
+def test_wrong_text_is_refused(path, content, message):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_vocabulary(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_file_is_named(path):
+    with pytest.raises(FileNotFoundError, match="vocabulary"):
+        load_vocabulary(path)
+
+
+def test_a_vocabulary_of_another_size_is_refused(path):
+    path.write_text("a\nb\n")
+    with pytest.raises(ValueError, match="size=3, and a file of 2 symbols"):
+        load_vocabulary(path, size=3)
+
+
+# --------------------------------- JSON -----------------------------------
+
+SHUFFLED = {symbol: IDS[symbol] for symbol in sorted(IDS)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        SYMBOLS,
+        SHUFFLED,
+        {"idx2sym": SYMBOLS},
+        {"sym2idx": SHUFFLED, "special": ["<eos>"]},
+        {"sym2idx": SHUFFLED, "idx2sym": SYMBOLS},
+    ],
+)
+def test_json_has_a_list_or_ids(path, content):
+    for ensure_ascii in (True, False):
+        text = json.dumps(content, ensure_ascii=ensure_ascii, indent=1)
+        path.write_text(text, encoding="utf-8")
+        assert load_vocabulary(path) == SYMBOLS
+
+
+def test_words_may_be_called_like_the_keys_of_an_object(path):
+    ids = {"sym2idx": 1, "idx2sym": 0, "config": 3, "vocab": 2}
+    path.write_text(json.dumps(ids))
+    expected = ["idx2sym", "sym2idx", "vocab", "config"]
+    assert load_vocabulary(path) == expected
+
+
+def test_the_tokenizer_of_a_run_has_its_vocabulary(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    save_tokenizer(WordTokenizer(SYMBOLS), path)
+    assert load_vocabulary(path) == SYMBOLS
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ('["a", "b"', "Expecting ',' delimiter"),
+        ('["a", "b", "a"]', "3 symbols, 2 of them distinct"),
+        ('["a", ""]', "at least one character.*''"),
+        ('["a", 3]', "Received: 3"),
+        ("[]", "must not be empty"),
+        ("{}", "it holds something else. Expected text"),
+        ('{"a": [1]}', "it holds something else"),
+        ('{"a": 0, "b": true}', "it holds something else"),
+        ('{"idx2sym": "ab"}', "it holds something else"),
+        (
+            '{"class_name": "ByteTokenizer", "config": {}}',
+            "it holds something else",
+        ),
+        ('{"a": 0, "b": 2}', r"2 symbols must be 0 to 1. Missing: \[1\]"),
+        ('{"a": 1, "b": 2}', r"Missing: \[0\]"),
+        ('{"a": 0, "b": 0}', r"Missing: \[1\]"),
+        ('{"sym2idx": {"a": 0, "b": -1}}', r"Missing: \[1\]"),
+        ('{"sym2idx": {"a": []}}', "ids must be integers"),
+        ('{"sym2idx": {"a": 0.0}}', "ids must be integers"),
+        (
+            '{"sym2idx": {"a": 0, "b": 1}, "idx2sym": ["a", "c"]}',
+            "must agree. Received: 'c' and 'b' for the id 1",
+        ),
+        (
+            '{"sym2idx": {"a": 0}, "idx2sym": ["a", "c"]}',
+            "must agree. Received: 'c' and None for the id 1",
+        ),
+    ],
+)
+def test_wrong_json_is_refused(path, content, message):
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_vocabulary(path)
+    assert str(path) in str(error.value)
+
+
+# -------------------------------- Pickles ---------------------------------
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("wrap", [bytes, torch_zip, torch_legacy])
+def test_a_pickled_state_is_read(path, protocol, wrap):
+    path.write_bytes(wrap(pickle.dumps(state(), protocol)))
+    assert load_vocabulary(path) == SYMBOLS
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("content", [SYMBOLS, IDS, {"idx2sym": SYMBOLS}])
+def test_a_pickle_may_be_as_plain_as_json(path, protocol, content):
+    path.write_bytes(pickle.dumps(content, protocol))
+    assert load_vocabulary(path) == SYMBOLS
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("modules", ["vocabulary", "utils.vocabulary"])
+def test_a_corpus_is_read_past_its_arrays(path, protocol, modules, monkeypatch):
+    vocabulary = make(modules, "Vocab", monkeypatch, **state())
+    corpus = make(
+        *("data_utils", "Corpus", monkeypatch),
+        vocab=vocabulary,
+        dataset="wt103",
+        train=np.arange(200, 400),
+        valid=[np.arange(3, dtype=np.int32), np.zeros(0)],
+        cutoffs=[0, np.int64(3)],
+    )
+    for content in (vocabulary, corpus):
+        path.write_bytes(pickle.dumps(content, protocol))
+        assert load_vocabulary(path) == SYMBOLS
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_tokenizer_is_read_past_its_members(path, protocol, monkeypatch):
+    members = {
+        str(i): make(*name.rsplit(".", 1), monkeypatch, data={"a": {}})
+        for i, name in enumerate(
+            [
+                "sacremoses.normalize.MosesPunctNormalizer",
+                "sacremoses.tokenize.MosesTokenizer",
+                "tokenizers.AddedToken",
+                "transformers.tokenization_utils.Trie",
+            ]
+        )
+    }
+    tokenizer = make(
+        "transformers.models.transfo_xl.tokenization_transfo_xl",
+        *("TransfoXLTokenizer", monkeypatch),
+        **state(),
+        **members,
+    )
+    for content in (tokenizer, vars(tokenizer)):
+        path.write_bytes(pickle.dumps(content, protocol))
+        assert load_vocabulary(path) == SYMBOLS
+
+
+def string(text):
+    """A `str` of Python 2, in protocol 2."""
+    data = text.encode()
+    return b"U" + bytes([len(data)]) + data
+
+
+def python2_corpus():
+    """What Python 2 writes with `pickle.dump(corpus, file, protocol=2)`."""
+    symbols = b"".join(map(string, SYMBOLS))
+    pairs = b"".join(
+        b"](" + string(symbol) + b"K" + bytes([i]) + b"e"
+        for i, symbol in enumerate(SYMBOLS)
+    )
+    sym2idx = b"ccollections\nOrderedDict\n](" + pairs + b"e\x85R"
+    counter = b"ccollections\nCounter\n}" + string("the") + b"K\x02s\x85R"
+    vocab = b"cvocabulary\nVocab\n)\x81}("
+    vocab += string("counter") + counter
+    vocab += string("idx2sym") + b"](" + symbols + b"e"
+    vocab += string("sym2idx") + sym2idx + b"ub"
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n"
+    array += b"K\x00\x85" + string("b") + b"\x87R(K\x01K\x01\x85"
+    array += b"cnumpy\ndtype\n" + string("i8") + b"K\x00K\x01\x87R(K\x03"
+    array += string("<") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    array += b"\x89U\x08\xff\xff\x00\x00\x00\x00\x00\x00tb"
+    corpus = b"cdata_utils\nCorpus\n)\x81}(" + string("vocab") + vocab
+    return b"\x80\x02" + corpus + string("train") + array + b"ub."
+
+
+def test_a_corpus_of_python_2_is_read(path):
+    path.write_bytes(python2_corpus())
+    assert load_vocabulary(path, size=5) == SYMBOLS
+
+
+def test_text_pickles_of_python_2_are_read(path):
+    path.write_bytes(
+        b"(dp0\nS'idx2sym'\np1\n(lp2\nS'n\\xc3\\xa9'\np3\naVthe\np4\nas."
+    )
+    assert load_vocabulary(path) == ["né", "the"]
+
+
+def test_every_cut_of_a_pickle_is_refused(path):
+    for data in (python2_corpus(), pickle.dumps(state(), 4)):
+        for length in range(2, len(data)):
+            path.write_bytes(data[:length])
+            with pytest.raises(ValueError, match="truncated or damaged"):
+                load_vocabulary(path)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"PK\x03\x04abc", "the zip file is truncated"),
+        (torch_zip(b"", "archive/model.json"), "not of torch.save"),
+        (torch_zip(b"\x80\x02"), "the pickle is truncated"),
+        (torch_legacy(b""), "the pickle is truncated"),
+        (torch_legacy(b"")[:-6], "the pickle is truncated"),
+        (pickle.dumps({"idx2sym": "ab"}), "it holds something else"),
+        (pickle.dumps(TORCH_MAGIC + 1), "it holds something else"),
+        (pickle.dumps([b"\xff"]), "'utf-8' codec"),
+        (pickle.dumps([b"a", "a"]), "2 symbols, 1 of them distinct"),
+        (b"\x80\x02c__main__\nVocab\n)\x81.", "it holds something else"),
+        # A record that is its own vocabulary.
+        (
+            b"\x80\x02c__main__\nVocab\n)\x81q\x00}" + string("vocab")
+            + b"h\x00sb.",
+            "it holds something else",
+        ),
+        (b"\x80\x02U\x01aQ.", "data outside of it.*nothing in the file was"),
+        (b"P1\n.", "data outside of it"),
+    ],
+)  # fmt: skip
+def test_wrong_pickles_are_refused(path, content, message):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_vocabulary(path)
+    assert str(path) in str(error.value)
+
+
+# ------------------------------- Malicious --------------------------------
+
+
+def text(value):
+    """A string, in any protocol."""
+    return b"V" + str(value).encode("raw_unicode_escape") + b"\n"
+
+
+def touch(marker):
+    return text(f"touch {marker}")
+
+
+def write(marker):
+    return text(f"open({str(marker)!r}, 'w').close()")
+
+
+def short(value):
+    data = value.encode()
+    return b"\x8c" + bytes([len(data)]) + data
+
+
+# What refuses to load, and a pickle that makes the marker in `pickle.loads`.
+MALICIOUS = {
+    "reduce": (
+        "os.system",
+        lambda m: b"cos\nsystem\n(" + touch(m) + b"tR.",
+    ),
+    "reduce_protocol_2": (
+        "posix.system",
+        lambda m: b"\x80\x02cposix\nsystem\n" + touch(m) + b"\x85R.",
+    ),
+    "eval": (
+        "builtins.eval",
+        lambda m: b"\x80\x03cbuiltins\neval\n" + write(m) + b"\x85R.",
+    ),
+    "eval_of_python_2": (
+        "__builtin__.eval",
+        lambda m: b"c__builtin__\neval\n(" + write(m) + b"tR.",
+    ),
+    "getattr_chain": (
+        "builtins.getattr",
+        lambda m: (
+            b"\x80\x03cbuiltins\ngetattr\n(cbuiltins\n__import__\n"
+            b"(" + text("os") + b"tR" + text("system") + b"tR("
+            + touch(m) + b"tR."
+        ),
+    ),
+    "stack_global": (
+        "os.system",
+        lambda m: (
+            b"\x80\x04" + short("os") + short("system") + b"\x93" + touch(m)
+            + b"\x85R."
+        ),
+    ),
+    "dotted_stack_global": (
+        "collections._sys.modules",
+        lambda m: (
+            b"\x80\x04" + short("collections") + short("_sys.modules")
+            + b"\x930\x8c\x05posix\x8c\x06system\x93" + touch(m) + b"\x85R."
+        ),
+    ),
+    "inst": ("os.system", lambda m: b"(" + touch(m) + b"ios\nsystem\n."),
+    "obj": ("os.system", lambda m: b"(cos\nsystem\n" + touch(m) + b"o."),
+    "popen": (
+        "subprocess.Popen",
+        lambda m: (
+            b"\x80\x02csubprocess\nPopen\n(](" + text("touch") + text(m)
+            + b"etR."
+        ),
+    ),
+    "reconstructor": (
+        "subprocess.Popen",
+        lambda m: (
+            b"ccopyreg\n_reconstructor\n(csubprocess\nPopen\n"
+            b"csubprocess\nPopen\n(l" + text("touch") + b"a" + text(m)
+            + b"atR."
+        ),
+    ),
+    "in_a_good_state": (
+        "os.system",
+        lambda m: (
+            b"\x80\x02}(" + string("idx2sym") + b"]" + string("a") + b"a"
+            + string("sym2idx") + b"ccollections\nOrderedDict\n)R"
+            + string("a") + b"K\x00s" + string("special")
+            + b"cos\nsystem\n" + touch(m) + b"\x85Ru."
+        ),
+    ),
+    "below_a_good_object": (
+        "os.system",
+        lambda m: (
+            b"\x80\x02cos\nsystem\n" + touch(m) + b"\x85R0]" + string("a")
+            + b"a."
+        ),
+    ),
+}  # fmt: skip
+
+
+def exists_soon(marker):
+    for _ in range(500):
+        if marker.exists():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("kind", MALICIOUS)
+def test_malicious_pickles_would_execute(kind, marker):
+    """The test below has teeth: the standard way makes the marker."""
+    _, payload = MALICIOUS[kind]
+    pickle.loads(payload(marker))
+    assert exists_soon(marker)
+
+
+@pytest.mark.parametrize("wrap", [bytes, torch_zip, torch_legacy])
+@pytest.mark.parametrize("kind", MALICIOUS)
+def test_malicious_pickles_are_refused(kind, wrap, path, marker):
+    name, payload = MALICIOUS[kind]
+    path.write_bytes(wrap(payload(marker)))
+    message = f"asks for '{re.escape(name)}', .* nothing in the file was exec"
+    with pytest.raises(ValueError, match=message) as error:
+        load_vocabulary(path)
+    assert str(path) in str(error.value)
+    if "subprocess" in name:
+        time.sleep(0.2)
+    assert not marker.exists()
+
+
+def test_malicious_text_is_refused_by_any_name(tmp_path, marker):
+    for name in ("vocab.txt", "vocab.json", "vocab.bin"):
+        path = tmp_path / name
+        path.write_bytes(b"(" + touch(marker) + b"ios\nsystem\n.")
+        with pytest.raises(ValueError, match="'os.system'"):
+            load_vocabulary(path)
+        assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "code", [b"\x82\xf1", b"\x83\xf1\0", b"\x84\xf1\0\0\0"]
+)
+def test_extension_codes_are_refused(path, marker, code):
+    data = b"\x80\x02" + code + touch(marker) + b"\x85R."
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="unregistered extension code 241"):
+        load_vocabulary(path)
+    copyreg.add_extension("os", "system", 0xF1)
+    try:
+        pickle.loads(data)  # fills the cache that `find_class` does not see
+        assert exists_soon(marker)
+        marker.unlink()
+        with pytest.raises(ValueError, match="'os.system'"):
+            load_vocabulary(path)
+        assert not marker.exists()
+    finally:
+        copyreg.remove_extension("os", "system", 0xF1)
+
+
+def test_stand_ins_do_not_stay_as_extensions(path):
+    copyreg.add_extension("collections", "OrderedDict", 0xF1)
+    try:
+        path.write_bytes(b"\x80\x02\x82\xf1)R" + string("a") + b"K\x00s.")
+        assert load_vocabulary(path) == ["a"]
+        made = pickle.loads(path.read_bytes())
+        assert type(made) is collections.OrderedDict
+    finally:
+        copyreg.remove_extension("collections", "OrderedDict", 0xF1)
+
+
+@pytest.mark.parametrize("name", sorted(vocabularies._STAND_INS))
+@pytest.mark.parametrize("change", [b"}U\x01aK\x01s", b"N}U\x01aK\x01s\x86"])
+def test_a_pickle_cannot_change_a_stand_in(path, name, change):
+    stand_in = vocabularies._STAND_INS[name]
+    before = dict(vars(stand_in))
+    module, name = (part.encode() for part in name)
+    load = b"\x80\x02c" + module + b"\n" + name + b"\n" + change + b"b."
+    path.write_bytes(load)
+    with pytest.raises(ValueError, match="truncated or damaged"):
+        load_vocabulary(path)
+    assert dict(vars(stand_in)) == before
+
+
+def test_stand_ins_take_any_arguments_and_do_nothing(path, marker):
+    """Names of functions that are known are not called either."""
+    rest = b"0]" + string("a") + b"a."
+    for call in (
+        b"c_codecs\nencode\n" + touch(marker) + text("rot13") + b"\x86R",
+        b"cre\n_compile\n" + text("(((") + b"K\x00\x86R",
+        b"cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85R",
+        b"c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R",
+        b"c__main__\nVocab\n" + touch(marker) + b"\x85\x81(K\x01tb",
+    ):
+        path.write_bytes(b"\x80\x02" + call + rest)
+        assert load_vocabulary(path) == ["a"]
+    assert not marker.exists()

@@ -1,0 +1,229 @@
+import codecs
+import json
+
+import numpy as np
+import pytest
+
+from txl_keras.data import tokenizers
+from txl_keras.data.corpora import Corpus
+from txl_keras.data.tokenizers import WordTokenizer
+from txl_keras.data.tokenizers import build_tokenizer
+from txl_keras.data.tokenizers import load_tokenizer
+from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.data.vocabulary import WordVocabulary
+
+WORDS = ["<eos>", "<unk>", "the", "cat", "naïve"]
+
+
+def symbols_of(texts, **options):
+    return WordTokenizer.from_texts(texts, **options).vocabulary.symbols
+
+
+def test_words_become_their_places_and_newlines_eos():
+    tokenizer = WordTokenizer(WORDS)
+    text = " the  cat \n\n\tnaïve the\r\n"
+    expected = [2, 3, 0, 0, 4, 2, 0]
+    assert tokenizer.encode(text).tolist() == expected
+    assert tokenizer.encode(text.encode()).tolist() == expected
+    assert tokenizer.vocabulary_size == 5
+
+
+def test_a_line_without_its_newline_is_unfinished():
+    tokenizer = WordTokenizer(WORDS)
+    assert tokenizer.encode("cat\nthe").tolist() == [3, 0, 2]
+    assert tokenizer.encode("\n").tolist() == [0]
+    assert tokenizer.encode("").tolist() == []
+
+
+def test_lines_of_one_billion_word_lie_between_two_marks():
+    tokenizer = WordTokenizer(
+        ["<S>", "<UNK>", "a", "b"], "<UNK>", line_start="<S>", line_end="<S>"
+    )
+    ids = tokenizer.encode("a b\n\nx\n")
+    assert ids.tolist() == [0, 2, 3, 0, 0, 0, 0, 1, 0]
+    assert tokenizer.encode("a\nb").tolist() == [0, 2, 0, 0, 3]
+    assert tokenizer.encode("\n").tolist() == [0, 0]
+    assert tokenizer.encode("").tolist() == []
+    assert tokenizer.decode(ids) == "\na b\n\n\n\n<UNK>\n"
+
+
+def test_a_start_of_its_own_is_not_shown():
+    tokenizer = WordTokenizer(["<eos>", "<bos>", "a"], line_start="<bos>")
+    ids = tokenizer.encode("a a\n\na\n")
+    assert ids.tolist() == [1, 2, 2, 0, 1, 0, 1, 2, 0]
+    assert tokenizer.decode(ids) == "a a\n\na\n"
+
+
+def test_without_a_line_end_newlines_are_spaces():
+    tokenizer = WordTokenizer(["a", "b"], line_end=None)
+    assert tokenizer.encode("a\n\nb\n").tolist() == [0, 1]
+    assert tokenizer.decode([0, 1]) == "a b"
+
+
+def test_text_is_read_in_lower_case_on_demand():
+    words = ["<eos>", "<S>", "<unk>", "straße", "The"]
+    options = {"line_start": "<S>"}
+    tokenizer = WordTokenizer(words, lower_case=True, **options)
+    assert tokenizer.encode("STRAßE The <UNK>").tolist() == [1, 3, 2, 2]
+    tokenizer = WordTokenizer(words, **options)
+    assert tokenizer.encode("STRAßE The").tolist() == [1, 2, 4]
+
+
+def test_an_unknown_word_without_a_stand_in_is_named_with_its_position():
+    for unknown in (None, "<unk>"):
+        tokenizer = WordTokenizer(["<eos>", "a"], unknown)
+        with pytest.raises(ValueError, match=r"'cat' at position 4 "):
+            tokenizer.encode("a\na\ncat dog")
+    with pytest.raises(ValueError, match=r"'é' \(U\+00E9\) at position 0 "):
+        tokenizer.encode("é")
+
+
+@pytest.mark.parametrize("block", [1, 2, 5, 1000])
+def test_blocks_do_not_change_the_ids(block, monkeypatch):
+    text = "\n the  naïve\ncat \r\n\n cat the cat\n 你 the" * 3
+    tokenizer = WordTokenizer([*WORDS, "你"], line_start="cat")
+    expected = tokenizer.encode(text)
+    monkeypatch.setattr(tokenizers, "_BLOCK", block)
+    np.testing.assert_array_equal(tokenizer.encode(text), expected)
+    tokenizer = WordTokenizer(["<eos>", "cat"])
+    with pytest.raises(ValueError, match="'the' at position 3 "):
+        tokenizer.encode("cat\ncat the cat")
+
+
+def test_text_comes_back():
+    text = "the cat\n\nnaïve\ncat"
+    tokenizer = WordTokenizer(WORDS)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    ids = [0, 2, 0, 0, 1, 3, 0]
+    assert tokenizer.encode(tokenizer.decode(ids)).tolist() == ids
+
+
+def test_words_can_be_shown_one_by_one():
+    tokenizer = WordTokenizer(WORDS)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    shown = [
+        decoder.decode(tokenizer.decode_bytes(np.int32(i)))
+        for i in (2, 4, 0, 0, 3)
+    ]
+    assert shown == [" the", " naïve", "\n", "\n", " cat"]
+
+
+@pytest.mark.parametrize(
+    "size, dtype", [(256, np.uint8), (257, np.uint16), (65537, np.int32)]
+)
+def test_ids_have_the_smallest_dtype_that_holds_the_vocabulary(size, dtype):
+    tokenizer = WordTokenizer(map(str, range(size)), line_end=None)
+    ids = tokenizer.encode(f"0 {size - 1}")
+    assert ids.dtype == dtype
+    assert ids.tolist() == [0, size - 1]
+    assert tokenizer.encode("").dtype == dtype
+
+
+def test_words_go_by_frequency_then_by_first_appearance():
+    text = "z b b\na <unk> a\nc\n"
+    assert symbols_of([text]) == ("<eos>", "b", "a", "z", "<unk>", "c")
+    assert symbols_of([text.encode(), b"c c z"]) == (
+        "<eos>",
+        "c",
+        "z",
+        "b",
+        "a",
+        "<unk>",
+    )
+
+
+def test_marks_and_a_missing_unknown_come_first():
+    text = "a a\n<S> a\n"
+    assert symbols_of([text]) == ("<eos>", "<unk>", "a", "<S>")
+    assert symbols_of([text], unknown=None) == ("<eos>", "a", "<S>")
+    assert symbols_of([text], line_end="<S>", line_start="<S>") == (
+        "<S>",
+        "<unk>",
+        "a",
+    )
+    assert symbols_of([text], line_start="<b>", unknown="?") == (
+        "<eos>",
+        "<b>",
+        "?",
+        "a",
+        "<S>",
+    )
+
+
+def test_rare_words_can_be_left_out():
+    texts = ["c b a b <unk>\n", "b c\n\n"]
+    assert symbols_of(texts, min_count=2) == ("<eos>", "<unk>", "b", "c")
+    assert symbols_of(texts, max_size=1) == ("<eos>", "<unk>", "b")
+    assert symbols_of(["b\n\n\n"], max_size=1) == ("<eos>", "<unk>", "b")
+    assert symbols_of(texts, min_count=3, max_size=2) == (
+        "<eos>",
+        "<unk>",
+        "b",
+    )
+    assert symbols_of(["A a b"], lower_case=True, max_size=1) == (
+        "<eos>",
+        "<unk>",
+        "a",
+    )
+
+
+def test_a_built_tokenizer_reads_as_it_counted():
+    tokenizer = WordTokenizer.from_texts(
+        ["B b a"], 2, None, "?", "<s>", "</s>", True
+    )
+    assert tokenizer.vocabulary.symbols == ("</s>", "<s>", "?", "b")
+    assert tokenizer.encode("b A B\n").tolist() == [1, 3, 2, 3, 0]
+
+
+def test_a_corpus_gives_the_words_of_its_train_split():
+    corpus = Corpus("t", {"train": b"b a b\n", "valid": b"c\n", "test": b"a\n"})
+    tokenizer = build_tokenizer("words", corpus)
+    assert tokenizer.vocabulary.symbols == ("<eos>", "<unk>", "b", "a")
+    assert tokenizer.encode(corpus.splits["valid"]).tolist() == [1, 0]
+    with pytest.raises(ValueError, match="`drop_newlines` must be False"):
+        build_tokenizer("words", corpus, drop_newlines=True)
+
+
+def test_a_large_vocabulary_is_saved_and_loaded(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    tokenizer = WordTokenizer(["<eos>", *map(str, range(267_734))])
+    save_tokenizer(tokenizer, path)
+    loaded = load_tokenizer(path)
+    assert loaded.get_config() == tokenizer.get_config()
+    assert loaded.encode("7 267733\n").tolist() == [8, 267734, 0]
+
+
+def test_a_saved_tokenizer_is_readable_json(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    save_tokenizer(WordTokenizer(["<S>", "é"], "é", "<S>", "<S>", True), path)
+    assert json.loads(path.read_text(encoding="utf-8")) == {
+        "class_name": "WordTokenizer",
+        "config": {
+            "vocabulary": ["<S>", "é"],
+            "unknown": "é",
+            "line_start": "<S>",
+            "line_end": "<S>",
+            "lower_case": True,
+        },
+    }
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="`line_end` .*line_end='<eos>'"):
+        WordTokenizer(["a"])
+    with pytest.raises(ValueError, match="`line_start` .*line_start='<S>'"):
+        WordTokenizer(["a"], line_start="<S>", line_end="a")
+    with pytest.raises(ValueError, match="without spaces.*'end of line'"):
+        WordTokenizer(["a", "end of line"], line_end="end of line")
+    with pytest.raises(ValueError, match="`min_count`.*min_count=0"):
+        WordTokenizer.from_texts(["a"], min_count=0)
+    with pytest.raises(ValueError, match="`max_size`.*max_size=0"):
+        WordTokenizer.from_texts(["a"], max_size=0)
+    with pytest.raises(ValueError, match="at least one character.*''"):
+        WordVocabulary(["a", ""])
+    with pytest.raises(ValueError, match="Received: b'a'"):
+        WordVocabulary([b"a"])
+    with pytest.raises(ValueError, match="3 symbols, 2 of them distinct"):
+        WordVocabulary(["ab", "c", "ab"])
+    with pytest.raises(ValueError, match="must not be empty"):
+        WordVocabulary([])

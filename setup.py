@@ -24,5 +24,9 @@ setup(
         "tensorflow>=2.20,<2.22",
         "tqdm",
     ],
-    extras_require={"tests": ["pytest", "ruff"]},
+    extras_require={
+        # Only to read PyTorch's files, and Hugging Face's.
+        "convert": ["safetensors", "torch>=2.6"],
+        "tests": ["pytest", "ruff", "safetensors"],
+    },
 )

@@ -75,3 +75,25 @@ def test_text_may_be_much_longer_than_memory(model):
 def test_bad_prompts_are_refused(model, prompt, max_tokens, message):
     with pytest.raises(ValueError, match=message):
         write(model, prompt, max_tokens)
+
+
+@pytest.mark.parametrize("attention_type", ["vaswani", "al_rfou"])
+def test_absolute_positions_read_a_window_again(attention_type):
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart",
+        vocabulary_size=9,
+        num_layers=2,
+        hidden_dim=12,
+        memory_length=0,
+        attention_type=attention_type,
+        max_positions=4,
+        initializer_stddev=0.5,
+    )
+    text = np.array([[3, 1, 4], [1, 5, 8]])
+    written = write(model, text, 5, memory_length=4, temperature=0)
+    for _ in range(5):
+        log_probs, _ = model.log_probs(text[:, -4:])
+        nearest = log_probs[:, -1].numpy().argmax(-1)
+        text = np.concatenate([text, nearest[:, None]], axis=1)
+    np.testing.assert_array_equal(written, text[:, 3:])
+    assert len(np.unique(written)) > 1

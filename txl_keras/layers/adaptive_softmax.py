@@ -4,6 +4,8 @@ Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `C` clusters
 after the first, `R` rows: all `B T` tokens, `K` rows of one pass.
 """
 
+import math
+
 import keras
 import tensorflow as tf
 
@@ -35,7 +37,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
         tie_projections: Boolean, `"all_but_first"`, or a boolean a cluster:
             the projections are those of `embedding`.
         tail_rows: Optional integer `K`, rows of one pass; by default a
-            sixteenth of the tokens, rounded up to 128.
+            sixteenth of the tokens, rounded up to 64.
         kernel_initializer, projection_initializer: Initializers of tables and
             projections that are not shared. All else begins as zeros.
 
@@ -174,10 +176,10 @@ class AdaptiveSoftmax(keras.layers.Layer):
     def _rows_of_a_pass(self, hidden):
         if self.tail_rows is not None:
             return self.tail_rows
-        num_rows = hidden.shape[0]
-        if num_rows is None:
-            return 128
-        return max(128, -(-num_rows // 16 // 128) * 128)
+        # About what falls in a tail of natural text, where the cutoffs were
+        # well chosen: fewer rows make more passes, more rows are idle.
+        num_rows = hidden.shape[0] or 0  # 0: not known before the call
+        return max(1, math.ceil(num_rows / 16 / 64)) * 64
 
     def _parameters(self, cluster):
         """Table, bias and, where there is one, projection of a cluster."""

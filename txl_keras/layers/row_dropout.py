@@ -95,7 +95,7 @@ class RowDropout(keras.layers.Layer):
             return inputs
         if dropout_seed is None:
             dropout_seed = self._draw(tf.shape(inputs)[0])
-        keep = _bits(dropout_seed, tf.shape(inputs)) >= tf.constant(
+        keep = _bits(dropout_seed, inputs) >= tf.constant(
             int(self.rate * 2**32), tf.uint32
         )
         scale = tf.cast(1 / (1 - self.rate), inputs.dtype)
@@ -118,7 +118,15 @@ class RowDropout(keras.layers.Layer):
         return {**super().get_config(), "rate": self.rate, "seed": self.seed}
 
 
-def _bits(seeds, shape):
-    """uint32 bits of `shape`, from one seed per entry of the first axis."""
-    units = tf.range(tf.reduce_prod(shape[1:]))  # [units of a row]
-    return tf.reshape(fold_in(seeds[:, None], units[None, :]), shape)
+def _bits(seeds, inputs):
+    """uint32 bits of the shape of `inputs`, from one seed a row."""
+    shape = tf.shape(inputs)
+    # A zero that is known at run time only: compilers would count the units
+    # once and store them in the program, a gigabyte for a large model.
+    units = tf.bitwise.bitwise_and(seeds[0], tf.constant(0, tf.uint32))
+    for axis in range(1, inputs.shape.rank):
+        size = shape[axis]
+        places = tf.cast(tf.range(size), tf.uint32)
+        units = units[..., None] * tf.cast(size, tf.uint32) + places
+    seeds = tf.reshape(seeds, [-1] + [1] * (inputs.shape.rank - 1))
+    return fold_in(seeds, units[None])

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 
 _PROMPT_SEGMENT = 128
 
@@ -17,7 +18,9 @@ class Generator:
     Args:
         model: `TransformerXLCausalLM`.
         sampler: `Sampler`.
-        memory_length: Optional integer `M`; by default the model's own.
+        memory_length: Optional integer `M`; by default the model's own. Where
+            positions are absolute (see `attention_type`) there is no memory:
+            the last M tokens are read again for every token.
 
     Example:
 
@@ -53,6 +56,9 @@ class Generator:
                 vocabulary, or `max_tokens` is negative.
         """
         prompt = self._checked(prompt, max_tokens)
+        if self._model.backbone.attention_type in ABSOLUTE_TYPES:
+            yield from self._read_again(prompt, max_tokens, seed)
+            return
         memory = self._model.initial_memory(
             prompt.shape[0], self._memory_length
         )
@@ -65,6 +71,16 @@ class Generator:
             token, memory = self._step(
                 token, memory, tf.constant([seed, position])
             )
+            yield token.numpy()
+
+    def _read_again(self, text, max_tokens, seed):
+        """Yields as `__call__` does, without a memory."""
+        no_memory = self._model.initial_memory(text.shape[0], 0)
+        window = max(1, self._memory_length or 0)
+        for position in range(max_tokens):
+            log_probs = self._predict(text[:, -window:], no_memory)
+            token = self._sampler(log_probs, tf.constant([seed, position]))
+            text = np.concatenate([text, token[:, None]], axis=1)
             yield token.numpy()
 
     def _checked(self, prompt, max_tokens):
@@ -86,6 +102,10 @@ class Generator:
     @tf.function(reduce_retracing=True)
     def _read(self, ids, memory):
         return self._model.backbone(ids, memory=memory)[1]
+
+    @tf.function(reduce_retracing=True)
+    def _predict(self, ids, memory):
+        return self._model.log_probs(ids, memory)[0][:, -1]
 
     @tf.function(jit_compile=True)
     def _step(self, token, memory, seed):

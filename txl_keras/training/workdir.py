@@ -168,7 +168,7 @@ class Workdir:
         config = self.read_config()
         return max(
             config["model"]["backbone"]["config"]["memory_length"],
-            config["flags"]["segment_length"],
+            config["flags"].get("segment_length", 0),
         )
 
     def append_metrics(self, metrics):

@@ -1,0 +1,145 @@
+"""Numbers of the original codes: see `testdata/golden`.
+
+Tiny random models, whose weights and outputs were stored by the original
+implementation in TensorFlow 1 and PyTorch, and by Hugging Face's; those of
+`shaw`, `al_rfou`, `vaswani` and `nvidia` by a reference of our own. Outputs
+are those of several segments, memory that of the last.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from stored_models import GOLDEN
+from stored_models import load_arrays
+from stored_models import stored_arrays
+from stored_models import stored_config
+
+from txl_keras.checkpoints import load_hugging_face
+from txl_keras.checkpoints import load_pytorch
+from txl_keras.checkpoints import load_tf1
+
+ORIGINAL_PYTORCH = [
+    "original_pytorch_enwik8_like",
+    "original_pytorch_prenorm",
+    "original_pytorch_wt103_like",
+]
+
+
+def outputs(name):
+    return np.load(GOLDEN / name / "golden.npz")
+
+
+def segments(tokens, length):
+    """Inputs and targets of the segments of a text `(n + 1, B)`."""
+    for start in range(0, len(tokens) - 1, length):
+        end = start + length
+        yield tokens[start:end].T, tokens[start + 1 : end + 1].T
+
+
+def check_memory(memory, expected):
+    """Compares with memory `(L or more, M or less, B, D)`."""
+    for state, values in zip(memory.states, expected, strict=False):
+        values = values.transpose(1, 0, 2)
+        np.testing.assert_allclose(
+            state[:, -values.shape[1] :], values, atol=1e-5
+        )
+
+
+def check_scores(model, name):
+    """Compares nll and memory over all segments with the stored ones."""
+    golden = outputs(name)
+    memory = None
+    batches = segments(golden["tokens"], golden["nll"].shape[1])
+    for (inputs, targets), nll in zip(batches, golden["nll"], strict=True):
+        ours, memory = model.score(inputs, targets, memory)
+        np.testing.assert_allclose(ours, nll.T, atol=1e-5)
+    if "final_memory" in golden:
+        check_memory(memory, golden["final_memory"])
+
+
+def check_log_probs(model, name, length):
+    golden = outputs(name)
+    memory = None
+    for start in range(0, golden["tokens"].shape[1], length):
+        segment = slice(start, start + length)
+        ours, memory = model.log_probs(golden["tokens"][:, segment], memory)
+        np.testing.assert_allclose(
+            ours, golden["log_probs"][:, segment], atol=1e-5
+        )
+    check_memory(memory, golden["final_memory"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "enwik8_like",
+        "enwik8_like_eval",
+        "wt103_base_like",
+        "wt103_large_like",
+        "lm1b_large_like",
+    ],
+)
+def test_equals_the_original_tensorflow_code(name):
+    model = load_tf1(GOLDEN / name / "model.ckpt", stored_config(name))
+    check_scores(model, name)
+    check_gradients(model, name)
+
+
+def check_gradients(model, name):
+    golden = outputs(name)
+    memory = None
+    batches = segments(golden["tokens"], golden["nll"].shape[1])
+    for (inputs, targets), norm in zip(
+        batches, golden["grad_norm"], strict=True
+    ):
+        with tf.GradientTape() as tape:
+            nll, memory = model.score(inputs, targets, memory)
+            loss = tf.reduce_mean(nll)
+        weights = [w.value for w in model.trainable_weights]
+        ours = tf.linalg.global_norm(tape.gradient(loss, weights))
+        np.testing.assert_allclose(ours, norm, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *ORIGINAL_PYTORCH,
+        "original_pytorch_shaw",
+        "original_pytorch_vaswani",
+        "original_pytorch_al_rfou",
+        "nvidia_untied",
+        "nvidia_same_length",
+    ],
+)
+def test_equals_the_original_pytorch_code(name):
+    model = load_arrays(stored_arrays(name), stored_config(name))
+    check_scores(model, name)
+
+
+@pytest.mark.parametrize("name", ORIGINAL_PYTORCH)
+def test_a_file_of_pytorch_is_read(name):
+    pytest.importorskip("torch")
+    folder = GOLDEN / name
+    model = load_pytorch(folder / "model_state.pt", folder / "config.json")
+    check_scores(model, name)
+
+
+@pytest.mark.parametrize(
+    "name, length",
+    [
+        ("hf_plain", 6),
+        ("hf_wt103_like", 6),
+        ("hf_shared_biases", 5),
+        ("hf_mixed_projections", 5),
+    ],
+)
+def test_equals_hugging_face(name, length):
+    check_log_probs(load_hugging_face(GOLDEN / name), name, length)
+
+
+@pytest.mark.parametrize("name", ["hf_plain", "hf_wt103_like"])
+def test_a_bin_file_of_hugging_face_is_read(name, tmp_path):
+    pytest.importorskip("torch")
+    for file in ("config.json", "pytorch_model.bin"):
+        (tmp_path / file).write_bytes((GOLDEN / name / file).read_bytes())
+    check_log_probs(load_hugging_face(tmp_path), name, 6)

@@ -1,0 +1,263 @@
+"""Folders of Hugging Face, read and written."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from stored_models import GOLDEN
+from stored_models import stored_config
+
+from txl_keras.checkpoints import load_hugging_face
+from txl_keras.checkpoints import load_tf1
+from txl_keras.checkpoints import save_hugging_face
+from txl_keras.models import TransformerXLCausalLM
+
+safetensors = pytest.importorskip("safetensors.numpy")
+NAME = "hf_wt103_like"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a stored model."""
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / NAME / file, tmp_path)
+    return tmp_path
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config.update(changes)
+    config = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def change_tensors(folder, change):
+    path = folder / "model.safetensors"
+    safetensors.save_file(change(safetensors.load_file(path)), path)
+
+
+def assert_same_model(model, expected):
+    ours, theirs = model.get_config(), expected.get_config()
+    for config in (ours, theirs):
+        del config["name"], config["backbone"]["config"]["name"]
+    assert ours == theirs
+    for weight, value in zip(
+        model.get_weights(), expected.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(weight, value)
+
+
+@pytest.mark.parametrize(
+    "name", ["hf_plain", NAME, "hf_shared_biases", "hf_mixed_projections"]
+)
+def test_a_written_model_is_read_back_bit_for_bit(name, tmp_path):
+    model = load_hugging_face(GOLDEN / name)
+    save_hugging_face(model, tmp_path / "export")
+    assert_same_model(load_hugging_face(tmp_path / "export"), model)
+
+
+def test_the_epsilon_of_tensorflow_is_written(tmp_path):
+    name = "wt103_base_like"
+    model = load_tf1(GOLDEN / name, stored_config(name))
+    save_hugging_face(model, tmp_path / "export")
+    exported = load_hugging_face(tmp_path / "export")
+    assert exported.backbone.layer_norm_epsilon == 1e-12
+    assert_same_model(exported, model)
+
+
+def test_the_export_has_what_the_library_looks_for(tmp_path):
+    save_hugging_face(load_hugging_face(GOLDEN / NAME), tmp_path / "a" / "b")
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"b"}
+    assert {path.name for path in (tmp_path / "a" / "b").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
+    exported = safetensors.load_file(tmp_path / "a" / "b" / "model.safetensors")
+    stored = safetensors.load_file(GOLDEN / NAME / "model.safetensors")
+    # Tied tensors are stored once; the library ties them again.
+    tied = {f"crit.out_layers.{j}.weight" for j in range(4)}
+    tied |= {f"crit.out_projs.{j}" for j in (1, 2, 3)}
+    assert set(stored) - set(exported) == tied
+    for name, tensor in exported.items():
+        np.testing.assert_allclose(tensor, stored[name], rtol=1e-6)
+    config = json.loads((tmp_path / "a" / "b" / "config.json").read_text())
+    unneeded = {
+        "eos_token_id",
+        "init",
+        "init_range",
+        "transformers_version",
+    }
+    expected = stored_config(NAME)
+    assert set(expected) - set(config) == unneeded
+    assert {key: config[key] for key in expected.keys() - unneeded} == {
+        key: expected[key] for key in expected.keys() - unneeded
+    }
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"cold_start": "masked"}, "cold_start='masked'"),
+        ({"same_length": True}, "one key fewer"),
+        ({"normalize_output": True}, "normalize_output=True"),
+        (
+            {"attention_type": "shaw", "max_positions": 4},
+            "attention_type='shaw'",
+        ),
+        ({"project_same_dim": False}, "project_same_dim=False"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused(changes, message, tmp_path):
+    backbone = load_hugging_face(GOLDEN / NAME).backbone
+    config = {**backbone.get_config(), **changes}
+    model = TransformerXLCausalLM(type(backbone).from_config(config))
+    with pytest.raises(ValueError, match=message):
+        save_hugging_face(model, tmp_path / "export")
+    assert not (tmp_path / "export").exists()
+
+
+def test_only_an_earlier_export_is_replaced(tmp_path):
+    model = load_hugging_face(GOLDEN / "hf_plain")
+    other = load_hugging_face(GOLDEN / NAME)
+    save_hugging_face(other, tmp_path / "export")
+    save_hugging_face(model, tmp_path / "export")
+    assert_same_model(load_hugging_face(tmp_path / "export"), model)
+    (tmp_path / "export" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="notes.txt"):
+        save_hugging_face(model, tmp_path / "export")
+    assert (tmp_path / "export" / "notes.txt").exists()
+    with pytest.raises(ValueError, match="a file"):
+        save_hugging_face(model, tmp_path / "export" / "notes.txt")
+
+
+def test_nothing_is_left_if_writing_fails(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(safetensors, "save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_hugging_face(load_hugging_face(GOLDEN / NAME), tmp_path / "export")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_in_parts_is_read(folder):
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {name: f"part-{i % 3}.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        part = {name: tensors[name] for name in names if files[name] == file}
+        safetensors.save_file(part, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": files}))
+    assert_same_model(
+        load_hugging_face(folder), load_hugging_face(GOLDEN / NAME)
+    )
+    index.write_text(json.dumps({"weight_map": {"a": "../part-0.safetensors"}}))
+    with pytest.raises(ValueError, match="files beside it"):
+        load_hugging_face(folder)
+
+
+def test_half_precision_becomes_single(folder):
+    import ml_dtypes
+
+    def half(tensors):
+        return {
+            name: tensor.astype(
+                np.float16 if "bias" in name else ml_dtypes.bfloat16
+            )
+            for name, tensor in tensors.items()
+        }
+
+    exact = load_hugging_face(folder)
+    change_tensors(folder, half)
+    model = load_hugging_face(folder)
+    assert model.weights[0].dtype == "float32"
+    for ours, expected in zip(
+        model.get_weights(), exact.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(ours, expected, rtol=2**-8)
+
+
+def test_a_configuration_of_another_model_is_told_all_at_once(folder):
+    change_config(folder, d_inner=50, cutoffs=[12, 24], tie_projs=[False] * 3)
+    with pytest.raises(ValueError) as error:
+        load_hugging_face(folder)
+    for line in (
+        "layers.1.pos_ff.CoreNet.0.weight is (48, 32), expected (50, 32)",
+        "unexpected: crit.out_layers.3.bias of shape (20,)",
+        "crit.cluster_weight is (3, 32), expected (2, 32)",
+        "emb_layers.2.weight is (16, 2), expected (36, 2)",
+    ):
+        assert line in str(error.value)
+
+
+def test_missing_keys_take_the_defaults_of_the_library(folder):
+    expected = load_hugging_face(folder)
+    change_config(folder, tie_projs=None, layer_norm_epsilon=None)
+    assert_same_model(load_hugging_face(folder), expected)
+    change_config(folder, same_length=None, clamp_len=None, mem_len=None)
+    backbone = load_hugging_face(folder).backbone
+    assert backbone.same_length == "pytorch"
+    assert backbone.clamp_length == 1000
+    assert backbone.memory_length == 1600
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"attn_type": 1}, "attn_type=1"),
+        ({"model_type": "gpt2"}, "gpt2"),
+        ({"vocab_size": None, "n_head": None}, r"\['n_token', 'n_head'\]"),
+        ({"same_length": True, "mem_len": 0}, "none without memory"),
+    ],
+)
+def test_a_configuration_that_is_not_understood_is_refused(
+    folder, changes, message
+):
+    change_config(folder, **changes)
+    with pytest.raises(ValueError, match=message):
+        load_hugging_face(folder)
+
+
+def test_a_model_without_a_softmax_is_refused(folder):
+    change_tensors(
+        folder,
+        lambda tensors: {
+            name.removeprefix("transformer."): tensor
+            for name, tensor in tensors.items()
+            if not name.startswith("crit.")
+        },
+    )
+    with pytest.raises(ValueError, match="body without a softmax"):
+        load_hugging_face(folder)
+
+
+def test_a_classifier_is_refused(folder):
+    change_tensors(
+        folder,
+        lambda tensors: {
+            **tensors,
+            "score.weight": np.zeros((2, 32), np.float32),
+        },
+    )
+    with pytest.raises(ValueError, match="a classifier"):
+        load_hugging_face(folder)
+
+
+@pytest.mark.parametrize("length", [0, 5, 1000, -3])
+def test_a_file_that_was_cut_short_is_an_error(folder, length):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_hugging_face(folder)
+
+
+def test_an_empty_folder_is_an_error(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="pytorch_model.bin"):
+        load_hugging_face(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="config.json"):
+        load_hugging_face(folder)

@@ -1,0 +1,156 @@
+"""Tables of foreign tensors, in both directions."""
+
+import numpy as np
+import pytest
+from stored_models import load_arrays
+from stored_models import stored_arrays
+from stored_models import stored_config
+
+from txl_keras.checkpoints.layout import Entry
+from txl_keras.checkpoints.layout import Tensors
+from txl_keras.checkpoints.layout import read
+from txl_keras.checkpoints.layout import write
+from txl_keras.checkpoints.torch_layout import ORIGINAL
+from txl_keras.checkpoints.torch_layout import torch_layout
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.weights import weights_by_name
+
+NAME = "original_pytorch_wt103_like"
+
+
+def test_linear_layers_are_transposed_and_cut():
+    # (out, in) = (4, 3): two outputs of the first of ours, two of the second.
+    foreign = np.arange(12).reshape(4, 3)
+    entry = Entry(("net",), ("a", "b"), (4, 3), transposed=True, axis=1)
+    a, b = entry.split(foreign, [(3, 1, 2), (3, 2)])
+    np.testing.assert_array_equal(a[:, 0], [[0, 3], [1, 4], [2, 5]])
+    np.testing.assert_array_equal(b, [[6, 9], [7, 10], [8, 11]])
+    np.testing.assert_array_equal(entry.join([a, b]), foreign)
+
+
+def test_one_table_is_cut_into_clusters_of_unequal_size():
+    foreign = np.arange(10).reshape(5, 2)
+    entry = Entry(("table",), ("a", "b"), (5, 2))
+    a, b = entry.split(foreign, [(1, 2), (4, 2)])
+    np.testing.assert_array_equal(a, [[0, 1]])
+    np.testing.assert_array_equal(entry.join([a, b]), foreign)
+
+
+def test_rows_are_reversed():
+    foreign = np.arange(6).reshape(3, 2)
+    entry = Entry(("cluster_weight",), ("a",), (3, 2), flipped=0)
+    (ours,) = entry.split(foreign, [(3, 2)])
+    np.testing.assert_array_equal(ours, [[4, 5], [2, 3], [0, 1]])
+    np.testing.assert_array_equal(entry.join([ours]), foreign)
+
+
+def test_tables_without_columns_are_kept():
+    entry = Entry(("projection",), ("a",), (3, 0), transposed=True)
+    (ours,) = entry.split(np.zeros((3, 0)), [(0, 3)])
+    assert ours.shape == (0, 3)
+    assert entry.join([ours]).shape == (3, 0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"cutoffs": [3, 7], "div_val": 2},
+        {"cutoffs": [3, 7], "embedding_dim": 6},
+        {"attention_type": "shaw", "max_positions": 7},
+        {"attention_type": "al_rfou", "max_positions": 4, "head_dim": 4},
+        {"tie_attention_biases": False},
+    ],
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_written_is_read_back(config, tied):
+    def model():
+        return TransformerXLCausalLM(
+            TransformerXLBackbone(
+                **{
+                    "vocabulary_size": 11,
+                    "num_layers": 3,
+                    "num_heads": 2,
+                    "hidden_dim": 8,
+                    "head_dim": 5,
+                    "intermediate_dim": 12,
+                    **config,
+                }
+            ),
+            tie_embeddings=tied,
+            tie_projections=tied,
+        )
+
+    first, second = model(), model()
+    rng = np.random.default_rng(0)
+    for weight in first.weights:
+        weight.assign(rng.normal(size=weight.shape))
+    layout = torch_layout(first, ORIGINAL)
+    arrays = write(first, layout)
+    assert {e.names[0]: e.shape for e in layout} == {
+        name: array.shape for name, array in arrays.items()
+    }
+    shapes = {name: array.shape for name, array in arrays.items()}
+    read(second, layout, Tensors(shapes, arrays.__getitem__), "arrays")
+    ours = weights_by_name(first)
+    for name, weight in weights_by_name(second).items():
+        np.testing.assert_array_equal(weight, ours[name], name)
+
+
+def test_all_problems_are_told_at_once():
+    arrays = stored_arrays(NAME)
+    del arrays["r_r_bias"], arrays["layers.1.pos_ff.CoreNet.3.bias"]
+    arrays["layers.3.new"] = np.zeros((2, 3))
+    arrays["crit.cluster_weight"] = np.zeros((4, 32))
+    arrays["r_w_bias"] = arrays["r_w_bias"] * np.nan
+    arrays["crit.out_projs.1"] = arrays["crit.out_projs.1"] + 1
+    with pytest.raises(ValueError) as error:
+        load_arrays(arrays, stored_config(NAME))
+    message = str(error.value)
+    assert "6 problem(s)" in message
+    for line in (
+        "missing: r_r_bias of shape (4, 8)",
+        "missing: layers.1.pos_ff.CoreNet.3.bias of shape (32,)",
+        "unexpected: layers.3.new of shape (2, 3)",
+        "wrong shape: crit.cluster_weight is (4, 32), expected (3, 32)",
+        "not finite: r_w_bias",
+        "tied in the configuration, but different in the file: "
+        "word_emb.emb_projs.1 and crit.out_projs.1",
+    ):
+        assert line in message
+
+
+def test_nothing_is_assigned_if_something_is_wrong():
+    model = load_arrays(stored_arrays(NAME), stored_config(NAME))
+    before = model.get_weights()
+    arrays = {name: array + 1 for name, array in stored_arrays(NAME).items()}
+    arrays["r_w_bias"] = np.zeros((4, 9))
+    shapes = {name: array.shape for name, array in arrays.items()}
+    with pytest.raises(ValueError, match="Nothing was loaded"):
+        read(
+            model,
+            torch_layout(model, ORIGINAL),
+            Tensors(shapes, arrays.__getitem__),
+            "arrays",
+        )
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_shared_tensors_may_be_stored_once():
+    arrays = stored_arrays(NAME)
+    for j in range(4):
+        del arrays[f"crit.out_layers.{j}.weight"]
+    del arrays["word_emb.emb_projs.2"]  # its other name is left
+    model = load_arrays(arrays, stored_config(NAME))
+    whole = load_arrays(stored_arrays(NAME), stored_config(NAME))
+    for ours, expected in zip(
+        model.get_weights(), whole.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_a_layout_must_cover_the_model():
+    model = load_arrays(stored_arrays(NAME), stored_config(NAME))
+    with pytest.raises(ValueError, match="every weight of the model once"):
+        write(model, torch_layout(model, ORIGINAL)[1:])

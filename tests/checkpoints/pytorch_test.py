@@ -1,0 +1,216 @@
+"""Files of PyTorch: what is understood, and what is refused unread."""
+
+import argparse
+import builtins
+import os
+import pickle
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from stored_models import GOLDEN
+from stored_models import load_arrays
+from stored_models import stored_arrays
+from stored_models import stored_config
+
+from txl_keras.checkpoints import load_pytorch
+
+NAME = "original_pytorch_enwik8_like"
+
+
+def assert_same_weights(model, expected):
+    for ours, weights in zip(
+        model.get_weights(), expected.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(ours, weights)
+
+
+class Calls:
+    """Pickles as a call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def harmful(marker):
+    return [
+        Calls(os.system, f"touch {marker}"),
+        Calls(builtins.eval, f"open({str(marker)!r}, 'w')"),
+        Calls(open, str(marker), "w"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "which, named", [*enumerate(["system", "eval", "open"])]
+)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_a_file_is_not_run(tmp_path, which, named, zipped):
+    pytest.importorskip("torch")
+    marker = tmp_path / "marker"
+    pickled = pickle.dumps({"a": harmful(marker)[which]}, protocol=2)
+    path = tmp_path / "model.pt"
+    if zipped:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("model/data.pkl", pickled)
+            file.writestr("model/version", "3\n")
+            file.writestr("model/byteorder", "little")
+    else:
+        header = [0x1950A86A20F9469CFC6C, 1001, {}]
+        path.write_bytes(
+            b"".join(pickle.dumps(part, protocol=2) for part in header)
+            + pickled
+        )
+    with pytest.raises(ValueError, match=f"{named}.*Nothing in it was run"):
+        load_pytorch(path, stored_config(NAME))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("length", [0, 10, 3000, -100])
+def test_a_file_that_was_cut_short_is_an_error(tmp_path, length):
+    pytest.importorskip("torch")
+    path = tmp_path / "model.pt"
+    path.write_bytes((GOLDEN / NAME / "model_state.pt").read_bytes()[:length])
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_pytorch(path, stored_config(NAME))
+
+
+def test_without_pytorch_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match="pip install"):
+        load_pytorch(GOLDEN / NAME / "model_state.pt", stored_config(NAME))
+
+
+def test_a_pytorch_that_can_be_made_to_run_code_is_refused(monkeypatch):
+    torch = pytest.importorskip("torch")
+    old = type(torch.__version__)("2.5.1+cpu")
+    monkeypatch.setattr(torch, "__version__", old)
+    with pytest.raises(ImportError, match="must be 2.6 or later.*2.5.1"):
+        load_pytorch(GOLDEN / NAME / "model_state.pt", stored_config(NAME))
+
+
+def test_a_missing_file_is_no_damaged_file(tmp_path):
+    pytest.importorskip("torch")
+    with pytest.raises(FileNotFoundError):
+        load_pytorch(tmp_path / "no.pt", stored_config(NAME))
+
+
+def test_a_checkpoint_of_nvidia_brings_its_configuration(tmp_path):
+    torch = pytest.importorskip("torch")
+    name = "nvidia_untied"
+    arrays = stored_arrays(name)
+    checkpoint = {
+        "args": argparse.Namespace(work_dir="x", betas=[1, 2]),
+        "model_config": {**stored_config(name), "dtype": torch.float16},
+        "model_state": {
+            key: torch.tensor(value) for key, value in arrays.items()
+        },
+        "memory": None,
+        "epoch": 3,
+    }
+    torch.save(checkpoint, tmp_path / "checkpoint_best.pt")
+    model = load_pytorch(tmp_path / "checkpoint_best.pt", memory_length=3)
+    assert model.backbone.memory_length == 3
+    assert_same_weights(model, load_arrays(arrays, stored_config(name)))
+
+
+def test_a_whole_module_is_read_as_its_tensors(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    module = type(sys)("mem_transformer")
+
+    class MemTransformerLM(torch.nn.Module):
+        pass
+
+    MemTransformerLM.__module__ = "mem_transformer"
+    MemTransformerLM.__qualname__ = "MemTransformerLM"
+    module.MemTransformerLM = MemTransformerLM
+    monkeypatch.setitem(sys.modules, "mem_transformer", module)
+    model = MemTransformerLM()
+    arrays = stored_arrays(NAME)
+    for name, array in arrays.items():
+        *path, last = name.split(".")
+        owner = model
+        for part in path:
+            if part not in owner._modules:
+                owner.add_module(part, torch.nn.Sequential())
+            owner = owner._modules[part]
+        owner.register_parameter(last, torch.nn.Parameter(torch.tensor(array)))
+    torch.save(model, tmp_path / "model.pt")
+    monkeypatch.delitem(sys.modules, "mem_transformer")
+    loaded = load_pytorch(tmp_path / "model.pt", stored_config(NAME))
+    assert_same_weights(loaded, load_arrays(arrays, stored_config(NAME)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_becomes_single(tmp_path, dtype):
+    torch = pytest.importorskip("torch")
+    state = {
+        f"module.{name}": torch.tensor(array).to(getattr(torch, dtype))
+        for name, array in stored_arrays(NAME).items()
+    }
+    torch.save(state, tmp_path / "model.pt")
+    model = load_pytorch(tmp_path / "model.pt", stored_config(NAME))
+    rounded = {
+        name.removeprefix("module."): tensor.float().numpy()
+        for name, tensor in state.items()
+    }
+    assert model.weights[0].dtype == "float32"
+    assert_same_weights(model, load_arrays(rounded, stored_config(NAME)))
+
+
+def test_a_file_without_configuration_needs_one():
+    pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="`config` must be passed"):
+        load_pytorch(GOLDEN / NAME / "model_state.pt")
+
+
+def test_what_is_no_state_dict_is_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"model": {}, "step": 3}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"\['dict', 'int'\]"):
+        load_pytorch(tmp_path / "model.pt", stored_config(NAME))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"ext_len": 3}, "ext_len=3"),
+        ({"attn_type": 4}, "attn_type=4"),
+        ({"sample_softmax": 10}, "sample_softmax=10"),
+        ({"attn_type": 2, "mem_len": 6}, "pass memory_length=0"),
+        ({"attn_type": 2, "mem_len": 0, "pre_lnorm": True}, "not the queries"),
+        ({"attn_type": 3, "mem_len": 0, "d_head": 7}, r"n_head \* d_head = 21"),
+        ({"same_length": True, "mem_len": 0}, "none without memory"),
+    ],
+)
+def test_what_the_original_does_otherwise_is_refused(changes, message):
+    config = {**stored_config(NAME), **changes}
+    with pytest.raises(ValueError, match=message):
+        load_arrays(stored_arrays(NAME), config)
+
+
+def test_a_model_of_absolute_positions_is_loaded_without_memory():
+    name = "original_pytorch_vaswani"
+    config = {**stored_config(name), "mem_len": 8}
+    model = load_arrays(stored_arrays(name), config, memory_length=0)
+    assert model.backbone.memory_length == 0
+
+
+def test_what_is_tied_in_the_configuration_alone_is_an_error():
+    name = "nvidia_untied"
+    config = {**stored_config(name), "tie_weight": True}
+    with pytest.raises(ValueError, match="tied in the configuration"):
+        load_arrays(stored_arrays(name), config)
+
+
+def test_missing_sizes_take_the_defaults_of_the_original():
+    config = stored_config(NAME)
+    for key in ("d_embed", "div_val", "tie_projs", "cutoffs", "attn_type"):
+        del config[key]
+    model = load_arrays(stored_arrays(NAME), config)
+    assert_same_weights(
+        model, load_arrays(stored_arrays(NAME), stored_config(NAME))
+    )

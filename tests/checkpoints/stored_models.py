@@ -1,0 +1,29 @@
+"""Tiny random models and their outputs: see `testdata/golden`."""
+
+import json
+import pathlib
+
+import numpy as np
+
+from txl_keras.checkpoints.layout import Tensors
+from txl_keras.checkpoints.pytorch import from_tensors
+
+GOLDEN = pathlib.Path(__file__).parent.parent / "testdata" / "golden"
+
+
+def stored_config(name):
+    """The configuration of a model, in the original's words."""
+    return json.loads((GOLDEN / name / "config.json").read_text("utf-8"))
+
+
+def stored_arrays(name):
+    """The state dict of a PyTorch model, for places without PyTorch."""
+    with np.load(GOLDEN / name / "model_state.npz") as arrays:
+        return dict(arrays)
+
+
+def load_arrays(arrays, config, **overrides):
+    """`load_pytorch`, without PyTorch and its file."""
+    shapes = {name: array.shape for name, array in arrays.items()}
+    tensors = Tensors(shapes, arrays.__getitem__)
+    return from_tensors(tensors, config, "the arrays", overrides=overrides)

@@ -1,0 +1,195 @@
+"""Checkpoints of TensorFlow 1: where they are, what else is in them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from stored_models import GOLDEN
+from stored_models import stored_config
+
+from txl_keras.checkpoints import load_tf1
+from txl_keras.checkpoints.layout import write
+from txl_keras.checkpoints.tf1 import tf1_layout
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+
+NAME = "lm1b_large_like"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a stored checkpoint."""
+    for path in (GOLDEN / NAME).glob("model.ckpt*"):
+        shutil.copy(path, tmp_path)
+    return tmp_path
+
+
+def save(tensors, prefix):
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=list(tensors.values()),
+    )
+
+
+def test_what_an_optimizer_left_is_ignored(tmp_path):
+    reader = tf.train.load_checkpoint(str(GOLDEN / NAME / "model.ckpt"))
+    tensors = {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+    }
+    for name, tensor in [*tensors.items()]:
+        tensors[f"{name}/Adam"] = tensors[f"{name}/Adam_1"] = tensor + 1
+    tensors |= {
+        "beta1_power": np.float32(0.9),
+        "beta2_power": np.float32(0.99),
+        "global_step": np.int64(7),
+    }
+    save(tensors, tmp_path / "model.ckpt-7")
+    model = load_tf1(tmp_path / "model.ckpt-7", stored_config(NAME))
+    expected = load_tf1(GOLDEN / NAME / "model.ckpt", stored_config(NAME))
+    for ours, weights in zip(
+        model.get_weights(), expected.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(ours, weights)
+
+
+@pytest.mark.parametrize("name", ["", "model.ckpt", "model.ckpt.index"])
+def test_a_folder_or_a_file_stands_for_the_prefix(folder, name):
+    assert load_tf1(folder / name, stored_config(NAME)).count_params() > 0
+
+
+def test_the_newest_of_a_folder_is_taken(folder):
+    for suffix in ("index", "data-00000-of-00001"):
+        shutil.copy(
+            folder / f"model.ckpt.{suffix}", folder / f"model.ckpt-9.{suffix}"
+        )
+    with pytest.raises(ValueError, match="model.ckpt-9"):
+        load_tf1(folder, stored_config(NAME))  # which one?
+    (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-9"')
+    assert load_tf1(folder, stored_config(NAME)).count_params() > 0
+
+
+def test_a_wrong_prefix_is_answered_with_those_that_there_are(folder):
+    with pytest.raises(ValueError, match=r"model\.ckpt'\]"):
+        load_tf1(folder / "model", stored_config(NAME))
+    with pytest.raises(ValueError, match="none"):
+        load_tf1(folder / "no" / "folder", stored_config(NAME))
+
+
+@pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
+def test_a_file_that_was_cut_short_is_an_error(folder, suffix):
+    path = folder / f"model.ckpt.{suffix}"
+    path.write_bytes(path.read_bytes()[:-700])
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_tf1(folder / "model.ckpt", stored_config(NAME))
+
+
+def test_the_configuration_may_be_a_file(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(stored_config(NAME)))
+    assert load_tf1(folder / "model.ckpt", path).count_params() > 0
+    path.write_text("{")
+    with pytest.raises(ValueError, match="not a JSON file"):
+        load_tf1(folder / "model.ckpt", path)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="JSON object"):
+        load_tf1(folder / "model.ckpt", path)
+
+
+def test_missing_keys_are_named_all_at_once():
+    config = stored_config(NAME)
+    del config["n_head"], config["d_inner"]
+    with pytest.raises(ValueError, match=r"\['n_head', 'd_inner'\]"):
+        load_tf1(GOLDEN / NAME, config)
+
+
+def test_keys_without_effect_are_warned_about():
+    config = {**stored_config(NAME), "clamp_length": 5}
+    with pytest.warns(UserWarning, match="'clamp_length'.*no effect"):
+        load_tf1(GOLDEN / NAME, config)
+
+
+def test_a_configuration_of_another_model_is_refused():
+    config = {**stored_config(NAME), "d_inner": 50, "untie_r": False}
+    with pytest.raises(ValueError) as error:
+        load_tf1(GOLDEN / NAME, config)
+    assert "ff/layer_1/kernel is (32, 48), expected (32, 50)" in str(
+        error.value
+    )
+    assert "r_w_bias is (2, 2, 10), expected (2, 10)" in str(error.value)
+
+
+def test_shared_projections_by_the_flag_of_the_original():
+    name = "wt103_large_like"
+    config = stored_config(name)
+    del config["tie_projs"]
+    config["proj_share_all_but_first"] = True
+    model = load_tf1(GOLDEN / name, config)
+    assert model.softmax.tie_projections == (False, True, True, True)
+
+
+@pytest.mark.parametrize(
+    "cutoffs, tie_projs, projections",
+    [
+        # Without cutoffs there is nothing to untie.
+        ([], [False], ["adaptive_embed/proj_W"]),
+        (
+            [4, 6],
+            [False, True],
+            [
+                "adaptive_embed/proj_W",
+                "adaptive_softmax/cutoff_0/proj",
+                "adaptive_softmax/cutoff_2/proj",
+            ],
+        ),
+    ],
+)
+def test_one_projection_of_the_embedding_is_tied_or_not(
+    tmp_path, cutoffs, tie_projs, projections
+):
+    sizes = {"n_token": 9, "n_layer": 1, "n_head": 2, "d_model": 8, "d_head": 3}
+    config = {**sizes, "d_inner": 12, "mem_len": 4, "d_embed": 6}
+    config |= {"cutoffs": cutoffs, "tie_projs": tie_projs}
+    names = [f"transformer/{name}" for name in projections]
+    tied = len(names) == 1
+    model = TransformerXLCausalLM(
+        TransformerXLBackbone(
+            9, 1, 2, 8, 12, head_dim=3, embedding_dim=6, cutoffs=cutoffs
+        ),
+        tie_projections=tied or [False, True, False],
+    )
+    tensors = write(model, tf1_layout(model))
+    assert sorted(name for name in tensors if "proj" in name) == names
+    save(tensors, tmp_path / "model.ckpt")
+    loaded = load_tf1(tmp_path, config)
+    ids = np.arange(8, dtype="int32").reshape(2, 4)
+    np.testing.assert_allclose(
+        loaded.log_probs(ids, model.initial_memory(2))[0],
+        model.log_probs(ids)[0],
+        atol=1e-6,
+    )
+
+
+def test_what_no_weight_depends_on_may_be_changed():
+    config = {**stored_config(NAME), "dropout": 0.2, "dropatt": 0.3}
+    backbone = load_tf1(
+        GOLDEN / NAME,
+        config,
+        dtype="mixed_bfloat16",
+        memory_length=11,
+        clamp_length=5,
+        same_length=True,
+        cold_start="masked",
+    ).backbone
+    assert backbone.memory_length == 11
+    assert backbone.clamp_length == 5
+    assert backbone.same_length is True
+    assert backbone.cold_start == "masked"
+    assert backbone.compute_dtype == "bfloat16"
+    assert (backbone.dropout, backbone.attention_dropout) == (0.2, 0.3)
+    with pytest.raises(ValueError, match="num_heads"):
+        load_tf1(GOLDEN / NAME, config, num_heads=1)

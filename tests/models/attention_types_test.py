@@ -1,0 +1,374 @@
+"""Models of every attention type, and models whose vocabulary is in clusters.
+
+Of the types `relative` and `shaw` have a memory; `vaswani` and `al_rfou`
+count positions inside of a segment.
+"""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_models import D
+from small_models import L
+from small_models import V
+from small_models import random_ids
+from small_models import small_backbone
+
+from txl_keras.data import Segments
+from txl_keras.layers import DecoderBlock
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.weights import weights_by_name
+from txl_keras.training import optimizers
+from txl_keras.training.trainer import Trainer
+
+B, T, P = 4, 5, 13
+REMEMBERING = ("relative", "shaw")
+ABSOLUTE = ("vaswani", "al_rfou")
+TYPES = REMEMBERING + ABSOLUTE
+CUTOFFS = (3, 7)
+
+
+def config_of(attention_type, **config):
+    return {
+        "attention_type": attention_type,
+        "max_positions": P if attention_type in ("shaw", "al_rfou") else None,
+        "memory_length": 6 if attention_type in REMEMBERING else 0,
+        **config,
+    }
+
+
+def backbone_of(attention_type, **config):
+    return small_backbone(**config_of(attention_type, **config))
+
+
+def language_model(attention_type="relative", ties=None, **config):
+    """With random weights, those that begin as zeros too."""
+    backbone = backbone_of(attention_type, **config)
+    model = TransformerXLCausalLM(backbone, **(ties or {}))
+    rng = np.random.default_rng(4)
+    for weight in model.softmax.weights:
+        if not np.any(weight):
+            weight.assign(rng.normal(size=weight.shape))
+    return model
+
+
+def text(length, rows=B):
+    ids = random_ids(rows, length + 1, seed=8)
+    return ids[:, :-1], ids[:, 1:]
+
+
+@pytest.mark.parametrize("attention_type", TYPES)
+def test_a_later_token_changes_nothing_before_it(attention_type):
+    backbone = backbone_of(attention_type)
+    ids = random_ids(B, T)
+    before, _ = backbone(ids)
+    for t in range(T):
+        changed = ids.copy()
+        changed[:, t] = (changed[:, t] + 1) % V
+        after, _ = backbone(changed)
+        difference = np.abs(after - before).max(-1)
+        np.testing.assert_array_equal(difference[:, :t], 0)
+        assert (difference[:, t:] > 1e-4).all()
+
+
+@pytest.mark.parametrize("attention_type", REMEMBERING)
+@pytest.mark.parametrize("max_positions", [P, 2])
+def test_two_segments_match_one_long_segment(attention_type, max_positions):
+    if attention_type == "relative":
+        max_positions = None
+    backbone = backbone_of(attention_type, max_positions=max_positions)
+    ids = random_ids(B, 2 * T)
+    long, _ = backbone(ids)
+    first, memory = backbone(ids[:, :T])
+    second, _ = backbone(ids[:, T:], memory=memory)
+    np.testing.assert_allclose(first, long[:, :T], atol=1e-5)
+    np.testing.assert_allclose(second, long[:, T:], atol=1e-5)
+    without, _ = backbone(ids[:, T:])
+    assert np.abs(without - second).max(-1).min() > 1e-4
+
+
+@pytest.mark.parametrize("attention_type", ABSOLUTE)
+def test_absolute_positions_refuse_memory(attention_type):
+    message = f"{attention_type}.* must be 0. Received: memory_length=3"
+    with pytest.raises(ValueError, match=message):
+        backbone_of(attention_type, memory_length=3)
+    backbone = backbone_of(attention_type)
+    with pytest.raises(ValueError, match=message):
+        backbone.initial_memory(B, memory_length=3)
+    assert backbone.initial_memory(B).length == 0
+    memory = backbone_of("relative").initial_memory(B, 3)
+    with pytest.raises(ValueError, match=f"{attention_type}.*Received: memory"):
+        backbone(random_ids(B, T), memory=memory)
+    with pytest.raises(ValueError, match=f"{attention_type}.*Received: memory"):
+        language_model(attention_type).score(*text(T), memory=memory)
+
+
+@pytest.mark.parametrize("attention_type", ABSOLUTE)
+def test_absolute_positions_make_no_memory_variables(attention_type):
+    with pytest.raises(ValueError, match="Received: memory_length=3"):
+        backbone_of(attention_type).memory_stack(B, memory_length=3)
+
+
+@pytest.mark.parametrize("attention_type", TYPES)
+def test_positions_matter(attention_type):
+    # With one block, order is nothing but positions.
+    backbone = backbone_of(attention_type, num_layers=1)
+    ids = np.array([[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]])
+    before = backbone(ids)[0][:, -1]
+    after = backbone(ids[:, [2, 0, 3, 1, 4]])[0][:, -1]
+    assert np.abs(after - before).max(-1).min() > 1e-3
+
+
+def sinusoid(distance):
+    """Of Vaswani et al. in the layout of Transformer-XL: sines first."""
+    angles = [distance * 10000 ** (-2 * i / D) for i in range(D // 2)]
+    return [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+
+
+def block_without_positions(block):
+    """A copy of a block, of the same weights but without a position table."""
+    copy = DecoderBlock(2, 5, 12, attention_type="vaswani", name=block.name)
+    copy.build((None, None, D))
+    weights = {w.path.split(f"{block.name}/")[1]: w for w in block.weights}
+    for weight in copy.weights:
+        weight.assign(weights[weight.path.split(f"{block.name}/")[1]])
+    return copy
+
+
+@pytest.mark.parametrize("length", [1, T, P])
+@pytest.mark.parametrize("attention_type", ABSOLUTE)
+def test_positions_are_counted_from_the_end(attention_type, length):
+    backbone = backbone_of(attention_type)
+    ids = random_ids(B, length)
+    # One block sees how the other type gets its positions.
+    table = backbone.token_embedding.embeddings[0].numpy()
+    x = table[ids] * math.sqrt(D)
+    if attention_type == "vaswani":
+        x = x + [sinusoid(length - 1 - t) for t in range(length)]
+    for block in backbone.blocks:
+        if attention_type == "al_rfou":
+            rows = block.position_embeddings.numpy()
+            assert rows.shape == (P, D) and rows.std() > 0.2
+            x = x + rows[P - length :]
+        x = block_without_positions(block)(x.astype("float32")).numpy()
+    np.testing.assert_allclose(backbone(ids)[0], x, atol=2e-5)
+
+
+def test_a_segment_longer_than_the_positions_is_an_error():
+    backbone = backbone_of("al_rfou", max_positions=T)
+    backbone(random_ids(B, T))
+    with pytest.raises(ValueError, match=f"`max_positions`, {T}. Received"):
+        backbone(random_ids(B, T + 1))
+
+
+@pytest.mark.parametrize("max_positions", [T, 2])
+def test_a_segment_of_unknown_length_that_is_too_long_is_an_error(
+    max_positions,
+):
+    backbone = backbone_of("al_rfou", max_positions=max_positions, num_layers=1)
+    signature = [tf.TensorSpec((None, None), tf.int32)]
+    run = tf.function(lambda ids: backbone(ids)[0], input_signature=signature)
+    ids = random_ids(B, max_positions)
+    np.testing.assert_allclose(run(ids), backbone(ids)[0], atol=1e-5)
+    for length in (max_positions + 1, max_positions + 2, 3 * max_positions):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+            run(random_ids(B, length))
+
+
+def test_unknown_types_and_missing_positions_are_errors():
+    for bad in ("Relative", "", None, 0):
+        with pytest.raises(
+            ValueError, match=f"must be one of.*attention_type={bad!r}"
+        ):
+            small_backbone(attention_type=bad)
+    for attention_type in ("shaw", "al_rfou"):
+        for bad in (None, 0, 2.0):
+            with pytest.raises(
+                ValueError, match=f"integer of at .*max_positions={bad!r}"
+            ):
+                backbone_of(attention_type, max_positions=bad)
+
+
+@pytest.mark.parametrize(
+    "attention_type,tie_attention_biases,of_a_block,of_all",
+    [
+        # Heads of 10 in all: positions; u and v.
+        ("relative", True, 8 * 10, 20),
+        ("relative", False, 8 * 10 + 20, 0),
+        # u; a key and a bias a distance.
+        ("shaw", True, 10 + P * (10 + 2), 0),
+        ("shaw", False, 10 + P * (10 + 2), 0),
+        ("vaswani", True, 0, 0),
+        ("al_rfou", True, P * 8, 0),
+    ],
+)
+def test_number_of_weights(
+    attention_type, tie_attention_biases, of_a_block, of_all
+):
+    backbone = backbone_of(
+        attention_type, tie_attention_biases=tie_attention_biases
+    )
+    # Queries, keys, values, output; feed-forward network; two norms.
+    block = 4 * 8 * 10 + (8 * 12 + 12) + (12 * 8 + 8) + 2 * 16
+    assert backbone.count_params() == (
+        11 * 8 + L * (block + of_a_block) + of_all
+    )
+
+
+@pytest.mark.parametrize("attention_type", TYPES)
+def test_bfloat16_is_near(attention_type):
+    exact = language_model(attention_type, cutoffs=CUTOFFS)
+    low = language_model(
+        attention_type, cutoffs=CUTOFFS, dtype="mixed_bfloat16"
+    )
+    low.set_weights(exact.get_weights())
+    nll, memory = low.score(*text(T))
+    assert (nll.dtype, memory.states[0].dtype) == ("float32", "bfloat16")
+    np.testing.assert_allclose(nll, exact.score(*text(T))[0], atol=0.15)
+
+
+@pytest.mark.parametrize("attention_type", TYPES)
+def test_dropout_seed_replays(attention_type):
+    model = language_model(
+        attention_type, dropout=0.3, attention_dropout=0.3, num_layers=2
+    )
+
+    def score(seed, training=True):
+        return model.score(
+            *text(T),
+            training=training,
+            dropout_seed=None if seed is None else tf.constant(seed, tf.uint32),
+        )[0].numpy()
+
+    np.testing.assert_array_equal(score(7), score(7))
+    assert np.abs(score(8) - score(7)).max(-1).min() > 1e-3
+    np.testing.assert_array_equal(score(7, False), score(None, False))
+    assert np.abs(score(7) - score(7, False)).max(-1).min() > 1e-3
+
+
+def make_trainer(model):
+    return Trainer(
+        model, optimizers.Adam(0.01), tf.distribute.get_strategy(), batch_size=B
+    )
+
+
+def make_iterator(tokens):
+    segments = Segments(tokens, B, T, drop_remainder=True)
+    return iter(segments.distribute(tf.distribute.get_strategy()))
+
+
+@pytest.mark.parametrize(
+    "attention_type,bad,cutoffs",
+    [
+        ("relative", -1, (5,)),
+        ("shaw", V, ()),
+        ("vaswani", V, ()),
+        ("al_rfou", -1, ()),
+    ],
+)
+def test_keras_and_trainer_train_every_weight(
+    tmp_path, attention_type, bad, cutoffs
+):
+    model = language_model(
+        attention_type, num_layers=1, dropout=0.1, cutoffs=cutoffs
+    )
+    model.compile(keras.optimizers.Adam(0.03))
+    x, y = text(T)
+    history = model.fit(x, y, batch_size=B, epochs=20, verbose=0).history
+    assert history["loss"][-1] < 0.7 * history["loss"][0]
+    nll, _ = model.score(x, y)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.get_config() == model.get_config()
+    assert loaded.backbone.attention_type == attention_type
+    np.testing.assert_allclose(loaded.score(x, y)[0], nll, atol=1e-5)
+
+    before = [w.numpy() for w in model.trainable_weights]
+    tokens = random_ids(B * 3 * T + 1, seed=3)
+    # Unknown to the model: a token of the second segment.
+    tokens[T + 2] = bad
+    trainer, iterator = make_trainer(model), make_iterator(tokens)
+    results = trainer.train(iterator, 1)
+    assert results["loss"].shape == (1,)
+    assert np.isfinite(results["loss"]).all()
+    for weight, old in zip(model.trainable_weights, before, strict=True):
+        assert np.abs(weight - old).max() > 1e-4, weight.path
+    with pytest.raises(FloatingPointError, match="loss is nan at step 2"):
+        trainer.train(iterator, 1)
+
+
+TIES = {
+    "tied": ({}, {}),
+    "div_val": ({"div_val": 2}, {}),
+    "untied_tables": ({"div_val": 2}, {"tie_embeddings": False}),
+    "untied": (
+        {"embedding_dim": 10},
+        {"tie_embeddings": False, "tie_projections": False},
+    ),
+    "all_but_first": ({"div_val": 2}, {"tie_projections": "all_but_first"}),
+    "some": (
+        {"div_val": 2, "project_same_dim": False},
+        {"tie_projections": [True, False, True]},
+    ),
+}
+# Weights of the softmax that are its own: biases, those of the two tails,
+# and what is not tied.
+OWN = {
+    "tied": 11 + 2 * 8 + 2,
+    "div_val": 11 + 2 * 8 + 2,
+    "untied_tables": 11 + 2 * 8 + 2 + 3 * 8 + 4 * 4 + 4 * 2,
+    "untied": 11 + 2 * 10 + 2 + 11 * 10 + 3 * 10 * 8,
+    "all_but_first": 11 + 2 * 8 + 2 + 8 * 8,
+    "some": 11 + 2 * 8 + 2 + 4 * 8,
+}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_language_model_in_clusters(tmp_path, name):
+    config, ties = TIES[name]
+    model = language_model(ties=ties, num_layers=1, cutoffs=CUTOFFS, **config)
+    assert model.count_params() - model.backbone.count_params() == OWN[name]
+    inputs, targets = text(T)
+    log_probs, memory = model.log_probs(inputs)
+    assert log_probs.shape == (B, T, V)
+    np.testing.assert_allclose(
+        np.exp(log_probs).sum(-1), np.ones((B, T)), rtol=1e-5
+    )
+    nll, score_memory = model.score(inputs, targets)
+    picked = np.take_along_axis(
+        np.array(log_probs), targets[..., None], axis=-1
+    )[..., 0]
+    np.testing.assert_allclose(nll, -picked, atol=1e-5)
+    np.testing.assert_array_equal(score_memory.states[0], memory.states[0])
+    # The stateful calls read on where the functional ones do.
+    np.testing.assert_allclose(model(inputs), log_probs, atol=1e-5)
+    second, _ = model.log_probs(targets, memory=memory)
+    np.testing.assert_allclose(model(targets), second, atol=1e-5)
+
+    names = weights_by_name(model)
+    assert len(names) == len(model.weights) == len({*map(id, names.values())})
+    assert "softmax/cluster_kernel" in names
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.get_config() == model.get_config()
+    assert weights_by_name(loaded).keys() == names.keys()
+    np.testing.assert_allclose(loaded(inputs), log_probs, atol=1e-5)
+    # What was tied is tied again.
+    for one in (model, loaded):
+        one.backbone.token_embedding.embeddings[1].assign_add(
+            np.ones(one.backbone.token_embedding.embeddings[1].shape)
+        )
+    changed, _ = model.log_probs(inputs)
+    assert np.abs(changed - log_probs).max() > 1e-2
+    np.testing.assert_allclose(loaded.log_probs(inputs)[0], changed, atol=1e-5)
+
+
+def test_same_length_of_pytorch_without_memory_sees_no_future():
+    backbone = small_backbone(same_length="pytorch", memory_length=0)
+    ids = random_ids(B, T)
+    before, _ = backbone(ids)
+    ids[:, -1] = (ids[:, -1] + 1) % V
+    after, _ = backbone(ids)
+    np.testing.assert_array_equal(after[:, :-1], before[:, :-1])

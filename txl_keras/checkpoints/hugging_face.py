@@ -1,0 +1,322 @@
+"""Checkpoints of Hugging Face's `TransfoXLLMHeadModel`, read and written."""
+
+import json
+import pathlib
+import tempfile
+
+import numpy as np
+
+from txl_keras.checkpoints.configuration import build_model
+from txl_keras.checkpoints.configuration import read_config
+from txl_keras.checkpoints.configuration import read_json
+from txl_keras.checkpoints.layout import Tensors
+from txl_keras.checkpoints.layout import read
+from txl_keras.checkpoints.layout import write
+from txl_keras.checkpoints.torch_files import load_torch
+from txl_keras.checkpoints.torch_files import torch_tensors
+from txl_keras.checkpoints.torch_layout import HUGGING_FACE
+from txl_keras.checkpoints.torch_layout import torch_layout
+
+# In the order of preference, as in the transformers library.
+_FILES = ("model.safetensors", "pytorch_model.bin")
+# What the library takes where a configuration leaves it out.
+_DEFAULTS = {
+    "attn_type": 0,
+    "clamp_len": 1000,
+    "cutoffs": (20000, 40000, 200000),
+    "d_embed": 1024,
+    "div_val": 4,
+    "dropout": 0.1,
+    "layer_norm_epsilon": 1e-5,
+    "mem_len": 1600,
+    "pre_lnorm": False,
+    "proj_share_all_but_first": True,
+    "same_length": True,
+    "tie_projs": None,
+    "tie_word_embeddings": True,
+    "untie_r": True,
+}
+_SIZES = ("n_layer", "n_head", "d_model", "d_head", "d_inner")
+_EXPECTED_FILES = {"config.json", "model.safetensors"}
+# Of the sinusoids; no weight, but the library misses it in a file without.
+_FREQUENCIES = "transformer.pos_emb.inv_freq"
+
+
+def load_hugging_face(folder, dtype=None, **overrides):
+    """Loads a folder that Hugging Face's `save_pretrained` wrote.
+
+    Of `TransfoXLLMHeadModel`, such as `transfo-xl-wt103`, in one file or many.
+    Nothing in them is run. Memory starts as zeros that are attended to, as it
+    does there.
+
+    Args:
+        folder: String or path, with `config.json` and `model.safetensors`, or
+            `pytorch_model.bin`, for which PyTorch must be installed.
+        dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
+        **overrides: `memory_length`, `clamp_length`, `same_length`,
+            `dropout`, `attention_dropout` or `cold_start`, where the model is
+            to be used otherwise than the configuration says.
+
+    Returns:
+        `TransformerXLCausalLM`.
+
+    Raises:
+        ImportError: If what reads the file is not installed.
+        FileNotFoundError: If there is no configuration or no weights.
+        ValueError: If a file is damaged or names code, the model is of
+            another class, the configuration lacks keys, or it does not fit the
+            weights; the message lists all that does not.
+
+    Example:
+
+    ```python
+    model = load_hugging_face("transfo-xl-wt103", memory_length=400)
+    ```
+    """
+    folder = pathlib.Path(folder)
+    config = _read_config(folder / "config.json", overrides)
+    tie_projections = config["tie_projs"]
+    if tie_projections is None:
+        shared = config["proj_share_all_but_first"]
+        tie_projections = [False] + [shared] * len(config["cutoffs"])
+    tensors = _tensors(folder)
+    _check_class(tensors, folder)
+    model = build_model(
+        config,
+        overrides,
+        dtype,
+        tie_embeddings=config["tie_word_embeddings"],
+        tie_projections=tie_projections,
+        normalize_first=bool(config["pre_lnorm"]),
+        same_length="pytorch" if config["same_length"] else False,
+        tie_attention_biases=not config["untie_r"],
+        layer_norm_epsilon=config["layer_norm_epsilon"],
+        cold_start="zeros",
+    )
+    read(model, torch_layout(model, HUGGING_FACE), tensors, folder)
+    return model
+
+
+def _read_config(path, overrides):
+    config = read_json(path)
+    if config.get("model_type", "transfo-xl") != "transfo-xl":
+        raise ValueError(
+            f"{path} must be of model_type 'transfo-xl'. Received: "
+            f"{config['model_type']!r}"
+        )
+    if config.get("attn_type", 0):
+        raise ValueError(
+            f"{path}: `attn_type` must be 0, the one that Hugging Face has. "
+            f"Received: attn_type={config['attn_type']}"
+        )
+    if "vocab_size" in config:
+        config["n_token"] = config["vocab_size"]
+    # Most of the other keys are about generation.
+    known = {"n_token", *_SIZES, *_DEFAULTS, "dropatt"}
+    config = {key: config[key] for key in known & {*config}}
+    return read_config(config, overrides, _DEFAULTS)
+
+
+def _check_class(tensors, folder):
+    if "score.weight" in tensors:
+        raise ValueError(
+            f"{folder} holds a classifier, `score.weight`, and no language "
+            "model; expected a TransfoXLLMHeadModel"
+        )
+    if not any(name.startswith("crit.") for name in tensors):
+        raise ValueError(
+            f"{folder} holds a body without a softmax, `crit.*`, such as a "
+            "TransfoXLModel; expected a TransfoXLLMHeadModel"
+        )
+
+
+def _tensors(folder):
+    """`Tensors` of all files, less what is no weight."""
+    files = [_file_tensors(path) for path in _weight_files(folder)]
+    owners = {name: file for file in files for name in file}
+    return Tensors(
+        {name: file.shapes[name] for name, file in owners.items()},
+        lambda name: owners[name][name],
+    ).renamed(lambda name: None if name == _FREQUENCIES else name)
+
+
+def _weight_files(folder):
+    for name in _FILES:
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _shard_paths(index)
+    raise FileNotFoundError(
+        f"{folder} must hold one of {_FILES}, or an index of parts of it"
+    )
+
+
+def _shard_paths(index):
+    names = set(read_json(index).get("weight_map", {}).values())
+    if not names or any(pathlib.Path(name).name != name for name in names):
+        raise ValueError(
+            f"{index} must have a `weight_map` to files beside it. "
+            f"Received: {sorted(names)}"
+        )
+    return [index.parent / name for name in sorted(names)]
+
+
+def _file_tensors(path):
+    if path.suffix == ".bin":
+        return torch_tensors(load_torch(path), path)
+    safetensors = _import_safetensors()
+    try:
+        file = safetensors.safe_open(path, framework="np")
+        names = file.keys()
+    except safetensors.SafetensorError as error:
+        raise ValueError(
+            f"{path} cannot be read; it is damaged or cut short: {error}"
+        ) from error
+    return Tensors(
+        {name: file.get_slice(name).get_shape() for name in names},
+        file.get_tensor,
+    )
+
+
+def _import_safetensors():
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise ImportError(
+            "Files of safetensors are read and written with it: "
+            "`pip install safetensors`."
+        ) from error
+    return safetensors
+
+
+def save_hugging_face(model, folder):
+    """Writes a model as a folder for Hugging Face's `from_pretrained`.
+
+    `TransfoXLLMHeadModel` (transformers up to 4.35) then computes the same.
+    The folder is written whole or not at all.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+        folder: String or path. It must not exist, be empty, or be one that
+            this function wrote, which is replaced.
+
+    Raises:
+        ImportError: If safetensors is not installed.
+        ValueError: If the model has what that class has not (the message
+            names all of it), or something else is in the folder.
+
+    Example:
+
+    ```python
+    model = load_tf1("wt103/model.ckpt-0", "wt103.json")
+    save_hugging_face(model, "transfo-xl-wt103")
+    ```
+    """
+    safetensors = _import_safetensors()
+    folder = pathlib.Path(folder)
+    _check_expressible(model)
+    _check_replaceable(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as workspace:
+        new = pathlib.Path(workspace, "new")
+        new.mkdir()
+        config = json.dumps(_config(model), indent=2)
+        (new / "config.json").write_text(config + "\n", "utf-8")
+        safetensors.numpy.save_file(
+            {
+                **write(model, torch_layout(model, HUGGING_FACE)),
+                _FREQUENCIES: _frequencies(model.backbone.hidden_dim),
+            },
+            new / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+        if folder.exists():
+            folder.rename(pathlib.Path(workspace, "old"))
+        new.rename(folder)
+
+
+def _check_expressible(model):
+    backbone = model.backbone
+    embedding = backbone.token_embedding
+    checks = [
+        (
+            backbone.attention_type != "relative",
+            f"attention_type={backbone.attention_type!r}: only 'relative'",
+        ),
+        (backbone.normalize_output, "normalize_output=True"),
+        (
+            backbone.cold_start != "zeros",
+            f"cold_start={backbone.cold_start!r}: memory begins as 'zeros'",
+        ),
+        (
+            backbone.same_length is True,
+            "same_length=True: only 'pytorch', one key fewer",
+        ),
+        (
+            embedding.div_val > 1
+            and any(p is None for p in embedding.projections),
+            "project_same_dim=False: with div_val > 1 every table is projected",
+        ),
+    ]
+    found = [problem for is_found, problem in checks if is_found]
+    if found:
+        raise ValueError(
+            "`model` has what Hugging Face's TransfoXLLMHeadModel cannot "
+            "express:\n" + "\n".join(f"- {problem}" for problem in found)
+        )
+
+
+def _check_replaceable(folder):
+    if not folder.exists():
+        return
+    names = (
+        {path.name for path in folder.iterdir()}
+        if folder.is_dir()
+        else {"a file"}
+    )
+    if names and names != _EXPECTED_FILES:
+        raise ValueError(
+            "`folder` must be new, empty, or an earlier export of "
+            f"{sorted(_EXPECTED_FILES)}. Received: folder={folder}, which "
+            f"holds {sorted(names)}"
+        )
+
+
+def _frequencies(hidden_dim):
+    exponents = np.arange(0, hidden_dim, 2, np.float32) / hidden_dim
+    return 1 / np.float32(10000) ** exponents
+
+
+def _config(model):
+    backbone = model.backbone
+    embedding = backbone.token_embedding
+    return {
+        "adaptive": True,
+        "architectures": ["TransfoXLLMHeadModel"],
+        "attn_type": 0,
+        "clamp_len": backbone.clamp_length or -1,
+        "cutoffs": list(embedding.cutoffs),
+        "d_embed": embedding.embedding_dim,
+        "d_head": backbone.head_dim,
+        "d_inner": backbone.intermediate_dim,
+        "d_model": backbone.hidden_dim,
+        "div_val": embedding.div_val,
+        "dropatt": backbone.attention_dropout,
+        "dropout": backbone.dropout,
+        "init_std": backbone.initializer_stddev,
+        "layer_norm_epsilon": backbone.layer_norm_epsilon,
+        "mem_len": backbone.memory_length,
+        "model_type": "transfo-xl",
+        "n_head": backbone.num_heads,
+        "n_layer": backbone.num_layers,
+        "pre_lnorm": backbone.normalize_first,
+        "proj_init_std": backbone.projection_initializer_stddev,
+        "same_length": bool(backbone.same_length),
+        "sample_softmax": -1,
+        "tie_projs": list(model.softmax.tie_projections),
+        "tie_word_embeddings": model.softmax.tie_embeddings,
+        "torch_dtype": "float32",
+        "untie_r": not backbone.tie_attention_biases,
+        "vocab_size": embedding.input_dim,
+    }

@@ -1,0 +1,250 @@
+"""Checkpoints of the original TensorFlow 1 code.
+
+Names and shapes are those of its `model.py`, scope `transformer`.
+"""
+
+import pathlib
+import re
+
+import tensorflow as tf
+
+from txl_keras.checkpoints.configuration import build_model
+from txl_keras.checkpoints.configuration import read_config
+from txl_keras.checkpoints.layout import Entry
+from txl_keras.checkpoints.layout import Tensors
+from txl_keras.checkpoints.layout import read
+
+# What a training checkpoint holds besides the weights.
+_NO_WEIGHT = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power(_1)?|global_step)$")
+_DEFAULTS = {
+    "tie_projs": None,
+    "proj_share_all_but_first": False,
+    "proj_same_dim": True,
+    "untie_r": False,
+}
+
+
+def load_tf1(prefix, config, dtype=None, **overrides):
+    """Loads a checkpoint of the original TensorFlow code.
+
+    The published models (enwik8, text8, wt103, lm1b) are of this kind. Memory
+    starts as zeros that are attended to, as it did there.
+
+    Args:
+        prefix: String or path: that of the checkpoint, such as
+            `"model.ckpt-0"`, or a folder with one checkpoint.
+        config: Dictionary in the original's words, or the path of a JSON file
+            with one: `n_token`, `n_layer`, `n_head`, `d_model`, `d_head`,
+            `d_inner`, `mem_len`, and, where they are not the original's
+            defaults, `d_embed`, `cutoffs`, `div_val`, `tie_projs` (or
+            `proj_share_all_but_first`), `proj_same_dim`, `untie_r`,
+            `same_length`, `clamp_len`.
+        dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
+        **overrides: `memory_length`, `clamp_length`, `same_length`,
+            `dropout`, `attention_dropout` or `cold_start`, where the model is
+            to be used otherwise than the configuration says.
+
+    Returns:
+        `TransformerXLCausalLM`.
+
+    Raises:
+        ValueError: If there is no checkpoint, it is damaged, keys are missing
+            in the configuration, or it does not fit the checkpoint; the
+            message lists all that does not.
+
+    Example:
+
+    ```python
+    model = load_tf1("lm1b/model.ckpt-1191000", "lm1b.json", memory_length=128)
+    ```
+    """
+    config = read_config(config, overrides, _DEFAULTS)
+    prefix = _find_prefix(prefix)
+    model = build_model(
+        config,
+        overrides,
+        dtype,
+        tie_embeddings=True,
+        tie_projections=_tied_projections(config),
+        project_same_dim=bool(config["proj_same_dim"]),
+        same_length=bool(config["same_length"]),
+        tie_attention_biases=not config["untie_r"],
+        layer_norm_epsilon=1e-12,
+        cold_start="zeros",
+    )
+    try:
+        read(model, tf1_layout(model), _tensors(prefix), prefix)
+    except (tf.errors.OpError, IndexError) as error:
+        raise ValueError(f"{prefix} cannot be read: {error}") from error
+    return model
+
+
+def _tied_projections(config):
+    if not config["cutoffs"]:
+        return [True]  # there is no way to say otherwise
+    if config["tie_projs"] is not None:
+        return config["tie_projs"]
+    shared = config["proj_share_all_but_first"]
+    return [False] + [shared] * len(config["cutoffs"])
+
+
+def _find_prefix(path):
+    """The prefix that a path stands for: itself, its files, or its folder."""
+    path = str(path)
+    if not tf.io.gfile.isdir(path):
+        path = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path)
+        if tf.io.gfile.exists(f"{path}.index"):
+            return path
+        folder = str(pathlib.Path(path).parent)
+    else:
+        folder = path
+        latest = tf.train.latest_checkpoint(folder)
+        if latest is not None:
+            return latest
+    found = [
+        name.removesuffix(".index")
+        for name in sorted(tf.io.gfile.glob(f"{folder}/*.index"))
+    ]
+    if folder == path and len(found) == 1:
+        return found[0]
+    raise ValueError(
+        "`prefix` must be the part before `.index` in the name of a "
+        f"checkpoint's file, or a folder with one. Received: prefix={path}. "
+        f"Checkpoints there: {found or 'none'}"
+    )
+
+
+def _tensors(prefix):
+    reader = tf.train.load_checkpoint(prefix)
+    return Tensors(
+        {
+            name: shape
+            for name, shape in reader.get_variable_to_shape_map().items()
+            if not _NO_WEIGHT.match(name)
+        },
+        reader.get_tensor,
+    )
+
+
+def tf1_layout(model):
+    """What every variable of a TensorFlow 1 checkpoint is in a model of ours.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+
+    Returns:
+        List of `Entry`.
+    """
+    backbone = model.backbone
+    layout = [
+        *_attention_biases(backbone),
+        *_embedding(backbone.token_embedding),
+        *_softmax(model.softmax),
+    ]
+    for i in range(backbone.num_layers):
+        layout += _block(backbone, i)
+    return layout
+
+
+def _entry(name, ours, shape, axis=0):
+    ours = (ours,) if isinstance(ours, str) else tuple(ours)
+    return Entry((f"transformer/{name}",), ours, tuple(shape), axis=axis)
+
+
+def _attention_biases(backbone):
+    shape = (backbone.num_heads, backbone.head_dim)
+    for name, ours in (
+        ("r_w_bias", "content_attention_bias"),
+        ("r_r_bias", "positional_attention_bias"),
+    ):
+        if backbone.tie_attention_biases:
+            yield _entry(name, ours, shape)
+        else:
+            layers = range(backbone.num_layers)
+            yield _entry(
+                name,
+                [f"block_{i}/attention/{ours}" for i in layers],
+                (backbone.num_layers, *shape),
+            )
+
+
+def _embedding(embedding):
+    clusters = range(embedding.num_clusters)
+    tables = [f"token_embedding/embeddings_{j}" for j in clusters]
+    if embedding.div_val == 1:
+        yield _entry(
+            "adaptive_embed/lookup_table",
+            tables,
+            (embedding.input_dim, embedding.dims[0]),
+        )
+    else:
+        for j in clusters:
+            yield _entry(
+                f"adaptive_embed/cutoff_{j}/lookup_table",
+                tables[j],
+                (embedding.cluster_size(j), embedding.dims[j]),
+            )
+    for j, projection in enumerate(embedding.projections):
+        if projection is not None:
+            scope = "" if embedding.div_val == 1 else f"cutoff_{j}/"
+            yield _entry(
+                f"adaptive_embed/{scope}proj_W",
+                f"token_embedding/projection_{j}",
+                projection.shape,
+            )
+
+
+def _softmax(softmax):
+    embedding = softmax.embedding
+    if not embedding.cutoffs:
+        yield _entry(
+            "adaptive_softmax/bias", "softmax/bias_0", (embedding.input_dim,)
+        )
+        return
+    for j, bias in enumerate(softmax.biases):
+        scope = f"adaptive_softmax/cutoff_{j}"
+        yield _entry(f"{scope}/b", f"softmax/bias_{j}", bias.shape)
+        projection = softmax.projections[j]
+        if projection is not None:
+            yield _entry(
+                f"{scope}/proj", f"softmax/projection_{j}", projection.shape
+            )
+    num_tails = len(embedding.cutoffs)
+    scope = "adaptive_softmax/cutoff_0"
+    yield _entry(
+        f"{scope}/cluster_W",
+        "softmax/cluster_kernel",
+        (num_tails, embedding.dims[0]),
+    )
+    yield _entry(f"{scope}/cluster_b", "softmax/cluster_bias", (num_tails,))
+
+
+def _block(backbone, i):
+    size = backbone.hidden_dim
+    inner = backbone.intermediate_dim
+    heads = backbone.num_heads * backbone.head_dim
+    theirs, ours = f"layer_{i}", f"block_{i}"
+    attention = f"{ours}/attention"
+    yield _entry(
+        f"{theirs}/rel_attn/qkv/kernel",
+        [f"{attention}/{part}/kernel" for part in ("query", "key", "value")],
+        (size, 3 * heads),
+        axis=1,
+    )
+    for name, part, shape in (
+        ("rel_attn/r/kernel", "attention/position/kernel", (size, heads)),
+        ("rel_attn/o/kernel", "attention/output/kernel", (heads, size)),
+        ("rel_attn/LayerNorm/gamma", "attention_norm/gamma", (size,)),
+        ("rel_attn/LayerNorm/beta", "attention_norm/beta", (size,)),
+        (
+            "ff/layer_1/kernel",
+            "feed_forward_intermediate/kernel",
+            (size, inner),
+        ),
+        ("ff/layer_1/bias", "feed_forward_intermediate/bias", (inner,)),
+        ("ff/layer_2/kernel", "feed_forward_output/kernel", (inner, size)),
+        ("ff/layer_2/bias", "feed_forward_output/bias", (size,)),
+        ("ff/LayerNorm/gamma", "feed_forward_norm/gamma", (size,)),
+        ("ff/LayerNorm/beta", "feed_forward_norm/beta", (size,)),
+    ):
+        yield _entry(f"{theirs}/{name}", f"{ours}/{part}", shape)

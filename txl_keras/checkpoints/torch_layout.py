@@ -1,0 +1,246 @@
+"""Names of tensors in Transformer-XL models of PyTorch.
+
+The original code, NVIDIA's and Hugging Face's call most of them the same; what
+they do not, `Naming` says. Linear layers are `(out, in)`.
+
+Letters: `D` hidden size, `N` heads, `H` head size, `P` positions, `V`
+vocabulary, `L` layers.
+"""
+
+import dataclasses
+
+from txl_keras.checkpoints.layout import Entry
+
+
+@dataclasses.dataclass(frozen=True)
+class Naming:
+    """In what the implementations differ.
+
+    Args:
+        body: String, the prefix of all but the softmax.
+        out_weight, out_bias: Strings, what the softmax calls its tables and
+            biases, with `{}` for the number.
+        shared_projection: Optional string, one more name of the embedding's
+            projections.
+        reversed_clusters: Boolean, the entries for the tails stand in the
+            head from the last to the first.
+        biases_in_layers: Boolean. The attention biases are in every layer;
+            where all share them, also at the top.
+        flat_positions: Boolean, learned positions are `(L, P, D)`, not
+            `(L, P, N, H)`.
+    """
+
+    body: str = ""
+    out_weight: str = "crit.out_layers.{}.weight"
+    out_bias: str = "crit.out_layers.{}.bias"
+    shared_projection: str | None = None
+    reversed_clusters: bool = True
+    biases_in_layers: bool = False
+    flat_positions: bool = False
+
+
+ORIGINAL = Naming()
+NVIDIA = Naming(
+    out_weight="crit.out_layers_weights.{}",
+    out_bias="crit.out_layers_biases.{}",
+    shared_projection="crit.shared_out_projs.{}",
+    flat_positions=True,
+)
+HUGGING_FACE = Naming(
+    body="transformer.", reversed_clusters=False, biases_in_layers=True
+)
+
+
+def torch_layout(model, naming):
+    """What every tensor of a PyTorch model is in a model of ours.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+        naming: `Naming`.
+
+    Returns:
+        List of `Entry`.
+    """
+    backbone = model.backbone
+    layout = [
+        *_tables(model.softmax, naming),
+        *_projections(model.softmax, naming),
+        *_clusters(model.softmax, naming),
+        *_positions(backbone, naming),
+    ]
+    for i in range(backbone.num_layers):
+        layout += _block(backbone, naming, i)
+    return layout
+
+
+def _entry(names, ours, shape, **how):
+    names = (names,) if isinstance(names, str) else tuple(names)
+    ours = (ours,) if isinstance(ours, str) else tuple(ours)
+    return Entry(names, ours, tuple(shape), **how)
+
+
+def _tables(softmax, naming):
+    """Tables and biases; with `div_val=1` all clusters are in one."""
+    embedding = softmax.embedding
+    clusters = range(embedding.num_clusters)
+    groups = [[j] for j in clusters]
+    if embedding.div_val == 1:
+        groups = [[*clusters]]
+    for j, group in enumerate(groups):
+        words = sum(embedding.cluster_size(i) for i in group)
+        shape = (words, embedding.dims[j])
+        embedded = f"{naming.body}word_emb.emb_layers.{j}.weight"
+        weight = naming.out_weight.format(j)
+        tied = softmax.tie_embeddings
+        yield _entry(
+            [embedded, weight] if tied else embedded,
+            [f"token_embedding/embeddings_{i}" for i in group],
+            shape,
+        )
+        if not tied:
+            yield _entry(weight, [f"softmax/kernel_{i}" for i in group], shape)
+        yield _entry(
+            naming.out_bias.format(j),
+            [f"softmax/bias_{i}" for i in group],
+            (words,),
+        )
+
+
+def _projections(softmax, naming):
+    embedding = softmax.embedding
+    tied = [j for j, is_tied in enumerate(softmax.tie_projections) if is_tied]
+    for j, projection in enumerate(embedding.projections):
+        if projection is None:
+            continue
+        names = [f"{naming.body}word_emb.emb_projs.{j}"]
+        if naming.shared_projection:
+            names.append(naming.shared_projection.format(j))
+        shares = tied if embedding.div_val == 1 else {j} & {*tied}
+        names += [f"crit.out_projs.{i}" for i in shares]
+        yield _transposed(
+            names, f"token_embedding/projection_{j}", projection.shape
+        )
+    for j, projection in enumerate(softmax.projections):
+        if projection is not None:
+            yield _transposed(
+                f"crit.out_projs.{j}",
+                f"softmax/projection_{j}",
+                projection.shape,
+            )
+
+
+def _transposed(names, ours, shape, axis=0):
+    """A linear layer: `shape` is ours."""
+    return _entry(names, ours, shape[::-1], transposed=True, axis=axis)
+
+
+def _clusters(softmax, naming):
+    """The entries of the head that stand for the tails."""
+    embedding = softmax.embedding
+    num_tails = len(embedding.cutoffs)
+    flipped = 0 if naming.reversed_clusters else None
+    if num_tails:
+        yield _entry(
+            "crit.cluster_weight",
+            "softmax/cluster_kernel",
+            (num_tails, embedding.dims[0]),
+            flipped=flipped,
+        )
+        yield _entry(
+            "crit.cluster_bias",
+            "softmax/cluster_bias",
+            (num_tails,),
+            flipped=flipped,
+        )
+
+
+def _positions(backbone, naming):
+    """What belongs to positions and is kept for all layers together."""
+    layers = range(backbone.num_layers)
+    heads = (backbone.num_heads, backbone.head_dim)
+    rows = (backbone.num_layers, backbone.max_positions)
+
+    def stacked(name, ours, *shape, **how):
+        ours = [f"block_{i}/{ours}" for i in layers]
+        return _entry(name, ours, shape, **how)
+
+    if backbone.attention_type == "relative":
+        yield from _attention_biases(backbone, naming)
+    elif backbone.attention_type == "shaw":
+        # The last row is distance 0; ours is the first.
+        yield stacked(
+            "r_emb", "attention/position_keys", *rows, *heads, flipped=1
+        )
+        yield stacked(
+            "r_bias", "attention/position_biases", *rows, heads[0], flipped=1
+        )
+        yield stacked(
+            "r_w_bias",
+            "attention/content_attention_bias",
+            backbone.num_layers,
+            *heads,
+        )
+    elif backbone.attention_type == "al_rfou":
+        sizes = (backbone.hidden_dim,) if naming.flat_positions else heads
+        yield stacked("r_emb", "position_embeddings", *rows, *sizes)
+
+
+def _attention_biases(backbone, naming):
+    shape = (backbone.num_heads, backbone.head_dim)
+    for name, ours in (
+        ("r_w_bias", "content_attention_bias"),
+        ("r_r_bias", "positional_attention_bias"),
+    ):
+        in_layers = [
+            f"{naming.body}layers.{i}.dec_attn.{name}"
+            for i in range(backbone.num_layers)
+        ]
+        if backbone.tie_attention_biases:
+            names = [f"{naming.body}{name}"]
+            names += in_layers if naming.biases_in_layers else []
+            yield _entry(names, ours, shape)
+        else:
+            for i, in_layer in enumerate(in_layers):
+                yield _entry(in_layer, f"block_{i}/attention/{ours}", shape)
+
+
+def _block(backbone, naming, i):
+    size = backbone.hidden_dim
+    inner = backbone.intermediate_dim
+    heads = backbone.num_heads * backbone.head_dim
+    theirs, ours = f"{naming.body}layers.{i}", f"block_{i}"
+    relative = backbone.attention_type in ("relative", "shaw")
+    linear = (
+        [("dec_attn.qkv_net", ["query", "key", "value"], heads)]
+        if relative
+        else [
+            ("dec_attn.q_net", ["query"], heads),
+            ("dec_attn.kv_net", ["key", "value"], heads),
+        ]
+    )
+    if backbone.attention_type == "relative":
+        linear.append(("dec_attn.r_net", ["position"], heads))
+    for name, parts, columns in linear:
+        yield _transposed(
+            f"{theirs}.{name}.weight",
+            [f"{ours}/attention/{part}/kernel" for part in parts],
+            (size, len(parts) * columns),
+            axis=1,
+        )
+    for name, part, shape in (
+        ("dec_attn.o_net", "attention/output", (heads, size)),
+        ("pos_ff.CoreNet.0", "feed_forward_intermediate", (size, inner)),
+        ("pos_ff.CoreNet.3", "feed_forward_output", (inner, size)),
+    ):
+        yield _transposed(
+            f"{theirs}.{name}.weight", f"{ours}/{part}/kernel", shape
+        )
+    for name, part, length in (
+        ("pos_ff.CoreNet.0.bias", "feed_forward_intermediate/bias", inner),
+        ("pos_ff.CoreNet.3.bias", "feed_forward_output/bias", size),
+        ("dec_attn.layer_norm.weight", "attention_norm/gamma", size),
+        ("dec_attn.layer_norm.bias", "attention_norm/beta", size),
+        ("pos_ff.layer_norm.weight", "feed_forward_norm/gamma", size),
+        ("pos_ff.layer_norm.bias", "feed_forward_norm/beta", size),
+    ):
+        yield _entry(f"{theirs}.{name}", f"{ours}/{part}", (length,))

@@ -178,6 +178,38 @@ def test_same_length_sees_m_keys_back_and_the_token_itself(memory_length):
     np.testing.assert_array_equal(seen, np.full((B, N, T), memory_length + 1))
 
 
+@pytest.mark.parametrize("memory_length", [5, 2, 1])
+def test_same_length_of_pytorch_sees_one_key_fewer(memory_length):
+    query, memory = segment_and_memory(memory_length)
+    layer = attention(same_length="pytorch")
+    assert_equals_paper(
+        layer,
+        query,
+        memory,
+        lambda b, i, j, distance: distance < memory_length,
+    )
+    _, scores = layer(query, memory=memory, return_attention_scores=True)
+    seen = np.count_nonzero(np.array(scores), axis=-1)
+    np.testing.assert_array_equal(seen, np.full((B, N, T), memory_length))
+
+
+@pytest.mark.parametrize("same_length", [True, "pytorch"])
+def test_same_length_of_an_empty_memory_leaves_a_token_itself(same_length):
+    query, memory = segment_and_memory(0)
+    assert_equals_paper(
+        attention(same_length=same_length),
+        query,
+        memory,
+        lambda b, i, j, distance: distance == 0,
+    )
+
+
+@pytest.mark.parametrize("bad", ["tensorflow", "", None, 2])
+def test_same_length_must_be_known(bad):
+    with pytest.raises(ValueError, match=f"Received: same_length={bad!r}"):
+        RelativeMultiHeadAttention(N, H, same_length=bad)
+
+
 def test_memory_mask_shuts_its_entries():
     query, memory = segment_and_memory()
     mask = np.array([[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]], bool)

@@ -143,6 +143,8 @@ class AdaptiveEmbedding(keras.layers.Layer):
     def call(self, token_ids):
         check_token_ids("token_ids", token_ids, self.input_dim)
         token_ids = tf.convert_to_tensor(token_ids)
+        if token_ids.dtype not in (tf.int32, tf.int64):
+            token_ids = tf.cast(token_ids, tf.int32)
         rows = [self._rows(token_ids, i) for i in range(self.num_clusters)]
         if self.div_val == 1:
             rows = [tf.add_n(rows)]

@@ -141,11 +141,14 @@ class AdaptiveSoftmax(keras.layers.Layer):
 
     def call(self, hidden, targets):
         check_token_ids("targets", targets, self.embedding.input_dim)
-        targets = tf.cast(targets, tf.int32)
+        targets = tf.convert_to_tensor(targets)
         shape = tf.shape(targets)
         hidden = tf.cast(hidden, tf.float32)
         hidden = tf.reshape(hidden, (-1, self.embedding.output_dim))  # [R, D]
-        nll = self._nll(hidden, tf.reshape(targets, (-1,)))
+        flat = tf.reshape(targets, (-1,))
+        known = (flat >= 0) & (flat < self.embedding.input_dim)
+        flat = tf.cast(tf.where(known, flat, tf.zeros_like(flat)), tf.int32)
+        nll = tf.where(known, self._nll(hidden, flat), float("nan"))
         return tf.ensure_shape(tf.reshape(nll, shape), targets.shape)
 
     def _nll(self, hidden, targets):
@@ -155,23 +158,20 @@ class AdaptiveSoftmax(keras.layers.Layer):
             cluster += tf.cast(targets >= cutoff, tf.int32)
         first_size = self.embedding.cluster_size(0)
         head_targets = tf.where(cluster == 0, targets, first_size + cluster - 1)
-        known = (targets >= 0) & (targets < self.embedding.input_dim)
-        nll = _cross_entropy(
-            self._head_logits(hidden), tf.where(known, head_targets, 0)
-        )
+        nll = _cross_entropy(self._head_logits(hidden), head_targets)
         # Rows of the same cluster, one after the other.
         order = tf.argsort(cluster, stable=True)
         for i in range(1, self.embedding.num_clusters):
             nll += _nll_of_some_rows(
                 hidden,
-                tf.where(known, targets - self.embedding.bounds[i], 0),
+                targets - self.embedding.bounds[i],
                 self._parameters(i),
                 order,
                 tf.reduce_sum(tf.cast(cluster < i, tf.int32)),
                 tf.reduce_sum(tf.cast(cluster <= i, tf.int32)),
                 self._rows_of_a_pass(hidden),
             )
-        return tf.where(known, nll, float("nan"))
+        return nll
 
     def _rows_of_a_pass(self, hidden):
         if self.tail_rows is not None:
@@ -237,8 +237,8 @@ class AdaptiveSoftmax(keras.layers.Layer):
             parts.append(tail + head[..., first_size + i - 1, None])
         return tf.concat(parts, axis=-1)
 
-    def compute_output_shape(self, hidden_shape, targets_shape=None):
-        return hidden_shape[:-1]
+    def compute_output_spec(self, hidden, targets):
+        return keras.KerasTensor(targets.shape, dtype="float32")
 
     def get_config(self):
         return {
@@ -277,6 +277,8 @@ def _one_a_cluster(tie_projections, num_clusters):
 
 def _logits(hidden, kernel, bias, projection=None):
     """`(..., D)` to `(..., n)`, for a table `(n, e)`."""
+    if kernel.shape[1] == 0:  # words that only a bias tells apart
+        return tf.zeros_like(hidden[..., :1]) + bias
     if projection is not None:
         hidden = tf.matmul(hidden, projection, transpose_b=True)
     return tf.matmul(hidden, kernel, transpose_b=True) + bias
@@ -349,6 +351,7 @@ def _nll_of_some_rows(
                     part,
                     [hidden_rows, *parameters],
                     tf.where(real, tf.gather(upstream, rows), 0.0),
+                    unconnected_gradients="zero",
                 )
                 return [
                     _add_rows(hidden_sum, rows, of_hidden),

@@ -230,8 +230,10 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         )  # [T, S]
         mask = distance >= 0
         if self.same_length:
-            # What PyTorch's window counts too is the query's own key.
-            farthest = num_memory - (self.same_length == "pytorch")
+            farthest = num_memory
+            if self.same_length == "pytorch":
+                # There the query's own key counts; it is never shut.
+                farthest = ops.maximum(num_memory - 1, 0)
             mask = ops.logical_and(mask, distance <= farthest)
         mask = mask[None]  # [1, T, S]
         if attention_mask is not None:

@@ -4,6 +4,7 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
 """
 
 import keras
+import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.causal_multi_head_attention import (
@@ -110,7 +111,7 @@ class DecoderBlock(keras.layers.Layer):
         self.attention_dropout = attention_dropout
         self.normalize_first = normalize_first
         self.layer_norm_epsilon = layer_norm_epsilon
-        check_attention_type(attention_type, max_positions)
+        check_attention_type(attention_type, max_positions, same_length)
         self.attention_type = attention_type
         self.max_positions = max_positions
         self.clamp_length = clamp_length
@@ -234,12 +235,14 @@ class DecoderBlock(keras.layers.Layer):
         return x + feed_forward(self._feed_forward_norm(x))
 
     def _positions(self, inputs):
-        length = keras.ops.shape(inputs)[1]
-        if inputs.shape[1] is not None and length > self.max_positions:
+        length = tf.shape(inputs)[1]
+        if (inputs.shape[1] or 0) > self.max_positions:
             raise ValueError(
                 "A segment must not be longer than `max_positions`, "
                 f"{self.max_positions}. Received: inputs.shape={inputs.shape}"
             )
+        # Where the length is known at run time only.
+        tf.debugging.assert_less_equal(length, self.max_positions)
         return self.position_embeddings[self.max_positions - length :]
 
     def compute_output_shape(self, inputs_shape):
@@ -269,12 +272,13 @@ class DecoderBlock(keras.layers.Layer):
         }
 
 
-def check_attention_type(attention_type, max_positions):
-    """Checks the two arguments: see `DecoderBlock`.
+def check_attention_type(attention_type, max_positions, same_length):
+    """Checks that the arguments go together: see `DecoderBlock`.
 
     Raises:
-        ValueError: If the type is unknown, or the number of positions is
-            missing where they are learned.
+        ValueError: If the type is unknown, the number of positions is missing
+            where they are learned, or a type without memory should look
+            equally far back in it.
     """
     if attention_type not in ATTENTION_TYPES:
         raise ValueError(
@@ -283,6 +287,12 @@ def check_attention_type(attention_type, max_positions):
         )
     if attention_type in ("shaw", "al_rfou"):
         check_integer("max_positions", max_positions, 1)
+    if attention_type in ABSOLUTE_TYPES and same_length:
+        raise ValueError(
+            f"`same_length` must be False with attention_type="
+            f"{attention_type!r}, which has no memory to look back in. "
+            f"Received: same_length={same_length}"
+        )
 
 
 def _check_no_memory(attention_type, memory):

@@ -135,7 +135,7 @@ class TransformerXLBackbone(keras.Model):
                 f"be given. Received: hidden_dim={hidden_dim}, "
                 f"num_heads={num_heads}"
             )
-        check_attention_type(attention_type, max_positions)
+        check_attention_type(attention_type, max_positions, same_length)
         _check_remembers(attention_type, memory_length)
         self.vocabulary_size = vocabulary_size
         self.num_layers = num_layers
@@ -271,6 +271,7 @@ class TransformerXLBackbone(keras.Model):
         """
         if memory_length is None:
             memory_length = self.memory_length
+        _check_remembers(self.attention_type, memory_length)
         return MemoryStack(
             self.num_layers,
             batch_size,

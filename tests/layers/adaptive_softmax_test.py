@@ -1,0 +1,556 @@
+"""The softmax in clusters against one word at a time, in NumPy."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.layers import AdaptiveEmbedding
+from txl_keras.layers import AdaptiveSoftmax
+
+V, D, B, T = 50, 6, 3, 8
+CUTOFFS = (9, 20, 37)  # tails of 11, 17 and 13 words
+HALF = {"cutoffs": CUTOFFS, "embedding_dim": 17, "div_val": 2}
+# Arguments of the embedding, and of the softmax.
+LAYOUTS = {
+    "ordinary": ({}, {}),
+    "ordinary_untied": ({}, {"tie_embeddings": False}),
+    "ordinary_projected": ({"embedding_dim": 10}, {}),
+    "ordinary_projection_untied": (
+        {"embedding_dim": 10},
+        {"tie_projections": False},
+    ),
+    "one_tail": ({"cutoffs": (17,)}, {}),
+    "one_tail_untied": ({"cutoffs": (17,)}, {"tie_embeddings": False}),
+    "three_tails": ({"cutoffs": CUTOFFS}, {}),
+    "shared_projection": ({"cutoffs": CUTOFFS, "embedding_dim": 10}, {}),
+    "shared_projection_untied": (
+        {"cutoffs": CUTOFFS, "embedding_dim": 10},
+        {"tie_projections": False, "tie_embeddings": False},
+    ),
+    "shared_projection_some": (
+        {"cutoffs": CUTOFFS, "embedding_dim": 10},
+        {"tie_projections": [True, False, True, False]},
+    ),
+    "half_each": (HALF, {}),
+    "half_each_untied": (
+        HALF,
+        {"tie_projections": False, "tie_embeddings": False},
+    ),
+    "half_each_all_but_first": (HALF, {"tie_projections": "all_but_first"}),
+    "half_each_some": (HALF, {"tie_projections": [True, False, False, True]}),
+    "half_each_same_dim_as_it_is": (
+        {
+            "cutoffs": CUTOFFS,
+            "embedding_dim": 12,
+            "div_val": 2,
+            "project_same_dim": False,
+        },
+        {"tie_projections": False},
+    ),
+    "a_quarter_each": (
+        {"cutoffs": CUTOFFS, "embedding_dim": 65, "div_val": 4},
+        {},
+    ),
+    "nothing_left_for_the_last": (
+        {"cutoffs": CUTOFFS, "embedding_dim": 20, "div_val": 4},
+        {},
+    ),
+}
+COMPILED = ("half_each_all_but_first", "one_tail_untied")
+
+
+def softmax_of(name, dtype=None, **config):
+    """A layer of random weights, the head's entries for the tails too."""
+    of_embedding, of_softmax = LAYOUTS[name]
+    embedding = AdaptiveEmbedding(V, D, dtype=dtype, **of_embedding)
+    softmax = AdaptiveSoftmax(embedding, dtype=dtype, **of_softmax, **config)
+    softmax.build()
+    randomize(softmax)
+    return softmax
+
+
+def randomize(layer, seed=1):
+    rng = np.random.default_rng(seed)
+    for weight in layer.weights:
+        weight.assign(0.7 * rng.normal(size=weight.shape))
+
+
+def by_name(weights):
+    return {w.name: w.numpy().astype("float64") for w in weights}
+
+
+def parameters(name, softmax):
+    """Table, bias and projection of every cluster; weights of the tails."""
+    of_embedding, of_softmax = LAYOUTS[name]
+    embedding = by_name(softmax.embedding.weights)
+    shared = {id(w) for w in softmax.embedding.weights}
+    own = by_name([w for w in softmax.weights if id(w) not in shared])
+    div_val = of_embedding.get("div_val", 1)
+    size = of_embedding.get("embedding_dim", D)
+    bounds = [0, *of_embedding.get("cutoffs", ()), V]
+    clusters = []
+    for i in range(len(bounds) - 1):
+        tied = of_softmax.get("tie_projections", True)
+        if tied == "all_but_first":
+            tied = i > 0
+        elif not isinstance(tied, bool):
+            tied = tied[i]
+        if of_softmax.get("tie_embeddings", True):
+            table = embedding[f"embeddings_{i}"]
+        else:
+            table = own.pop(f"kernel_{i}")
+        projection = np.eye(D)
+        same_dim = of_embedding.get("project_same_dim", True)
+        if size // div_val**i != D or (div_val > 1 and same_dim):
+            if tied:
+                number = i if div_val > 1 else 0
+                projection = embedding[f"projection_{number}"]
+            else:
+                projection = own.pop(f"projection_{i}")
+        bias = own.pop(f"bias_{i}")
+        assert table.shape == (bounds[i + 1] - bounds[i], size // div_val**i)
+        assert (len(bias), projection.shape[0]) == table.shape
+        clusters.append((table, bias, projection))
+    tails = own.pop("cluster_kernel", None), own.pop("cluster_bias", None)
+    assert not own, "a weight that nothing uses"
+    return clusters, tails
+
+
+def log_softmax(logits):
+    logits = logits - logits.max()
+    return logits - np.log(np.exp(logits).sum())
+
+
+def reference(name, softmax, hidden):
+    """Log-probabilities, one token at a time."""
+    clusters, (cluster_kernel, cluster_bias) = parameters(name, softmax)
+    flat = np.array(hidden, "float64").reshape(-1, D)
+    rows = []
+    for h in flat:
+        logits = [table @ (p @ h) + b for table, b, p in clusters]
+        if cluster_kernel is None:
+            rows.append(log_softmax(logits[0]))
+            continue
+        of_tails = cluster_kernel @ (clusters[0][2] @ h) + cluster_bias
+        head = log_softmax(np.concatenate([logits[0], of_tails]))
+        first = len(logits[0])
+        row = list(head[:first])
+        for i, tail in enumerate(logits[1:]):
+            row += list(head[first + i] + log_softmax(tail))
+        rows.append(row)
+    return np.array(rows).reshape(*np.shape(hidden)[:-1], V)
+
+
+def pick(log_probs, targets):
+    return np.take_along_axis(
+        np.array(log_probs), np.array(targets)[..., None], axis=-1
+    )[..., 0]
+
+
+def tokens(*shape, low=0, high=V, seed=5):
+    """Hidden states, targets in `[low, high)` and weights of the loss."""
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(*shape, D)).astype("float32")
+    targets = rng.integers(low, high, size=shape).astype("int32")
+    upstream = rng.normal(size=shape).astype("float32")
+    return hidden, targets, upstream
+
+
+def with_gradients(softmax, through_log_probs=False):
+    """Function of tokens: nll, and gradients of its weighted sum."""
+
+    def run(hidden, targets, upstream):
+        hidden = tf.convert_to_tensor(hidden)
+        with tf.GradientTape() as tape:
+            tape.watch(hidden)
+            if through_log_probs:
+                nll = -tf.gather(
+                    softmax.log_probs(hidden),
+                    targets,
+                    batch_dims=len(hidden.shape) - 1,
+                )
+            else:
+                nll = softmax(hidden, targets)
+            loss = tf.reduce_sum(nll * upstream)
+        gradients = tape.gradient(
+            loss,
+            [hidden, *(w.value for w in softmax.trainable_weights)],
+            unconnected_gradients="zero",
+        )
+        return nll, [tf.convert_to_tensor(g) for g in gradients]
+
+    return run
+
+
+def assert_same(softmax, run, *inputs):
+    """A run's nll and gradients are those through `log_probs`."""
+    nll, gradients = run(*inputs)
+    expected, expected_gradients = with_gradients(softmax, True)(*inputs)
+    np.testing.assert_allclose(nll, expected, atol=1e-5)
+    names = ["hidden", *(w.path for w in softmax.trainable_weights)]
+    for name, one, other in zip(
+        names, gradients, expected_gradients, strict=True
+    ):
+        np.testing.assert_allclose(
+            one, other, atol=2e-5, rtol=2e-5, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_nll_and_log_probs_equal_numpy(name):
+    softmax = softmax_of(name)
+    hidden, targets, _ = tokens(B, T)
+    expected = reference(name, softmax, hidden)
+    log_probs = softmax.log_probs(hidden)
+    np.testing.assert_allclose(log_probs, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        np.exp(log_probs).sum(-1), np.ones((B, T)), rtol=1e-5
+    )
+    nll = softmax(hidden, targets)
+    assert (nll.shape, nll.dtype) == ((B, T), "float32")
+    np.testing.assert_allclose(nll, -pick(expected, targets), atol=1e-5)
+    logits = np.array(softmax.logits(hidden))
+    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+def test_logits_of_one_cluster_are_not_normalised():
+    # Their sum costs a pass over the vocabulary that the loss makes anyway.
+    hidden, _, _ = tokens(B, T)
+    logits = softmax_of("ordinary").logits(hidden)
+    assert np.abs(np.exp(logits).sum(-1) - 1).min() > 0.1
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_gradients_are_those_through_log_probs(name):
+    softmax = softmax_of(name, tail_rows=5)
+    inputs = tokens(B, T)
+    run = with_gradients(softmax)
+    assert_same(softmax, run, *inputs)
+    # What is compared is not zero: at least where a weight has a use.
+    _, gradients = run(*inputs)
+    _, of_softmax = LAYOUTS[name]
+    shared = {id(w) for w in softmax.embedding.weights}
+    for weight, gradient in zip(
+        softmax.trainable_weights, gradients[1:], strict=True
+    ):
+        if 0 not in gradient.shape and (
+            id(weight) not in shared or not of_softmax
+        ):
+            assert np.abs(gradient).max() > 1e-3, weight.path
+
+
+# Less than there are in a tail, as many, and more: see `counted_tokens`.
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("tail_rows", [1, 3, 7, 24, None])
+def test_passes_of_any_size(name, tail_rows):
+    softmax = softmax_of(name, tail_rows=tail_rows)
+    assert_same(softmax, with_gradients(softmax), *counted_tokens())
+
+
+def counted_tokens():
+    """24 tokens: 3, 7 and 11 in the tails, 3 in the head."""
+    rng = np.random.default_rng(8)
+    targets = np.concatenate(
+        [
+            rng.integers(low, high, size)
+            for low, high, size in (
+                (0, 9, 3),
+                (9, 20, 3),
+                (20, 37, 7),
+                (37, 50, 11),
+            )
+        ]
+    )
+    hidden, _, upstream = tokens(B, T)
+    targets = rng.permutation(targets).astype("int32").reshape(B, T)
+    return hidden, targets, upstream
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("name,tail_rows", zip(COMPILED, (7, 4), strict=True))
+def test_compiled_wherever_the_targets_fall(name, tail_rows, jit_compile):
+    softmax = softmax_of(name, tail_rows=tail_rows)
+    run = tf.function(with_gradients(softmax), jit_compile=jit_compile)
+    assert_same(softmax, run, *counted_tokens())
+    # All in the head, or all in one tail: none is dropped.
+    for low, high in ((0, 9), (9, 20), (20, 37), (37, 50), (49, 50)):
+        assert_same(softmax, run, *tokens(B, T, low=low, high=high))
+    assert run.experimental_get_tracing_count() == 1
+
+
+def test_a_single_token():
+    softmax = softmax_of("one_tail")
+    run = tf.function(with_gradients(softmax), jit_compile=True)
+    for target in (0, 16, 17, 49):
+        hidden, _, upstream = tokens(1, 1)
+        assert_same(
+            softmax, run, hidden, np.array([[target]], "int32"), upstream
+        )
+
+
+def test_compiled_with_a_table_without_columns():
+    softmax = softmax_of("nothing_left_for_the_last")
+    assert_same(softmax, tf.function(with_gradients(softmax)), *tokens(B, T))
+
+
+def test_every_word_is_its_own_target():
+    softmax = softmax_of("half_each", tail_rows=4)
+    hidden, _, _ = tokens(1)
+    nll = softmax(np.repeat(hidden, V, axis=0), np.arange(V))
+    assert np.exp(-np.array(nll)).sum() == pytest.approx(1, abs=1e-5)
+    np.testing.assert_allclose(-nll, softmax.log_probs(hidden)[0], atol=1e-5)
+
+
+def test_sizes_that_are_not_known_beforehand():
+    softmax = softmax_of("half_each")
+    run = tf.function(
+        with_gradients(softmax),
+        input_signature=[
+            tf.TensorSpec((None, None, D)),
+            tf.TensorSpec((None, None), tf.int32),
+            tf.TensorSpec((None, None)),
+        ],
+    )
+    nll, _ = run.get_concrete_function().structured_outputs
+    assert nll.shape.as_list() == [None, None]
+    # More in a tail than one pass holds, and fewer.
+    for shape in ((1, 1), (11, 57)):
+        assert_same(softmax, run, *tokens(*shape))
+    nll, gradients = run(*tokens(0, T))
+    assert nll.shape == (0, T)
+    assert all(np.abs(g).sum() == 0 for g in gradients)
+
+
+def test_nll_is_in_the_order_of_the_tokens():
+    softmax = softmax_of("half_each", tail_rows=4)
+    hidden, targets, _ = tokens(40)
+    nll = np.array(softmax(hidden, targets))
+    order = np.random.default_rng(3).permutation(40)
+    permuted = softmax(hidden[order], targets[order])
+    np.testing.assert_allclose(permuted, nll[order], atol=1e-6)
+    assert np.unique(nll.round(4)).size > 35
+    np.testing.assert_allclose(
+        softmax(hidden.reshape(2, 5, 1, 4, D), targets.reshape(2, 5, 1, 4)),
+        nll.reshape(2, 5, 1, 4),
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "int16", "uint8"])
+def test_targets_of_any_integer_dtype(dtype):
+    softmax = softmax_of("half_each")
+    hidden, targets, _ = tokens(B, T)
+    expected = softmax(hidden, targets)
+    np.testing.assert_array_equal(
+        softmax(hidden, targets.astype(dtype)), expected
+    )
+    compiled = tf.function(softmax)
+    np.testing.assert_allclose(
+        compiled(hidden, tf.constant(targets, dtype)), expected, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["ordinary", "half_each"])
+@pytest.mark.parametrize("bad", [-1, V, 2**31 - 1])
+def test_eager_targets_outside_the_vocabulary_are_an_error(name, bad):
+    hidden, targets, _ = tokens(B, T)
+    targets[1, 2], targets[0, 0] = bad, 0
+    low, high = min(0, bad), max(int(targets.max()), bad)
+    for given in (targets, tf.constant(targets)):
+        with pytest.raises(
+            ValueError, match=rf"`targets` .* \[0, {V}\).* {low} to {high}"
+        ):
+            softmax_of(name)(hidden, given)
+
+
+@pytest.mark.parametrize(
+    "name,jit_compile",
+    [("ordinary", True), ("half_each", False), ("one_tail", True)],
+)
+def test_compiled_targets_outside_the_vocabulary_are_nan_and_no_others(
+    name, jit_compile
+):
+    softmax = softmax_of(name, tail_rows=4)
+    hidden, targets, upstream = tokens(B, T)
+    known = np.ones((B, T), bool)
+    bad = {(0, 0): -1, (1, 2): V, (2, 7): -(2**31), (2, 3): 2**31 - 1}
+    for where, target in bad.items():
+        targets[where] = target
+        known[where] = False
+    run = tf.function(with_gradients(softmax), jit_compile=jit_compile)
+    nll, gradients = run(hidden, targets, upstream)
+    np.testing.assert_array_equal(np.isnan(nll), ~known)
+    # They have no part in the gradients, which stay numbers.
+    alone = hidden[known], targets[known], upstream[known]
+    expected, expected_gradients = with_gradients(softmax)(*alone)
+    np.testing.assert_allclose(nll[known], expected, atol=1e-5)
+    np.testing.assert_allclose(
+        gradients[0][known], expected_gradients[0], atol=1e-5
+    )
+    np.testing.assert_array_equal(gradients[0][~known], 0)
+    for one, other in zip(gradients[1:], expected_gradients[1:], strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def shapes_in_hlo(function, *inputs):
+    """Sizes of all arrays of a compiled function; none may be dynamic."""
+    hlo = function.experimental_get_compiler_ir(*inputs)(stage="hlo")
+    assert "<=" not in hlo
+    found = re.findall(r"f32\[([\d,]*)\]", hlo)
+    return {tuple(int(n) for n in sizes.split(",") if n) for sizes in found}
+
+
+def large_softmax(tail_rows=None):
+    """Tails of 211 and 307 words, of tables of 16 and 4."""
+    embedding = AdaptiveEmbedding(617, 64, cutoffs=(99, 310), div_val=4)
+    return AdaptiveSoftmax(embedding, tail_rows=tail_rows)
+
+
+def test_a_tail_is_not_computed_for_every_token():
+    softmax = large_softmax(tail_rows=23)
+    inputs = tokens(6, 31)
+    hidden = np.zeros((6, 31, 64), "float32")
+    run = tf.function(with_gradients(softmax), jit_compile=True)
+    shapes = shapes_in_hlo(run, hidden, *inputs[1:])
+    assert {(186, 101), (23, 211), (23, 307)} <= shapes
+    # And what would be found if it were.
+    naive = tf.function(with_gradients(softmax, True), jit_compile=True)
+    every = {(6, 31, 211), (6, 31, 307), (6, 31, 617)}
+    assert every <= shapes_in_hlo(naive, hidden, *inputs[1:])
+    for shape in shapes:
+        if set(shape) & {211, 307, 617}:
+            # Logits of a pass, tables, biases.
+            assert set(shape) <= {211, 307, 23, 16, 4, 1}, shape
+
+
+@pytest.mark.parametrize(
+    "num_tokens,rows",
+    [(186, 64), (1024, 64), (1025, 128), (4096, 256), (4100, 320)],
+)
+def test_a_pass_has_a_sixteenth_of_the_tokens(num_tokens, rows):
+    softmax = large_softmax()
+    run = tf.function(softmax, jit_compile=True)
+    shapes = shapes_in_hlo(
+        run,
+        np.zeros((num_tokens, 64), "float32"),
+        np.zeros((num_tokens,), "int32"),
+    )
+    assert {s for s in shapes if s[1:] == (211,)} == {(rows, 211)}
+
+
+@pytest.mark.parametrize("name", ["ordinary", "half_each"])
+def test_bfloat16_hidden_states_give_a_float32_loss(name):
+    exact, low = softmax_of(name), softmax_of(name, "mixed_bfloat16")
+    assert {w.dtype for w in low.weights} == {"float32"}
+    hidden, targets, upstream = tokens(B, T)
+    hidden = tf.cast(hidden, tf.bfloat16)
+    nll, gradients = with_gradients(low)(hidden, targets, upstream)
+    expected, expected_gradients = with_gradients(exact)(
+        tf.cast(hidden, tf.float32), targets, upstream
+    )
+    assert nll.dtype == "float32"
+    # The very hidden states in, so nothing but float32 was done.
+    np.testing.assert_allclose(nll, expected, atol=1e-5)
+    assert gradients[0].dtype == "bfloat16"
+    for one, other in zip(gradients[1:], expected_gradients[1:], strict=True):
+        assert one.dtype == "float32"
+        np.testing.assert_allclose(one, other, atol=1e-4)
+    assert low.log_probs(hidden).dtype == "float32"
+    assert low.logits(hidden).dtype == "float32"
+    # Float32 ones are rounded on their way in, as of any layer.
+    rounded = low(tf.cast(hidden, tf.float32), targets)
+    np.testing.assert_allclose(rounded, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_symbolic_shape_and_dtype(policy):
+    softmax = softmax_of("half_each", policy)
+    nll = softmax(keras.Input((T, D)), keras.Input((T,), dtype="int32"))
+    assert (nll.shape, nll.dtype) == ((None, T), "float32")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_config_round_trips(name):
+    softmax = softmax_of(
+        name, tail_rows=5, kernel_initializer=keras.initializers.Constant(0.5)
+    )
+    stored = softmax.get_config()
+    revived = AdaptiveSoftmax.from_config(stored)
+    assert revived.get_config() == stored
+    revived.build()
+    assert [w.name for w in revived.weights] == [
+        w.name for w in softmax.weights
+    ]
+    if not LAYOUTS[name][1].get("tie_embeddings", True):
+        assert (revived.kernels[0].numpy() == 0.5).all()
+    revived.set_weights(softmax.get_weights())
+    hidden, targets, _ = tokens(B, T)
+    np.testing.assert_allclose(
+        revived(hidden, targets), softmax(hidden, targets), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["half_each_some", "ordinary"])
+def test_a_saved_model_still_shares_its_tables(tmp_path, name):
+    of_embedding, of_softmax = LAYOUTS[name]
+    embedding = AdaptiveEmbedding(V, D, **of_embedding)
+    ids = keras.Input((T,), dtype="int32")
+    targets = keras.Input((T,), dtype="int32")
+    nll = AdaptiveSoftmax(embedding, **of_softmax)(embedding(ids), targets)
+    model = keras.Model([ids, targets], nll)
+    randomize(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert len(loaded.weights) == len(model.weights)
+    inputs = [tokens(B, T, seed=seed)[1] for seed in (1, 2)]
+    np.testing.assert_allclose(loaded(inputs), model(inputs), atol=1e-5)
+    # A table that changes does so at both ends.
+    for one in (model, loaded):
+        randomize(one, seed=9)
+    np.testing.assert_allclose(loaded(inputs), model(inputs), atol=1e-5)
+
+
+def test_fresh_biases_are_zeros_and_kernels_are_not_alike():
+    embedding = AdaptiveEmbedding(V, D, **HALF)
+    softmax = AdaptiveSoftmax(
+        embedding,
+        tie_embeddings=False,
+        tie_projections=False,
+        kernel_initializer=keras.initializers.RandomNormal(stddev=0.5),
+    )
+    softmax.build()
+    shared = {id(w) for w in embedding.weights}
+    own = by_name([w for w in softmax.weights if id(w) not in shared])
+    for name in ("bias_0", "bias_3", "cluster_kernel", "cluster_bias"):
+        np.testing.assert_array_equal(own[name], np.zeros(own[name].shape))
+    assert own["cluster_kernel"].shape == (3, 17)
+    assert own["cluster_bias"].shape == (3,)
+    assert np.abs(own["kernel_0"][:9, 0] - own["kernel_1"][:9, 0]).max() > 0.1
+    assert 0.3 < own["kernel_1"].std() < 0.7
+
+
+@pytest.mark.parametrize("tie_projections", ["all", "", [True], [True] * 5, ()])
+def test_tie_projections_must_fit_the_clusters(tie_projections):
+    embedding = AdaptiveEmbedding(V, D, **HALF)
+    with pytest.raises(ValueError, match="one boolean a cluster, 4 of them"):
+        AdaptiveSoftmax(embedding, tie_projections=tie_projections)
+
+
+@pytest.mark.parametrize("tail_rows", [0, -1, 2.0, True])
+def test_tail_rows_must_be_a_positive_integer(tail_rows):
+    embedding = AdaptiveEmbedding(V, D, **HALF)
+    with pytest.raises(ValueError, match="`tail_rows` must be an integer"):
+        AdaptiveSoftmax(embedding, tail_rows=tail_rows)
+
+
+def test_log_probs_may_come_before_the_first_call():
+    softmax = AdaptiveSoftmax(AdaptiveEmbedding(V, D, **HALF))
+    hidden, targets, _ = tokens(B, T)
+    log_probs = softmax.log_probs(hidden)
+    np.testing.assert_allclose(
+        softmax(hidden, targets), -pick(log_probs, targets), atol=1e-5
+    )

@@ -92,7 +92,7 @@ _MODEL_FLAGS = []
 
 
 def _define_model_flag(define, name, description, **kwargs):
-    define(name, None, f"{description} Default: the preset's.", **kwargs)
+    define(name, None, help=f"{description} Default: the preset's.", **kwargs)
     _MODEL_FLAGS.append(name)
 
 
@@ -114,6 +114,16 @@ _define_model_flag(
     flags.DEFINE_integer, "div_val", "How many times smaller the next is."
 )
 _define_model_flag(
+    flags.DEFINE_bool, "project_same_dim", "Project tables of the hidden size."
+)
+_define_model_flag(
+    flags.DEFINE_bool, "tie_embeddings", "Softmax shares the embedding tables."
+)
+_define_model_flag(
+    flags.DEFINE_enum, "tie_projections", "Softmax shares their projections.",
+    enum_values=["all", "all_but_first", "none"],
+)  # fmt: skip
+_define_model_flag(
     flags.DEFINE_enum, "attention_type", "Of the paper's ablation.",
     enum_values=ATTENTION_TYPES,
 )  # fmt: skip
@@ -129,9 +139,15 @@ _define_model_flag(flags.DEFINE_float, "dropout", "Dropout.")
 _define_model_flag(flags.DEFINE_float, "attention_dropout", "On attention.")
 _define_model_flag(flags.DEFINE_bool, "normalize_first", "Pre-norm.")
 _define_model_flag(flags.DEFINE_bool, "normalize_output", "Norm at the end.")
+_define_model_flag(flags.DEFINE_float, "layer_norm_epsilon", "Epsilon.")
 _define_model_flag(
     flags.DEFINE_float, "initializer_stddev", "Of the initial weights."
 )
+_define_model_flag(
+    flags.DEFINE_float, "projection_initializer_stddev", "Of the projections."
+)
+
+_TIES = {"all": True, "none": False}  # `all_but_first` is a value itself
 
 # Training.
 flags.DEFINE_integer("seed", 0, "Of initial weights and dropout.")
@@ -352,6 +368,16 @@ def _corpus_place():
     return {"name": name, "data_dir": data_dir}
 
 
+def _integers(name):
+    try:
+        return [int(text) for text in FLAGS[name].value]
+    except ValueError as error:
+        raise ValueError(
+            f"`{name}` must be integers with commas between them. "
+            f"Received: {name}={','.join(FLAGS[name].value)}"
+        ) from error
+
+
 def _given(names):
     """Flags that were given, by name."""
     values = {name: FLAGS[name].value for name in names}
@@ -361,7 +387,9 @@ def _given(names):
 def _build_model(tokenizer):
     changes = _given(_MODEL_FLAGS)
     if "cutoffs" in changes:
-        changes["cutoffs"] = [int(cutoff) for cutoff in changes["cutoffs"]]
+        changes["cutoffs"] = _integers("cutoffs")
+    if changes.get("tie_projections") in _TIES:
+        changes["tie_projections"] = _TIES[changes["tie_projections"]]
     policy = "mixed_bfloat16" if FLAGS.precision == "bfloat16" else "float32"
     return TransformerXLCausalLM.from_preset(
         FLAGS.preset,

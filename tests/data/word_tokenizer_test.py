@@ -180,8 +180,18 @@ def test_a_corpus_gives_the_words_of_its_train_split():
     tokenizer = build_tokenizer("words", corpus)
     assert tokenizer.vocabulary.symbols == ("<eos>", "<unk>", "b", "a")
     assert tokenizer.encode(corpus.splits["valid"]).tolist() == [1, 0]
-    with pytest.raises(ValueError, match="`drop_newlines` must be False"):
+    with pytest.raises(ValueError, match="words.*without.*drop_newlines=True"):
         build_tokenizer("words", corpus, drop_newlines=True)
+    with pytest.raises(ValueError, match="bytes.*without.*min_count=2"):
+        build_tokenizer("bytes", corpus, min_count=2)
+
+
+def test_a_corpus_is_read_with_a_vocabulary_that_is_given():
+    corpus = Corpus("t", {"train": b"b a b\n", "valid": b"c\n", "test": b"a\n"})
+    tokenizer = build_tokenizer(
+        "words", corpus, vocabulary=["<eos>", "c", "?"], unknown="?"
+    )
+    assert tokenizer.encode(corpus.splits["train"]).tolist() == [2, 2, 2, 0]
 
 
 def test_a_large_vocabulary_is_saved_and_loaded(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import txl_keras
 
 _EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
-_PACKAGES = ("layers", "models", "serving", "metrics")
+_PACKAGES = ("checkpoints", "layers", "models", "serving", "metrics")
 
 
 def modules():

@@ -70,7 +70,17 @@ def load_hugging_face(folder, dtype=None, **overrides):
     Example:
 
     ```python
-    model = load_hugging_face("transfo-xl-wt103", memory_length=400)
+    import tempfile
+
+    from txl_keras.checkpoints import load_hugging_face, save_hugging_face
+    from txl_keras.models import TransformerXLCausalLM
+
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart", num_layers=1, cold_start="zeros"
+    )
+    folder = tempfile.mkdtemp() + "/quickstart"
+    save_hugging_face(model, folder)
+    the_same = load_hugging_face(folder, memory_length=400)
     ```
     """
     folder = pathlib.Path(folder)
@@ -209,8 +219,17 @@ def save_hugging_face(model, folder):
     Example:
 
     ```python
-    model = load_tf1("wt103/model.ckpt-0", "wt103.json")
-    save_hugging_face(model, "transfo-xl-wt103")
+    import tempfile
+
+    from txl_keras.checkpoints import load_hugging_face, save_hugging_face
+    from txl_keras.models import TransformerXLCausalLM
+
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart", num_layers=1, cold_start="zeros"
+    )
+    folder = tempfile.mkdtemp() + "/quickstart"
+    save_hugging_face(model, folder)
+    the_same = load_hugging_face(folder, memory_length=400)
     ```
     """
     safetensors = _import_safetensors()

@@ -51,9 +51,9 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
             is missing, lacks keys or is of a kind that is not supported, or
             it does not fit the file; the message lists all that does not.
 
-    Example:
+    Example, of files that the package does not have:
 
-    ```python
+    ```
     model = load_pytorch("model_state.pt", "config.json", memory_length=1600)
     ```
     """

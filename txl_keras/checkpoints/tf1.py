@@ -52,9 +52,9 @@ def load_tf1(prefix, config, dtype=None, **overrides):
             in the configuration, or it does not fit the checkpoint; the
             message lists all that does not.
 
-    Example:
+    Example, of files that the package does not have:
 
-    ```python
+    ```
     model = load_tf1("lm1b/model.ckpt-1191000", "lm1b.json", memory_length=128)
     ```
     """

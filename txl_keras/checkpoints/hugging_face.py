@@ -330,7 +330,7 @@ def _config(model):
         "n_head": backbone.num_heads,
         "n_layer": backbone.num_layers,
         "pre_lnorm": backbone.normalize_first,
-        "proj_init_std": backbone.projection_initializer_stddev,
+        "proj_init_std": backbone.projection_initializer_stddev or 0.01,
         "same_length": bool(backbone.same_length),
         "sample_softmax": -1,
         "tie_projs": list(model.softmax.tie_projections),

@@ -52,8 +52,11 @@ class TransformerXLBackbone(keras.Model):
         layer_norm_epsilon: Float.
         initializer_stddev: Float, standard deviation of the normal
             distribution that all kernels, embeddings, `u` and `v` start from.
-        projection_initializer_stddev: Float, the same for the projections of
-            the token embedding.
+        projection_initializer_stddev: Optional float, the same for the
+            projections of adaptive embedding and softmax. By default one over
+            the root of a table's size, with which rare words start on the
+            scale of frequent ones; the original's 0.01 (as in the presets)
+            takes long to leave the level of word frequencies.
         cold_start: See `MemoryStack`.
 
     Call arguments:
@@ -111,7 +114,7 @@ class TransformerXLBackbone(keras.Model):
         normalize_output=False,
         layer_norm_epsilon=1e-5,
         initializer_stddev=0.02,
-        projection_initializer_stddev=0.01,
+        projection_initializer_stddev=None,
         cold_start="masked",
         **kwargs,
     ):
@@ -165,10 +168,8 @@ class TransformerXLBackbone(keras.Model):
             embedding_dim=embedding_dim,
             div_val=div_val,
             project_same_dim=project_same_dim,
-            embeddings_initializer=self._initializer(),
-            projection_initializer=keras.initializers.RandomNormal(
-                stddev=projection_initializer_stddev
-            ),
+            embeddings_initializer=self.kernel_initializer(),
+            projection_initializer=self.projection_initializer(),
             dtype=self.dtype_policy,
             name="token_embedding",
         )
@@ -188,8 +189,18 @@ class TransformerXLBackbone(keras.Model):
         )
         self.build((None, None))
 
-    def _initializer(self):
+    def kernel_initializer(self):
+        """Initializer of kernels and tables."""
         return keras.initializers.RandomNormal(stddev=self.initializer_stddev)
+
+    def projection_initializer(self):
+        """Initializer of projections between tables and hidden states."""
+        stddev = self.projection_initializer_stddev
+        if stddev is not None:
+            return keras.initializers.RandomNormal(stddev=stddev)
+        return keras.initializers.VarianceScaling(
+            mode="fan_in", distribution="untruncated_normal"
+        )
 
     def _block(self, index):
         return DecoderBlock(
@@ -205,7 +216,7 @@ class TransformerXLBackbone(keras.Model):
             clamp_length=self.clamp_length,
             same_length=self.same_length,
             tie_attention_biases=self.tie_attention_biases,
-            kernel_initializer=self._initializer(),
+            kernel_initializer=self.kernel_initializer(),
             dtype=self.dtype_policy,
             name=f"block_{index}",
         )
@@ -231,7 +242,7 @@ class TransformerXLBackbone(keras.Model):
     def _bias(self, name):
         return self.add_weight(
             shape=(self.num_heads, self.head_dim),
-            initializer=self._initializer(),
+            initializer=self.kernel_initializer(),
             name=name,
         )
 

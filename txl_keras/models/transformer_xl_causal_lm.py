@@ -72,12 +72,8 @@ class TransformerXLCausalLM(keras.Model):
             backbone.token_embedding,
             tie_embeddings=tie_embeddings,
             tie_projections=tie_projections,
-            kernel_initializer=keras.initializers.RandomNormal(
-                stddev=backbone.initializer_stddev
-            ),
-            projection_initializer=keras.initializers.RandomNormal(
-                stddev=backbone.projection_initializer_stddev
-            ),
+            kernel_initializer=backbone.kernel_initializer(),
+            projection_initializer=backbone.projection_initializer(),
             dtype=self.dtype_policy,
             name="softmax",
         )

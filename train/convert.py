@@ -45,7 +45,8 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_string("output", None, "New folder to write.", required=True)
 flags.DEFINE_integer(
-    "segment_length", 128, "Tokens that other scripts read at a time.",
+    "segment_length", None,
+    "Tokens that other scripts read at a time. Default: the run's, or 128.",
     lower_bound=1,
 )  # fmt: skip
 
@@ -74,25 +75,39 @@ flags.DEFINE_bool("lower_case", False, "Read text in lower case.")
 
 
 def main(_):
-    if os.path.exists(FLAGS.output) and os.listdir(FLAGS.output):
+    output = os.path.expanduser(FLAGS.output)
+    if os.path.exists(output) and os.listdir(output):
         raise ValueError(
-            "`output` must be a new or empty folder. "
-            f"Received: output={FLAGS.output}"
+            f"`output` must be a new or empty folder. Received: output={output}"
         )
+    if FLAGS.vocabulary and FLAGS.output_format == "hugging_face":
+        raise ValueError(
+            "`vocabulary` must be left out with output_format=hugging_face, "
+            f"which writes none. Received: vocabulary={FLAGS.vocabulary}"
+        )
+    # First, for it is quick: a wrong file is known before a large model is.
+    tokenizer = _load_tokenizer()
     model, step = _load_model()
     if FLAGS.output_format == "hugging_face":
-        save_hugging_face(model, FLAGS.output)
+        save_hugging_face(model, output)
     else:
-        source = {
-            "format": FLAGS.input_format,
-            "path": os.path.abspath(FLAGS.input),
-        }
-        config = {
-            "source": source,
-            "flags": {"segment_length": FLAGS.segment_length},
-        }
-        Workdir(FLAGS.output).create(model, step, config, _load_tokenizer())
-    print(f"{model.count_params():,} weights in {FLAGS.output}")
+        Workdir(output).create(model, step, _config(), tokenizer)
+    print(f"{model.count_params():,} weights in {output}")
+
+
+def _input():
+    return os.path.expanduser(FLAGS.input)
+
+
+def _config():
+    """What other scripts read of the run: its source, lengths and data."""
+    config = {"flags": {"segment_length": 128}}
+    if FLAGS.input_format == "workdir":
+        config = Workdir(_input()).read_config()
+    if FLAGS.segment_length:
+        config["flags"]["segment_length"] = FLAGS.segment_length
+    source = {"format": FLAGS.input_format, "path": os.path.abspath(_input())}
+    return {**config, "source": source}
 
 
 def _load_model():
@@ -105,14 +120,15 @@ def _load_model():
         )
     overrides = _overrides()
     if FLAGS.input_format == "workdir":
-        return Workdir(FLAGS.input).load_model(**overrides)
+        return Workdir(_input()).load_model(**overrides)
     if FLAGS.input_format == "hugging_face":
-        return load_hugging_face(FLAGS.input, **overrides), 0
+        return load_hugging_face(_input(), **overrides), 0
+    config = FLAGS.config and os.path.expanduser(FLAGS.config)
     if FLAGS.input_format == "pytorch":
-        return load_pytorch(FLAGS.input, FLAGS.config, **overrides), 0
-    if not FLAGS.config:
+        return load_pytorch(_input(), config, **overrides), 0
+    if not config:
         raise ValueError("`config` must be given with input_format=tf1.")
-    return load_tf1(FLAGS.input, FLAGS.config, **overrides), 0
+    return load_tf1(_input(), config, **overrides), 0
 
 
 def _overrides():
@@ -126,14 +142,21 @@ def _overrides():
 
 
 def _load_tokenizer():
-    if FLAGS.input_format == "workdir":
-        return Workdir(FLAGS.input).load_tokenizer()
     if not FLAGS.vocabulary:
+        if FLAGS.symbols != "words":
+            raise ValueError(
+                "`vocabulary` must be given where `symbols` says what is in "
+                f"it. Received: symbols={FLAGS.symbols}, no vocabulary"
+            )
+        workdir = Workdir(_input())
+        has_one = os.path.exists(workdir.tokenizer)
+        if FLAGS.input_format == "workdir" and has_one:
+            return workdir.load_tokenizer()
         return None
-    symbols = load_vocabulary(FLAGS.vocabulary)
+    symbols = load_vocabulary(os.path.expanduser(FLAGS.vocabulary))
     if FLAGS.symbols == "bytes":
         return CharacterTokenizer(
-            [chr(int(symbol)) for symbol in symbols],
+            [_byte(symbol) for symbol in symbols],
             encoding="latin-1",
             drop_newlines=True,
         )
@@ -148,6 +171,15 @@ def _load_tokenizer():
         line_end=FLAGS.line_end,
         lower_case=FLAGS.lower_case,
     )
+
+
+def _byte(symbol):
+    if not symbol.isdecimal() or int(symbol) > 255:
+        raise ValueError(
+            "With symbols=bytes the vocabulary must hold decimal numbers from "
+            f"0 to 255. Received: {symbol!r}"
+        )
+    return chr(int(symbol))
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ flags.DEFINE_integer(
 _FIXED_FLAGS = (
     "tokenizer", "drop_newlines", "precision", "seed",
     "batch_size", "segment_length", "max_steps", "optimizer", "learning_rate",
-    "min_learning_rate", "warmup_steps", "clip_norm",
+    "min_learning_rate", "warmup_steps", "clip_norm", *_WORD_FLAGS,
 )  # fmt: skip
 
 
@@ -233,6 +233,7 @@ def main(_):
                 FLAGS.min_learning_rate,
             )
         )
+    _check_positions(model.backbone)
     trainer = Trainer(
         model,
         optimizer,
@@ -261,7 +262,8 @@ def main(_):
     print(
         f"{workdir.path}: {corpus.name}, "
         + ", ".join(f"{len(ids):,} {split}" for split, ids in tokens.items())
-        + f" tokens; {model.count_params():,} weights; "
+        + f" tokens of {tokenizer.vocabulary_size:,} kinds; "
+        f"{model.count_params():,} weights; "
         f"{describe(strategy)}; "
         f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens a step; "
         f"step {step} of {FLAGS.max_steps}",
@@ -331,6 +333,9 @@ def main(_):
         workdir.read_metrics(),
         workdir.file("learning_curve.png"),
         results["valid"]["compressors"],
+        "bits per token"
+        if FLAGS.tokenizer == "words"
+        else "bits per character",
     )
     # A copy on one device: the model itself may live on many.
     served, _ = workdir.load_model()
@@ -399,6 +404,16 @@ def _build_model(tokenizer):
     )
 
 
+def _check_positions(backbone):
+    limit = backbone.max_positions
+    if backbone.attention_type == "al_rfou" and FLAGS.segment_length > limit:
+        raise ValueError(
+            "`segment_length` must be at most `max_positions` with "
+            f"attention_type=al_rfou. Received: "
+            f"segment_length={FLAGS.segment_length}, max_positions={limit}"
+        )
+
+
 def _score(nll):
     """What the field gives: perplexity of words, bits of characters."""
     if FLAGS.tokenizer == "words":
@@ -409,13 +424,14 @@ def _score(nll):
 def _print_results(results):
     for split in ("valid", "test"):
         scores = results[split]
+        unit = " bits a token" if FLAGS.tokenizer == "words" else ""
         others = ", ".join(
             f"{name} {value:.3f}"
             for name, value in scores["compressors"].items()
         )
         print(
             f"{split}: {_score(scores['nll'])} over "
-            f"{scores['num_tokens']:,} tokens ({others})"
+            f"{scores['num_tokens']:,} tokens ({others}{unit})"
         )
     sample = Workdir(FLAGS.workdir).file("sample.txt")
     with open(sample, encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -10,12 +11,17 @@ import pytest
 import tensorflow as tf
 
 SCRIPT = pathlib.Path(__file__).with_name("train_tiny.py")
+# The models of the script, and the variables of their memory: states and
+# valid lengths of two blocks.
+MODELS = ["plain", "adaptive"]
+NUM_MEMORY_VARIABLES = 4
+HALF, WHOLE = 17, 40
 
 
-def train(*args):
+def train(model, replicas, directory):
     """Losses and gradient norms of a run in a new process."""
     done = subprocess.run(
-        [sys.executable, SCRIPT, *map(str, args)],
+        [sys.executable, SCRIPT, model, str(replicas), directory],
         capture_output=True,
         text=True,
     )
@@ -39,19 +45,29 @@ def memory_of(directory):
 
 
 @pytest.fixture(scope="module")
-def one_replica(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("one")
-    return train(1, 40, directory), directory
+def whole_run(tmp_path_factory):
+    """A function of model and replicas: results and folder of a run."""
+    runs = {}
+
+    def run(model, replicas):
+        if (model, replicas) not in runs:
+            directory = tmp_path_factory.mktemp(f"{model}_{replicas}")
+            runs[model, replicas] = train(model, replicas, directory), directory
+        return runs[model, replicas]
+
+    return run
 
 
-@pytest.fixture(scope="module")
-def two_replicas(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("two")
-    return train(2, 40, directory), directory
+def resume(model, replicas, directory, copy):
+    """Results of going on from the middle of another run, in a new process."""
+    shutil.copytree(directory / "half", copy / "half")
+    return train(model, replicas, copy)
 
 
-def test_two_replicas_have_the_losses_of_one(one_replica, two_replicas):
-    one, two = one_replica[0], two_replicas[0]
+@pytest.mark.parametrize("model", MODELS)
+def test_two_replicas_have_the_losses_of_one(model, whole_run):
+    one, two = whole_run(model, 1)[0], whole_run(model, 2)[0]
+    assert len(one["loss"]) == WHOLE
     np.testing.assert_allclose(two["loss"], one["loss"], atol=1e-4, rtol=0)
     np.testing.assert_allclose(
         two["gradient_norm"], one["gradient_norm"], rtol=1e-3
@@ -61,11 +77,10 @@ def test_two_replicas_have_the_losses_of_one(one_replica, two_replicas):
     assert one["gradient_norm"].max() > 0.3
 
 
-def test_two_replicas_have_the_memory_of_one_row_by_row(
-    one_replica, two_replicas
-):
-    one, two = memory_of(one_replica[1]), memory_of(two_replicas[1])
-    assert len(one) == 4  # states and valid lengths of two blocks
+@pytest.mark.parametrize("model", MODELS)
+def test_two_replicas_have_the_memory_of_one_row_by_row(model, whole_run):
+    one, two = (memory_of(whole_run(model, n)[1] / "whole") for n in (1, 2))
+    assert len(one) == NUM_MEMORY_VARIABLES
     for name, value in one.items():
         assert value.shape[0] == 4
         np.testing.assert_allclose(two[name], value, atol=1e-3)
@@ -75,21 +90,16 @@ def test_two_replicas_have_the_memory_of_one_row_by_row(
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_resumed_run_equals_one_that_never_stopped_bit_for_bit(
-    replicas, request, tmp_path
+    replicas, whole_run, tmp_path
 ):
-    whole, _ = request.getfixturevalue(
-        "one_replica" if replicas == 1 else "two_replicas"
-    )
-    before = train(replicas, 40, tmp_path, 17)
-    after = train(replicas, 40, tmp_path)
+    whole, directory = whole_run("adaptive", replicas)
+    after = resume("adaptive", replicas, directory, tmp_path)
     for name in ("loss", "gradient_norm"):
-        np.testing.assert_array_equal(before[name], whole[name][:17])
-        np.testing.assert_array_equal(after[name], whole[name][17:])
+        np.testing.assert_array_equal(after[name], whole[name][HALF:])
     np.testing.assert_array_equal(after["held_out"], whole["held_out"])
 
 
-def test_one_replica_goes_on_from_two(two_replicas, tmp_path):
-    whole, _ = two_replicas
-    train(2, 40, tmp_path, 17)
-    after = train(1, 40, tmp_path)
-    np.testing.assert_allclose(after["loss"], whole["loss"][17:], atol=1e-4)
+def test_one_replica_goes_on_from_two(whole_run, tmp_path):
+    whole, directory = whole_run("plain", 2)
+    after = resume("plain", 1, directory, tmp_path)
+    np.testing.assert_allclose(after["loss"], whole["loss"][HALF:], atol=1e-4)

@@ -1,16 +1,33 @@
-"""The scripts in train/, as a person runs them: in processes of their own."""
+"""The scripts in train/, as a person runs them: in processes of their own.
 
+`here` runs them in this one, which saves the seconds that TensorFlow takes to
+be imported.
+"""
+
+import contextlib
+import io
 import json
 import os
 import pathlib
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from absl import flags as absl_flags
 
+from txl_keras.checkpoints import load_tf1
+from txl_keras.data import Segments
+from txl_keras.data import load_corpus
+from txl_keras.training.workdir import Workdir
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "golden"
 TRAIN = pathlib.Path(__file__).parents[2] / "train"
 TINY = (
     "--num_layers=1",
@@ -44,6 +61,34 @@ def succeed(name, *flags):
     done = run_script(name, *flags)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """A function that runs a script: what it printed, its last words.
+
+    The last words are `None` where all went well. An error that the script
+    would show with its traceback is raised.
+    """
+
+    def run(name, *flags):
+        keras.utils.clear_session()  # or names of layers would count on
+        known = set(absl_flags.FLAGS)
+        printed = io.StringIO()
+        monkeypatch.setattr(sys, "argv", [name, *map(str, flags)])
+        try:
+            with contextlib.redirect_stdout(printed):
+                runpy.run_path(str(TRAIN / name), run_name="__main__")
+        except SystemExit as stop:
+            return printed.getvalue(), stop.code
+        finally:
+            # The next script defines flags of the same names.
+            for flag in set(absl_flags.FLAGS) - known:
+                delattr(absl_flags.FLAGS, flag)
+            absl_flags.FLAGS.unparse_flags()
+        raise AssertionError("absl ends a program by `sys.exit`")
+
+    return run
 
 
 def metrics_of(workdir):
@@ -164,10 +209,11 @@ def test_generate_writes_after_a_prompt_and_repeats_by_seed(run):
     assert greedy != first
 
 
-def test_the_savedmodel_loads_where_there_is_only_tensorflow(run, tmp_path):
-    from txl_keras.training.workdir import Workdir
-
-    workdir = run[0]
+@pytest.mark.parametrize("fixture", ["run", "words_run"])
+def test_the_savedmodel_loads_where_there_is_only_tensorflow(
+    fixture, request, tmp_path
+):
+    workdir = request.getfixturevalue(fixture)[0]
     succeed(
         "export.py",
         f"--workdir={workdir}",
@@ -197,7 +243,7 @@ np.savez(sys.argv[2], **outputs)
         [sys.executable, "-c", script, tmp_path / "served", path], check=True
     )
     outputs = np.load(path)
-    model, _, _ = Workdir(str(workdir)).load_model(memory_length=9)
+    model, _ = Workdir(str(workdir)).load_model(memory_length=9)
     for batch, length in ((1, 5), (3, 4)):
         memory = model.initial_memory(batch)
         for segment in range(3):
@@ -212,17 +258,10 @@ np.savez(sys.argv[2], **outputs)
     ("flags", "messages"),
     [
         (["--corpus=no/such/path"], ["no/such/path"]),
-        (["--corpus={folder}/empty.txt"], ["empty.txt", "empty"]),
-        (["--corpus={folder}/latin.txt"], ["latin.txt", "UTF-8", "3"]),
-        (["--corpus={folder}/short.txt"], ["tokens", "--batch_size"]),
         (["--batch_size=3", "--num_cpu_devices=2"], ["batch_size=3", "2"]),
         (["--preset=huge"], ["preset", "enwik8_base"]),
-        (["--dropout=1.5"], ["1.5"]),
-        (["--corpus=enwik8"], ["data_dir"]),
-        (["--hidden_dim=15"], ["hidden_dim=15"]),
         (["--segment_length=0"], ["segment_length"]),
-        (["--head_dim=0"], ["head_dim=0"]),
-        (["--corpus={folder}"], ["workdir", "folder of the text"]),
+        (["--attention_type=absolute"], ["attention_type", "vaswani"]),
         (
             ["--eval_batch_size=3", "--num_cpu_devices=2"],
             ["eval_batch_size=3"],
@@ -230,10 +269,6 @@ np.savez(sys.argv[2], **outputs)
     ],
 )
 def test_bad_input_stops_before_any_work(corpus, tmp_path, flags, messages):
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1") * 500)
-    (tmp_path / "short.txt").write_text("few words\n" * 3)
-    flags = [flag.format(folder=tmp_path) for flag in flags]
     workdir = tmp_path / "run"
     done = run_script(
         "main.py", f"--corpus={corpus}", f"--workdir={workdir}", *TINY, *flags
@@ -333,3 +368,432 @@ def test_a_workdir_without_a_run_is_named(script, tmp_path):
     assert done.returncode == 1
     assert str(tmp_path) in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# === Words ===
+
+
+@pytest.fixture(scope="module")
+def word_corpus(tmp_path_factory):
+    """Lines of a few words; every tenth has one that comes only once."""
+    path = tmp_path_factory.mktemp("words") / "words.txt"
+    lines = []
+    for i in range(700):
+        end = f"once{i}" if i % 10 == 0 else "and so on"
+        lines.append(f"the naïve {i * i % 23} is Not {i % 7} , {end} .\n")
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def words_run(word_corpus, tmp_path_factory):
+    """A finished run of words with an adaptive softmax, as `run`."""
+    workdir = tmp_path_factory.mktemp("word_runs") / "whole"
+    flags = (
+        f"--corpus={word_corpus}",
+        f"--workdir={workdir}",
+        *TINY,
+        "--tokenizer=words",
+        "--min_count=2",
+        "--cutoffs=6,20",
+        "--div_val=2",
+        "--max_to_keep=3",
+    )
+    return workdir, succeed("main.py", *flags), flags
+
+
+def test_words_are_counted_and_scored_in_perplexity(words_run):
+    workdir, printed, _ = words_run
+    tokenizer = Workdir(str(workdir)).load_tokenizer()
+    # Words that came once are unknown; the line end and <unk> are words too.
+    assert tokenizer.vocabulary_size == 24
+    assert not any("once" in word for word in tokenizer.vocabulary.symbols)
+    results = json.loads((workdir / "results.json").read_text())
+    ppl = results["test"]["perplexity"]
+    assert 1 < ppl < 15
+    assert f"test: {ppl:.2f} ppl" in printed
+    assert "bpc" not in printed
+    model, step = Workdir(str(workdir)).load_model()
+    assert step == 60
+    assert model.backbone.token_embedding.cutoffs == (6, 20)
+    assert model.backbone.token_embedding.dims == (16, 8, 4)
+    sample = (workdir / "sample.txt").read_text("utf-8")
+    assert set(sample.split()) <= {*tokenizer.vocabulary.symbols}
+
+
+def test_a_run_of_words_goes_on_as_if_it_had_never_stopped(
+    words_run, here, tmp_path
+):
+    whole, _, flags = words_run
+    workdir = tmp_path / "cut"
+    shutil.copytree(whole, workdir)
+    (workdir / "results.json").unlink()
+    # Killed after step 40, as far as the run can see.
+    newest = workdir / "checkpoints" / "ckpt-60.data-00000-of-00001"
+    newest.write_bytes(newest.read_bytes()[:100])
+    printed, error = here("main.py", *flags, f"--workdir={workdir}")
+    assert error is None
+    assert "step 40 of 60" in printed
+    assert metrics_of(workdir) == metrics_of(whole)
+    for name in ("results.json", "sample.txt"):
+        assert (workdir / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_a_run_of_words_is_scored_and_written_on(words_run, here):
+    workdir = words_run[0]
+    trained = json.loads((workdir / "results.json").read_text())["test"]
+    printed, error = here(
+        "evaluate.py", f"--workdir={workdir}", "--batch_size=3"
+    )
+    assert error is None
+    scores = json.loads((workdir / "evaluation_test.json").read_text())
+    assert scores["nll"] == pytest.approx(trained["nll"], abs=1e-5)
+    assert f"perplexity: {scores['perplexity']}" in printed
+
+    flags = (f"--workdir={workdir}", "--num_tokens=30")
+    printed, error = here("generate.py", *flags, "--prompt=the unheard")
+    assert error is None
+    assert printed.startswith("the unheard")
+    words = [*Workdir(str(workdir)).load_tokenizer().vocabulary.symbols]
+    written = printed.removeprefix("the unheard").replace("\n", " <eos> ")
+    # The last newline is that of `print`.
+    assert len(written.split()) == 31
+    assert {*written.split()} <= {*words}
+
+
+def test_a_vocabulary_file_is_the_vocabulary(word_corpus, here, tmp_path):
+    words = ["<eos>", "the", ".", "is", ",", "and", "so", "on", "UNK", "never"]
+    vocabulary = tmp_path / "words.txt"
+    vocabulary.write_text("\n".join(words) + "\n", encoding="utf-8")
+    flags = (
+        f"--corpus={word_corpus}",
+        f"--workdir={tmp_path / 'run'}",
+        *TINY,
+        "--tokenizer=words",
+        f"--vocabulary={vocabulary}",
+        "--optimizer=lamb",
+        "--learning_rate=0.1",
+        "--max_steps=8",
+    )
+    # The text has other words, and the file no <unk>.
+    printed, error = here("main.py", *flags)
+    assert "'naïve' at position 1 is not in the vocabulary" in error
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+    printed, error = here("main.py", *flags, "--unknown=UNK")
+    assert error is None
+    workdir = Workdir(str(tmp_path / "run"))
+    tokenizer = workdir.load_tokenizer()
+    assert list(tokenizer.vocabulary.symbols) == words
+    ids = tokenizer.encode("the naïve 3 is\n").tolist()
+    assert [words[i] for i in ids] == ["the", "UNK", "UNK", "is", "<eos>"]
+    # Lamb learned: a guess among ten words is 2.3 nats.
+    assert metrics_of(tmp_path / "run")[-1]["valid"]["nll"] < 2.1
+    assert workdir.read_config()["flags"]["optimizer"] == "lamb"
+
+
+def test_absolute_positions_run_to_the_end(corpus, here, tmp_path):
+    printed, error = here(
+        "main.py",
+        f"--corpus={corpus}",
+        f"--workdir={tmp_path}",
+        *TINY,
+        "--attention_type=vaswani",
+        "--memory_length=0",
+        "--max_steps=8",
+        "--max_eval_tokens=100",
+    )
+    assert error is None
+    sample = (tmp_path / "sample.txt").read_text("utf-8")
+    assert len(sample) >= 20
+    assert sample in printed
+    assert (tmp_path / "export/8/saved_model.pb").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "messages"),
+    [
+        (["--corpus={folder}/empty.txt"], ["empty.txt", "empty"]),
+        (["--corpus={folder}/latin.txt"], ["latin.txt", "UTF-8", "offset 2"]),
+        (["--corpus={folder}/short.txt"], ["tokens", "--batch_size"]),
+        (["--corpus={folder}"], ["workdir", "folder of the text"]),
+        (["--corpus=enwik8"], ["data_dir"]),
+        (["--dropout=1.5"], ["1.5"]),
+        (["--hidden_dim=15"], ["hidden_dim=15"]),
+        (["--head_dim=0"], ["head_dim=0"]),
+        (["--min_count=2"], ["'bytes'", "min_count=2"]),
+        (
+            ["--tokenizer=characters", "--unknown=?"],
+            ["'characters'", "unknown='?'"],
+        ),
+        (["--vocabulary={folder}/words.txt"], ["'bytes'", "vocabulary"]),
+        (
+            ["--tokenizer=words", "--drop_newlines"],
+            ["'words'", "drop_newlines=True"],
+        ),
+        (
+            [
+                "--tokenizer=words",
+                "--vocabulary={folder}/words.txt",
+                "--min_count=2",
+            ],
+            ["min_count"],
+        ),
+        (["--tokenizer=words", "--min_count=0"], ["min_count=0"]),
+        (["--tokenizer=words", "--vocabulary=no/such"], ["no/such"]),
+        (
+            ["--tokenizer=words", "--vocabulary={folder}/empty.txt"],
+            ["empty.txt"],
+        ),
+        (["--cutoffs=20,10"], ["cutoffs=(20, 10)"]),
+        (["--cutoffs=20,256"], ["256", "cutoffs=(20, 256)"]),
+        (["--cutoffs=20", "--div_val=0"], ["div_val=0"]),
+        (["--attention_type=vaswani"], ["`memory_length`", "12"]),
+        (["--attention_type=shaw"], ["max_positions"]),
+    ],
+)
+def test_bad_settings_stop_before_any_work(
+    corpus, here, tmp_path, flags, messages
+):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1") * 500)
+    (tmp_path / "short.txt").write_text("few words\n" * 3)
+    (tmp_path / "words.txt").write_text("<eos>\n<unk>\nSentence\n")
+    flags = [flag.format(folder=tmp_path) for flag in flags]
+    workdir = tmp_path / "run"
+    _, error = here(
+        "main.py", f"--corpus={corpus}", f"--workdir={workdir}", *TINY, *flags
+    )
+    for message in messages:
+        assert message in error
+    assert not workdir.exists()
+
+
+# === average.py ===
+
+
+def test_the_average_of_a_run_is_a_run(words_run, here, tmp_path):
+    workdir, output = words_run[0], tmp_path / "average"
+    flags = ("average.py", f"--workdir={workdir}", f"--output={output}")
+    printed, error = here(*flags, "--num_checkpoints=2")
+    assert error is None
+    assert "[40, 60]" in printed
+
+    readers = [
+        tf.train.load_checkpoint(str(workdir / f"checkpoints/ckpt-{step}"))
+        for step in (40, 60)
+    ]
+    written = tf.train.load_checkpoint(str(output / "checkpoints"))
+    names = [
+        name
+        for name in written.get_variable_to_shape_map()
+        if name.startswith("weights/")
+    ]
+    model, step = Workdir(str(output)).load_model()
+    assert len(names) == len(model.weights) > 20
+    assert step == 60
+    for name in names:
+        older, newer = (reader.get_tensor(name) for reader in readers)
+        np.testing.assert_allclose(
+            written.get_tensor(name), (older + newer) / 2, rtol=1e-6, atol=1e-7
+        )
+        assert np.abs(older - newer).max() > 1e-4
+
+    config = json.loads((output / "config.json").read_text())
+    assert config["averaged_steps"] == [40, 60]
+    _, error = here("evaluate.py", f"--workdir={output}", "--batch_size=3")
+    assert error is None
+    trained = json.loads((workdir / "results.json").read_text())["test"]
+    averaged = json.loads((output / "evaluation_test.json").read_text())
+    assert averaged["num_tokens"] == trained["num_tokens"]
+    assert 1e-4 < abs(averaged["nll"] - trained["nll"]) < 0.5
+
+    before = (output / "config.json").read_bytes()
+    _, error = here(*flags)
+    assert "must be new" in error
+    assert str(output) in error
+    assert (output / "config.json").read_bytes() == before
+
+
+def test_an_average_of_more_checkpoints_than_there_are_is_refused(
+    words_run, here, tmp_path
+):
+    output = tmp_path / "average"
+    flags = (f"--workdir={words_run[0]}", f"--output={output}")
+    _, error = here("average.py", *flags, "--num_checkpoints=4")
+    assert "at most 3" in error
+    assert "--max_to_keep" in error
+    assert not output.exists()
+
+
+# === convert.py ===
+
+TF1 = GOLDEN / "wt103_large_like"
+WORDS = ["<eos>", "<unk>", *(f"word{i}" for i in range(58))]
+
+
+@pytest.fixture
+def published(tmp_path):
+    """Flags of a published TensorFlow 1 model, and a text of its words."""
+    (tmp_path / "words.txt").write_text("\n".join(WORDS) + "\n")
+    numbers = np.random.default_rng(0).integers(0, 58, (240, 9))
+    lines = [" ".join(f"word{i}" for i in line) + "\n" for line in numbers]
+    (tmp_path / "text.txt").write_text("".join(lines) + "new words\n")
+    return (
+        "--input_format=tf1",
+        f"--input={TF1 / 'model.ckpt'}",
+        f"--config={TF1 / 'config.json'}",
+        f"--vocabulary={tmp_path / 'words.txt'}",
+    )
+
+
+def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
+    published, here, tmp_path
+):
+    run, folder, back = (tmp_path / name for name in ("run", "hf", "back"))
+    printed, error = here(
+        "convert.py", *published, f"--output={run}", "--segment_length=7"
+    )
+    assert error is None
+    original = load_tf1(TF1 / "model.ckpt", TF1 / "config.json")
+    assert f"{original.count_params():,} weights in {run}" in printed
+
+    # Scored as the original is, segment for segment.
+    text = tmp_path / "text.txt"
+    flags = (f"--workdir={run}", f"--corpus={text}", "--batch_size=1")
+    _, error = here("evaluate.py", *flags)
+    assert error is None
+    scores = json.loads((run / "evaluation_test.json").read_text())
+    words = load_corpus(str(text)).splits["test"].decode()
+    words = words.replace("\n", " <eos> ").replace("new words", "<unk> <unk>")
+    ids = np.array([WORDS.index(word) for word in words.split()])
+    assert scores["num_tokens"] == len(ids) - 1
+    assert scores["segment_length"] == 7
+    nll, memory = 0.0, None
+    segments = Segments(ids, 1, 7, drop_remainder=False)
+    for i in range(len(segments)):
+        batch = segments.batch(i)
+        part, memory = original.score(batch["inputs"], batch["targets"], memory)
+        nll += float(tf.reduce_sum(part * batch["weights"]))
+    assert scores["nll"] == pytest.approx(nll / (len(ids) - 1), abs=1e-5)
+
+    flags = (f"--workdir={run}", "--prompt=word3 word4", "--num_tokens=12")
+    printed, error = here("generate.py", *flags)
+    assert error is None
+    assert printed.startswith("word3 word4")
+    assert len(printed.replace("\n", " <eos> ").split()) == 2 + 12 + 1
+
+    _, error = here(
+        "convert.py",
+        "--input_format=workdir",
+        f"--input={run}",
+        "--output_format=hugging_face",
+        "--same_length=pytorch",
+        f"--output={folder}",
+    )
+    assert error is None
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
+    _, error = here(
+        "convert.py",
+        "--input_format=hugging_face",
+        f"--input={folder}",
+        f"--output={back}",
+    )
+    assert error is None
+    returned, _ = Workdir(str(back)).load_model()
+    assert returned.backbone.same_length == "pytorch"
+    for a, b in zip(original.weights, returned.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+    expected = load_tf1(
+        TF1 / "model.ckpt", TF1 / "config.json", same_length="pytorch"
+    )
+    np.testing.assert_allclose(
+        returned.log_probs(ids[None, :20])[0],
+        expected.log_probs(ids[None, :20])[0],
+        atol=1e-5,
+    )
+
+
+def test_a_published_model_of_bytes_reads_text(here, tmp_path):
+    golden, output = GOLDEN / "enwik8_like", tmp_path / "run"
+    size = json.loads((golden / "config.json").read_text())["n_token"]
+    numbers = [*range(98, 98 + size - 2), 195, 169]  # b, c, ..., and é
+    vocabulary = tmp_path / "vocabulary.txt"
+    vocabulary.write_text("".join(f"{number}\n" for number in numbers))
+    _, error = here(
+        "convert.py",
+        "--input_format=tf1",
+        f"--input={golden / 'model.ckpt'}",
+        f"--config={golden / 'config.json'}",
+        f"--vocabulary={vocabulary}",
+        "--symbols=bytes",
+        f"--output={output}",
+    )
+    assert error is None
+    tokenizer = Workdir(str(output)).load_tokenizer()
+    ids = tokenizer.encode("cé\nb").tolist()
+    assert ids == [1, size - 2, size - 1, 0]
+    assert tokenizer.decode(ids) == "céb"
+
+
+@pytest.mark.parametrize(
+    ("flags", "messages"),
+    [
+        (["--vocabulary={folder}/short.txt"], ["60 symbols", "59 symbols"]),
+        (["--config="], ["`config` must be given"]),
+        (["--config=no.json"], ["no.json"]),
+        (
+            ["--config={folder}/deeper.json"],
+            ["missing: transformer/layer_2/rel_attn/qkv/kernel", "layer_2/ff"],
+        ),
+        (["--input=no/model.ckpt"], ["no/model.ckpt"]),
+        (["--input={folder}/cut.ckpt"], ["cut.ckpt"]),
+        (["--input_format=hugging_face"], ["`config` must be left out"]),
+        (["--line_end=none"], ["`line_end`", "'none'"]),
+        (["--output={folder}/full"], ["`output`", "full"]),
+        (["--output_format=hugging_face"], ["`vocabulary`", "words.txt"]),
+        (
+            ["--output_format=hugging_face", "--vocabulary="],
+            ["same_length=True"],
+        ),
+    ],
+)
+def test_what_cannot_be_converted_leaves_nothing(
+    published, here, tmp_path, flags, messages
+):
+    (tmp_path / "short.txt").write_text("\n".join(WORDS[:-1]))
+    config = json.loads((TF1 / "config.json").read_text())
+    (tmp_path / "deeper.json").write_text(json.dumps({**config, "n_layer": 3}))
+    for part in ("index", "data-00000-of-00001"):
+        content = (TF1 / f"model.ckpt.{part}").read_bytes()
+        size = len(content) if part == "index" else len(content) // 2
+        (tmp_path / f"cut.ckpt.{part}").write_bytes(content[:size])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("dear to me")
+    before = sorted(tmp_path.rglob("*"))
+    flags = [flag.format(folder=tmp_path) for flag in flags]
+    _, error = here(
+        "convert.py", *published, f"--output={tmp_path / 'new'}", *flags
+    )
+    for message in messages:
+        assert message in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_masked_cold_start_is_not_for_hugging_face(words_run, here, tmp_path):
+    flags = (
+        "convert.py",
+        "--input_format=workdir",
+        f"--input={words_run[0]}",
+        "--output_format=hugging_face",
+        f"--output={tmp_path / 'hf'}",
+    )
+    _, error = here(*flags)
+    assert "cold_start='masked'" in error
+    assert list(tmp_path.iterdir()) == []
+    _, error = here(*flags, "--cold_start=zeros")
+    assert error is None
+    assert (tmp_path / "hf" / "model.safetensors").exists()

@@ -1,5 +1,9 @@
+import numpy as np
 import pytest
 
+from txl_keras.data import WordTokenizer
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.workdir import Workdir
 
 CONFIG = {
@@ -66,3 +70,62 @@ def test_metrics_after_the_resumed_step_are_forgotten(tmp_path):
         {"step": 20},
         {"step": 30, "again": True},
     ]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TransformerXLCausalLM(
+        TransformerXLBackbone(
+            vocabulary_size=4,
+            num_layers=1,
+            num_heads=1,
+            hidden_dim=4,
+            intermediate_dim=4,
+        )
+    )
+
+
+def tokenizer_of(num_words):
+    words = [f"word{i}" for i in range(num_words - 1)]
+    return WordTokenizer(["<eos>", *words])
+
+
+def test_a_run_of_foreign_weights_is_read_as_one_of_ours(model, tmp_path):
+    workdir = Workdir(str(tmp_path / "new"))
+    config = {"source": {"format": "there"}, "flags": {"segment_length": 3}}
+    workdir.create(model, 70, config, tokenizer_of(4))
+
+    loaded, step = workdir.load_model(memory_length=2)
+    assert step == 70
+    assert loaded.backbone.memory_length == 2
+    for a, b in zip(model.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert workdir.load_tokenizer().vocabulary_size == 4
+    assert workdir.generation_memory_length() == 3
+    read = workdir.read_config()
+    assert read["source"] == {"format": "there"}
+    assert read["corpus"] == {"name": None, "data_dir": None}
+
+
+def test_without_a_tokenizer_the_way_to_one_is_named(model, tmp_path):
+    workdir = Workdir(str(tmp_path))
+    workdir.create(model, 0, {})
+    assert workdir.load_model()[1] == 0
+    with pytest.raises(FileNotFoundError, match="--vocabulary"):
+        workdir.load_tokenizer()
+
+
+def test_a_run_is_not_written_over(model, tmp_path):
+    workdir = Workdir(str(tmp_path))
+    workdir.claim(CONFIG)
+    with pytest.raises(FileExistsError, match=f"must be new.*{tmp_path}"):
+        workdir.create(model, 3, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert workdir.read_config()["flags"] == {"seed": 1}
+
+
+def test_a_vocabulary_of_another_size_is_refused(model, tmp_path):
+    workdir = Workdir(str(tmp_path / "new"))
+    with pytest.raises(ValueError, match="4 symbols. Received: 5 symbols"):
+        workdir.create(model, 0, {}, tokenizer_of(5))
+    assert not (tmp_path / "new").exists()

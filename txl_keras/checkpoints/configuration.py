@@ -98,7 +98,25 @@ def read_config(config, overrides, defaults):
     unknown = sorted(set(config) - {*_SIZES, *defaults, *_IRRELEVANT})
     if unknown:
         warnings.warn(f"{source}: {unknown} had no effect.", stacklevel=3)
-    return {**defaults, **config}
+    config = {**defaults, **config}
+    wrong = [*_wrong_values(config)]
+    if wrong:
+        raise ValueError(f"{source} has wrong values: {'; '.join(wrong)}")
+    return config
+
+
+def _wrong_values(config):
+    """What JSON lets through and no model can be built of."""
+    for key in (*_SIZES, "div_val", "clamp_len"):
+        if type(config[key]) is not int:
+            yield f"{key} must be an integer, not {config[key]!r}"
+    for key in ("same_length", "untie_r", "pre_lnorm", "proj_same_dim"):
+        if config.get(key, False) not in (False, True):
+            yield f"{key} must be true or false, not {config[key]!r}"
+    for key in ("cutoffs", "tie_projs"):
+        value = config.get(key, ())
+        if value is not None and not isinstance(value, (list, tuple)):
+            yield f"{key} must be a list, not {value!r}"
 
 
 def _check_overrides(overrides):

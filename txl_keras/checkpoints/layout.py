@@ -108,6 +108,10 @@ class Tensors(collections.abc.Mapping):
     def __getitem__(self, name):
         return np.asarray(self._load(name), np.float32)
 
+    def __contains__(self, name):
+        # Of a mapping it would read the tensor.
+        return name in self.shapes
+
     def __iter__(self):
         return iter(self.shapes)
 

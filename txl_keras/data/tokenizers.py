@@ -454,6 +454,12 @@ def build_tokenizer(
         symbols = _count_symbols(corpus, drop_newlines)
         return CharacterTokenizer(symbols, corpus.encoding, drop_newlines)
     if vocabulary is not None:
+        counted = sorted({"min_count", "max_size"} & {*word_options})
+        if counted:
+            raise ValueError(
+                f"{counted} must be left out where a `vocabulary` is given: "
+                "it has the words that it has."
+            )
         return WordTokenizer(vocabulary, **word_options)
     return WordTokenizer.from_texts([corpus.splits["train"]], **word_options)
 

@@ -197,6 +197,11 @@ class AdaptiveEmbedding(keras.layers.Layer):
 
 
 def _checked_cutoffs(cutoffs, vocabulary_size):
+    if not isinstance(cutoffs, (list, tuple)):
+        raise ValueError(
+            "`cutoffs` must be a list or tuple of integers. "
+            f"Received: cutoffs={cutoffs!r}"
+        )
     cutoffs = tuple(check_integer("cutoffs", cutoff, 1) for cutoff in cutoffs)
     bounds = (0, *cutoffs, vocabulary_size)
     if any(low >= high for low, high in zip(bounds, bounds[1:], strict=False)):

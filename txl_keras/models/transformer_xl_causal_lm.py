@@ -7,6 +7,7 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
 import keras
 from keras import ops
 
+from txl_keras.checks import check_token_ids
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerCharacter
 from txl_keras.models.presets import preset_config
@@ -202,8 +203,10 @@ class TransformerXLCausalLM(keras.Model):
         again. All arguments after `epochs` are passed by name.
 
         Raises:
-            ValueError: If `shuffle=True`.
+            ValueError: If `shuffle=True`, or an array has ids that are not in
+                the vocabulary.
         """
+        self._check_arrays(x, y)
         if kwargs.setdefault("shuffle", False):
             raise ValueError(
                 "Row r of a batch goes on where row r of the batch before "
@@ -220,15 +223,22 @@ class TransformerXLCausalLM(keras.Model):
             x, y, batch_size, epochs, callbacks=callbacks, **kwargs
         )
 
-    def evaluate(self, *args, **kwargs):
+    def evaluate(self, x=None, y=None, *args, **kwargs):
         """`keras.Model.evaluate`, from a cold start."""
+        self._check_arrays(x, y)
         self._inference_memory.reset_state()
-        return super().evaluate(*args, **kwargs)
+        return super().evaluate(x, y, *args, **kwargs)
 
-    def predict(self, *args, **kwargs):
+    def predict(self, x, *args, **kwargs):
         """`keras.Model.predict`, from a cold start."""
+        self._check_arrays(x)
         self._inference_memory.reset_state()
-        return super().predict(*args, **kwargs)
+        return super().predict(x, *args, **kwargs)
+
+    def _check_arrays(self, x, y=None):
+        """Bad ids would make NaN of compiled steps, and so of all weights."""
+        check_token_ids("x", x, self.backbone.vocabulary_size)
+        check_token_ids("y", y, self.backbone.vocabulary_size)
 
     def get_config(self):
         return {

@@ -156,7 +156,9 @@ def average_weights(model, directory, num_checkpoints=None):
     paths = list(state.all_model_checkpoint_paths) if state else []
     if num_checkpoints is not None:
         check_integer("num_checkpoints", num_checkpoints, 1)
-    if not paths or len(paths) < (num_checkpoints or 1):
+    if not paths:
+        raise ValueError(f"There are no checkpoints in {directory}.")
+    if len(paths) < (num_checkpoints or 1):
         raise ValueError(
             f"`num_checkpoints` must be at most {len(paths)}, as many as there "
             f"are in {directory}; train with a higher --max_to_keep for more. "
@@ -196,7 +198,12 @@ def _restore(checkpoint, path, partly):
         else:
             status.assert_consumed()
     # What a missing, a cut and a foreign file raise.
-    except (tf.errors.OpError, IndexError, AssertionError) as error:
+    except (
+        tf.errors.OpError,
+        IndexError,
+        AssertionError,
+        ValueError,
+    ) as error:
         raise ValueError(
             f"{path} is damaged or of another model: {error}"
         ) from error

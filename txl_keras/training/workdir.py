@@ -129,12 +129,13 @@ class Workdir:
             tokenizer: Optional tokenizer.
 
         Raises:
-            FileExistsError: If there is a run in the folder.
+            FileExistsError: If there is something in the folder.
             ValueError: If the tokenizer is not that of the model.
         """
-        if os.path.exists(self.file("config.json")):
+        if os.path.isdir(self.path) and os.listdir(self.path):
             raise FileExistsError(
-                f"`workdir` must be new: there is a run in {self.path}."
+                "The folder to write must be new or empty. "
+                f"Received: {self.path}"
             )
         vocabulary_size = model.backbone.vocabulary_size
         if tokenizer and tokenizer.vocabulary_size != vocabulary_size:

@@ -1,4 +1,4 @@
-"""Measures bits per character and perplexity of a run.
+r"""Measures bits per character and perplexity of a run.
 
     python train/evaluate.py --workdir=runs/quickstart --split=test
     python train/evaluate.py --workdir=runs/enwik8 --memory_length=3800 \

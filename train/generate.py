@@ -1,4 +1,4 @@
-"""Lets a run write.
+r"""Lets a run write.
 
     python train/generate.py --workdir=runs/quickstart --prompt="def main("
     python train/generate.py --workdir=runs/quickstart --num_tokens=5000 \

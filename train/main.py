@@ -1,4 +1,4 @@
-"""Trains a Transformer-XL language model on text.
+r"""Trains a Transformer-XL language model on text.
 
     python train/main.py --flagfile=train/configs/quickstart.flags
     python train/main.py --workdir=runs/mine --corpus=path/to/text_or_folder

@@ -10,6 +10,7 @@ from absl import logging
 # traceback is shown.
 _USER_ERRORS = (
     ValueError,
+    ImportError,
     OSError,
     RuntimeError,
     FloatingPointError,

@@ -271,7 +271,9 @@ def counted_tokens():
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("name,tail_rows", zip(COMPILED, (7, 4), strict=True))
+@pytest.mark.parametrize(
+    "name,tail_rows", list(zip(COMPILED, (7, 4), strict=True))
+)
 def test_compiled_wherever_the_targets_fall(name, tail_rows, jit_compile):
     softmax = softmax_of(name, tail_rows=tail_rows)
     run = tf.function(with_gradients(softmax), jit_compile=jit_compile)
@@ -553,4 +555,20 @@ def test_log_probs_may_come_before_the_first_call():
     log_probs = softmax.log_probs(hidden)
     np.testing.assert_allclose(
         softmax(hidden, targets), -pick(log_probs, targets), atol=1e-5
+    )
+
+
+def test_without_targets_it_is_the_head_of_a_keras_model():
+    embedding = AdaptiveEmbedding(30, 8, cutoffs=(9, 17), div_val=2)
+    softmax = AdaptiveSoftmax(embedding)
+    ids = keras.Input((5,), dtype="int32")
+    log_probs = softmax(embedding(ids))
+    assert log_probs.shape == (None, 5, 30)
+    model = keras.Model(ids, log_probs)
+    x = np.arange(10, dtype="int32").reshape(2, 5)
+    np.testing.assert_allclose(
+        model(x), softmax.log_probs(embedding(x)), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        np.exp(model.predict(x, verbose=0)).sum(-1), 1, atol=1e-5
     )

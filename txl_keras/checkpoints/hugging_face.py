@@ -84,6 +84,11 @@ def load_hugging_face(folder, dtype=None, **overrides):
     ```
     """
     folder = pathlib.Path(folder)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            "`folder` must be a folder with config.json and the weights. "
+            f"Received: folder={folder}"
+        )
     config = _read_config(folder / "config.json", overrides)
     tie_projections = config["tie_projs"]
     if tie_projections is None:
@@ -266,11 +271,13 @@ def _check_expressible(model):
         (backbone.normalize_output, "normalize_output=True"),
         (
             backbone.cold_start != "zeros",
-            f"cold_start={backbone.cold_start!r}: memory begins as 'zeros'",
+            f"cold_start={backbone.cold_start!r}: there memory begins as "
+            "zeros; load the model with cold_start='zeros' to let it",
         ),
         (
             backbone.same_length is True,
-            "same_length=True: only 'pytorch', one key fewer",
+            "same_length=True: it counts one key fewer; load the model with "
+            "same_length='pytorch' to count so too",
         ),
         (
             embedding.div_val > 1

@@ -116,8 +116,8 @@ def _import_torch():
         import torch
     except ImportError as error:
         raise ImportError(
-            "Files of PyTorch are read with PyTorch (a build for the CPU is "
-            "enough): `pip install 'txl_keras[convert]'`."
+            "Files of PyTorch are read with PyTorch; a build for the CPU is "
+            "enough: `pip install -e '.[convert]'` in the folder of txl_keras."
         ) from error
     if torch.__version__ < (2, 6):
         raise ImportError(

@@ -104,7 +104,7 @@ class AdaptiveEmbedding(keras.layers.Layer):
             )
             for i in range(self.num_clusters)
         ]
-        own = 1 if self.div_val == 1 else self.num_clusters
+        num_projections = 1 if self.div_val == 1 else self.num_clusters
         self.projections = [
             self._weight(
                 f"projection_{i}",
@@ -113,7 +113,7 @@ class AdaptiveEmbedding(keras.layers.Layer):
             )
             if self.needs_projection(i)
             else None
-            for i in range(own)
+            for i in range(num_projections)
         ]
         self.built = True
 
@@ -160,8 +160,8 @@ class AdaptiveEmbedding(keras.layers.Layer):
     def _rows(self, token_ids, cluster):
         """Rows of the table where an id is in the cluster, zeros elsewhere.
 
-        All ids are looked up in every table, so that shapes are static; what
-        that costs are the sizes of the small tables.
+        Every id is looked up in every table, so that shapes are static; for
+        the small tables of the tails that costs little.
         """
         ids = token_ids - tf.cast(self.bounds[cluster], token_ids.dtype)
         inside = (ids >= 0) & (ids < self.cluster_size(cluster))
@@ -197,9 +197,9 @@ class AdaptiveEmbedding(keras.layers.Layer):
 
 
 def _checked_cutoffs(cutoffs, vocabulary_size):
-    if not isinstance(cutoffs, (list, tuple)):
+    if not hasattr(cutoffs, "__iter__"):
         raise ValueError(
-            "`cutoffs` must be a list or tuple of integers. "
+            "`cutoffs` must be a sequence of integers. "
             f"Received: cutoffs={cutoffs!r}"
         )
     cutoffs = tuple(check_integer("cutoffs", cutoff, 1) for cutoff in cutoffs)

@@ -37,17 +37,19 @@ class AdaptiveSoftmax(keras.layers.Layer):
         tie_projections: Boolean, `"all_but_first"`, or a boolean a cluster:
             the projections are those of `embedding`.
         tail_rows: Optional integer `K`, rows of one pass; by default a
-            sixteenth of the tokens, rounded up to 64.
+            sixteenth of the tokens, rounded up to a multiple of 64 (64 where
+            the number of tokens is known at run time only).
         kernel_initializer, projection_initializer: Initializers of tables and
             projections that are not shared. All else begins as zeros.
 
     Call arguments:
         hidden: Tensor `(..., D)`.
-        targets: Integer tensor `(...)`, ids in `[0, V)`.
+        targets: Optional integer tensor `(...)`, ids in `[0, V)`.
 
     Returns:
         Negative log-likelihood in nats, float32 `(...)`. Where a target is
-        not in `[0, V)` a compiled call gives NaN.
+        not in `[0, V)` a compiled call gives NaN. Without targets, the
+        log-probabilities of all words, float32 `(..., V)`.
 
     Raises:
         ValueError: If `tie_projections` does not fit the clusters, or, called
@@ -139,7 +141,9 @@ class AdaptiveSoftmax(keras.layers.Layer):
             name=name, shape=shape, initializer=initializer, autocast=False
         )
 
-    def call(self, hidden, targets):
+    def call(self, hidden, targets=None):
+        if targets is None:
+            return self.log_probs(hidden)
         check_token_ids("targets", targets, self.embedding.input_dim)
         targets = tf.convert_to_tensor(targets)
         shape = tf.shape(targets)
@@ -187,7 +191,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
         if self.tie_projections[cluster]:
             projection = self.embedding.projection(cluster)
         tables = (
-            self.embedding.embeddings if self.tie_embeddings else (self.kernels)
+            self.embedding.embeddings if self.tie_embeddings else self.kernels
         )
         parameters = [tables[cluster], self.biases[cluster], projection]
         return [
@@ -237,8 +241,11 @@ class AdaptiveSoftmax(keras.layers.Layer):
             parts.append(tail + head[..., first_size + i - 1, None])
         return tf.concat(parts, axis=-1)
 
-    def compute_output_spec(self, hidden, targets):
-        return keras.KerasTensor(targets.shape, dtype="float32")
+    def compute_output_spec(self, hidden, targets=None):
+        shape = (*hidden.shape[:-1], self.embedding.input_dim)
+        if targets is not None:
+            shape = targets.shape
+        return keras.KerasTensor(shape, dtype="float32")
 
     def get_config(self):
         return {
@@ -315,6 +322,7 @@ def _nll_of_some_rows(
     def rows_of(position):
         """Rows of the pass that begins at `position`; which are real."""
         positions = position + tf.range(rows_of_a_pass)
+        # Past the end the last row stands in; what comes of it is left out.
         rows = tf.gather(order, tf.minimum(positions, num_rows - 1))
         return rows, positions < stop
 

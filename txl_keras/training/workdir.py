@@ -110,6 +110,7 @@ class Workdir:
             FileNotFoundError: If there is none, as where a checkpoint was
                 converted without a vocabulary.
         """
+        self.read_config()  # says so where there is no run at all
         if not os.path.exists(self.tokenizer):
             raise FileNotFoundError(
                 f"There is no {self.tokenizer}: convert the checkpoint again, "

@@ -13,7 +13,7 @@ import tensorflow as tf
 SCRIPT = pathlib.Path(__file__).with_name("train_tiny.py")
 # The models of the script, and the variables of their memory: states and
 # valid lengths of two blocks.
-MODELS = ["plain", "adaptive"]
+MODELS = [pytest.param("plain", marks=pytest.mark.large), "adaptive"]
 NUM_MEMORY_VARIABLES = 4
 HALF, WHOLE = 17, 40
 
@@ -100,6 +100,6 @@ def test_a_resumed_run_equals_one_that_never_stopped_bit_for_bit(
 
 
 def test_one_replica_goes_on_from_two(whole_run, tmp_path):
-    whole, directory = whole_run("plain", 2)
-    after = resume("plain", 1, directory, tmp_path)
+    whole, directory = whole_run("adaptive", 2)
+    after = resume("adaptive", 1, directory, tmp_path)
     np.testing.assert_allclose(after["loss"], whole["loss"][HALF:], atol=1e-4)

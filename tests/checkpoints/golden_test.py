@@ -8,9 +8,11 @@ are those of several segments, memory that of the last.
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import tensorflow as tf
 from stored_models import GOLDEN
 from stored_models import load_arrays
+from stored_models import save_torch
 from stored_models import stored_arrays
 from stored_models import stored_config
 
@@ -117,10 +119,9 @@ def test_equals_the_original_pytorch_code(name):
 
 
 @pytest.mark.parametrize("name", ORIGINAL_PYTORCH)
-def test_a_file_of_pytorch_is_read(name):
-    pytest.importorskip("torch")
-    folder = GOLDEN / name
-    model = load_pytorch(folder / "model_state.pt", folder / "config.json")
+def test_a_file_of_pytorch_is_read(name, tmp_path):
+    path = save_torch(stored_arrays(name), tmp_path / "model_state.pt")
+    model = load_pytorch(path, GOLDEN / name / "config.json")
     check_scores(model, name)
 
 
@@ -139,7 +140,8 @@ def test_equals_hugging_face(name, length):
 
 @pytest.mark.parametrize("name", ["hf_plain", "hf_wt103_like"])
 def test_a_bin_file_of_hugging_face_is_read(name, tmp_path):
-    pytest.importorskip("torch")
-    for file in ("config.json", "pytorch_model.bin"):
-        (tmp_path / file).write_bytes((GOLDEN / name / file).read_bytes())
+    arrays = safetensors.numpy.load_file(GOLDEN / name / "model.safetensors")
+    save_torch(arrays, tmp_path / "pytorch_model.bin")
+    config = (GOLDEN / name / "config.json").read_bytes()
+    (tmp_path / "config.json").write_bytes(config)
     check_log_probs(load_hugging_face(tmp_path), name, 6)

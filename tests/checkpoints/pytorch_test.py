@@ -9,8 +9,8 @@ import zipfile
 
 import numpy as np
 import pytest
-from stored_models import GOLDEN
 from stored_models import load_arrays
+from stored_models import save_torch
 from stored_models import stored_arrays
 from stored_models import stored_config
 
@@ -71,9 +71,8 @@ def test_code_in_a_file_is_not_run(tmp_path, which, named, zipped):
 
 @pytest.mark.parametrize("length", [0, 10, 3000, -100])
 def test_a_file_that_was_cut_short_is_an_error(tmp_path, length):
-    pytest.importorskip("torch")
-    path = tmp_path / "model.pt"
-    path.write_bytes((GOLDEN / NAME / "model_state.pt").read_bytes()[:length])
+    path = save_torch(stored_arrays(NAME), tmp_path / "model.pt")
+    path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ValueError, match="cannot be read"):
         load_pytorch(path, stored_config(NAME))
 
@@ -81,7 +80,7 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, length):
 def test_without_pytorch_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match="pip install"):
-        load_pytorch(GOLDEN / NAME / "model_state.pt", stored_config(NAME))
+        load_pytorch("model_state.pt", stored_config(NAME))
 
 
 def test_a_pytorch_that_can_be_made_to_run_code_is_refused(monkeypatch):
@@ -89,7 +88,7 @@ def test_a_pytorch_that_can_be_made_to_run_code_is_refused(monkeypatch):
     old = type(torch.__version__)("2.5.1+cpu")
     monkeypatch.setattr(torch, "__version__", old)
     with pytest.raises(ImportError, match="must be 2.6 or later.*2.5.1"):
-        load_pytorch(GOLDEN / NAME / "model_state.pt", stored_config(NAME))
+        load_pytorch("model_state.pt", stored_config(NAME))
 
 
 def test_a_missing_file_is_no_damaged_file(tmp_path):
@@ -161,10 +160,10 @@ def test_half_precision_becomes_single(tmp_path, dtype):
     assert_same_weights(model, load_arrays(rounded, stored_config(NAME)))
 
 
-def test_a_file_without_configuration_needs_one():
-    pytest.importorskip("torch")
+def test_a_file_without_configuration_needs_one(tmp_path):
+    path = save_torch(stored_arrays(NAME), tmp_path / "model.pt")
     with pytest.raises(ValueError, match="`config` must be passed"):
-        load_pytorch(GOLDEN / NAME / "model_state.pt")
+        load_pytorch(path)
 
 
 def test_what_is_no_state_dict_is_refused(tmp_path):

@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import numpy as np
+import pytest
 
 from txl_keras.checkpoints.layout import Tensors
 from txl_keras.checkpoints.pytorch import from_tensors
@@ -20,6 +21,13 @@ def stored_arrays(name):
     """The state dict of a PyTorch model, for places without PyTorch."""
     with np.load(GOLDEN / name / "model_state.npz") as arrays:
         return dict(arrays)
+
+
+def save_torch(arrays, path):
+    """Writes a file of PyTorch: they are pickles, so none is kept here."""
+    torch = pytest.importorskip("torch")
+    torch.save({name: torch.tensor(a) for name, a in arrays.items()}, path)
+    return path
 
 
 def load_arrays(arrays, config, **overrides):

@@ -1,19 +1,17 @@
 """Attention without positions, against loops over queries and keys."""
 
-import math
-
 import numpy as np
 import pytest
 import tensorflow as tf
+from attention_loops import assert_equals_loops
+from attention_loops import everything
+from attention_loops import random
+from attention_loops import with_random_weights
 from layer_checks import check_layer
 
 from txl_keras.layers import CausalMultiHeadAttention
 
 B, T, M, D, N, H = 2, 3, 5, 8, 4, 7
-
-
-def random(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
 def segment_and_memory(memory_length=M):
@@ -22,58 +20,14 @@ def segment_and_memory(memory_length=M):
 
 def attention(**config):
     layer = CausalMultiHeadAttention(N, H, **config)
-    layer.build((B, T, D))
-    layer.set_weights(
-        [0.5 * random(*w.shape, seed=i) for i, w in enumerate(layer.weights)]
-    )
-    return layer
-
-
-def by_name(layer):
-    return {
-        weight.path.split("/")[1]: weight.numpy().astype("float64")
-        for weight in layer.weights
-    }
-
-
-def reference(layer, query, memory, allowed):
-    """Outputs and probabilities, one number at a time.
-
-    Args:
-        allowed: Function of row, query, key and distance: may it be seen?
-    """
-    w = by_name(layer)
-    context = np.concatenate([memory, query], axis=1).astype("float64")
-    num_memory, num_keys = memory.shape[1], context.shape[1]
-    outputs = np.zeros(query.shape)
-    scores = np.zeros((len(query), N, query.shape[1], num_keys))
-    for b, n, i in np.ndindex(len(query), N, query.shape[1]):
-        q = context[b, num_memory + i] @ w["query"][:, n]
-        logits = np.full(num_keys, -math.inf)
-        for j in range(num_keys):
-            distance = num_memory + i - j
-            if distance >= 0 and allowed(b, i, j, distance):
-                logits[j] = q @ (context[b, j] @ w["key"][:, n]) / math.sqrt(H)
-        p = np.exp(logits - logits.max())
-        scores[b, n, i] = p / p.sum()
-        attended = scores[b, n, i] @ (context[b] @ w["value"][:, n])
-        outputs[b, i] += attended @ w["output"][n]
-    return outputs, scores
+    return with_random_weights(layer, (B, T, D))
 
 
 def assert_equals_reference(layer, query, memory, allowed, **call):
-    output, scores = layer(
-        query, memory=memory, return_attention_scores=True, **call
-    )
-    if memory is None:
-        memory = np.zeros((B, 0, D))
-    expected, expected_scores = reference(layer, query, memory, allowed)
-    np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
-    np.testing.assert_allclose(output, expected, atol=2e-5)
+    def score(q, k, n, distance):
+        return q @ k
 
-
-def everything(b, i, j, distance):
-    return True
+    assert_equals_loops(layer, query, memory, allowed, score, **call)
 
 
 @pytest.mark.parametrize("with_memory", [True, False])

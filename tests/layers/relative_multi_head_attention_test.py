@@ -8,6 +8,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from attention_loops import assert_equals_loops
+from attention_loops import attend
+from attention_loops import by_name
+from attention_loops import everything
+from attention_loops import random
+from attention_loops import with_random_weights
 from layer_checks import check_layer
 
 from txl_keras.layers import RelativeMultiHeadAttention
@@ -16,69 +22,29 @@ from txl_keras.layers import relative_shift
 B, T, M, D, N, H = 2, 3, 5, 8, 4, 7
 
 
-def random(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype("float32")
-
-
 def segment_and_memory(memory_length=M):
     return random(B, T, D, seed=1), random(B, memory_length, D, seed=2)
 
 
 def attention(**config):
-    """A layer of random weights that are large enough to tell terms apart."""
     layer = RelativeMultiHeadAttention(N, H, **config)
-    layer.build((B, T, D))
-    layer.set_weights(
-        [0.5 * random(*w.shape, seed=i) for i, w in enumerate(layer.weights)]
-    )
-    return layer
+    return with_random_weights(layer, (B, T, D))
 
 
-def by_name(layer):
-    return {
-        weight.path.split("/")[1]: weight.numpy().astype("float64")
-        for weight in layer.weights
-    }
-
-
-def paper(layer, query, memory, allowed, clamp_length=None, biases=None):
-    """Outputs and probabilities, one number at a time.
-
-    Args:
-        allowed: Function of row, query, key and distance: may it be seen?
-    """
+def paper(layer, clamp_length=None, biases=None):
+    """The score of section 3.3, before the scale."""
     w = by_name(layer)
     u, v = biases or (
         w["content_attention_bias"],
         w["positional_attention_bias"],
     )
-    context = np.concatenate([memory, query], axis=1).astype("float64")
-    num_memory, num_keys = memory.shape[1], context.shape[1]
-    outputs = np.zeros(query.shape)
-    scores = np.zeros((len(query), N, query.shape[1], num_keys))
-    for b in range(len(query)):
-        for i in range(query.shape[1]):
-            for n in range(N):
-                e_i = query[b, i].astype("float64")
-                q = e_i @ w["query"][:, n]
-                logits = np.full(num_keys, -math.inf)
-                for j in range(num_keys):
-                    distance = num_memory + i - j
-                    if distance < 0 or not allowed(b, i, j, distance):
-                        continue
-                    r = sinusoid(distance, clamp_length) @ w["position"][:, n]
-                    k = context[b, j] @ w["key"][:, n]
-                    # (a) + (b) + (c) + (d)
-                    logits[j] = q @ k + q @ r + u[n] @ k + v[n] @ r
-                p = np.exp(logits / math.sqrt(H))
-                p /= p.sum()
-                scores[b, n, i] = p
-                attended = sum(
-                    p[j] * (context[b, j] @ w["value"][:, n])
-                    for j in range(num_keys)
-                )
-                outputs[b, i] += attended @ w["output"][n]
-    return outputs, scores
+
+    def score(q, k, n, distance):
+        r = sinusoid(distance, clamp_length) @ w["position"][:, n]
+        # (a) + (b) + (c) + (d)
+        return q @ k + q @ r + u[n] @ k + v[n] @ r
+
+    return score
 
 
 def sinusoid(distance, clamp_length):
@@ -91,20 +57,8 @@ def sinusoid(distance, clamp_length):
 
 
 def assert_equals_paper(layer, query, memory, allowed, call=None, **paper_args):
-    output, scores = layer(
-        query, memory=memory, return_attention_scores=True, **(call or {})
-    )
-    if memory is None:
-        memory = np.zeros((B, 0, D))
-    expected, expected_scores = paper(
-        layer, query, memory, allowed, **paper_args
-    )
-    np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
-    np.testing.assert_allclose(output, expected, atol=2e-5)
-
-
-def everything(b, i, j, distance):
-    return True
+    score = paper(layer, **paper_args)
+    assert_equals_loops(layer, query, memory, allowed, score, **(call or {}))
 
 
 @pytest.mark.parametrize("with_memory", [True, False])
@@ -416,7 +370,7 @@ def test_bfloat16_tells_distances_of_a_long_memory_apart():
     # Terms (b) and (d) alone.
     layer._key_dense.kernel.assign(np.zeros((D, N, H)))
     _, scores = layer(query, memory=memory, return_attention_scores=True)
-    _, expected = paper(layer, query, memory, everything)
+    _, expected = attend(layer, query, memory, everything, paper(layer))
     # Positions in bfloat16 would be off by up to 4 of 2000: a sine at random.
     assert np.abs(scores - expected).max() < 0.05 * expected.max()
 

@@ -1,10 +1,13 @@
 """Relative keys and biases, against loops over queries and keys."""
 
-import math
-
 import numpy as np
 import pytest
 import tensorflow as tf
+from attention_loops import assert_equals_loops
+from attention_loops import by_name
+from attention_loops import everything
+from attention_loops import random
+from attention_loops import with_random_weights
 from layer_checks import check_layer
 
 from txl_keras.layers import ShawMultiHeadAttention
@@ -13,79 +16,27 @@ from txl_keras.layers import ShawMultiHeadAttention
 B, T, M, D, N, H, P = 2, 3, 6, 8, 4, 7, 11
 
 
-def random(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype("float32")
-
-
 def segment_and_memory(memory_length=M):
     return random(B, T, D, seed=1), random(B, memory_length, D, seed=2)
 
 
 def attention(max_positions=P, **config):
     layer = ShawMultiHeadAttention(N, H, max_positions, **config)
-    layer.build((B, T, D))
-    layer.set_weights(
-        [0.5 * random(*w.shape, seed=i) for i, w in enumerate(layer.weights)]
-    )
-    return layer
-
-
-def by_name(layer):
-    return {
-        weight.path.split("/")[1]: weight.numpy().astype("float64")
-        for weight in layer.weights
-    }
-
-
-def reference(layer, query, memory, allowed, num_rows):
-    """Outputs and probabilities, one number at a time.
-
-    Args:
-        allowed: Function of row, query, key and distance: may it be seen?
-        num_rows: How many rows of the tables there are to use.
-    """
-    w = by_name(layer)
-    u = w["content_attention_bias"]
-    context = np.concatenate([memory, query], axis=1).astype("float64")
-    num_memory, num_keys = memory.shape[1], context.shape[1]
-    outputs = np.zeros(query.shape)
-    scores = np.zeros((len(query), N, query.shape[1], num_keys))
-    for b, n, i in np.ndindex(len(query), N, query.shape[1]):
-        q = context[b, num_memory + i] @ w["query"][:, n]
-        logits = np.full(num_keys, -math.inf)
-        for j in range(num_keys):
-            distance = num_memory + i - j
-            if distance < 0 or not allowed(b, i, j, distance):
-                continue
-            row = min(distance, num_rows - 1)
-            k = context[b, j] @ w["key"][:, n]
-            a = w["position_keys"][row, n]
-            bias = w["position_biases"][row, n]
-            logits[j] = (q @ k + u[n] @ k + q @ a + bias) / math.sqrt(H)
-        p = np.exp(logits - logits.max())
-        scores[b, n, i] = p / p.sum()
-        attended = scores[b, n, i] @ (context[b] @ w["value"][:, n])
-        outputs[b, i] += attended @ w["output"][n]
-    return outputs, scores
-
-
-def everything(b, i, j, distance):
-    return True
+    return with_random_weights(layer, (B, T, D))
 
 
 def assert_equals_reference(
     layer, query, memory, allowed=everything, num_rows=P, **call
 ):
-    output, scores = layer(
-        query, memory=memory, return_attention_scores=True, **call
-    )
-    if memory is None:
-        memory = np.zeros((B, 0, D))
-    expected, expected_scores = reference(
-        layer, query, memory, allowed, num_rows
-    )
-    np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
-    np.testing.assert_allclose(output, expected, atol=2e-5)
+    w = by_name(layer)
+    u = w["content_attention_bias"]
+
+    def score(q, k, n, distance):
+        row = min(distance, num_rows - 1)
+        a = w["position_keys"][row, n]
+        return q @ k + u[n] @ k + q @ a + w["position_biases"][row, n]
+
+    assert_equals_loops(layer, query, memory, allowed, score, **call)
 
 
 @pytest.mark.parametrize("with_memory", [True, False])

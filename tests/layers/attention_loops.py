@@ -1,0 +1,69 @@
+"""Attention as loops over rows, heads, queries and keys, in float64."""
+
+import math
+
+import numpy as np
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def with_random_weights(layer, query_shape):
+    """The layer, with weights that are large enough to tell terms apart."""
+    layer.build(query_shape)
+    layer.set_weights(
+        [0.5 * random(*w.shape, seed=i) for i, w in enumerate(layer.weights)]
+    )
+    return layer
+
+
+def by_name(layer):
+    return {
+        weight.path.split("/")[1]: weight.numpy().astype("float64")
+        for weight in layer.weights
+    }
+
+
+def everything(b, i, j, distance):
+    return True
+
+
+def attend(layer, query, memory, allowed, score):
+    """Outputs and probabilities, one number at a time.
+
+    Args:
+        allowed: Function of row, query, key and distance: may it be seen?
+        score: Function of projected query and key, head and distance.
+    """
+    w = by_name(layer)
+    context = np.concatenate([memory, query], axis=1).astype("float64")
+    num_memory, num_keys = memory.shape[1], context.shape[1]
+    num_heads, key_dim = w["query"].shape[1:]
+    outputs = np.zeros(query.shape)
+    scores = np.zeros((len(query), num_heads, query.shape[1], num_keys))
+    for b, n, i in np.ndindex(*scores.shape[:3]):
+        q = context[b, num_memory + i] @ w["query"][:, n]
+        logits = np.full(num_keys, -math.inf)
+        for j in range(num_keys):
+            distance = num_memory + i - j
+            if distance >= 0 and allowed(b, i, j, distance):
+                k = context[b, j] @ w["key"][:, n]
+                logits[j] = score(q, k, n, distance) / math.sqrt(key_dim)
+        p = np.exp(logits - logits.max())
+        scores[b, n, i] = p / p.sum()
+        attended = scores[b, n, i] @ (context[b] @ w["value"][:, n])
+        outputs[b, i] += attended @ w["output"][n]
+    return outputs, scores
+
+
+def assert_equals_loops(layer, query, memory, allowed, score, **call):
+    """Compares a layer with `attend`; `memory` may be `None`."""
+    output, scores = layer(
+        query, memory=memory, return_attention_scores=True, **call
+    )
+    if memory is None:
+        memory = np.zeros((len(query), 0, query.shape[-1]))
+    expected, expected_scores = attend(layer, query, memory, allowed, score)
+    np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
+    np.testing.assert_allclose(output, expected, atol=2e-5)

@@ -165,15 +165,19 @@ class AdaptiveSoftmax(keras.layers.Layer):
         nll = _cross_entropy(self._head_logits(hidden), head_targets)
         # Rows of the same cluster, one after the other.
         order = tf.argsort(cluster, stable=True)
+        rows_of_a_pass = self._rows_of_a_pass(hidden)
+        stop = tf.reduce_sum(tf.cast(cluster == 0, tf.int32))
         for i in range(1, self.embedding.num_clusters):
+            start = stop
+            stop += tf.reduce_sum(tf.cast(cluster == i, tf.int32))
             nll += _nll_of_some_rows(
                 hidden,
                 targets - self.embedding.bounds[i],
                 self._parameters(i),
                 order,
-                tf.reduce_sum(tf.cast(cluster < i, tf.int32)),
-                tf.reduce_sum(tf.cast(cluster <= i, tf.int32)),
-                self._rows_of_a_pass(hidden),
+                start,
+                stop,
+                rows_of_a_pass,
             )
         return nll
 

@@ -222,8 +222,12 @@ class DecoderBlock(keras.layers.Layer):
             inner = dropout(self._intermediate_dense(x), site=2)
             return dropout(self._output_dense(inner), site=3)
 
-        if self.attention_type in ABSOLUTE_TYPES:
-            _check_no_memory(self.attention_type, memory)
+        if memory is not None:
+            check_remembers(
+                self.attention_type,
+                memory.shape[1],
+                f"memory.shape={memory.shape}",
+            )
         if self.attention_type == "al_rfou":
             inputs = inputs + self._positions(inputs)
         if not self.normalize_first:
@@ -295,10 +299,20 @@ def check_attention_type(attention_type, max_positions, same_length):
         )
 
 
-def _check_no_memory(attention_type, memory):
-    if memory is not None and memory.shape[1] != 0:
+def check_remembers(attention_type, memory_length, received):
+    """Checks that a type without memory gets none: see `DecoderBlock`.
+
+    Args:
+        attention_type: String.
+        memory_length: Integer M, or `None` where it is not known.
+        received: String, what came, for the error.
+
+    Raises:
+        ValueError: If it gets some.
+    """
+    if attention_type in ABSOLUTE_TYPES and memory_length != 0:
         raise ValueError(
             f"`attention_type={attention_type!r}` counts positions inside of "
-            "a segment and takes no memory: `memory_length` must be 0. "
-            f"Received: memory.shape={memory.shape}"
+            "a segment, so those of memory would be wrong: `memory_length` "
+            f"must be 0. Received: {received}"
         )

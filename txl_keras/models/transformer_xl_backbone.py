@@ -10,9 +10,9 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
-from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_attention_type
+from txl_keras.layers.decoder_block import check_remembers
 from txl_keras.layers.memory_stack import MemoryStack
 from txl_keras.layers.memory_stack import initial_memory
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
@@ -139,15 +139,15 @@ class TransformerXLBackbone(keras.Model):
                 f"num_heads={num_heads}"
             )
         check_attention_type(attention_type, max_positions, same_length)
-        _check_remembers(attention_type, memory_length)
         self.vocabulary_size = vocabulary_size
         self.num_layers = num_layers
         self.num_heads = num_heads
         self.hidden_dim = hidden_dim
         self.intermediate_dim = intermediate_dim
         self.head_dim = head_dim or hidden_dim // num_heads
-        self.memory_length = memory_length
         self.attention_type = attention_type
+        self._check_remembers(memory_length)
+        self.memory_length = memory_length
         self.max_positions = max_positions
         self.dropout = dropout
         self.attention_dropout = attention_dropout
@@ -246,6 +246,10 @@ class TransformerXLBackbone(keras.Model):
             name=name,
         )
 
+    def _check_remembers(self, memory_length):
+        received = f"memory_length={memory_length}"
+        check_remembers(self.attention_type, memory_length, received)
+
     def initial_memory(self, batch_size, memory_length=None):
         """Memory of a cold start.
 
@@ -258,7 +262,7 @@ class TransformerXLBackbone(keras.Model):
         """
         if memory_length is None:
             memory_length = self.memory_length
-        _check_remembers(self.attention_type, memory_length)
+        self._check_remembers(memory_length)
         return initial_memory(
             self.num_layers,
             batch_size,
@@ -282,7 +286,7 @@ class TransformerXLBackbone(keras.Model):
         """
         if memory_length is None:
             memory_length = self.memory_length
-        _check_remembers(self.attention_type, memory_length)
+        self._check_remembers(memory_length)
         return MemoryStack(
             self.num_layers,
             batch_size,
@@ -389,12 +393,3 @@ class TransformerXLBackbone(keras.Model):
             ),
             "cold_start": self.cold_start,
         }
-
-
-def _check_remembers(attention_type, memory_length):
-    if attention_type in ABSOLUTE_TYPES and memory_length != 0:
-        raise ValueError(
-            f"`attention_type={attention_type!r}` counts positions inside of "
-            "a segment, so those of memory would be wrong: `memory_length` "
-            f"must be 0. Received: memory_length={memory_length}"
-        )

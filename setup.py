@@ -5,6 +5,8 @@ import pathlib
 from setuptools import find_packages
 from setuptools import setup
 
+SUBWORDS = ["sentencepiece", "tensorflow-text>=2.20,<2.22"]
+
 setup(
     name="txl_keras",
     version="0.1.0",
@@ -15,18 +17,24 @@ setup(
     python_requires=">=3.11",
     install_requires=[
         "absl-py",
+        # TensorFlow Datasets needs it and does not always install it.
+        "importlib_resources",
         # A Keras optimizer hook and private memory variables are relied on:
         # tests fail if a later Keras drops them.
         "keras>=3.12,<3.16",
         "matplotlib",
         "numpy",
+        "requests",
         # 2.20 is the newest TPU build of TensorFlow.
         "tensorflow>=2.20,<2.22",
+        "tensorflow-datasets>=4.9.7",
         "tqdm",
     ],
     extras_require={
         # Only to read PyTorch's files, and Hugging Face's.
         "convert": ["safetensors", "torch>=2.6"],
-        "tests": ["pytest", "ruff", "safetensors"],
+        # For --tokenizer=sentencepiece and wordpiece.
+        "subwords": SUBWORDS,
+        "tests": ["pytest", "ruff", "safetensors", *SUBWORDS],
     },
 )

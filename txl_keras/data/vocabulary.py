@@ -1,6 +1,7 @@
 """Symbols of a text and their ids: `Vocabulary` and `WordVocabulary`."""
 
 import itertools
+import math
 
 import numpy as np
 
@@ -104,6 +105,10 @@ class WordVocabulary:
     def __contains__(self, word):
         return word in self._ids
 
+    def id_of(self, word):
+        """The id of one word, or None."""
+        return self._ids.get(word)
+
     def ids(self, words, unknown=None):
         """Looks up ids.
 
@@ -136,13 +141,70 @@ class UnknownSymbolError(ValueError):
     """
 
     def __init__(self, symbol, position):
+        super().__init__(symbol, position)
+        self.symbol = symbol
+        self.position = position
+
+    def __str__(self):
+        symbol, position = self.args
         code_point = f" (U+{ord(symbol):04X})" if len(symbol) == 1 else ""
-        super().__init__(
+        return (
             f"The symbol {symbol!r}{code_point} at position {position} is not "
             "in the vocabulary."
         )
-        self.symbol = symbol
-        self.position = position
+
+
+def choose_cutoffs(counts, num_cutoffs=3):
+    """Chooses where the clusters of an adaptive softmax begin.
+
+    Of all cutoffs on a grid of ratio 1.1, those with the fewest logits to
+    compute a token: every token needs the first cluster and one logit for each
+    of the others, and another cluster as often as it is in it (Grave et al.
+    2017, section 4). That a later cluster may have smaller vectors is left out
+    of account: it would move words there to save work, and they would be
+    modelled worse.
+
+    Args:
+        counts: Array of shape `(V,)`. How often each id occurs; ids should be
+            ranked by it.
+        num_cutoffs: Integer, how many.
+
+    Returns:
+        List of `num_cutoffs` rising integers below `V`.
+
+    Raises:
+        ValueError: If there are too few ids or nothing was counted.
+
+    Example:
+
+    >>> counts = 10**6 // np.arange(1, 50_001)
+    >>> choose_cutoffs(counts)
+    [767, 7491, 23400]
+    """
+    counts = np.asarray(counts, np.float64)
+    size = len(counts)
+    places = np.geomspace(1, size, 1 + math.ceil(math.log(max(size, 2), 1.1)))
+    places = np.unique(places.astype(np.int64))
+    if len(places) < num_cutoffs + 1 or not counts.sum():
+        raise ValueError(
+            "`counts` must have more ids than there are cutoffs, and "
+            f"occurrences. Received: {size} ids, {counts.sum():.0f} occurrences"
+        )
+    before = np.append(0, counts.cumsum())[places] / counts.sum()
+    width = places - places[:, None]
+    # [begin, end] of a cluster: logits it costs a token.
+    cluster = np.where(width > 0, (before - before[:, None]) * width, np.inf)
+    # Of the last clusters together, by where the first of them begins.
+    cost = np.where(places == size, 0.0, np.inf)
+    next_place = []
+    for _ in range(num_cutoffs):
+        through = cluster + cost
+        next_place.append(through.argmin(1))
+        cost = through.min(1)
+    chosen = [np.argmin(places + cost)]
+    for choice in next_place[:0:-1]:
+        chosen.append(choice[chosen[-1]])
+    return places[chosen].tolist()
 
 
 def smallest_dtype(size):

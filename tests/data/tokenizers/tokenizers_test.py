@@ -1,12 +1,10 @@
 import codecs
 import json
-import pathlib
 
 import numpy as np
 import pytest
 
 from txl_keras.data.corpora import Corpus
-from txl_keras.data.corpora import load_corpus
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
@@ -14,8 +12,6 @@ from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.data.vocabulary import Vocabulary
-
-SHARED_DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
 
 
 def corpus_of(train, valid="a", test="a", encoding="utf-8"):
@@ -202,7 +198,9 @@ def test_a_missing_tokenizer_file_is_named(tmp_path):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="'bytes', 'char.*Received: name='w'"):
+    with pytest.raises(
+        ValueError, match="'bytes', 'char.*Received: tokenizer='w'"
+    ):
         build_tokenizer("w", corpus_of("b"))
     with pytest.raises(ValueError, match="`encoding`.*'ascii'"):
         CharacterTokenizer("ab", encoding="ascii")
@@ -217,27 +215,35 @@ def test_wrong_symbols_are_refused():
         Vocabulary("aba")
 
 
-@pytest.mark.large
-@pytest.mark.skipif(
-    not SHARED_DATA.is_dir(), reason="needs ../shared/data/enwik8.gz"
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"vocabulary_size": 9, "vocabulary": "f"},
+            "vocabulary_size.*left out",
+        ),
+        ({"model_type": "bpe", "vocabulary": "f"}, "model_type.*left out"),
+        ({}, "`vocabulary_size` must say.*Received: neither"),
+        ({"min_count": 3}, "built without .'min_count'"),
+    ],
 )
-def test_enwik8_without_newlines_has_the_published_symbols():
-    corpus = load_corpus("enwik8", SHARED_DATA)
-    lengths = {name: len(data) for name, data in corpus.splits.items()}
-    assert lengths == {
-        "train": 90_000_000,
-        "valid": 5_000_000,
-        "test": 5_000_000,
-    }
-    tokenizer = build_tokenizer("characters", corpus, drop_newlines=True)
-    assert tokenizer.vocabulary_size == 204
-    symbols = {
-        name: len(tokenizer.encode(data))
-        for name, data in corpus.splits.items()
-    }
-    assert symbols == {
-        "train": 88_982_818,
-        "valid": 4_945_742,
-        "test": 4_943_417,
-    }
-    assert build_tokenizer("characters", corpus).vocabulary_size == 205
+def test_wrong_options_of_subwords_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_tokenizer("sentencepiece", corpus_of("b"), **options)
+
+
+@pytest.mark.parametrize("name", ["sentencepiece", "wordpiece"])
+def test_subwords_are_learned_from_train_and_saved(name, tmp_path):
+    pytest.importorskip("tensorflow_text")
+    pytest.importorskip("sentencepiece")
+    corpus = corpus_of("the cat sat on the mat\n" * 50)
+    size = {"sentencepiece": 270, "wordpiece": 30}[name]
+    tokenizer = build_tokenizer(name, corpus, vocabulary_size=size)
+    assert tokenizer.vocabulary_size == size
+    save_tokenizer(tokenizer, tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    text = "the cat sat\non the mat\n"
+    ids = loaded.encode(text)
+    np.testing.assert_array_equal(ids, tokenizer.encode(text))
+    assert len(ids) < len(text)
+    assert loaded.decode(ids).split() == text.split()

@@ -1,22 +1,31 @@
 import codecs
+import collections
 import json
 
 import numpy as np
 import pytest
 
-from txl_keras.data import tokenizers
 from txl_keras.data.corpora import Corpus
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.data.tokenizers import word_tokenizer
+from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.data.vocabulary import WordVocabulary
 
 WORDS = ["<eos>", "<unk>", "the", "cat", "naïve"]
 
 
+def from_texts(texts, lower_case=False, **options):
+    counts = collections.Counter()
+    for text in texts:
+        counts.update(count_words(text, lower_case))
+    return WordTokenizer.from_counts(counts, lower_case=lower_case, **options)
+
+
 def symbols_of(texts, **options):
-    return WordTokenizer.from_texts(texts, **options).vocabulary.symbols
+    return from_texts(texts, **options).vocabulary.symbols
 
 
 def test_words_become_their_places_and_newlines_eos():
@@ -83,7 +92,7 @@ def test_blocks_do_not_change_the_ids(block, monkeypatch):
     text = "\n the  naïve\ncat \r\n\n cat the cat\n 你 the" * 3
     tokenizer = WordTokenizer([*WORDS, "你"], line_start="cat")
     expected = tokenizer.encode(text)
-    monkeypatch.setattr(tokenizers, "_BLOCK", block)
+    monkeypatch.setattr(word_tokenizer, "_BLOCK", block)
     np.testing.assert_array_equal(tokenizer.encode(text), expected)
     tokenizer = WordTokenizer(["<eos>", "cat"])
     with pytest.raises(ValueError, match="'the' at position 3 "):
@@ -153,14 +162,20 @@ def test_marks_and_a_missing_unknown_come_first():
 def test_rare_words_can_be_left_out():
     texts = ["c b a b <unk>\n", "b c\n\n"]
     assert symbols_of(texts, min_count=2) == ("<eos>", "<unk>", "b", "c")
-    assert symbols_of(texts, max_size=1) == ("<eos>", "<unk>", "b")
-    assert symbols_of(["b\n\n\n"], max_size=1) == ("<eos>", "<unk>", "b")
-    assert symbols_of(texts, min_count=3, max_size=2) == (
+    assert symbols_of(texts, vocabulary_size=3) == ("<eos>", "<unk>", "b")
+    assert symbols_of(["b\n\n\n"], vocabulary_size=3) == ("<eos>", "<unk>", "b")
+    assert symbols_of(texts, min_count=3, vocabulary_size=4) == (
         "<eos>",
         "<unk>",
         "b",
     )
-    assert symbols_of(["A a b"], lower_case=True, max_size=1) == (
+    # <unk> is as rare as b: it is kept, and b is not.
+    assert symbols_of(["a a b <unk>"], vocabulary_size=3) == (
+        "<eos>",
+        "<unk>",
+        "a",
+    )
+    assert symbols_of(["A a b"], lower_case=True, vocabulary_size=3) == (
         "<eos>",
         "<unk>",
         "a",
@@ -168,8 +183,8 @@ def test_rare_words_can_be_left_out():
 
 
 def test_a_built_tokenizer_reads_as_it_counted():
-    tokenizer = WordTokenizer.from_texts(
-        ["B b a"], 2, None, "?", "<s>", "</s>", True
+    tokenizer = WordTokenizer.from_counts(
+        count_words("B b a", True), 2, None, "?", "<s>", "</s>", True
     )
     assert tokenizer.vocabulary.symbols == ("</s>", "<s>", "?", "b")
     assert tokenizer.encode("b A B\n").tolist() == [1, 3, 2, 3, 0]
@@ -226,9 +241,10 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="without spaces.*'end of line'"):
         WordTokenizer(["a", "end of line"], line_end="end of line")
     with pytest.raises(ValueError, match="`min_count`.*min_count=0"):
-        WordTokenizer.from_texts(["a"], min_count=0)
-    with pytest.raises(ValueError, match="`max_size`.*max_size=0"):
-        WordTokenizer.from_texts(["a"], max_size=0)
+        from_texts(["a"], min_count=0)
+    message = "`vocabulary_size` must be .* 3.*vocabulary_size=2"
+    with pytest.raises(ValueError, match=message):
+        from_texts(["a"], vocabulary_size=2)
     with pytest.raises(ValueError, match="at least one character.*''"):
         WordVocabulary(["a", ""])
     with pytest.raises(ValueError, match="Received: b'a'"):

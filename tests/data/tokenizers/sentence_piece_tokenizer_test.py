@@ -1,0 +1,291 @@
+import base64
+import codecs
+import contextlib
+import functools
+import io
+import json
+import random
+import subprocess
+import sys
+from concurrent import futures
+
+import keras
+import numpy as np
+import pytest
+
+from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
+    SentencePieceTokenizer,
+)
+from txl_keras.data.tokenizers.subword_tokenizer import import_extra
+
+sentencepiece = pytest.importorskip("sentencepiece")
+pytest.importorskip("tensorflow_text")
+
+TEXT = """The cat sat on the mat, and the other cat sat on the hat.
+A naïve cat  -  two spaces, trailing ones too \n\n\tA tab began this line.
+Was the cat on the mat, or was the mat on the cat? The hat was on the mat.
+""" * (4)
+ODD_PARTS = (
+    *"▁⁇▅\0\t\r\n \ufeff\ufffd\u2028\u00a0\u200b\U0010ffff",
+    *("\r\n", "  ", " ⁇ ", "e\u0301", "👩‍👩‍👧", "漢字", "עברית"),
+    *("<unk>", "<s>", "<0x0A>", "<eos>", "the cat ", " mat"),
+)
+
+
+def train_foreign(**options):
+    """A model as others train it: most leave `options` at their defaults."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT.split("\n")),
+        model_writer=model,
+        model_type="bpe",
+        minloglevel=2,
+        **{"vocab_size": 80, **options},
+    )
+    return model.getvalue()
+
+
+@functools.cache
+def build(name):
+    if name in ("unigram", "bpe"):
+        return SentencePieceTokenizer.train([TEXT], 295, name)
+    if name == "like XLNet":
+        model = train_foreign(control_symbols=["<eop>"])
+        return SentencePieceTokenizer(model, line_end="<eop>")
+    model = train_foreign(
+        vocab_size=310,
+        normalization_rule_name="identity",
+        byte_fallback=True,
+        remove_extra_whitespaces=False,
+    )
+    return SentencePieceTokenizer(model)
+
+
+@pytest.fixture(params=["unigram", "bpe"])
+def lossless(request):
+    return build(request.param)
+
+
+@pytest.fixture(params=["like XLNet", "like Llama"])
+def foreign(request):
+    return build(request.param)
+
+
+@pytest.fixture(params=["unigram", "bpe", "like XLNet", "like Llama"])
+def tokenizer(request):
+    return build(request.param)
+
+
+def random_text(generator):
+    characters = (generator.randrange(0x110000) for _ in range(9))
+    valid = [chr(i) for i in characters if not 0xD800 <= i < 0xE000]
+    return "".join(generator.choices([*ODD_PARTS, *valid, "c", "a"], k=20))
+
+
+def test_nothing_is_lost(lossless):
+    generator = random.Random(0)
+    for _ in range(200):
+        text = random_text(generator)
+        ids = lossless.encode(text)
+        assert lossless.decode(ids) == text
+        assert lossless.decode_bytes(ids) == text.encode()
+        assert lossless.unknown_id not in ids
+
+
+def test_characters_of_all_planes_are_kept(lossless):
+    # All of the first plane, and some of the others.
+    characters = [*range(0xD800), *range(0xE000, 0x110000, 97)]
+    text = "".join(map(chr, characters))
+    assert lossless.decode(lossless.encode(text)) == text
+
+
+def test_bytes_and_strings_are_the_same_text(lossless):
+    ids = lossless.encode(TEXT)
+    assert ids.dtype == np.uint16 and ids.shape == (len(ids),)
+    np.testing.assert_array_equal(lossless.encode(TEXT.encode()), ids)
+    assert len(ids) < len(TEXT) * 2 / 3
+    for empty in ("", b""):
+        assert lossless.encode(empty).shape == (0,)
+    assert lossless.decode([]) == ""
+
+
+def test_the_first_pieces_are_unknown_newline_and_bytes(lossless):
+    assert lossless.vocabulary_size == 295
+    assert lossless.unknown_id == 0
+    assert lossless.encode("\n\n").tolist() == [1, 1]
+    expected = [2 + byte for byte in "▁é😀\0".encode()]
+    assert lossless.encode("▁é😀\0").tolist() == expected
+    assert lossless.decode_bytes(np.arange(2, 258)) == bytes(range(256))
+
+
+def test_ids_are_the_smallest_that_hold_the_vocabulary(lossless):
+    assert lossless.decode_bytes(np.uint16(1)) == b"\n"
+    small = SentencePieceTokenizer(train_foreign())
+    assert small.vocabulary_size == 80
+    assert small.encode(TEXT).dtype == np.uint8
+
+
+def test_single_tokens_are_shown_as_all_at_once(tokenizer):
+    ids = tokenizer.encode(TEXT + random_text(random.Random(1)))
+    whole = tokenizer.decode_bytes(ids)
+    assert b"".join(tokenizer.decode_bytes(i) for i in ids) == whole
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    shown = "".join(decoder.decode(tokenizer.decode_bytes(i)) for i in ids)
+    assert shown == whole.decode()
+
+
+def test_text_can_be_cut_after_newlines(tokenizer):
+    text = TEXT + "".join(random_text(random.Random(i)) for i in range(9))
+    lines = [line + "\n" for line in text.split("\n")[:-1]]
+    text = "".join(lines)
+    ids = [tokenizer.encode(line) for line in lines]
+    np.testing.assert_array_equal(np.concatenate(ids), tokenizer.encode(text))
+
+
+def test_text_can_be_cut_before_a_single_space(lossless):
+    ids = np.concatenate(
+        [
+            lossless.encode("The cat sat"),
+            lossless.encode(" on\nthe mat.", begins_line=False),
+        ]
+    )
+    np.testing.assert_array_equal(
+        ids, lossless.encode("The cat sat on\nthe mat.")
+    )
+
+
+def test_a_published_model_has_a_piece_for_newlines():
+    like_xlnet = build("like XLNet")
+    text = "The cat sat\n\n on the ﬁ mat.\nthe"
+    ids = like_xlnet.encode(text)
+    assert (ids == 3).sum() == 3
+    assert like_xlnet.unknown_id in ids  # There is no f.
+    assert like_xlnet.decode(ids) == "The cat sat\n\non the <unk>i mat.\nthe"
+    processor = sentencepiece.SentencePieceProcessor(
+        model_proto=like_xlnet.model
+    )
+    expected = [processor.encode(line) for line in text.split("\n")]
+    assert ids.tolist() == [
+        *expected[0], 3, 3, *expected[2], 3, *expected[3]
+    ]  # fmt: skip
+
+
+def test_without_a_piece_newlines_are_up_to_the_model():
+    tokenizer = SentencePieceTokenizer(build("like XLNet").model)
+    like_llama = build("like Llama")
+    assert tokenizer.decode(tokenizer.encode("the\ncat\n")) == "the cat"
+    text = "\n the\n\n  ▁ cat\n"
+    expected = text.replace("▁", " ")
+    assert like_llama.decode(like_llama.encode(text)) == expected
+
+
+@pytest.mark.parametrize(
+    "first,second",
+    [("the c", "at sat\non it"), ("the", " cat\nsat"), ("the", "\ncat")],
+)
+def test_a_line_that_goes_on_gets_no_space(foreign, first, second):
+    ids = [*foreign.encode(first), *foreign.encode(second, False)]
+    assert foreign.decode(ids) == first + second
+    ids = [*foreign.encode(first), *foreign.encode(second)]
+    assert foreign.decode(ids) != first + second or second[0] in " \n"
+
+
+def test_models_are_read_from_files(lossless, tmp_path):
+    path = tmp_path / "spiece.model"
+    path.write_bytes(lossless.model)
+    tokenizer = SentencePieceTokenizer.from_file(path, line_end="\n")
+    np.testing.assert_array_equal(tokenizer.encode(TEXT), lossless.encode(TEXT))
+
+
+def test_configurations_are_json(tokenizer):
+    config = json.loads(json.dumps(tokenizer.get_config()))
+    assert base64.b64decode(config["model"]) == tokenizer.model
+    read = SentencePieceTokenizer.from_config(config)
+    assert read.get_config() == tokenizer.get_config()
+    assert read.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+
+
+def test_the_same_text_gives_the_same_model():
+    code = f"""
+import hashlib
+from txl_keras.data.tokenizers import sentence_piece_tokenizer as module
+train = module.SentencePieceTokenizer.train
+for kind in "unigram", "bpe":
+    model = train([{TEXT!r}], 290, kind, max_lines=9).model
+    print(hashlib.sha256(model).hexdigest())
+"""
+    here, there = io.StringIO(), subprocess.PIPE
+    # In another process too, where hashes differ.
+    run = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=there, text=True
+    )
+    with contextlib.redirect_stdout(here):
+        exec(code, {})
+    assert run.communicate(timeout=60)[0] == here.getvalue() != ""
+
+
+def test_blocks_of_text_are_one_text(lossless):
+    models = [
+        SentencePieceTokenizer.train(texts, 295, kind).model
+        for kind in ("unigram", "bpe")
+        for texts in ([TEXT.encode()], TEXT.splitlines(keepends=True))
+    ]
+    assert models.count(lossless.model) == 2 == len({*models})
+
+
+def test_threads_encode_at_once_whatever_keras_resets(lossless):
+    expected = lossless.encode(TEXT).tolist()
+    for _ in range(20):
+        keras.utils.set_random_seed(0)
+        with futures.ThreadPoolExecutor(4) as pool:
+            for ids in pool.map(lossless.encode, [TEXT] * 8):
+                assert ids.tolist() == expected
+
+
+def test_long_lines_and_reserved_characters_are_learned_from():
+    text = "hat " * 9000 + "⁇" + "mat " * 9000 + "x" * 70000 + "\0end"
+    text += " end" * 9000
+    tokenizer = SentencePieceTokenizer.train([text], 280, "bpe")
+    pieces = {tokenizer.decode([i]) for i in range(258, 280)}
+    assert {" hat", " mat", " end"} <= pieces
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+@pytest.mark.parametrize(
+    "size,bound",
+    [(0, "an integer of at least 1."), (10, "at least 2"), (999, "at most ")],
+)
+def test_impossible_sizes_are_errors(model_type, size, bound):
+    message = f"`vocabulary_size` must be {bound}.*vocabulary_size={size}$"
+    with pytest.raises(ValueError, match=message):
+        SentencePieceTokenizer.train([TEXT], size, model_type)
+
+
+def test_wrong_arguments_are_errors(lossless):
+    for texts in ([], [""], ["\n\0\n"]):
+        with pytest.raises(ValueError, match="`texts` must hold text"):
+            SentencePieceTokenizer.train(texts, 300)
+    with pytest.raises(ValueError, match="`model_type` must be .*'word'"):
+        SentencePieceTokenizer.train([TEXT], 300, "word")
+    with pytest.raises(ValueError, match="`model` must be the bytes.*str"):
+        SentencePieceTokenizer("spiece.model")
+    for model in (b"", b"no model", lossless.model[:-1], b"\n\0"):
+        with pytest.raises(ValueError, match="`model` is no SentencePiece"):
+            SentencePieceTokenizer(model)
+    with pytest.raises(ValueError, match="`line_end` must be.*'<eos>'"):
+        SentencePieceTokenizer(lossless.model, line_end="<eos>")
+
+
+def test_wrong_text_and_ids_are_errors(lossless):
+    with pytest.raises(ValueError, match="invalid start byte"):
+        lossless.encode(b"cat \xff")
+    with pytest.raises(ValueError, match="surrogates"):
+        lossless.encode("cat \ud800")
+    for ids in ([295], [-1]):
+        with pytest.raises(ValueError, match=r"in \[0, 295\)"):
+            lossless.decode(ids)
+
+
+def test_missing_packages_are_named():
+    with pytest.raises(ImportError, match=r"no_package.*\.\[subwords\]"):
+        import_extra("no_package.module")

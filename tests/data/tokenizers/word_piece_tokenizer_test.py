@@ -1,0 +1,142 @@
+import json
+
+import numpy as np
+import pytest
+
+from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
+
+pytest.importorskip("sentencepiece")
+pytest.importorskip("tensorflow_text")
+
+WORDS = (
+    *("[EOS]", "[UNK]", "the", "un", "##aff", "##able", "##a", ".", "'"),
+    *("cafe", "café", "Cat", "cat", "漢", "##", "#"),
+)
+TEXT = "The cat sat on the mat. A naïve cat's hat, on the unhatted cat!\n" * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return WordPieceTokenizer(WORDS)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return WordPieceTokenizer.train([TEXT], 60)
+
+
+def test_words_are_spelled_by_their_longest_parts(tokenizer):
+    ids = tokenizer.encode("the unaffable.\n\n una\tcat\n")
+    assert ids.tolist() == [2, 3, 4, 5, 7, 0, 0, 3, 6, 12, 0]
+    assert ids.dtype == np.uint8
+    assert tokenizer.decode(ids) == "the unaffable .\n\nuna cat\n"
+    assert tokenizer.vocabulary_size == 16
+
+
+def test_bytes_and_strings_are_the_same_text(tokenizer):
+    text = "the café\n漢 cat"
+    ids = tokenizer.encode(text).tolist()
+    assert ids == [2, 10, 0, 13, 12]
+    assert tokenizer.encode(text.encode()).tolist() == ids
+    assert tokenizer.encode("").tolist() == []
+    assert tokenizer.decode([]) == ""
+
+
+def test_unknown_words_have_one_id(tokenizer):
+    assert tokenizer.unknown_id == 1
+    for word in ("dog", "undog", "a" * 101, "😀"):
+        assert tokenizer.encode(word).tolist() == [1]
+    # Marks are not read as such.
+    assert tokenizer.encode("[UNK] [EOS]").tolist() == [1] * 6
+    assert tokenizer.encode("##").tolist() == [15, 15]
+
+
+def test_case_and_accents_matter_unless_text_is_read_in_lower_case(tokenizer):
+    assert tokenizer.encode("Cat cat café").tolist() == [11, 12, 10]
+    lower = WordPieceTokenizer(WORDS, lower_case=True)
+    assert lower.encode("Cat CAT CAFÉ").tolist() == [12, 12, 9]
+
+
+def test_newlines_are_spaces_without_a_line_end():
+    tokenizer = WordPieceTokenizer(WORDS, line_end=None)
+    assert tokenizer.encode("the\n\ncat\n").tolist() == [2, 12]
+
+
+def test_single_tokens_are_shown_as_all_at_once(tokenizer):
+    ids = tokenizer.encode("the unaffable cat.\nthe 漢 dog")
+    whole = tokenizer.decode_bytes(ids)
+    assert whole == " the unaffable cat .\n the 漢 [UNK]".encode()
+    assert b"".join(tokenizer.decode_bytes(i) for i in ids) == whole
+    assert tokenizer.decode_bytes(14) == b""
+
+
+def test_text_can_be_cut_between_words(trained):
+    ids = [
+        *trained.encode("The cat\nsat"),
+        *trained.encode(" on\n", begins_line=False),
+        *trained.encode("the mat."),
+    ]
+    assert ids == trained.encode("The cat\nsat on\nthe mat.").tolist()
+
+
+def test_training_keeps_every_character(trained):
+    assert trained.vocabulary_size == 60
+    assert trained.vocabulary.symbols[:2] == ("[EOS]", "[UNK]")
+    ids = trained.encode(TEXT + "tan ïtem")
+    assert trained.unknown_id not in ids
+    assert "cat" in trained.vocabulary and "##at" in trained.vocabulary
+    assert trained.decode(ids).startswith("The cat sat on the mat . A naïve")
+    assert trained.encode("x").tolist() == [trained.unknown_id]
+
+
+def test_training_reads_as_the_tokenizer_does():
+    options = {"unknown": "<unk>", "suffix_indicator": "@@", "line_end": None}
+    tokenizer = WordPieceTokenizer.train(
+        [TEXT.encode()], 50, lower_case=True, **options
+    )
+    symbols = tokenizer.vocabulary.symbols
+    assert symbols[0] == "<unk>" and "@@t" in symbols
+    assert not {*"TAï"} & {*symbols}
+    assert tokenizer.unknown_id not in tokenizer.encode("THE NAÏVE CAT\n")
+
+
+def test_the_same_text_gives_the_same_vocabulary(trained):
+    again = WordPieceTokenizer.train(TEXT.splitlines(keepends=True), 60)
+    assert again.get_config() == trained.get_config()
+
+
+def test_configurations_are_json(trained):
+    config = json.loads(json.dumps(trained.get_config()))
+    read = WordPieceTokenizer.from_config(config)
+    assert read.get_config() == trained.get_config()
+    assert read.encode(TEXT).tolist() == trained.encode(TEXT).tolist()
+
+
+def test_vocabularies_are_read_from_files(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("[PAD]\n[UNK]\n[SEP]\nthe\n\u2028\n", encoding="utf-8")
+    tokenizer = WordPieceTokenizer.from_file(path, line_end="[SEP]")
+    assert tokenizer.vocabulary.symbols[4:] == ("\u2028",)
+    assert tokenizer.encode("the\nthe").tolist() == [3, 2, 3]
+
+
+@pytest.mark.parametrize("size,bound", [(5, "at least"), (9999, "to \\d+")])
+def test_impossible_sizes_are_errors(size, bound):
+    message = f"`vocabulary_size` must be .*{bound}.*vocabulary_size={size}$"
+    with pytest.raises(ValueError, match=message):
+        WordPieceTokenizer.train([TEXT], size)
+
+
+def test_wrong_arguments_are_errors(tokenizer):
+    with pytest.raises(ValueError, match="`unknown` must be.*'<unk>'"):
+        WordPieceTokenizer(WORDS, unknown="<unk>")
+    with pytest.raises(ValueError, match="`line_end` must be.*'</s>'"):
+        WordPieceTokenizer(WORDS, line_end="</s>")
+    with pytest.raises(ValueError, match="`suffix_indicator` must.*'_'"):
+        WordPieceTokenizer(WORDS, suffix_indicator="_")
+    with pytest.raises(ValueError, match="must be distinct"):
+        WordPieceTokenizer([*WORDS, "the"])
+    with pytest.raises(ValueError, match="invalid start byte"):
+        tokenizer.encode(b"\xff")
+    with pytest.raises(ValueError, match=r"in \[0, 16\)"):
+        tokenizer.decode([16])

@@ -1,0 +1,221 @@
+"""Builds, writes and reads the tokenizer of a corpus."""
+
+import collections
+import functools
+import json
+import os
+
+import tensorflow as tf
+
+from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.parallel import map_blocks
+from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
+from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
+from txl_keras.data.tokenizers.character_tokenizer import count_symbols
+from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
+    SentencePieceTokenizer,
+)
+from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
+from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
+from txl_keras.data.tokenizers.word_tokenizer import count_words
+
+# What each can be built with.
+OPTIONS = {
+    "bytes": ("drop_newlines",),
+    "characters": ("drop_newlines",),
+    "words": (
+        "vocabulary", "vocabulary_size", "min_count", "unknown", "line_start",
+        "line_end", "lower_case",
+    ),
+    "sentencepiece": (
+        "vocabulary", "vocabulary_size", "line_end", "model_type",
+        "character_coverage",
+    ),
+    "wordpiece": (
+        "vocabulary", "vocabulary_size", "unknown", "line_end", "lower_case",
+        "character_coverage",
+    ),
+}  # fmt: skip
+
+
+def build_tokenizer(name, corpus, **options):
+    """Builds the tokenizer of a corpus, on all cores.
+
+    The vocabulary of `"characters"` has every symbol of all three splits, as
+    the published enwik8 and text8 results have: a test text never meets an
+    unknown symbol. That of the others is made from the train split alone, as
+    for WikiText-103.
+
+    Args:
+        name: String, a key of `OPTIONS`.
+        corpus: A `Corpus`.
+        **options: Those of `OPTIONS[name]`; one that is None is left out.
+            `vocabulary` is a sequence of words, where they are not to be
+            counted, or for subwords the path of their file, where they are
+            not to be trained. What the others are, the tokenizers say.
+
+    Returns:
+        A tokenizer.
+
+    Raises:
+        ValueError: If the name is unknown, or if an option is not one of this
+            tokenizer.
+
+    Example:
+
+    >>> from txl_keras.data.corpora import Corpus
+    >>> corpus = Corpus("t", {"train": b"bb", "valid": b"a", "test": b"c"})
+    >>> build_tokenizer("characters", corpus).vocabulary.symbols
+    ('b', 'a', 'c')
+    """
+    if name not in OPTIONS:
+        raise ValueError(
+            f"`tokenizer` must be one of {list(OPTIONS)}. "
+            f"Received: tokenizer={name!r}"
+        )
+    options = {key: v for key, v in options.items() if v is not None}
+    foreign = {key: v for key, v in options.items() if key not in OPTIONS[name]}
+    if foreign:
+        raise ValueError(
+            f"The tokenizer {name!r} must be built without "
+            f"{sorted(foreign)}, which it has no use for. Received: "
+            + ", ".join(
+                f"{key}={foreign[key]!r:.40}" for key in sorted(foreign)
+            )
+        )
+    return _BUILDERS[name](corpus, **options)
+
+
+def _build_characters(corpus, drop_newlines=False):
+    options = (corpus.encoding, drop_newlines)
+    counts = _count(count_symbols, options, corpus, SPLITS)
+    return CharacterTokenizer.from_counts(counts, *options)
+
+
+def _build_words(corpus, vocabulary=None, **options):
+    if vocabulary is not None:
+        counted = sorted({"min_count", "vocabulary_size"} & {*options})
+        if counted:
+            raise ValueError(
+                f"{counted} must be left out where a `vocabulary` is given: "
+                "it has the words that it has."
+            )
+        return WordTokenizer(vocabulary, **options)
+    lower_case = (options.get("lower_case", False),)
+    counts = _count(count_words, lower_case, corpus, ("train",))
+    return WordTokenizer.from_counts(counts, **options)
+
+
+def _build_subwords(
+    tokenizer_class, corpus, vocabulary=None, vocabulary_size=None, **options
+):
+    if vocabulary is not None:
+        trained = {"vocabulary_size": vocabulary_size, **options}
+        _check_not_counted(
+            "vocabulary_size", "model_type", "character_coverage", **trained
+        )
+        return tokenizer_class.from_file(vocabulary, **options)
+    if vocabulary_size is None:
+        raise ValueError(
+            "`vocabulary_size` must say how many subwords there shall be, or "
+            "`vocabulary` name the file of those there are. Received: neither"
+        )
+    texts = map_blocks(
+        lambda block: block.text, corpus, "train", "Reading", threads=True
+    )
+    return tokenizer_class.train(texts, vocabulary_size, **options)
+
+
+def _check_not_counted(*names, **options):
+    given = [name for name in names if options.get(name) is not None]
+    if given:
+        raise ValueError(
+            f"{given} must be left out where a `vocabulary` is given: it is "
+            "what it is."
+        )
+
+
+def _count(count, options, corpus, splits):
+    """Counts symbols or words over splits, by `count(text, *options)`."""
+    total = collections.Counter()
+    for split in splits:
+        counts = map_blocks(
+            lambda block: count(block.text, *options), corpus, split, "Counting"
+        )
+        for block_counts in counts:
+            total.update(block_counts)
+    return total
+
+
+_BUILDERS = {
+    "bytes": lambda corpus, **options: ByteTokenizer(**options),
+    "characters": _build_characters,
+    "words": _build_words,
+    "sentencepiece": functools.partial(_build_subwords, SentencePieceTokenizer),
+    "wordpiece": functools.partial(_build_subwords, WordPieceTokenizer),
+}
+
+
+def save_tokenizer(tokenizer, path):
+    """Writes a tokenizer to a JSON file.
+
+    Args:
+        tokenizer: A `ByteTokenizer`, `CharacterTokenizer` or `WordTokenizer`.
+        path: String or `pathlib.Path`, local or `gs://`.
+    """
+    content = {
+        "class_name": type(tokenizer).__name__,
+        "config": tokenizer.get_config(),
+    }
+    text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+    path = os.fspath(path)
+    # Renamed once complete: a stopped program leaves no half of a file.
+    with tf.io.gfile.GFile(path + ".tmp", "w") as file:
+        file.write(text)
+    tf.io.gfile.rename(path + ".tmp", path, overwrite=True)
+
+
+def load_tokenizer(path):
+    """Reads a tokenizer from a file that `save_tokenizer` wrote.
+
+    Args:
+        path: String or `pathlib.Path`, local or `gs://`.
+
+    Returns:
+        A tokenizer.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is no complete tokenizer file, or of another version.
+    """
+    path = os.fspath(path)
+    if not tf.io.gfile.exists(path):
+        raise FileNotFoundError(f"There is no tokenizer file {path}.")
+    try:
+        with tf.io.gfile.GFile(path) as file:
+            content = json.loads(file.read())
+        class_name, config = content["class_name"], content["config"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is truncated or no tokenizer file: {error!r}"
+        ) from error
+    if class_name not in _TOKENIZERS:
+        raise ValueError(
+            f"{path} has an unknown tokenizer. Expected one of "
+            f"{sorted(_TOKENIZERS)}. Received: {class_name!r}"
+        )
+    try:
+        return _TOKENIZERS[class_name].from_config(config)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path} does not describe a {class_name}: {error}"
+        ) from error
+
+
+_TOKENIZERS = {
+    "ByteTokenizer": ByteTokenizer,
+    "CharacterTokenizer": CharacterTokenizer,
+    "WordTokenizer": WordTokenizer,
+    "SentencePieceTokenizer": SentencePieceTokenizer,
+    "WordPieceTokenizer": WordPieceTokenizer,
+}

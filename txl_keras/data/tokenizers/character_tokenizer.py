@@ -1,0 +1,173 @@
+"""`CharacterTokenizer`: the ids are those of the symbols of a corpus."""
+
+import collections
+
+import numpy as np
+
+from txl_keras.data.tokenizers.token_ids import check_ids
+from txl_keras.data.vocabulary import UnknownSymbolError
+from txl_keras.data.vocabulary import Vocabulary
+
+_NEWLINE = ord("\n")
+# Symbols handled at once, so that temporary values stay small.
+_BLOCK = 1 << 20
+
+
+class CharacterTokenizer:
+    """Ids are places in a vocabulary of single symbols.
+
+    Args:
+        vocabulary: A `Vocabulary`, or its sequence of symbols.
+        encoding: String, what a symbol is. `"utf-8"`: a character.
+            `"latin-1"`: a byte, written as the character of that number; text
+            typed as `str` then is several symbols wherever it is not ASCII.
+        drop_newlines: Boolean. Leaves newlines out of the encoded text.
+
+    Raises:
+        ValueError: If the encoding is neither of the two, or if the symbols
+            are no vocabulary (see `Vocabulary`).
+
+    Example:
+
+    >>> tokenizer = CharacterTokenizer("né", encoding="utf-8")
+    >>> tokenizer.encode("née").tolist()
+    Traceback (most recent call last):
+    ...
+    txl_keras.data.vocabulary.UnknownSymbolError: The symbol 'e' (U+0065) at \
+position 2 is not in the vocabulary.
+    >>> tokenizer.encode("né").tolist(), tokenizer.decode([1, 0])
+    ([0, 1], 'én')
+    """
+
+    unknown_id = None
+    unit = "character"  # what a token is
+    releases_gil = False
+
+    def __init__(self, vocabulary, encoding="utf-8", drop_newlines=False):
+        if not isinstance(vocabulary, Vocabulary):
+            vocabulary = Vocabulary(vocabulary)
+        if encoding not in ("utf-8", "latin-1"):
+            raise ValueError(
+                "`encoding` must be 'utf-8' or 'latin-1'. "
+                f"Received: encoding={encoding!r}"
+            )
+        self.vocabulary = vocabulary
+        self.encoding = encoding
+        self.drop_newlines = drop_newlines
+
+    @classmethod
+    def from_counts(cls, counts, encoding="utf-8", drop_newlines=False):
+        """Builds the vocabulary, the most frequent symbols first.
+
+        Args:
+            counts: `collections.Counter` of symbols, as `count_symbols` gives.
+            encoding: As for the class.
+            drop_newlines: As for the class.
+
+        Returns:
+            A `CharacterTokenizer`.
+        """
+        vocabulary = Vocabulary.from_text_counts(counts)
+        return cls(vocabulary, encoding, drop_newlines)
+
+    @property
+    def vocabulary_size(self):
+        return len(self.vocabulary)
+
+    def encode(self, text, begins_line=True):
+        """Turns text into ids.
+
+        Args:
+            text: `bytes` or `str`.
+            begins_line: Boolean, of no effect on characters.
+
+        Returns:
+            Array of shape `(n,)` of the smallest of uint8, uint16 and int32
+            that holds the vocabulary.
+
+        Raises:
+            ValueError: If a symbol is not in the vocabulary, with its position
+                in the text.
+        """
+        ids = [np.zeros(0, self.vocabulary.dtype)]
+        for start, code_points in _code_points(text, self.encoding):
+            kept = code_points
+            if self.drop_newlines:
+                kept = code_points[code_points != _NEWLINE]
+            try:
+                ids.append(self.vocabulary.ids(kept))
+            except UnknownSymbolError as error:
+                first = np.flatnonzero(code_points == ord(error.symbol))[0]
+                position = start + int(first)
+                raise UnknownSymbolError(error.symbol, position) from None
+        return np.concatenate(ids)
+
+    def decode_bytes(self, ids):
+        """Turns ids into bytes, which may end amid a character.
+
+        Feed them to `codecs.getincrementaldecoder("utf-8")` to show text while
+        it is generated.
+
+        Args:
+            ids: Integer array or list of shape `(n,)`, or one integer.
+
+        Returns:
+            `bytes`, in the encoding of the corpus.
+
+        Raises:
+            ValueError: If an id is not in `[0, vocabulary_size)`.
+        """
+        symbols = self.vocabulary.symbols
+        ids = check_ids(ids, len(symbols)).tolist()
+        return "".join(symbols[i] for i in ids).encode(self.encoding)
+
+    def decode(self, ids):
+        """Turns ids into a `str`; broken characters become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def get_config(self):
+        return {
+            "vocabulary": list(self.vocabulary.symbols),
+            "encoding": self.encoding,
+            "drop_newlines": self.drop_newlines,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+def count_symbols(text, encoding="utf-8", drop_newlines=False):
+    """How often each symbol occurs in a text.
+
+    Args:
+        text: `bytes` or `str`.
+        encoding: As for `CharacterTokenizer`.
+        drop_newlines: Boolean. Leaves newlines out.
+
+    Returns:
+        `collections.Counter` of symbols.
+    """
+    counts = collections.Counter()
+    for _, code_points in _code_points(text, encoding):
+        numbers = np.bincount(code_points)
+        for i in np.flatnonzero(numbers):
+            counts[chr(i)] += int(numbers[i])
+    if drop_newlines:
+        del counts["\n"]
+    return counts
+
+
+def _code_points(text, encoding):
+    """Yields the position of a block of text and its code points `(n,)`."""
+    if encoding == "latin-1" and isinstance(text, str):
+        text = text.encode("utf-8")
+    elif encoding == "utf-8" and not isinstance(text, str):
+        text = bytes(text).decode("utf-8")
+    for start in range(0, len(text), _BLOCK):
+        block = text[start : start + _BLOCK]
+        if isinstance(block, str):
+            data = block.encode("utf-32-le", "surrogatepass")
+            yield start, np.frombuffer(data, "<u4")
+        else:
+            yield start, np.frombuffer(block, np.uint8)

@@ -1,0 +1,257 @@
+"""`WordTokenizer`: the ids are those of words between spaces."""
+
+import collections
+import re
+
+import numpy as np
+
+from txl_keras.checks import check_integer
+from txl_keras.data.tokenizers.token_ids import check_ids
+from txl_keras.data.vocabulary import UnknownSymbolError
+from txl_keras.data.vocabulary import WordVocabulary
+
+_SPACE = re.compile(rb"\s")
+# Bytes handled at once, so that temporary values stay small.
+_BLOCK = 1 << 20
+
+
+class WordTokenizer:
+    """Ids are places in a vocabulary of words; spaces part the words.
+
+    With the defaults a text becomes what the original code makes of
+    WikiText-103: every newline is the word `<eos>`, empty lines have one too.
+    A last line without a newline is an unfinished one and gets no `<eos>`, so
+    that a prompt may end amid a line.
+
+    For One Billion Word `unknown` is `"<UNK>"`, and `line_start` and `line_end`
+    both are `"<S>"`.
+
+    Args:
+        vocabulary: A `WordVocabulary`, or its sequence of words: for a
+            published model, the list it was trained with.
+        unknown: Optional string. The word that stands for all words that the
+            vocabulary lacks, if the vocabulary has this one.
+        line_start: Optional string, the word that begins every line.
+        line_end: Optional string, the word that stands for a newline. With
+            None newlines are spaces.
+        lower_case: Boolean. Reads text in lower case, as for Penn Treebank.
+
+    Raises:
+        ValueError: If the words are no vocabulary (see `WordVocabulary`), or
+            if `line_start` or `line_end` is none of its words.
+
+    Example:
+
+    >>> tokenizer = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
+    >>> tokenizer.encode("the cat\\n\\nthe mat").tolist()
+    [2, 3, 0, 0, 2, 1]
+    >>> tokenizer.decode([2, 3, 0, 0, 2, 1])
+    'the cat\\n\\nthe <unk>'
+    """
+
+    unit = "word"  # what a token is
+    releases_gil = False
+
+    def __init__(
+        self,
+        vocabulary,
+        unknown="<unk>",
+        line_start=None,
+        line_end="<eos>",
+        lower_case=False,
+    ):
+        if not isinstance(vocabulary, WordVocabulary):
+            vocabulary = WordVocabulary(vocabulary)
+        for name, mark in ("line_start", line_start), ("line_end", line_end):
+            if mark is None:
+                continue
+            if mark not in vocabulary or mark.split() != [mark]:
+                raise ValueError(
+                    f"`{name}` must be None or a word of the vocabulary, "
+                    f"without spaces. Received: {name}={mark!r}"
+                )
+        self.vocabulary = vocabulary
+        self.unknown = unknown
+        self.line_start = line_start
+        self.line_end = line_end
+        self.lower_case = lower_case
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts,
+        min_count=1,
+        vocabulary_size=None,
+        unknown="<unk>",
+        line_start=None,
+        line_end="<eos>",
+        lower_case=False,
+    ):
+        """Builds the vocabulary, the most frequent words first.
+
+        Words that are equally frequent keep their order in `counts`, that of
+        their first appearance. `line_end` and `line_start` come before all
+        words, and so does `unknown` where the counts do not have it, as those
+        of WikiText-103 do.
+
+        A published model needs the very list it was trained with: older
+        versions of Python, which published lists come from, put equally
+        frequent words in no fixed order.
+
+        Args:
+            counts: `collections.Counter` of words, as `count_words` gives: of
+                the train split for WikiText-103, of all three for Penn
+                Treebank.
+            min_count: Integer. Leaves out words that are rarer.
+            vocabulary_size: Optional integer. At most how many words to keep,
+                those that come before all among them.
+            unknown: As for the class.
+            line_start: As for the class.
+            line_end: As for the class.
+            lower_case: As for the class.
+
+        Returns:
+            A `WordTokenizer`.
+
+        Raises:
+            ValueError: If `min_count` is not positive, or `vocabulary_size`
+                leaves no room for a word.
+
+        Example:
+
+        >>> tokenizer = WordTokenizer.from_counts(count_words("b a a\\n"))
+        >>> tokenizer.vocabulary.symbols
+        ('<eos>', '<unk>', 'a', 'b')
+        """
+        check_integer("min_count", min_count, 1)
+        special = dict.fromkeys(m for m in (line_end, line_start) if m)
+        words = [
+            word
+            for word, count in counts.most_common()
+            if count >= min_count and word not in special
+        ]
+        room = len(words)
+        if vocabulary_size is not None:
+            check_integer("vocabulary_size", vocabulary_size, len(special) + 2)
+            room = vocabulary_size - len(special)
+        if unknown is not None and unknown not in words[:room]:
+            special[unknown] = None
+            room -= vocabulary_size is not None
+        vocabulary = WordVocabulary([*special, *words[:room]])
+        return cls(vocabulary, unknown, line_start, line_end, lower_case)
+
+    @property
+    def vocabulary_size(self):
+        return len(self.vocabulary)
+
+    @property
+    def unknown_id(self):
+        """The id of words that the vocabulary lacks, or None."""
+        return self.vocabulary.id_of(self.unknown)
+
+    def encode(self, text, begins_line=True):
+        """Turns text into ids.
+
+        Args:
+            text: `bytes` in UTF-8, or `str`.
+            begins_line: Boolean. False if the text goes on amid a line, of
+                which the part before was encoded by itself: `line_start` then
+                does not come first.
+
+        Returns:
+            Array of shape `(n,)` of the smallest of uint8, uint16 and int32
+            that holds the vocabulary.
+
+        Raises:
+            ValueError: If a word is not in the vocabulary and neither is
+                `unknown`, with its position: how many words of the text,
+                starts and ends of lines among them, come before it.
+        """
+        ids = [np.zeros(0, self.vocabulary.dtype)]
+        position = 0
+        for words in _words(
+            text, self.line_start, self.line_end, self.lower_case, begins_line
+        ):
+            try:
+                ids.append(self.vocabulary.ids(words, self.unknown))
+            except UnknownSymbolError as error:
+                position += error.position
+                raise UnknownSymbolError(error.symbol, position) from None
+            position += len(words)
+        return np.concatenate(ids)
+
+    def decode_bytes(self, ids):
+        """Turns ids into bytes, of which those of several calls fit together.
+
+        Every word brings the space before it, so that text can be shown while
+        it is generated, after a prompt too. Lines thus begin with a space, as
+        they do in the files of WikiText-103.
+
+        Args:
+            ids: Integer array or list of shape `(n,)`, or one integer.
+
+        Returns:
+            `bytes`, in UTF-8.
+
+        Raises:
+            ValueError: If an id is not in `[0, vocabulary_size)`.
+        """
+        symbols = self.vocabulary.symbols
+        marks = {self.line_start: "", self.line_end: "\n"}
+        words = (symbols[i] for i in check_ids(ids, len(symbols)).tolist())
+        return "".join(marks.get(w, f" {w}") for w in words).encode("utf-8")
+
+    def decode(self, ids):
+        """Turns ids into a `str`, without the space that begins a line."""
+        text = self.decode_bytes(ids).decode("utf-8")
+        return text.replace("\n ", "\n").removeprefix(" ")
+
+    def get_config(self):
+        return {
+            "vocabulary": list(self.vocabulary.symbols),
+            "unknown": self.unknown,
+            "line_start": self.line_start,
+            "line_end": self.line_end,
+            "lower_case": self.lower_case,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+def count_words(text, lower_case=False):
+    """How often each word occurs in a text.
+
+    Args:
+        text: `bytes` in UTF-8, or `str`.
+        lower_case: As for `WordTokenizer`.
+
+    Returns:
+        `collections.Counter`, words in the order of their first appearance.
+    """
+    counts = collections.Counter()
+    for words in _words(text, None, None, lower_case):
+        counts.update(words)
+    return counts
+
+
+def _words(text, line_start, line_end, lower_case, begins_line=True):
+    """Yields the words of one block of text after the other, in lists."""
+    data = text.encode("utf-8") if isinstance(text, str) else bytes(text)
+    line_break = f" {line_end or ''} {line_start or ''} "
+    # After the newline that ends a text no line starts.
+    length = len(data) - data.endswith(b"\n")
+    if line_start and data and begins_line:
+        yield [line_start]
+    start = 0
+    while start < length:
+        space = _SPACE.search(data, start + _BLOCK, length)
+        end = space.end() if space else length
+        block = data[start:end].decode("utf-8")
+        if lower_case:
+            block = block.lower()
+        yield block.replace("\n", line_break).split()
+        start = end
+    if line_end and length < len(data):
+        yield [line_end]

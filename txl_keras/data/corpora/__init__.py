@@ -1,46 +1,69 @@
 """Corpora: text in three splits, found by name or by path.
 
 - `python_stdlib`: the standard library's own source code, no download.
-- `enwik8`, `text8`: from a file in `data_dir`.
-- anything else is the path of a text file or a folder of the user's own.
+- `enwik8`, `text8`, `wikitext103`, `wikitext2`, `ptb`: fetched from where they
+  are published, or from files that are there already.
+- `tfds:NAME`: any text of TensorFlow Datasets, such as `tfds:lm1b`.
+- anything else is the path of text of the user's own.
 """
 
-import pathlib
+import os
+
+import tensorflow as tf
 
 from txl_keras.data.corpora import enwik8
+from txl_keras.data.corpora import ptb
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text8
 from txl_keras.data.corpora import text_files
+from txl_keras.data.corpora import tfds_text
+from txl_keras.data.corpora import wikitext2
+from txl_keras.data.corpora import wikitext103
 from txl_keras.data.corpora.corpus import Corpus
 
-__all__ = ["CORPORA", "Corpus", "load_corpus"]
+__all__ = ["CORPORA", "Corpus", "corpus_path", "load_corpus"]
 
 # A new corpus is a file in this folder and a line here.
 CORPORA = {
-    "python_stdlib": lambda data_dir: python_stdlib.load(),
+    "python_stdlib": lambda data_dir, manual_dir: python_stdlib.load(),
     "enwik8": enwik8.load,
     "text8": text8.load,
+    "wikitext103": wikitext103.load,
+    "wikitext2": wikitext2.load,
+    "ptb": ptb.load,
 }
+TFDS_PREFIX = "tfds:"
 
 
-def load_corpus(name, data_dir=None):
+def load_corpus(
+    name,
+    data_dir=None,
+    manual_dir=None,
+    document_separator=None,
+    text_key=None,
+):
     """Loads a corpus by its name, or text of your own by its path.
 
     Args:
-        name: String. `"python_stdlib"`, `"enwik8"`, `"text8"`, or the path of
-            a text file or folder. A known name wins over a path: write
-            `./enwik8` for a folder of that name.
-        data_dir: Optional string. The folder with the files of `enwik8` and
-            `text8`.
+        name: String. One of `CORPORA`, `"tfds:NAME"`, or the path of a file or
+            folder or a pattern such as `books/*.txt`, local or `gs://`. A known
+            name wins over a path: write `./enwik8` for a folder of that name.
+        data_dir: Optional string. The folder where what is fetched is kept.
+            Default: that of TensorFlow Datasets.
+        manual_dir: Optional string. The folder with published files that are
+            there already. Default: `data_dir`.
+        document_separator: Optional string that parts the documents of text of
+            your own.
+        text_key: Optional string. The name of the text in JSON lines and in
+            `tfds:` examples. Default: `"text"`.
 
     Returns:
         A `Corpus`.
 
     Raises:
-        FileNotFoundError: If the name is neither known nor a path, or if
-            `data_dir` does not have the file.
-        ValueError: If `data_dir` is missing, or if the text is damaged, empty,
-            too small or not in UTF-8.
+        FileNotFoundError: If the name is neither known nor a path.
+        OSError: If what is needed can neither be found nor fetched.
+        ValueError: If the text is damaged, empty or too small.
 
     Example:
 
@@ -48,13 +71,25 @@ def load_corpus(name, data_dir=None):
     >>> sorted(corpus.splits)
     ['test', 'train', 'valid']
     """
+    name = os.fspath(name)
     if name in CORPORA:
-        return CORPORA[name](data_dir)
-    path = pathlib.Path(name or "").expanduser()
-    if not name or not path.exists():
-        raise FileNotFoundError(
-            f"`name` must be one of {', '.join(CORPORA)}, or the path of a "
-            "text file or folder; no such path was found. "
-            f"Received: name={str(name)!r}"
+        return CORPORA[name](data_dir, manual_dir)
+    if name.startswith(TFDS_PREFIX):
+        return tfds_text.load(
+            name.removeprefix(TFDS_PREFIX), data_dir, manual_dir, text_key
         )
-    return text_files.load(path)
+    path = corpus_path(name)
+    if not name or not (tf.io.gfile.exists(path) or tf.io.gfile.glob(path)):
+        raise FileNotFoundError(
+            f"`corpus` must be one of {', '.join(CORPORA)}, tfds:NAME, or the "
+            "path of a text file or folder; no such path was found. "
+            f"Received: corpus={name!r}"
+        )
+    return text_files.load(path, document_separator, text_key or "text")
+
+
+def corpus_path(name):
+    """The name of a corpus, or the absolute path of text of one's own."""
+    if name in CORPORA or name.startswith(TFDS_PREFIX) or "://" in name:
+        return name
+    return os.path.abspath(os.path.expanduser(name))

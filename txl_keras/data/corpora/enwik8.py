@@ -2,57 +2,71 @@
 
 import hashlib
 
-from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.files import read_data_file
+from txl_keras.data.corpora.tfds_builder import TextBuilder
+from txl_keras.data.corpora.tfds_builder import load_corpus
+from txl_keras.data.corpora.tfds_builder import read_chunks
 
-SOURCE = "http://mattmahoney.net/dc/enwik8.zip"
 LENGTH = 100_000_000
-SHA256 = "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"
 HELD_OUT = 5_000_000  # bytes in each of valid and test
 
 
-def load(data_dir):
-    """Reads enwik8 from `enwik8`, `enwik8.gz` or `enwik8.zip` in a folder.
+class Enwik8Corpus(TextBuilder):
+    """The first 100,000,000 bytes of an English Wikipedia dump of 2006."""
 
-    The splits are the published ones: 90M, 5M and 5M bytes in order. A symbol
-    is a byte. Published results further drop the newlines: see `drop_newlines`
-    of `txl_keras.data.CharacterTokenizer`.
+    URLS = ("http://mattmahoney.net/dc/enwik8.zip",)
+    MANUAL_DOWNLOAD_INSTRUCTIONS = "enwik8.zip, enwik8.gz or enwik8"
+    MEMBERS = {"train": "enwik8", "valid": "enwik8", "test": "enwik8"}
+    ENCODING = "latin-1"
+    DIGEST = (
+        "sha256",
+        "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
+    )
+
+    def check(self, sources):
+        algorithm, expected = self.DIGEST
+        source, length = sources["train"], 0
+        digest = hashlib.new(algorithm)
+        for chunk in read_chunks(source):
+            length += len(chunk)
+            digest.update(chunk)
+        if length != LENGTH:
+            raise self.refusal(source, f"{LENGTH:,} bytes", f"{length:,} bytes")
+        if digest.hexdigest() != expected:
+            raise self.refusal(
+                source,
+                f"{algorithm} {expected}",
+                f"{algorithm} {digest.hexdigest()}",
+            )
+
+    def records(self, source, split):
+        bounds = {
+            "train": (0, LENGTH - 2 * HELD_OUT),
+            "valid": (LENGTH - 2 * HELD_OUT, LENGTH - HELD_OUT),
+            "test": (LENGTH - HELD_OUT, LENGTH),
+        }
+        return read_chunks(source, *bounds[split])
+
+
+def load(data_dir=None, manual_dir=None):
+    """Opens enwik8, prepared in `data_dir`, and prepares it the first time.
+
+    It is made from `enwik8`, `enwik8.gz` or `enwik8.zip` in `manual_dir`, or
+    downloaded. The splits are the published ones: 90M, 5M and 5M bytes in
+    order, each of them one document. A symbol is a byte. Published results
+    further drop the newlines: see `drop_newlines` of
+    `txl_keras.data.CharacterTokenizer`.
 
     Args:
-        data_dir: String, the folder.
+        data_dir: Optional string. The folder for what is prepared and
+            downloaded. Default: `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
+        manual_dir: Optional string. The folder with files already there.
+            Default: `data_dir`.
 
     Returns:
         A `Corpus`.
 
     Raises:
-        ValueError: If `data_dir` is None, or if the content is not enwik8.
-        FileNotFoundError: If the folder has no such file.
+        ValueError: If the content is not enwik8, or if a folder is wrong.
+        ConnectionError: If no file is there and it cannot be downloaded.
     """
-    data = read_data_file(data_dir, "enwik8", SOURCE)
-    check_length(data, "enwik8", SOURCE)
-    digest = hashlib.sha256(data).hexdigest()
-    if digest != SHA256:
-        raise ValueError(
-            f"enwik8 in {data_dir} is damaged: delete it and fetch {SOURCE} "
-            f"again. Expected: sha256 {SHA256}. Received: sha256 {digest}"
-        )
-    return Corpus("enwik8", split_in_order(data), encoding="latin-1")
-
-
-def check_length(data, name, source):
-    """Raises ValueError unless `data` has 100,000,000 bytes."""
-    if len(data) != LENGTH:
-        raise ValueError(
-            f"{name} is incomplete or another file: delete it and fetch "
-            f"{source} again. Expected: {LENGTH:,} bytes. "
-            f"Received: {len(data):,} bytes"
-        )
-
-
-def split_in_order(data):
-    """Returns the first 90%, next 5% and last 5% of enwik8 or text8."""
-    return {
-        "train": data[: -2 * HELD_OUT],
-        "valid": data[-2 * HELD_OUT : -HELD_OUT],
-        "test": data[-HELD_OUT:],
-    }
+    return load_corpus(Enwik8Corpus, data_dir, manual_dir)

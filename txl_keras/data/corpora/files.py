@@ -1,80 +1,116 @@
-"""Reads text from plain, gzip and zip files, with errors that name the file."""
+"""Reads text in chunks: plain or gzip, on disk or in a bucket."""
 
+import codecs
+import contextlib
 import gzip
-import pathlib
-import zipfile
+import os
 import zlib
 
+import tensorflow as tf
 
-def read_file(path):
-    """Returns the content of a file, unpacked if its name ends in `.gz`.
+CHUNK_BYTES = 1 << 20
+# What damaged gzip data raises.
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+
+
+@contextlib.contextmanager
+def open_file(path):
+    """Opens a file for reading bytes, unpacked if its name ends in `.gz`.
 
     Args:
-        path: String or `pathlib.Path`.
+        path: String: a local path, or `gs://` and what else `tf.io.gfile`
+            knows.
 
-    Returns:
-        `bytes`.
+    Yields:
+        An object with `read(size)`.
 
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If the gzip data is truncated or damaged.
     """
-    path = pathlib.Path(path)
-    if path.suffix != ".gz":
-        return path.read_bytes()
-    try:
-        with gzip.open(path) as file:
-            return file.read()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise _damaged(path, error) from error
+    if not tf.io.gfile.exists(path):
+        raise FileNotFoundError(f"There is no file {path}.")
+    with tf.io.gfile.GFile(path, "rb") as file:
+        if not path.endswith(".gz"):
+            yield file
+            return
+        try:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield unpacked
+        except DAMAGED as error:
+            raise damaged(path, error) from error
 
 
-def read_data_file(data_dir, name, source):
-    """Returns the content of `name`, `name.gz` or `name.zip` in a folder.
-
-    Args:
-        data_dir: String or `pathlib.Path`, the folder, or None.
-        name: String. File name without suffix, and the name inside the zip.
-        source: String. Where the file is published, for the error message.
-
-    Returns:
-        `bytes`.
-
-    Raises:
-        ValueError: If `data_dir` is None or the file is damaged.
-        FileNotFoundError: If the folder holds none of the three files.
-    """
-    if data_dir is None:
-        raise ValueError(
-            f"`data_dir` must be the folder that holds {name} (--data_dir on "
-            f"the command line); the file is published at {source}. "
-            "Received: data_dir=None"
-        )
-    folder = pathlib.Path(data_dir).expanduser()
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return read_file(path)
-    path = folder / f"{name}.zip"
-    if path.is_file():
-        return _read_zip(path, name)
-    raise FileNotFoundError(
-        f"`data_dir` must hold {name}, {name}.gz or {name}.zip. Fetch {source} "
-        f"and put it in that folder. Received: data_dir={str(data_dir)!r}"
-    )
-
-
-def _read_zip(path, member):
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.read(member)
-    except KeyError as error:
-        raise ValueError(f"{path} must contain a file '{member}'.") from error
-    except (EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path, error):
+def damaged(path, error):
+    """The error of a file that cannot be unpacked."""
     return ValueError(
         f"{path} is truncated or damaged ({error}). Delete it and fetch it "
         "again."
     )
+
+
+def read_bytes(path, start=0, stop=None):
+    """Yields a file, or the part of it from byte `start` to `stop`.
+
+    Args:
+        path: String, as for `open_file`.
+        start: Integer.
+        stop: Optional integer.
+
+    Yields:
+        `bytes` of at most 1 MiB.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If gzip data is damaged.
+    """
+    with open_file(path) as file:
+        file.seek(start)  # gzip reads what it skips
+        left = float("inf") if stop is None else stop - start
+        while chunk := file.read(min(CHUNK_BYTES, left)):
+            yield chunk
+            left -= len(chunk)
+
+
+def read_text(path, start=0, stop=None):
+    """As `read_bytes`, of a text in UTF-8 from where a character begins.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is not UTF-8, with the offset of the first byte that
+            is not, or if gzip data is damaged.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = start
+    for chunk in read_bytes(path, start, stop):
+        _check_utf8(decoder, chunk, path, offset)
+        yield chunk
+        offset += len(chunk)
+    _check_utf8(decoder, b"", path, offset)
+
+
+def text_size(path):
+    """Bytes of a text; of `.gz` once unpacked, which reads all of it."""
+    if not path.endswith(".gz"):
+        return tf.io.gfile.stat(path).length
+    return sum(map(len, read_bytes(path)))
+
+
+def modification_time(path):
+    """When a file was last written, in nanoseconds."""
+    if "://" in path:
+        return tf.io.gfile.stat(path).mtime_nsec
+    return os.stat(path).st_mtime_ns  # `gfile` has whole seconds only
+
+
+def _check_utf8(decoder, chunk, path, offset):
+    held, _ = decoder.getstate()  # a character's first bytes, from before
+    try:
+        decoder.decode(chunk, final=not chunk)
+    except UnicodeDecodeError as error:
+        place = offset - len(held) + error.start
+        raise ValueError(
+            f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at "
+            f"offset {place}. Leave the file out if it is no text, or convert "
+            "it, for example with `iconv -f latin1 -t utf-8 OLD > NEW`."
+        ) from error

@@ -9,8 +9,6 @@ import pathlib
 import sysconfig
 
 from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.splitting import drop_duplicates
-from txl_keras.data.corpora.splitting import join_documents
 from txl_keras.data.corpora.splitting import name_hash
 from txl_keras.data.corpora.splitting import split_groups
 
@@ -65,7 +63,7 @@ def load(stdlib=None):
             f"{stdlib}"
         )
     splits = {
-        split: join_documents(_select(documents, set(groups)))
+        split: _select(documents, set(groups))
         for split, groups in split_groups(sizes, _HELD_OUT_FRACTION).items()
     }
     return Corpus("python_stdlib", splits)
@@ -73,12 +71,12 @@ def load(stdlib=None):
 
 def read_documents(stdlib):
     """Returns a dict of relative path to `bytes`, without duplicates."""
-    documents = {}
+    first_paths = {}
     for path in sorted(_source_files(stdlib)):
         text = (stdlib / path).read_bytes()
         if text and _is_utf8(text):
-            documents[path] = text
-    return drop_duplicates(documents)
+            first_paths.setdefault(text, path)
+    return {path: text for text, path in first_paths.items()}
 
 
 def group_name(path):
@@ -109,4 +107,5 @@ def _is_utf8(text):
 
 def _select(documents, groups):
     paths = [path for path in documents if group_name(path) in groups]
-    return (documents[path] for path in sorted(paths, key=name_hash))
+    texts = [documents[path] for path in sorted(paths, key=name_hash)]
+    return [text if text.endswith(b"\n") else text + b"\n" for text in texts]

@@ -1,6 +1,11 @@
 """Ways to split a text in train, valid and test: by group, or by position."""
 
+import collections
 import hashlib
+import itertools
+
+from txl_keras.data.corpora.files import read_bytes
+from txl_keras.data.corpora.files import text_size
 
 HELD_OUT_FRACTION = 0.05  # of the bytes, in each of valid and test
 
@@ -62,79 +67,88 @@ def _take(names, sizes, target):
     return taken
 
 
-def split_text(data, fraction=HELD_OUT_FRACTION):
-    """Cuts a UTF-8 text in three: train first, then valid, then test.
+def split_file(path, delimiter=None, fraction=HELD_OUT_FRACTION):
+    """Cuts a text file in three: train first, then valid, then test.
 
     A cut is at the first new line after its place, or at the next character
     if that would move the cut by more than half a split.
 
     Args:
-        data: `bytes`.
+        path: String, a text in UTF-8; `.gz` is unpacked.
+        delimiter: Optional `bytes`. Cuts only right after these.
         fraction: Float. Bytes in each of valid and test, over all bytes.
 
     Returns:
-        Dict of `"train"`, `"valid"` and `"test"` to `bytes`. A split may be
-        empty if the text is tiny.
-
-    Example:
-
-    >>> split_text(b"a line and another\\nx\\ny")["test"]
-    b'y'
+        Dict of `"train"`, `"valid"` and `"test"` to the pair of the first
+        byte and the one after the last. A split may be empty if the text is
+        tiny.
     """
-    places = [int(len(data) * (1 - part * fraction)) for part in (2, 1, 0)]
-    first = _cut(data, places[0], places[1])
-    second = _cut(data, max(first, places[1]), places[2])
+    size = text_size(path)
+    places = [int(size * (1 - part * fraction)) for part in (2, 1)]
+    first = _cut(path, places[0], (places[0] + places[1]) // 2, delimiter)
+    second = max(first, places[1])
+    second = _cut(path, second, (second + size) // 2, delimiter)
     return {
-        "train": data[:first],
-        "valid": data[first:second],
-        "test": data[second:],
+        "train": (0, first),
+        "valid": (first, second),
+        "test": (second, size),
     }
 
 
-def _cut(data, start, stop):
-    newline = data.find(b"\n", start, start + (stop - start) // 2)
-    if newline >= 0:
-        return newline + 1
+def _cut(path, place, limit, delimiter):
+    """The first byte from `place` on where a part may begin."""
+    if delimiter is None:
+        found = _find(path, place, limit, b"\n")
+        return _next_character(path, place) if found is None else found
+    found = _find(path, place, None, delimiter)
+    return text_size(path) if found is None else found
+
+
+def _find(path, start, stop, delimiter):
+    """Where the first delimiter from `start` on ends, or None."""
+    rest, offset = b"", start
+    for chunk in read_bytes(path, start, stop):
+        rest += chunk
+        found = rest.find(delimiter)
+        if found >= 0:
+            return offset + found + len(delimiter)
+        kept = rest[max(0, len(rest) - len(delimiter) + 1) :]
+        offset += len(rest) - len(kept)
+        rest = kept
+    return None
+
+
+def _next_character(path, start):
     # Bytes 10xxxxxx continue a character.
-    while start < len(data) and data[start] & 0xC0 == 0x80:
-        start += 1
-    return start
+    following = b"".join(read_bytes(path, start, start + 4))
+    continued = itertools.takewhile(lambda byte: byte & 0xC0 == 0x80, following)
+    return start + len(list(continued))
 
 
-def drop_duplicates(documents):
-    """Keeps the first of documents with the same text.
+def drop_duplicates(files, read):
+    """Keeps the first of files with the same content.
 
     A text that is both in train and in test would be no test.
 
     Args:
-        documents: Dict of name to `bytes`.
+        files: Dict of name to size in bytes.
+        read: Function of a name that returns its content in chunks.
 
     Returns:
         Dict, the same or a smaller one.
     """
-    first_names = {}
-    for name, text in documents.items():
-        first_names.setdefault(text, name)
-    return {name: text for text, name in first_names.items()}
-
-
-def join_documents(documents):
-    """Joins documents as they are, each ending with a newline.
-
-    Args:
-        documents: Iterable of `bytes`.
-
-    Returns:
-        `bytes`.
-
-    Example:
-
-    >>> join_documents([b"one", b"two\\n"])
-    b'one\\ntwo\\n'
-    """
-    return b"".join(
-        text if text.endswith(b"\n") else text + b"\n" for text in documents
-    )
+    same_size = collections.Counter(files.values())
+    kept, seen = {}, set()
+    for name, size in files.items():
+        if same_size[size] > 1:
+            digest = hashlib.sha256()
+            for chunk in read(name):
+                digest.update(chunk)
+            if digest.digest() in seen:
+                continue
+            seen.add(digest.digest())
+        kept[name] = size
+    return kept
 
 
 def name_hash(name):

@@ -2,37 +2,52 @@
 
 import string
 
-from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.enwik8 import check_length
-from txl_keras.data.corpora.enwik8 import split_in_order
-from txl_keras.data.corpora.files import read_data_file
+from txl_keras.data.corpora.enwik8 import Enwik8Corpus
+from txl_keras.data.corpora.tfds_builder import load_corpus
+from txl_keras.data.corpora.tfds_builder import read_chunks
 
-SOURCE = "http://mattmahoney.net/dc/text8.zip"
 ALPHABET = (string.ascii_lowercase + " ").encode()
 
 
-def load(data_dir):
-    """Reads text8 from `text8`, `text8.gz` or `text8.zip` in a folder.
+class Text8Corpus(Enwik8Corpus):
+    """100,000,000 bytes of Wikipedia, reduced to a-z and space."""
 
-    The splits are the published ones: 90M, 5M and 5M bytes in order.
+    URLS = ("http://mattmahoney.net/dc/text8.zip",)
+    MANUAL_DOWNLOAD_INSTRUCTIONS = "text8.zip, text8.gz or text8"
+    MEMBERS = {"train": "text8", "valid": "text8", "test": "text8"}
+    # As the `tensorsets` package and several others have it.
+    DIGEST = ("md5", "3bea1919949baf155f99411df5fada7e")
+
+    def check(self, sources):
+        for chunk in read_chunks(sources["train"]):
+            foreign = chunk.translate(None, delete=ALPHABET)
+            if foreign:
+                raise self.refusal(
+                    sources["train"],
+                    "only the letters a-z and space",
+                    f"byte {foreign[0]:#04x}",
+                )
+        super().check(sources)
+
+
+def load(data_dir=None, manual_dir=None):
+    """Opens text8, prepared in `data_dir`, and prepares it the first time.
+
+    It is made from `text8`, `text8.gz` or `text8.zip` in `manual_dir`, or
+    downloaded. The splits are the published ones: 90M, 5M and 5M bytes in
+    order, each of them one document. A symbol is a byte.
 
     Args:
-        data_dir: String, the folder.
+        data_dir: Optional string. The folder for what is prepared and
+            downloaded. Default: `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
+        manual_dir: Optional string. The folder with files already there.
+            Default: `data_dir`.
 
     Returns:
         A `Corpus`.
 
     Raises:
-        ValueError: If `data_dir` is None, or if the content is not text8.
-        FileNotFoundError: If the folder has no such file.
+        ValueError: If the content is not text8, or if a folder is wrong.
+        ConnectionError: If no file is there and it cannot be downloaded.
     """
-    data = read_data_file(data_dir, "text8", SOURCE)
-    check_length(data, "text8", SOURCE)
-    foreign = data.translate(None, delete=ALPHABET)
-    if foreign:
-        raise ValueError(
-            f"text8 in {data_dir} is damaged: delete it and fetch {SOURCE} "
-            "again. Expected: only the letters a-z and space. "
-            f"Received: byte {foreign[0]:#04x}"
-        )
-    return Corpus("text8", split_in_order(data), encoding="latin-1")
+    return load_corpus(Text8Corpus, data_dir, manual_dir)

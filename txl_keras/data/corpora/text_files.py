@@ -1,105 +1,253 @@
-"""Text of the user's own: a file, or a folder of files, in UTF-8."""
+"""Text of the user's own: files in UTF-8, on disk or in a bucket."""
 
-import pathlib
+import dataclasses
+import json
+import os
+
+import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.files import read_file
+from txl_keras.data.corpora.files import modification_time
+from txl_keras.data.corpora.files import read_bytes
+from txl_keras.data.corpora.files import read_text
 from txl_keras.data.corpora.splitting import drop_duplicates
-from txl_keras.data.corpora.splitting import join_documents
+from txl_keras.data.corpora.splitting import split_file
 from txl_keras.data.corpora.splitting import split_groups
-from txl_keras.data.corpora.splitting import split_text
+
+SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+MAX_DOCUMENT_BYTES = 1 << 30  # of those with separators, which are held whole
 
 
-def load(path):
-    """Reads a text file or a folder of text files and splits it.
+def load(path, document_separator=None, text_key="text"):
+    """Finds the files of a text and splits them; reads as little as it can.
 
     - A file: the first 90% are train, then 5% valid and 5% test.
-    - A folder with train.txt, valid.txt and test.txt: these.
-    - A folder with three or more files: whole files go to a split, about 5%
-      of the bytes to each of valid and test.
-    - A folder with one or two files: they are joined and cut like one file.
+    - A folder with train, valid and test, each as .txt, .jsonl, .txt.gz or
+      .jsonl.gz: these.
+    - A folder, or a pattern such as `books/*.txt`, of three or more files:
+      whole files go to a split, about 5% of the bytes to each of valid and
+      test.
+    - A folder or pattern of one or two files: each is cut like one file.
 
     Folders are read with their subfolders, without hidden and empty files; a
-    text that occurs twice is kept once. Files follow each other in the order of
-    their paths. Files that end in
-    `.gz` are unpacked.
+    file that occurs twice is kept once. Files follow each other in the order of
+    their paths. Files that end in `.gz` are unpacked.
+
+    A document is a file; a line of a file in JSON lines (`.jsonl`); or what
+    lies between separators. A cut never goes through one of the latter two.
 
     Args:
-        path: String, the file or the folder.
+        path: String: a file, folder or pattern, local, or of `gs://` and
+            whatever else `tf.io.gfile` reads.
+        document_separator: Optional string that parts the documents of a file
+            and is no part of them. Not for JSON lines.
+        text_key: String. The name of the text in an object of JSON lines.
 
     Returns:
         A `Corpus` in UTF-8.
 
     Raises:
         FileNotFoundError: If nothing is there.
-        ValueError: If there is no text, too little of it, or not in UTF-8.
+        ValueError: If there is no text or too little of it; while it is read,
+            if it is not UTF-8, with the offset, or a line is not JSON.
     """
-    path = pathlib.Path(path)
-    splits = _load_folder(path) if path.is_dir() else _load_file(path)
-    empty = [split for split in SPLITS if not splits[split]]
+    if document_separator == "":
+        raise ValueError(
+            "`document_separator` must be None or have at least one "
+            "character. Received: document_separator=''"
+        )
+    separator = document_separator and document_separator.encode("utf-8")
+    splits = {
+        split: TextFiles(tuple(parts), separator, text_key)
+        for split, parts in _split(path, separator).items()
+    }
+    empty = [split for split in SPLITS if not splits[split].num_bytes]
     if empty:
-        size = sum(map(len, splits.values()))
+        size = sum(text.num_bytes for text in splits.values())
         raise ValueError(
             f"The text in {path} is too small to give three splits: "
             f"{' and '.join(empty)} would be empty. Received: {size} bytes"
         )
-    return Corpus(str(path), splits)
-
-
-def _load_file(path):
-    text = _read_text(path)
-    if not text:
-        raise ValueError(f"The file {path} is empty.")
-    return split_text(text)
-
-
-def _load_folder(folder):
-    named = [split for split in SPLITS if (folder / f"{split}.txt").is_file()]
-    if len(named) == len(SPLITS):
-        return {split: _read_text(folder / f"{split}.txt") for split in SPLITS}
-    if len(named) == 2:  # one alone may be any file
-        raise ValueError(
-            f"{folder} must have all of train.txt, valid.txt and test.txt, or "
-            f"none of them. Received: only {named[0]}.txt and {named[1]}.txt"
-        )
-    documents = _read_folder(folder)
-    if len(documents) < len(SPLITS):
-        return split_text(join_documents(documents.values()))
-    groups = split_groups({name: len(documents[name]) for name in documents})
-    return {
-        split: join_documents(documents[name] for name in sorted(names))
-        for split, names in groups.items()
-    }
-
-
-def _read_folder(folder):
-    """Returns a dict of relative path to text, sorted by path."""
-    documents = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in name.parts)
-        if path.is_file() and not hidden:
-            documents[name.as_posix()] = _read_text(path)
-    documents = drop_duplicates(
-        {name: text for name, text in documents.items() if text}
+    return Corpus(
+        path,
+        splits,
+        identity={split: text.identity() for split, text in splits.items()},
     )
-    if not documents:
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A file from byte `start` to `stop`; to its end if `stop` is None."""
+
+    path: str
+    start: int = 0
+    stop: int = None
+
+    @property
+    def num_bytes(self):
+        """Bytes to read, packed ones of a whole `.gz`."""
+        if self.stop is None:
+            return tf.io.gfile.stat(self.path).length
+        return self.stop - self.start
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFiles:
+    """The documents of some files, read anew each time.
+
+    Args:
+        parts: Tuple of `Part`s.
+        separator: Optional `bytes`, see `load`.
+        text_key: String, see `load`.
+    """
+
+    parts: tuple
+    separator: bytes
+    text_key: str
+
+    @property
+    def num_bytes(self):
+        return sum(part.num_bytes for part in self.parts)
+
+    def identity(self):
+        """What the text is recognised by: files, sizes, times of change."""
+        files = []
+        for part in self.parts:
+            size = tf.io.gfile.stat(part.path).length
+            time = modification_time(part.path)
+            files.append([part.path, part.start, part.stop, size, time])
+        options = [self.separator and self.separator.decode(), self.text_key]
+        return [files, options]
+
+    def __iter__(self):
+        for part in self.parts:
+            if _is_json_lines(part.path):
+                yield from _json_documents(part, self.text_key)
+            elif self.separator:
+                yield from _separated_documents(part, self.separator)
+            else:
+                yield _whole_file(part, ends_line=len(self.parts) > 1)
+
+
+def _split(path, separator):
+    """Returns a dict of split to a list of `Part`s."""
+    if tf.io.gfile.isdir(path):
+        named = _named_splits(path)
+        if named:
+            return {split: [Part(file)] for split, file in named.items()}
+    files = _find_files(path)
+    if len(files) >= len(SPLITS):
+        return {
+            split: [Part(name) for name in sorted(names)]
+            for split, names in split_groups(files).items()
+        }
+    splits = {split: [] for split in SPLITS}
+    for file in files:
+        delimiter = b"\n" if _is_json_lines(file) else separator
+        for split, (start, stop) in split_file(file, delimiter).items():
+            if start < stop:
+                splits[split].append(Part(file, start, stop))
+    return splits
+
+
+def _named_splits(folder):
+    """Returns a dict of split to train.txt and so on, or an empty one."""
+    found = {}
+    for split in SPLITS:
+        for suffix in SUFFIXES:
+            path = os.path.join(folder, split + suffix)
+            if split not in found and tf.io.gfile.exists(path):
+                found[split] = path
+    if len(found) == 2:  # one alone may be any file
+        names = " and ".join(map(os.path.basename, found.values()))
         raise ValueError(
-            f"The folder {folder} must have at least one file with text. "
-            "Received: none, or only empty and hidden files"
+            f"{folder} must have all of train, valid and test (.txt, .jsonl, "
+            f"or .gz of them), or none of them. Received: only {names}"
         )
-    return documents
+    return found if len(found) == len(SPLITS) else {}
 
 
-def _read_text(path):
-    text = read_file(path)
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError as error:
+def _find_files(path):
+    """Returns a dict of the paths of a text to their sizes, in order."""
+    if tf.io.gfile.isdir(path):
+        paths = [
+            os.path.join(folder, name)
+            for folder, _, names in tf.io.gfile.walk(path)
+            for name in names
+            if not _is_hidden(os.path.join(folder, name)[len(path) :])
+        ]
+    elif tf.io.gfile.exists(path):
+        paths = [path]
+    else:
+        paths = [p for p in tf.io.gfile.glob(path) if not tf.io.gfile.isdir(p)]
+    sizes = {p: tf.io.gfile.stat(p).length for p in sorted(paths)}
+    sizes = {p: size for p, size in sizes.items() if size}
+    if not sizes:
         raise ValueError(
-            f"{path} is not UTF-8: byte {text[error.start]:#04x} at offset "
-            f"{error.start}. Leave the file out if it is no text, or convert "
-            "it, for example with `iconv -f latin1 -t utf-8 OLD > NEW`."
+            f"{path} must be or have at least one file with text. Received: "
+            "none, or only empty and hidden files"
+        )
+    return drop_duplicates(sizes, read_bytes)
+
+
+def _is_hidden(relative_path):
+    return any(part.startswith(".") for part in relative_path.split("/"))
+
+
+def _is_json_lines(path):
+    return path.removesuffix(".gz").endswith(".jsonl")
+
+
+def _whole_file(part, ends_line):
+    """Yields a file in chunks; at its end a newline, if it must have one."""
+    chunk = b"\n"
+    for chunk in read_text(part.path, part.start, part.stop):
+        yield chunk
+    if ends_line and not chunk.endswith(b"\n"):
+        yield b"\n"  # or the next file would go on in its last line
+
+
+def _separated_documents(part, separator):
+    for text in _between(part, separator):
+        if text:
+            yield text if text.endswith(b"\n") else text + b"\n"
+
+
+def _json_documents(part, text_key):
+    for number, line in enumerate(_between(part, b"\n"), start=1):
+        if line.strip():
+            text = _parse(line, text_key, part.path, part.start, number)
+            yield text if text.endswith(b"\n") else text + b"\n"
+
+
+def _between(part, separator):
+    """Yields what lies between separators."""
+    rest = bytearray()
+    for chunk in read_text(part.path, part.start, part.stop):
+        searched = max(0, len(rest) - len(separator) + 1)
+        rest += chunk
+        if rest.find(separator, searched) >= 0:
+            *texts, last = bytes(rest).split(separator)
+            yield from texts
+            rest = bytearray(last)
+        elif len(rest) > MAX_DOCUMENT_BYTES:
+            raise ValueError(
+                f"{part.path} must have a document separator within every "
+                f"{MAX_DOCUMENT_BYTES:,} bytes. Received: {separator!r}, which "
+                "does not occur in that many"
+            )
+    yield bytes(rest)
+
+
+def _parse(line, text_key, path, start, number):
+    try:
+        text = json.loads(line)[text_key]
+        return text.encode("utf-8")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        place = f"line {number}" + (f" after byte {start}" if start else "")
+        raise ValueError(
+            f"{path}, {place}: every line must be a JSON object whose "
+            f"`text_key`, here {text_key!r}, is a string. "
+            f"Received: {line[:80]!r} ({error!r})"
         ) from error
-    return text

@@ -1,0 +1,101 @@
+import gzip
+
+import pytest
+
+from txl_keras.data.corpora.splitting import drop_duplicates
+from txl_keras.data.corpora.splitting import split_file
+from txl_keras.data.corpora.splitting import split_groups
+
+
+def test_groups_are_split_by_size_and_by_nothing_but_their_names():
+    sizes = {f"module{i}": 10 + i % 7 for i in range(200)}
+    splits = split_groups(sizes)
+    assert sorted(sum(splits.values(), [])) == sorted(sizes)
+    total = sum(sizes.values())
+    for split in ("valid", "test"):
+        size = sum(sizes[name] for name in splits[split])
+        assert 0.05 * total <= size < 0.06 * total
+    backwards = dict(reversed(sizes.items()))
+    assert split_groups(backwards) == splits
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [1, 1, 1],
+        [1, 1, 1000],
+        [1000, 1, 1],
+        [500, 600, 700, 800],
+        [1] * 100 + [100_000],
+        [1] * 40,
+        [1, 2, 3000, 3000, 3000],
+        [1, 100, 5000, 5000],
+    ],
+)
+def test_each_split_gets_a_group_whatever_the_sizes(sizes):
+    sizes = {str(i): size for i, size in enumerate(sizes)}
+    splits = split_groups(sizes)
+    assert all(splits.values())
+    assert sorted(sum(splits.values(), [])) == sorted(sizes)
+    largest = max(sizes.values())
+    assert largest in [sizes[name] for name in splits["train"]]
+
+
+def test_two_groups_are_refused():
+    with pytest.raises(ValueError, match="at least 3 groups.*Received: 2"):
+        split_groups({"a": 1, "b": 2})
+
+
+@pytest.fixture
+def split(tmp_path):
+    """Splits a text by `split_file`, plain and packed."""
+
+    def run(text, *args):
+        (tmp_path / "a.txt").write_bytes(text)
+        (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text))
+        places = split_file(str(tmp_path / "a.txt"), *args)
+        assert split_file(str(tmp_path / "a.txt.gz"), *args) == places
+        assert list(places) == ["train", "valid", "test"]
+        return [text[start:stop] for start, stop in places.values()]
+
+    return run
+
+
+def test_a_text_is_cut_at_line_ends(split):
+    lines = [b"%03d\n" % i for i in range(100)]
+    train, valid, test = split(b"".join(lines))
+    # A place right at the start of a line is moved to the next.
+    assert train == b"".join(lines[:91])
+    assert valid == b"".join(lines[91:96])
+    assert test == b"".join(lines[96:])
+
+
+def test_a_text_without_lines_is_cut_between_characters(split):
+    text = "€" * 100
+    for end in ("", "\n"):  # a line end after the last cut does not count
+        pieces = [piece.decode() for piece in split((text + end).encode())]
+        assert "".join(pieces) == text + end
+        assert [len(piece) for piece in pieces] == [90, 5, 5 + len(end)]
+
+
+def test_with_a_delimiter_no_document_is_cut(split):
+    documents = [b"%d\n" % i * (1 + i % 7) + b"<end>" for i in range(200)]
+    pieces = split(b"".join(documents), b"<end>")
+    assert b"".join(pieces) == b"".join(documents)
+    assert all(piece.endswith(b"<end>") for piece in pieces)
+    # Across the borders of what is read at once, too.
+    pieces = split(b"x" * 3_000_000 + b"<end>" + b"y" * 100_000, b"<end>")
+    assert [len(piece) for piece in pieces] == [3_000_005, 100_000, 0]
+
+
+def test_of_the_same_files_the_first_is_kept():
+    texts = {"a": [b"on", b"e"], "b": [b"two"], "c": [b"one"], "d": [b"four"]}
+    sizes = {name: len(b"".join(text)) for name, text in texts.items()}
+    asked = []
+
+    def read(name):
+        asked.append(name)
+        return texts[name]
+
+    assert list(drop_duplicates(sizes, read)) == ["a", "b", "d"]
+    assert asked == ["a", "b", "c"]  # of that size there is no other

@@ -1,0 +1,216 @@
+import gzip
+import json
+import os
+
+import pytest
+import tensorflow as tf
+
+from txl_keras.data.corpora import corpus_path
+from txl_keras.data.corpora import load_corpus
+from txl_keras.data.corpora.corpus import SPLITS
+
+
+def write_files(folder, files):
+    """Writes a dict of relative path to bytes."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def texts_of(corpus):
+    return {split: corpus.read(split) for split in SPLITS}
+
+
+def documents_of(corpus, split):
+    """Documents of a split, each in one piece."""
+    documents = corpus.documents(split)
+    return [d if isinstance(d, bytes) else b"".join(d) for d in documents]
+
+
+@pytest.mark.parametrize("name", ["book.txt", "book.txt.gz"])
+def test_a_file_is_cut_in_three(name, tmp_path):
+    text = b"".join(b"line %d\n" % i for i in range(1000))[:-1]
+    packed = gzip.compress(text) if name.endswith(".gz") else text
+    (tmp_path / name).write_bytes(packed)
+    corpus = load_corpus(str(tmp_path / name))
+    splits = texts_of(corpus)
+    assert splits["train"] + splits["valid"] + splits["test"] == text
+    assert all(data.startswith(b"line") for data in splits.values())
+    assert 0.89 < len(splits["train"]) / len(text) < 0.91
+    assert corpus.name == str(tmp_path / name)
+    assert corpus.encoding == "utf-8"
+    assert len(documents_of(corpus, "train")) == 1
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_a_folder_with_named_splits_is_used_as_it_is(suffix, tmp_path):
+    files = {"train": b"one", "valid": b"two", "test": b"three"}
+    for name, text in files.items():
+        data = gzip.compress(text) if suffix.endswith(".gz") else text
+        (tmp_path / (name + suffix)).write_bytes(data)
+    write_files(tmp_path, {"other.txt": b"other"})
+    assert texts_of(load_corpus(tmp_path)) == files
+
+
+def test_a_folder_with_two_of_three_named_splits_is_refused(tmp_path):
+    write_files(tmp_path, {"train.txt": b"one", "valid.txt": b"two"})
+    with pytest.raises(ValueError, match="only train.txt and valid.txt"):
+        load_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["", "part*/*.txt"])
+def test_files_of_a_folder_stay_whole(pattern, tmp_path):
+    files = {
+        f"part{i % 3}/{i:02}.txt": b"text %02d\n" % i * 20 for i in range(60)
+    }
+    write_files(tmp_path, files)
+    write_files(tmp_path, {".hidden": b"\xff", ".git/config": b"\xff"})
+    corpus = load_corpus(tmp_path / pattern)
+    splits = texts_of(corpus)
+    assert sum(map(len, splits.values())) == sum(map(len, files.values()))
+    for name, text in files.items():
+        assert sum(text in data for data in splits.values()) == 1, name
+    order = [splits["train"].find(files[name]) for name in sorted(files)]
+    order = [place for place in order if place >= 0]
+    assert order == sorted(order)
+    assert len(splits["valid"]) == len(splits["test"]) == 3 * 160
+    assert len(documents_of(corpus, "valid")) == 3
+
+
+def test_files_do_not_run_together_and_copies_count_once(tmp_path):
+    files = {f"{i}.txt": b"line %d" % i for i in range(40)}
+    write_files(tmp_path, {**files, "copy.txt": b"line 7", "empty.txt": b""})
+    splits = texts_of(load_corpus(tmp_path))
+    lines = b"".join(splits.values()).splitlines()
+    assert sorted(lines) == sorted(files.values())
+
+
+def test_each_of_two_files_is_cut_like_one(tmp_path):
+    write_files(tmp_path, {"b.txt": b"b\n" * 50, "a.txt": b"a\n" * 49 + b"a"})
+    corpus = load_corpus(tmp_path)
+    splits = texts_of(corpus)
+    assert splits["train"] == b"a\n" * 45 + b"b\n" * 46
+    assert splits["test"].count(b"a") and splits["test"].count(b"b")
+    assert b"".join(splits.values()).count(b"a\n") == 50
+    assert [len(documents_of(corpus, split)) for split in SPLITS] == [2, 2, 2]
+
+
+def test_separators_part_documents_and_are_no_part_of_them(tmp_path):
+    documents = [f"document {i}\n\nof é\n" for i in range(60)]
+    path = tmp_path / "all.txt"
+    path.write_text("<|end|>".join(documents), "utf-8")
+    corpus = load_corpus(path, document_separator="<|end|>")
+    found = [d for split in SPLITS for d in documents_of(corpus, split)]
+    assert [text.decode() for text in found] == documents
+    assert len(documents_of(corpus, "test")) == 3
+
+
+def test_a_separator_that_is_not_there_is_no_separator(tmp_path):
+    (tmp_path / "all.txt").write_bytes(b"line\n" * 100)
+    with pytest.raises(ValueError, match="valid and test would be empty"):
+        load_corpus(tmp_path / "all.txt", document_separator="<|end|>")
+    with pytest.raises(ValueError, match="`document_separator`.*Received.*''"):
+        load_corpus(tmp_path / "all.txt", document_separator="")
+
+
+@pytest.mark.parametrize("key", ["text", "body"])
+def test_lines_of_json_are_documents(key, tmp_path):
+    documents = [f"number {i}\nnaïve" for i in range(60)]
+    lines = [json.dumps({key: text, "id": 3}) for text in documents]
+    path = tmp_path / "all.jsonl"
+    path.write_text("\n".join(lines) + "\n\n", "utf-8")
+    corpus = load_corpus(path, text_key=None if key == "text" else key)
+    found = [d for split in SPLITS for d in documents_of(corpus, split)]
+    assert [text.decode() for text in found] == [d + "\n" for d in documents]
+    with pytest.raises(ValueError, match="line 1: .*`text_key`.*'title'"):
+        documents_of(load_corpus(path, text_key="title"), "train")
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"text": 3}', "null"])
+def test_a_line_that_is_no_such_json_is_named(line, tmp_path):
+    good = '{"text": "a"}\n'
+    (tmp_path / "a.jsonl").write_text(good * 2 + line + "\n" + good * 97)
+    corpus = load_corpus(tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match="a.jsonl, line 3: .*Received: b"):
+        documents_of(corpus, "train")
+
+
+def test_text_that_is_not_utf8_is_named_with_its_byte(tmp_path):
+    fine = {f"{i}.txt": b"fine %d\n" % i * 9 for i in range(9)}
+    write_files(tmp_path, {**fine, "b.txt": b"caf\xe9\n"})
+    corpus = load_corpus(tmp_path)
+    message = "b.txt is not UTF-8: byte 0xe9 at offset 3.*iconv"
+    with pytest.raises(ValueError, match=message):
+        texts_of(corpus)
+
+
+@pytest.mark.parametrize(
+    "text, place",
+    [
+        # A character across the border of two chunks is none the worse.
+        (b"a" * 2**20 + b"b\xff", 2**20 + 1),
+        (b"a" * (2**20 - 1) + "é".encode() + b"\xff", 2**20 + 1),
+        (b"a" * (2**20 - 1) + b"\xc3" + b"a", 2**20 - 1),
+        (b"a" * 50 + b"\xe2\x82", 50),
+    ],
+)
+def test_the_offset_of_a_wrong_byte_is_that_in_the_file(text, place, tmp_path):
+    for name in ("valid.txt", "test.txt"):
+        (tmp_path / name).write_bytes(b"fine")
+    (tmp_path / "train.txt").write_bytes(text)
+    with pytest.raises(ValueError, match=f"at offset {place}\\."):
+        load_corpus(tmp_path).read("train")
+
+
+def test_a_damaged_gz_is_named(tmp_path):
+    packed = gzip.compress(os.urandom(3000).hex().encode())
+    for name in ("valid.txt.gz", "test.txt.gz"):
+        (tmp_path / name).write_bytes(packed)
+    for damaged in (packed[:-20], b"not gzip", packed[:30] + b"?" * 999):
+        (tmp_path / "train.txt.gz").write_bytes(damaged)
+        with pytest.raises(
+            ValueError, match="train.txt.gz is truncated or dam"
+        ):
+            load_corpus(tmp_path).read("train")
+
+
+def test_too_little_text_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="at least one file with text"):
+        load_corpus(tmp_path)
+    path = tmp_path / "tiny.txt"
+    path.write_bytes(b"")
+    for place in (path, tmp_path):
+        with pytest.raises(ValueError, match="at least one file with text"):
+            load_corpus(place)
+    path.write_bytes(b"ab\n")
+    with pytest.raises(ValueError, match="too small.*Received: 3 bytes"):
+        load_corpus(path)
+
+
+def test_a_text_in_a_bucket_is_read_like_one_on_disk():
+    text = b"".join(b"line %d\n" % i for i in range(1000))
+    with tf.io.gfile.GFile("ram://bucket/book.txt", "wb") as file:
+        file.write(text)
+    corpus = load_corpus("ram://bucket/book.txt")
+    assert b"".join(texts_of(corpus).values()) == text
+    assert corpus.num_bytes("train") == len(corpus.read("train"))
+
+
+def test_a_changed_file_is_another_corpus(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_bytes(b"line\n" * 100)
+    before = load_corpus(path).fingerprint()
+    assert load_corpus(path).fingerprint() == before
+    assert load_corpus(path, document_separator="\n").fingerprint() != before
+    os.utime(path, ns=(1, 1))
+    assert load_corpus(path).fingerprint() != before
+
+
+def test_paths_are_absolute_and_names_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert corpus_path("books") == str(tmp_path / "books")
+    assert corpus_path("~/books") == "/home/someone/books"
+    for name in ("enwik8", "tfds:lm1b", "gs://bucket/books"):
+        assert corpus_path(name) == name

@@ -1,0 +1,158 @@
+import numpy as np
+import pytest
+import requests
+
+from txl_keras.data.corpora import tfds_text
+from txl_keras.data.corpora.tfds_builder import tfds
+
+
+class SmallTexts(tfds.core.GeneratorBasedBuilder):
+    """Texts of one line, in splits and features that a test may choose."""
+
+    VERSION = tfds.core.Version("2.0.0")
+    SPLITS = {"train": 30, "validation": 3, "test": 4}
+    KEYS = ("text",)
+
+    def _info(self):
+        features = {key: tfds.features.Text() for key in self.KEYS}
+        features["number"] = np.int64
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(features),
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager):
+        return {
+            split: self._generate_examples(split, size)
+            for split, size in self.SPLITS.items()
+        }
+
+    def _generate_examples(self, split, size):
+        for i in range(size):
+            texts = {key: f"{key} {split} {i}" for key in self.KEYS}
+            yield i, {**texts, "number": i}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Sets what the dataset `small_texts` has."""
+
+    def configure(**attributes):
+        for name, value in attributes.items():
+            monkeypatch.setattr(SmallTexts, name, value)
+
+    return configure
+
+
+def load(folder, name="small_texts", **options):
+    return tfds_text.load(name, str(folder), **options)
+
+
+def lines(split, size, key="text"):
+    return [f"{key} {split} {i}\n".encode() for i in range(size)]
+
+
+def test_an_example_is_a_document_with_a_newline(tmp_path):
+    corpus = load(tmp_path)
+    assert list(corpus.documents("train")) == lines("train", 30)
+    assert list(corpus.documents("valid")) == lines("validation", 3)
+    assert list(corpus.documents("test")) == lines("test", 4)
+    assert (corpus.name, corpus.encoding) == ("tfds:small_texts", "utf-8")
+
+
+def test_a_newline_that_is_there_is_not_doubled(tmp_path, monkeypatch):
+    def examples(self, split, size):
+        yield 0, {"text": "one\n", "number": 1}
+        yield 1, {"text": "two\n\n", "number": 2}
+
+    monkeypatch.setattr(SmallTexts, "_generate_examples", examples)
+    assert load(tmp_path).read("train") == b"one\ntwo\n\n"
+
+
+def test_the_identity_is_that_of_dataset_and_feature(tmp_path, small):
+    corpus = load(tmp_path)
+    assert corpus.identity["builder"] == "small_texts/2.0.0"
+    assert corpus.identity["splits"]["train"][0] == 30
+    assert corpus.identity["text_key"] == "text"
+    assert corpus.fingerprint() == load(tmp_path).fingerprint()
+    small(KEYS=("text", "title"))
+    titles = load(tmp_path / "other", text_key="title")
+    assert titles.fingerprint() != corpus.fingerprint()
+
+
+@pytest.mark.parametrize("name", ["valid", "dev"])
+def test_other_names_of_validation(tmp_path, small, capsys, name):
+    small(SPLITS={"train": 2, name: 3, "test": 1})
+    assert list(load(tmp_path).documents("valid")) == lines(name, 3)
+    assert "taken" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["validation", "test"])
+def test_one_held_out_split_serves_as_both(tmp_path, small, capsys, name):
+    small(SPLITS={"train": 2, name: 3})
+    corpus = load(tmp_path)
+    for split in ("valid", "test"):
+        assert list(corpus.documents(split)) == lines(name, 3)
+    assert f"'{name}' is taken for both" in capsys.readouterr().out
+
+
+def test_the_end_of_train_is_held_out_if_there_is_nothing_else(tmp_path, small):
+    small(SPLITS={"train": 40})
+    corpus = load(tmp_path)
+    parts = [list(corpus.documents(s)) for s in ("train", "valid", "test")]
+    assert [len(part) for part in parts] == [36, 2, 2]
+    assert sum(parts, []) == lines("train", 40)
+
+
+@pytest.mark.parametrize(
+    "splits, message",
+    [
+        ({"train": 3}, r"too few examples .*'valid': 0"),
+        ({"test": 3}, r"must have a split 'train'. Received: \['test'\]"),
+    ],
+)
+def test_splits_that_do_not_suffice(tmp_path, small, splits, message):
+    small(SPLITS=splits)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
+
+
+def test_the_only_string_is_the_text(tmp_path, small):
+    small(KEYS=("story",))
+    corpus = load(tmp_path)
+    assert list(corpus.documents("test")) == lines("test", 4, "story")
+
+
+def test_one_of_two_strings_must_be_named(tmp_path, small):
+    small(KEYS=("question", "answer"))
+    with pytest.raises(ValueError, match="text_key") as error:
+        load(tmp_path)
+    for part in ("'question'", "'answer'", "'number'", "None"):
+        assert part in str(error.value)
+    with pytest.raises(ValueError, match="text_key='number'"):
+        load(tmp_path, text_key="number")
+    corpus = load(tmp_path, text_key="answer")
+    assert list(corpus.documents("test")) == lines("test", 4, "answer")
+
+
+@pytest.mark.parametrize("name", ["small_text", "lm1", "wiki40/en"])
+def test_an_unknown_name_is_refused_with_similar_ones(tmp_path, name):
+    with pytest.raises(ValueError) as error:
+        load(tmp_path, name)
+    similar = {"small_text": "small_texts", "lm1": "lm1b"}.get(name, "wiki40b")
+    assert f"'{similar}'" in str(error.value)
+    assert f"name={name!r}" in str(error.value)
+
+
+def test_without_network_the_error_is_short(tmp_path, monkeypatch):
+    def get(session, url, **kwargs):
+        request = requests.Request("GET", url)
+        raise requests.ConnectionError("long story", request=request)
+
+    monkeypatch.setattr(requests.Session, "get", get)
+    with pytest.raises(ConnectionError) as error:
+        load(tmp_path, "tiny_shakespeare")
+    assert "raw.githubusercontent.com" in str(error.value)
+    assert str(tmp_path) in str(error.value)
+    assert "long story" not in str(error.value)

@@ -1,0 +1,477 @@
+"""What the TFDS builders of this folder share.
+
+Finds the published files of a corpus or downloads them, checks them, writes
+their text as records, and reads it back in order.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import sys
+import tarfile
+import typing
+import zipfile
+
+import requests
+import tensorflow as tf
+
+from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.files import DAMAGED
+from txl_keras.data.corpora.files import damaged
+from txl_keras.data.corpora.files import open_file
+
+try:
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.download import downloader
+    from tensorflow_datasets.core.download.util import DownloadError
+except ImportError as error:
+    raise ImportError(
+        "This corpus is read by TensorFlow Datasets, which cannot be imported: "
+        f"{error}. Run `pip install tensorflow-datasets importlib_resources`; "
+        "TFDS needs the second and does not always install it."
+    ) from error
+
+RECORD_BYTES = 1 << 20
+# TFDS tries 10 times, in 200 seconds, where there is no network at all.
+DOWNLOAD_RETRIES = 3
+
+
+class Source(typing.NamedTuple):
+    """Where a text lies.
+
+    Args:
+        path: String, a file.
+        member: Optional string, the name inside if the file is an archive.
+    """
+
+    path: str
+    member: str | None = None
+
+    def __str__(self):
+        return self.path if self.member is None else "/".join(self)
+
+
+class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Writes the published text of a corpus as records, in order.
+
+    The files are taken from `manual_dir` if they are there, packed or not, and
+    downloaded otherwise. A subclass says where they are published, what they
+    must be, and how a text is cut in records. Its name ends with `Corpus`:
+    TFDS writes in a folder of that name, so `enwik8` remains free for a file.
+
+    Attributes:
+        VERSION: Must change when what is written does.
+        URLS: Tuple of strings, where the archive is published: the source
+            first, then mirrors.
+        MANUAL_DOWNLOAD_INSTRUCTIONS: String, the files to look for.
+        MEMBERS: Dict of split to the name of its text in the archive.
+        ARCHIVE_DIGEST: Tuple of algorithm and hexadecimal digest.
+        TOKENS: Dict of split to its number of words plus that of lines.
+        ENCODING: String, as for `Corpus`.
+        ONE_DOCUMENT: Boolean. The records of a split run on as one document;
+            otherwise each of them is a document.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    URLS = ()
+    MEMBERS = {}
+    ARCHIVE_DIGEST = None
+    TOKENS = {}
+    ENCODING = "utf-8"
+    ONE_DOCUMENT = True
+
+    def check(self, sources):
+        """Raises ValueError unless the text is the published one.
+
+        Here: unless the archive, if it is one, has its digest, and each split
+        its number of tokens.
+
+        Args:
+            sources: Dict of split to `Source`.
+        """
+        path, member = sources["train"]
+        if member:
+            algorithm, expected = self.ARCHIVE_DIGEST
+            digest = file_digest(path, algorithm)
+            if digest != expected:
+                raise self.refusal(
+                    path, f"{algorithm} {expected}", f"{algorithm} {digest}"
+                )
+        for split, expected in self.TOKENS.items():
+            tokens = self._count_tokens(sources[split])
+            if tokens != expected:
+                raise self.refusal(
+                    sources[split],
+                    f"{expected:,} words and line ends",
+                    f"{tokens:,}",
+                )
+
+    def records(self, source, split):
+        """Yields the text of a split as `bytes`, to be stored one by one."""
+        raise NotImplementedError
+
+    def refusal(self, path, expected, received):
+        """The error of a file that is not the published one."""
+        return ValueError(
+            f"{path} is damaged or another file. Fetch it again from "
+            f"{' or '.join(self.URLS)}. Expected: {expected}. "
+            f"Received: {received}"
+        )
+
+    def _count_tokens(self, source):
+        try:
+            # Published results count `<eos>` at the end of each line.
+            return sum(
+                len(line.decode().split()) + 1 for line in read_lines(source)
+            )
+        except UnicodeDecodeError as error:
+            raise self.refusal(source, "UTF-8", error) from error
+
+    def _info(self):
+        # Not `features.Text`: a record may be cut amid a character.
+        text = tfds.features.Tensor(shape=(), dtype=tf.string)
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=self.__doc__,
+            features=tfds.features.FeaturesDict({"text": text}),
+            homepage=self.URLS[0],
+            # Otherwise TFDS writes records in the order of their hashes.
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager):
+        folder = os.fspath(dl_manager.manual_dir)
+        archive = os.path.basename(self.URLS[0])
+        sources = find_sources(folder, archive, self.MEMBERS)
+        if sources:
+            self.check(sources)
+        else:
+            sources = self._download(dl_manager, folder, archive)
+        return {
+            split: self._generate_examples(sources[split], split)
+            for split in SPLITS
+        }
+
+    def _generate_examples(self, source, split):
+        for key, text in enumerate(self.records(source, split)):
+            yield key, {"text": text}
+
+    def _download(self, dl_manager, folder, archive):
+        failures = []
+        for url in self.URLS:
+            try:
+                path = os.fspath(dl_manager.download(url))
+            except (requests.RequestException, DownloadError) as error:
+                failures.append(describe_failure(error, url))
+                continue
+            sources = _in_archive(path, self.MEMBERS)
+            try:
+                self.check(sources)
+            except ValueError:
+                # Otherwise TFDS takes it for the right one the next time.
+                tf.io.gfile.remove(path)
+                tf.io.gfile.remove(f"{path}.INFO")
+                raise
+            return sources
+        raise ConnectionError(
+            f"{archive} could not be downloaded: {'; '.join(failures)}. Put "
+            f"{self.MANUAL_DOWNLOAD_INSTRUCTIONS} in the folder {folder}, or "
+            "name the folder that has it by `manual_dir`."
+        )
+
+
+class Records:
+    """The texts of a prepared split, in order.
+
+    They are read anew, one by one, each time they are iterated over.
+
+    Args:
+        builder: `tfds.core.DatasetBuilder`.
+        split: String, a split as TFDS names it, such as `"train[:90%]"`.
+        key: String, the feature that holds the text.
+        read_at_once: Integer, records. Many where they are short.
+    """
+
+    def __init__(self, builder, split, key="text", read_at_once=1):
+        self._builder = builder
+        self._split = split
+        self._key = key
+        self._read_at_once = read_at_once
+
+    @property
+    def num_bytes(self):
+        """Bytes of the split; None for a part of one, which TFDS counts not."""
+        info = self._builder.info.splits[self._split]
+        return getattr(info, "num_bytes", None)
+
+    def __iter__(self):
+        dataset = self._builder.as_dataset(
+            split=self._split,
+            shuffle_files=False,
+            read_config=tfds.ReadConfig(
+                interleave_cycle_length=1,  # one file after the other
+                try_autocache=False,  # it would hold all text in memory
+                skip_prefetch=True,
+            ),
+        )
+        dataset = dataset.map(lambda example: example[self._key])
+        for texts in dataset.batch(self._read_at_once).as_numpy_iterator():
+            yield from texts
+
+
+def load_corpus(builder_class, data_dir=None, manual_dir=None):
+    """Prepares a corpus where that is not done, and opens it.
+
+    Args:
+        builder_class: A subclass of `TextBuilder`.
+        data_dir: Optional string. The folder for what is prepared and
+            downloaded. Default: TFDS's own, `TFDS_DATA_DIR` or
+            `~/tensorflow_datasets`.
+        manual_dir: Optional string. The folder with files already there.
+            Default: `data_dir`.
+
+    Returns:
+        A `Corpus`.
+
+    Raises:
+        ValueError: If a file is not the published one, if `manual_dir` is no
+            folder, or if `data_dir` cannot be written to.
+        ConnectionError: If no file is there and none can be downloaded.
+    """
+    builder = prepare(lambda: builder_class(data_dir=data_dir), manual_dir)
+    splits = {split: Records(builder, split) for split in SPLITS}
+    if builder.ONE_DOCUMENT:
+        splits = {split: [records] for split, records in splits.items()}
+    name = builder.name.removesuffix("_corpus")
+    return Corpus(name, splits, builder.ENCODING, identify(builder))
+
+
+def identify(builder):
+    """Returns by what a prepared dataset is recognised, for JSON."""
+    return {
+        "builder": builder.info.full_name,  # with its version
+        "splits": {
+            split: [info.num_examples, int(info.num_bytes)]
+            for split, info in builder.info.splits.items()
+        },
+    }
+
+
+def prepare(make_builder, manual_dir=None):
+    """Returns a builder whose dataset is prepared.
+
+    Args:
+        make_builder: Function that returns a `tfds.core.DatasetBuilder`.
+        manual_dir: Optional string, as for `load_corpus`.
+
+    Returns:
+        The builder.
+
+    Raises:
+        ValueError: If `manual_dir` is no folder or the builder's `data_dir`
+            cannot be written to or has an incomplete dataset. What the builder
+            raises passes through.
+    """
+    builder = make_builder()
+    if not builder.data_path.exists():
+        builder = _prepare(make_builder, manual_dir)
+    if not builder.info.splits:
+        raise ValueError(
+            f"{builder.data_dir} is not a complete dataset. Delete it and run "
+            "again."
+        )
+    return builder
+
+
+def find_sources(folder, archive, members):
+    """Finds the texts of a corpus in a folder, packed or not.
+
+    Args:
+        folder: String.
+        archive: String, name of a `.zip` or `.tgz` file.
+        members: Dict of split to the name of its text in the archive. Its last
+            part will do, too, and either with `.gz`.
+
+    Returns:
+        Dict of split to `Source`, or None if a text is missing.
+    """
+    for suffix in ("", ".gz"):
+        sources = {
+            split: Source(os.path.join(folder, name + suffix))
+            for split, name in members.items()
+        }
+        if all(_is_file(source.path) for source in sources.values()):
+            return sources
+    path = os.path.join(folder, archive)
+    if _is_file(path):
+        return _in_archive(path, members)
+    bare = {split: os.path.basename(name) for split, name in members.items()}
+    return None if bare == members else find_sources(folder, archive, bare)
+
+
+def read_chunks(source, start=0, stop=None):
+    """Yields a text, or the part from byte `start` to `stop`.
+
+    Args:
+        source: A `Source`.
+        start: Integer.
+        stop: Optional integer.
+
+    Yields:
+        `bytes` of at most 1 MiB, cut anywhere.
+
+    Raises:
+        ValueError: If the file is damaged or its archive lacks the text.
+    """
+    with _open_source(source) as file:
+        file.seek(start)  # what is packed is read to get there
+        left = sys.maxsize if stop is None else stop - start
+        while chunk := file.read(min(RECORD_BYTES, left)):
+            left -= len(chunk)
+            yield chunk
+
+
+def read_lines(source):
+    """Yields the lines of a `Source`, as `bytes` with their newlines."""
+    rest = b""
+    for chunk in read_chunks(source):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest
+
+
+def file_digest(path, algorithm):
+    """Returns the hexadecimal digest of a file, as it lies there."""
+    digest = hashlib.new(algorithm)
+    with tf.io.gfile.GFile(path, "rb") as file:
+        while chunk := file.read(RECORD_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def describe_failure(error, url=None):
+    """Says in a few words why a download failed.
+
+    Args:
+        error: A `requests.RequestException`, or TFDS's `DownloadError`.
+        url: Optional string. Default: the one in the error.
+    """
+    if isinstance(error, DownloadError):
+        return str(error)
+    url = url or getattr(error.request, "url", "unknown address")
+    return f"{url} ({type(error).__name__})"
+
+
+def _prepare(make_builder, manual_dir):
+    builder = make_builder()
+    data_dir = os.fspath(builder.data_dir_root)
+    _check_writable(data_dir)
+    manual_dir = os.path.expanduser(manual_dir or data_dir)
+    if not tf.io.gfile.isdir(manual_dir):
+        raise ValueError(
+            "`manual_dir` must be a folder with files of the corpus. "
+            f"Received: manual_dir={manual_dir!r}"
+        )
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    try:
+        with _fewer_retries():
+            builder.download_and_prepare(
+                download_config=tfds.download.DownloadConfig(
+                    manual_dir=manual_dir
+                )
+            )
+    except Exception:
+        # Another process may have prepared the same meanwhile.
+        builder = make_builder()
+        if not builder.data_path.exists():
+            raise
+    _remove_leftovers(builder)
+    return builder
+
+
+def _in_archive(path, members):
+    return {split: Source(path, name) for split, name in members.items()}
+
+
+def _is_file(path):
+    return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
+
+
+@contextlib.contextmanager
+def _open_source(source):
+    if source.member is None:
+        with open_file(source.path) as file:
+            yield file
+        return
+    open_member = _open_zip if source.path.endswith(".zip") else _open_tar
+    try:
+        with (
+            tf.io.gfile.GFile(source.path, "rb") as archive,
+            open_member(archive, source.member) as file,
+        ):
+            yield file
+    except (*DAMAGED, zipfile.BadZipFile, tarfile.TarError) as error:
+        raise damaged(source.path, error) from error
+    except KeyError as error:
+        raise ValueError(
+            f"{source.path} must contain a file '{source.member}'."
+        ) from error
+
+
+@contextlib.contextmanager
+def _open_zip(archive, member):
+    with zipfile.ZipFile(archive) as unpacked, unpacked.open(member) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _open_tar(archive, member):
+    with tarfile.open(fileobj=archive, mode="r:gz") as unpacked:
+        for info in unpacked:
+            # Names may begin with `./`.
+            if os.path.normpath(info.name) == member:
+                yield unpacked.extractfile(info)
+                return
+    raise KeyError(member)
+
+
+def _check_writable(data_dir):
+    try:
+        tf.io.gfile.makedirs(data_dir)
+        # A bucket tells only when it is written to.
+        writable = "://" in data_dir or os.access(data_dir, os.W_OK)
+    except (OSError, tf.errors.OpError):
+        writable = False
+    if not writable:
+        raise ValueError(
+            "`data_dir` must be a folder that can be written to (--data_dir on "
+            "the command line); files that lie in another folder are named by "
+            f"`manual_dir` (--manual_dir). Received: data_dir={data_dir!r}"
+        )
+
+
+@contextlib.contextmanager
+def _fewer_retries():
+    retries = downloader.MAX_RETRIES
+    log = logging.getLogger("urllib3")  # which warns of every one
+    level = log.level
+    downloader.MAX_RETRIES = DOWNLOAD_RETRIES
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        downloader.MAX_RETRIES = retries
+        log.setLevel(level)
+
+
+def _remove_leftovers(builder):
+    """Removes what runs that were killed left unfinished."""
+    folder, version = os.path.split(builder.data_dir)
+    pattern = os.path.join(folder, f"incomplete.*_{version}")
+    for path in tf.io.gfile.glob(pattern):
+        tf.io.gfile.rmtree(path)

@@ -1,0 +1,142 @@
+"""Any dataset of TFDS that has text, by its name there."""
+
+import difflib
+
+import requests
+import tensorflow as tf
+
+from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.tfds_builder import RECORD_BYTES
+from txl_keras.data.corpora.tfds_builder import DownloadError
+from txl_keras.data.corpora.tfds_builder import Records
+from txl_keras.data.corpora.tfds_builder import describe_failure
+from txl_keras.data.corpora.tfds_builder import identify
+from txl_keras.data.corpora.tfds_builder import prepare
+from txl_keras.data.corpora.tfds_builder import tfds
+
+VALID_NAMES = ("validation", "valid", "dev")
+# Where a dataset has nothing but train.
+PARTS = {
+    "train": "train[:90%]",
+    "valid": "train[90%:95%]",
+    "test": "train[95%:]",
+}
+
+
+def load(name, data_dir=None, manual_dir=None, text_key=None):
+    """Opens a dataset of TFDS as a corpus, and prepares it the first time.
+
+    Each example is a document and ends with a newline, which is added where
+    it lacks. The order is that of TFDS, the same each time. If there is no
+    validation split, test is taken for it, as is usual for `lm1b`, or the
+    other way round; if there is neither, the last tenth of train.
+
+    Args:
+        name: String, such as `"lm1b"` or `"wiki40b/en"`.
+        data_dir: Optional string. The folder for what is prepared and
+            downloaded. Default: `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
+        manual_dir: Optional string. The folder with files already there.
+            Default: `data_dir`.
+        text_key: Optional string, the feature with the text. Default:
+            `"text"`, or the only feature that is a string.
+
+    Returns:
+        A `Corpus` in UTF-8.
+
+    Raises:
+        ValueError: If the name is unknown, if a folder is wrong, if the text
+            is not in one feature, or if there are too few examples.
+        ConnectionError: If the dataset is not there and cannot be downloaded.
+    """
+    try:
+        builder = prepare(lambda: _find(name, data_dir), manual_dir)
+    except (requests.RequestException, DownloadError) as error:
+        raise ConnectionError(
+            f"The TFDS dataset {name!r} could not be downloaded: "
+            f"{describe_failure(error)}. Prepare it where there is a network, "
+            "and copy its folder to `data_dir`. "
+            f"Received: data_dir={data_dir!r}"
+        ) from None
+    key = _text_feature(builder, text_key)
+    splits = _choose_splits(builder)
+    # About 1 MB. One by one, sentences take three times as long.
+    train = builder.info.splits["train"]
+    read_at_once = RECORD_BYTES * train.num_examples // (train.num_bytes + 1)
+    return Corpus(
+        f"tfds:{name}",
+        {
+            split: Documents(builder, splits[split], key, max(1, read_at_once))
+            for split in SPLITS
+        },
+        identity={**identify(builder), "text_key": key},
+    )
+
+
+class Documents(Records):
+    """The records of a split, each of them with a newline at its end."""
+
+    def __iter__(self):
+        for text in super().__iter__():
+            yield text if text.endswith(b"\n") else text + b"\n"
+
+
+def _find(name, data_dir):
+    try:
+        return tfds.builder(name, data_dir=data_dir)
+    except tfds.core.DatasetNotFoundError as error:
+        known = tfds.list_builders(with_community_datasets=False)
+        near = difflib.get_close_matches(name.split("/")[0], known, n=5)
+        raise ValueError(
+            f"`name` must be a dataset of TFDS. Similar: {near}. "
+            f"All: https://www.tensorflow.org/datasets/catalog. "
+            f"Received: name={name!r}"
+        ) from error
+
+
+def _text_feature(builder, text_key):
+    features = builder.info.features
+    texts = [key for key in features if _is_text(features[key])]
+    if text_key is None and ("text" in texts or len(texts) == 1):
+        return "text" if "text" in texts else texts[0]
+    if text_key not in texts:
+        raise ValueError(
+            f"`text_key` must name the feature of {builder.name} that holds "
+            f"the text, one of {texts}. Received: text_key={text_key!r}, "
+            f"features {sorted(features)}"
+        )
+    return text_key
+
+
+def _is_text(feature):
+    return feature.tf_dtype == tf.string and feature.shape == ()
+
+
+def _choose_splits(builder):
+    infos = builder.info.splits
+    if "train" not in infos:
+        raise ValueError(
+            f"{builder.name} must have a split 'train'. Received: {list(infos)}"
+        )
+    valid = next((split for split in VALID_NAMES if split in infos), None)
+    test = "test" if "test" in infos else None
+    if not valid and not test:
+        splits = PARTS
+    else:
+        splits = {
+            "train": "train",
+            "valid": valid or test,
+            "test": test or valid,
+        }
+    if splits["valid"] == splits["test"]:
+        print(
+            f"{builder.name} has no split of its own for both validation and "
+            f"test: '{splits['valid']}' is taken for both."
+        )
+    sizes = {split: infos[splits[split]].num_examples for split in SPLITS}
+    if not all(sizes.values()):
+        raise ValueError(
+            f"{builder.name} has too few examples for three splits. "
+            f"Received: {sizes}"
+        )
+    return splits

@@ -1,0 +1,90 @@
+"""WikiText-103: 28,475 good articles of Wikipedia, in words."""
+
+import itertools
+
+from txl_keras.data.corpora.tfds_builder import TextBuilder
+from txl_keras.data.corpora.tfds_builder import load_corpus
+from txl_keras.data.corpora.tfds_builder import read_lines
+
+
+class Wikitext103Corpus(TextBuilder):
+    """Good and featured articles of Wikipedia, in words, one a record."""
+
+    URLS = (
+        # The authors' address, which was closed in 2026 or before.
+        "https://s3.amazonaws.com/research.metamind.io/wikitext/"
+        "wikitext-103-v1.zip",
+        "https://wikitext.smerity.com/wikitext-103-v1.zip",
+    )
+    MANUAL_DOWNLOAD_INSTRUCTIONS = (
+        "wikitext-103-v1.zip, a folder wikitext-103, or the wiki.*.tokens"
+    )
+    MEMBERS = {
+        "train": "wikitext-103/wiki.train.tokens",
+        "valid": "wikitext-103/wiki.valid.tokens",
+        "test": "wikitext-103/wiki.test.tokens",
+    }
+    ONE_DOCUMENT = False
+    # As Julia's CorpusLoaders.jl has it. (torchtext: MD5 9ddaacaf...)
+    ARCHIVE_DIGEST = (
+        "sha256",
+        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    )
+    # Of the paper, https://arxiv.org/abs/1609.07843, table 1.
+    TOKENS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
+
+    def records(self, source, split):
+        return split_articles(read_lines(source))
+
+
+def load(data_dir=None, manual_dir=None):
+    """Opens WikiText-103, prepared in `data_dir`; the first time, prepares it.
+
+    It is made from `wikitext-103-v1.zip` in `manual_dir`, or from the
+    `wiki.*.tokens` in it, there or in a folder `wikitext-103`, or downloaded.
+    Each article is a document.
+
+    Args:
+        data_dir: Optional string. The folder for what is prepared and
+            downloaded. Default: `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
+        manual_dir: Optional string. The folder with files already there.
+            Default: `data_dir`.
+
+    Returns:
+        A `Corpus`.
+
+    Raises:
+        ValueError: If the content is not WikiText-103, or a folder is wrong.
+        ConnectionError: If no file is there and it cannot be downloaded.
+    """
+    return load_corpus(Wikitext103Corpus, data_dir, manual_dir)
+
+
+def split_articles(lines):
+    """Cuts lines at the titles of articles.
+
+    A title is a line ` = Title = ` between blank ones; sections are called
+    ` = = Section = = `. What comes before the first title goes with it.
+
+    Args:
+        lines: Iterable of `bytes`.
+
+    Yields:
+        `bytes`, an article each. Together they are the lines.
+    """
+    article, titled, before = [], False, b""
+    for line, after in itertools.pairwise(itertools.chain(lines, [b""])):
+        if _is_title(line) and not before.strip() and not after.strip():
+            if titled:
+                yield b"".join(article)
+                article = []
+            titled = True
+        article.append(line)
+        before = line
+    yield b"".join(article)
+
+
+def _is_title(line):
+    words = line.split()
+    # A formula may begin with `=`, too, but does not end with it.
+    return len(words) > 2 and words[0] == words[-1] == b"=" and words[1] != b"="

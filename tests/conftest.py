@@ -4,6 +4,15 @@ import keras
 import pytest
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_data_dir(tmp_path_factory):
+    """Prepared text of tests, and of the scripts they run, lies apart."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("tensorflow_datasets"))
+        patch.setenv("TFDS_DATA_DIR", folder)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def same_weights_every_time():
     keras.utils.set_random_seed(3)

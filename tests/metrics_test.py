@@ -5,21 +5,21 @@ import numpy as np
 import pytest
 
 from txl_keras.metrics import BitsPerCharacter
-from txl_keras.metrics import bits_per_character
+from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 
 
 def test_a_fair_coin_is_one_bit_and_perplexity_two():
     nll = 0.6931471805599453  # ln 2
-    assert bits_per_character(nll) == pytest.approx(1)
+    assert bits_per_token(nll) == pytest.approx(1)
     assert perplexity(nll) == pytest.approx(2)
-    assert bits_per_character(0.0) == 0
+    assert bits_per_token(0.0) == 0
     assert perplexity(0.0) == 1
 
 
 def test_arrays_are_converted_too():
     np.testing.assert_allclose(
-        bits_per_character(np.array([1.3862943611, 2.0794415417])), [2, 3]
+        bits_per_token(np.array([1.3862943611, 2.0794415417])), [2, 3]
     )
 
 

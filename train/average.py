@@ -8,7 +8,7 @@ Train with --max_to_keep to have more than two.
 
 from absl import flags
 
-from txl_keras import script
+from txl_keras.scripts import running
 from txl_keras.training.checkpointing import average_weights
 from txl_keras.training.workdir import Workdir
 
@@ -34,4 +34,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    script.run(main)
+    running.run(main)

@@ -17,7 +17,6 @@ import os
 
 from absl import flags
 
-from txl_keras import script
 from txl_keras.checkpoints import load_hugging_face
 from txl_keras.checkpoints import load_pytorch
 from txl_keras.checkpoints import load_tf1
@@ -25,6 +24,7 @@ from txl_keras.checkpoints import load_vocabulary
 from txl_keras.checkpoints import save_hugging_face
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
+from txl_keras.scripts import running
 from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS
@@ -183,4 +183,4 @@ def _byte(symbol):
 
 
 if __name__ == "__main__":
-    script.run(main)
+    running.run(main)

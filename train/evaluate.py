@@ -4,28 +4,35 @@ r"""Measures bits per character and perplexity of a run.
     python train/evaluate.py --workdir=runs/enwik8 --memory_length=3800 \
         --segment_length=128 --same_length --clamp_length=1000
 
-Every token of the split but the first is scored once. Rows begin with an
-empty memory: --batch_size=1 reads the split as one stream.
+Every token of the split but the first is scored once, whatever the batch size.
+Each row reads a part of the split and begins with an empty memory, which costs
+its first tokens some bits. --warmup=memory first reads as many segments before
+the row's part as memory holds; --warmup=exact as many as what is in memory can
+depend on, L times that: then the result is that of --batch_size=1.
 """
 
 import tensorflow as tf
 from absl import flags
 from tqdm import tqdm
 
-from txl_keras import script
 from txl_keras.data import Segments
-from txl_keras.data import load_corpus
-from txl_keras.evaluation.compression import compressed_bits_per_character
+from txl_keras.data.preparation import prepare
+from txl_keras.data.preparation import token_folder
+from txl_keras.evaluation.compression import bits_per_byte
+from txl_keras.evaluation.compression import compressed_bits_per_byte
 from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.evaluation.evaluator import warmup_segments
+from txl_keras.scripts import data_flags
+from txl_keras.scripts import running
 from txl_keras.training.workdir import Workdir
-from txl_keras.training.workdir import fingerprint
 from txl_keras.training.workdir import write_json
 
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-flags.DEFINE_string("corpus", None, "Default: where it was in training.")
-flags.DEFINE_string("data_dir", None, "Default: where it was in training.")
+# Default: what they were in training.
+data_flags.define_corpus_flags(required=False)
+flags.adopt_module_key_flags(data_flags)
 flags.DEFINE_enum("split", "test", ["train", "valid", "test"], "Which text.")
 flags.DEFINE_integer(
     "memory_length", None, "Default: as in training.", lower_bound=0
@@ -40,6 +47,10 @@ flags.DEFINE_integer(
     "clamp_length", None, "Distances beyond it count as it.", lower_bound=1
 )
 flags.DEFINE_integer("batch_size", 16, "Streams.", lower_bound=1)
+flags.DEFINE_enum(
+    "warmup", "none", ["none", "memory", "exact"],
+    "Text that a stream reads before its own, to fill its memory.",
+)  # fmt: skip
 
 
 def main(_):
@@ -59,25 +70,36 @@ def main(_):
     if memory_length is None:
         memory_length = model.backbone.memory_length
 
-    corpus_name = FLAGS.corpus or config["corpus"]["name"]
-    if corpus_name is None:
+    corpus_options = data_flags.corpus_options(config["corpus"])
+    if corpus_options["corpus"] is None:
         raise ValueError(
             "`corpus` must be given: the model was not trained here. "
             "Received: --corpus=None"
         )
-    corpus = load_corpus(
-        corpus_name,
-        FLAGS.data_dir or config["corpus"]["data_dir"],
-    )
-    tokens = tokenizer.encode(corpus.splits[FLAGS.split])
+    corpus = data_flags.load(corpus_options)
+    folder = token_folder(corpus_options["data_dir"])
+    split = prepare(corpus, tokenizer, folder, [FLAGS.split])[FLAGS.split]
     expected = config["data"].get(FLAGS.split)
-    if expected not in (None, fingerprint(tokens)):
+    if expected not in (None, split.fingerprint()):
         raise ValueError(
             f"The {FLAGS.split} split of {corpus.name} is not what it "
             "was when the run began: the text was changed, or Python was "
-            f"updated. Expected {expected}. Received: {fingerprint(tokens)}"
+            f"updated. Expected {expected}. Received: {split.fingerprint()}"
         )
-    segments = Segments(tokens, FLAGS.batch_size, segment_length, False)
+    warmup = {
+        "none": 0,
+        "memory": -(-memory_length // segment_length),
+        "exact": warmup_segments(model.backbone, segment_length, memory_length),
+    }[FLAGS.warmup]
+    segments = Segments(
+        split.tokens,
+        FLAGS.batch_size,
+        segment_length,
+        drop_remainder=False,
+        documents=split.documents,
+        reset_documents=settings.get("reset_documents", False),
+        warmup_segments=warmup,
+    )
     evaluator = Evaluator(
         model, tf.distribute.get_strategy(), FLAGS.batch_size, memory_length
     )
@@ -85,18 +107,19 @@ def main(_):
         scores = evaluator.evaluate(
             segments, on_progress=lambda done, _: bar.update(done - bar.n)
         )
+    text = tokenizer.decode_bytes(split.tokens[:])
     results = {
         "step": step,
         "split": FLAGS.split,
         "batch_size": FLAGS.batch_size,
         "segment_length": segment_length,
+        "warmup_segments": warmup,
         "memory_length": memory_length,
         "same_length": model.backbone.same_length,
         "clamp_length": model.backbone.clamp_length,
         **scores,
-        "compressors": compressed_bits_per_character(
-            tokenizer.decode_bytes(tokens), len(tokens)
-        ),
+        "bits_per_byte": bits_per_byte(scores, text),
+        "compressors": compressed_bits_per_byte(text),
     }
     path = workdir.file(f"evaluation_{FLAGS.split}.json")
     for name, value in results.items():
@@ -106,4 +129,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    script.run(main)
+    running.run(main)

@@ -9,7 +9,7 @@ import os
 
 from absl import flags
 
-from txl_keras import script
+from txl_keras.scripts import running
 from txl_keras.serving import export
 from txl_keras.training.workdir import Workdir
 
@@ -35,4 +35,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    script.run(main)
+    running.run(main)

@@ -12,7 +12,7 @@ import sys
 
 from absl import flags
 
-from txl_keras import script
+from txl_keras.scripts import running
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.training.workdir import Workdir
@@ -73,4 +73,4 @@ def _prompt(tokenizer):
 
 
 if __name__ == "__main__":
-    script.run(main)
+    running.run(main)

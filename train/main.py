@@ -12,24 +12,25 @@ import os
 import time
 
 import keras
+import numpy as np
 from absl import flags
 
-from txl_keras import script
-from txl_keras.checkpoints.vocabularies import load_vocabulary
 from txl_keras.data import Segments
-from txl_keras.data import build_tokenizer
-from txl_keras.data import load_corpus
 from txl_keras.data import save_tokenizer
-from txl_keras.data.corpora import CORPORA
+from txl_keras.data.preparation import prepare
+from txl_keras.data.preparation import token_folder
+from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.data.segments import ORDERS
 from txl_keras.data.segments import replica_batch_size
-from txl_keras.evaluation.compression import compressed_bits_per_character
+from txl_keras.evaluation.compression import bits_per_byte
+from txl_keras.evaluation.compression import compressed_bits_per_byte
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
-from txl_keras.layers.decoder_block import ATTENTION_TYPES
-from txl_keras.metrics import bits_per_character
+from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
-from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models import presets
+from txl_keras.scripts import data_flags
+from txl_keras.scripts import model_flags
+from txl_keras.scripts import running
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
@@ -40,8 +41,6 @@ from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import describe
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.workdir import Workdir
-from txl_keras.training.workdir import fingerprint
-from txl_keras.training.workdir import hash_json
 from txl_keras.training.workdir import read_json
 from txl_keras.training.workdir import write_json
 
@@ -60,99 +59,24 @@ flags.DEFINE_enum(
     "Of activations; weights, softmax and loss are float32 always.",
 )  # fmt: skip
 
-# Data.
-flags.DEFINE_string(
-    "corpus", None, "python_stdlib, enwik8, text8, or a text file or folder.",
-    required=True,
-)  # fmt: skip
-flags.DEFINE_string("data_dir", None, "Folder that holds enwik8 or text8.")
-flags.DEFINE_enum(
-    "tokenizer", "bytes", ["bytes", "characters", "words"], "What a token is."
-)
-flags.DEFINE_bool(
-    "drop_newlines", False,
-    "Leave newlines out, as the original's enwik8 protocol does. Its bpc is "
-    "then one of the text without them.",
-)  # fmt: skip
-
-# Of --tokenizer=words.
-flags.DEFINE_string(
-    "vocabulary", None, "File of the words. Default: those of train, counted."
-)
-flags.DEFINE_integer("min_count", None, "Rarer words are unknown.")
-flags.DEFINE_bool("lower_case", None, "Read text in lower case.")
-flags.DEFINE_string("unknown", None, "Word for words unknown. Default: <unk>.")
-flags.DEFINE_string("line_start", None, "Word before a line. Default: none.")
-flags.DEFINE_string("line_end", None, "Word after a line. Default: <eos>.")
-_WORD_FLAGS = ("min_count", "lower_case", "unknown", "line_start", "line_end")
-
-# Model: a preset, and what differs from it.
-flags.DEFINE_enum("preset", "quickstart", presets.names(), "Model sizes.")
-_MODEL_FLAGS = []
-
-
-def _define_model_flag(define, name, description, **kwargs):
-    define(name, None, help=f"{description} Default: the preset's.", **kwargs)
-    _MODEL_FLAGS.append(name)
-
-
-_define_model_flag(flags.DEFINE_integer, "num_layers", "Blocks.")
-_define_model_flag(flags.DEFINE_integer, "num_heads", "Attention heads.")
-_define_model_flag(flags.DEFINE_integer, "head_dim", "Size of a head.")
-_define_model_flag(flags.DEFINE_integer, "hidden_dim", "Hidden size.")
-_define_model_flag(flags.DEFINE_integer, "intermediate_dim", "Inner size.")
-_define_model_flag(
-    flags.DEFINE_integer, "memory_length", "Memory; 0 for none.", lower_bound=0
-)
-_define_model_flag(
-    flags.DEFINE_list, "cutoffs", "Where clusters of the vocabulary begin."
-)
-_define_model_flag(
-    flags.DEFINE_integer, "embedding_dim", "Size of the first cluster."
-)
-_define_model_flag(
-    flags.DEFINE_integer, "div_val", "How many times smaller the next is."
-)
-_define_model_flag(
-    flags.DEFINE_bool, "project_same_dim", "Project tables of the hidden size."
-)
-_define_model_flag(
-    flags.DEFINE_bool, "tie_embeddings", "Softmax shares the embedding tables."
-)
-_define_model_flag(
-    flags.DEFINE_enum, "tie_projections", "Softmax shares their projections.",
-    enum_values=["all", "all_but_first", "none"],
-)  # fmt: skip
-_define_model_flag(
-    flags.DEFINE_enum, "attention_type", "Of the paper's ablation.",
-    enum_values=ATTENTION_TYPES,
-)  # fmt: skip
-_define_model_flag(
-    flags.DEFINE_integer, "max_positions", "Learned ones: shaw, al_rfou."
-)
-_define_model_flag(flags.DEFINE_bool, "tie_attention_biases", "One u and v.")
-_define_model_flag(flags.DEFINE_bool, "same_length", "See M tokens, not more.")
-_define_model_flag(
-    flags.DEFINE_integer, "clamp_length", "Distances beyond it count as it."
-)
-_define_model_flag(flags.DEFINE_float, "dropout", "Dropout.")
-_define_model_flag(flags.DEFINE_float, "attention_dropout", "On attention.")
-_define_model_flag(flags.DEFINE_bool, "normalize_first", "Pre-norm.")
-_define_model_flag(flags.DEFINE_bool, "normalize_output", "Norm at the end.")
-_define_model_flag(flags.DEFINE_float, "layer_norm_epsilon", "Epsilon.")
-_define_model_flag(
-    flags.DEFINE_float, "initializer_stddev", "Of the initial weights."
-)
-_define_model_flag(
-    flags.DEFINE_float, "projection_initializer_stddev", "Of the projections."
-)
-
-_TIES = {"all": True, "none": False}  # `all_but_first` is a value itself
+data_flags.define_corpus_flags()
+data_flags.define_tokenizer_flags()
+flags.adopt_module_key_flags(data_flags)
+model_flags.define_model_flags()
+flags.adopt_module_key_flags(model_flags)
 
 # Training.
 flags.DEFINE_integer("seed", 0, "Of initial weights and dropout.")
 flags.DEFINE_integer("batch_size", 16, "Rows over all replicas.", lower_bound=1)
 flags.DEFINE_integer("segment_length", 128, "Tokens a row.", lower_bound=1)
+flags.DEFINE_enum(
+    "order", "sequential", ORDERS,
+    "Of an epoch: roll begins every row elsewhere, shuffle mixes documents.",
+)  # fmt: skip
+flags.DEFINE_bool(
+    "reset_documents", False, "Forget memory where a document begins."
+)
+flags.DEFINE_bool("varlen", False, "Vary the length of segments.")
 flags.DEFINE_integer("max_steps", 1000, "Steps of training.", lower_bound=1)
 flags.DEFINE_enum(
     "optimizer", "adam", list(optimizers.OPTIMIZERS), "Lamb: large batches."
@@ -184,9 +108,10 @@ flags.DEFINE_integer(
 )
 
 _FIXED_FLAGS = (
-    "tokenizer", "drop_newlines", "precision", "seed",
-    "batch_size", "segment_length", "max_steps", "optimizer", "learning_rate",
-    "min_learning_rate", "warmup_steps", "clip_norm", *_WORD_FLAGS,
+    *data_flags.TOKENIZER_FLAGS, "precision", "seed", "batch_size",
+    "segment_length", "order", "reset_documents", "varlen", "max_steps",
+    "optimizer", "learning_rate", "min_learning_rate", "warmup_steps",
+    "clip_norm",
 )  # fmt: skip
 
 
@@ -198,33 +123,46 @@ def main(_):
     replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
 
     # Data.
-    corpus_place = _corpus_place()
-    corpus = load_corpus(FLAGS.corpus, FLAGS.data_dir)
-    tokenizer = build_tokenizer(
-        FLAGS.tokenizer,
-        corpus,
-        FLAGS.drop_newlines,
-        FLAGS.vocabulary and load_vocabulary(FLAGS.vocabulary),
-        **_given(_WORD_FLAGS),
-    )
-    tokens = {
-        split: tokenizer.encode(text) for split, text in corpus.splits.items()
-    }
+    corpus_options = data_flags.corpus_options()
+    _check_folders(corpus_options)
+    corpus = data_flags.load(corpus_options)
+    data_dir = corpus_options["data_dir"]
+    tokenizer = data_flags.tokenizer_for(corpus, data_dir)
+    splits = prepare(corpus, tokenizer, token_folder(data_dir))
     train = Segments(
-        tokens["train"], FLAGS.batch_size, FLAGS.segment_length, True
+        splits["train"].tokens,
+        FLAGS.batch_size,
+        FLAGS.segment_length,
+        drop_remainder=True,
+        documents=splits["train"].documents,
+        order=FLAGS.order,
+        reset_documents=FLAGS.reset_documents,
+        varlen=FLAGS.varlen,
+        seed=FLAGS.seed,
     )
     held_out = {
-        split: tokens[split][: FLAGS.max_eval_tokens]
+        split: splits[split].tokens[: FLAGS.max_eval_tokens]
         for split in ("valid", "test")
     }
     valid, test = (
-        Segments(ids, FLAGS.eval_batch_size, FLAGS.segment_length, False)
-        for ids in held_out.values()
+        Segments(
+            tokens,
+            FLAGS.eval_batch_size,
+            FLAGS.segment_length,
+            drop_remainder=False,
+            documents=_before(splits[split].documents, len(tokens)),
+            reset_documents=FLAGS.reset_documents,
+        )
+        for split, tokens in held_out.items()
     )
 
     # Model.
     with strategy.scope():
-        model = _build_model(tokenizer)
+        model = model_flags.build_model(
+            tokenizer.vocabulary_size,
+            splits["train"].tokens,
+            "mixed_bfloat16" if FLAGS.precision == "bfloat16" else "float32",
+        )
         optimizer = optimizers.OPTIMIZERS[FLAGS.optimizer](
             optimizers.cosine_schedule(
                 FLAGS.learning_rate,
@@ -241,6 +179,7 @@ def main(_):
         FLAGS.batch_size,
         FLAGS.clip_norm,
         FLAGS.seed,
+        train.segment_lengths,
     )
     evaluator = Evaluator(model, strategy, FLAGS.eval_batch_size)
 
@@ -249,9 +188,9 @@ def main(_):
         {
             "flags": {name: FLAGS[name].value for name in _FIXED_FLAGS},
             "model": model.get_config(),
-            "tokenizer": hash_json(tokenizer.get_config()),
-            "corpus": corpus_place,
-            "data": {split: fingerprint(ids) for split, ids in tokens.items()},
+            "tokenizer": tokenizer_hash(tokenizer),
+            "corpus": corpus_options,
+            "data": {name: s.fingerprint() for name, s in splits.items()},
         }
     )
     save_tokenizer(tokenizer, workdir.tokenizer)
@@ -261,7 +200,7 @@ def main(_):
     results_path = workdir.file("results.json")
     print(
         f"{workdir.path}: {corpus.name}, "
-        + ", ".join(f"{len(ids):,} {split}" for split, ids in tokens.items())
+        + ", ".join(f"{len(s.tokens):,} {name}" for name, s in splits.items())
         + f" tokens of {tokenizer.vocabulary_size:,} kinds; "
         f"{model.count_params():,} weights; "
         f"{describe(strategy)}; "
@@ -274,7 +213,7 @@ def main(_):
             "The run is finished. To score or sample it in other ways, use "
             "train/evaluate.py and train/generate.py."
         )
-        _print_results(read_json(results_path))
+        _print_results(read_json(results_path), tokenizer)
         return
 
     # Train.
@@ -305,14 +244,15 @@ def main(_):
         metrics = {
             "step": step,
             "loss": loss,
-            "bits_per_character": bits_per_character(loss),
+            "bits_per_token": bits_per_token(loss),
             "gradient_norm": float(losses["gradient_norm"].mean()),
             "learning_rate": float(optimizer.learning_rate),
         }
-        progress.update(num_steps, seconds, loss, _score(loss))
+        progress.update(num_steps, seconds, loss, _score(loss, tokenizer))
         if step % FLAGS.eval_every == 0 or step == FLAGS.max_steps:
             metrics["valid"] = valid_scores = evaluator.evaluate(valid)
-            progress.write(f"step {step}: valid {_score(valid_scores['nll'])}")
+            score = _score(valid_scores["nll"], tokenizer)
+            progress.write(f"step {step}: valid {score}")
         workdir.append_metrics(metrics)
         if step % FLAGS.checkpoint_every == 0 or step == FLAGS.max_steps:
             checkpoints.save()
@@ -325,21 +265,19 @@ def main(_):
         "valid": valid_scores or evaluator.evaluate(valid),
         "test": evaluator.evaluate(test),
     }
-    for split, ids in held_out.items():
-        results[split]["compressors"] = compressed_bits_per_character(
-            tokenizer.decode_bytes(ids), len(ids)
-        )
+    for split, tokens in held_out.items():
+        text = tokenizer.decode_bytes(tokens)
+        results[split]["bits_per_byte"] = bits_per_byte(results[split], text)
+        results[split]["compressors"] = compressed_bits_per_byte(text)
     plot_learning_curve(
         workdir.read_metrics(),
         workdir.file("learning_curve.png"),
-        results["valid"]["compressors"],
-        "bits per token"
-        if FLAGS.tokenizer == "words"
-        else "bits per character",
+        tokenizer.unit,
+        results["valid"],
     )
     # A copy on one device: the model itself may live on many.
     served, _ = workdir.load_model()
-    prompt = tokens["test"][: FLAGS.segment_length]
+    prompt = splits["test"].tokens[: FLAGS.segment_length]
     write = Generator(
         served,
         Sampler(temperature=0.8, top_p=0.95),
@@ -353,55 +291,30 @@ def main(_):
         file.write(tokenizer.decode(sample))
     export(served, workdir.file(f"export/{step}"))
     write_json(results, results_path)
-    _print_results(results)
+    _print_results(results, tokenizer)
 
 
-def _corpus_place():
-    """Where the text lies, for scripts that are called from elsewhere."""
-    name, data_dir = FLAGS.corpus, FLAGS.data_dir
-    if name not in CORPORA:
-        name = os.path.abspath(os.path.expanduser(name))
-        workdir = os.path.abspath(os.path.expanduser(FLAGS.workdir))
-        if os.path.isdir(name) and os.path.commonpath([name, workdir]) == name:
+def _check_folders(corpus_options):
+    """Nothing may be written into a folder that is read as text."""
+    text = corpus_options["corpus"]
+    if not (os.path.isabs(text) and os.path.isdir(text)):
+        return
+    folders = {
+        "workdir": os.path.abspath(os.path.expanduser(FLAGS.workdir)),
+        "data_dir": token_folder(corpus_options["data_dir"]),
+    }
+    for name, folder in folders.items():
+        if os.path.commonpath([text, os.path.abspath(folder)]) == text:
             raise ValueError(
-                "`workdir` must not be in the folder of the text, or the run "
-                f"would be read as text. Received: workdir={workdir}, "
-                f"corpus={name}"
+                f"`{name}` must not be in the folder of the text, or what is "
+                f"written there would be read as text. Received: "
+                f"{name}={folder}, corpus={text}"
             )
-    if data_dir is not None:
-        data_dir = os.path.abspath(os.path.expanduser(data_dir))
-    return {"name": name, "data_dir": data_dir}
 
 
-def _integers(name):
-    try:
-        return [int(text) for text in FLAGS[name].value]
-    except ValueError as error:
-        raise ValueError(
-            f"`{name}` must be integers with commas between them. "
-            f"Received: {name}={','.join(FLAGS[name].value)}"
-        ) from error
-
-
-def _given(names):
-    """Flags that were given, by name."""
-    values = {name: FLAGS[name].value for name in names}
-    return {name: v for name, v in values.items() if v is not None}
-
-
-def _build_model(tokenizer):
-    changes = _given(_MODEL_FLAGS)
-    if "cutoffs" in changes:
-        changes["cutoffs"] = _integers("cutoffs")
-    if changes.get("tie_projections") in _TIES:
-        changes["tie_projections"] = _TIES[changes["tie_projections"]]
-    policy = "mixed_bfloat16" if FLAGS.precision == "bfloat16" else "float32"
-    return TransformerXLCausalLM.from_preset(
-        FLAGS.preset,
-        dtype=policy,
-        vocabulary_size=tokenizer.vocabulary_size,
-        **changes,
-    )
+def _before(documents, num_tokens):
+    """The documents that begin in the first tokens of a split."""
+    return documents[: np.searchsorted(documents, num_tokens)]
 
 
 def _check_positions(backbone):
@@ -414,24 +327,24 @@ def _check_positions(backbone):
         )
 
 
-def _score(nll):
-    """What the field gives: perplexity of words, bits of characters."""
-    if FLAGS.tokenizer == "words":
-        return f"{perplexity(nll):.2f} ppl"
-    return f"{bits_per_character(nll):.4f} bpc"
+def _score(nll, tokenizer):
+    """What the field gives: bits of characters, perplexity of words."""
+    if tokenizer.unit in ("byte", "character"):
+        return f"{bits_per_token(nll):.4f} bpc"
+    return f"{perplexity(nll):.2f} ppl"
 
 
-def _print_results(results):
+def _print_results(results, tokenizer):
     for split in ("valid", "test"):
         scores = results[split]
-        unit = " bits a token" if FLAGS.tokenizer == "words" else ""
         others = ", ".join(
             f"{name} {value:.3f}"
             for name, value in scores["compressors"].items()
         )
         print(
-            f"{split}: {_score(scores['nll'])} over "
-            f"{scores['num_tokens']:,} tokens ({others}{unit})"
+            f"{split}: {_score(scores['nll'], tokenizer)} over "
+            f"{scores['num_tokens']:,} tokens, {scores['bits_per_byte']:.3f} "
+            f"bits a byte ({others})"
         )
     sample = Workdir(FLAGS.workdir).file("sample.txt")
     with open(sample, encoding="utf-8") as file:
@@ -443,4 +356,4 @@ def _print_results(results):
 
 
 if __name__ == "__main__":
-    script.run(main)
+    running.run(main)

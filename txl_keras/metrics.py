@@ -1,15 +1,16 @@
-"""Bits per character and perplexity, from nats."""
+"""Bits and perplexity, from nats."""
 
 import math
 
 import keras
 
 
-def bits_per_character(nll):
+def bits_per_token(nll):
     """Converts a mean negative log-likelihood from nats to bits.
 
     Args:
-        nll: Float or tensor, nats a token; a token is a character or byte.
+        nll: Float or tensor, nats a token. Of tokens that are characters or
+            bytes these bits are bits per character, bpc.
 
     Returns:
         The same in bits.
@@ -67,4 +68,4 @@ def _bits(y_true, y_pred):
     nll = keras.losses.sparse_categorical_crossentropy(
         y_true, y_pred, from_logits=True
     )
-    return bits_per_character(nll)
+    return bits_per_token(nll)

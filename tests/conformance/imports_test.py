@@ -17,7 +17,7 @@ ALLOWED = {
     "training": {"checks", "data", "layers", "models"},
     "evaluation": {"data", "layers", "metrics", "training"},
     "serving": {"checks", "layers"},
-    "script": set(),
+    "scripts": {"checkpoints", "data", "layers", "models"},
 }
 
 

@@ -59,7 +59,7 @@ def test_the_learning_curve_is_that_of_the_original(seed):
     for _ in ORIGINAL:
         trainer.train(iterator, 100)
         scores = evaluator.evaluate(held_out)
-        curve.append(scores["bits_per_character"])
+        curve.append(scores["bits_per_token"])
     print(f"seed {seed}: {np.round(curve, 3)}; original: {ORIGINAL}")
     assert curve[-1] <= ORIGINAL[-1] + 0.03
     np.testing.assert_allclose(curve, ORIGINAL, atol=0.12)

@@ -116,7 +116,7 @@ def test_a_run_leaves_all_it_promises(run):
     workdir, printed, _ = run
     results = json.loads((workdir / "results.json").read_text())
     test = results["test"]
-    assert f"test: {test['bits_per_character']:.4f} bpc" in printed
+    assert f"test: {test['bits_per_token']:.4f} bpc" in printed
     assert f"gzip -9 {test['compressors']['gzip -9']:.3f}" in printed
     assert (workdir / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
     assert (workdir / "sample.txt").read_text("utf-8") in printed
@@ -134,8 +134,8 @@ def test_a_run_learns_and_says_so_step_by_step(run):
     assert steps == [7, 14, 20, 25, 32, 39, 40, 47, 50, 57, 60]
     measured = [line["step"] for line in metrics if "valid" in line]
     assert measured == [25, 50, 60]
-    assert metrics[-1]["valid"]["bits_per_character"] < 5
-    assert metrics[0]["bits_per_character"] > 6
+    assert metrics[-1]["valid"]["bits_per_token"] < 5
+    assert metrics[0]["bits_per_token"] > 6
     rates = [line["learning_rate"] for line in metrics]
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] == pytest.approx(0, abs=1e-9)

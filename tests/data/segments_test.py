@@ -1,13 +1,18 @@
-"""Tokens are positions here, so every expected value is a position."""
+"""Tokens are positions here, so every expected value is a position.
 
-import subprocess
-import sys
+What replicas read is tested in conformance/data_order_test.py.
+"""
+
+import doctest
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from txl_keras.data import segments as segments_module
 from txl_keras.data.segments import Segments
+
+DOCUMENTS = np.array([0, 1, 14, 30, 31, 52])
 
 
 def positions(num_tokens, batch_size, segment_length, drop_remainder):
@@ -30,13 +35,15 @@ def test_training_batches_are_these():
 
 
 def test_evaluation_pads_the_end_of_rows_only():
-    # 12 tokens, 11 predictions: rows of 3, 4 and 4.
-    segments = positions(12, 3, 2, drop_remainder=False)
+    # 12 tokens, 11 predictions, 4 segments: rows of 1, 1 and 2.
+    segments = positions(12, 3, 3, drop_remainder=False)
     assert len(segments) == 2
-    last = segments.batch(1)
-    assert last["inputs"].tolist() == [[2, 0], [5, 6], [9, 10]]
-    assert last["targets"].tolist() == [[3, 0], [6, 7], [10, 11]]
-    assert last["weights"].tolist() == [[1, 0], [1, 1], [1, 1]]
+    first, last = segments.batch(0), segments.batch(1)
+    assert first["inputs"].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert last["inputs"].tolist() == [[0, 0, 0], [0, 0, 0], [9, 10, 0]]
+    assert last["targets"].tolist() == [[0, 0, 0], [0, 0, 0], [10, 11, 0]]
+    assert last["weights"].tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 0]]
+    assert (first["num_targets"], last["num_targets"]) == (9, 2)
 
 
 def test_a_batch_has_these_dtypes_whatever_the_dtype_of_the_tokens():
@@ -46,6 +53,7 @@ def test_a_batch_has_these_dtypes_whatever_the_dtype_of_the_tokens():
         assert batch["inputs"].dtype == batch["targets"].dtype == np.int32
         assert batch["weights"].dtype == np.float32
         assert batch["reset"].dtype == bool
+        assert batch["num_targets"].dtype == np.float32
         assert batch["inputs"].max() == 200
 
 
@@ -57,7 +65,8 @@ def test_rows_continue_from_step_to_step_until_the_epoch_ends(drop_remainder):
         before, batch = segments.batch(step - 1), segments.batch(step)
         if step % epoch == 0:
             assert batch["reset"].all()
-            assert batch["inputs"][:, 0].tolist() == [0, 33, 66]
+            begins = [0, 33, 66] if drop_remainder else [0, 32, 64]
+            assert batch["inputs"][:, 0].tolist() == begins
         else:
             assert not batch["reset"].any()
             follows = batch["inputs"][:, 0] == before["targets"][:, -1]
@@ -96,6 +105,8 @@ def test_rows_can_be_read_alone():
     whole = segments.batch(2)
     part = segments.batch(2, first_row=1, num_rows=2)
     rest = segments.batch(2, first_row=3)
+    totals = {batch.pop("num_targets") for batch in (whole, part, rest)}
+    assert totals == {15}
     for key in whole:
         np.testing.assert_array_equal(part[key], whole[key][1:3])
         np.testing.assert_array_equal(rest[key], whole[key][3:])
@@ -122,8 +133,16 @@ def test_arrays_are_the_batches_of_an_epoch_in_order():
         np.testing.assert_array_equal(
             y[3 * step : 3 * step + 3], batch["targets"]
         )
-    with pytest.raises(ValueError, match="drop_remainder=False"):
-        positions(101, 3, 4, drop_remainder=False).arrays()
+    for arguments in (
+        {"drop_remainder": False},
+        {"order": "roll"},
+        {"varlen": True},
+        {"reset_documents": True, "documents": DOCUMENTS},
+    ):
+        arguments = {"drop_remainder": True, **arguments}
+        other = Segments(np.arange(101), 3, 4, **arguments)
+        with pytest.raises(ValueError, match="`arrays.*order="):
+            other.arrays()
 
 
 def test_a_dataset_starts_at_its_step_and_has_static_shapes():
@@ -134,6 +153,7 @@ def test_a_dataset_starts_at_its_step_and_has_static_shapes():
     assert spec["targets"] == tf.TensorSpec((2, 3), tf.int32)
     assert spec["weights"] == tf.TensorSpec((2, 3), tf.float32)
     assert spec["reset"] == tf.TensorSpec((2,), tf.bool)
+    assert spec["num_targets"] == tf.TensorSpec((), tf.float32)
     for step, batch in zip(range(10**7, 10**7 + 9), dataset, strict=False):
         for key, value in segments.batch(step, 1, 2).items():
             np.testing.assert_array_equal(batch[key], value)
@@ -158,73 +178,27 @@ def test_distribute_works_on_the_default_strategy():
     np.testing.assert_array_equal(batches[1]["reset"], [True, True])
 
 
-# The number of devices is fixed for a process, so replicas need another one.
-TWO_REPLICAS = """
-import numpy as np
-import tensorflow as tf
-from txl_keras.data.segments import Segments
+class Workers:
+    """Where a strategy would ask for the dataset of each worker."""
 
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(
-    cpu, [tf.config.LogicalDeviceConfiguration()] * 2
-)
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-segments = Segments(np.arange(101), 6, 3, drop_remainder=False)
+    def __init__(self, num_workers, num_replicas):
+        self.num_workers = num_workers
+        self.num_replicas_in_sync = num_replicas
 
-
-def check(dataset, first_step, num_steps):
-    steps = 0
-    for step, batch in zip(
-        range(first_step, first_step + num_steps), dataset, strict=False
-    ):
-        expected = segments.batch(step)
-        for key in expected:
-            per_replica = strategy.experimental_local_results(batch[key])
-            assert len(per_replica) == 2
-            for replica, value in enumerate(per_replica):
-                assert value.shape[0] == 3, value.shape
-                rows = expected[key][3 * replica : 3 * replica + 3]
-                np.testing.assert_array_equal(value, rows)
-        steps += 1
-    assert steps == num_steps, steps
-
-
-check(segments.distribute(strategy, first_step=10**7), 10**7, 9)
-finite = segments.distribute(strategy, first_step=4, num_steps=5)
-check(finite, 4, 5)
-assert len(list(finite)) == 5
-assert finite.element_spec["inputs"]._value_specs[0].shape == (3, 3)
-
-try:
-    Segments(np.arange(101), 5, 3, True).distribute(strategy)
-except ValueError as error:
-    assert "batch_size=5, 2 replicas" in str(error), error
-else:
-    raise AssertionError("5 rows on 2 replicas were accepted")
-print("all good")
-"""
-
-
-def test_each_of_two_replicas_always_gets_its_own_rows():
-    result = subprocess.run(
-        [sys.executable, "-c", TWO_REPLICAS], capture_output=True, text=True
-    )
-    assert "all good" in result.stdout, result.stderr[-3000:]
+    def distribute_datasets_from_function(self, function):
+        return [
+            function(
+                tf.distribute.InputContext(
+                    self.num_workers, worker, self.num_replicas_in_sync
+                )
+            )
+            for worker in range(self.num_workers)
+        ]
 
 
 def test_each_of_two_workers_always_gets_its_own_rows():
     segments = positions(101, 8, 3, drop_remainder=True)
-
-    class TwoWorkersOfTwoReplicas:
-        num_replicas_in_sync = 4
-
-        def distribute_datasets_from_function(self, function):
-            return [
-                function(tf.distribute.InputContext(2, worker, 4))
-                for worker in range(2)
-            ]
-
-    workers = segments.distribute(TwoWorkersOfTwoReplicas(), 6, 4)
+    workers = segments.distribute(Workers(2, 4), 6, 4)
     for worker, dataset in enumerate(workers):
         elements = list(dataset)
         assert len(elements) == 8
@@ -233,6 +207,194 @@ def test_each_of_two_workers_always_gets_its_own_rows():
             expected = segments.batch(6 + i // 2, first_row, 2)
             np.testing.assert_array_equal(batch["inputs"], expected["inputs"])
             np.testing.assert_array_equal(batch["reset"], expected["reset"])
+
+
+def test_rows_and_replicas_must_divide():
+    segments = positions(101, 6, 3, drop_remainder=True)
+    with pytest.raises(ValueError, match="batch_size=6, 4 replicas"):
+        segments.distribute(Workers(1, 4))
+    with pytest.raises(ValueError, match="3 replicas on 2 workers"):
+        segments.distribute(Workers(2, 3))
+
+
+class CountedTokens:
+    """As many tokens as no machine holds, in slices."""
+
+    dtype = np.dtype(np.uint32)
+
+    def __init__(self, size):
+        self.size = size
+        self.num_read = 0
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, where):
+        positions = np.arange(*where.indices(self.size)) % 2**31
+        self.num_read += len(positions)
+        return positions.astype(self.dtype)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"drop_remainder": True},
+        {"drop_remainder": False, "warmup_segments": 7},
+        {"drop_remainder": True, "order": "roll"},
+        {"drop_remainder": True, "varlen": True},
+        {
+            "drop_remainder": True,
+            "order": "shuffle",
+            "documents": np.arange(1000) * 10**9,
+        },
+        {
+            "drop_remainder": False,
+            "reset_documents": True,
+            "documents": np.arange(1000) * 10**9,
+        },
+    ],
+)
+def test_only_what_a_step_needs_is_read(arguments):
+    tokens = CountedTokens(10**12)
+    segments = Segments(tokens, 4, 50, **arguments)
+    step = 10_000_000
+    batch = segments.batch(step, first_row=1, num_rows=2)
+    width = batch["inputs"].shape[1]
+    assert 0 < tokens.num_read <= 2 * (width + 1)
+    is_read = batch["weights"] == 1
+    assert is_read.any()
+    difference = batch["targets"] - batch["inputs"]
+    assert (difference[is_read] == 1).mean() > 0.98
+
+    dataset = segments.dataset(step, 1, first_row=1, num_rows=2)
+    (first,) = dataset
+    for key, value in batch.items():
+        np.testing.assert_array_equal(first[key], value)
+
+
+def test_shuffled_documents_are_read_one_after_the_other():
+    segments = Segments(
+        np.arange(60), 2, 5, True, order="shuffle", documents=DOCUMENTS, seed=4
+    )
+    bounds = [*DOCUMENTS.tolist(), 60]
+    pieces = [
+        list(range(*pair)) for pair in zip(bounds[:-1], bounds[1:], strict=True)
+    ]
+    streams = []
+    for epoch in range(3):
+        batches = [segments.batch(5 * epoch + step) for step in range(5)]
+        inputs = np.concatenate([batch["inputs"] for batch in batches], 1)
+        targets = np.concatenate([batch["targets"] for batch in batches], 1)
+        resets = [batch["reset"].tolist() for batch in batches]
+        assert resets == [[True, True]] + [[False, False]] * 4
+        # Row 0 has predictions 0 to 24, row 1 those from 29 to 53.
+        np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
+        whole = sum(sorted(pieces, key=lambda p: position(inputs, p)), [])
+        assert inputs[0].tolist() == whole[:25]
+        streams.append(inputs.tolist())
+    assert streams[0] != streams[1] != streams[2]
+
+
+def position(inputs, piece):
+    """Where row 0 reads the first token of a document; late if it does not."""
+    found = np.flatnonzero(inputs[0] == piece[0])
+    return found[0] if found.size else 99
+
+
+@pytest.mark.parametrize(
+    ("order", "drop_remainder"),
+    [("sequential", True), ("sequential", False), ("shuffle", True)],
+)
+def test_no_batch_mixes_documents(order, drop_remainder):
+    document_of = np.searchsorted(DOCUMENTS, np.arange(60), "right")
+    segments = Segments(
+        np.arange(60), 2, 5, drop_remainder, order=order,
+        documents=DOCUMENTS, reset_documents=True,
+    )  # fmt: skip
+    assert len(segments) == 6  # of 12 segments
+    for epoch in range(2):
+        scored = []
+        last = np.zeros(2, int)  # document that each row reads
+        for step in range(6):
+            batch = segments.batch(6 * epoch + step)
+            is_read = batch["weights"] == 1
+            assert batch["num_targets"] == is_read.sum()
+            assert (batch["inputs"][~is_read] == 0).all()
+            scored.extend(batch["targets"][is_read].tolist())
+            for row in range(2):
+                read = batch["inputs"][row][is_read[row]]
+                (document,) = set(document_of[read])
+                targets = batch["targets"][row][is_read[row]]
+                assert set(document_of[targets]) == {document}
+                assert batch["reset"][row] or document == last[row]
+                last[row] = document
+        assert sorted(scored) == sorted(set(range(60)) - set(DOCUMENTS))
+
+
+def test_a_bucket_names_the_length_of_a_step():
+    segments = Segments(np.arange(3000), 2, 20, True, varlen=True)
+    assert segments.segment_lengths == (10, 12, 16, 20, 24, 28)
+    seen = set()
+    for step in range(60):
+        batch = segments.batch(step)
+        length = segments.segment_lengths[batch["bucket"]]
+        seen.add(length)
+        assert batch["inputs"].shape == (2, 28)
+        assert (batch["weights"][:, :length] == 1).all()
+        assert (batch["weights"][:, length:] == 0).all()
+        assert (batch["inputs"][:, length:] == 0).all()
+        assert batch["num_targets"] == 2 * length
+    assert seen == set(segments.segment_lengths)
+    spec = segments.dataset().element_spec
+    assert spec["inputs"].shape == (2, 28)
+    assert spec["bucket"] == tf.TensorSpec((), tf.int32)
+
+
+def test_warm_up_fills_memory_and_scores_nothing():
+    # 5 segments of 4, of rows 0-1 and 2-4.
+    segments = Segments(np.arange(20), 2, 4, False, warmup_segments=1)
+    assert len(segments) == 4
+    batch = segments.batch(0)
+    assert batch["inputs"].tolist() == [[0, 0, 0, 0], [4, 5, 6, 7]]
+    assert batch["weights"].sum() == batch["num_targets"] == 0
+    assert batch["reset"].tolist() == [False, True]
+    batch = segments.batch(1)
+    assert batch["inputs"].tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    assert batch["weights"].sum() == batch["num_targets"] == 8
+    assert batch["reset"].tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"order": "random"}, r"`order` must be one of.*order='random'"),
+        ({"order": "roll", "drop_remainder": False}, "`order` .* training"),
+        ({"varlen": True, "drop_remainder": False}, "`varlen` .* training"),
+        ({"warmup_segments": 2}, "`warmup_segments` .*drop_remainder=True"),
+        ({"varlen": True, "order": "roll"}, "`varlen` needs .*order='roll'"),
+        ({"order": "shuffle"}, "need `documents`.*documents=None"),
+        ({"reset_documents": True}, "need `documents`.*documents=None"),
+        (
+            {"documents": DOCUMENTS, "reset_documents": True, "order": "roll"},
+            "`reset_documents` excludes.*order='roll'",
+        ),
+        ({"warmup_segments": -1}, "`warmup_segments`.*warmup_segments=-1"),
+        ({"seed": 0.5}, "`seed`.*seed=0.5"),
+        (
+            {"documents": [0, 5], "reset_documents": True},
+            "`documents` must be integers.*list",
+        ),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, message):
+    arguments = {"drop_remainder": True, **arguments}
+    with pytest.raises(ValueError, match=message):
+        Segments(np.arange(60), 2, 5, **arguments)
+
+
+def test_the_examples_of_the_docstrings_run():
+    failed, tried = doctest.testmod(segments_module)
+    assert tried > 5 and failed == 0
 
 
 def test_a_text_below_one_step_is_refused_with_both_numbers():

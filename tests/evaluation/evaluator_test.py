@@ -5,8 +5,10 @@ import pytest
 import tensorflow as tf
 
 from txl_keras.data import Segments
-from txl_keras.evaluation.compression import compressed_bits_per_character
+from txl_keras.evaluation.compression import bits_per_byte
+from txl_keras.evaluation.compression import compressed_bits_per_byte
 from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -42,9 +44,7 @@ def test_one_stream_is_scored_as_one_long_segment(model):
     scores = evaluate(model, 1, 11, memory_length=119)
     assert scores["num_tokens"] == 119
     np.testing.assert_allclose(scores["nll"], nll.numpy().mean(), atol=1e-5)
-    assert math.isclose(
-        scores["bits_per_character"], scores["nll"] / math.log(2)
-    )
+    assert math.isclose(scores["bits_per_token"], scores["nll"] / math.log(2))
     assert math.isclose(scores["perplexity"], math.exp(scores["nll"]))
 
 
@@ -53,7 +53,11 @@ def test_every_token_counts_once_and_padding_never(
     model, batch_size, segment_length
 ):
     scores = evaluate(model, batch_size, segment_length, memory_length=119)
-    bounds = [r * 119 // batch_size for r in range(batch_size + 1)]
+    num_segments = -(-119 // segment_length)
+    bounds = [
+        min(r * num_segments // batch_size * segment_length, 119)
+        for r in range(batch_size + 1)
+    ]
     nll = np.concatenate(
         [
             model.score(TOKENS[None, a:b], TOKENS[None, a + 1 : b + 1])[0][0]
@@ -81,25 +85,99 @@ def test_memory_length_changes_what_is_seen(model):
     assert abs(scores[0] - scores[7]) > 1e-4
 
 
+def token_nll(model, batch_size, segment_length, warmup):
+    """Nats of every target of `TOKENS`, by position."""
+    sizes = batch_size, segment_length, False
+    segments = Segments(TOKENS, *sizes, warmup_segments=warmup)
+    positions = Segments(np.arange(120), *sizes, warmup_segments=warmup)
+    memory = model.initial_memory(batch_size)
+    found = np.full(120, np.nan)
+    score = tf.function(model.score)
+    for step in range(len(segments)):
+        batch = segments.batch(step)
+        nll, memory = score(
+            batch["inputs"], batch["targets"], memory, batch["reset"]
+        )
+        is_scored = batch["weights"] == 1
+        at = positions.batch(step)["targets"][is_scored]
+        assert np.isnan(found[at]).all()
+        found[at] = nll.numpy()[is_scored]
+    return found[1:]
+
+
+@pytest.mark.parametrize("same_length", [False, True])
+def test_after_warm_up_no_score_depends_on_the_number_of_streams(same_length):
+    # Memory of 7 in segments of 4: two of them, of 3 blocks. Of the 30
+    # segments the last of 3 streams has 20 before its own, of 16 most have 6.
+    model = TransformerXLCausalLM(
+        TransformerXLBackbone(
+            vocabulary_size=13,
+            num_layers=3,
+            num_heads=2,
+            hidden_dim=16,
+            intermediate_dim=24,
+            memory_length=7,
+            same_length=same_length,
+            initializer_stddev=0.2,
+        )
+    )
+    warmup = warmup_segments(model.backbone, 4)
+    assert warmup == 6
+    one = token_nll(model, 1, 4, 0)
+    for batch_size in (3, 16):
+        nll = token_nll(model, batch_size, 4, warmup)
+        np.testing.assert_allclose(nll, one, rtol=1e-6, atol=0)
+    # Memory that is only full is not enough.
+    assert np.abs(token_nll(model, 3, 4, 2) - one).max() > 1e-4
+
+    segments = Segments(TOKENS, 3, 4, False, warmup_segments=warmup)
+    scores = Evaluator(model, STRATEGY, 3).evaluate(segments)
+    assert scores["num_tokens"] == 119
+    np.testing.assert_allclose(scores["nll"], one.mean(), rtol=1e-6)
+
+
+def test_a_document_is_scored_as_if_it_were_alone(model):
+    bounds = [0, 1, 33, 74, 120]
+    segments = Segments(
+        TOKENS, 3, 5, False, documents=np.array(bounds[:-1]),
+        reset_documents=True,
+    )  # fmt: skip
+    scores = Evaluator(model, STRATEGY, 3, 119).evaluate(segments)
+    # Of 24 segments rows 1 and 2 have 8 each, and begin amid documents.
+    nll = []
+    for start, stop in ((1, 33), (33, 74), (74, 120)):
+        cuts = [start, *(c for c in (38, 79) if start < c < stop), stop - 1]
+        for a, b in zip(cuts[:-1], cuts[1:], strict=True):
+            text = TOKENS[None, a : b + 1]
+            nll.extend(model.score(text[:, :-1], text[:, 1:])[0][0])
+    assert scores["num_tokens"] == len(nll) == 119 - 3
+    np.testing.assert_allclose(scores["nll"], np.mean(nll), atol=1e-5)
+
+
 def test_compressors_find_repetition():
     text = b"0123456789" * 1000
-    bits = compressed_bits_per_character(text, len(text))
+    bits = compressed_bits_per_byte(text)
     assert list(bits) == ["gzip -9", "xz -9"]
     assert all(0 < value < 0.2 for value in bits.values())
-    half = compressed_bits_per_character(text, len(text) // 2)
-    assert half["xz -9"] == 2 * bits["xz -9"]
+
+
+def test_bits_of_all_tokens_are_those_of_all_bytes():
+    scores = {"nll": 3 * math.log(2), "num_tokens": 50}
+    assert bits_per_byte(scores, b"x" * 300) == pytest.approx(0.5)
 
 
 def test_a_learning_curve_is_a_png(tmp_path):
     metrics = [
-        {"step": 1, "bits_per_character": 5.0},
+        {"step": 1, "bits_per_token": 5.0},
         {
             "step": 2,
-            "bits_per_character": 4.0,
-            "valid": {"bits_per_character": 4.5},
+            "bits_per_token": 4.0,
+            "valid": {"bits_per_token": 4.5},
         },
     ]
     path = tmp_path / "curve.png"
-    plot_learning_curve(metrics, str(path), {"gzip -9": 3.0})
+    scores = {"bits_per_token": 4.5, "bits_per_byte": 3.0}
+    scores["compressors"] = {"gzip -9": 2.5}
+    plot_learning_curve(metrics, str(path), "word", scores)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 5000

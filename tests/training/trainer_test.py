@@ -79,6 +79,48 @@ def test_a_step_is_the_clipped_gradient_of_the_mean_loss():
     )
 
 
+def test_padding_is_no_part_of_the_loss():
+    # Documents of 4, 2 and 9 tokens: 3, 1 and 5 + 3 predictions.
+    segments = Segments(
+        np.arange(15) % 7, 3, 5, True, documents=np.array([0, 4, 6]),
+        reset_documents=True,
+    )  # fmt: skip
+    model = make_model()
+    nll, _ = model.score(**{k: segments.batch(0)[k] for k in NAMES})
+    expected = sum(nll[0, :3]) + sum(nll[1, :1]) + sum(nll[2])
+    trainer = make_trainer(model)
+    loss = trainer.train(iter(segments.distribute(STRATEGY)), 1)["loss"]
+    np.testing.assert_allclose(loss, [expected / 9], rtol=1e-5)
+
+
+NAMES = ("inputs", "targets", "reset")
+
+
+def test_segments_of_varying_length_are_as_long_as_they_say():
+    tokens = np.tile([0, 1, 2, 3, 4, 5, 6, 2, 4], 40)
+    segments = Segments(tokens, 3, 4, drop_remainder=True, varlen=True)
+    lengths = segments.segment_lengths
+    assert lengths == (5, 8, 12)
+    model = make_model()
+    trainer = make_trainer(
+        model, learning_rate=0.0, segment_lengths=lengths, clip_norm=1.0
+    )
+    losses = trainer.train(iter(segments.distribute(STRATEGY)), 8)["loss"]
+    memory = model.initial_memory(3)
+    seen = set()
+    for step, loss in enumerate(losses):
+        batch = segments.batch(step)
+        length = lengths[batch["bucket"]]
+        seen.add(length)
+        inputs, targets = (batch[key][:, :length] for key in NAMES[:2])
+        nll, memory = model.score(inputs, targets, memory, batch["reset"])
+        np.testing.assert_allclose(loss, tf.reduce_mean(nll), rtol=1e-5)
+    assert seen == set(lengths)
+    np.testing.assert_allclose(
+        trainer.memory.read().states[0], memory.states[0], atol=1e-5
+    )
+
+
 class Sgd(optimizers._PreReduced, optimizers.keras.optimizers.SGD):
     """Adam hides the size of a gradient."""
 

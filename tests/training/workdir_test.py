@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from txl_keras.data import WordTokenizer
+from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.workdir import Workdir
@@ -104,7 +105,7 @@ def test_a_run_of_foreign_weights_is_read_as_one_of_ours(model, tmp_path):
     assert workdir.generation_memory_length() == 3
     read = workdir.read_config()
     assert read["source"] == {"format": "there"}
-    assert read["corpus"] == {"name": None, "data_dir": None}
+    assert read["corpus"] == {}
 
 
 def test_without_a_tokenizer_the_way_to_one_is_named(model, tmp_path):
@@ -112,6 +113,17 @@ def test_without_a_tokenizer_the_way_to_one_is_named(model, tmp_path):
     workdir.create(model, 0, {})
     assert workdir.load_model()[1] == 0
     with pytest.raises(FileNotFoundError, match="--vocabulary"):
+        workdir.load_tokenizer()
+
+
+def test_a_tokenizer_that_was_changed_is_refused(model, tmp_path):
+    workdir = Workdir(str(tmp_path))
+    config = {"tokenizer": tokenizer_hash(tokenizer_of(4))}
+    workdir.create(model, 0, config, tokenizer_of(4))
+    assert workdir.load_tokenizer().vocabulary_size == 4
+    text = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(text.replace("word1", "word9"))
+    with pytest.raises(ValueError, match="tokenizer.json is not that of the"):
         workdir.load_tokenizer()
 
 

@@ -7,7 +7,15 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.data.layouts import DocumentSegments
+from txl_keras.data.layouts import Roll
+from txl_keras.data.layouts import Sequential
+from txl_keras.data.layouts import Shuffle
+from txl_keras.data.layouts import TextSegments
+from txl_keras.data.layouts import VaryingLength
+from txl_keras.data.layouts import WholeSegments
 
+ORDERS = ("sequential", "roll", "shuffle")
 _NO_END = np.iinfo(np.int64).max
 
 
@@ -16,39 +24,67 @@ class Segments:
 
     A stream of P + 1 tokens has P predictions: prediction p reads token p and
     its target is token p + 1. The first token has nothing before it and is
-    never a target. Row r of B takes the predictions from `r * P // B` up to
-    `(r + 1) * P // B`, and step after step reads its next T. So a model that
-    keeps memory by row reads B long texts at once:
+    never a target. In training row r of B takes the predictions from
+    `r * P // B` up to `(r + 1) * P // B`, and step after step reads its next
+    T. So a model that keeps memory by row reads B long texts at once:
 
     ```
-    20 tokens, B = 2, T = 4          step 0        step 1        step 2
-    inputs of row 0              0  1  2  3    4  5  6  7    8  .  .  .
-    inputs of row 1              9 10 11 12   13 14 15 16   17 18  .  .
+    20 tokens, B = 2, T = 4          step 0        step 1
+    inputs of row 0              0  1  2  3    4  5  6  7
+    inputs of row 1              9 10 11 12   13 14 15 16
     ```
+
+    In evaluation rows take whole segments of T, those at the multiples of T,
+    so that what a segment is does not depend on B; and with
+    `warmup_segments` what is in memory does not either.
 
     The steps of an epoch repeat without end, and step s of any size is
-    computed at once, without reading the steps before it. Nothing is shuffled.
+    computed at once, without reading the steps before it. What is random is
+    drawn from the seed and the epoch.
 
     Args:
-        tokens: Integer array of shape `(P + 1,)`, of any integer dtype. It may
-            be a `np.memmap`: only what a step needs is read.
+        tokens: Integer array of shape `(P + 1,)`, of any integer dtype; or a
+            `np.memmap`, or what else has a length, a `dtype`, and slices that
+            are arrays: only what a step needs is read.
         batch_size: Integer B, over all replicas.
         segment_length: Integer T.
         drop_remainder: Boolean. True, for training: an epoch ends when the
             shortest row has no complete segment left. False, for evaluation:
             it ends when every prediction was made once; what is missing at the
             end of a row is padded with token 0 and weight 0.
+        documents: Optional integer array of shape `(D,)`, the positions where
+            documents begin, the first one 0. It may be a `np.memmap`. Only
+            `order="shuffle"` and `reset_documents` look at it.
+        order: String. `"sequential"`: as above. In training also `"roll"`:
+            every row begins at another token in each epoch and goes around,
+            see `layouts.Roll`; and `"shuffle"`: `documents` come in another
+            order in each epoch, see `layouts.Shuffle`.
+        reset_documents: Boolean. True: memory never crosses from one of the
+            `documents` to the next. Each begins a segment, and its last one is
+            padded.
+        warmup_segments: Integer, segments that a row reads before its own, of
+            weight 0. For evaluation only; see
+            `txl_keras.evaluation.evaluator.warmup_segments`.
+        varlen: Boolean. True, in training only: the steps have segments of
+            varying length around T, see `layouts.VaryingLength`.
+        seed: Integer, of all that is drawn.
 
     A batch is a dict of:
         inputs: `(B, T)` int32.
         targets: `(B, T)` int32, the token after each input.
-        weights: `(B, T)` float32, 1, or 0 where padded.
-        reset: `(B,)` bool, True where a row begins anew, which is every row in
-            the first step of an epoch. Memory must be forgotten there.
+        weights: `(B, T)` float32, 1, or 0 where padded or not to be scored.
+        reset: `(B,)` bool, True where memory must be forgotten, as a row begins
+            anew: in the first step of an epoch, and where `order`, `documents`
+            and `warmup_segments` say so.
+        num_targets: float32, the sum of the weights of all B rows, whichever
+            rows were asked for. The loss is a mean over so many.
+        bucket: int32, with `varlen` only: the segments of this step have
+            `segment_lengths[bucket]` tokens, and T is the longest of these.
 
     Raises:
-        ValueError: If the tokens are not a 1-D integer array, if a size is not
-            a positive integer, or if there are too few tokens.
+        ValueError: If the tokens are not 1-D integers, if a size is not a
+            positive integer, if there are too few tokens, or on arguments that
+            exclude each other.
 
     Example:
 
@@ -56,24 +92,41 @@ class Segments:
     >>> len(segments)
     3
     >>> segments.batch(2)["targets"].tolist()
-    [[9, 0, 0, 0], [18, 19, 0, 0]]
+    [[0, 0, 0, 0], [17, 18, 19, 0]]
+    >>> float(segments.batch(2)["num_targets"])
+    3.0
     """
 
-    def __init__(self, tokens, batch_size, segment_length, drop_remainder):
-        tokens = np.asarray(tokens)
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise ValueError(
-                "`tokens` must be integers of shape (n,). "
-                f"Received: shape {tokens.shape}, dtype {tokens.dtype}"
-            )
-        self.tokens = tokens
+    def __init__(
+        self,
+        tokens,
+        batch_size,
+        segment_length,
+        drop_remainder,
+        *,
+        documents=None,
+        order="sequential",
+        reset_documents=False,
+        warmup_segments=0,
+        varlen=False,
+        seed=0,
+    ):
+        self.tokens = _check_integers("tokens", tokens)
         self.batch_size = check_integer("batch_size", batch_size, 1)
         self.segment_length = check_integer("segment_length", segment_length, 1)
         self.drop_remainder = drop_remainder
-        self._check_enough_tokens()
-        # Row r has the predictions [bounds[r], bounds[r + 1]).
-        rows = np.arange(batch_size + 1, dtype=np.int64)
-        self._bounds = rows * self.num_predictions // batch_size  # [B + 1]
+        self.order = order
+        self.reset_documents = reset_documents
+        self.warmup_segments = check_integer(
+            "warmup_segments", warmup_segments, 0
+        )
+        self.varlen = varlen
+        self.seed = check_integer("seed", seed, 0)
+        if documents is not None:
+            documents = _check_integers("documents", documents)
+            documents = documents.astype(np.int64, copy=False)
+        self._check_combination(documents)
+        self._layout = self._make_layout(documents)
 
     @property
     def num_predictions(self):
@@ -83,11 +136,12 @@ class Segments:
     @property
     def steps_per_epoch(self):
         """Steps until the rows begin anew."""
-        shortest = self.num_predictions // self.batch_size
-        if self.drop_remainder:
-            return shortest // self.segment_length
-        longest = -(-self.num_predictions // self.batch_size)
-        return -(-longest // self.segment_length)
+        return self._layout.steps_per_epoch
+
+    @property
+    def segment_lengths(self):
+        """Tuple of the lengths that segments have: more with `varlen`."""
+        return self._layout.lengths
 
     def __len__(self):
         return self.steps_per_epoch
@@ -109,23 +163,25 @@ class Segments:
         """
         step = check_integer("step", step, 0)
         num_rows = self._check_rows(first_row, num_rows)
-        segment = step % self.steps_per_epoch
-        shape = (num_rows, self.segment_length)
-        inputs = np.zeros(shape, np.int32)
-        targets = np.zeros(shape, np.int32)
-        weights = np.zeros(shape, np.float32)
-        for row in range(num_rows):
-            window = self._window(segment, first_row + row)
-            count = len(window) - 1
-            inputs[row, :count] = window[:-1]
-            targets[row, :count] = window[1:]
-            weights[row, :count] = 1.0
-        return {
-            "inputs": inputs,
-            "targets": targets,
-            "weights": weights,
-            "reset": np.full(num_rows, segment == 0),
+        epoch, step = divmod(step, self.steps_per_epoch)
+        rows = self._layout.rows(epoch, step)
+        num_targets = rows.counts[rows.scored].sum()
+        starts, counts, scored, reset = (
+            array[first_row : first_row + num_rows] for array in rows
+        )
+        tokens = self._read(epoch, starts, counts)  # [rows, T + 1]
+        is_read = np.arange(self._width) < counts[:, None]
+        batch = {
+            "inputs": np.where(is_read, tokens[:, :-1], 0),
+            "targets": np.where(is_read, tokens[:, 1:], 0),
+            "weights": (is_read & scored[:, None]).astype(np.float32),
+            "reset": reset,
+            "num_targets": np.float32(num_targets),
         }
+        if self.varlen:
+            bucket = self.segment_lengths.index(rows.counts[0])
+            batch["bucket"] = np.int32(bucket)
+        return batch
 
     def arrays(self):
         """Lays out one epoch for `model.fit`, in one piece in memory.
@@ -138,8 +194,9 @@ class Segments:
             inputs and targets.
 
         Raises:
-            ValueError: If the segments were not made with
-                `drop_remainder=True`, as `fit` would learn from padding.
+            ValueError: If the segments have weights or resets that `fit`
+                would not know of: they need `drop_remainder=True`, and the
+                default order.
 
         Example:
 
@@ -147,15 +204,17 @@ class Segments:
         >>> x[2].tolist(), y[2].tolist()  # row 0 of the second batch
         ([4, 5, 6, 7], [5, 6, 7, 8])
         """
-        if not self.drop_remainder:
+        is_plain = self.drop_remainder and self.order == "sequential"
+        if not is_plain or self.reset_documents or self.varlen:
             raise ValueError(
-                "`arrays()` has no place for weights and needs segments "
-                "without padding. Received: drop_remainder=False"
+                "`arrays()` has no place for weights and resets, and needs "
+                "segments without. Received: " + self._describe()
             )
-        length = self.steps_per_epoch * self.segment_length
-        rows = [self.tokens[b : b + length + 1] for b in self._bounds[:-1]]
-        rows = np.stack(rows).astype(np.int32)  # [B, steps * T + 1]
-        return self._by_step(rows[:, :-1]), self._by_step(rows[:, 1:])
+        batches = [self.batch(step) for step in range(self.steps_per_epoch)]
+        return tuple(
+            np.concatenate([batch[key] for batch in batches])
+            for key in ("inputs", "targets")
+        )
 
     def dataset(self, first_step=0, num_steps=None, first_row=0, num_rows=None):
         """Makes a dataset of batches that starts at a step at once.
@@ -190,13 +249,20 @@ class Segments:
             A `tf.distribute.DistributedDataset` of dicts, one step an element.
 
         Raises:
-            ValueError: If the rows do not divide by the replicas.
+            ValueError: If the rows do not divide by the replicas, or the
+                replicas by the workers.
         """
         replicas = strategy.num_replicas_in_sync
         rows = replica_batch_size(self.batch_size, strategy)
 
         def worker_dataset(context):
-            local = replicas // context.num_input_pipelines
+            local, rest = divmod(replicas, context.num_input_pipelines)
+            if rest:
+                raise ValueError(
+                    "All workers must have as many replicas. Received: "
+                    f"{replicas} replicas on {context.num_input_pipelines} "
+                    "workers"
+                )
             first_row = context.input_pipeline_id * local * rows
             return self._dataset(first_step, num_steps, first_row, local, rows)
 
@@ -232,39 +298,107 @@ class Segments:
         return dataset.map(load).prefetch(tf.data.AUTOTUNE)
 
     def _signature(self, num_rows):
-        shape = (num_rows, self.segment_length)
-        return {
+        shape = (num_rows, self._width)
+        signature = {
             "inputs": tf.TensorSpec(shape, tf.int32),
             "targets": tf.TensorSpec(shape, tf.int32),
             "weights": tf.TensorSpec(shape, tf.float32),
             "reset": tf.TensorSpec((num_rows,), tf.bool),
+            "num_targets": tf.TensorSpec((), tf.float32),
         }
+        if self.varlen:
+            signature["bucket"] = tf.TensorSpec((), tf.int32)
+        return signature
 
-    def _window(self, segment, row):
-        """The tokens of a segment and the one after: at most T + 1."""
-        row_end = self._bounds[row + 1]
-        start = self._bounds[row] + segment * self.segment_length
-        start = min(start, row_end)
-        end = min(start + self.segment_length, row_end)
-        return self.tokens[start : end + 1]
+    @property
+    def _width(self):
+        """T, or the longest of varying lengths."""
+        return self.segment_lengths[-1]
 
-    def _by_step(self, rows):
-        """`(B, steps * T)` to `(steps * B, T)`."""
-        rows = rows.reshape(self.batch_size, -1, self.segment_length)
-        return rows.swapaxes(0, 1).reshape(-1, self.segment_length)
+    def _read(self, epoch, starts, counts):
+        """`(rows, T + 1)`: the inputs of rows and the token after them."""
+        tokens = np.zeros((len(starts), self._width + 1), np.int32)
+        for row, start, count in zip(
+            tokens, starts.tolist(), counts.tolist(), strict=True
+        ):
+            if not count:
+                continue  # an idle row has no last target either
+            done = 0
+            stop = start + count + 1
+            for begin, end in self._layout.spans(epoch, start, stop):
+                row[done : done + end - begin] = self.tokens[begin:end]
+                done += end - begin
+        return tokens
 
-    def _check_enough_tokens(self):
-        needed = 2
-        if self.drop_remainder:
-            needed = self.batch_size * self.segment_length + 1
-        if len(self.tokens) < needed:
-            raise ValueError(
-                f"The text has {len(self.tokens)} tokens, and {needed} are "
-                "needed for one step. Use a longer text, or lower "
-                "--batch_size or --segment_length. Received: "
-                f"batch_size={self.batch_size}, "
-                f"segment_length={self.segment_length}"
+    def _make_layout(self, documents):
+        num_tokens, length = len(self.tokens), self.segment_length
+        sizes = (num_tokens, self.batch_size, length)
+        if self.reset_documents or not self.drop_remainder:
+            if self.reset_documents:
+                seed = self.seed if self.order == "shuffle" else None
+                segments = DocumentSegments(documents, num_tokens, length, seed)
+            else:
+                segments = TextSegments(num_tokens, length)
+            return WholeSegments(
+                segments,
+                self.batch_size,
+                self.drop_remainder,
+                self.warmup_segments,
             )
+        if self.varlen:
+            return VaryingLength(*sizes, self.seed)
+        if self.order == "roll":
+            return Roll(*sizes, self.seed)
+        if self.order == "shuffle":
+            return Shuffle(documents, *sizes, self.seed)
+        return Sequential(*sizes)
+
+    def _check_combination(self, documents):
+        if self.order not in ORDERS:
+            raise ValueError(
+                f"`order` must be one of {ORDERS}. "
+                f"Received: order={self.order!r}"
+            )
+        reorders = self.order != "sequential" or self.varlen
+        goes_around = self.order == "roll" or self.varlen
+        needs_documents = self.order == "shuffle" or self.reset_documents
+        for broken, rule in (
+            (
+                reorders and not self.drop_remainder,
+                "`order` and `varlen` are for training, `drop_remainder=True`",
+            ),
+            (
+                self.warmup_segments and self.drop_remainder,
+                "`warmup_segments` is for evaluation, `drop_remainder=False`",
+            ),
+            (
+                self.varlen and self.order != "sequential",
+                "`varlen` needs `order='sequential'`",
+            ),
+            (
+                self.reset_documents and goes_around,
+                "`reset_documents` excludes `order='roll'` and `varlen`",
+            ),
+            (
+                needs_documents and documents is None,
+                "`order='shuffle'` and `reset_documents` need `documents`",
+            ),
+        ):
+            if broken:
+                raise ValueError(
+                    f"{rule}. Received: {self._describe()}, documents="
+                    + ("None" if documents is None else "an array")
+                )
+
+    def _describe(self):
+        names = (
+            "drop_remainder",
+            "order",
+            "reset_documents",
+            "warmup_segments",
+            "varlen",
+        )
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
     def _check_rows(self, first_row, num_rows):
         check_integer("first_row", first_row, 0)
@@ -278,6 +412,19 @@ class Segments:
                 f"batch_size={self.batch_size}"
             )
         return num_rows
+
+
+def _check_integers(name, values):
+    """Checks that something is a sequence of integers, without reading it."""
+    shape = getattr(values, "shape", (None,))
+    dtype = getattr(values, "dtype", None)
+    if len(shape) != 1 or dtype is None or np.dtype(dtype).kind not in "iu":
+        raise ValueError(
+            f"`{name}` must be integers of shape (n,). Received: "
+            f"{type(values).__name__}, shape {shape}, dtype {dtype}"
+        )
+    # Slices of a memmap itself are slow to make.
+    return np.asarray(values) if isinstance(values, np.ndarray) else values
 
 
 def replica_batch_size(batch_size, strategy, name="batch_size"):

@@ -1,13 +1,13 @@
 """Honest scores: every token once, in order.
 
-Letters: `B` batch over all replicas, `M` memory.
+Letters: `B` batch over all replicas, `T` segment, `M` memory, `L` layers.
 """
 
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.segments import replica_batch_size
-from txl_keras.metrics import bits_per_character
+from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
@@ -20,7 +20,8 @@ class Evaluator:
         model: `TransformerXLCausalLM`.
         strategy: The `tf.distribute.Strategy`.
         batch_size: Integer `B`, the streams that are read side by side. Each
-            begins with an empty memory, so fewer streams score better.
+            begins with an empty memory, so fewer streams score better, unless
+            the segments have `warmup_segments`.
         memory_length: Optional integer `M`; by default the model's own.
     """
 
@@ -41,14 +42,15 @@ class Evaluator:
         """Scores all targets of a text.
 
         Args:
-            segments: `Segments` with `drop_remainder=False`. Its first
-                segment resets the memory.
+            segments: `Segments` with `drop_remainder=False`, which say where
+                memory is reset. The first token of the text, and with
+                `reset_documents` of each document, is never a target.
             steps_per_execution: Integer, segments between two looks of the
                 host.
             on_progress: Optional function of the segments done and in all.
 
         Returns:
-            Dictionary: `nll` (nats a token), `bits_per_character`,
+            Dictionary: `nll` (nats a token), `bits_per_token`,
             `perplexity`, `num_tokens`.
         """
         iterator = iter(
@@ -67,7 +69,7 @@ class Evaluator:
         mean = float(nll / num_tokens)
         return {
             "nll": mean,
-            "bits_per_character": bits_per_character(mean),
+            "bits_per_token": bits_per_token(mean),
             "perplexity": perplexity(mean),
             "num_tokens": int(num_tokens),
         }
@@ -84,3 +86,34 @@ class Evaluator:
             "nll": tf.reduce_sum(nll * batch["weights"]),
             "num_tokens": tf.reduce_sum(batch["weights"]),
         }
+
+
+def warmup_segments(backbone, segment_length, memory_length=None):
+    """Segments to read before a stream's own, so that no score depends on B.
+
+    The memory of a block holds `ceil(M / T)` segments of the outputs of the
+    block below, and these were computed with as many segments before them. So
+    L times as many determine a score, and with these read the number of
+    streams changes nothing. `ceil(M / T)` alone fills the memory, but with
+    states whose own past was cut.
+
+    Args:
+        backbone: `TransformerXLBackbone`.
+        segment_length: Integer T.
+        memory_length: Optional integer M; by default the backbone's own.
+
+    Returns:
+        Integer, for `Segments(..., warmup_segments=...)`.
+
+    Example:
+
+    >>> from txl_keras.models import TransformerXLCausalLM
+    >>> model = TransformerXLCausalLM.from_preset(
+    ...     "quickstart", num_layers=3, memory_length=100
+    ... )
+    >>> warmup_segments(model.backbone, segment_length=64)
+    6
+    """
+    if memory_length is None:
+        memory_length = backbone.memory_length
+    return backbone.num_layers * -(-memory_length // segment_length)

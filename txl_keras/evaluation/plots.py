@@ -7,34 +7,39 @@ matplotlib.use("Agg")  # Training machines have no screen.
 from matplotlib import pyplot as plt  # noqa: E402
 
 
-def plot_learning_curve(
-    metrics, path, baselines=None, unit="bits per character"
-):
-    """Draws bits per character, or per token, against steps.
+def plot_learning_curve(metrics, path, unit="token", scores=None):
+    """Draws bits per token against steps.
 
     Args:
-        metrics: List of dictionaries with `step`, `bits_per_character` and,
-            where it was measured, `valid`, as in metrics.jsonl.
+        metrics: List of dictionaries with `step`, `bits_per_token` and, where
+            it was measured, `valid`, as in metrics.jsonl.
         path: String, a PNG file.
-        baselines: Optional dictionary from a name to the bits per character
-            that something else needs, drawn as dashed lines.
-        unit: String, the label of what is drawn.
+        unit: String, what a token is.
+        scores: Optional dictionary, those of valid in results.json, for
+            dashed lines: what the compressors in it need.
     """
     figure, axes = plt.subplots(figsize=(8, 5))
     curves = {
-        "train": [(m["step"], m["bits_per_character"]) for m in metrics],
+        "train": [(m["step"], m["bits_per_token"]) for m in metrics],
         "valid": [
-            (m["step"], m["valid"]["bits_per_character"])
+            (m["step"], m["valid"]["bits_per_token"])
             for m in metrics
             if "valid" in m
         ],
     }
+    lines = {}
+    if scores:
+        bytes_per_token = scores["bits_per_token"] / scores["bits_per_byte"]
+        lines = {
+            name: value * bytes_per_token
+            for name, value in scores["compressors"].items()
+        }
     for label, points in curves.items():
         axes.plot(*zip(*points, strict=True), label=label)
-    for i, (name, value) in enumerate((baselines or {}).items()):
+    for i, (name, value) in enumerate(lines.items()):
         axes.axhline(value, linestyle="--", color=f"C{i + 2}", label=name)
     axes.set_xlabel("step")
-    axes.set_ylabel(unit)
+    axes.set_ylabel(f"bits per {unit}")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")

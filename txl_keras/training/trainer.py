@@ -3,6 +3,8 @@
 Letters: `B` batch over all replicas, `T` segment.
 """
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -17,8 +19,8 @@ class Trainer:
 
     A step, on every replica: read memory, forward and backward, write memory
     (all compiled by XLA); then sum the gradients over replicas, clip them by
-    their global norm, and apply them. The loss is the mean over the global
-    batch, so the number of replicas changes nothing but the speed.
+    their global norm, and apply them. The loss is the mean over the targets of
+    the global batch, so the number of replicas changes nothing but the speed.
 
     Args:
         model: `TransformerXLCausalLM` made in the scope of `strategy`.
@@ -28,6 +30,8 @@ class Trainer:
         batch_size: Integer `B`.
         clip_norm: Optional float, the largest global norm of the gradient.
         seed: Integer, of the dropout masks.
+        segment_lengths: Optional tuple of integers, `Segments.segment_lengths`
+            of the data; needed where they vary. Each is compiled.
 
     Raises:
         ValueError: If `batch_size` does not divide over the replicas, or
@@ -35,7 +39,14 @@ class Trainer:
     """
 
     def __init__(
-        self, model, optimizer, strategy, batch_size, clip_norm=None, seed=0
+        self,
+        model,
+        optimizer,
+        strategy,
+        batch_size,
+        clip_norm=None,
+        seed=0,
+        segment_lengths=None,
     ):
         if clip_norm is not None and clip_norm <= 0:
             raise ValueError(
@@ -48,6 +59,7 @@ class Trainer:
         self.batch_size = batch_size
         self.clip_norm = clip_norm
         self.seed = seed
+        self.segment_lengths = segment_lengths
         self._rows = replica_batch_size(batch_size, strategy)
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -107,20 +119,35 @@ class Trainer:
 
     def _gradients(self, batch, step, first_row):
         """This replica's part of the loss and of its gradient."""
+        arguments = batch, self.memory.read(), step, first_row
+        if "bucket" in batch:
+            loss, memory, gradients = tf.switch_case(
+                batch["bucket"],
+                [
+                    functools.partial(self._of_length, length, *arguments)
+                    for length in self.segment_lengths
+                ],
+            )
+        else:
+            loss, memory, gradients = self._of_length(None, *arguments)
+        self.memory.write(memory)
+        return loss, gradients
+
+    def _of_length(self, length, batch, memory, step, first_row):
+        """Loss, new memory and gradient of the first tokens of a batch."""
         with tf.GradientTape() as tape:
             nll, memory = self.model.score(
-                batch["inputs"],
-                batch["targets"],
-                memory=self.memory.read(),
+                batch["inputs"][:, :length],
+                batch["targets"][:, :length],
+                memory=memory,
                 reset=batch["reset"],
                 training=True,
                 dropout_seed=fold_in(tf.cast(self.seed, tf.uint32), step),
                 first_row=first_row,
             )
-            num_targets = self.batch_size * nll.shape[1]
-            loss = tf.reduce_sum(nll) / num_targets
-        self.memory.write(memory)
+            weights = batch["weights"][:, :length]
+            loss = tf.reduce_sum(nll * weights) / batch["num_targets"]
         gradients = tape.gradient(loss, self.model.trainable_variables)
         # Sparse ones have a row twice where a token comes twice: their norm
         # would be another.
-        return loss, [tf.convert_to_tensor(g) for g in gradients]
+        return loss, memory, [tf.convert_to_tensor(g) for g in gradients]

@@ -7,10 +7,10 @@ metrics.jsonl     one JSON object a line, steps rising
 results.json      written last: the run is finished
 """
 
-import hashlib
 import json
 import os
 
+from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
@@ -109,14 +109,23 @@ class Workdir:
         Raises:
             FileNotFoundError: If there is none, as where a checkpoint was
                 converted without a vocabulary.
+            ValueError: If it is not the one that the run began with.
         """
-        self.read_config()  # says so where there is no run at all
+        config = self.read_config()
         if not os.path.exists(self.tokenizer):
             raise FileNotFoundError(
                 f"There is no {self.tokenizer}: convert the checkpoint again, "
                 "with --vocabulary."
             )
-        return load_tokenizer(self.tokenizer)
+        tokenizer = load_tokenizer(self.tokenizer)
+        received = tokenizer_hash(tokenizer)
+        if config.get("tokenizer", received) != received:
+            raise ValueError(
+                f"{self.tokenizer} is not that of the run: it was changed "
+                f"after the run began. Expected: {config['tokenizer']}. "
+                f"Received: {received}"
+            )
+        return tokenizer
 
     def create(self, model, step, config, tokenizer=None):
         """Makes the folder of weights that no training here has written.
@@ -153,7 +162,7 @@ class Workdir:
         write_json(
             {
                 "flags": {},
-                "corpus": {"name": None, "data_dir": None},
+                "corpus": {},
                 "data": {},
                 **config,
                 "model": model.get_config(),
@@ -200,33 +209,6 @@ class Workdir:
             # A run that was killed may leave half a line at the end.
             lines = [line for line in file if line.endswith("\n")]
         return [_parse_json(line, self.metrics) for line in lines]
-
-
-def fingerprint(tokens):
-    """What a split is recognised by.
-
-    Args:
-        tokens: Integer array.
-
-    Returns:
-        Dictionary of `num_tokens` and `sha256`.
-    """
-    return {
-        "num_tokens": len(tokens),
-        "sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
-    }
-
-
-def hash_json(content):
-    """What a configuration too long to be kept is recognised by.
-
-    Args:
-        content: What JSON can hold.
-
-    Returns:
-        String, a SHA-256.
-    """
-    return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
 
 
 def read_json(path):

@@ -79,13 +79,25 @@ def load_corpus(
             name.removeprefix(TFDS_PREFIX), data_dir, manual_dir, text_key
         )
     path = corpus_path(name)
-    if not name or not (tf.io.gfile.exists(path) or tf.io.gfile.glob(path)):
+    if not name or not _exists(path):
         raise FileNotFoundError(
             f"`corpus` must be one of {', '.join(CORPORA)}, tfds:NAME, or the "
             "path of a text file or folder; no such path was found. "
             f"Received: corpus={name!r}"
         )
     return text_files.load(path, document_separator, text_key or "text")
+
+
+def _exists(path):
+    try:
+        return tf.io.gfile.exists(path) or bool(tf.io.gfile.glob(path))
+    except tf.errors.NotFoundError:
+        return False  # the folder of a pattern
+    except tf.errors.OpError as error:
+        raise OSError(
+            f"`corpus` could not be reached. Received: corpus={path!r} "
+            f"({error.message})"
+        ) from error
 
 
 def corpus_path(name):

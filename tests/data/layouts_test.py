@@ -1,0 +1,272 @@
+import doctest
+
+import numpy as np
+import pytest
+
+from txl_keras.data import layouts
+from txl_keras.data.layouts import DocumentSegments
+from txl_keras.data.layouts import Roll
+from txl_keras.data.layouts import Sequential
+from txl_keras.data.layouts import Shuffle
+from txl_keras.data.layouts import TextSegments
+from txl_keras.data.layouts import VaryingLength
+from txl_keras.data.layouts import WholeSegments
+from txl_keras.data.layouts import document_lengths
+from txl_keras.data.layouts import draw
+from txl_keras.data.layouts import permutation
+
+DOCUMENTS = np.array([0, 1, 14, 30, 31, 52])
+
+
+def all_rows(layout, epoch=0):
+    """`Rows` of an epoch with arrays of shape `(steps, B)`."""
+    steps = [layout.rows(epoch, step) for step in range(layout.steps_per_epoch)]
+    return layouts.Rows(*map(np.stack, zip(*steps, strict=True)))
+
+
+def inputs_of(layout, epoch=0):
+    """All input positions of an epoch, row by row."""
+    rows = all_rows(layout, epoch)
+    return [
+        [
+            position
+            for start, count in zip(starts, counts, strict=True)
+            for position in range(start, start + count)
+        ]
+        for starts, counts in zip(rows.starts.T, rows.counts.T, strict=True)
+    ]
+
+
+def test_the_examples_of_the_docstrings_run():
+    failed, tried = doctest.testmod(layouts)
+    assert tried > 10 and failed == 0
+
+
+def test_a_draw_is_that_of_splitmix64():
+    # The second number of the generator that begins at 0 is the first of the
+    # one that begins one step further.
+    golden = 0x9E3779B97F4A7C15
+    assert [int(draw(0)), int(draw(golden)), int(draw(2 * golden % 2**64))] == [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+        0x06C45D188009454F,
+    ]
+    many = draw(3, 4, np.arange(1000))
+    assert many.dtype == np.uint64 and len(set(many.tolist())) == 1000
+    assert int(draw(3, 4, 7)) == int(many[7])
+    assert int(draw(4, 3, 7)) != int(many[7])
+
+
+def test_a_permutation_is_one_and_differs_by_seed_and_epoch():
+    size = (1 << 20) + 5  # more than one piece
+    orders = [permutation(size, *key) for key in [(0, 0), (0, 1), (1, 0)]]
+    for order in orders:
+        assert order.dtype == np.int32
+        np.testing.assert_array_equal(np.sort(order), np.arange(size))
+        # The mean distance of a random order is a third of the size.
+        distance = np.abs(order - np.arange(size)).mean()
+        assert abs(distance / size - 1 / 3) < 0.005
+    assert (orders[0] != orders[1]).mean() > 0.99
+    assert (orders[0] != orders[2]).mean() > 0.99
+    np.testing.assert_array_equal(permutation(1, 0, 0), [0])
+
+
+@pytest.mark.parametrize("num_tokens", [31, 32, 41, 100])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_roll_reads_each_row_once_around_in_an_order_of_the_epoch(
+    batch_size, num_tokens
+):
+    layout = Roll(num_tokens, batch_size, 4, seed=5)
+    bounds = [r * (num_tokens - 1) // batch_size for r in range(batch_size + 1)]
+    # Whatever the offset, of 0 to 3, as many whole segments are left.
+    assert layout.steps_per_epoch == ((num_tokens - 1) // batch_size - 3) // 4
+    firsts = set()
+    for epoch in range(40):
+        rows = all_rows(layout, epoch)
+        assert (rows.counts == 4).all() and rows.scored.all()
+        for row, inputs in enumerate(inputs_of(layout, epoch)):
+            assert len(inputs) == len(set(inputs))
+            assert bounds[row] <= min(inputs) and max(inputs) < bounds[row + 1]
+            assert max(inputs) - min(inputs) + 1 == len(inputs)
+            # Reset in the first step, and where it does not go on.
+            goes_on = np.diff(rows.starts[:, row]) == 4
+            np.testing.assert_array_equal(rows.reset[1:, row], ~goes_on)
+            assert rows.reset[0, row] and (~goes_on).sum() <= 1
+            firsts.add((row, inputs[0] - bounds[row]))
+    # Most of the places to begin at, of 4 offsets by the segments.
+    places = batch_size * 4 * layout.steps_per_epoch
+    assert len(firsts) > min(places / 2, 30)
+    assert len({offset % 4 for _, offset in firsts}) == 4
+
+
+def test_rows_roll_each_by_itself():
+    layout = Roll(100_001, 50, 4, seed=0)
+    begin = [row[0] - r * 2000 for r, row in enumerate(inputs_of(layout))]
+    assert len(set(begin)) > 40
+    other = Roll(100_001, 50, 4, seed=1).rows(0, 0).starts
+    assert (other != layout.rows(0, 0).starts).sum() > 40
+
+
+def test_shuffle_has_all_documents_once_in_an_order_of_the_epoch():
+    layout = Shuffle(DOCUMENTS, 60, 2, 5, seed=0)
+    assert layout.steps_per_epoch == Sequential(60, 2, 5).steps_per_epoch
+    bounds = [*DOCUMENTS.tolist(), 60]
+    documents = set(zip(bounds[:-1], bounds[1:], strict=True))
+    orders = set()
+    for epoch in range(30):
+        whole = layout.spans(epoch, 0, 60)
+        assert set(whole) == documents
+        orders.add(tuple(whole))
+        stream = [p for span in whole for p in range(*span)]
+        for start in range(0, 59):
+            for stop in range(start + 1, min(start + 20, 60) + 1):
+                spans = layout.spans(epoch, start, stop)
+                found = [p for span in spans for p in range(*span)]
+                assert found == stream[start:stop]
+    assert len(orders) > 25
+
+
+def test_an_epoch_that_was_left_is_the_same_again():
+    layout = Shuffle(DOCUMENTS, 60, 2, 5, seed=0)
+    epochs = [0, 1, 2, 3, 0, 2]
+    found = [layout.spans(epoch, 0, 60) for epoch in epochs]
+    assert found[0] == found[4] and found[2] == found[5]
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("num_tokens", [2, 9, 61, 62])
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 16, 40])
+@pytest.mark.parametrize("warmup", [0, 1, 3, 99])
+def test_whole_segments_are_scored_once_after_those_before_them(
+    warmup, batch_size, num_tokens
+):
+    segments = TextSegments(num_tokens, 4)
+    layout = WholeSegments(segments, batch_size, False, warmup)
+    rows = all_rows(layout)
+    scored = []
+    for row in range(batch_size):
+        starts, counts, is_scored, reset = (array[:, row] for array in rows)
+        read = np.flatnonzero(counts)
+        own = starts[read][is_scored[read]].tolist()
+        scored.extend(own)
+        if not own:
+            continue
+        # One run of segments, reset where it begins and nowhere else.
+        assert (np.diff(starts[read]) == 4).all()
+        assert (np.diff(read) == 1).all()
+        np.testing.assert_array_equal(np.flatnonzero(reset), read[:1])
+        # As many before its own as were asked for, or there are.
+        assert len(read) - len(own) == min(warmup, own[0] // 4)
+    assert scored == list(range(0, num_tokens - 1, 4))
+    assert rows.counts[rows.scored].sum() == num_tokens - 1
+    longest = -(-segments.num_segments // batch_size)
+    assert longest <= layout.steps_per_epoch <= longest + warmup
+    # One row has nothing to warm up for.
+    assert batch_size > 1 or layout.steps_per_epoch == longest
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_each_document_begins_a_segment_and_memory_stays_inside(seed):
+    segments = DocumentSegments(DOCUMENTS, 60, 5, seed)
+    # Of 1, 13, 16, 1, 21 and 8 tokens: one alone predicts nothing.
+    assert segments.num_segments == 0 + 3 + 3 + 0 + 4 + 2
+    ends = dict(zip(DOCUMENTS, [*DOCUMENTS[1:], 60], strict=True))
+    for epoch in range(3):
+        numbers = np.arange(segments.num_segments)
+        starts, counts, begins = segments.locate(epoch, numbers)
+        where = np.flatnonzero(begins)
+        assert sorted(starts[where].tolist()) == [1, 14, 31, 52]
+        for first, last in zip(where, [*where[1:], len(numbers)], strict=True):
+            document = starts[first]
+            assert (np.diff(starts[first:last]) == 5).all()
+            assert (counts[first : last - 1] == 5).all()
+            assert counts[first:last].sum() == ends[document] - document - 1
+    is_shuffled = starts[where].tolist() != [1, 14, 31, 52]
+    assert is_shuffled == (seed is not None)
+
+
+@pytest.mark.parametrize("drop_remainder", [True, False])
+def test_rows_of_documents_are_reset_at_documents_and_where_they_begin(
+    drop_remainder,
+):
+    segments = DocumentSegments(DOCUMENTS, 60, 5)
+    layout = WholeSegments(segments, 5, drop_remainder)
+    assert layout.steps_per_epoch == (2 if drop_remainder else 3)
+    rows = all_rows(layout)
+    # Segments 0 2 4 7 9 of 12 begin rows; 0 3 6 10 begin documents.
+    resets = [[True] * 5, [False, True, False, False, True]]
+    assert rows.reset[:2].tolist() == resets
+    assert rows.starts[0].tolist() == [1, 11, 19, 36, 46]
+    if not drop_remainder:
+        assert rows.counts[2].tolist() == [0, 0, 5, 0, 2]
+        assert rows.reset[2].tolist() == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("num_tokens", [300, 3_001, 30_000])
+def test_varying_lengths_leave_nothing_out_between_steps(num_tokens):
+    layout = VaryingLength(num_tokens, 2, 20, seed=0)
+    assert layout.lengths == (10, 12, 16, 20, 24, 28)
+    used = []
+    for epoch in range(3):
+        rows = all_rows(layout, epoch)
+        assert (rows.counts[:, 0] == rows.counts[:, 1]).all()
+        assert set(rows.counts.flat) <= set(layout.lengths)
+        np.testing.assert_array_equal(
+            np.diff(rows.starts, axis=0), rows.counts[:-1]
+        )
+        assert rows.starts[0].tolist() == [0, (num_tokens - 1) // 2]
+        assert rows.reset.tolist() == [[step == 0] * 2 for step in range(
+            layout.steps_per_epoch
+        )]  # fmt: skip
+        assert rows.starts[-1, 0] + rows.counts[-1, 0] <= rows.starts[0, 1]
+        used.append(rows.counts[:, 0].tolist())
+    assert used[0] != used[1] != used[2]
+    if num_tokens == 30_000:
+        row_length = (num_tokens - 1) // 2
+        assert sum(used[0]) > row_length - 20 * 28
+        # Half of T once in 20 steps, and else a normal of deviation 5.
+        cycles = np.reshape(used[0][: len(used[0]) // 20 * 20], (-1, 20))
+        assert ((cycles == 10).sum(1) == 1).all()
+        normal = cycles[cycles != 10]
+        assert normal.mean() == 20 and 4.5 < normal.std() < 5.5
+
+
+def test_short_segments_vary_too():
+    lengths = VaryingLength(1_000, 1, 4, seed=0).lengths
+    assert min(lengths) == 5 and max(lengths) == 12
+
+
+@pytest.mark.parametrize(
+    ("make", "least"),
+    [
+        (lambda n: Sequential(n, 3, 4), 13),
+        (lambda n: Roll(n, 3, 4, seed=0), 22),
+        (lambda n: VaryingLength(n, 3, 20, seed=0), 85),
+        (lambda n: Shuffle(np.array([0, 5]), n, 3, 4, seed=0), 13),
+    ],
+)
+def test_too_few_tokens_are_refused_with_both_numbers(make, least):
+    message = f"has {least - 1} tokens, and {least} are needed"
+    with pytest.raises(ValueError, match=message):
+        make(least - 1)
+    assert make(least).steps_per_epoch >= 1
+
+
+def test_too_few_segments_are_refused_with_both_numbers():
+    segments = DocumentSegments(DOCUMENTS, 60, 5)
+    with pytest.raises(ValueError, match="has 12 segments, and 13 are needed"):
+        WholeSegments(segments, 13, drop_remainder=True)
+    assert (
+        WholeSegments(segments, 13, drop_remainder=False).steps_per_epoch == 1
+    )
+    with pytest.raises(ValueError, match="has 0 segments, and 1 are needed"):
+        WholeSegments(TextSegments(1, 5), 2, drop_remainder=False)
+
+
+@pytest.mark.parametrize(
+    "documents", [[], [1, 5], [0, 5, 5], [0, 7, 6], [0, 9]]
+)
+def test_documents_must_begin_one_after_the_other(documents):
+    with pytest.raises(ValueError, match="`documents` must be where"):
+        document_lengths(np.array(documents, np.int64), 9)
+    assert document_lengths(np.array([0, 8]), 9).tolist() == [8, 1]

@@ -1,0 +1,275 @@
+import json
+import os
+import pathlib
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.data import CharacterTokenizer
+from txl_keras.data import Corpus
+from txl_keras.data import WordTokenizer
+from txl_keras.data import preparation
+from txl_keras.data.corpora import corpus as corpus_module
+from txl_keras.data.corpora import load_corpus
+from txl_keras.data.preparation import check_hash
+from txl_keras.data.preparation import open_split
+from txl_keras.data.preparation import prepare
+from txl_keras.data.preparation import prepare_tokenizer
+
+SHARED_DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
+WORDS = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
+TEXT = {
+    "train": [b"the cat\nthe dog\n", b"cat\n", b"the the\ncat"],
+    "valid": b"cat\n",
+    "test": [b"dog the\n"],
+}
+
+
+class Text:
+    """Documents that count how often they are read."""
+
+    def __init__(self, documents):
+        self.documents = documents
+        self.num_bytes = sum(map(len, documents))
+        self.times_read = 0
+
+    def __iter__(self):
+        self.times_read += 1
+        return iter(self.documents)
+
+
+def corpus_of(identity, **splits):
+    return Corpus("c", {**TEXT, **splits}, identity=identity)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks of a line or two, so that a few documents take many."""
+    monkeypatch.setattr(
+        corpus_module.Corpus.blocks, "__defaults__", (6,), raising=True
+    )
+
+
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_ids_and_documents_of_a_corpus(place, tmp_path):
+    folder = str(tmp_path) if place == "disk" else "ram://prepared"
+    splits = prepare(corpus_of({"a": 1}), WORDS, folder)
+    assert list(splits) == ["train", "valid", "test"]
+    train = splits["train"]
+    expected = [2, 3, 0, 2, 1, 0, 3, 0, 2, 2, 0, 3]
+    assert train.tokens[:].tolist() == expected
+    assert train.documents.tolist() == [0, 6, 8]
+    assert train.metadata["num_unknown"] == 1
+    assert train.metadata["num_bytes"] == 31
+    assert train.metadata["num_documents"] == 3
+    assert train.metadata["vocabulary_size"] == 4
+    assert train.metadata["dtype"] == "uint8"
+    assert train.fingerprint()["num_tokens"] == 12
+    assert splits["test"].tokens[:].tolist() == [1, 2, 0]
+    check_hash(train.tokens, train.metadata, train.folder)
+
+
+def test_many_blocks_give_the_ids_of_the_whole_text(tmp_path):
+    generator = np.random.default_rng(3)
+    documents = [
+        "".join(generator.choice(list("aé𝄞 \n"), size)).encode()
+        for size in generator.integers(0, 60, 200)
+    ]
+    corpus = corpus_of({}, train=documents)
+    tokenizer = CharacterTokenizer("aé𝄞 ", drop_newlines=True)
+    train = prepare(corpus, tokenizer, str(tmp_path), ["train"])["train"]
+    whole = tokenizer.encode(b"".join(documents))
+    np.testing.assert_array_equal(train.tokens, whole)
+    lengths = [len(tokenizer.encode(document)) for document in documents]
+    starts = np.cumsum([0, *lengths[:-1]])[np.array(lengths) > 0]
+    assert train.documents.tolist() == starts.tolist()
+
+
+def test_a_line_that_goes_on_in_the_next_block_begins_once(tmp_path):
+    tokenizer = WordTokenizer(
+        ["<S>", "<UNK>", "a", "b"], "<UNK>", line_start="<S>", line_end="<S>"
+    )
+    corpus = corpus_of({}, train=[b"a b a b a b\n", b"b a\n"])
+    train = prepare(corpus, tokenizer, str(tmp_path), ["train"])["train"]
+    assert train.tokens[:].tolist() == [0, 2, 3, 2, 3, 2, 3, 0, 0, 3, 2, 0]
+    assert train.documents.tolist() == [0, 8]
+
+
+def test_what_was_prepared_is_used_again_and_only_where_all_is_the_same(
+    tmp_path,
+):
+    folder = str(tmp_path)
+    text = Text(TEXT["train"])
+
+    def run(identity, tokenizer):
+        corpus = corpus_of(identity, train=text)
+        return prepare(corpus, tokenizer, folder, ["train"])["train"].folder
+
+    first = run({"version": 1}, WORDS)
+    assert run({"version": 1}, WordTokenizer(WORDS.vocabulary)) == first
+    assert text.times_read == 1
+    others = [
+        run({"version": 2}, WORDS),
+        run({"version": 1}, WordTokenizer(WORDS.vocabulary, lower_case=True)),
+        run({"version": 1}, WordTokenizer(["<eos>", "<unk>", "cat", "the"])),
+    ]
+    assert len({first, *others}) == 4
+    assert text.times_read == 4
+
+
+def test_a_tokenizer_is_built_once_for_the_same_options(tmp_path):
+    text = Text(TEXT["train"])
+
+    def run(identity, **options):
+        corpus = corpus_of(identity, train=text)
+        return prepare_tokenizer("words", corpus, str(tmp_path), **options)
+
+    first = run({}, min_count=2)
+    assert first.vocabulary.symbols == ("<eos>", "<unk>", "the", "cat")
+    again = run({}, min_count=2)
+    assert again.get_config() == first.get_config()
+    assert text.times_read == 1
+    assert "dog" in run({}, min_count=1).vocabulary
+    assert run({"other": 1}, min_count=2).get_config() == first.get_config()
+    assert text.times_read == 3
+
+
+class Break(Text):
+    """Documents that end in an error the first time."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+        if self.times_read == 1:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    "error, raised, message",
+    [
+        (tf.errors.ResourceExhaustedError(0, 0, "full"), OSError, "--data_dir"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+        (ValueError("not UTF-8"), ValueError, "not UTF-8"),
+    ],
+)
+def test_a_failed_preparation_leaves_nothing(error, raised, message, tmp_path):
+    text = Break(TEXT["train"])
+    text.error = error
+    corpus = corpus_of({}, train=text)
+    with pytest.raises(
+        raised, match="--data_dir" if raised is OSError else None
+    ):
+        prepare(corpus, WORDS, str(tmp_path), ["train"])
+    files = [name for _, _, names in os.walk(tmp_path) for name in names]
+    assert [name for name in files if not name.endswith(".lock")] == []
+    train = prepare(corpus, WORDS, str(tmp_path), ["train"])["train"]
+    assert len(train.tokens) == 12
+
+
+def test_what_a_killed_preparation_left_is_deleted(tmp_path):
+    corpus = corpus_of({})
+    folder = prepare(corpus, WORDS, str(tmp_path), ["train"])["train"].folder
+    left = folder + ".incomplete-1"
+    os.rename(folder, left)
+    os.remove(os.path.join(left, "metadata.json"))
+    assert prepare(corpus, WORDS, str(tmp_path))["train"].folder == folder
+    assert not os.path.exists(left)
+
+
+def test_two_at_a_time_prepare_once(tmp_path):
+    text = Text(TEXT["train"])
+    corpus = corpus_of({}, train=text)
+    jobs = [
+        threading.Thread(
+            target=prepare, args=(corpus, WORDS, str(tmp_path), ["train"])
+        )
+        for _ in range(3)
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert text.times_read == 1
+
+
+def test_ids_of_another_vocabulary_are_refused(tmp_path):
+    train = prepare(corpus_of({}), WORDS, str(tmp_path))["train"]
+    other = WordTokenizer(["<eos>", "<unk>", "the", "dog"])
+    with pytest.raises(ValueError, match="`tokenizer` is not that of the ids"):
+        open_split(train.folder, other)
+
+
+def test_ids_that_were_changed_are_refused(tmp_path):
+    train = prepare(corpus_of({}), WORDS, str(tmp_path))["train"]
+    path = os.path.join(train.folder, "tokens.bin")
+    with open(path, "r+b") as file:
+        file.write(b"\x00")
+    os.utime(path)  # now, later than the metadata
+    with pytest.raises(ValueError, match="changed after it was.*sha256"):
+        open_split(train.folder, WORDS)
+    with open(path, "r+b") as file:
+        file.truncate(5)
+    with pytest.raises(ValueError, match="Expected: 12 tokens. Received: 5"):
+        open_split(train.folder, WORDS)
+    with open(os.path.join(train.folder, "metadata.json"), "w") as file:
+        file.write("{")
+    with pytest.raises(ValueError, match="metadata.json is damaged"):
+        open_split(train.folder, WORDS)
+    with pytest.raises(FileNotFoundError, match="`folder`.*metadata.json"):
+        open_split(str(tmp_path), WORDS)
+
+
+def test_an_unknown_word_is_named_with_its_place(tmp_path):
+    tokenizer = WordTokenizer(["<eos>", "the", "cat"], unknown=None)
+    documents = [b"the cat\n"] * 100 + [b"cat dog\n"]
+    corpus = corpus_of({}, train=documents)
+    message = "train split of c has 'dog', about 301 tokens after"
+    with pytest.raises(ValueError, match=message):
+        prepare(corpus, tokenizer, str(tmp_path))
+
+
+def test_a_split_without_tokens_is_refused(tmp_path):
+    tokenizer = CharacterTokenizer("a", drop_newlines=True)
+    corpus = corpus_of({}, valid=Text([b"\n\n"]), train=b"a")
+    with pytest.raises(ValueError, match="valid split of c must have.*2 bytes"):
+        prepare(corpus, tokenizer, str(tmp_path))
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(OSError, match="`data_dir`.*`manual_dir`"):
+        prepare(corpus_of({}), WORDS, str(tmp_path / "file"))
+
+
+@pytest.mark.large
+@pytest.mark.skipif(
+    not SHARED_DATA.is_dir(), reason="needs ../shared/data/enwik8.gz"
+)
+def test_enwik8_has_the_published_symbols(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus_module.Corpus.blocks, "__defaults__", (1 << 20,))
+    folder = str(tmp_path)
+    corpus = load_corpus("enwik8", folder, str(SHARED_DATA))
+    tokenizer = prepare_tokenizer(
+        "characters", corpus, folder, drop_newlines=True
+    )
+    splits = prepare(corpus, tokenizer, folder)
+    lengths = {name: len(split.tokens) for name, split in splits.items()}
+    assert lengths == {
+        "train": 88_982_818,
+        "valid": 4_945_742,
+        "test": 4_943_417,
+    }
+    assert tokenizer.vocabulary_size == 204
+
+
+def test_where_ids_are_kept(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    token_folder = preparation.token_folder
+    assert token_folder("/data") == "/data/txl_keras_tokens"
+    default = "/home/someone/tensorflow_datasets/txl_keras_tokens"
+    assert token_folder() == default
+    monkeypatch.setenv("TFDS_DATA_DIR", "gs://bucket/tfds")
+    assert token_folder() == "gs://bucket/tfds/txl_keras_tokens"
+    assert json.dumps(token_folder())

@@ -1,0 +1,109 @@
+r"""Prepares text for training, and says what it is like.
+
+    python train/prepare_data.py --corpus=enwik8 --data_dir=FOLDER \
+        --tokenizer=characters --drop_newlines
+    python train/prepare_data.py --corpus=articles.txt --tokenizer=words \
+        --min_count=5
+
+Training prepares its text by itself, in the same folder, and finds what this
+script has prepared.
+"""
+
+import json
+import os
+
+import tensorflow as tf
+from absl import flags
+
+from txl_keras.data.preparation import check_hash
+from txl_keras.data.preparation import prepare
+from txl_keras.data.preparation import token_folder
+from txl_keras.data.statistics import describe_split
+from txl_keras.data.statistics import plot_statistics
+from txl_keras.data.statistics import token_counts
+from txl_keras.data.vocabulary import choose_cutoffs
+from txl_keras.scripts import data_flags
+from txl_keras.scripts import running
+
+FLAGS = flags.FLAGS
+
+data_flags.define_corpus_flags()
+data_flags.define_tokenizer_flags()
+flags.adopt_module_key_flags(data_flags)
+flags.DEFINE_string(
+    "output", None, "Folder for what was found. Default: that of the ids."
+)
+
+# A softmax over fewer tokens is no burden.
+LARGE_VOCABULARY = 10_000
+
+
+def main(_):
+    options = data_flags.corpus_options()
+    corpus = data_flags.load(options)
+    tokenizer = data_flags.tokenizer_for(corpus, options["data_dir"])
+    splits = prepare(corpus, tokenizer, token_folder(options["data_dir"]))
+    for split in splits.values():
+        check_hash(split.tokens, split.metadata, split.folder)
+    size = tokenizer.vocabulary_size
+    counts = token_counts(splits["train"].tokens, size)
+    cutoffs = choose_cutoffs(counts) if size >= LARGE_VOCABULARY else []
+    statistics = {
+        "corpus": corpus.name,
+        "vocabulary_size": size,
+        "cutoffs": cutoffs,
+        "splits": {name: describe_split(s) for name, s in splits.items()},
+        "folder": os.path.dirname(splits["train"].folder),
+    }
+    _print_statistics(statistics, _most_frequent(tokenizer, counts))
+    _write(statistics, splits, counts)
+
+
+def _most_frequent(tokenizer, counts, number=20):
+    ids = (-counts).argsort(kind="stable")[:number]
+    return [(tokenizer.decode_bytes(i), int(counts[i])) for i in ids]
+
+
+def _print_statistics(statistics, most_frequent):
+    print(f"{statistics['corpus']}: {statistics['vocabulary_size']:,} tokens")
+    print(
+        f"{'':6} {'bytes':>15} {'tokens':>15} {'bytes/token':>11} "
+        f"{'unknown':>8} {'documents':>11}   tokens a document"
+    )
+    for name, split in statistics["splits"].items():
+        lengths = split["document_length"]
+        print(
+            f"{name:6} {split['num_bytes']:15,} {split['num_tokens']:15,} "
+            f"{split['bytes_per_token']:11.3f} {split['unknown_rate']:8.3%} "
+            f"{split['num_documents']:11,}   {lengths['min']:,} to "
+            f"{lengths['max']:,}, median {lengths['median']:,.0f}, "
+            f"mean {lengths['mean']:,.0f}"
+        )
+    print(
+        "Most frequent in train: "
+        + " ".join(
+            f"{token.decode(errors='replace')!r}:{count:,}"
+            for token, count in most_frequent
+        )
+    )
+    if statistics["cutoffs"]:
+        print(
+            "Cutoffs with the fewest logits a token: --cutoffs="
+            + ",".join(map(str, statistics["cutoffs"]))
+        )
+
+
+def _write(statistics, splits, counts):
+    folder = FLAGS.output or statistics["folder"]
+    tf.io.gfile.makedirs(folder)
+    path = os.path.join(folder, "statistics")
+    with tf.io.gfile.GFile(path + ".json", "w") as file:
+        file.write(json.dumps(statistics, indent=1) + "\n")
+    with tf.io.gfile.GFile(path + ".png", "wb") as file:
+        plot_statistics(splits, counts, statistics["cutoffs"], file)
+    print(f"Ids are in {statistics['folder']}")
+    print(f"Written: {path}.json, {path}.png")
+
+
+if __name__ == "__main__":
+    running.run(main)

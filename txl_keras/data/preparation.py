@@ -1,0 +1,354 @@
+"""Prepares text: from a corpus to arrays of ids on disk, once.
+
+What was prepared lies in a folder of its own for every corpus, tokenizer and
+split, named after a hash of all that the ids depend on:
+
+FOLDER/enwik8-1f0c.../train/tokens.bin     the ids, see `token_files`
+FOLDER/enwik8-1f0c.../train/documents.bin  int64, where documents begin
+FOLDER/enwik8-1f0c.../train/metadata.json  sizes, dtype, hashes
+
+It is written under another name and renamed when it is complete, so that a
+stopped preparation leaves nothing that looks like one. Buckets rename no
+folders: there it is complete when metadata.json is there, which is written
+last.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import re
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.files import modification_time
+from txl_keras.data.parallel import map_blocks
+from txl_keras.data.token_files import open_token_file
+from txl_keras.data.tokenizers import build_tokenizer
+from txl_keras.data.tokenizers import load_tokenizer
+from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.data.vocabulary import UnknownSymbolError
+from txl_keras.data.vocabulary import smallest_dtype
+
+# Raised when the same text and tokenizer would give other files.
+FORMAT = 1
+_HOME_DATA_DIR = "~/tensorflow_datasets"
+BLOCK = 1 << 22  # ids hashed at once
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedSplit:
+    """The ids of a split, on disk.
+
+    Args:
+        tokens: Ids, `(n,)`: what `open_token_file` returns.
+        documents: Array of shape `(D,)`, int64. Where in the tokens each
+            document begins.
+        metadata: Dict of `num_tokens`, `num_documents`, `num_bytes`,
+            `num_unknown`, `vocabulary_size`, `dtype` and `sha256`.
+        folder: String, where the files are.
+    """
+
+    tokens: object
+    documents: np.ndarray
+    metadata: dict
+    folder: str
+
+    def fingerprint(self):
+        """What the split is recognised by in the configuration of a run."""
+        return {key: self.metadata[key] for key in ("num_tokens", "sha256")}
+
+
+def prepare_tokenizer(name, corpus, folder, **options):
+    """Builds the tokenizer of a corpus, or reads what was built before.
+
+    Args:
+        name: String, as for `build_tokenizer`.
+        corpus: A `Corpus`.
+        folder: String. Where prepared text is kept.
+        **options: As for `build_tokenizer`.
+
+    Returns:
+        A tokenizer.
+
+    Raises:
+        ValueError: As `build_tokenizer`.
+    """
+    key = [FORMAT, corpus.fingerprint(), name, options]
+    parent = _folder(folder, f"{corpus.name}_{name}", key)
+    path = _join(parent, "tokenizer.json")
+    with _lock(parent):
+        if tf.io.gfile.exists(path):
+            return load_tokenizer(path)
+        tokenizer = build_tokenizer(name, corpus, **options)
+        tf.io.gfile.makedirs(parent)
+        save_tokenizer(tokenizer, path)
+        return tokenizer
+
+
+def prepare(corpus, tokenizer, folder, splits=SPLITS):
+    """Turns splits of a corpus into ids on disk, or finds what was before.
+
+    Args:
+        corpus: A `Corpus`.
+        tokenizer: A tokenizer.
+        folder: String, local or of a bucket. Where prepared text is kept.
+        splits: Sequence of strings.
+
+    Returns:
+        Dict of split to `PreparedSplit`.
+
+    Raises:
+        OSError: If the disk is full or the folder cannot be written.
+        ValueError: If a split has no tokens, has a symbol that the tokenizer
+            does not know, or is not what it was when it was prepared.
+    """
+    key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
+    parent = _folder(folder, corpus.name, key)
+    prepared = {}
+    for split in splits:
+        path = _join(parent, split)
+        with _lock(parent):
+            if not tf.io.gfile.exists(_join(path, "metadata.json")):
+                _write_split(corpus, split, tokenizer, path)
+        prepared[split] = open_split(path, tokenizer)
+    return prepared
+
+
+def open_split(folder, tokenizer):
+    """Opens the ids of a split that `prepare` wrote.
+
+    Args:
+        folder: String, that of the split.
+        tokenizer: The tokenizer that the ids are of.
+
+    Returns:
+        A `PreparedSplit`.
+
+    Raises:
+        ValueError: If the ids are of another tokenizer, or the files are not
+            those that were written.
+    """
+    metadata_path = _join(folder, "metadata.json")
+    metadata = _read_metadata(metadata_path)
+    expected = tokenizer_hash(tokenizer)
+    if metadata["tokenizer"] != expected:
+        raise ValueError(
+            f"`tokenizer` is not that of the ids in {folder}: its vocabulary "
+            f"or its options differ. Expected: {metadata['tokenizer']}. "
+            f"Received: {expected}"
+        )
+    tokens = open_token_file(_join(folder, "tokens.bin"), metadata["dtype"])
+    documents = open_token_file(_join(folder, "documents.bin"), np.int64)
+    for name, array in ("tokens", tokens), ("documents", documents):
+        if len(array) != metadata[f"num_{name}"]:
+            raise ValueError(
+                f"{folder} was changed after it was prepared: delete it. "
+                f"Expected: {metadata[f'num_{name}']} {name}. "
+                f"Received: {len(array)}"
+            )
+    written = modification_time(_join(folder, "tokens.bin"))
+    if written > modification_time(metadata_path):
+        check_hash(tokens, metadata, folder)
+    return PreparedSplit(tokens, documents[:], metadata, folder)
+
+
+def check_hash(tokens, metadata, folder):
+    """Raises ValueError unless the ids are those that were prepared."""
+    digest = hashlib.sha256()
+    for start in range(0, len(tokens), BLOCK):
+        digest.update(tokens[start : start + BLOCK].tobytes())
+    if digest.hexdigest() != metadata["sha256"]:
+        raise ValueError(
+            f"{folder} was changed after it was prepared: delete it. "
+            f"Expected: sha256 {metadata['sha256']}. "
+            f"Received: sha256 {digest.hexdigest()}"
+        )
+
+
+def token_folder(data_dir=None):
+    """Where prepared text is kept.
+
+    Args:
+        data_dir: Optional string. Default: the folder of TensorFlow Datasets,
+            `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
+
+    Returns:
+        String.
+    """
+    data_dir = data_dir or os.environ.get("TFDS_DATA_DIR") or _HOME_DATA_DIR
+    return os.path.join(os.path.expanduser(data_dir), "txl_keras_tokens")
+
+
+def tokenizer_hash(tokenizer):
+    """What ids are recognised by as those of a tokenizer: a SHA-256."""
+    return _hash([type(tokenizer).__name__, tokenizer.get_config()])
+
+
+def _write_split(corpus, split, tokenizer, path):
+    unfinished = path
+    if not _is_remote(path):
+        unfinished = f"{path}.incomplete-{os.getpid()}"
+        # Killed preparations left them; no other runs now: see `_lock`.
+        for folder in tf.io.gfile.glob(f"{path}.incomplete-*"):
+            tf.io.gfile.rmtree(folder)
+    tf.io.gfile.makedirs(unfinished)
+    try:
+        metadata = _write_tokens(corpus, split, tokenizer, unfinished)
+        if not metadata["num_tokens"]:
+            raise ValueError(
+                f"The {split} split of {corpus.name} must have at least one "
+                f"token. Received: {metadata['num_bytes']} bytes without any"
+            )
+        with tf.io.gfile.GFile(_join(unfinished, "metadata.json"), "w") as file:
+            file.write(json.dumps(metadata, indent=1) + "\n")
+        if unfinished != path:
+            tf.io.gfile.rename(unfinished, path)
+    except BaseException as error:
+        with contextlib.suppress(tf.errors.OpError):
+            tf.io.gfile.rmtree(unfinished)
+        if isinstance(error, tf.errors.OpError):
+            raise OSError(
+                f"The ids of {corpus.name} could not be written to {path}; "
+                "the next run begins anew. Free some space, or give another "
+                f"--data_dir. {error.message}"
+            ) from error
+        raise
+
+
+def _write_tokens(corpus, split, tokenizer, folder):
+    """Writes the ids of a split and returns their metadata."""
+    dtype = smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
+    digest = hashlib.sha256()
+    num_tokens = num_documents = num_bytes = num_unknown = 0
+    starts = np.zeros(0, np.int64)
+    encoded = map_blocks(
+        _Encoder(tokenizer), corpus, split, "Encoding", tokenizer.releases_gil
+    )
+    with (
+        tf.io.gfile.GFile(_join(folder, "tokens.bin"), "wb") as tokens_file,
+        tf.io.gfile.GFile(_join(folder, "documents.bin"), "wb") as starts_file,
+    ):
+        try:
+            for block in encoded:
+                ids = block.ids.astype(dtype, copy=False).tobytes()
+                digest.update(ids)
+                tokens_file.write(ids)
+                starts = np.append(starts, num_tokens + block.document_starts)
+                num_tokens += len(block.ids)
+                # A document without tokens is none.
+                begun = np.unique(starts[starts < num_tokens])
+                starts_file.write(begun.astype("<i8").tobytes())
+                starts = starts[starts >= num_tokens]
+                num_documents += len(begun)
+                num_bytes += block.num_bytes
+                num_unknown += block.num_unknown
+        except UnknownSymbolError as error:
+            raise ValueError(
+                f"The {split} split of {corpus.name} has {error.symbol!r}, "
+                f"about {num_tokens + error.position:,} tokens after its "
+                "start, which the vocabulary lacks. Give a vocabulary of this "
+                "text, or one with a word for unknown ones."
+            ) from error
+    return {
+        "num_tokens": num_tokens,
+        "num_documents": num_documents,
+        "num_bytes": num_bytes,
+        "num_unknown": num_unknown,
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "dtype": dtype.name,
+        "sha256": digest.hexdigest(),
+        "tokenizer": tokenizer_hash(tokenizer),
+    }
+
+
+@dataclasses.dataclass
+class _EncodedBlock:
+    ids: np.ndarray
+    document_starts: np.ndarray
+    num_bytes: int
+    num_unknown: int
+
+
+class _Encoder:
+    """Encodes a `Block`, document by document."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def __call__(self, block):
+        ids, position = [], 0
+        for i, piece in enumerate(block.pieces):
+            begins_line = i > 0 or not block.amid_line
+            try:
+                ids.append(self._tokenizer.encode(piece, begins_line))
+            except UnknownSymbolError as error:
+                raise UnknownSymbolError(
+                    error.symbol, position + error.position
+                ) from None
+            position += len(ids[-1])
+        ends = np.cumsum([0, *map(len, ids)])
+        starts = ends[int(block.continues) : -1]
+        ids = np.concatenate(ids)
+        unknown_id = self._tokenizer.unknown_id
+        num_unknown = 0
+        if unknown_id is not None:
+            num_unknown = int(np.count_nonzero(ids == unknown_id))
+        return _EncodedBlock(ids, starts, block.num_bytes, num_unknown)
+
+
+def _read_metadata(path):
+    if not tf.io.gfile.exists(path):
+        raise FileNotFoundError(
+            f"`folder` must be that of a prepared split: there is no {path}."
+        )
+    with tf.io.gfile.GFile(path) as file:
+        text = file.read()
+    try:
+        metadata = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged: delete its folder. {error}"
+        ) from error
+    return metadata
+
+
+@contextlib.contextmanager
+def _lock(path):
+    """Lets one process of this machine at a time prepare what `path` names."""
+    if _is_remote(path):
+        yield
+        return
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        file = open(path + ".lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise OSError(
+            "`data_dir` must be a folder that can be written to; name the one "
+            "that only holds files by `manual_dir`. Received: "
+            f"{os.path.dirname(path)} ({error.strerror})"
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_remote(path):
+    return "://" in path
+
+
+def _folder(folder, name, key):
+    slug = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[-40:]
+    return _join(folder, f"{slug}-{_hash(key)[:16]}")
+
+
+def _hash(content):
+    return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
+
+
+def _join(folder, name):
+    return os.path.join(folder, name)

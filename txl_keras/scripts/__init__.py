@@ -1,0 +1,1 @@
+"""What the scripts in train/ share: flags, and how they stop."""

@@ -1,0 +1,126 @@
+"""Flags of text and tokenizers, and what they make."""
+
+import os
+
+from absl import flags
+
+from txl_keras.checkpoints.vocabularies import load_vocabulary
+from txl_keras.data.corpora import CORPORA
+from txl_keras.data.corpora import corpus_path
+from txl_keras.data.corpora import load_corpus
+from txl_keras.data.preparation import prepare_tokenizer
+from txl_keras.data.preparation import token_folder
+from txl_keras.data.tokenizers import build_tokenizer
+from txl_keras.data.tokenizers.building import OPTIONS
+
+FLAGS = flags.FLAGS
+
+# Where text lies, which may change when a run goes on.
+CORPUS_FLAGS = (
+    "corpus", "data_dir", "manual_dir", "document_separator", "text_key",
+)  # fmt: skip
+# What makes a token of it, which may not.
+TOKENIZER_FLAGS = (
+    "tokenizer", "drop_newlines", "vocabulary_size", "min_count", "lower_case",
+    "unknown", "line_start", "line_end",
+)  # fmt: skip
+
+
+def define_corpus_flags(required=True):
+    """Defines the flags of `CORPUS_FLAGS`.
+
+    Args:
+        required: Boolean. Whether a corpus must be given.
+    """
+    flags.DEFINE_string(
+        "corpus", None,
+        f"{', '.join(CORPORA)}, tfds:NAME, or a text file, folder or pattern.",
+        required=required,
+    )  # fmt: skip
+    flags.DEFINE_string(
+        "data_dir", None,
+        "Folder for what is fetched and for ids. Default: "
+        "~/tensorflow_datasets.",
+    )  # fmt: skip
+    flags.DEFINE_string(
+        "manual_dir", None,
+        "Folder with published files already there. Default: data_dir.",
+    )  # fmt: skip
+    flags.DEFINE_string(
+        "document_separator", None,
+        r"What lies between the documents of a file; \n is a new line.",
+    )  # fmt: skip
+    flags.DEFINE_string(
+        "text_key", None, "Name of the text in JSON lines and tfds: examples."
+    )
+
+
+def define_tokenizer_flags():
+    """Defines the flags of `TOKENIZER_FLAGS`, and `--vocabulary`."""
+    flags.DEFINE_enum("tokenizer", "bytes", list(OPTIONS), "What a token is.")
+    flags.DEFINE_bool(
+        "drop_newlines", None,
+        "Leave newlines out, as the original's enwik8 protocol does. Its bpc "
+        "is then one of the text without them.",
+    )  # fmt: skip
+    flags.DEFINE_string(
+        "vocabulary", None,
+        "File of words or of a subword model. Default: made from train.",
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "vocabulary_size", None, "How many words, or subwords, to keep."
+    )
+    flags.DEFINE_integer("min_count", None, "Rarer words are unknown.")
+    flags.DEFINE_bool("lower_case", None, "Read text in lower case.")
+    flags.DEFINE_string("unknown", None, "For unknown words. Default: <unk>.")
+    flags.DEFINE_string("line_start", None, "Before a line. Default: none.")
+    flags.DEFINE_string("line_end", None, "After a line. Default: <eos>.")
+
+
+def corpus_options(defaults=None):
+    """Where the text lies, for this script and for ones called elsewhere.
+
+    Args:
+        defaults: Optional dict, what an earlier call returned, for flags that
+            are not given.
+
+    Returns:
+        Dict of the arguments of `load_corpus`, paths absolute.
+    """
+    options = {}
+    for name in CORPUS_FLAGS:
+        value = FLAGS[name].value
+        options[name] = (defaults or {}).get(name) if value is None else value
+    if options["corpus"] is not None:
+        options["corpus"] = corpus_path(options["corpus"])
+    for name in ("data_dir", "manual_dir"):
+        if options[name] is not None and "://" not in options[name]:
+            options[name] = os.path.abspath(os.path.expanduser(options[name]))
+    return options
+
+
+def load(options):
+    """Loads the corpus of `corpus_options`."""
+    separator = options["document_separator"]
+    if separator is not None:
+        separator = separator.replace(r"\n", "\n").replace(r"\t", "\t")
+    return load_corpus(
+        options["corpus"],
+        options["data_dir"],
+        options["manual_dir"],
+        separator,
+        options["text_key"],
+    )
+
+
+def tokenizer_for(corpus, data_dir):
+    """Makes the tokenizer that the flags of `define_tokenizer_flags` name."""
+    options = {name: FLAGS[name].value for name in TOKENIZER_FLAGS}
+    name = options.pop("tokenizer")
+    if FLAGS.vocabulary and name in ("sentencepiece", "wordpiece"):
+        options["vocabulary"] = FLAGS.vocabulary
+        return build_tokenizer(name, corpus, **options)
+    options["vocabulary"] = FLAGS.vocabulary and load_vocabulary(
+        FLAGS.vocabulary
+    )
+    return prepare_tokenizer(name, corpus, token_folder(data_dir), **options)

@@ -477,7 +477,8 @@ def test_a_vocabulary_file_is_the_vocabulary(word_corpus, here, tmp_path):
     )
     # The text has other words, and the file no <unk>.
     printed, error = here("main.py", *flags)
-    assert "'naïve' at position 1 is not in the vocabulary" in error
+    assert "train split of" in error
+    assert "'naïve', about 1 tokens after its start" in error
     assert not (tmp_path / "run" / "checkpoints").exists()
 
     printed, error = here("main.py", *flags, "--unknown=UNK")
@@ -490,6 +491,107 @@ def test_a_vocabulary_file_is_the_vocabulary(word_corpus, here, tmp_path):
     # Lamb learned: a guess among ten words is 2.3 nats.
     assert metrics_of(tmp_path / "run")[-1]["valid"]["nll"] < 2.1
     assert workdir.read_config()["flags"]["optimizer"] == "lamb"
+
+
+@pytest.mark.parametrize(
+    "order",
+    [["--order=roll"], ["--order=shuffle", "--reset_documents"], ["--varlen"]],
+)
+def test_any_order_of_the_text_is_learned(order, corpus, here, tmp_path):
+    flags = (
+        f"--corpus={corpus}",
+        f"--workdir={tmp_path}",
+        *TINY,
+        "--document_separator=\\n",
+        "--segment_length=16",
+        "--max_eval_tokens=500",
+        *order,
+    )
+    # Sentences of the corpus have 18 to 27 bytes.
+    printed, error = here("main.py", *flags, "--sample_length=0")
+    assert error is None
+    losses = [line["loss"] for line in metrics_of(tmp_path)]
+    assert losses[-1] < losses[0] - 1
+    assert here("main.py", *flags, "--max_steps=61")[1] is not None
+
+
+def test_the_score_of_a_text_is_one_whatever_the_batch_size(run, here):
+    scores = {}
+    for batch_size, warmup in (
+        (1, "exact"), (3, "exact"), (16, "exact"), (16, "none")
+    ):  # fmt: skip
+        _, error = here(
+            "evaluate.py",
+            f"--workdir={run[0]}",
+            f"--batch_size={batch_size}",
+            f"--warmup={warmup}",
+            "--segment_length=5",
+        )
+        assert error is None
+        result = json.loads((run[0] / "evaluation_test.json").read_text())
+        scores[batch_size, warmup] = result["bits_per_token"]
+    assert scores[3, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
+    assert scores[16, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
+    assert abs(scores[16, "none"] - scores[1, "exact"]) > 1e-4
+
+
+def test_prepared_text_is_described_and_found_by_training(
+    word_corpus, here, tmp_path
+):
+    options = (
+        f"--corpus={word_corpus}",
+        f"--data_dir={tmp_path}",
+        "--document_separator=\\n",
+        "--tokenizer=words",
+        "--min_count=2",
+    )
+    printed, error = here(
+        "prepare_data.py", *options, f"--output={tmp_path / 'out'}"
+    )
+    assert error is None
+    statistics = json.loads((tmp_path / "out/statistics.json").read_text())
+    train = statistics["splits"]["train"]
+    assert statistics["vocabulary_size"] == 24
+    assert train["num_documents"] == 631
+    # Every tenth line has a word that came once, of nine or ten.
+    assert train["unknown_rate"] == pytest.approx(0.01, rel=0.2)
+    assert train["document_length"]["max"] == 12
+    assert f"{train['num_tokens']:,}" in printed
+    assert (tmp_path / "out/statistics.png").read_bytes()[:4] == b"\x89PNG"
+
+    written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")}
+    assert len(written) == 3
+    flags = (f"--workdir={tmp_path / 'run'}", *TINY, "--max_steps=3")
+    _, error = here("main.py", *options, *flags, "--cutoffs=auto")
+    assert error is None
+    assert written == {
+        p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")
+    }
+    config = Workdir(str(tmp_path / "run")).read_config()
+    cutoffs = config["model"]["backbone"]["config"]["cutoffs"]
+    assert len(cutoffs) == 3 and cutoffs == sorted(set(cutoffs))
+
+
+def test_subwords_are_trained_and_scored_by_the_byte(corpus, here, tmp_path):
+    pytest.importorskip("tensorflow_text")
+    pytest.importorskip("sentencepiece")
+    flags = (f"--corpus={corpus}", f"--workdir={tmp_path}", *TINY)
+    printed, error = here(
+        "main.py",
+        *flags,
+        "--tokenizer=sentencepiece",
+        "--vocabulary_size=290",
+        "--max_steps=10",
+    )
+    assert error is None
+    test = json.loads((tmp_path / "results.json").read_text())["test"]
+    text = load_corpus(corpus).read("test")
+    bits = test["nll"] * test["num_tokens"] / np.log(2) / len(text)
+    assert test["bits_per_byte"] == pytest.approx(bits)
+    assert f"ppl over {test['num_tokens']:,} tokens, {bits:.3f} bits" in printed
+    written, error = here("generate.py", f"--workdir={tmp_path}", "--prompt=é")
+    assert error is None
+    assert written.startswith("é")
 
 
 def test_absolute_positions_run_to_the_end(corpus, here, tmp_path):
@@ -517,7 +619,11 @@ def test_absolute_positions_run_to_the_end(corpus, here, tmp_path):
         (["--corpus={folder}/latin.txt"], ["latin.txt", "UTF-8", "offset 2"]),
         (["--corpus={folder}/short.txt"], ["tokens", "--batch_size"]),
         (["--corpus={folder}"], ["workdir", "folder of the text"]),
-        (["--corpus=enwik8"], ["data_dir"]),
+        (["--corpus=tfds:lm2b"], ["lm1b", "'lm2b'"]),
+        (["--corpus=ptb", "--manual_dir={folder}/no"], ["manual_dir", "/no'"]),
+        (["--varlen", "--order=roll"], ["varlen", "roll"]),
+        (["--document_separator=<end>"], ["empty", "'<end>'"]),
+        (["--tokenizer=sentencepiece"], ["vocabulary_size"]),
         (["--dropout=1.5"], ["1.5"]),
         (["--hidden_dim=15"], ["hidden_dim=15"]),
         (["--head_dim=0"], ["head_dim=0"]),

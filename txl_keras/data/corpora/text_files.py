@@ -67,7 +67,8 @@ def load(path, document_separator=None, text_key="text"):
         size = sum(text.num_bytes for text in splits.values())
         raise ValueError(
             f"The text in {path} is too small to give three splits: "
-            f"{' and '.join(empty)} would be empty. Received: {size} bytes"
+            f"{' and '.join(empty)} would be empty, as no document is cut. "
+            f"Received: {size} bytes, document_separator={document_separator!r}"
         )
     return Corpus(
         path,

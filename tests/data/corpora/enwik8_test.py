@@ -33,7 +33,7 @@ def write(folder, form, text=SMALL):
 @pytest.mark.parametrize("form", ["enwik8", "enwik8.gz", "enwik8.zip"])
 def test_it_is_split_in_order(tmp_path, small, form):
     write(tmp_path, form)
-    corpus = enwik8.load(str(tmp_path))
+    corpus = enwik8.Enwik8Corpus.load(str(tmp_path))
     assert corpus.read("train") == SMALL[:-20]
     assert corpus.read("valid") == SMALL[-20:-10]
     assert corpus.read("test") == SMALL[-10:]
@@ -46,7 +46,7 @@ def test_it_is_split_in_order(tmp_path, small, form):
 def test_what_is_too_short_is_refused(tmp_path, small, form):
     write(tmp_path, form, SMALL[:-1])
     with pytest.raises(ValueError, match="10,240 bytes.*10,239 bytes") as error:
-        enwik8.load(str(tmp_path))
+        enwik8.Enwik8Corpus.load(str(tmp_path))
     assert str(tmp_path / form) in str(error.value)
     assert "http://mattmahoney.net/dc/enwik8.zip" in str(error.value)
 
@@ -54,13 +54,13 @@ def test_what_is_too_short_is_refused(tmp_path, small, form):
 def test_what_is_altered_is_refused(tmp_path, small):
     write(tmp_path, "enwik8", SMALL[:-1] + b"x")
     with pytest.raises(ValueError, match="Expected: sha256 .*sha256"):
-        enwik8.load(str(tmp_path))
+        enwik8.Enwik8Corpus.load(str(tmp_path))
     assert not list(tmp_path.glob("enwik8_corpus/*"))
 
 
 @pytest.mark.skipif(not REAL.exists(), reason=f"needs {REAL}")
 def test_the_real_one(tmp_path):
-    corpus = enwik8.load(str(tmp_path), str(REAL.parent))
+    corpus = enwik8.Enwik8Corpus.load(str(tmp_path), str(REAL.parent))
     lengths, digest = {}, hashlib.sha256()
     for split in ("train", "valid", "test"):
         lengths[split] = 0

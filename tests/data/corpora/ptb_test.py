@@ -39,7 +39,7 @@ def write_files(folder, texts=TEXTS):
 
 
 def test_a_split_is_one_document(tmp_path, archive):
-    corpus = ptb.load(str(tmp_path))
+    corpus = ptb.PtbCorpus.load(str(tmp_path))
     assert {split: corpus.read(split) for split in TEXTS} == TEXTS
     assert len(list(corpus.documents("train"))) == 1
     assert (corpus.name, corpus.encoding) == ("ptb", "utf-8")
@@ -48,13 +48,13 @@ def test_a_split_is_one_document(tmp_path, archive):
 @pytest.mark.parametrize("folder", [".", "simple-examples/data"])
 def test_unpacked_files_will_do(tmp_path, folder):
     write_files(tmp_path / folder)
-    assert ptb.load(str(tmp_path)).read("valid") == TEXTS["valid"]
+    assert ptb.PtbCorpus.load(str(tmp_path)).read("valid") == TEXTS["valid"]
 
 
 def test_another_archive_is_refused(tmp_path, archive):
     archive.write_bytes(archive.read_bytes()[:-1])
     with pytest.raises(ValueError, match="Expected: md5") as error:
-        ptb.load(str(tmp_path))
+        ptb.PtbCorpus.load(str(tmp_path))
     for part in (str(archive), "fit.vutbr.cz", "bcebos.com"):
         assert part in str(error.value)
     assert not list(tmp_path.glob("ptb_corpus/*"))
@@ -66,10 +66,10 @@ def test_what_cannot_be_unpacked_is_refused(tmp_path, archive, damage):
     digest = hashlib.md5(archive.read_bytes()).hexdigest()
     ptb.PtbCorpus.ARCHIVE_DIGEST = ("md5", digest)
     with pytest.raises(ValueError, match="truncated or damaged"):
-        ptb.load(str(tmp_path))
+        ptb.PtbCorpus.load(str(tmp_path))
 
 
 def test_another_text_is_refused(tmp_path):
     write_files(tmp_path, {**TEXTS, "test": b" no it was \n"})
     with pytest.raises(ValueError, match="ptb.test.txt .*Expected: 3 .*: 4"):
-        ptb.load(str(tmp_path))
+        ptb.PtbCorpus.load(str(tmp_path))

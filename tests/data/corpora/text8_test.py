@@ -21,7 +21,7 @@ def small(monkeypatch):
 def test_it_is_split_in_order(tmp_path):
     with zipfile.ZipFile(tmp_path / "text8.zip", "w") as archive:
         archive.writestr("text8", SMALL)
-    corpus = text8.load(str(tmp_path))
+    corpus = text8.Text8Corpus.load(str(tmp_path))
     assert corpus.read("train") == SMALL[:-20]
     assert corpus.read("valid") == SMALL[-20:-10]
     assert corpus.read("test") == SMALL[-10:]
@@ -40,6 +40,6 @@ def test_it_is_split_in_order(tmp_path):
 def test_another_text_is_refused(tmp_path, text, message):
     (tmp_path / "text8").write_bytes(text)
     with pytest.raises(ValueError, match=message) as error:
-        text8.load(str(tmp_path))
+        text8.Text8Corpus.load(str(tmp_path))
     assert "http://mattmahoney.net/dc/text8.zip" in str(error.value)
     assert not list(tmp_path.glob("text8_corpus/*"))

@@ -16,7 +16,6 @@ from txl_keras.data.corpora import tfds_builder
 from txl_keras.data.corpora.tfds_builder import Source
 from txl_keras.data.corpora.tfds_builder import TextBuilder
 from txl_keras.data.corpora.tfds_builder import find_sources
-from txl_keras.data.corpora.tfds_builder import load_corpus
 from txl_keras.data.corpora.tfds_builder import read_chunks
 from txl_keras.data.corpora.tfds_builder import read_lines
 from txl_keras.data.corpora.tfds_builder import tfds
@@ -69,7 +68,7 @@ def prepared(folder):
 
 
 def load(*folders):
-    return load_corpus(AnyBytesCorpus, *map(str, folders))
+    return AnyBytesCorpus.load(*map(str, folders))
 
 
 def forbid_network(monkeypatch, error=requests.ConnectionError):

@@ -3,8 +3,8 @@ import zipfile
 
 import pytest
 
-from txl_keras.data.corpora import wikitext2
-from txl_keras.data.corpora import wikitext103
+from txl_keras.data.corpora.wikitext2 import Wikitext2Corpus
+from txl_keras.data.corpora.wikitext103 import Wikitext103Corpus
 from txl_keras.data.corpora.wikitext103 import split_articles
 
 FIRST = (
@@ -19,13 +19,13 @@ TEXTS = {
 }
 # Words, and one more for each line.
 TOKENS = {"train": 60, "valid": 35, "test": 25}
-MODULES = {
-    "wikitext-103": (wikitext103, wikitext103.Wikitext103Corpus),
-    "wikitext-2": (wikitext2, wikitext2.Wikitext2Corpus),
+BUILDERS = {
+    "wikitext-103": Wikitext103Corpus,
+    "wikitext-2": Wikitext2Corpus,
 }
 
 
-@pytest.fixture(params=MODULES)
+@pytest.fixture(params=BUILDERS)
 def folder(request):
     return request.param
 
@@ -33,9 +33,9 @@ def folder(request):
 @pytest.fixture
 def load(folder, monkeypatch):
     """The `load` of a corpus whose published text is `TEXTS`."""
-    module, builder = MODULES[folder]
+    builder = BUILDERS[folder]
     monkeypatch.setattr(builder, "TOKENS", TOKENS)
-    return lambda data_dir: module.load(str(data_dir))
+    return lambda data_dir: builder.load(str(data_dir))
 
 
 @pytest.fixture
@@ -46,8 +46,7 @@ def archive(folder, tmp_path, monkeypatch):
         for split, text in TEXTS.items():
             archive.writestr(f"{folder}/wiki.{split}.tokens", text)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    _, builder = MODULES[folder]
-    monkeypatch.setattr(builder, "ARCHIVE_DIGEST", ("sha256", digest))
+    monkeypatch.setattr(BUILDERS[folder], "ARCHIVE_DIGEST", ("sha256", digest))
     return path
 
 

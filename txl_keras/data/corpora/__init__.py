@@ -11,26 +11,26 @@ import os
 
 import tensorflow as tf
 
-from txl_keras.data.corpora import enwik8
-from txl_keras.data.corpora import ptb
 from txl_keras.data.corpora import python_stdlib
-from txl_keras.data.corpora import text8
 from txl_keras.data.corpora import text_files
 from txl_keras.data.corpora import tfds_text
-from txl_keras.data.corpora import wikitext2
-from txl_keras.data.corpora import wikitext103
 from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.enwik8 import Enwik8Corpus
+from txl_keras.data.corpora.ptb import PtbCorpus
+from txl_keras.data.corpora.text8 import Text8Corpus
+from txl_keras.data.corpora.wikitext2 import Wikitext2Corpus
+from txl_keras.data.corpora.wikitext103 import Wikitext103Corpus
 
 __all__ = ["CORPORA", "Corpus", "corpus_path", "load_corpus"]
 
 # A new corpus is a file in this folder and a line here.
 CORPORA = {
     "python_stdlib": lambda data_dir, manual_dir: python_stdlib.load(),
-    "enwik8": enwik8.load,
-    "text8": text8.load,
-    "wikitext103": wikitext103.load,
-    "wikitext2": wikitext2.load,
-    "ptb": ptb.load,
+    "enwik8": Enwik8Corpus.load,
+    "text8": Text8Corpus.load,
+    "wikitext103": Wikitext103Corpus.load,
+    "wikitext2": Wikitext2Corpus.load,
+    "ptb": PtbCorpus.load,
 }
 TFDS_PREFIX = "tfds:"
 

@@ -3,7 +3,6 @@
 import hashlib
 
 from txl_keras.data.corpora.tfds_builder import TextBuilder
-from txl_keras.data.corpora.tfds_builder import load_corpus
 from txl_keras.data.corpora.tfds_builder import read_chunks
 
 LENGTH = 100_000_000
@@ -11,7 +10,12 @@ HELD_OUT = 5_000_000  # bytes in each of valid and test
 
 
 class Enwik8Corpus(TextBuilder):
-    """The first 100,000,000 bytes of an English Wikipedia dump of 2006."""
+    """The first 100,000,000 bytes of an English Wikipedia dump of 2006.
+
+    The splits are the published ones: 90M, 5M and 5M bytes in order, each of
+    them one document. A symbol is a byte. Published results further drop the
+    newlines: see `drop_newlines` of `txl_keras.data.CharacterTokenizer`.
+    """
 
     URLS = ("http://mattmahoney.net/dc/enwik8.zip",)
     MANUAL_DOWNLOAD_INSTRUCTIONS = "enwik8.zip, enwik8.gz or enwik8"
@@ -45,28 +49,3 @@ class Enwik8Corpus(TextBuilder):
             "test": (LENGTH - HELD_OUT, LENGTH),
         }
         return read_chunks(source, *bounds[split])
-
-
-def load(data_dir=None, manual_dir=None):
-    """Opens enwik8, prepared in `data_dir`, and prepares it the first time.
-
-    It is made from `enwik8`, `enwik8.gz` or `enwik8.zip` in `manual_dir`, or
-    downloaded. The splits are the published ones: 90M, 5M and 5M bytes in
-    order, each of them one document. A symbol is a byte. Published results
-    further drop the newlines: see `drop_newlines` of
-    `txl_keras.data.CharacterTokenizer`.
-
-    Args:
-        data_dir: Optional string. The folder for what is prepared and
-            downloaded. Default: `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
-        manual_dir: Optional string. The folder with files already there.
-            Default: `data_dir`.
-
-    Returns:
-        A `Corpus`.
-
-    Raises:
-        ValueError: If the content is not enwik8, or if a folder is wrong.
-        ConnectionError: If no file is there and it cannot be downloaded.
-    """
-    return load_corpus(Enwik8Corpus, data_dir, manual_dir)

@@ -82,6 +82,32 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     ENCODING = "utf-8"
     ONE_DOCUMENT = True
 
+    @classmethod
+    def load(cls, data_dir=None, manual_dir=None):
+        """Opens the corpus; the first time, prepares it.
+
+        Args:
+            data_dir: Optional string. The folder for what is prepared and
+                downloaded. Default: TFDS's own, `TFDS_DATA_DIR` or
+                `~/tensorflow_datasets`.
+            manual_dir: Optional string. The folder with files already there.
+                Default: `data_dir`.
+
+        Returns:
+            A `Corpus`.
+
+        Raises:
+            ValueError: If a file is not the published one, if `manual_dir` is
+                no folder, or if `data_dir` cannot be written to.
+            ConnectionError: If no file is there and none can be downloaded.
+        """
+        builder = prepare(lambda: cls(data_dir=data_dir), manual_dir)
+        splits = {split: Records(builder, split) for split in SPLITS}
+        if cls.ONE_DOCUMENT:
+            splits = {split: [records] for split, records in splits.items()}
+        name = builder.name.removesuffix("_corpus")
+        return Corpus(name, splits, cls.ENCODING, identify(builder))
+
     def check(self, sources):
         """Raises ValueError unless the text is the published one.
 
@@ -221,33 +247,6 @@ class Records:
             yield from texts
 
 
-def load_corpus(builder_class, data_dir=None, manual_dir=None):
-    """Prepares a corpus where that is not done, and opens it.
-
-    Args:
-        builder_class: A subclass of `TextBuilder`.
-        data_dir: Optional string. The folder for what is prepared and
-            downloaded. Default: TFDS's own, `TFDS_DATA_DIR` or
-            `~/tensorflow_datasets`.
-        manual_dir: Optional string. The folder with files already there.
-            Default: `data_dir`.
-
-    Returns:
-        A `Corpus`.
-
-    Raises:
-        ValueError: If a file is not the published one, if `manual_dir` is no
-            folder, or if `data_dir` cannot be written to.
-        ConnectionError: If no file is there and none can be downloaded.
-    """
-    builder = prepare(lambda: builder_class(data_dir=data_dir), manual_dir)
-    splits = {split: Records(builder, split) for split in SPLITS}
-    if builder.ONE_DOCUMENT:
-        splits = {split: [records] for split, records in splits.items()}
-    name = builder.name.removesuffix("_corpus")
-    return Corpus(name, splits, builder.ENCODING, identify(builder))
-
-
 def identify(builder):
     """Returns by what a prepared dataset is recognised, for JSON."""
     return {
@@ -264,7 +263,7 @@ def prepare(make_builder, manual_dir=None):
 
     Args:
         make_builder: Function that returns a `tfds.core.DatasetBuilder`.
-        manual_dir: Optional string, as for `load_corpus`.
+        manual_dir: Optional string, as for `TextBuilder.load`.
 
     Returns:
         The builder.

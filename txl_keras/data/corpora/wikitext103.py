@@ -3,12 +3,11 @@
 import itertools
 
 from txl_keras.data.corpora.tfds_builder import TextBuilder
-from txl_keras.data.corpora.tfds_builder import load_corpus
 from txl_keras.data.corpora.tfds_builder import read_lines
 
 
 class Wikitext103Corpus(TextBuilder):
-    """Good and featured articles of Wikipedia, in words, one a record."""
+    """Good and featured articles of Wikipedia, in words, one a document."""
 
     URLS = (
         # The authors' address, which was closed in 2026 or before.
@@ -35,29 +34,6 @@ class Wikitext103Corpus(TextBuilder):
 
     def records(self, source, split):
         return split_articles(read_lines(source))
-
-
-def load(data_dir=None, manual_dir=None):
-    """Opens WikiText-103, prepared in `data_dir`; the first time, prepares it.
-
-    It is made from `wikitext-103-v1.zip` in `manual_dir`, or from the
-    `wiki.*.tokens` in it, there or in a folder `wikitext-103`, or downloaded.
-    Each article is a document.
-
-    Args:
-        data_dir: Optional string. The folder for what is prepared and
-            downloaded. Default: `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
-        manual_dir: Optional string. The folder with files already there.
-            Default: `data_dir`.
-
-    Returns:
-        A `Corpus`.
-
-    Raises:
-        ValueError: If the content is not WikiText-103, or a folder is wrong.
-        ConnectionError: If no file is there and it cannot be downloaded.
-    """
-    return load_corpus(Wikitext103Corpus, data_dir, manual_dir)
 
 
 def split_articles(lines):

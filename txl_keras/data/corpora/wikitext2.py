@@ -1,11 +1,10 @@
 """WikiText-2: 600 good articles of Wikipedia, in words."""
 
-from txl_keras.data.corpora.tfds_builder import load_corpus
 from txl_keras.data.corpora.wikitext103 import Wikitext103Corpus
 
 
 class Wikitext2Corpus(Wikitext103Corpus):
-    """600 good and featured articles of Wikipedia, in words, one a record."""
+    """600 good and featured articles of Wikipedia, in words, one a document."""
 
     URLS = (
         # The authors' address, which was closed in 2026 or before.
@@ -28,26 +27,3 @@ class Wikitext2Corpus(Wikitext103Corpus):
     )
     # Of the paper, https://arxiv.org/abs/1609.07843, table 1.
     TOKENS = {"train": 2_088_628, "valid": 217_646, "test": 245_569}
-
-
-def load(data_dir=None, manual_dir=None):
-    """Opens WikiText-2, prepared in `data_dir`; the first time, prepares it.
-
-    It is made from `wikitext-2-v1.zip` in `manual_dir`, or from the
-    `wiki.*.tokens` in it, there or in a folder `wikitext-2`, or downloaded.
-    Each article is a document.
-
-    Args:
-        data_dir: Optional string. The folder for what is prepared and
-            downloaded. Default: `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
-        manual_dir: Optional string. The folder with files already there.
-            Default: `data_dir`.
-
-    Returns:
-        A `Corpus`.
-
-    Raises:
-        ValueError: If the content is not WikiText-2, or a folder is wrong.
-        ConnectionError: If no file is there and it cannot be downloaded.
-    """
-    return load_corpus(Wikitext2Corpus, data_dir, manual_dir)

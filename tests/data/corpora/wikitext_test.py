@@ -93,7 +93,7 @@ def test_another_text_is_refused(tmp_path, load, text, message):
 
 
 def test_the_two_are_told_apart():
-    names = {builder.name for _, builder in MODULES.values()}
+    names = {builder.name for builder in BUILDERS.values()}
     assert names == {"wikitext103_corpus", "wikitext2_corpus"}
 
 

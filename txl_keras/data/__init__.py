@@ -6,7 +6,8 @@ vocabulary.
 ```python
 corpus = load_corpus("python_stdlib")
 tokenizer = build_tokenizer("bytes", corpus)
-tokens = tokenizer.encode(corpus.splits["train"])  # [n] uint8
+splits = prepare(corpus, tokenizer, folder="ids")
+tokens = splits["train"].tokens  # [n] uint8, on disk
 segments = Segments(tokens, batch_size=16, segment_length=64,
                     drop_remainder=True)
 segments.batch(0)["inputs"]  # [B, T] int32
@@ -17,29 +18,43 @@ segments.batch(0)["inputs"]  # [B, T] int32
 from txl_keras.data.corpora import Corpus
 from txl_keras.data.corpora import load_corpus
 
+# Text to ids on disk, once.
+from txl_keras.data.preparation import PreparedSplit
+from txl_keras.data.preparation import prepare
+from txl_keras.data.preparation import prepare_tokenizer
+
 # Token stream to batches of segments.
 from txl_keras.data.segments import Segments
 
 # Text to ids and back.
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data.tokenizers import SentencePieceTokenizer
+from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.data.vocabulary import WordVocabulary
+from txl_keras.data.vocabulary import choose_cutoffs
 
 __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "Corpus",
+    "PreparedSplit",
     "Segments",
+    "SentencePieceTokenizer",
     "Vocabulary",
+    "WordPieceTokenizer",
     "WordTokenizer",
     "WordVocabulary",
     "build_tokenizer",
+    "choose_cutoffs",
     "load_corpus",
     "load_tokenizer",
+    "prepare",
+    "prepare_tokenizer",
     "save_tokenizer",
 ]

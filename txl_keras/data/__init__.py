@@ -4,6 +4,8 @@ Letters: `B` rows of a batch, `T` tokens of a segment, `V` size of the
 vocabulary.
 
 ```python
+from txl_keras.data import Segments, build_tokenizer, load_corpus, prepare
+
 corpus = load_corpus("python_stdlib")
 tokenizer = build_tokenizer("bytes", corpus)
 splits = prepare(corpus, tokenizer, folder="ids")

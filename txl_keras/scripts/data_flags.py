@@ -72,9 +72,13 @@ def define_tokenizer_flags():
     )
     flags.DEFINE_integer("min_count", None, "Rarer words are unknown.")
     flags.DEFINE_bool("lower_case", None, "Read text in lower case.")
-    flags.DEFINE_string("unknown", None, "For unknown words. Default: <unk>.")
+    flags.DEFINE_string(
+        "unknown", None, "For unknown words, or empty. Default: <unk>."
+    )
     flags.DEFINE_string("line_start", None, "Before a line. Default: none.")
-    flags.DEFINE_string("line_end", None, "After a line. Default: <eos>.")
+    flags.DEFINE_string(
+        "line_end", None, "After a line, or empty. Default: <eos>."
+    )
 
 
 def corpus_options(defaults=None):

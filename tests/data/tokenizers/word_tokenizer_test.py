@@ -253,3 +253,12 @@ def test_wrong_arguments_are_refused():
         WordVocabulary(["ab", "c", "ab"])
     with pytest.raises(ValueError, match="must not be empty"):
         WordVocabulary([])
+
+
+def test_marks_may_be_left_out_by_empty_strings():
+    corpus = Corpus("t", {"train": b"a b\n", "valid": b"a", "test": b"b"})
+    tokenizer = build_tokenizer("words", corpus, unknown="", line_end="")
+    assert tokenizer.vocabulary.symbols == ("a", "b")
+    assert tokenizer.unknown_id is None
+    with pytest.raises(ValueError, match="'c' .* at position 1"):
+        tokenizer.encode("a c\n")

@@ -52,7 +52,9 @@ def build_tokenizer(name, corpus, **options):
         **options: Those of `OPTIONS[name]`; one that is None is left out.
             `vocabulary` is a sequence of words, where they are not to be
             counted, or for subwords the path of their file, where they are
-            not to be trained. What the others are, the tokenizers say.
+            not to be trained. An empty string for one of the marks of
+            `"words"` means that there is none. What the others are, the
+            tokenizers say.
 
     Returns:
         A tokenizer.
@@ -93,6 +95,7 @@ def _build_characters(corpus, drop_newlines=False):
 
 
 def _build_words(corpus, vocabulary=None, **options):
+    options = {key: None if v == "" else v for key, v in options.items()}
     if vocabulary is not None:
         counted = sorted({"min_count", "vocabulary_size"} & {*options})
         if counted:

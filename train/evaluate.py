@@ -18,10 +18,10 @@ from tqdm import tqdm
 from txl_keras.data import Segments
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
-from txl_keras.evaluation.compression import bits_per_byte
-from txl_keras.evaluation.compression import compressed_bits_per_byte
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
+from txl_keras.evaluation.report import add_bits_per_byte
+from txl_keras.evaluation.report import describe
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.training.workdir import Workdir
@@ -46,10 +46,14 @@ flags.DEFINE_bool(
 flags.DEFINE_integer(
     "clamp_length", None, "Distances beyond it count as it.", lower_bound=1
 )
-flags.DEFINE_integer("batch_size", 16, "Streams.", lower_bound=1)
+flags.DEFINE_integer(
+    "max_eval_tokens", None, "Score only the first tokens. Default: all.",
+    lower_bound=2,
+)  # fmt: skip
+flags.DEFINE_integer("batch_size", 16, "Rows.", lower_bound=1)
 flags.DEFINE_enum(
     "warmup", "none", ["none", "memory", "exact"],
-    "Text that a stream reads before its own, to fill its memory.",
+    "Text that a row reads before its own, to fill its memory.",
 )  # fmt: skip
 
 
@@ -76,7 +80,7 @@ def main(_):
             "`corpus` must be given: the model was not trained here. "
             "Received: --corpus=None"
         )
-    corpus = data_flags.load(corpus_options)
+    corpus = data_flags.load_corpus(corpus_options)
     folder = token_folder(corpus_options["data_dir"])
     split = prepare(corpus, tokenizer, folder, [FLAGS.split])[FLAGS.split]
     expected = config["data"].get(FLAGS.split)
@@ -91,12 +95,13 @@ def main(_):
         "memory": -(-memory_length // segment_length),
         "exact": warmup_segments(model.backbone, segment_length, memory_length),
     }[FLAGS.warmup]
+    tokens, documents = split.head(FLAGS.max_eval_tokens)
     segments = Segments(
-        split.tokens,
+        tokens,
         FLAGS.batch_size,
         segment_length,
         drop_remainder=False,
-        documents=split.documents,
+        documents=documents,
         reset_documents=settings.get("reset_documents", False),
         warmup_segments=warmup,
     )
@@ -107,24 +112,21 @@ def main(_):
         scores = evaluator.evaluate(
             segments, on_progress=lambda done, _: bar.update(done - bar.n)
         )
-    text = tokenizer.decode_bytes(split.tokens[:])
     results = {
         "step": step,
         "split": FLAGS.split,
         "batch_size": FLAGS.batch_size,
         "segment_length": segment_length,
+        "warmup": FLAGS.warmup,
         "warmup_segments": warmup,
         "memory_length": memory_length,
         "same_length": model.backbone.same_length,
         "clamp_length": model.backbone.clamp_length,
-        **scores,
-        "bits_per_byte": bits_per_byte(scores, text),
-        "compressors": compressed_bits_per_byte(text),
+        **add_bits_per_byte(scores, tokenizer, tokens),
     }
     path = workdir.file(f"evaluation_{FLAGS.split}.json")
-    for name, value in results.items():
-        print(f"{name}: {value}")
     write_json(results, path)
+    print(f"{FLAGS.split}: {describe(results, tokenizer)}")
     print(f"Written to {path}")
 
 

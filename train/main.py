@@ -12,22 +12,20 @@ import os
 import time
 
 import keras
-import numpy as np
 from absl import flags
 
 from txl_keras.data import Segments
 from txl_keras.data import save_tokenizer
-from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.segments import ORDERS
 from txl_keras.data.segments import replica_batch_size
-from txl_keras.evaluation.compression import bits_per_byte
-from txl_keras.evaluation.compression import compressed_bits_per_byte
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
+from txl_keras.evaluation.report import add_bits_per_byte
+from txl_keras.evaluation.report import describe
+from txl_keras.evaluation.report import score
 from txl_keras.metrics import bits_per_token
-from txl_keras.metrics import perplexity
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
@@ -38,7 +36,7 @@ from txl_keras.training import optimizers
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.progress import Progress
 from txl_keras.training.strategy import create_strategy
-from txl_keras.training.strategy import describe
+from txl_keras.training.strategy import describe as describe_strategy
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.workdir import Workdir
 from txl_keras.training.workdir import read_json
@@ -68,7 +66,9 @@ flags.adopt_module_key_flags(model_flags)
 # Training.
 flags.DEFINE_integer("seed", 0, "Of initial weights and dropout.")
 flags.DEFINE_integer("batch_size", 16, "Rows over all replicas.", lower_bound=1)
-flags.DEFINE_integer("segment_length", 128, "Tokens a row.", lower_bound=1)
+flags.DEFINE_integer(
+    "segment_length", 128, "Tokens of a row in a step.", lower_bound=1
+)
 flags.DEFINE_enum(
     "order", "sequential", ORDERS,
     "Of an epoch: roll begins every row elsewhere, shuffle mixes documents.",
@@ -79,32 +79,48 @@ flags.DEFINE_bool(
 flags.DEFINE_bool("varlen", False, "Vary the length of segments.")
 flags.DEFINE_integer("max_steps", 1000, "Steps of training.", lower_bound=1)
 flags.DEFINE_enum(
-    "optimizer", "adam", list(optimizers.OPTIMIZERS), "Lamb: large batches."
+    "optimizer",
+    "adam",
+    list(optimizers.OPTIMIZERS),
+    "Optimizer; lamb is for large batches.",
 )
-flags.DEFINE_float("learning_rate", 2.5e-4, "Peak.", lower_bound=0)
-flags.DEFINE_float("min_learning_rate", 0.0, "At the end.", lower_bound=0)
-flags.DEFINE_integer("warmup_steps", 0, "Of linear warm-up.", lower_bound=0)
+flags.DEFINE_float(
+    "learning_rate", 2.5e-4, "Peak learning rate.", lower_bound=0
+)
+flags.DEFINE_float(
+    "min_learning_rate", 0.0, "Learning rate at the end.", lower_bound=0
+)
+flags.DEFINE_integer(
+    "warmup_steps",
+    0,
+    "Steps of linear warm-up of the learning rate.",
+    lower_bound=0,
+)
 flags.DEFINE_float("clip_norm", 0.25, "Largest global norm of the gradient.")
 
 # Evaluation and habits: these may change when a run is resumed.
 flags.DEFINE_integer(
-    "eval_batch_size", 16, "Streams in evaluation.", lower_bound=1
+    "eval_batch_size", 16, "Rows in evaluation.", lower_bound=1
 )
 flags.DEFINE_integer(
     "max_eval_tokens", None,
     "Score only the first tokens of valid and test. Default: all.",
     lower_bound=2,
 )  # fmt: skip
-flags.DEFINE_integer("eval_every", 500, "Steps.", lower_bound=1)
-flags.DEFINE_integer("checkpoint_every", 500, "Steps.", lower_bound=1)
+flags.DEFINE_integer(
+    "eval_every", 500, "Steps between scores of valid.", lower_bound=1
+)
+flags.DEFINE_integer(
+    "checkpoint_every", 500, "Steps between checkpoints.", lower_bound=1
+)
 flags.DEFINE_integer(
     "max_to_keep", 2, "Checkpoints, for train/average.py.", lower_bound=2
 )
 flags.DEFINE_integer(
-    "steps_per_execution", 20, "Steps between two looks.", lower_bound=1
+    "steps_per_execution", 20, "Steps in one call of TensorFlow.", lower_bound=1
 )
 flags.DEFINE_integer(
-    "sample_length", 500, "Tokens of the sample.", lower_bound=0
+    "sample_length", 500, "Tokens of the sample at the end.", lower_bound=0
 )
 
 _FIXED_FLAGS = (
@@ -123,12 +139,8 @@ def main(_):
     replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
 
     # Data.
-    corpus_options = data_flags.corpus_options()
-    _check_folders(corpus_options)
-    corpus = data_flags.load(corpus_options)
-    data_dir = corpus_options["data_dir"]
-    tokenizer = data_flags.tokenizer_for(corpus, data_dir)
-    splits = prepare(corpus, tokenizer, token_folder(data_dir))
+    _check_folders()
+    corpus, tokenizer, splits = data_flags.prepare_text()
     train = Segments(
         splits["train"].tokens,
         FLAGS.batch_size,
@@ -141,7 +153,7 @@ def main(_):
         seed=FLAGS.seed,
     )
     held_out = {
-        split: splits[split].tokens[: FLAGS.max_eval_tokens]
+        split: splits[split].head(FLAGS.max_eval_tokens)
         for split in ("valid", "test")
     }
     valid, test = (
@@ -150,10 +162,10 @@ def main(_):
             FLAGS.eval_batch_size,
             FLAGS.segment_length,
             drop_remainder=False,
-            documents=_before(splits[split].documents, len(tokens)),
+            documents=documents,
             reset_documents=FLAGS.reset_documents,
         )
-        for split, tokens in held_out.items()
+        for tokens, documents in held_out.values()
     )
 
     # Model.
@@ -189,7 +201,7 @@ def main(_):
             "flags": {name: FLAGS[name].value for name in _FIXED_FLAGS},
             "model": model.get_config(),
             "tokenizer": tokenizer_hash(tokenizer),
-            "corpus": corpus_options,
+            "corpus": data_flags.corpus_options(),
             "data": {name: s.fingerprint() for name, s in splits.items()},
         }
     )
@@ -198,16 +210,8 @@ def main(_):
     step = checkpoints.restore()
     workdir.drop_metrics_after(step)
     results_path = workdir.file("results.json")
-    print(
-        f"{workdir.path}: {corpus.name}, "
-        + ", ".join(f"{len(s.tokens):,} {name}" for name, s in splits.items())
-        + f" tokens of {tokenizer.vocabulary_size:,} kinds; "
-        f"{model.count_params():,} weights; "
-        f"{describe(strategy)}; "
-        f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens a step; "
-        f"step {step} of {FLAGS.max_steps}",
-        flush=True,
-    )
+    _print_start(workdir, corpus, tokenizer, splits, model, strategy)
+    print(f"step {step} of {FLAGS.max_steps}", flush=True)
     if step == FLAGS.max_steps and os.path.exists(results_path):
         print(
             "The run is finished. To score or sample it in other ways, use "
@@ -248,11 +252,11 @@ def main(_):
             "gradient_norm": float(losses["gradient_norm"].mean()),
             "learning_rate": float(optimizer.learning_rate),
         }
-        progress.update(num_steps, seconds, loss, _score(loss, tokenizer))
+        progress.update(num_steps, seconds, loss, score(loss, tokenizer))
         if step % FLAGS.eval_every == 0 or step == FLAGS.max_steps:
             metrics["valid"] = valid_scores = evaluator.evaluate(valid)
-            score = _score(valid_scores["nll"], tokenizer)
-            progress.write(f"step {step}: valid {score}")
+            reached = score(valid_scores["nll"], tokenizer)
+            progress.write(f"step {step}: valid {reached}")
         workdir.append_metrics(metrics)
         if step % FLAGS.checkpoint_every == 0 or step == FLAGS.max_steps:
             checkpoints.save()
@@ -265,10 +269,8 @@ def main(_):
         "valid": valid_scores or evaluator.evaluate(valid),
         "test": evaluator.evaluate(test),
     }
-    for split, tokens in held_out.items():
-        text = tokenizer.decode_bytes(tokens)
-        results[split]["bits_per_byte"] = bits_per_byte(results[split], text)
-        results[split]["compressors"] = compressed_bits_per_byte(text)
+    for split, (tokens, _) in held_out.items():
+        results[split] = add_bits_per_byte(results[split], tokenizer, tokens)
     plot_learning_curve(
         workdir.read_metrics(),
         workdir.file("learning_curve.png"),
@@ -294,14 +296,29 @@ def main(_):
     _print_results(results, tokenizer)
 
 
-def _check_folders(corpus_options):
+def _print_start(workdir, corpus, tokenizer, splits, model, strategy):
+    tokens = ", ".join(
+        f"{len(s.tokens):,} {name}" for name, s in splits.items()
+    )
+    cutoffs = model.get_config()["backbone"]["config"]["cutoffs"]
+    print(
+        f"{workdir.path}: {corpus.name}, {tokens} tokens, a vocabulary of "
+        f"{tokenizer.vocabulary_size:,}"
+        + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
+        + f"; {model.count_params():,} weights; {describe_strategy(strategy)}; "
+        f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens a step"
+    )
+
+
+def _check_folders():
     """Nothing may be written into a folder that is read as text."""
-    text = corpus_options["corpus"]
+    options = data_flags.corpus_options()
+    text = options["corpus"]
     if not (os.path.isabs(text) and os.path.isdir(text)):
         return
     folders = {
         "workdir": os.path.abspath(os.path.expanduser(FLAGS.workdir)),
-        "data_dir": token_folder(corpus_options["data_dir"]),
+        "data_dir": token_folder(options["data_dir"]),
     }
     for name, folder in folders.items():
         if os.path.commonpath([text, os.path.abspath(folder)]) == text:
@@ -310,11 +327,6 @@ def _check_folders(corpus_options):
                 f"written there would be read as text. Received: "
                 f"{name}={folder}, corpus={text}"
             )
-
-
-def _before(documents, num_tokens):
-    """The documents that begin in the first tokens of a split."""
-    return documents[: np.searchsorted(documents, num_tokens)]
 
 
 def _check_positions(backbone):
@@ -327,25 +339,9 @@ def _check_positions(backbone):
         )
 
 
-def _score(nll, tokenizer):
-    """What the field gives: bits of characters, perplexity of words."""
-    if tokenizer.unit in ("byte", "character"):
-        return f"{bits_per_token(nll):.4f} bpc"
-    return f"{perplexity(nll):.2f} ppl"
-
-
 def _print_results(results, tokenizer):
     for split in ("valid", "test"):
-        scores = results[split]
-        others = ", ".join(
-            f"{name} {value:.3f}"
-            for name, value in scores["compressors"].items()
-        )
-        print(
-            f"{split}: {_score(scores['nll'], tokenizer)} over "
-            f"{scores['num_tokens']:,} tokens, {scores['bits_per_byte']:.3f} "
-            f"bits a byte ({others})"
-        )
+        print(f"{split}: {describe(results[split], tokenizer)}")
     sample = Workdir(FLAGS.workdir).file("sample.txt")
     with open(sample, encoding="utf-8") as file:
         print(f"--- {sample}, from inside the test text\n{file.read()}\n---")

@@ -16,8 +16,6 @@ import tensorflow as tf
 from absl import flags
 
 from txl_keras.data.preparation import check_hash
-from txl_keras.data.preparation import prepare
-from txl_keras.data.preparation import token_folder
 from txl_keras.data.statistics import describe_split
 from txl_keras.data.statistics import plot_statistics
 from txl_keras.data.statistics import token_counts
@@ -34,20 +32,14 @@ flags.DEFINE_string(
     "output", None, "Folder for what was found. Default: that of the ids."
 )
 
-# A softmax over fewer tokens is no burden.
-LARGE_VOCABULARY = 10_000
-
 
 def main(_):
-    options = data_flags.corpus_options()
-    corpus = data_flags.load(options)
-    tokenizer = data_flags.tokenizer_for(corpus, options["data_dir"])
-    splits = prepare(corpus, tokenizer, token_folder(options["data_dir"]))
+    corpus, tokenizer, splits = data_flags.prepare_text()
     for split in splits.values():
         check_hash(split.tokens, split.metadata, split.folder)
     size = tokenizer.vocabulary_size
     counts = token_counts(splits["train"].tokens, size)
-    cutoffs = choose_cutoffs(counts) if size >= LARGE_VOCABULARY else []
+    cutoffs = choose_cutoffs(counts)
     statistics = {
         "corpus": corpus.name,
         "vocabulary_size": size,
@@ -65,19 +57,18 @@ def _most_frequent(tokenizer, counts, number=20):
 
 
 def _print_statistics(statistics, most_frequent):
-    print(f"{statistics['corpus']}: {statistics['vocabulary_size']:,} tokens")
+    size = statistics["vocabulary_size"]
+    print(f"{statistics['corpus']}: a vocabulary of {size:,}")
     print(
         f"{'':6} {'bytes':>15} {'tokens':>15} {'bytes/token':>11} "
         f"{'unknown':>8} {'documents':>11}   tokens a document"
     )
     for name, split in statistics["splits"].items():
-        lengths = split["document_length"]
         print(
             f"{name:6} {split['num_bytes']:15,} {split['num_tokens']:15,} "
             f"{split['bytes_per_token']:11.3f} {split['unknown_rate']:8.3%} "
-            f"{split['num_documents']:11,}   {lengths['min']:,} to "
-            f"{lengths['max']:,}, median {lengths['median']:,.0f}, "
-            f"mean {lengths['mean']:,.0f}"
+            f"{split['num_documents']:11,}   "
+            + _describe_lengths(**split["document_length"])
         )
     print(
         "Most frequent in train: "
@@ -88,9 +79,15 @@ def _print_statistics(statistics, most_frequent):
     )
     if statistics["cutoffs"]:
         print(
-            "Cutoffs with the fewest logits a token: --cutoffs="
+            "Cutoffs with the fewest logits per token: --cutoffs="
             + ",".join(map(str, statistics["cutoffs"]))
         )
+
+
+def _describe_lengths(min, median, mean, max):
+    if min == max:
+        return f"{min:,}"
+    return f"{min:,} to {max:,}, median {median:,.0f}, mean {mean:,.0f}"
 
 
 def _write(statistics, splits, counts):

@@ -25,6 +25,7 @@ from absl import flags as absl_flags
 from txl_keras.checkpoints import load_tf1
 from txl_keras.data import Segments
 from txl_keras.data import load_corpus
+from txl_keras.data import vocabulary
 from txl_keras.training.workdir import Workdir
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "golden"
@@ -116,7 +117,7 @@ def test_a_run_leaves_all_it_promises(run):
     workdir, printed, _ = run
     results = json.loads((workdir / "results.json").read_text())
     test = results["test"]
-    assert f"test: {test['bits_per_token']:.4f} bpc" in printed
+    assert f"test: {test['bits_per_token']:.4f} bits per byte" in printed
     assert f"gzip -9 {test['compressors']['gzip -9']:.3f}" in printed
     assert (workdir / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
     assert (workdir / "sample.txt").read_text("utf-8") in printed
@@ -176,9 +177,10 @@ def test_a_killed_run_ends_as_if_it_had_never_been(run, tmp_path):
 def test_evaluate_agrees_with_training_and_takes_longer_memory(run):
     workdir, _, _ = run
     trained = json.loads((workdir / "results.json").read_text())["test"]
-    succeed("evaluate.py", f"--workdir={workdir}", "--batch_size=3")
+    printed = succeed("evaluate.py", f"--workdir={workdir}", "--batch_size=3")
     path = workdir / "evaluation_test.json"
     same = json.loads(path.read_text())
+    assert f"test: {same['bits_per_token']:.4f} bits per byte" in printed
     assert same["nll"] == pytest.approx(trained["nll"], abs=1e-5)
     assert same["num_tokens"] == trained["num_tokens"]
     assert same["memory_length"] == 12
@@ -317,7 +319,9 @@ def test_the_text_may_be_moved_and_its_newlines_left_out(corpus, tmp_path):
     moved = tmp_path / "moved.txt"
     moved.write_bytes(corpus.read_bytes())
     flags = (f"--workdir={workdir}", f"--corpus={moved}", "--split=valid")
-    assert "num_tokens" in succeed("evaluate.py", *flags)
+    assert "bpc over 99 tokens" in succeed(
+        "evaluate.py", *flags, "--max_eval_tokens=100"
+    )
     # A new line is no token of this run: it begins with a space.
     written = succeed("generate.py", f"--workdir={workdir}", "--num_tokens=9")
     assert written.startswith(" ")
@@ -562,14 +566,28 @@ def test_prepared_text_is_described_and_found_by_training(
     written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")}
     assert len(written) == 3
     flags = (f"--workdir={tmp_path / 'run'}", *TINY, "--max_steps=3")
-    _, error = here("main.py", *options, *flags, "--cutoffs=auto")
+    _, error = here("main.py", *options, *flags)
     assert error is None
     assert written == {
         p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")
     }
-    config = Workdir(str(tmp_path / "run")).read_config()
+
+
+def test_cutoffs_are_chosen_for_large_vocabularies(
+    word_corpus, here, tmp_path, monkeypatch
+):
+    flags = (f"--corpus={word_corpus}", *TINY, "--tokenizer=words")
+    flags += ("--max_steps=3", "--cutoffs=auto", "--sample_length=0")
+    small, error = here("main.py", *flags, f"--workdir={tmp_path / 'small'}")
+    assert error is None
+    assert "cutoffs" not in small
+    monkeypatch.setattr(vocabulary, "LARGE_VOCABULARY", 20)
+    large, error = here("main.py", *flags, f"--workdir={tmp_path / 'large'}")
+    assert error is None
+    config = Workdir(str(tmp_path / "large")).read_config()
     cutoffs = config["model"]["backbone"]["config"]["cutoffs"]
     assert len(cutoffs) == 3 and cutoffs == sorted(set(cutoffs))
+    assert f"(cutoffs {cutoffs})" in large
 
 
 def test_subwords_are_trained_and_scored_by_the_byte(corpus, here, tmp_path):
@@ -588,7 +606,7 @@ def test_subwords_are_trained_and_scored_by_the_byte(corpus, here, tmp_path):
     text = load_corpus(corpus).read("test")
     bits = test["nll"] * test["num_tokens"] / np.log(2) / len(text)
     assert test["bits_per_byte"] == pytest.approx(bits)
-    assert f"ppl over {test['num_tokens']:,} tokens, {bits:.3f} bits" in printed
+    assert f"ppl over {test['num_tokens']:,} tokens, {bits:.4f} bits" in printed
     written, error = here("generate.py", f"--workdir={tmp_path}", "--prompt=é")
     assert error is None
     assert written.startswith("é")

@@ -5,11 +5,8 @@ import pytest
 import tensorflow as tf
 
 from txl_keras.data import Segments
-from txl_keras.evaluation.compression import bits_per_byte
-from txl_keras.evaluation.compression import compressed_bits_per_byte
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
-from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 
@@ -152,32 +149,3 @@ def test_a_document_is_scored_as_if_it_were_alone(model):
             nll.extend(model.score(text[:, :-1], text[:, 1:])[0][0])
     assert scores["num_tokens"] == len(nll) == 119 - 3
     np.testing.assert_allclose(scores["nll"], np.mean(nll), atol=1e-5)
-
-
-def test_compressors_find_repetition():
-    text = b"0123456789" * 1000
-    bits = compressed_bits_per_byte(text)
-    assert list(bits) == ["gzip -9", "xz -9"]
-    assert all(0 < value < 0.2 for value in bits.values())
-
-
-def test_bits_of_all_tokens_are_those_of_all_bytes():
-    scores = {"nll": 3 * math.log(2), "num_tokens": 50}
-    assert bits_per_byte(scores, b"x" * 300) == pytest.approx(0.5)
-
-
-def test_a_learning_curve_is_a_png(tmp_path):
-    metrics = [
-        {"step": 1, "bits_per_token": 5.0},
-        {
-            "step": 2,
-            "bits_per_token": 4.0,
-            "valid": {"bits_per_token": 4.5},
-        },
-    ]
-    path = tmp_path / "curve.png"
-    scores = {"bits_per_token": 4.5, "bits_per_byte": 3.0}
-    scores["compressors"] = {"gzip -9": 2.5}
-    plot_learning_curve(metrics, str(path), "word", scores)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert path.stat().st_size > 5000

@@ -3,9 +3,12 @@
 What was prepared lies in a folder of its own for every corpus, tokenizer and
 split, named after a hash of all that the ids depend on:
 
-FOLDER/enwik8-1f0c.../train/tokens.bin     the ids, see `token_files`
-FOLDER/enwik8-1f0c.../train/documents.bin  int64, where documents begin
-FOLDER/enwik8-1f0c.../train/metadata.json  sizes, dtype, hashes
+FOLDER/enwik8_bytes-1f0c.../train/tokens.bin     the ids, see `token_files`
+FOLDER/enwik8_bytes-1f0c.../train/documents.bin  int64, where documents begin
+FOLDER/enwik8_bytes-1f0c.../train/metadata.json  sizes, dtype, hashes
+
+A tokenizer that had to read the text to know its vocabulary is kept, too. All
+of it may be deleted: it is made again.
 
 It is written under another name and renamed when it is complete, so that a
 stopped preparation leaves nothing that looks like one. Buckets rename no
@@ -26,16 +29,17 @@ import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.files import modification_time
-from txl_keras.data.parallel import map_blocks
 from txl_keras.data.token_files import open_token_file
+from txl_keras.data.token_writer import DOCUMENTS_FILE
+from txl_keras.data.token_writer import TOKENS_FILE
+from txl_keras.data.token_writer import write_tokens
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
-from txl_keras.data.vocabulary import UnknownSymbolError
-from txl_keras.data.vocabulary import smallest_dtype
 
 # Raised when the same text and tokenizer would give other files.
 FORMAT = 1
+METADATA_FILE = "metadata.json"
 _HOME_DATA_DIR = "~/tensorflow_datasets"
 BLOCK = 1 << 22  # ids hashed at once
 
@@ -49,7 +53,8 @@ class PreparedSplit:
         documents: Array of shape `(D,)`, int64. Where in the tokens each
             document begins.
         metadata: Dict of `num_tokens`, `num_documents`, `num_bytes`,
-            `num_unknown`, `vocabulary_size`, `dtype` and `sha256`.
+            `num_unknown`, `vocabulary_size`, `dtype` and `sha256`, and
+            `tokenizer`, the hash of it.
         folder: String, where the files are.
     """
 
@@ -57,6 +62,19 @@ class PreparedSplit:
     documents: np.ndarray
     metadata: dict
     folder: str
+
+    def head(self, num_tokens=None):
+        """The first tokens of the split, and the documents in them.
+
+        Args:
+            num_tokens: Optional integer. Default: all.
+
+        Returns:
+            The pair of `tokens` and `documents`.
+        """
+        tokens = self.tokens[:num_tokens]
+        begun = np.searchsorted(self.documents, len(tokens))
+        return tokens, self.documents[:begun]
 
     def fingerprint(self):
         """What the split is recognised by in the configuration of a run."""
@@ -78,9 +96,11 @@ def prepare_tokenizer(name, corpus, folder, **options):
     Raises:
         ValueError: As `build_tokenizer`.
     """
+    if name == "bytes":  # there is nothing to be read or kept
+        return build_tokenizer(name, corpus, **options)
     key = [FORMAT, corpus.fingerprint(), name, options]
-    parent = _folder(folder, f"{corpus.name}_{name}", key)
-    path = _join(parent, "tokenizer.json")
+    parent = _folder(folder, f"{corpus.name}_{name}_tokenizer", key)
+    path = os.path.join(parent, "tokenizer.json")
     with _lock(parent):
         if tf.io.gfile.exists(path):
             return load_tokenizer(path)
@@ -108,12 +128,12 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS):
             does not know, or is not what it was when it was prepared.
     """
     key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
-    parent = _folder(folder, corpus.name, key)
+    parent = _folder(folder, f"{corpus.name}_{tokenizer.unit}s", key)
     prepared = {}
     for split in splits:
-        path = _join(parent, split)
+        path = os.path.join(parent, split)
         with _lock(parent):
-            if not tf.io.gfile.exists(_join(path, "metadata.json")):
+            if not tf.io.gfile.exists(os.path.join(path, METADATA_FILE)):
                 _write_split(corpus, split, tokenizer, path)
         prepared[split] = open_split(path, tokenizer)
     return prepared
@@ -133,7 +153,7 @@ def open_split(folder, tokenizer):
         ValueError: If the ids are of another tokenizer, or the files are not
             those that were written.
     """
-    metadata_path = _join(folder, "metadata.json")
+    metadata_path = os.path.join(folder, METADATA_FILE)
     metadata = _read_metadata(metadata_path)
     expected = tokenizer_hash(tokenizer)
     if metadata["tokenizer"] != expected:
@@ -142,8 +162,9 @@ def open_split(folder, tokenizer):
             f"or its options differ. Expected: {metadata['tokenizer']}. "
             f"Received: {expected}"
         )
-    tokens = open_token_file(_join(folder, "tokens.bin"), metadata["dtype"])
-    documents = open_token_file(_join(folder, "documents.bin"), np.int64)
+    tokens_path = os.path.join(folder, TOKENS_FILE)
+    tokens = open_token_file(tokens_path, metadata["dtype"])
+    documents = open_token_file(os.path.join(folder, DOCUMENTS_FILE), np.int64)
     for name, array in ("tokens", tokens), ("documents", documents):
         if len(array) != metadata[f"num_{name}"]:
             raise ValueError(
@@ -151,7 +172,7 @@ def open_split(folder, tokenizer):
                 f"Expected: {metadata[f'num_{name}']} {name}. "
                 f"Received: {len(array)}"
             )
-    written = modification_time(_join(folder, "tokens.bin"))
+    written = modification_time(tokens_path)
     if written > modification_time(metadata_path):
         check_hash(tokens, metadata, folder)
     return PreparedSplit(tokens, documents[:], metadata, folder)
@@ -198,13 +219,15 @@ def _write_split(corpus, split, tokenizer, path):
             tf.io.gfile.rmtree(folder)
     tf.io.gfile.makedirs(unfinished)
     try:
-        metadata = _write_tokens(corpus, split, tokenizer, unfinished)
+        metadata = write_tokens(corpus, split, tokenizer, unfinished)
+        metadata["tokenizer"] = tokenizer_hash(tokenizer)
         if not metadata["num_tokens"]:
             raise ValueError(
                 f"The {split} split of {corpus.name} must have at least one "
                 f"token. Received: {metadata['num_bytes']} bytes without any"
             )
-        with tf.io.gfile.GFile(_join(unfinished, "metadata.json"), "w") as file:
+        metadata_path = os.path.join(unfinished, METADATA_FILE)
+        with tf.io.gfile.GFile(metadata_path, "w") as file:
             file.write(json.dumps(metadata, indent=1) + "\n")
         if unfinished != path:
             tf.io.gfile.rename(unfinished, path)
@@ -218,87 +241,6 @@ def _write_split(corpus, split, tokenizer, path):
                 f"--data_dir. {error.message}"
             ) from error
         raise
-
-
-def _write_tokens(corpus, split, tokenizer, folder):
-    """Writes the ids of a split and returns their metadata."""
-    dtype = smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
-    digest = hashlib.sha256()
-    num_tokens = num_documents = num_bytes = num_unknown = 0
-    starts = np.zeros(0, np.int64)
-    encoded = map_blocks(
-        _Encoder(tokenizer), corpus, split, "Encoding", tokenizer.releases_gil
-    )
-    with (
-        tf.io.gfile.GFile(_join(folder, "tokens.bin"), "wb") as tokens_file,
-        tf.io.gfile.GFile(_join(folder, "documents.bin"), "wb") as starts_file,
-    ):
-        try:
-            for block in encoded:
-                ids = block.ids.astype(dtype, copy=False).tobytes()
-                digest.update(ids)
-                tokens_file.write(ids)
-                starts = np.append(starts, num_tokens + block.document_starts)
-                num_tokens += len(block.ids)
-                # A document without tokens is none.
-                begun = np.unique(starts[starts < num_tokens])
-                starts_file.write(begun.astype("<i8").tobytes())
-                starts = starts[starts >= num_tokens]
-                num_documents += len(begun)
-                num_bytes += block.num_bytes
-                num_unknown += block.num_unknown
-        except UnknownSymbolError as error:
-            raise ValueError(
-                f"The {split} split of {corpus.name} has {error.symbol!r}, "
-                f"about {num_tokens + error.position:,} tokens after its "
-                "start, which the vocabulary lacks. Give a vocabulary of this "
-                "text, or one with a word for unknown ones."
-            ) from error
-    return {
-        "num_tokens": num_tokens,
-        "num_documents": num_documents,
-        "num_bytes": num_bytes,
-        "num_unknown": num_unknown,
-        "vocabulary_size": tokenizer.vocabulary_size,
-        "dtype": dtype.name,
-        "sha256": digest.hexdigest(),
-        "tokenizer": tokenizer_hash(tokenizer),
-    }
-
-
-@dataclasses.dataclass
-class _EncodedBlock:
-    ids: np.ndarray
-    document_starts: np.ndarray
-    num_bytes: int
-    num_unknown: int
-
-
-class _Encoder:
-    """Encodes a `Block`, document by document."""
-
-    def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
-
-    def __call__(self, block):
-        ids, position = [], 0
-        for i, piece in enumerate(block.pieces):
-            begins_line = i > 0 or not block.amid_line
-            try:
-                ids.append(self._tokenizer.encode(piece, begins_line))
-            except UnknownSymbolError as error:
-                raise UnknownSymbolError(
-                    error.symbol, position + error.position
-                ) from None
-            position += len(ids[-1])
-        ends = np.cumsum([0, *map(len, ids)])
-        starts = ends[int(block.continues) : -1]
-        ids = np.concatenate(ids)
-        unknown_id = self._tokenizer.unknown_id
-        num_unknown = 0
-        if unknown_id is not None:
-            num_unknown = int(np.count_nonzero(ids == unknown_id))
-        return _EncodedBlock(ids, starts, block.num_bytes, num_unknown)
 
 
 def _read_metadata(path):
@@ -342,13 +284,10 @@ def _is_remote(path):
 
 
 def _folder(folder, name, key):
+    name = os.path.basename(name.rstrip("/"))
     slug = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[-40:]
-    return _join(folder, f"{slug}-{_hash(key)[:16]}")
+    return os.path.join(folder, f"{slug}-{_hash(key)[:16]}")
 
 
 def _hash(content):
     return hashlib.sha256(json.dumps(content).encode("utf-8")).hexdigest()
-
-
-def _join(folder, name):
-    return os.path.join(folder, name)

@@ -1,11 +1,7 @@
 """What a prepared text is like, in numbers and in a picture."""
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")  # Machines that prepare text have no screen.
-
-from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.figure import Figure
 
 BLOCK = 1 << 22  # tokens read at once
 
@@ -69,25 +65,38 @@ def plot_statistics(splits, counts, cutoffs, file):
         cutoffs: List of integers, drawn as lines.
         file: Path, or file opened for bytes, of the PNG.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    has_documents = any(len(split.documents) > 1 for split in splits.values())
+    figure = Figure(figsize=(10 if has_documents else 5.5, 4))
+    panels = figure.subplots(1, 1 + has_documents, squeeze=False)[0]
+    _plot_frequencies(panels[0], counts, cutoffs)
+    if has_documents:
+        _plot_documents(panels[1], splits)
+    figure.tight_layout()
+    figure.savefig(file, dpi=120, format="png")
+
+
+def _plot_frequencies(axes, counts, cutoffs):
     ranked = np.sort(counts[counts > 0])[::-1]
-    left.loglog(np.arange(1, len(ranked) + 1), ranked)
+    axes.loglog(np.arange(1, len(ranked) + 1), ranked)
     for cutoff in cutoffs:
-        left.axvline(cutoff, linestyle=":", color="gray")
-    left.set(
-        title=f"Tokens of train ({len(ranked):,} kinds)",
+        axes.axvline(cutoff, linestyle=":", color="gray")
+    axes.set(
+        title=f"Tokens of train ({len(ranked):,} different ones)",
         xlabel="rank" + ("; dotted: cutoffs" if cutoffs else ""),
         ylabel="occurrences",
     )
-    longest = max(document_lengths(split).max() for split in splits.values())
-    bins = np.geomspace(1, longest + 1, 50)
-    for name, split in splits.items():
-        right.hist(document_lengths(split), bins, histtype="step", label=name)
-    right.set(
-        title="Documents", xlabel="tokens", ylabel="documents",
-        xscale="log", yscale="log",
+
+
+def _plot_documents(axes, splits):
+    lengths = {name: document_lengths(split) for name, split in splits.items()}
+    shortest = min(values.min() for values in lengths.values())
+    longest = max(values.max() for values in lengths.values())
+    bins = np.geomspace(shortest, longest + 1, 50)
+    for name, values in lengths.items():
+        # Shares, as the splits differ in size.
+        weights = np.full(len(values), 1 / len(values))
+        axes.hist(values, bins, weights=weights, histtype="step", label=name)
+    axes.set(
+        title="Documents", xlabel="tokens", ylabel="share", xscale="log"
     )  # fmt: skip
-    right.legend()
-    figure.tight_layout()
-    figure.savefig(file, dpi=120, format="png")
-    plt.close(figure)
+    axes.legend()

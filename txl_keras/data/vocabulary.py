@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 NUM_CODE_POINTS = 0x110000  # Unicode ends here
+LARGE_VOCABULARY = 10_000  # one softmax over fewer ids is no burden
 
 
 class Vocabulary:
@@ -170,10 +171,11 @@ def choose_cutoffs(counts, num_cutoffs=3):
         num_cutoffs: Integer, how many.
 
     Returns:
-        List of `num_cutoffs` rising integers below `V`.
+        List of `num_cutoffs` rising integers below `V`; empty where V is less
+        than 10,000, as a softmax over so few ids is cheap.
 
     Raises:
-        ValueError: If there are too few ids or nothing was counted.
+        ValueError: If nothing was counted.
 
     Example:
 
@@ -183,13 +185,12 @@ def choose_cutoffs(counts, num_cutoffs=3):
     """
     counts = np.asarray(counts, np.float64)
     size = len(counts)
-    places = np.geomspace(1, size, 1 + math.ceil(math.log(max(size, 2), 1.1)))
+    if size < LARGE_VOCABULARY:
+        return []
+    if not counts.sum():
+        raise ValueError("`counts` must not be all 0.")
+    places = np.geomspace(1, size, 1 + math.ceil(math.log(size, 1.1)))
     places = np.unique(places.astype(np.int64))
-    if len(places) < num_cutoffs + 1 or not counts.sum():
-        raise ValueError(
-            "`counts` must have more ids than there are cutoffs, and "
-            f"occurrences. Received: {size} ids, {counts.sum():.0f} occurrences"
-        )
     before = np.append(0, counts.cumsum())[places] / counts.sum()
     width = places - places[:, None]
     # [begin, end] of a cluster: logits it costs a token.

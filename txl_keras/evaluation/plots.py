@@ -1,10 +1,6 @@
 """Pictures of runs."""
 
-import matplotlib
-
-matplotlib.use("Agg")  # Training machines have no screen.
-
-from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.figure import Figure
 
 
 def plot_learning_curve(metrics, path, unit="token", scores=None):
@@ -15,10 +11,11 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
             it was measured, `valid`, as in metrics.jsonl.
         path: String, a PNG file.
         unit: String, what a token is.
-        scores: Optional dictionary, those of valid in results.json, for
-            dashed lines: what the compressors in it need.
+        scores: Optional dictionary, those of valid in results.json: what
+            `compressors` in it need is drawn as dashed lines.
     """
-    figure, axes = plt.subplots(figsize=(8, 5))
+    figure = Figure(figsize=(8, 5))  # no window, no state of pyplot
+    axes = figure.subplots()
     curves = {
         "train": [(m["step"], m["bits_per_token"]) for m in metrics],
         "valid": [
@@ -28,7 +25,7 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
         ],
     }
     lines = {}
-    if scores:
+    if scores and "compressors" in scores:
         bytes_per_token = scores["bits_per_token"] / scores["bits_per_byte"]
         lines = {
             name: value * bytes_per_token
@@ -43,4 +40,3 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
-    plt.close(figure)

@@ -5,9 +5,10 @@ import os
 from absl import flags
 
 from txl_keras.checkpoints.vocabularies import load_vocabulary
+from txl_keras.data import corpora
 from txl_keras.data.corpora import CORPORA
 from txl_keras.data.corpora import corpus_path
-from txl_keras.data.corpora import load_corpus
+from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.tokenizers import build_tokenizer
@@ -40,7 +41,7 @@ def define_corpus_flags(required=True):
     flags.DEFINE_string(
         "data_dir", None,
         "Folder for what is fetched and for ids. Default: "
-        "~/tensorflow_datasets.",
+        "TFDS_DATA_DIR, or ~/tensorflow_datasets.",
     )  # fmt: skip
     flags.DEFINE_string(
         "manual_dir", None,
@@ -103,12 +104,12 @@ def corpus_options(defaults=None):
     return options
 
 
-def load(options):
+def load_corpus(options):
     """Loads the corpus of `corpus_options`."""
     separator = options["document_separator"]
     if separator is not None:
         separator = separator.replace(r"\n", "\n").replace(r"\t", "\t")
-    return load_corpus(
+    return corpora.load_corpus(
         options["corpus"],
         options["data_dir"],
         options["manual_dir"],
@@ -117,14 +118,28 @@ def load(options):
     )
 
 
-def tokenizer_for(corpus, data_dir):
-    """Makes the tokenizer that the flags of `define_tokenizer_flags` name."""
+def prepare_text():
+    """Prepares the text that the flags name, by the tokenizer they name.
+
+    Returns:
+        The corpus, the tokenizer, and a dict of split to `PreparedSplit`.
+    """
+    options = corpus_options()
+    corpus = load_corpus(options)
+    folder = token_folder(options["data_dir"])
+    tokenizer = _make_tokenizer(corpus, folder)
+    return corpus, tokenizer, prepare(corpus, tokenizer, folder)
+
+
+def _make_tokenizer(corpus, folder):
     options = {name: FLAGS[name].value for name in TOKENIZER_FLAGS}
     name = options.pop("tokenizer")
     if FLAGS.vocabulary and name in ("sentencepiece", "wordpiece"):
-        options["vocabulary"] = FLAGS.vocabulary
-        return build_tokenizer(name, corpus, **options)
-    options["vocabulary"] = FLAGS.vocabulary and load_vocabulary(
-        FLAGS.vocabulary
+        # A file of its own, which may change under the same name.
+        return build_tokenizer(
+            name, corpus, vocabulary=FLAGS.vocabulary, **options
+        )
+    vocabulary = FLAGS.vocabulary and load_vocabulary(FLAGS.vocabulary)
+    return prepare_tokenizer(
+        name, corpus, folder, vocabulary=vocabulary, **options
     )
-    return prepare_tokenizer(name, corpus, token_folder(data_dir), **options)

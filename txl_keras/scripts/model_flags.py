@@ -29,12 +29,16 @@ def define_model_flags():
         flags.DEFINE_enum,
     )
     flags.DEFINE_enum("preset", "quickstart", presets.names(), "Model sizes.")
-    _define(integer, "num_layers", "Blocks.")
-    _define(integer, "num_heads", "Attention heads.")
+    _define(integer, "num_layers", "Decoder blocks.")
+    _define(integer, "num_heads", "Attention heads of a block.")
     _define(integer, "head_dim", "Size of a head.")
     _define(integer, "hidden_dim", "Hidden size.")
-    _define(integer, "intermediate_dim", "Inner size.")
-    _define(integer, "memory_length", "Memory; 0 for none.", lower_bound=0)
+    _define(
+        integer, "intermediate_dim", "Inner size of the feed-forward layers."
+    )
+    _define(
+        integer, "memory_length", "Tokens of memory; 0 for none.", lower_bound=0
+    )
     _define(
         flags.DEFINE_list, "cutoffs",
         "Where clusters of the vocabulary begin; `auto` counts train.",
@@ -48,20 +52,30 @@ def define_model_flags():
         enum_values=["all", "all_but_first", "none"],
     )  # fmt: skip
     _define(
-        enum, "attention_type", "Of the paper's ablation.",
+        enum, "attention_type", "Of the ablation of the paper.",
         enum_values=ATTENTION_TYPES,
     )  # fmt: skip
     _define(integer, "max_positions", "Learned ones: shaw, al_rfou.")
-    _define(boolean, "tie_attention_biases", "One u and v.")
-    _define(boolean, "same_length", "See M tokens, not more.")
+    _define(
+        boolean, "tie_attention_biases", "All blocks share the biases u and v."
+    )
+    _define(
+        boolean, "same_length", "Every token sees memory_length tokens back."
+    )
     _define(integer, "clamp_length", "Distances beyond it count as it.")
-    _define(real, "dropout", "Dropout.")
-    _define(real, "attention_dropout", "On attention.")
-    _define(boolean, "normalize_first", "Pre-norm.")
-    _define(boolean, "normalize_output", "Norm at the end.")
-    _define(real, "layer_norm_epsilon", "Epsilon.")
-    _define(real, "initializer_stddev", "Of the initial weights.")
-    _define(real, "projection_initializer_stddev", "Of the projections.")
+    _define(real, "dropout", "Dropout rate.")
+    _define(real, "attention_dropout", "Dropout rate of attention.")
+    _define(
+        boolean, "normalize_first", "Normalize before a layer, not after it."
+    )
+    _define(
+        boolean, "normalize_output", "Normalize the output of the last block."
+    )
+    _define(real, "layer_norm_epsilon", "Epsilon of layer normalization.")
+    _define(
+        real, "initializer_stddev", "Standard deviation of initial weights."
+    )
+    _define(real, "projection_initializer_stddev", "The same of projections.")
 
 
 def build_model(vocabulary_size, train_tokens, dtype):

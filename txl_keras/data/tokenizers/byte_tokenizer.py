@@ -23,6 +23,7 @@ class ByteTokenizer:
     vocabulary_size = 256
     unknown_id = None
     unit = "byte"  # what a token is
+    is_lossless = True  # decoding gives back what was encoded
     releases_gil = False
 
     def __init__(self, drop_newlines=False):

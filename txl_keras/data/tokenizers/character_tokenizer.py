@@ -41,6 +41,7 @@ position 2 is not in the vocabulary.
 
     unknown_id = None
     unit = "character"  # what a token is
+    is_lossless = True  # decoding gives back what was encoded
     releases_gil = False
 
     def __init__(self, vocabulary, encoding="utf-8", drop_newlines=False):

@@ -97,6 +97,11 @@ class SentencePieceTokenizer:
         self._trims = bool(normalizer.get(_REMOVE_EXTRA_WHITESPACES, True))
         _load(model)  # What cannot be loaded fails here.
 
+    @property
+    def is_lossless(self):
+        """Whether decoding gives back every text, as of a model of `train`."""
+        return not self._has_prefix and not self._trims
+
     @classmethod
     def from_file(cls, path, line_end=None):
         """Reads a model file, such as the `spiece.model` of XLNet.

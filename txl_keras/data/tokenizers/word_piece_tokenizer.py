@@ -65,6 +65,7 @@ class WordPieceTokenizer:
     """
 
     unit = "subword"
+    is_lossless = False
     releases_gil = True
 
     def __init__(

@@ -50,6 +50,7 @@ class WordTokenizer:
     """
 
     unit = "word"  # what a token is
+    is_lossless = False  # decoding gives back what was encoded
     releases_gil = False
 
     def __init__(

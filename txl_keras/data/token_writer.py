@@ -1,0 +1,111 @@
+"""Writes the ids of a split, and where its documents begin."""
+
+import dataclasses
+import hashlib
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.data.parallel import map_blocks
+from txl_keras.data.vocabulary import UnknownSymbolError
+from txl_keras.data.vocabulary import smallest_dtype
+
+TOKENS_FILE = "tokens.bin"
+DOCUMENTS_FILE = "documents.bin"
+
+
+def write_tokens(corpus, split, tokenizer, folder):
+    """Encodes a split, block by block on all cores, and writes what comes out.
+
+    Args:
+        corpus: A `Corpus`.
+        split: String.
+        tokenizer: A tokenizer.
+        folder: String, local or of a bucket, for tokens.bin and documents.bin.
+
+    Returns:
+        Dict that describes what was written: see `PreparedSplit`.
+
+    Raises:
+        ValueError: If the tokenizer does not know a symbol of the text.
+        tf.errors.OpError: If the files cannot be written.
+    """
+    dtype = smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
+    digest = hashlib.sha256()
+    num_tokens = num_documents = num_bytes = num_unknown = 0
+    starts = np.zeros(0, np.int64)
+    encoded = map_blocks(
+        _Encoder(tokenizer), corpus, split, "Encoding", tokenizer.releases_gil
+    )
+    with (
+        tf.io.gfile.GFile(os.path.join(folder, TOKENS_FILE), "wb") as ids_file,
+        tf.io.gfile.GFile(
+            os.path.join(folder, DOCUMENTS_FILE), "wb"
+        ) as starts_file,
+    ):
+        try:
+            for block in encoded:
+                ids = block.ids.astype(dtype, copy=False).tobytes()
+                digest.update(ids)
+                ids_file.write(ids)
+                starts = np.append(starts, num_tokens + block.document_starts)
+                num_tokens += len(block.ids)
+                # A document without tokens is none.
+                begun = np.unique(starts[starts < num_tokens])
+                starts_file.write(begun.astype("<i8").tobytes())
+                starts = starts[starts >= num_tokens]
+                num_documents += len(begun)
+                num_bytes += block.num_bytes
+                num_unknown += block.num_unknown
+        except UnknownSymbolError as error:
+            raise ValueError(
+                f"The {split} split of {corpus.name} has {error.symbol!r}, "
+                f"about {num_tokens + error.position:,} tokens after its "
+                "start, which the vocabulary lacks. Give a vocabulary of this "
+                "text, or one with a word for unknown ones."
+            ) from error
+    return {
+        "num_tokens": num_tokens,
+        "num_documents": num_documents,
+        "num_bytes": num_bytes,
+        "num_unknown": num_unknown,
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "dtype": dtype.name,
+        "sha256": digest.hexdigest(),
+    }
+
+
+@dataclasses.dataclass
+class _EncodedBlock:
+    ids: np.ndarray
+    document_starts: np.ndarray
+    num_bytes: int
+    num_unknown: int
+
+
+class _Encoder:
+    """Encodes a `Block`, document by document."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def __call__(self, block):
+        ids, position = [], 0
+        for i, piece in enumerate(block.pieces):
+            begins_line = i > 0 or not block.amid_line
+            try:
+                ids.append(self._tokenizer.encode(piece, begins_line))
+            except UnknownSymbolError as error:
+                raise UnknownSymbolError(
+                    error.symbol, position + error.position
+                ) from None
+            position += len(ids[-1])
+        ends = np.cumsum([0, *map(len, ids)])
+        starts = ends[int(block.continues) : -1]
+        ids = np.concatenate(ids)
+        unknown_id = self._tokenizer.unknown_id
+        num_unknown = 0
+        if unknown_id is not None:
+            num_unknown = int(np.count_nonzero(ids == unknown_id))
+        return _EncodedBlock(ids, starts, block.num_bytes, num_unknown)

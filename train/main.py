@@ -16,7 +16,6 @@ from absl import flags
 
 from txl_keras.data import Segments
 from txl_keras.data import save_tokenizer
-from txl_keras.data.preparation import token_folder
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.segments import ORDERS
 from txl_keras.data.segments import replica_batch_size
@@ -139,7 +138,7 @@ def main(_):
     replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
 
     # Data.
-    _check_folders()
+    data_flags.check_outside_text("workdir", FLAGS.workdir)
     corpus, tokenizer, splits = data_flags.prepare_text()
     train = Segments(
         splits["train"].tokens,
@@ -308,25 +307,6 @@ def _print_start(workdir, corpus, tokenizer, splits, model, strategy):
         + f"; {model.count_params():,} weights; {describe_strategy(strategy)}; "
         f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens a step"
     )
-
-
-def _check_folders():
-    """Nothing may be written into a folder that is read as text."""
-    options = data_flags.corpus_options()
-    text = options["corpus"]
-    if not (os.path.isabs(text) and os.path.isdir(text)):
-        return
-    folders = {
-        "workdir": os.path.abspath(os.path.expanduser(FLAGS.workdir)),
-        "data_dir": token_folder(options["data_dir"]),
-    }
-    for name, folder in folders.items():
-        if os.path.commonpath([text, os.path.abspath(folder)]) == text:
-            raise ValueError(
-                f"`{name}` must not be in the folder of the text, or what is "
-                f"written there would be read as text. Received: "
-                f"{name}={folder}, corpus={text}"
-            )
 
 
 def _check_positions(backbone):

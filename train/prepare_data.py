@@ -34,9 +34,11 @@ flags.DEFINE_string(
 
 
 def main(_):
+    if FLAGS.output:
+        data_flags.check_outside_text("output", FLAGS.output)
     corpus, tokenizer, splits = data_flags.prepare_text()
     for split in splits.values():
-        check_hash(split.tokens, split.metadata, split.folder)
+        check_hash(split)
     size = tokenizer.vocabulary_size
     counts = token_counts(splits["train"].tokens, size)
     cutoffs = choose_cutoffs(counts)
@@ -91,7 +93,7 @@ def _describe_lengths(min, median, mean, max):
 
 
 def _write(statistics, splits, counts):
-    folder = FLAGS.output or statistics["folder"]
+    folder = os.path.expanduser(FLAGS.output or statistics["folder"])
     tf.io.gfile.makedirs(folder)
     path = os.path.join(folder, "statistics")
     with tf.io.gfile.GFile(path + ".json", "w") as file:

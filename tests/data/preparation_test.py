@@ -1,7 +1,10 @@
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -68,7 +71,7 @@ def test_ids_and_documents_of_a_corpus(place, tmp_path):
     assert train.metadata["dtype"] == "uint8"
     assert train.fingerprint()["num_tokens"] == 12
     assert splits["test"].tokens[:].tolist() == [1, 2, 0]
-    check_hash(train.tokens, train.metadata, train.folder)
+    check_hash(train)
 
 
 def test_many_blocks_give_the_ids_of_the_whole_text(tmp_path):
@@ -210,14 +213,107 @@ def test_ids_that_were_changed_are_refused(tmp_path):
         open_split(train.folder, WORDS)
     with open(path, "r+b") as file:
         file.truncate(5)
-    with pytest.raises(ValueError, match="Expected: 12 tokens. Received: 5"):
+    with pytest.raises(
+        ValueError, match="Expected: num_tokens 12. Received: 5"
+    ):
         open_split(train.folder, WORDS)
-    with open(os.path.join(train.folder, "metadata.json"), "w") as file:
-        file.write("{")
-    with pytest.raises(ValueError, match="metadata.json is damaged"):
-        open_split(train.folder, WORDS)
+    for damaged in (b"{", b"[]", b"{}", b"\xff"):
+        with open(os.path.join(train.folder, "metadata.json"), "wb") as file:
+            file.write(damaged)
+        with pytest.raises(ValueError, match="metadata.json is damaged"):
+            open_split(train.folder, WORDS)
     with pytest.raises(FileNotFoundError, match="`folder`.*metadata.json"):
         open_split(str(tmp_path), WORDS)
+
+
+def test_documents_that_were_changed_are_refused(tmp_path):
+    train = prepare(corpus_of({}), WORDS, str(tmp_path))["train"]
+    with open(os.path.join(train.folder, "documents.bin"), "r+b") as file:
+        file.write((1).to_bytes(8, "little"))
+    with pytest.raises(ValueError, match="changed after it.*documents_sha256"):
+        open_split(train.folder, WORDS)
+
+
+def test_splits_are_not_taken_for_each_other(tmp_path):
+    splits = prepare(corpus_of({}), WORDS, str(tmp_path))
+    os.rename(splits["train"].folder, tmp_path / "kept")
+    os.rename(splits["valid"].folder, splits["train"].folder)
+    with pytest.raises(ValueError, match="Expected: split valid. Received: tr"):
+        open_split(splits["train"].folder, WORDS)
+
+
+def test_other_documents_are_another_text():
+    one = corpus_of({}, train=[b"the cat\n", b"cat\n"])
+    joined = corpus_of({"joined": 1}, train=[b"the cat\ncat\n"])
+    prints = [
+        prepare(corpus, WORDS, "ram://documents", ["train"])["train"]
+        for corpus in (one, joined)
+    ]
+    assert prints[0].tokens[:].tolist() == prints[1].tokens[:].tolist()
+    assert prints[0].fingerprint() != prints[1].fingerprint()
+
+
+def test_a_folder_without_its_metadata_is_made_again(tmp_path):
+    train = prepare(corpus_of({}), WORDS, str(tmp_path))["train"]
+    os.remove(os.path.join(train.folder, "metadata.json"))
+    again = prepare(corpus_of({}), WORDS, str(tmp_path))["train"]
+    assert again.metadata == train.metadata
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"the cat\n" * 100)
+    corpus = load_corpus(path)
+    prepare(corpus, WORDS, str(tmp_path / "ids"), ["train"])
+    path.write_bytes(b"the dog\n" * 100)
+    with pytest.raises(ValueError, match="was changed while it was read"):
+        prepare(corpus, WORDS, str(tmp_path / "ids"), ["valid"])
+    found = tmp_path.rglob("valid*")
+    assert not [place for place in found if place.suffix != ".lock"]
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/task"), reason="finds workers in /proc"
+)
+def test_a_killed_preparation_leaves_no_worker_and_no_lock(tmp_path):
+    script = f"""
+import itertools, sys
+from txl_keras.data import ByteTokenizer, Corpus, preparation
+class Endless:
+    num_bytes = None
+    def __iter__(self):
+        print("reading", flush=True)
+        return itertools.repeat(b"text" * 1_000_000)
+corpus = Corpus("c", dict.fromkeys(("train", "valid", "test"), Endless()),
+                identity={{}})
+preparation.prepare(corpus, ByteTokenizer(), {str(tmp_path)!r})
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"reading\n"
+    children = []
+    while not children:
+        time.sleep(0.1)
+        listed = f"/proc/{process.pid}/task/{process.pid}/children"
+        children = pathlib.Path(listed).read_text().split()
+    process.kill()
+    process.wait()
+    for _ in range(300):  # workers look every half second
+        if not any(map(is_running, children)):
+            break
+        time.sleep(0.1)
+    assert not any(map(is_running, children))
+    corpus = corpus_of({}, train=[b"cat\n"])
+    assert prepare(corpus, WORDS, str(tmp_path), ["train"])
+
+
+def is_running(pid):
+    try:
+        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def test_an_unknown_word_is_named_with_its_place(tmp_path):

@@ -381,8 +381,8 @@ def test_warm_up_fills_memory_and_scores_nothing():
         ({"warmup_segments": -1}, "`warmup_segments`.*warmup_segments=-1"),
         ({"seed": 0.5}, "`seed`.*seed=0.5"),
         (
-            {"documents": [0, 5], "reset_documents": True},
-            "`documents` must be integers.*list",
+            {"documents": [0, 5.5], "reset_documents": True},
+            "`documents` must be integers.*float64",
         ),
     ],
 )
@@ -435,3 +435,14 @@ def test_wrong_steps_and_rows_are_refused():
         segments.dataset(first_step=-3)
     with pytest.raises(ValueError, match="`num_steps`"):
         segments.dataset(num_steps=0)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**31, 2**40])
+def test_ids_that_no_model_has_are_refused(wrong):
+    tokens = np.arange(40, dtype=np.int64)
+    tokens[30] = wrong
+    segments = Segments(tokens, 2, 4, True)
+    segments.batch(0)
+    with pytest.raises(ValueError, match=f"`tokens` must be .*{wrong}"):
+        for step in range(4):
+            segments.batch(step)

@@ -75,3 +75,9 @@ def test_a_learning_curve_is_a_png(tmp_path):
     plot_learning_curve(metrics, str(path), "word", scores)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 5000
+
+
+def test_where_not_all_was_scored_there_are_no_bits_per_byte():
+    tokens = list(b"one two three")
+    scores = scores_of(3.0, len(tokens) - 4)  # firsts of documents are not
+    assert add_bits_per_byte(scores, ByteTokenizer(), tokens) == scores

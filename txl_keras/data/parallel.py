@@ -4,6 +4,8 @@ import collections
 import itertools
 import multiprocessing
 import os
+import threading
+import time
 from concurrent import futures
 
 from tqdm import tqdm
@@ -62,6 +64,16 @@ def ordered_map(function, items, num_workers=None, threads=False):
 def _remember(function):
     global _remembered
     _remembered = function
+    threading.Thread(
+        target=_end_with, args=(os.getppid(),), daemon=True
+    ).start()
+
+
+def _end_with(parent):
+    """A worker whose parent was killed would wait for work for ever."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _call_remembered(item):

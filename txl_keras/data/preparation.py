@@ -23,6 +23,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 
 import numpy as np
 import tensorflow as tf
@@ -40,8 +41,15 @@ from txl_keras.data.tokenizers import save_tokenizer
 # Raised when the same text and tokenizer would give other files.
 FORMAT = 1
 METADATA_FILE = "metadata.json"
+METADATA = (
+    "num_tokens", "num_documents", "num_bytes", "num_unknown",
+    "vocabulary_size", "dtype", "sha256", "documents_sha256", "split",
+    "tokenizer",
+)  # fmt: skip
 _HOME_DATA_DIR = "~/tensorflow_datasets"
 BLOCK = 1 << 22  # ids hashed at once
+# More are hashed only if they were written after their metadata.
+HASHED_BYTES = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +61,8 @@ class PreparedSplit:
         documents: Array of shape `(D,)`, int64. Where in the tokens each
             document begins.
         metadata: Dict of `num_tokens`, `num_documents`, `num_bytes`,
-            `num_unknown`, `vocabulary_size`, `dtype` and `sha256`, and
-            `tokenizer`, the hash of it.
+            `num_unknown`, `vocabulary_size`, `dtype`, `sha256` and
+            `documents_sha256`, of `split`, and `tokenizer`, the hash of it.
         folder: String, where the files are.
     """
 
@@ -78,7 +86,8 @@ class PreparedSplit:
 
     def fingerprint(self):
         """What the split is recognised by in the configuration of a run."""
-        return {key: self.metadata[key] for key in ("num_tokens", "sha256")}
+        names = ("num_tokens", "sha256", "documents_sha256")
+        return {name: self.metadata[name] for name in names}
 
 
 def prepare_tokenizer(name, corpus, folder, **options):
@@ -150,6 +159,7 @@ def open_split(folder, tokenizer):
         A `PreparedSplit`.
 
     Raises:
+        FileNotFoundError: If a file is missing.
         ValueError: If the ids are of another tokenizer, or the files are not
             those that were written.
     """
@@ -165,30 +175,36 @@ def open_split(folder, tokenizer):
     tokens_path = os.path.join(folder, TOKENS_FILE)
     tokens = open_token_file(tokens_path, metadata["dtype"])
     documents = open_token_file(os.path.join(folder, DOCUMENTS_FILE), np.int64)
-    for name, array in ("tokens", tokens), ("documents", documents):
-        if len(array) != metadata[f"num_{name}"]:
-            raise ValueError(
-                f"{folder} was changed after it was prepared: delete it. "
-                f"Expected: {metadata[f'num_{name}']} {name}. "
-                f"Received: {len(array)}"
-            )
+    split = PreparedSplit(tokens, documents[:], metadata, folder)
+    for name in ("tokens", "documents"):
+        _check_same(split, f"num_{name}", len(getattr(split, name)))
+    _check_same(split, "split", os.path.basename(folder))
+    _check_same(split, "documents_sha256", _hash_ids(split.documents))
     written = modification_time(tokens_path)
-    if written > modification_time(metadata_path):
-        check_hash(tokens, metadata, folder)
-    return PreparedSplit(tokens, documents[:], metadata, folder)
+    small = len(tokens) * tokens.dtype.itemsize <= HASHED_BYTES
+    if small or written > modification_time(metadata_path):
+        check_hash(split)
+    return split
 
 
-def check_hash(tokens, metadata, folder):
-    """Raises ValueError unless the ids are those that were prepared."""
-    digest = hashlib.sha256()
-    for start in range(0, len(tokens), BLOCK):
-        digest.update(tokens[start : start + BLOCK].tobytes())
-    if digest.hexdigest() != metadata["sha256"]:
+def check_hash(split):
+    """Raises ValueError unless the ids of a split are those prepared."""
+    _check_same(split, "sha256", _hash_ids(split.tokens))
+
+
+def _check_same(split, key, received):
+    if split.metadata[key] != received:
         raise ValueError(
-            f"{folder} was changed after it was prepared: delete it. "
-            f"Expected: sha256 {metadata['sha256']}. "
-            f"Received: sha256 {digest.hexdigest()}"
+            f"{split.folder} was changed after it was prepared: delete it. "
+            f"Expected: {key} {split.metadata[key]}. Received: {received}"
         )
+
+
+def _hash_ids(ids):
+    digest = hashlib.sha256()
+    for start in range(0, len(ids), BLOCK):
+        digest.update(ids[start : start + BLOCK].tobytes())
+    return digest.hexdigest()
 
 
 def token_folder(data_dir=None):
@@ -219,8 +235,10 @@ def _write_split(corpus, split, tokenizer, path):
             tf.io.gfile.rmtree(folder)
     tf.io.gfile.makedirs(unfinished)
     try:
+        corpus.check_unchanged()
         metadata = write_tokens(corpus, split, tokenizer, unfinished)
-        metadata["tokenizer"] = tokenizer_hash(tokenizer)
+        corpus.check_unchanged()
+        metadata |= {"split": split, "tokenizer": tokenizer_hash(tokenizer)}
         if not metadata["num_tokens"]:
             raise ValueError(
                 f"The {split} split of {corpus.name} must have at least one "
@@ -230,11 +248,13 @@ def _write_split(corpus, split, tokenizer, path):
         with tf.io.gfile.GFile(metadata_path, "w") as file:
             file.write(json.dumps(metadata, indent=1) + "\n")
         if unfinished != path:
+            if tf.io.gfile.exists(path):  # without its metadata
+                tf.io.gfile.rmtree(path)
             tf.io.gfile.rename(unfinished, path)
     except BaseException as error:
         with contextlib.suppress(tf.errors.OpError):
             tf.io.gfile.rmtree(unfinished)
-        if isinstance(error, tf.errors.OpError):
+        if isinstance(error, tf.errors.ResourceExhaustedError):
             raise OSError(
                 f"The ids of {corpus.name} could not be written to {path}; "
                 "the next run begins anew. Free some space, or give another "
@@ -248,15 +268,19 @@ def _read_metadata(path):
         raise FileNotFoundError(
             f"`folder` must be that of a prepared split: there is no {path}."
         )
-    with tf.io.gfile.GFile(path) as file:
+    with tf.io.gfile.GFile(path, "rb") as file:
         text = file.read()
     try:
         metadata = json.loads(text)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged: delete its folder. {error}"
-        ) from error
+        missing = set(METADATA) - set(metadata)
+    except (ValueError, TypeError) as error:
+        missing = error
+    if missing:
+        raise ValueError(f"{path} is damaged: delete its folder. ({missing})")
     return metadata
+
+
+_ONE_THREAD = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -274,8 +298,14 @@ def _lock(path):
             "that only holds files by `manual_dir`. Received: "
             f"{os.path.dirname(path)} ({error.strerror})"
         ) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # A lock of this process alone: forked workers do not keep it. So threads
+    # of this process need another.
+    with _ONE_THREAD, file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"Waiting for another process that prepares {path}.")
+            fcntl.lockf(file, fcntl.LOCK_EX)
         yield
 
 

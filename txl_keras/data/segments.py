@@ -326,7 +326,10 @@ class Segments:
             done = 0
             stop = start + count + 1
             for begin, end in self._layout.spans(epoch, start, stop):
-                row[done : done + end - begin] = self.tokens[begin:end]
+                ids = self.tokens[begin:end]
+                if not np.can_cast(ids.dtype, np.uint16):
+                    _check_int32(ids, begin)
+                row[done : done + end - begin] = ids
                 done += end - begin
         return tokens
 
@@ -414,8 +417,18 @@ class Segments:
         return num_rows
 
 
+def _check_int32(ids, position):
+    if ids.min() < 0 or ids.max() >= 2**31:
+        raise ValueError(
+            "`tokens` must be in [0, 2**31). Received: values from "
+            f"{ids.min()} to {ids.max()} at position {position} and after"
+        )
+
+
 def _check_integers(name, values):
     """Checks that something is a sequence of integers, without reading it."""
+    if isinstance(values, (list, tuple)):
+        values = np.asarray(values)
     shape = getattr(values, "shape", (None,))
     dtype = getattr(values, "dtype", None)
     if len(shape) != 1 or dtype is None or np.dtype(dtype).kind not in "iu":

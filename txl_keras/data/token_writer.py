@@ -32,7 +32,7 @@ def write_tokens(corpus, split, tokenizer, folder):
         tf.errors.OpError: If the files cannot be written.
     """
     dtype = smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
-    digest = hashlib.sha256()
+    digest, documents_digest = hashlib.sha256(), hashlib.sha256()
     num_tokens = num_documents = num_bytes = num_unknown = 0
     starts = np.zeros(0, np.int64)
     encoded = map_blocks(
@@ -53,7 +53,9 @@ def write_tokens(corpus, split, tokenizer, folder):
                 num_tokens += len(block.ids)
                 # A document without tokens is none.
                 begun = np.unique(starts[starts < num_tokens])
-                starts_file.write(begun.astype("<i8").tobytes())
+                begun_bytes = begun.astype("<i8").tobytes()
+                documents_digest.update(begun_bytes)
+                starts_file.write(begun_bytes)
                 starts = starts[starts >= num_tokens]
                 num_documents += len(begun)
                 num_bytes += block.num_bytes
@@ -73,6 +75,7 @@ def write_tokens(corpus, split, tokenizer, folder):
         "vocabulary_size": tokenizer.vocabulary_size,
         "dtype": dtype.name,
         "sha256": digest.hexdigest(),
+        "documents_sha256": documents_digest.hexdigest(),
     }
 
 

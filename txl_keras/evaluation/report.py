@@ -6,12 +6,15 @@ import lzma
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 
+COMPRESSED_BYTES = 1 << 25  # xz takes a minute for these
+
 
 def add_bits_per_byte(scores, tokenizer, tokens):
     """Adds what can be held against other tokenizers and against compressors.
 
     Nothing is added for tokenizers that lose text: a word that became `<unk>`
-    costs few bits, but would have many bytes.
+    costs few bits, but would have many bytes. Nor where tokens were not scored,
+    as the first ones of documents where memory is reset.
 
     Args:
         scores: Dictionary of `Evaluator.evaluate`, over all of the tokens.
@@ -23,14 +26,18 @@ def add_bits_per_byte(scores, tokenizer, tokens):
         `compressors`. Where `drop_newlines` leaves newlines out, they are out
         of these bytes, too.
     """
-    if not tokenizer.is_lossless:
+    all_scored = scores["num_tokens"] == len(tokens) - 1
+    if not (tokenizer.is_lossless and all_scored):
         return scores
     text = tokenizer.decode_bytes(tokens)
     bits = scores["bits_per_token"] * scores["num_tokens"]
+    compressors = {}
+    if len(text) <= COMPRESSED_BYTES:
+        compressors = compressed_bits_per_byte(text)
     return {
         **scores,
         "bits_per_byte": bits / len(text),
-        "compressors": compressed_bits_per_byte(text),
+        "compressors": compressors,
     }
 
 
@@ -87,4 +94,4 @@ def describe(scores, tokenizer):
     others = ", ".join(
         f"{name} {value:.3f}" for name, value in scores["compressors"].items()
     )
-    return f"{line} ({others})"
+    return f"{line} ({others})" if others else line

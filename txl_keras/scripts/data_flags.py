@@ -125,21 +125,41 @@ def prepare_text():
         The corpus, the tokenizer, and a dict of split to `PreparedSplit`.
     """
     options = corpus_options()
-    corpus = load_corpus(options)
     folder = token_folder(options["data_dir"])
+    check_outside_text("data_dir", folder)
+    corpus = load_corpus(options)
     tokenizer = _make_tokenizer(corpus, folder)
     return corpus, tokenizer, prepare(corpus, tokenizer, folder)
+
+
+def check_outside_text(name, folder):
+    """Raises ValueError for a folder in that of the text, to be written to.
+
+    Args:
+        name: String, the flag of the folder.
+        folder: String.
+    """
+    text = corpus_options()["corpus"]
+    if not (os.path.isabs(text) and os.path.isdir(text)):
+        return
+    text = os.path.realpath(text)
+    folder = os.path.realpath(os.path.expanduser(folder))
+    if os.path.commonpath([text, folder]) == text:
+        raise ValueError(
+            f"`{name}` must not be in the folder of the text, or what is "
+            "written there would be read as text. Received: "
+            f"{name}={folder}, corpus={text}"
+        )
 
 
 def _make_tokenizer(corpus, folder):
     options = {name: FLAGS[name].value for name in TOKENIZER_FLAGS}
     name = options.pop("tokenizer")
-    if FLAGS.vocabulary and name in ("sentencepiece", "wordpiece"):
-        # A file of its own, which may change under the same name.
-        return build_tokenizer(
-            name, corpus, vocabulary=FLAGS.vocabulary, **options
-        )
-    vocabulary = FLAGS.vocabulary and load_vocabulary(FLAGS.vocabulary)
+    vocabulary = FLAGS.vocabulary and os.path.expanduser(FLAGS.vocabulary)
+    if vocabulary and name != "words":
+        # Nothing to be kept: the file may change under the same name.
+        return build_tokenizer(name, corpus, vocabulary=vocabulary, **options)
+    vocabulary = vocabulary and load_vocabulary(vocabulary)
     return prepare_tokenizer(
         name, corpus, folder, vocabulary=vocabulary, **options
     )

@@ -99,3 +99,10 @@ def test_bytes_of_a_split():
     assert corpus_of([b"one", b"two"]).num_bytes("train") == 6
     assert corpus_of(b"one").num_bytes("train") == 3
     assert json.loads(json.dumps(corpus_of(b"one").fingerprint()))
+
+
+@pytest.mark.parametrize("document", ["one", ["o", "ne"], [3]])
+def test_documents_that_are_no_bytes_are_refused(document):
+    corpus = corpus_of([b"fine", document])
+    with pytest.raises(ValueError, match="must be `bytes`.*of type (str|int)"):
+        list(corpus.blocks("train"))

@@ -214,3 +214,58 @@ def test_paths_are_absolute_and_names_stay(tmp_path, monkeypatch):
     assert corpus_path("~/books") == "/home/someone/books"
     for name in ("enwik8", "tfds:lm1b", "gs://bucket/books"):
         assert corpus_path(name) == name
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        ("train/a.txt", "validation/b.txt", "test/c.txt"),
+        ("train.md", "val.md", "test.md"),
+        ("train.txt", "dev.txt", "test.txt"),
+    ],
+)
+def test_splits_are_known_by_their_names(names, tmp_path):
+    texts = (b"train\n" * 9, b"valid\n" * 8, b"test\n" * 70)
+    write_files(tmp_path, dict(zip(names, texts, strict=True)))
+    corpus = load_corpus(tmp_path)
+    assert tuple(corpus.read(split) for split in SPLITS) == texts
+
+
+def test_code_that_is_called_train_is_text(tmp_path):
+    files = {f"{name}.py": b"%d\n" % i for i, name in enumerate("abcdef")}
+    write_files(tmp_path, {**files, "train.py": b"7\n", "test.py": b"8\n"})
+    corpus = load_corpus(tmp_path)
+    lines = b"".join(texts_of(corpus).values()).split()
+    assert sorted(lines) == [b"0", b"1", b"2", b"3", b"4", b"5", b"7", b"8"]
+
+
+def test_splits_do_not_depend_on_where_the_folder_lies(tmp_path):
+    files = {f"{i}.txt": b"text %d\n" % i * 20 for i in range(40)}
+    for place in ("here", "there/and/there"):
+        write_files(tmp_path / place, files)
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    corpora = [
+        load_corpus(tmp_path / place)
+        for place in ("here", "there/and/there", "link", "here/*.txt")
+    ]
+    splits = [texts_of(corpus) for corpus in corpora]
+    assert splits[0] == splits[1] == splits[2] == splits[3]
+
+
+def test_a_file_and_its_gz_are_the_same(tmp_path):
+    for i in range(12):
+        text = b"text %d\n" % i * (100 + i)
+        packed = gzip.compress(text)
+        write_files(tmp_path, {f"{i}.txt": text, f"{i}.txt.gz": packed})
+    splits = texts_of(load_corpus(tmp_path))
+    words = [set(text.split()) - {b"text"} for text in splits.values()]
+    assert sum(map(len, words)) == 12 == len(set().union(*words))
+
+
+def test_the_mark_of_windows_is_no_text(tmp_path):
+    files = {f"{i}.txt": b"\xef\xbb\xbfline %d\n" % i for i in range(5)}
+    write_files(tmp_path, files)
+    splits = texts_of(load_corpus(tmp_path))
+    assert all(text.startswith(b"line") for text in splits.values())
+    assert not any(b"\xef" in text for text in splits.values())

@@ -262,3 +262,10 @@ def test_marks_may_be_left_out_by_empty_strings():
     assert tokenizer.unknown_id is None
     with pytest.raises(ValueError, match="'c' .* at position 1"):
         tokenizer.encode("a c\n")
+
+
+def test_a_vocabulary_needs_words():
+    with pytest.raises(ValueError, match="leave at least one.*min_count=9"):
+        from_texts(["a b a"], min_count=9)
+    with pytest.raises(ValueError, match="`unknown` .*unknown='a b'"):
+        WordTokenizer(["<eos>", "a b"], unknown="a b")

@@ -74,7 +74,7 @@ def load_corpus(
     name = os.fspath(name)
     if name in CORPORA:
         return CORPORA[name](data_dir, manual_dir)
-    if name.startswith(TFDS_PREFIX):
+    if name.startswith(TFDS_PREFIX) and name != TFDS_PREFIX:
         return tfds_text.load(
             name.removeprefix(TFDS_PREFIX), data_dir, manual_dir, text_key
         )

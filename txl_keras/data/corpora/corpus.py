@@ -30,7 +30,8 @@ class Corpus:
             published results count bytes.
         identity: What JSON can hold and the text is recognised by without
             being read, such as files with their sizes and times of change.
-            Default: the text itself.
+            Default: the text itself. If an object of `splits` has a method
+            `identity()`, what it returns is here by the name of the split.
 
     Raises:
         ValueError: If a split is missing, unknown or empty, or if the
@@ -90,6 +91,16 @@ class Corpus:
     def read(self, split):
         """Returns the whole text of a split at once, as `bytes`."""
         return b"".join(block.text for block in self.blocks(split))
+
+    def check_unchanged(self):
+        """Raises ValueError if files are no longer what `identity` says."""
+        for split, text in self.splits.items():
+            identify = getattr(text, "identity", None)
+            if identify and identify() != self.identity[split]:
+                raise ValueError(
+                    f"The text of {self.name} was changed while it was read. "
+                    "Run the same command again when nothing writes to it."
+                )
 
     def fingerprint(self):
         """A SHA-256 by which prepared ids are known to be of this text."""
@@ -182,13 +193,19 @@ def _pieces(document, size):
 
 def _chunks(document, size):
     for text in (document,) if isinstance(document, bytes) else document:
+        if not isinstance(text, bytes):
+            raise ValueError(
+                "Documents must be `bytes`, or iterables of `bytes`. "
+                f"Received: {text!r:.40} of type {type(text).__name__}"
+            )
         for start in range(0, len(text), size):
             yield text[start : start + size]
 
 
 def _boundary(text):
     """Where to cut: after a line, else after a word, else a character."""
-    end = text.rfind(b"\n") + 1 or text.rfind(b" ") + 1
+    spaces = (text.rfind(space) + 1 for space in (b" ", b"\t", b"\r"))
+    end = text.rfind(b"\n") + 1 or max(spaces)
     if end:
         return end
     end = len(text) - 1

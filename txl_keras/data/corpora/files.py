@@ -31,7 +31,7 @@ def open_file(path):
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"There is no file {path}.")
     with tf.io.gfile.GFile(path, "rb") as file:
-        if not path.endswith(".gz"):
+        if not path.lower().endswith(".gz"):
             yield file
             return
         try:
@@ -84,14 +84,15 @@ def read_text(path, start=0, stop=None):
     offset = start
     for chunk in read_bytes(path, start, stop):
         _check_utf8(decoder, chunk, path, offset)
-        yield chunk
+        # Windows begins files with a mark that is no text.
+        yield chunk if offset else chunk.removeprefix(codecs.BOM_UTF8)
         offset += len(chunk)
     _check_utf8(decoder, b"", path, offset)
 
 
 def text_size(path):
     """Bytes of a text; of `.gz` once unpacked, which reads all of it."""
-    if not path.endswith(".gz"):
+    if not path.lower().endswith(".gz"):
         return tf.io.gfile.stat(path).length
     return sum(map(len, read_bytes(path)))
 

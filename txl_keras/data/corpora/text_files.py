@@ -11,11 +11,20 @@ from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import modification_time
 from txl_keras.data.corpora.files import read_bytes
 from txl_keras.data.corpora.files import read_text
+from txl_keras.data.corpora.files import text_size
 from txl_keras.data.corpora.splitting import drop_duplicates
 from txl_keras.data.corpora.splitting import split_file
 from txl_keras.data.corpora.splitting import split_groups
 
 SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+SPLIT_NAMES = {
+    "train": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "test": "test",
+}
 MAX_DOCUMENT_BYTES = 1 << 30  # of those with separators, which are held whole
 
 
@@ -23,8 +32,8 @@ def load(path, document_separator=None, text_key="text"):
     """Finds the files of a text and splits them; reads as little as it can.
 
     - A file: the first 90% are train, then 5% valid and 5% test.
-    - A folder with train, valid and test, each as .txt, .jsonl, .txt.gz or
-      .jsonl.gz: these.
+    - A folder with files or folders called train, valid (or validation, val,
+      dev) and test, such as train.txt or wiki.train.tokens: these.
     - A folder, or a pattern such as `books/*.txt`, of three or more files:
       whole files go to a split, about 5% of the bytes to each of valid and
       test.
@@ -136,12 +145,19 @@ def _split(path, separator):
     if tf.io.gfile.isdir(path):
         named = _named_splits(path)
         if named:
-            return {split: [Part(file)] for split, file in named.items()}
+            return {
+                split: [Part(file) for file in files]
+                for split, files in named.items()
+            }
     files = _find_files(path)
     if len(files) >= len(SPLITS):
+        root = path if tf.io.gfile.isdir(path) else os.path.dirname(path)
+        # By names in the folder: the place of the folder must not matter.
+        names = {os.path.relpath(file, root): file for file in files}
+        sizes = {name: files[file] for name, file in names.items()}
         return {
-            split: [Part(name) for name in sorted(names)]
-            for split, names in split_groups(files).items()
+            split: [Part(names[name]) for name in sorted(chosen)]
+            for split, chosen in split_groups(sizes).items()
         }
     splits = {split: [] for split in SPLITS}
     for file in files:
@@ -153,20 +169,34 @@ def _split(path, separator):
 
 
 def _named_splits(folder):
-    """Returns a dict of split to train.txt and so on, or an empty one."""
+    """Returns a dict of split to its files by their names, or an empty one."""
     found = {}
-    for split in SPLITS:
-        for suffix in SUFFIXES:
-            path = os.path.join(folder, split + suffix)
-            if split not in found and tf.io.gfile.exists(path):
-                found[split] = path
-    if len(found) == 2:  # one alone may be any file
-        names = " and ".join(map(os.path.basename, found.values()))
-        raise ValueError(
-            f"{folder} must have all of train, valid and test (.txt, .jsonl, "
-            f"or .gz of them), or none of them. Received: only {names}"
-        )
-    return found if len(found) == len(SPLITS) else {}
+    for name in sorted(tf.io.gfile.listdir(folder)):
+        parts = name.rstrip("/").split(".")
+        splits = {SPLIT_NAMES[part] for part in parts if part in SPLIT_NAMES}
+        if len(splits) == 1:
+            found.setdefault(splits.pop(), []).append(name)
+    if len(found) < len(SPLITS):
+        # One alone may be any file, and so may train.py and test.py.
+        names = [n for names in found.values() for n in names if _is_text(n)]
+        if len(found) == 2 and names:
+            raise ValueError(
+                f"{folder} must have all of train, valid and test, or none of "
+                f"them. Received: only {' and '.join(names)}"
+            )
+        return {}
+    return {
+        split: [
+            file
+            for name in names
+            for file in _find_files(os.path.join(folder, name.rstrip("/")))
+        ]
+        for split, names in found.items()
+    }
+
+
+def _is_text(name):
+    return name.endswith(SUFFIXES) or name.endswith("/")
 
 
 def _find_files(path):
@@ -182,7 +212,8 @@ def _find_files(path):
         paths = [path]
     else:
         paths = [p for p in tf.io.gfile.glob(path) if not tf.io.gfile.isdir(p)]
-    sizes = {p: tf.io.gfile.stat(p).length for p in sorted(paths)}
+    # Unpacked, so that a file and its .gz are seen to be the same.
+    sizes = {p: text_size(p) for p in sorted(paths)}
     sizes = {p: size for p, size in sizes.items() if size}
     if not sizes:
         raise ValueError(
@@ -197,7 +228,7 @@ def _is_hidden(relative_path):
 
 
 def _is_json_lines(path):
-    return path.removesuffix(".gz").endswith(".jsonl")
+    return path.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson"))
 
 
 def _whole_file(part, ends_line):
@@ -219,7 +250,8 @@ def _json_documents(part, text_key):
     for number, line in enumerate(_between(part, b"\n"), start=1):
         if line.strip():
             text = _parse(line, text_key, part.path, part.start, number)
-            yield text if text.endswith(b"\n") else text + b"\n"
+            if text:
+                yield text if text.endswith(b"\n") else text + b"\n"
 
 
 def _between(part, separator):

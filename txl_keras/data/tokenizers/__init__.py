@@ -20,11 +20,13 @@ from txl_keras.data.tokenizers.building import load_tokenizer
 from txl_keras.data.tokenizers.building import save_tokenizer
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
+from txl_keras.data.tokenizers.character_tokenizer import count_symbols
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
 from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
+from txl_keras.data.tokenizers.word_tokenizer import count_words
 
 __all__ = [
     "ByteTokenizer",
@@ -33,6 +35,8 @@ __all__ = [
     "WordPieceTokenizer",
     "WordTokenizer",
     "build_tokenizer",
+    "count_symbols",
+    "count_words",
     "load_tokenizer",
     "save_tokenizer",
 ]

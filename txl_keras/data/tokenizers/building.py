@@ -163,7 +163,7 @@ def save_tokenizer(tokenizer, path):
     """Writes a tokenizer to a JSON file.
 
     Args:
-        tokenizer: A `ByteTokenizer`, `CharacterTokenizer` or `WordTokenizer`.
+        tokenizer: A tokenizer.
         path: String or `pathlib.Path`, local or `gs://`.
     """
     content = {

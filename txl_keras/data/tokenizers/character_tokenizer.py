@@ -61,7 +61,8 @@ position 2 is not in the vocabulary.
         """Builds the vocabulary, the most frequent symbols first.
 
         Args:
-            counts: `collections.Counter` of symbols, as `count_symbols` gives.
+            counts: Dict of symbol to how often it occurs, as `count_symbols`
+                gives.
             encoding: As for the class.
             drop_newlines: As for the class.
 

@@ -71,6 +71,11 @@ class WordTokenizer:
                     f"`{name}` must be None or a word of the vocabulary, "
                     f"without spaces. Received: {name}={mark!r}"
                 )
+        if unknown is not None and unknown.split() != [unknown]:
+            raise ValueError(
+                "`unknown` must be None or a word without spaces. "
+                f"Received: unknown={unknown!r}"
+            )
         self.vocabulary = vocabulary
         self.unknown = unknown
         self.line_start = line_start
@@ -100,9 +105,9 @@ class WordTokenizer:
         frequent words in no fixed order.
 
         Args:
-            counts: `collections.Counter` of words, as `count_words` gives: of
-                the train split for WikiText-103, of all three for Penn
-                Treebank.
+            counts: Dict of word to how often it occurs, as `count_words`
+                gives: of the train split for WikiText-103, of all three for
+                Penn Treebank.
             min_count: Integer. Leaves out words that are rarer.
             vocabulary_size: Optional integer. At most how many words to keep,
                 those that come before all among them.
@@ -128,9 +133,14 @@ class WordTokenizer:
         special = dict.fromkeys(m for m in (line_end, line_start) if m)
         words = [
             word
-            for word, count in counts.most_common()
+            for word, count in collections.Counter(counts).most_common()
             if count >= min_count and word not in special
         ]
+        if not words:
+            raise ValueError(
+                "`min_count` must leave at least one word. "
+                f"Received: min_count={min_count}, {len(counts)} words"
+            )
         room = len(words)
         if vocabulary_size is not None:
             check_integer("vocabulary_size", vocabulary_size, len(special) + 2)

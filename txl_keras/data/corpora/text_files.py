@@ -11,7 +11,7 @@ from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import modification_time
 from txl_keras.data.corpora.files import read_bytes
 from txl_keras.data.corpora.files import read_text
-from txl_keras.data.corpora.files import text_size
+from txl_keras.data.corpora.files import rough_size
 from txl_keras.data.corpora.splitting import drop_duplicates
 from txl_keras.data.corpora.splitting import split_file
 from txl_keras.data.corpora.splitting import split_groups
@@ -213,7 +213,7 @@ def _find_files(path):
     else:
         paths = [p for p in tf.io.gfile.glob(path) if not tf.io.gfile.isdir(p)]
     # Unpacked, so that a file and its .gz are seen to be the same.
-    sizes = {p: text_size(p) for p in sorted(paths)}
+    sizes = {p: rough_size(p) for p in sorted(paths)}
     sizes = {p: size for p, size in sizes.items() if size}
     if not sizes:
         raise ValueError(

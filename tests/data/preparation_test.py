@@ -90,6 +90,24 @@ def test_many_blocks_give_the_ids_of_the_whole_text(tmp_path):
     assert train.documents.tolist() == starts.tolist()
 
 
+@pytest.mark.parametrize("mark", ["<eos>", "dog"])
+def test_many_short_documents_are_told_apart_by_newlines(mark, tmp_path):
+    """Also where the mark of a newline is in the text: it does not count."""
+    words = dict.fromkeys(["the", "cat", "dog", mark])
+    tokenizer = WordTokenizer(words, unknown=None, line_end=mark)
+    generator = np.random.default_rng(4)
+    documents = []
+    for size in generator.integers(0, 6, 300):
+        words = generator.choice(["the", "cat", "dog", "\n"], size)
+        documents.append((" ".join(words) + "\n").encode())
+    corpus = corpus_of({}, train=documents)
+    train = prepare(corpus, tokenizer, str(tmp_path), ["train"])["train"]
+    lengths = [len(tokenizer.encode(document)) for document in documents]
+    assert train.documents.tolist() == np.cumsum([0, *lengths[:-1]]).tolist()
+    whole = tokenizer.encode(b"".join(documents))
+    np.testing.assert_array_equal(train.tokens, whole)
+
+
 def test_a_line_that_goes_on_in_the_next_block_begins_once(tmp_path):
     tokenizer = WordTokenizer(
         ["<S>", "<UNK>", "a", "b"], "<UNK>", line_start="<S>", line_end="<S>"

@@ -88,12 +88,40 @@ class _EncodedBlock:
 
 
 class _Encoder:
-    """Encodes a `Block`, document by document."""
+    """Encodes a `Block`, and finds where its documents begin."""
 
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer
 
     def __call__(self, block):
+        ids, ends = self._encode_at_once(block) or self._encode_each(block)
+        starts = ends[int(block.continues) : -1]
+        unknown_id = self._tokenizer.unknown_id
+        num_unknown = 0
+        if unknown_id is not None:
+            num_unknown = int(np.count_nonzero(ids == unknown_id))
+        return _EncodedBlock(ids, starts, block.num_bytes, num_unknown)
+
+    def _encode_at_once(self, block):
+        """Ids and ends of lines: a call for each of many is slow.
+
+        Returns:
+            The pair of ids and of 0 and where each piece ends; or None where
+            the newlines among the ids do not tell that.
+        """
+        newline_id = self._tokenizer.newline_id
+        *pieces, _ = block.pieces
+        if newline_id is None or not all(p.endswith(b"\n") for p in pieces):
+            return None
+        ids = self._tokenizer.encode(block.text, not block.amid_line)
+        newlines = np.flatnonzero(ids == newline_id)
+        if len(newlines) != block.text.count(b"\n"):
+            return None  # a mark that a newline has may be in the text itself
+        last = np.cumsum([piece.count(b"\n") for piece in pieces], dtype=int)
+        return ids, np.array([0, *newlines[last - 1] + 1, len(ids)])
+
+    def _encode_each(self, block):
+        """As `_encode_at_once`, one piece after the other."""
         ids, position = [], 0
         for i, piece in enumerate(block.pieces):
             begins_line = i > 0 or not block.amid_line
@@ -104,11 +132,4 @@ class _Encoder:
                     error.symbol, position + error.position
                 ) from None
             position += len(ids[-1])
-        ends = np.cumsum([0, *map(len, ids)])
-        starts = ends[int(block.continues) : -1]
-        ids = np.concatenate(ids)
-        unknown_id = self._tokenizer.unknown_id
-        num_unknown = 0
-        if unknown_id is not None:
-            num_unknown = int(np.count_nonzero(ids == unknown_id))
-        return _EncodedBlock(ids, starts, block.num_bytes, num_unknown)
+        return np.concatenate(ids), np.cumsum([0, *map(len, ids)])

@@ -22,6 +22,7 @@ class ByteTokenizer:
 
     vocabulary_size = 256
     unknown_id = None
+    newline_id = None
     unit = "byte"  # what a token is
     is_lossless = True  # decoding gives back what was encoded
     releases_gil = False

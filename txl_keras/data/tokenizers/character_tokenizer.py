@@ -40,6 +40,7 @@ position 2 is not in the vocabulary.
     """
 
     unknown_id = None
+    newline_id = None
     unit = "character"  # what a token is
     is_lossless = True  # decoding gives back what was encoded
     releases_gil = False

@@ -90,8 +90,9 @@ class SentencePieceTokenizer:
         self.unknown_id = types.index(_UNKNOWN) if _UNKNOWN in types else None
         self._texts = [_piece_text(piece, kind) for piece, kind in pieces]
         self._line_end_id = None
+        self.newline_id = names.index("\n") if "\n" in names else None
         if line_end is not None:
-            self._line_end_id = names.index(line_end)
+            self._line_end_id = self.newline_id = names.index(line_end)
             self._texts[self._line_end_id] = b"\n"
         self._has_prefix = bool(normalizer.get(_ADD_DUMMY_PREFIX, True))
         self._trims = bool(normalizer.get(_REMOVE_EXTRA_WHITESPACES, True))

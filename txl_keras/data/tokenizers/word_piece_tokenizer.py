@@ -95,9 +95,7 @@ class WordPieceTokenizer:
         self.lower_case = lower_case
         self.line_end = line_end
         self.unknown_id = symbols.index(unknown)
-        self._line_end_id = (
-            None if line_end is None else symbols.index(line_end)
-        )
+        self.newline_id = None if line_end is None else symbols.index(line_end)
         self._texts = [self._piece_text(symbol) for symbol in symbols]
         text = import_extra("tensorflow_text")
         try:
@@ -219,7 +217,7 @@ class WordPieceTokenizer:
         """
         lines = split_lines(text, keep_ends=False)
         tokens = self._tf_text.tokenize(tf.constant(lines, tf.string))
-        ids = join_lines(tokens, self._line_end_id)
+        ids = join_lines(tokens, self.newline_id)
         return ids.astype(self.vocabulary.dtype)
 
     def decode_bytes(self, ids):

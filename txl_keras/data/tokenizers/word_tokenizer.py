@@ -160,6 +160,13 @@ class WordTokenizer:
         """The id of words that the vocabulary lacks, or None."""
         return self.vocabulary.id_of(self.unknown)
 
+    @property
+    def newline_id(self):
+        """The one id that a newline becomes, or None."""
+        if self.line_start is not None:
+            return None
+        return self.vocabulary.id_of(self.line_end)
+
     def encode(self, text, begins_line=True):
         """Turns text into ids.
 

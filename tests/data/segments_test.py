@@ -437,8 +437,8 @@ def test_wrong_steps_and_rows_are_refused():
         segments.dataset(num_steps=0)
 
 
-@pytest.mark.parametrize("wrong", [-1, 2**31, 2**40])
-def test_ids_that_no_model_has_are_refused(wrong):
+@pytest.mark.parametrize("wrong", [-(2**40), 2**31, 2**40])
+def test_ids_that_would_wrap_around_are_refused(wrong):
     tokens = np.arange(40, dtype=np.int64)
     tokens[30] = wrong
     segments = Segments(tokens, 2, 4, True)

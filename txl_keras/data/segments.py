@@ -327,7 +327,7 @@ class Segments:
             stop = start + count + 1
             for begin, end in self._layout.spans(epoch, start, stop):
                 ids = self.tokens[begin:end]
-                if not np.can_cast(ids.dtype, np.uint16):
+                if not np.can_cast(ids.dtype, np.int32):
                     _check_int32(ids, begin)
                 row[done : done + end - begin] = ids
                 done += end - begin
@@ -418,9 +418,11 @@ class Segments:
 
 
 def _check_int32(ids, position):
-    if ids.min() < 0 or ids.max() >= 2**31:
+    """Raises ValueError for ids that would wrap around to others."""
+    limits = np.iinfo(np.int32)
+    if ids.min() < limits.min or ids.max() > limits.max:
         raise ValueError(
-            "`tokens` must be in [0, 2**31). Received: values from "
+            "`tokens` must have ids that int32 can hold. Received: values from "
             f"{ids.min()} to {ids.max()} at position {position} and after"
         )
 

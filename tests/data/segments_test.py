@@ -443,6 +443,6 @@ def test_ids_that_would_wrap_around_are_refused(wrong):
     tokens[30] = wrong
     segments = Segments(tokens, 2, 4, True)
     segments.batch(0)
-    with pytest.raises(ValueError, match=f"`tokens` must be .*{wrong}"):
+    with pytest.raises(ValueError, match=f"`tokens` must have.*{wrong}"):
         for step in range(4):
             segments.batch(step)

@@ -30,10 +30,10 @@ ORIGINAL = [3.68, 3.33, 3.20, 3.14, 3.11]
 )
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_learning_curve_is_that_of_the_original(seed):
-    corpus = load_corpus("enwik8", str(DATA))
+    corpus = load_corpus("enwik8", manual_dir=str(DATA))
     tokenizer = build_tokenizer("characters", corpus, drop_newlines=True)
-    train = tokenizer.encode(corpus.splits["train"][:10_000_000])
-    valid = tokenizer.encode(corpus.splits["valid"][:500_000])
+    train = tokenizer.encode(corpus.read("train")[:10_000_000])
+    valid = tokenizer.encode(corpus.read("valid")[:500_000])
 
     keras.utils.set_random_seed(seed)
     strategy = tf.distribute.get_strategy()

@@ -803,7 +803,7 @@ def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
     _, error = here("evaluate.py", *flags)
     assert error is None
     scores = json.loads((run / "evaluation_test.json").read_text())
-    words = load_corpus(str(text)).splits["test"].decode()
+    words = load_corpus(str(text)).read("test").decode()
     words = words.replace("\n", " <eos> ").replace("new words", "<unk> <unk>")
     ids = np.array([WORDS.index(word) for word in words.split()])
     assert scores["num_tokens"] == len(ids) - 1

@@ -48,7 +48,8 @@ METADATA = (
 )  # fmt: skip
 _HOME_DATA_DIR = "~/tensorflow_datasets"
 BLOCK = 1 << 22  # ids hashed at once
-# More are hashed only if they were written after their metadata.
+# More are hashed only if they were written after their metadata, and what is
+# in a bucket never: that would read all of it.
 HASHED_BYTES = 1 << 30
 
 
@@ -180,10 +181,11 @@ def open_split(folder, tokenizer):
         _check_same(split, f"num_{name}", len(getattr(split, name)))
     _check_same(split, "split", os.path.basename(folder))
     _check_same(split, "documents_sha256", _hash_ids(split.documents))
-    written = modification_time(tokens_path)
-    small = len(tokens) * tokens.dtype.itemsize <= HASHED_BYTES
-    if small or written > modification_time(metadata_path):
-        check_hash(split)
+    if not _is_remote(folder):
+        written = modification_time(tokens_path)
+        small = len(tokens) * tokens.dtype.itemsize <= HASHED_BYTES
+        if small or written > modification_time(metadata_path):
+            check_hash(split)
     return split
 
 

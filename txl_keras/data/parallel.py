@@ -32,7 +32,7 @@ def ordered_map(function, items, num_workers=None, threads=False):
         What the function returns, or raises.
     """
     items = iter(items)
-    num_workers = num_workers or len(os.sched_getaffinity(0))
+    num_workers = num_workers or _num_cores()
     yield from map(function, itertools.islice(items, FEW))
     if num_workers == 1:
         yield from map(function, items)
@@ -59,6 +59,12 @@ def ordered_map(function, items, num_workers=None, threads=False):
             yield pending.popleft().result()
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _num_cores():
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def _remember(function):

@@ -29,6 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import modification_time
 from txl_keras.data.token_files import open_token_file
 from txl_keras.data.token_writer import DOCUMENTS_FILE
@@ -181,7 +182,7 @@ def open_split(folder, tokenizer):
         _check_same(split, f"num_{name}", len(getattr(split, name)))
     _check_same(split, "split", os.path.basename(folder))
     _check_same(split, "documents_sha256", _hash_ids(split.documents))
-    if not _is_remote(folder):
+    if not is_remote(folder):
         written = modification_time(tokens_path)
         small = len(tokens) * tokens.dtype.itemsize <= HASHED_BYTES
         if small or written > modification_time(metadata_path):
@@ -230,7 +231,7 @@ def tokenizer_hash(tokenizer):
 
 def _write_split(corpus, split, tokenizer, path):
     unfinished = path
-    if not _is_remote(path):
+    if not is_remote(path):
         unfinished = f"{path}.incomplete-{os.getpid()}"
         # Killed preparations left them; no other runs now: see `_lock`.
         for folder in tf.io.gfile.glob(f"{path}.incomplete-*"):
@@ -288,7 +289,7 @@ _ONE_THREAD = threading.Lock()
 @contextlib.contextmanager
 def _lock(path):
     """Lets one process of this machine at a time prepare what `path` names."""
-    if _is_remote(path):
+    if is_remote(path):
         yield
         return
     try:
@@ -309,10 +310,6 @@ def _lock(path):
             print(f"Waiting for another process that prepares {path}.")
             fcntl.lockf(file, fcntl.LOCK_EX)
         yield
-
-
-def _is_remote(path):
-    return "://" in path
 
 
 def _folder(folder, name, key):

@@ -5,6 +5,8 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.data.corpora.files import is_remote
+
 # Read at once from a bucket, and how many of them are kept: 64 MiB.
 PAGE_BYTES = 1 << 16
 NUM_PAGES = 1024
@@ -33,7 +35,7 @@ def open_token_file(path, dtype):
             f"{path} must have ids of {dtype.itemsize} bytes each: it is "
             f"truncated or of another dtype. Received: {size} bytes"
         )
-    if "://" in path:
+    if is_remote(path):
         return RemoteTokens(path, dtype, size // dtype.itemsize)
     if not size:
         return np.zeros(0, dtype)  # which cannot be mapped

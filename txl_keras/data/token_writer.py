@@ -113,9 +113,10 @@ class _Encoder:
         *pieces, _ = block.pieces
         if newline_id is None or not all(p.endswith(b"\n") for p in pieces):
             return None
-        ids = self._tokenizer.encode(block.text, not block.amid_line)
+        text = block.text
+        ids = self._tokenizer.encode(text, not block.amid_line)
         newlines = np.flatnonzero(ids == newline_id)
-        if len(newlines) != block.text.count(b"\n"):
+        if len(newlines) != text.count(b"\n"):
             return None  # a mark that a newline has may be in the text itself
         last = np.cumsum([piece.count(b"\n") for piece in pieces], dtype=int)
         return ids, np.array([0, *newlines[last - 1] + 1, len(ids)])

@@ -12,7 +12,7 @@ import zipfile
 import pytest
 import requests
 
-from txl_keras.data.corpora import tfds_builder
+from txl_keras.data.corpora import files
 from txl_keras.data.corpora.tfds_builder import Source
 from txl_keras.data.corpora.tfds_builder import TextBuilder
 from txl_keras.data.corpora.tfds_builder import find_sources
@@ -169,7 +169,7 @@ def test_a_name_with_its_folder_comes_before_the_bare_one(tmp_path):
 def test_lines_are_put_together_across_chunks(tmp_path, monkeypatch):
     path = tmp_path / "text"
     path.write_bytes(b"a\n\nlong line\r\x0b\x0c\nno end")
-    monkeypatch.setattr(tfds_builder, "RECORD_BYTES", 3)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 3)
     lines = list(read_lines(Source(str(path))))
     assert lines == [b"a\n", b"\n", b"long line\r\x0b\x0c\n", b"no end"]
 
@@ -177,7 +177,7 @@ def test_lines_are_put_together_across_chunks(tmp_path, monkeypatch):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_part_of_a_text_is_read(tmp_path, monkeypatch, suffix):
     write_files(tmp_path, suffix)
-    monkeypatch.setattr(tfds_builder, "RECORD_BYTES", 100)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 100)
     source = Source(str(tmp_path / f"train.bin{suffix}"))
     chunks = list(read_chunks(source, 250, 1000))
     assert b"".join(chunks) == TEXTS["train"][250:1000]

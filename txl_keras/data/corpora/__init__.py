@@ -16,6 +16,7 @@ from txl_keras.data.corpora import text_files
 from txl_keras.data.corpora import tfds_text
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.enwik8 import Enwik8Corpus
+from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.ptb import PtbCorpus
 from txl_keras.data.corpora.text8 import Text8Corpus
 from txl_keras.data.corpora.wikitext2 import Wikitext2Corpus
@@ -102,6 +103,6 @@ def _exists(path):
 
 def corpus_path(name):
     """The name of a corpus, or the absolute path of text of one's own."""
-    if name in CORPORA or name.startswith(TFDS_PREFIX) or "://" in name:
+    if name in CORPORA or name.startswith(TFDS_PREFIX) or is_remote(name):
         return name
     return os.path.abspath(os.path.expanduser(name))

@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import gzip
 import os
+import sys
 import zlib
 
 import tensorflow as tf
@@ -65,11 +66,16 @@ def read_bytes(path, start=0, stop=None):
         ValueError: If gzip data is damaged.
     """
     with open_file(path) as file:
-        file.seek(start)  # gzip reads what it skips
-        left = float("inf") if stop is None else stop - start
-        while chunk := file.read(min(CHUNK_BYTES, left)):
-            yield chunk
-            left -= len(chunk)
+        yield from chunks_of(file, start, stop)
+
+
+def chunks_of(file, start=0, stop=None):
+    """Yields an open file as `read_bytes` does: what is packed, unpacked."""
+    file.seek(start)  # what is packed is read to get there
+    left = sys.maxsize if stop is None else stop - start
+    while chunk := file.read(min(CHUNK_BYTES, left)):
+        yield chunk
+        left -= len(chunk)
 
 
 def read_text(path, start=0, stop=None):
@@ -110,9 +116,14 @@ def rough_size(path):
         return int.from_bytes(file.read(4), "little")
 
 
+def is_remote(path):
+    """Whether a path is in a bucket, or wherever else `tf.io.gfile` reads."""
+    return "://" in path
+
+
 def modification_time(path):
     """When a file was last written, in nanoseconds."""
-    if "://" in path:
+    if is_remote(path):
         return tf.io.gfile.stat(path).mtime_nsec
     return os.stat(path).st_mtime_ns  # `gfile` has whole seconds only
 

@@ -85,9 +85,9 @@ def split_file(path, delimiter=None, fraction=HELD_OUT_FRACTION):
     """
     size = text_size(path)
     places = [int(size * (1 - part * fraction)) for part in (2, 1)]
-    first = _cut(path, places[0], (places[0] + places[1]) // 2, delimiter)
+    first = _cut(path, places[0], places[1], size, delimiter)
     second = max(first, places[1])
-    second = _cut(path, second, (second + size) // 2, delimiter)
+    second = _cut(path, second, size, size, delimiter)
     return {
         "train": (0, first),
         "valid": (first, second),
@@ -95,13 +95,13 @@ def split_file(path, delimiter=None, fraction=HELD_OUT_FRACTION):
     }
 
 
-def _cut(path, place, limit, delimiter):
-    """The first byte from `place` on where a part may begin."""
+def _cut(path, place, end, size, delimiter):
+    """The first byte from `place` on where the part up to `end` may begin."""
     if delimiter is None:
-        found = _find(path, place, limit, b"\n")
+        found = _find(path, place, (place + end) // 2, b"\n")
         return _next_character(path, place) if found is None else found
     found = _find(path, place, None, delimiter)
-    return text_size(path) if found is None else found
+    return size if found is None else found
 
 
 def _find(path, start, stop, delimiter):

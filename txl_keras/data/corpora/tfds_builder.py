@@ -19,7 +19,9 @@ import tensorflow as tf
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import DAMAGED
+from txl_keras.data.corpora.files import chunks_of
 from txl_keras.data.corpora.files import damaged
+from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import open_file
 
 try:
@@ -33,7 +35,6 @@ except ImportError as error:
         "TFDS needs the second and does not always install it."
     ) from error
 
-RECORD_BYTES = 1 << 20
 # TFDS tries 10 times, in 200 seconds, where there is no network at all.
 DOWNLOAD_RETRIES = 3
 
@@ -325,11 +326,7 @@ def read_chunks(source, start=0, stop=None):
         ValueError: If the file is damaged or its archive lacks the text.
     """
     with _open_source(source) as file:
-        file.seek(start)  # what is packed is read to get there
-        left = sys.maxsize if stop is None else stop - start
-        while chunk := file.read(min(RECORD_BYTES, left)):
-            left -= len(chunk)
-            yield chunk
+        yield from chunks_of(file, start, stop)
 
 
 def read_lines(source):
@@ -347,7 +344,7 @@ def file_digest(path, algorithm):
     """Returns the hexadecimal digest of a file, as it lies there."""
     digest = hashlib.new(algorithm)
     with tf.io.gfile.GFile(path, "rb") as file:
-        while chunk := file.read(RECORD_BYTES):
+        for chunk in chunks_of(file):
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -443,7 +440,7 @@ def _check_writable(data_dir):
     try:
         tf.io.gfile.makedirs(data_dir)
         # A bucket tells only when it is written to.
-        writable = "://" in data_dir or os.access(data_dir, os.W_OK)
+        writable = is_remote(data_dir) or os.access(data_dir, os.W_OK)
     except (OSError, tf.errors.OpError):
         writable = False
     if not writable:

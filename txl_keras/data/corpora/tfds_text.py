@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.tfds_builder import RECORD_BYTES
+from txl_keras.data.corpora.files import CHUNK_BYTES
 from txl_keras.data.corpora.tfds_builder import DownloadError
 from txl_keras.data.corpora.tfds_builder import Records
 from txl_keras.data.corpora.tfds_builder import describe_failure
@@ -62,7 +62,7 @@ def load(name, data_dir=None, manual_dir=None, text_key=None):
     splits = _choose_splits(builder)
     # About 1 MB. One by one, sentences take three times as long.
     train = builder.info.splits["train"]
-    read_at_once = RECORD_BYTES * train.num_examples // (train.num_bytes + 1)
+    read_at_once = CHUNK_BYTES * train.num_examples // (train.num_bytes + 1)
     return Corpus(
         f"tfds:{name}",
         {

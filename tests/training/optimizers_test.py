@@ -1,92 +1,343 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import optimizers
+from txl_keras.training import schedules
+
+SHAPES = {"kernel": (3, 4), "gamma": (5,), "bias": (2, 6)}
+SETTINGS = {
+    "adam": {"beta_2": 0.98},
+    "adamw": {"weight_decay": 0.3, "epsilon": 1e-4},
+    "lamb": {"weight_decay": 0.3, "beta_1": 0.8},
+    "sgd": {"momentum": 0.7},
+    "adagrad": {},
+}
 
 
-@pytest.mark.parametrize(
-    ("ours", "keras_own"),
-    [
-        (optimizers.Adam, keras.optimizers.Adam),
-        (optimizers.Lamb, keras.optimizers.Lamb),
-    ],
-)
-def test_keras_asks_the_optimizer_to_sum_gradients_by_the_hook_we_override(
-    ours, keras_own
-):
-    # A private name: if it goes away, gradients would be summed twice.
-    hook = "_all_reduce_sum_gradients"
-    assert callable(getattr(keras_own, hook))
-    assert getattr(ours, hook) is not getattr(keras_own, hook)
-    assert issubclass(ours, keras_own)
-    assert ours in optimizers.OPTIMIZERS.values()
+def random_weights():
+    rng = np.random.default_rng(3)
+    return [
+        keras.Variable(rng.normal(size=shape), dtype="float32", name=name)
+        for name, shape in SHAPES.items()
+    ]
 
 
-def test_lamb_moves_a_weight_by_a_share_of_its_norm():
-    # Algorithm 2 of You et al., 2020, for two steps.
-    values, gradients = np.array([3.0, 4.0]), [[0.1, -2.0], [0.3, 1.0]]
-    weights = keras.Variable(values)
-    optimizer = optimizers.Lamb(0.1)
-    optimizer.build([weights])
-    m, v = np.zeros(2), np.zeros(2)
-    for step, gradient in enumerate(np.array(gradients), 1):
-        optimizer.apply([keras.ops.array(gradient)], [weights])
-        m = 0.9 * m + 0.1 * gradient
-        v = 0.999 * v + 0.001 * gradient**2
-        update = m / (1 - 0.9**step) / (np.sqrt(v / (1 - 0.999**step)) + 1e-7)
-        share = np.linalg.norm(values) / np.linalg.norm(update)
-        values = values - 0.1 * share * update
-        np.testing.assert_allclose(weights.numpy(), values, rtol=1e-5)
+def random_gradients(num_steps=3):
+    rng = np.random.default_rng(8)
+    return [
+        [rng.normal(size=shape).astype("float32") for shape in SHAPES.values()]
+        for _ in range(num_steps)
+    ]
+
+
+def built(name, weights, learning_rate=0.1, **settings):
+    optimizer = optimizers.build_optimizer(name, learning_rate, **settings)
+    optimizer.build(weights)
+    return optimizer
+
+
+def apply(optimizer, gradients, weights):
+    """One update as the trainer makes it."""
+    gradients = [tf.constant(gradient) for gradient in gradients]
+    optimizers.apply_gradients(optimizer, gradients, weights)
+    optimizer.iterations.assign_add(1)
+
+
+def values_of(weights):
+    return [weight.numpy() for weight in weights]
+
+
+# The references: (weights, gradients, slots, step, is decayed) -> weights.
+
+
+def adam_reference(w, g, slots, step, decayed):
+    m = slots["m"] = 0.9 * slots["m"] + 0.1 * g
+    v = slots["v"] = 0.98 * slots["v"] + 0.02 * g**2
+    m, v = m / (1 - 0.9**step), v / (1 - 0.98**step)
+    return w - 0.1 * m / np.sqrt(v)
+
+
+def adamw_reference(w, g, slots, step, decayed):
+    m = slots["m"] = 0.9 * slots["m"] + 0.1 * g
+    v = slots["v"] = 0.999 * slots["v"] + 0.001 * g**2
+    w = w - 0.1 * 0.3 * decayed * w
+    rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+    return w - rate * m / (np.sqrt(v) + 1e-4)
+
+
+def lamb_reference(w, g, slots, step, decayed):
+    m = slots["m"] = 0.8 * slots["m"] + 0.2 * g
+    v = slots["v"] = 0.999 * slots["v"] + 0.001 * g**2
+    u = m / (np.sqrt(v) + 1e-6) + 0.3 * decayed * w
+    return w - 0.1 * np.linalg.norm(w) / np.linalg.norm(u) * u
+
+
+def sgd_reference(w, g, slots, step, decayed):
+    m = slots["m"] = 0.7 * slots["m"] - 0.1 * g
+    return w + m
+
+
+def adagrad_reference(w, g, slots, step, decayed):
+    v = slots["v"] = slots["v"] + g**2
+    return w - 0.1 * g / np.sqrt(v)
+
+
+REFERENCES = {
+    "adam": adam_reference,
+    "adamw": adamw_reference,
+    "lamb": lamb_reference,
+    "sgd": sgd_reference,
+    "adagrad": adagrad_reference,
+}
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_three_steps_are_those_of_the_formulas(name):
+    weights = random_weights()
+    optimizer = built(name, weights, **SETTINGS[name])
+    expected = [value.astype("float64") for value in values_of(weights)]
+    slots = [{"m": 0.0, "v": 0.0} for _ in weights]
+    for step, gradients in enumerate(random_gradients(), 1):
+        apply(optimizer, gradients, weights)
+        expected = [
+            REFERENCES[name](w, g.astype("float64"), *rest)
+            for w, g, *rest in zip(
+                expected,
+                gradients,
+                slots,
+                [step] * 3,
+                [1, 0, 0],
+                strict=True,
+            )
+        ]
+        for weight, value in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(weight.numpy(), value, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adagrad"])
+def test_one_replica_does_what_keras_does(name):
+    rate = schedules.build_schedule("cosine", 0.1, 7, warmup_steps=2)
+    ours, theirs = random_weights(), random_weights()
+    optimizer = built(name, ours, rate, **SETTINGS[name])
+    reference = optimizers.build_optimizer(name, rate, **SETTINGS[name])
+    reference.exclude_from_weight_decay(var_names=["gamma", "bias"])
+    reference.build(theirs)
+    for gradients in random_gradients():
+        apply(optimizer, gradients, ours)
+        reference.apply([tf.constant(g) for g in gradients], theirs)
+    for a, b in zip(values_of(ours), values_of(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_a_compiled_step_may_be_skipped(name):
+    eager, compiled = random_weights(), random_weights()
+    reference = built(name, eager, **SETTINGS[name])
+    optimizer = built(name, compiled, **SETTINGS[name])
+
+    def update(gradients):
+        optimizers.apply_gradients(optimizer, gradients, compiled)
+        return True
+
+    @tf.function(jit_compile=True)
+    def step(gradients, is_finite):
+        tf.cond(is_finite, lambda: update(gradients), lambda: False)
+
+    first, second = random_gradients(2)
+    bad = [np.full_like(gradient, np.nan) for gradient in first]
+    for gradients in first, bad, second:
+        is_finite = gradients is not bad
+        step([tf.constant(g) for g in gradients], tf.constant(is_finite))
+        optimizer.iterations.assign_add(int(is_finite))
+        if is_finite:
+            apply(reference, gradients, eager)
+    for a, b in zip(values_of(compiled), values_of(eager), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5)
+
+
+def test_updates_are_counted_by_the_caller():
+    weights = random_weights()
+    optimizer = built("adam", weights)
+    gradients = [tf.constant(g) for g in random_gradients()[0]]
+    optimizers.apply_gradients(optimizer, gradients, weights)
+    assert int(optimizer.iterations.numpy()) == 0
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_rate_is_that_of_the_updates_made(name):
+    rate = schedules.build_schedule("linear", 0.1, 9, warmup_steps=4)
+    weights = random_weights()
+    optimizer = built(name, weights, rate, **SETTINGS[name])
+    before = values_of(weights)
+    first, second = random_gradients(2)
+    apply(optimizer, first, weights)
+    # The warm-up begins at 0.
+    for a, b in zip(values_of(weights), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    apply(optimizer, second, weights)
+    for a, b in zip(values_of(weights), before, strict=True):
+        assert (a != b).all()
+
+
+def test_gradients_and_weights_must_be_as_many():
+    weights = random_weights()
+    optimizer = built("sgd", weights)
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        optimizers.apply_gradients(optimizer, [tf.zeros((3, 4))], weights)
+
+
+def test_lamb_corrects_the_bias_on_demand():
+    weight = keras.Variable([[3.0, -4.0]])
+    optimizer = optimizers.Lamb(0.1, weight_decay=0.5, bias_correction=True)
+    optimizer.build([weight])
+    w, m, v = weight.numpy().astype("float64"), 0.0, 0.0
+    for step, g in enumerate(np.array([[[0.1, -2.0]], [[0.3, 1.0]]]), 1):
+        apply(optimizer, [g.astype("float32")], [weight])
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        u = m / (1 - 0.9**step) / np.sqrt(v / (1 - 0.999**step)) + 0.5 * w
+        w = w - 0.1 * np.linalg.norm(w) / np.linalg.norm(u) * u
+        np.testing.assert_allclose(weight.numpy(), w, rtol=1e-4)
+
+
+def test_lamb_bounds_the_norm_of_the_weights():
+    weight = keras.Variable([30.0, 40.0])
+    optimizer = built("lamb", [weight])
+    apply(optimizer, [np.array([2.0, 0.0], "float32")], [weight])
+    # The rate times 10, not times 50.
+    np.testing.assert_allclose(weight.numpy(), [29.0, 40.0], rtol=1e-6)
 
 
 def test_lamb_moves_weights_that_begin_as_zeros():
-    weights = keras.Variable([0.0, 0.0])
-    optimizer = optimizers.Lamb(0.1)
-    optimizer.build([weights])
-    optimizer.apply([keras.ops.array([0.5, -3.0])], [weights])
-    np.testing.assert_allclose(weights.numpy(), [-0.1, 0.1], rtol=1e-4)
+    weight = keras.Variable([0.0, 0.0, 0.0])
+    optimizer = built("lamb", [weight])
+    apply(optimizer, [np.array([0.5, -3.0, 0.0], "float32")], [weight])
+    # The moments are 0.1 g and 0.001 g^2; the ratio is 1.
+    step = 0.1 * 0.1 / np.sqrt(0.001)
+    np.testing.assert_allclose(weight.numpy(), [-step, step, 0.0], rtol=1e-4)
 
 
-def test_first_step_moves_even_where_gradients_are_tiny():
-    weights = keras.Variable([1.0, 1.0])
-    optimizer = optimizers.Adam(0.1)
-    optimizer.build([weights])
-    optimizer.apply([keras.ops.array([1e-6, -3.0])], [weights])
-    # Adam moves by the learning rate in its first step.
-    np.testing.assert_allclose(weights.numpy(), [0.9, 1.1], atol=4e-3)
+def test_lamb_leaves_weights_without_gradient_where_they_are():
+    weight = keras.Variable([3.0, 4.0])
+    apply(built("lamb", [weight]), [np.zeros(2, "float32")], [weight])
+    np.testing.assert_array_equal(weight.numpy(), [3.0, 4.0])
 
 
-@pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))
+@pytest.mark.parametrize("name", ["adam", "adamw", "adagrad"])
+def test_first_step_moves_even_where_gradients_are_tiny(name):
+    weight = keras.Variable([1.0, 1.0])
+    apply(built(name, [weight]), [np.array([1e-6, -3.0], "float32")], [weight])
+    # These move by the learning rate in their first step.
+    np.testing.assert_allclose(weight.numpy(), [0.9, 1.1], atol=4e-3)
+
+
+DECAYED = {
+    "kernel",
+    "embeddings_0",
+    "embeddings_1",
+    "embeddings_2",
+    "kernel_0",
+    "kernel_1",
+    "kernel_2",
+    "projection_0",
+    "projection_1",
+    "projection_2",
+    "cluster_kernel",
+    "position_keys",
+}
+NOT_DECAYED = {
+    "gamma",
+    "beta",
+    "bias",
+    "bias_0",
+    "bias_1",
+    "bias_2",
+    "cluster_bias",
+    "content_attention_bias",
+    "positional_attention_bias",
+    "position_biases",
+}
+
+
+def test_biases_and_norms_of_the_model_are_not_decayed():
+    models = [
+        TransformerXLCausalLM(
+            TransformerXLBackbone(
+                vocabulary_size=11,
+                num_layers=1,
+                num_heads=2,
+                hidden_dim=8,
+                head_dim=5,
+                intermediate_dim=12,
+                **config,
+            ),
+            tie_embeddings=False,
+            tie_projections=False,
+        )
+        for config in (
+            {"cutoffs": (4, 7), "div_val": 2},
+            {"tie_attention_biases": False, "normalize_output": True},
+            {"attention_type": "shaw", "max_positions": 9},
+        )
+    ]
+    weights = sum((model.trainable_variables for model in models), [])
+    for weight in weights:
+        expected = weight.name in DECAYED
+        assert optimizers.takes_weight_decay(weight) is expected, weight.path
+    # Every weight of the models is in one list or the other.
+    assert {weight.name for weight in weights} == DECAYED | NOT_DECAYED
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_optimizers_round_trip_through_their_config(name):
-    optimizer = optimizers.OPTIMIZERS[name](0.3, beta_2=0.98)
+    rate = schedules.build_schedule("inverse_sqrt", 0.3, 20, warmup_steps=4)
+    optimizer = optimizers.build_optimizer(name, rate, **SETTINGS[name])
     content = keras.saving.serialize_keras_object(optimizer)
     revived = keras.saving.deserialize_keras_object(content)
     assert type(revived) is type(optimizer)
     assert revived.get_config() == optimizer.get_config()
-    assert optimizers.Adam().epsilon == 1e-9
+    config = revived.get_config()
+    assert SETTINGS[name].items() <= config.items()
 
 
-def test_cosine_without_warmup_starts_at_the_peak_and_ends_at_the_floor():
-    schedule = optimizers.cosine_schedule(2.0, 100, min_learning_rate=0.5)
-    rates = [float(schedule(step)) for step in (0, 50, 100, 130)]
-    np.testing.assert_allclose(rates, [2.0, 1.25, 0.5, 0.5], rtol=1e-6)
-
-
-def test_cosine_subtracts_the_warmup():
-    schedule = optimizers.cosine_schedule(2.0, 110, warmup_steps=10)
-    rates = [float(schedule(step)) for step in (0, 5, 10, 60, 110)]
-    np.testing.assert_allclose(rates, [0.0, 1.0, 2.0, 1.0, 0.0], atol=1e-6)
+def test_lamb_keeps_its_bias_correction_in_its_config():
+    config = optimizers.Lamb(bias_correction=True).get_config()
+    assert optimizers.Lamb.from_config(config).bias_correction
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "epsilon"), [("adam", 1e-9), ("adamw", 1e-9), ("lamb", 1e-6)]
+)
+def test_epsilon_is_the_one_documented(name, epsilon):
+    assert optimizers.build_optimizer(name, 0.1).epsilon == epsilon
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
     [
-        ((0.1, 10, 10), "warmup_steps.*max_steps=10"),
-        ((0.0, 10), "learning_rate=0.0"),
-        ((0.1, 10, 0, 0.2), "min_learning_rate=0.2"),
+        ("adamax", {}, r"one of \('adam', .*name='adamax'"),
+        ("adam", {"weight_decay": 0.1}, r"`weight_decay`.*'adamw', 'lamb'"),
+        ("sgd", {"weight_decay": 0.1}, "weight_decay=0.1, name='sgd'"),
+        ("lamb", {"momentum": 0.5}, r"`momentum` is for.*\('sgd',\)"),
+        ("adagrad", {"epsilon": 1e-8}, "epsilon=1e-08, name='adagrad'"),
+        ("sgd", {"beta_2": 0.9}, "beta_2=0.9, name='sgd'"),
+        (
+            "sgd",
+            {"momentum": 1.0},
+            "`momentum` must be at least 0.*less than 1",
+        ),
+        ("adamw", {"weight_decay": -0.2}, "weight_decay=-0.2"),
+        ("adamw", {"weight_decay": float("nan")}, "weight_decay=nan"),
+        ("adam", {"beta_1": 1.0}, "beta_1=1.0"),
+        ("adam", {"beta_2": -0.1}, "beta_2=-0.1"),
+        ("lamb", {"epsilon": 0.0}, "epsilon=0.0"),
+        ("lamb", {"learning_rate": 0.0}, "learning_rate=0.0"),
+        ("adam", {"learning_rate": float("inf")}, "learning_rate=inf"),
     ],
 )
-def test_schedules_that_make_no_sense_are_refused(arguments, message):
+def test_settings_that_make_no_sense_are_refused(name, arguments, message):
     with pytest.raises(ValueError, match=message):
-        optimizers.cosine_schedule(*arguments)
+        optimizers.build_optimizer(name, **{"learning_rate": 0.1, **arguments})

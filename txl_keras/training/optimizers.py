@@ -1,95 +1,302 @@
-"""Optimizers for gradients that are already summed over replicas."""
+"""Optimizers, and how a replica applies gradients that are already summed."""
+
+import functools
+import math
+import numbers
 
 import keras
+from keras import ops
+
+_MAX_WEIGHT_NORM = 10.0
 
 
-class _PreReduced:
-    """Keeps Keras from summing gradients over replicas a second time.
+def takes_weight_decay(variable):
+    """Says whether weight decay pulls a weight towards zero.
 
-    Keras clips before it sums, so that the norm would be that of one replica.
-    The trainer therefore sums, then clips, and hands the result in here.
-    A private hook of Keras 3: `optimizers_test.py` fails if it goes away.
+    Kernels, embeddings and projections are decayed. Biases (those of
+    attention, `content_attention_bias` and the like, too) and the scales and
+    offsets of layer normalization are not. The name says which: one that
+    contains `"bias"`, or is `"gamma"` or `"beta"`, is not decayed.
+
+    Args:
+        variable: `keras.Variable`.
+
+    Returns:
+        Boolean.
+
+    Example:
+
+    >>> norm = keras.layers.LayerNormalization()
+    >>> dense = keras.layers.Dense(3)
+    >>> norm.build((2, 4)); dense.build((2, 4))
+    >>> weights = norm.weights + dense.weights
+    >>> [weight.name for weight in weights if takes_weight_decay(weight)]
+    ['kernel']
     """
+    return "bias" not in variable.name and variable.name not in (
+        "gamma",
+        "beta",
+    )
 
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        return list(grads_and_vars)
+
+def apply_gradients(optimizer, gradients, variables):
+    """Updates this replica's own copies of the weights.
+
+    `optimizer.apply` would sum the gradients over replicas a second time. This
+    communicates nothing: given the same gradients, all replicas do the same,
+    and their copies stay equal. Runs in replica context, compiled or not.
+
+    `optimizer.iterations` does not move: that is left to the caller, who
+    knows which steps count.
+
+    Args:
+        optimizer: Of `build_optimizer`, built for `variables`.
+        gradients: List of dense tensors, summed over replicas.
+        variables: List of `keras.Variable`, in the same order.
+
+    Example:
+
+    >>> weight = keras.Variable([1.0, 2.0])
+    >>> optimizer = build_optimizer("sgd", learning_rate=0.5)
+    >>> optimizer.build([weight])
+    >>> apply_gradients(optimizer, [ops.array([1.0, -1.0])], [weight])
+    >>> weight.numpy().tolist()
+    [0.5, 2.5]
+    """
+    learning_rate = ops.convert_to_tensor(optimizer.learning_rate)
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if optimizer.weight_decay and takes_weight_decay(variable):
+            rate = ops.cast(learning_rate, variable.dtype)
+            decay = variable * optimizer.weight_decay * rate
+            optimizer.assign_sub(variable, decay)
+        optimizer.update_step(gradient, variable, learning_rate)
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class Adam(_PreReduced, keras.optimizers.Adam):
-    """`keras.optimizers.Adam` for gradients summed over replicas before.
+class Lamb(keras.optimizers.Optimizer):
+    """Every weight tensor moves by a share of its own norm.
+
+    Algorithm 2 of You et al., 2020, as NVIDIA trains Transformer-XL with it
+    in batches of 256 rows and more. With `g` the gradient of weights `w`:
+
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g**2
+        u = m / (sqrt(v) + epsilon) + weight_decay * w
+        w = w - learning_rate * min(|w|, 10) / (|u| + epsilon) * u
+
+    Where `|w|` is 0, the ratio is 1; where `|u|` is 0, nothing moves. What
+    `takes_weight_decay` excludes is not decayed, but does get the ratio.
+    `keras.optimizers.Lamb` corrects the bias of the moments, bounds no norm,
+    and decays outside the ratio.
 
     Args:
         learning_rate: Float or schedule.
-        epsilon: Float. Keras (like TF1) adds it to a second moment without
+        weight_decay: Float.
+        beta_1, beta_2: Floats, of the moving averages.
+        epsilon: Float. NVIDIA's documentation says 1e-8, its code runs with
+            1e-6.
+        bias_correction: Boolean. Divides `m` by `1 - beta_1**t` and `v` by
+            `1 - beta_2**t` in update `t`, as the first versions of the paper
+            do.
+        **kwargs: Of `keras.optimizers.Optimizer`.
+
+    Example:
+
+    ```python
+    import keras
+
+    from txl_keras.training.optimizers import Lamb
+    from txl_keras.training.optimizers import apply_gradients
+
+    weight = keras.Variable([3.0, 4.0])
+    optimizer = Lamb(learning_rate=0.1)
+    optimizer.build([weight])
+    apply_gradients(optimizer, [keras.ops.array([1.0, 0.0])], [weight])
+    assert abs(weight.numpy()[0] - (3.0 - 0.1 * 5.0)) < 1e-5
+    ```
+    """
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        weight_decay=0.0,
+        beta_1=0.9,
+        beta_2=0.999,
+        epsilon=1e-6,
+        bias_correction=False,
+        **kwargs,
+    ):
+        super().__init__(learning_rate, **kwargs)
+        # Not `self.weight_decay`: that one is taken off outside the ratio.
+        self.inner_weight_decay = weight_decay
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+        self.bias_correction = bias_correction
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self._momentums, self._velocities = self.add_optimizer_variables(
+            variables, ["momentum", "velocity"]
+        )
+        # `update_step` may get a `tf.Variable`, whose name is another.
+        self._decays = [
+            self.inner_weight_decay if takes_weight_decay(variable) else 0.0
+            for variable in variables
+        ]
+
+    def update_step(self, gradient, variable, learning_rate):
+        index = self._get_variable_index(variable)
+        m, v = self._momentums[index], self._velocities[index]
+        gradient = ops.cast(gradient, variable.dtype)
+        self.assign(m, self.beta_1 * m + (1 - self.beta_1) * gradient)
+        self.assign(
+            v, self.beta_2 * v + (1 - self.beta_2) * ops.square(gradient)
+        )
+        step = ops.cast(self.iterations + 1, variable.dtype)
+        numerator = self._unbiased(m, self.beta_1, step)
+        root = ops.sqrt(self._unbiased(v, self.beta_2, step))
+        update = numerator / (root + self.epsilon)
+        update = update + self._decays[index] * variable
+        rate = ops.cast(learning_rate, variable.dtype)
+        ratio = self._trust_ratio(variable, update)
+        self.assign_sub(variable, rate * ratio * update)
+
+    def _unbiased(self, moment, beta, step):
+        if not self.bias_correction:
+            return ops.convert_to_tensor(moment)
+        return moment / (1 - ops.power(ops.cast(beta, step.dtype), step))
+
+    def _trust_ratio(self, variable, update):
+        weight_norm = ops.minimum(_norm(variable), _MAX_WEIGHT_NORM)
+        ratio = weight_norm / (_norm(update) + self.epsilon)
+        return ops.where(weight_norm > 0, ratio, ops.ones_like(ratio))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "weight_decay": self.inner_weight_decay,
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "epsilon": self.epsilon,
+            "bias_correction": self.bias_correction,
+        }
+
+
+def _norm(tensor):
+    return ops.sqrt(ops.sum(ops.square(tensor)))
+
+
+_BETAS = {"beta_1": 0.9, "beta_2": 0.999}
+# name: (class, what may be set and its default)
+_OPTIMIZERS = {
+    "adam": (keras.optimizers.Adam, {**_BETAS, "epsilon": 1e-9}),
+    "adamw": (
+        keras.optimizers.AdamW,
+        {"weight_decay": 0.0, **_BETAS, "epsilon": 1e-9},
+    ),
+    "lamb": (Lamb, {"weight_decay": 0.0, **_BETAS, "epsilon": 1e-6}),
+    "sgd": (keras.optimizers.SGD, {"momentum": 0.0}),
+    # As in PyTorch, where nothing outweighs small gradients. Keras takes the
+    # root of epsilon, PyTorch adds its 1e-10 outside.
+    "adagrad": (
+        functools.partial(
+            keras.optimizers.Adagrad,
+            initial_accumulator_value=0.0,
+            epsilon=1e-20,
+        ),
+        {},
+    ),
+}
+OPTIMIZERS = tuple(_OPTIMIZERS)
+
+
+def build_optimizer(
+    name,
+    learning_rate,
+    weight_decay=0.0,
+    momentum=0.0,
+    beta_1=None,
+    beta_2=None,
+    epsilon=None,
+):
+    """Builds an optimizer by name.
+
+    `"adam"` is what the original code trains with, `"adamw"` the same with
+    decoupled weight decay, `"lamb"` is for large batches (see `Lamb`).
+
+    Args:
+        name: String, one of `OPTIMIZERS`.
+        learning_rate: Float or schedule (see `build_schedule`).
+        weight_decay: Float, for `"adamw"` and `"lamb"`, of the weights that
+            `takes_weight_decay`.
+        momentum: Float, for `"sgd"`.
+        beta_1, beta_2: Optional floats in [0, 1), for `"adam"`, `"adamw"` and
+            `"lamb"`. Default to 0.9 and 0.999.
+        epsilon: Optional float, for the same. Defaults to 1e-6 for `"lamb"`,
+            else to 1e-9: Keras (like TF1) adds it to a second moment without
             bias correction, so in the first steps it weighs up to 30 times
             more than PyTorch's. The clipped gradients of query and key
             kernels start near 1e-7: the default lets them move from the
             first step on, as the original's 1e-8 in PyTorch does.
-        **kwargs: Of `keras.optimizers.Adam`.
-    """
-
-    def __init__(self, learning_rate=0.001, epsilon=1e-9, **kwargs):
-        super().__init__(learning_rate, epsilon=epsilon, **kwargs)
-
-
-@keras.saving.register_keras_serializable(package="txl_keras")
-class Lamb(_PreReduced, keras.optimizers.Lamb):
-    """`keras.optimizers.Lamb` for gradients summed over replicas before.
-
-    What NVIDIA trains with, in batches of 256 rows and more: every weight
-    tensor moves by a share of its own norm (You et al., 2020, algorithm 2).
-
-    Args:
-        learning_rate: Float or schedule.
-        **kwargs: Of `keras.optimizers.Lamb`.
-    """
-
-
-OPTIMIZERS = {"adam": Adam, "lamb": Lamb}
-
-
-def cosine_schedule(
-    learning_rate, max_steps, warmup_steps=0, min_learning_rate=0.0
-):
-    """Linear warm-up, then half a cosine down to a floor.
-
-    With `p = (step - warmup_steps) / (max_steps - warmup_steps)`:
-
-        step < warmup_steps:  learning_rate * step / warmup_steps
-        then:  floor + (learning_rate - floor) * (1 + cos(pi p)) / 2
-
-    The convention of the original TensorFlow code, which takes the warm-up
-    off the cosine; its PyTorch code does not, and jumps.
-
-    Args:
-        learning_rate: Float, the peak.
-        max_steps: Integer, the step at which the floor is reached.
-        warmup_steps: Integer.
-        min_learning_rate: Float, the floor.
 
     Returns:
-        `keras.optimizers.schedules.CosineDecay`.
+        `keras.optimizers.Optimizer`, for `apply_gradients`.
 
     Raises:
-        ValueError: If the warm-up does not end before `max_steps`, or the
-            floor is not between 0 and the peak.
+        ValueError: If there is no such optimizer, it does not have what is
+            set, or a number is out of its range.
+
+    Example:
+
+    >>> build_optimizer("adamw", 0.001, weight_decay=0.01).weight_decay
+    0.01
     """
-    if not 0 <= min_learning_rate <= learning_rate or learning_rate == 0:
+    if name not in _OPTIMIZERS:
         raise ValueError(
-            "`learning_rate` must be greater than 0 and at least "
-            f"`min_learning_rate`. Received: learning_rate={learning_rate}, "
-            f"min_learning_rate={min_learning_rate}"
+            f"The optimizer must be one of {OPTIMIZERS}. "
+            f"Received: name={name!r}"
         )
-    if not 0 <= warmup_steps < max_steps:
-        raise ValueError(
-            "`warmup_steps` must be at least 0 and less than `max_steps`. "
-            f"Received: warmup_steps={warmup_steps}, max_steps={max_steps}"
-        )
-    return keras.optimizers.schedules.CosineDecay(
-        0.0 if warmup_steps else learning_rate,
-        max_steps - warmup_steps,
-        alpha=min_learning_rate / learning_rate,
-        warmup_target=learning_rate if warmup_steps else None,
-        warmup_steps=warmup_steps,
+    if isinstance(learning_rate, numbers.Real):
+        _check_range("learning_rate", learning_rate)
+        learning_rate = float(learning_rate)
+    optimizer_class, defaults = _OPTIMIZERS[name]
+    settings = {
+        # 0 is what an optimizer without them does.
+        "weight_decay": weight_decay or None,
+        "momentum": momentum or None,
+        "beta_1": beta_1,
+        "beta_2": beta_2,
+        "epsilon": epsilon,
+    }
+    settings = {k: v for k, v in settings.items() if v is not None}
+    for key, value in settings.items():
+        _check_setting(name, key, value)
+    return optimizer_class(
+        learning_rate, **defaults | {k: float(v) for k, v in settings.items()}
     )
+
+
+def _check_setting(optimizer, name, value):
+    """Checks what is set of an optimizer."""
+    if name not in _OPTIMIZERS[optimizer][1]:
+        owners = tuple(k for k, (_, own) in _OPTIMIZERS.items() if name in own)
+        raise ValueError(
+            f"`{name}` is for the optimizers {owners}. "
+            f"Received: {name}={value}, name={optimizer!r}"
+        )
+    _check_range(name, value)
+
+
+def _check_range(name, value):
+    is_positive = name in ("learning_rate", "epsilon")
+    least = "greater than 0" if is_positive else "at least 0"
+    limit = 1 if name in ("beta_1", "beta_2", "momentum") else math.inf
+    # A comparison with NaN is false.
+    if not (value > 0 if is_positive else value >= 0) or not value < limit:
+        raise ValueError(
+            f"`{name}` must be {least} and less than {limit}. "
+            f"Received: {name}={value}"
+        )

@@ -1,0 +1,140 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.training.schedules import SCHEDULES
+from txl_keras.training.schedules import build_schedule
+
+EVERY_SCHEDULE = [
+    *((name, {}) for name in SCHEDULES),
+    ("cosine", {"subtract_warmup": False}),
+]
+
+
+def rates(schedule, *steps):
+    return [float(schedule(tf.constant(step, tf.int64))) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cosine", [2.0, 1.25, 0.5 + 0.75 * (1 + np.cos(0.99 * np.pi)), 0.5]),
+        ("inverse_sqrt", 2.0 * np.sqrt([1, 10 / 60, 10 / 109, 10 / 110])),
+        ("linear", [2.0, 1.25, 0.515, 0.5]),
+    ],
+)
+def test_values_with_warmup_and_floor(name, expected):
+    schedule = build_schedule(name, 2.0, 110, 10, min_learning_rate=0.5)
+    assert rates(schedule, 0, 1, 5) == pytest.approx([0.0, 0.2, 1.0])
+    found = rates(schedule, 10, 60, 109, 110)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert rates(schedule, 4_000_000) == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cosine", [2.0, 0.5 + 0.75 * (1 + np.cos(0.09 * np.pi)), 0.5]),
+        ("inverse_sqrt", [2.0, 2.0 / 3, 0.5]),
+        ("linear", [2.0, 2.0 - 1.5 * 0.09, 0.5]),
+    ],
+)
+def test_values_without_warmup(name, expected):
+    schedule = build_schedule(name, 2.0, 100, min_learning_rate=0.5)
+    found = rates(schedule, 0, 9, 100)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_constant_stays():
+    schedule = build_schedule("constant", 2.0, 100, warmup_steps=4)
+    assert rates(schedule, 0, 1, 4, 99, 200) == [0.0, 0.5, 2.0, 2.0, 2.0]
+    assert rates(build_schedule("constant", 2.0, 100), 0, 99) == [2.0, 2.0]
+
+
+def test_cosine_is_to_the_bit_that_of_keras():
+    schedule = build_schedule("cosine", 2.5e-4, 4_000_000, 16_000, 1e-6)
+    reference = keras.optimizers.schedules.CosineDecay(
+        0.0,
+        4_000_000 - 16_000,
+        alpha=1e-6 / 2.5e-4,
+        warmup_target=2.5e-4,
+        warmup_steps=16_000,
+    )
+    steps = 0, 1, 15_999, 16_000, 16_001, 2_000_000, 3_999_999, 4_000_000
+    assert rates(schedule, *steps) == rates(reference, *steps)
+
+
+def test_cosine_of_the_pytorch_code_jumps_where_the_warmup_ends():
+    schedule = build_schedule(
+        "cosine", 2.0, 80, 20, min_learning_rate=0.5, subtract_warmup=False
+    )
+    expected = [
+        2.0 * 19 / 20,
+        0.5 + 1.5 * (1 + np.cos(np.pi / 4)) / 2,
+        0.5 + 1.5 / 2,
+        0.5,
+        0.5,
+    ]
+    found = rates(schedule, 19, 20, 40, 80, 160)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 16])
+def test_inverse_sqrt_of_the_pytorch_code(warmup_steps):
+    rate = 0.3
+
+    def pytorch(step):
+        if step <= warmup_steps:
+            return rate * step / warmup_steps**1.5
+        return rate / step**0.5
+
+    peak = rate / max(warmup_steps, 1) ** 0.5
+    schedule = build_schedule("inverse_sqrt", peak, 500, warmup_steps)
+    steps = 1, 8, 16, 17, 400
+    expected = [pytorch(step) for step in steps]
+    np.testing.assert_allclose(rates(schedule, *steps), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "options"), EVERY_SCHEDULE)
+def test_compiled_is_the_same_and_tells_late_steps_apart(name, options):
+    schedule = build_schedule(name, 1.0, 4_000_000, 3_999_000, **options)
+    compiled = tf.function(schedule, jit_compile=True)
+    steps = 0, 1, 3_998_998, 3_998_999, 3_999_000, 3_999_500, 4_000_000
+    found = rates(compiled, *steps)
+    np.testing.assert_allclose(found, rates(schedule, *steps), atol=2e-7)
+    np.testing.assert_allclose(found[3] - found[2], 1 / 3_999_000, atol=6e-8)
+    assert compiled(tf.constant(5, tf.int64)).dtype == tf.float32
+
+
+@pytest.mark.parametrize(("name", "options"), EVERY_SCHEDULE)
+def test_schedules_round_trip_through_their_config(name, options):
+    schedule = build_schedule(name, 0.2, 9, 2, **options)
+    content = keras.saving.serialize_keras_object(schedule)
+    revived = keras.saving.deserialize_keras_object(content)
+    assert type(revived) is type(schedule)
+    assert revived.get_config() == schedule.get_config()
+    assert rates(revived, 1, 4, 8) == rates(schedule, 1, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("step", 0.1, 10), r"one of \('cosine', .*name='step'"),
+        (("cosine", 0.1, 10, 10), "warmup_steps.*max_steps=10"),
+        (("linear", 0.1, 10, 11), "warmup_steps=11"),
+        (("linear", 0.1, 10, -1), "warmup_steps=-1"),
+        (("linear", 0.1, 10, 2.5), "warmup_steps=2.5"),
+        (("cosine", 0.1, 0), "max_steps=0"),
+        (("cosine", 0.0, 10), "learning_rate=0.0"),
+        (("cosine", float("nan"), 10), "learning_rate=nan"),
+        (("constant", float("inf"), 10), "learning_rate=inf"),
+        (("inverse_sqrt", 0.1, 10, 0, 0.2), "min_learning_rate=0.2"),
+        (("cosine", 0.1, 10, 0, -0.2), "min_learning_rate=-0.2"),
+        (("constant", 0.1, 10, 0, 0.05), "min_learning_rate.*constant"),
+        (("linear", 0.1, 10, 0, 0.0, False), "subtract_warmup=False"),
+    ],
+)
+def test_schedules_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build_schedule(*arguments)

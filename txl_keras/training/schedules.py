@@ -1,0 +1,186 @@
+"""Learning rates over the steps of a run."""
+
+import math
+
+import keras
+from keras import ops
+
+from txl_keras.checks import check_integer
+
+SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant")
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up, then a way down by name; made by `build_schedule`.
+
+    The formulas are there. Steps are counted in float32, which is exact up
+    to 16 million.
+
+    Args:
+        kind: String, one of `SCHEDULES`; `"cosine"` is the one that does not
+            subtract the warm-up.
+        learning_rate: Float, the peak.
+        max_steps: Integer.
+        warmup_steps: Integer.
+        min_learning_rate: Float, the floor.
+
+    Example:
+
+    >>> schedule = WarmupSchedule("linear", 0.5, max_steps=30, warmup_steps=10)
+    >>> [float(schedule(step)) for step in (5, 10, 20, 30)]
+    [0.25, 0.5, 0.25, 0.0]
+    """
+
+    def __init__(
+        self,
+        kind,
+        learning_rate,
+        max_steps,
+        warmup_steps=0,
+        min_learning_rate=0.0,
+    ):
+        super().__init__()
+        self.kind = kind
+        self.learning_rate = learning_rate
+        self.max_steps = max_steps
+        self.warmup_steps = warmup_steps
+        self.min_learning_rate = min_learning_rate
+
+    def __call__(self, step):
+        step = ops.cast(step, "float32")
+        warming_up = step < self.warmup_steps
+        warmup = self.learning_rate * step / max(self.warmup_steps, 1)
+        return ops.where(warming_up, warmup, self._after_warmup(step))
+
+    def _after_warmup(self, step):
+        floor, peak = self.min_learning_rate, self.learning_rate
+        if self.kind == "constant":
+            return peak
+        if self.kind == "inverse_sqrt":
+            first = max(self.warmup_steps, 1)
+            rate = peak * ops.sqrt(first / ops.maximum(step, first))
+            return ops.maximum(rate, floor)
+        step = ops.minimum(step, self.max_steps)
+        if self.kind == "cosine":
+            share = (1 + ops.cos(math.pi * (step / self.max_steps))) / 2
+        else:
+            share = (self.max_steps - step) / (
+                self.max_steps - self.warmup_steps
+            )
+        return floor + (peak - floor) * share
+
+    def get_config(self):
+        return {
+            "kind": self.kind,
+            "learning_rate": self.learning_rate,
+            "max_steps": self.max_steps,
+            "warmup_steps": self.warmup_steps,
+            "min_learning_rate": self.min_learning_rate,
+        }
+
+
+def build_schedule(
+    name,
+    learning_rate,
+    max_steps,
+    warmup_steps=0,
+    min_learning_rate=0.0,
+    subtract_warmup=True,
+):
+    """Builds a learning rate schedule: linear warm-up, then a way down.
+
+    With `t` the number of updates made so far, `w = warmup_steps`,
+    `T = max_steps`, `peak = learning_rate`, `floor = min_learning_rate`, the
+    rate is `peak * t / w` for `t < w`, and then, for
+
+        "cosine":        floor + (peak - floor) * (1 + cos(pi p)) / 2
+                         with p = (t - w) / (T - w)
+        "inverse_sqrt":  max(floor, peak * sqrt(w / t))
+        "linear":        floor + (peak - floor) * (T - t) / (T - w)
+        "constant":      peak
+
+    After `T` steps, the cosine and the line stay at the floor.
+
+    The cosine is that of the original TensorFlow code and of NVIDIA's. The
+    original PyTorch code does not subtract the warm-up, `p = t / T`, so that
+    the rate jumps down where the warm-up ends: `subtract_warmup=False`.
+
+    The PyTorch codes write their `inv_sqrt` as `lr * t / w**1.5`, then
+    `lr / sqrt(t)`. This is the same with `peak = lr / sqrt(w)`: what they call
+    `lr` is not the peak. Without warm-up, `w` counts as 1 in both.
+
+    Args:
+        name: String, one of `SCHEDULES`.
+        learning_rate: Float, the peak.
+        max_steps: Integer, the length of the run.
+        warmup_steps: Integer, less than `max_steps`.
+        min_learning_rate: Float, the floor; not for `"constant"`.
+        subtract_warmup: Boolean, for `"cosine"` only.
+
+    Returns:
+        `keras.optimizers.schedules.LearningRateSchedule`, a function of the
+        number of updates made so far.
+
+    Raises:
+        ValueError: If there is no such schedule, the warm-up does not end
+            before `max_steps`, the floor is not between 0 and the peak, or
+            an argument means nothing to this schedule.
+
+    Example:
+
+    >>> schedule = build_schedule("inverse_sqrt", 0.5, 900, warmup_steps=100)
+    >>> [float(schedule(step)) for step in (0, 50, 100, 400)]
+    [0.0, 0.25, 0.5, 0.25]
+    """
+    max_steps = check_integer("max_steps", max_steps, 1)
+    warmup_steps = check_integer("warmup_steps", warmup_steps, 0)
+    _check_rates(learning_rate, min_learning_rate)
+    _check_kind(name, min_learning_rate, subtract_warmup)
+    if warmup_steps >= max_steps:
+        raise ValueError(
+            "`warmup_steps` must be less than `max_steps`. Received: "
+            f"warmup_steps={warmup_steps}, max_steps={max_steps}"
+        )
+    peak, floor = float(learning_rate), float(min_learning_rate)
+    if name == "cosine" and subtract_warmup:
+        return keras.optimizers.schedules.CosineDecay(
+            0.0 if warmup_steps else peak,
+            max_steps - warmup_steps,
+            alpha=floor / peak,
+            warmup_target=peak if warmup_steps else None,
+            warmup_steps=warmup_steps,
+        )
+    return WarmupSchedule(name, peak, max_steps, warmup_steps, floor)
+
+
+def _check_rates(learning_rate, min_learning_rate):
+    # Comparisons with NaN are false.
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(
+            "`learning_rate` must be greater than 0 and finite. "
+            f"Received: learning_rate={learning_rate}"
+        )
+    if not 0 <= min_learning_rate <= learning_rate:
+        raise ValueError(
+            "`min_learning_rate` must be at least 0 and at most "
+            f"`learning_rate`. Received: min_learning_rate={min_learning_rate},"
+            f" learning_rate={learning_rate}"
+        )
+
+
+def _check_kind(name, min_learning_rate, subtract_warmup):
+    if name not in SCHEDULES:
+        raise ValueError(
+            f"The schedule must be one of {SCHEDULES}. Received: name={name!r}"
+        )
+    if name == "constant" and min_learning_rate:
+        raise ValueError(
+            "`min_learning_rate` must be 0 for the constant schedule. "
+            f"Received: min_learning_rate={min_learning_rate}"
+        )
+    if name != "cosine" and not subtract_warmup:
+        raise ValueError(
+            "`subtract_warmup` may be False for the cosine schedule only. "
+            f"Received: subtract_warmup={subtract_warmup}, name={name!r}"
+        )

@@ -27,6 +27,7 @@ setup(
         "requests",
         # 2.20 is the newest TPU build of TensorFlow.
         "tensorflow>=2.20,<2.22",
+        "tensorboard",
         "tensorflow-datasets>=4.9.7",
         "tqdm",
     ],

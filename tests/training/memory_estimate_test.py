@@ -1,0 +1,88 @@
+import keras
+import pytest
+import tensorflow as tf
+
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.training.memory_estimate import estimate_bytes
+
+
+def make_model(dtype=None, **overrides):
+    config = {
+        "vocabulary_size": 19,
+        "num_layers": 2,
+        "num_heads": 3,
+        "hidden_dim": 8,
+        "head_dim": 5,
+        "intermediate_dim": 17,
+        "memory_length": 7,
+        **overrides,
+    }
+    return TransformerXLCausalLM(TransformerXLBackbone(dtype=dtype, **config))
+
+
+def estimate(model, optimizer=None, rows=4, segment_length=6):
+    optimizer = optimizer or keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    return estimate_bytes(model, optimizer, rows, segment_length)
+
+
+def nbytes(variables):
+    return sum(tf.convert_to_tensor(v).numpy().nbytes for v in variables)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_what_is_held_is_exact(dtype):
+    model = make_model(dtype)
+    optimizer = keras.optimizers.Adam()
+    parts = estimate(model, optimizer)
+    assert parts["weights"] == 4 * model.count_params()
+    assert parts["gradients"] == 4 * model.count_params()
+    assert parts["optimizer"] == nbytes(optimizer.variables)
+    assert parts["optimizer"] > 8 * model.count_params()  # two slots
+    stack = model.backbone.memory_stack(4)
+    assert parts["memory"] == nbytes(stack.state_variables)
+
+
+def test_an_optimizer_without_slots_has_none():
+    parts = estimate(make_model(), keras.optimizers.SGD())
+    assert parts["optimizer"] < 100
+
+
+def test_activations_grow_with_each_size():
+    activations = estimate(make_model())["activations"]
+    assert estimate(make_model(), rows=12)["activations"] == 3 * activations
+    for size, value in {
+        "vocabulary_size": 190,
+        "num_layers": 3,
+        "num_heads": 4,
+        "hidden_dim": 10,
+        "head_dim": 6,
+        "intermediate_dim": 18,
+        "memory_length": 8,
+    }.items():
+        parts = estimate(make_model(**{size: value}))
+        assert parts["activations"] > activations, size
+
+
+def test_half_precision_halves_all_but_scores_and_logits():
+    full = estimate(make_model())["activations"]
+    half = estimate(make_model("mixed_bfloat16"))["activations"]
+    assert full / 2 < half < full
+
+
+def test_a_tail_costs_less_than_the_words_in_it():
+    whole = estimate(make_model(vocabulary_size=2000))["activations"]
+    parts = estimate(make_model(vocabulary_size=2000, cutoffs=(40,)))
+    assert parts["activations"] < whole
+
+
+def test_an_optimizer_that_was_not_built_is_refused():
+    with pytest.raises(ValueError, match="`optimizer` must be built"):
+        estimate_bytes(make_model(), keras.optimizers.Adam(), 4, 6)
+
+
+@pytest.mark.parametrize("size", ["rows", "segment_length"])
+def test_sizes_are_checked(size):
+    with pytest.raises(ValueError, match=f"{size}=0"):
+        estimate(make_model(), **{size: 0})

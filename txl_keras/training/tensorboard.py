@@ -1,0 +1,143 @@
+"""Lets people watch a run in TensorBoard."""
+
+import importlib.util
+import textwrap
+
+import tensorflow as tf
+
+
+class TensorBoard:
+    """Writes scalars and text that TensorBoard shows.
+
+    Args:
+        directory: String, a folder or `gs://...`; or `None`, on workers that
+            write nothing.
+
+    Raises:
+        ImportError: If the package tensorboard is missing.
+
+    Example:
+
+    >>> board = TensorBoard("events")
+    >>> board.write({"step": 20, "loss": 1.5, "valid": {"nll": 1.75}})
+    >>> board.write_text("sample", "Once upon a time", step=20)
+    >>> board.close()
+    """
+
+    def __init__(self, directory):
+        self._writer = None
+        if directory is None:
+            return
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ImportError(
+                "TensorBoard files need the package tensorboard: "
+                "pip install tensorboard"
+            )
+        self._writer = tf.summary.create_file_writer(directory)
+
+    def write(self, metrics):
+        """Writes what is a number in a line of metrics.jsonl.
+
+        Args:
+            metrics: Dictionary with `step`. What lies in a dictionary inside
+                gets a name such as `valid/nll`; `None` and strings are left
+                out.
+        """
+        if self._writer is None:
+            return
+        with self._writer.as_default(step=metrics["step"]):
+            for name, value in _flatten(metrics):
+                if name != "step":
+                    tf.summary.scalar(name, value)
+        self._writer.flush()
+
+    def write_text(self, name, text, step):
+        """Writes a text, shown as it stands.
+
+        Args:
+            name: String.
+            text: String.
+            step: Integer.
+        """
+        if self._writer is None:
+            return
+        with self._writer.as_default():
+            # TensorBoard reads Markdown, where this is a block of code.
+            block = textwrap.indent(text, "    ", lambda line: True)
+            tf.summary.text(name, block, step)
+        self._writer.flush()
+
+    def close(self):
+        """Closes the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _flatten(metrics, prefix=""):
+    """Pairs of name and number."""
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            yield prefix + name, value
+
+
+def memory_statistics(stack, strategy):
+    """Makes a function that looks at the memory of a model, all replicas'.
+
+    Args:
+        stack: `MemoryStack`, made in the scope of `strategy`.
+        strategy: The `tf.distribute.Strategy`.
+
+    Returns:
+        Function without arguments, which returns a dictionary of
+        `valid_share`, the share of entries that were written since the row
+        was reset, and `rms`, by block the root mean square of these, 0 where
+        there are none.
+
+    Example:
+
+    ```python
+    import tensorflow as tf
+    from txl_keras.models import TransformerXLCausalLM
+    from txl_keras.training.tensorboard import memory_statistics
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=2)
+    stack = model.backbone.memory_stack(batch_size=3)
+    statistics = memory_statistics(stack, tf.distribute.get_strategy())
+    statistics()  # {"valid_share": 0.0, "rms": {"block_0": 0.0, ...}}
+    ```
+    """
+
+    def sums():
+        memory = stack.read()
+        mask = memory.mask()  # [B, M]
+        valid = tf.cast(mask, tf.float32)
+        # Where, not times: what is not valid may be anything.
+        squares = [
+            tf.reduce_sum(
+                tf.where(
+                    mask[:, :, None], tf.square(tf.cast(state, tf.float32)), 0.0
+                )
+            )
+            for state in memory.states
+        ]
+        num_entries = tf.cast(tf.size(mask), tf.float32)
+        return tf.stack([num_entries, tf.reduce_sum(valid), *squares])
+
+    @tf.function
+    def sums_over_replicas():
+        return strategy.reduce("SUM", strategy.run(sums), axis=None)
+
+    def statistics():
+        num_entries, num_valid, *squares = sums_over_replicas().numpy().tolist()
+        num_values = max(num_valid * stack.hidden_dim, 1)
+        return {
+            "valid_share": num_valid / max(num_entries, 1),
+            "rms": {
+                f"block_{i}": (square / num_values) ** 0.5
+                for i, square in enumerate(squares)
+            },
+        }
+
+    return statistics

@@ -30,6 +30,9 @@ from txl_keras.training.workdir import write_json
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+flags.DEFINE_enum(
+    "checkpoint", "best", ["best", "latest"], "Best by valid, or newest."
+)
 # Default: what they were in training.
 data_flags.define_corpus_flags(required=False)
 flags.adopt_module_key_flags(data_flags)
@@ -67,7 +70,7 @@ def main(_):
         if FLAGS[name].value is not None
     }
     tokenizer = workdir.load_tokenizer()
-    model, step = workdir.load_model(**overrides)
+    model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
     segment_length = FLAGS.segment_length or settings["segment_length"]
 
     memory_length = FLAGS.memory_length

@@ -16,6 +16,9 @@ from txl_keras.training.workdir import Workdir
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+flags.DEFINE_enum(
+    "checkpoint", "best", ["best", "latest"], "Best by valid, or newest."
+)
 flags.DEFINE_string(
     "output", None, "Folder to write. Default: WORKDIR/export/STEP."
 )
@@ -26,7 +29,7 @@ flags.DEFINE_integer(
 
 def main(_):
     workdir = Workdir(FLAGS.workdir)
-    model, step = workdir.load_model()
+    model, step = workdir.load_model(FLAGS.checkpoint)
     path = workdir.file(f"export/{step}")
     if FLAGS.output:
         path = os.path.expanduser(FLAGS.output)

@@ -20,6 +20,9 @@ from txl_keras.training.workdir import Workdir
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+flags.DEFINE_enum(
+    "checkpoint", "best", ["best", "latest"], "Best by valid, or newest."
+)
 flags.DEFINE_string(
     "prompt", None, "Text to go on from. Default: a new line, or a space."
 )
@@ -38,7 +41,7 @@ def main(_):
     sampler = Sampler(FLAGS.temperature, FLAGS.top_k, FLAGS.top_p)
     workdir = Workdir(FLAGS.workdir)
     tokenizer = workdir.load_tokenizer()
-    model, _ = workdir.load_model()
+    model, _ = workdir.load_model(FLAGS.checkpoint)
     text, prompt = _prompt(tokenizer)
     memory_length = FLAGS.memory_length
     if memory_length is None:

@@ -14,7 +14,7 @@ ALLOWED = {
     "layers": {"checks"},
     "metrics": set(),
     "models": {"checks", "layers", "metrics"},
-    "training": {"checks", "data", "layers", "models"},
+    "training": {"checks", "data", "layers", "metrics", "models"},
     "evaluation": {"data", "layers", "metrics", "training"},
     "serving": {"checks", "layers"},
     "scripts": {"checkpoints", "data", "layers", "models"},

@@ -16,7 +16,8 @@ from txl_keras.data import load_corpus
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.training import optimizers
+from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.schedules import build_schedule
 from txl_keras.training.trainer import Trainer
 
 DATA = pathlib.Path(__file__).parents[3] / "shared/data"
@@ -48,7 +49,7 @@ def test_the_learning_curve_is_that_of_the_original(seed):
             dropout=0.1,
         )
     )
-    optimizer = optimizers.Adam(optimizers.cosine_schedule(5e-4, 500))
+    optimizer = build_optimizer("adam", build_schedule("cosine", 5e-4, 500))
     trainer = Trainer(
         model, optimizer, strategy, batch_size=16, clip_norm=0.25, seed=seed
     )

@@ -7,7 +7,6 @@ be imported.
 import contextlib
 import io
 import json
-import os
 import pathlib
 import runpy
 import shutil
@@ -26,6 +25,7 @@ from txl_keras.checkpoints import load_tf1
 from txl_keras.data import Segments
 from txl_keras.data import load_corpus
 from txl_keras.data import vocabulary
+from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.workdir import Workdir
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "golden"
@@ -130,12 +130,14 @@ def test_a_run_leaves_all_it_promises(run):
 
 def test_a_run_learns_and_says_so_step_by_step(run):
     metrics = metrics_of(run[0])
-    steps = [line["step"] for line in metrics]
-    # Loops end where an evaluation or a checkpoint is due.
-    assert steps == [7, 14, 20, 25, 32, 39, 40, 47, 50, 57, 60]
-    measured = [line["step"] for line in metrics if "valid" in line]
-    assert measured == [25, 50, 60]
-    assert metrics[-1]["valid"]["bits_per_token"] < 5
+    measured = [line for line in metrics if "valid" in line]
+    metrics = [line for line in metrics if "valid" not in line]
+    # At multiples of 7, and where a score or a checkpoint is due.
+    assert [line["step"] for line in metrics] == [
+        7, 14, 20, 21, 25, 28, 35, 40, 42, 49, 50, 56, 60
+    ]  # fmt: skip
+    assert [line["step"] for line in measured] == [25, 50, 60]
+    assert measured[-1]["valid"]["bits_per_token"] < 5
     assert metrics[0]["bits_per_token"] > 6
     rates = [line["learning_rate"] for line in metrics]
     assert rates == sorted(rates, reverse=True)
@@ -369,10 +371,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(corpus, here, tmp_path):
         "--learning_rate=1e30",
         "--checkpoint_every=1",
     )
-    assert "nan at step" in error
+    assert "the loss is nan" in error
     # Steps that were fine were kept, and the message names the last of them.
-    newest = (tmp_path / "checkpoints/checkpoint").read_text().split('"')[1]
-    assert os.path.basename(newest) in error
+    newest = max(saved_steps(str(tmp_path / "checkpoints")))
+    assert f"checkpoints/ckpt-{newest}." in error
 
 
 @pytest.mark.parametrize("script", ["evaluate.py", "generate.py", "export.py"])
@@ -525,7 +527,7 @@ def test_any_order_of_the_text_is_learned(order, corpus, here, tmp_path):
     # Sentences of the corpus have 18 to 27 bytes.
     printed, error = here("main.py", *flags, "--sample_length=0")
     assert error is None
-    losses = [line["loss"] for line in metrics_of(tmp_path)]
+    losses = [line["loss"] for line in metrics_of(tmp_path) if "loss" in line]
     assert losses[-1] < losses[0] - 1
     assert here("main.py", *flags, "--max_steps=61")[1] is not None
 
@@ -715,7 +717,7 @@ def test_the_average_of_a_run_is_a_run(words_run, here, tmp_path):
         tf.train.load_checkpoint(str(workdir / f"checkpoints/ckpt-{step}"))
         for step in (40, 60)
     ]
-    written = tf.train.load_checkpoint(str(output / "checkpoints"))
+    written = tf.train.load_checkpoint(str(output / "checkpoints/ckpt-60"))
     names = [
         name
         for name in written.get_variable_to_shape_map()

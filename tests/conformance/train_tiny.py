@@ -1,16 +1,19 @@
-"""Trains a tiny model in a process of its own; a helper of the tests here.
+"""Trains tiny models in a process of its own; a helper of the tests here.
 
-    python train_tiny.py MODEL REPLICAS DIRECTORY
+    python train_tiny.py DIRECTORY --model=plain --optimizers=adam,sgd \
+        --replicas=2 --accumulate_steps=2
 
-Trains to step 40, and saves to DIRECTORY/half on the way and to DIRECTORY/whole
-at the end. Where there is a checkpoint in DIRECTORY/half it goes on from there.
-Prints a JSON line of losses, gradient norms and the score of another text, in
+With TF_CONFIG in the environment it is one of several workers. Trains with
+each optimizer to step 50, and saves to DIRECTORY/OPTIMIZER/half on the way and
+to .../whole at the end. Where there is a checkpoint in half it goes on from
+there. Prints a JSON line: by optimizer the losses, gradient norms and learning
+rate, and the score of another text where the run began and at the end, in
 hexadecimal so that no bit is lost.
 """
 
+import argparse
 import json
 import os
-import sys
 
 import keras
 import numpy as np
@@ -19,13 +22,15 @@ from txl_keras.data import Segments
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.training import optimizers
 from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import create_strategy
+from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.trainer import Trainer
 
-BATCH_SIZE = 4
-HALF, WHOLE = 17, 40
+BATCH_SIZE = 8
+HALF, WHOLE = 17, 50
 MODELS = {
     "plain": {},
     # The embedding's tables get sparse gradients, of some rows; projections
@@ -36,6 +41,14 @@ MODELS = {
         "tie_embeddings": False,
         "tie_projections": "all_but_first",
     },
+}
+# Learning rates at which each of them learns something in 50 steps.
+OPTIMIZERS = {
+    "adam": {"learning_rate": 0.01},
+    "adamw": {"learning_rate": 0.01, "weight_decay": 0.1},
+    "lamb": {"learning_rate": 0.01, "weight_decay": 0.1},
+    "sgd": {"learning_rate": 1.0, "momentum": 0.5},
+    "adagrad": {"learning_rate": 0.05},
 }
 
 
@@ -58,27 +71,40 @@ def build_model(tie_embeddings=True, tie_projections=True, **overrides):
         tie_embeddings=tie_embeddings,
         tie_projections=tie_projections,
     )
-    # Of the 10 or 20 tokens of a replica half are in the second tail: several
-    # passes, a different number on each replica.
+    # Half of the tokens are in the second tail: several passes, a different
+    # number on each replica.
     model.softmax.tail_rows = 3
     return model
 
 
-def main(name, replicas, directory):
-    strategy = create_strategy(num_cpu_devices=replicas)
+def train(optimizer_name, arguments, strategy):
+    """Results of one optimizer, a dictionary of vectors."""
     keras.utils.set_random_seed(7)
-    tokens = np.random.default_rng(0).integers(0, 11, 700)
-    with strategy.scope():
-        model = build_model(**MODELS[name])
-        optimizer = optimizers.Adam(
-            optimizers.cosine_schedule(0.01, WHOLE, warmup_steps=3)
-        )
-    trainer = Trainer(
-        model, optimizer, strategy, BATCH_SIZE, clip_norm=0.3, seed=5
+    tokens = np.random.default_rng(0).integers(0, 11, 1400)
+    settings = dict(OPTIMIZERS[optimizer_name])
+    schedule = build_schedule(
+        "cosine", settings.pop("learning_rate"), WHOLE, warmup_steps=3
     )
+    with strategy.scope():
+        model = build_model(**MODELS[arguments.model])
+        optimizer = build_optimizer(optimizer_name, schedule, **settings)
+    trainer = Trainer(
+        model,
+        optimizer,
+        strategy,
+        BATCH_SIZE,
+        clip_norm=0.3,
+        seed=5,
+        accumulate_steps=arguments.accumulate_steps,
+    )
+    directory = os.path.join(arguments.directory, optimizer_name)
     half = Checkpoints(os.path.join(directory, "half"), trainer)
-    step = half.restore()
-    # 700 tokens are 34 segments of 5 for each of 4 rows: 40 steps wrap around.
+    half.restore()
+    step = int(trainer.step.numpy())
+    evaluator = Evaluator(model, strategy, batch_size=4)
+    held_out = Segments(tokens[:100], 4, 7, drop_remainder=False)
+    at_start = evaluator.evaluate(held_out)["bits_per_token"]
+    # 1400 tokens are 34 segments of 5 for each of 8 rows: 50 steps wrap around.
     segments = Segments(tokens, BATCH_SIZE, 5, drop_remainder=True)
     iterator = iter(segments.distribute(strategy, first_step=step))
     parts = []
@@ -86,19 +112,40 @@ def main(name, replicas, directory):
         parts.append(trainer.train(iterator, HALF - step))
         half.save()
     parts.append(trainer.train(iterator, WHOLE - HALF))
-    Checkpoints(os.path.join(directory, "whole"), trainer).save()
-    results = {
-        key: np.concatenate([part[key] for part in parts]) for key in parts[0]
+    whole = Checkpoints(os.path.join(directory, "whole"), trainer)
+    whole.save()
+    for checkpoints in (half, whole):
+        checkpoints.wait()
+    return {
+        **{
+            key: np.concatenate([part[key] for part in parts])
+            for key in parts[0]
+        },
+        "held_out": np.array(
+            [at_start, evaluator.evaluate(held_out)["bits_per_token"]]
+        ),
     }
-    evaluator = Evaluator(model, strategy, batch_size=2)
-    held_out = Segments(tokens[:100], 2, 7, drop_remainder=False)
-    results["held_out"] = np.array([evaluator.evaluate(held_out)["nll"]])
-    print(
-        json.dumps(
-            {k: [x.hex() for x in v.tolist()] for k, v in results.items()}
-        )
-    )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory")
+    parser.add_argument("--model", default="plain")
+    parser.add_argument("--optimizers", default="adam")
+    parser.add_argument("--replicas", type=int)
+    parser.add_argument("--accumulate_steps", type=int, default=1)
+    arguments = parser.parse_args()
+    strategy = create_strategy(num_cpu_devices=arguments.replicas)
+    results = {
+        name: {
+            key: [value.hex() for value in values.tolist()]
+            for key, values in train(name, arguments, strategy).items()
+        }
+        for name in arguments.optimizers.split(",")
+    }
+    wait_for_all(strategy)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main()

@@ -1,19 +1,27 @@
-import re
-
 from txl_keras.training import progress
 
 
 def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    shown = progress.Progress(step=10, max_steps=100, tokens_per_step=64)
-    for _ in range(5):
+    shown = progress.Progress(100, 64, lambda nll: f"{2 * nll} points")
+    shown.start(10)
+    for step in range(15, 36, 5):
         now[0] += 25
-        shown.update(5, seconds=25, loss=1.5, score="2.164 bpc")
+        shown.update({"step": step, "loss": 1.5, "tokens_per_second": 12.8})
+    shown.score(35, 1.25, is_best=True)
     shown.close()
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1  # after 75 s; the next would come after 135 s
-    assert re.fullmatch(
-        r"step 25/100: loss 1\.500, score 2\.164 bpc, tokens/s 13, 06:15 left",
-        lines[0],
-    )
+    # After 75 s; the next would come after 135 s.
+    assert lines == [
+        "step 25/100: loss 1.500, score 3.0 points, tokens/s 13, 06:15 left",
+        "step 35: valid 2.5 points (best)",
+    ]
+
+
+def test_workers_that_are_not_the_chief_show_nothing(monkeypatch, capsys):
+    shown = progress.Progress(9, 64, str, is_shown=False)
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", -1)
+    shown.update({"step": 1, "loss": None, "tokens_per_second": 2.0})
+    shown.score(1, 2.0, is_best=False)
+    assert capsys.readouterr() == ("", "")

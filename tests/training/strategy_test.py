@@ -1,3 +1,6 @@
+import json
+import socket
+
 import pytest
 import tensorflow as tf
 
@@ -98,15 +101,90 @@ def test_rows_must_divide_over_replicas():
         replica_batch_size(7, ThreeReplicas)
 
 
-def test_host_loop_gives_the_results_of_each_step():
-    strategy = tf.distribute.get_strategy()
-    run = strategies.host_loop(
-        strategy,
-        lambda x: {"square": tf.square(x), "double": 2.0 * x},
-        ("square", "double"),
+def make_loop(names, stop=0.0):
+    return strategies.host_loop(
+        tf.distribute.get_strategy(),
+        lambda x, stop: {"square": x * x, "double": 2 * x, "stop": stop},
+        names,
+        tf.Variable(stop),
     )
+
+
+def test_host_loop_gives_the_results_of_each_step():
+    run = make_loop(("square", "double"))
     iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0]))
     first = run(iterator, tf.constant(3))
+    assert first.keys() == {"square", "double", "stop"}
     assert first["square"].numpy().tolist() == [1.0, 4.0, 9.0]
     assert first["double"].numpy().tolist() == [2.0, 4.0, 6.0]
     assert run(iterator, tf.constant(1))["square"].numpy().tolist() == [16.0]
+
+
+def test_host_loop_ends_after_the_step_that_is_told_to_stop():
+    run = make_loop(("double",), stop=1.0)
+    iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0]))
+    results = run(iterator, tf.constant(4))
+    assert results["double"].numpy().tolist() == [2.0]
+    assert results["stop"].numpy().tolist() == [1.0]
+    assert float(next(iterator)) == 2.0  # nothing was read in advance
+
+
+def tf_config(monkeypatch, cluster, index=0, job="worker"):
+    task = {"type": job, "index": index}
+    config = json.dumps({"cluster": cluster, "task": task})
+    monkeypatch.setenv("TF_CONFIG", config)
+
+
+def test_a_worker_that_does_not_come_is_named(monkeypatch):
+    monkeypatch.setattr(strategies, "WORKER_TIMEOUT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.socket() as two:
+        two.bind(("127.0.0.1", 0))  # and never listens
+        with socket.create_server(("127.0.0.1", 0)) as own:
+            port = own.getsockname()[1]
+        here, there, gone = (
+            f"127.0.0.1:{p}"
+            for p in (port, one.getsockname()[1], two.getsockname()[1])
+        )
+        cluster = {"chief": [here], "worker": [there, gone]}
+        tf_config(monkeypatch, cluster, job="chief")
+        with pytest.raises(RuntimeError, match=f"seconds: {gone}. Start"):
+            strategies.create_strategy()
+
+
+def test_workers_that_all_answer_are_mirrored(monkeypatch):
+    monkeypatch.setattr(
+        tf.distribute, "MultiWorkerMirroredStrategy", lambda: "many"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        with socket.create_server(("127.0.0.1", 0)) as own:
+            port = own.getsockname()[1]
+        workers = [f"127.0.0.1:{other.getsockname()[1]}", f"127.0.0.1:{port}"]
+        tf_config(monkeypatch, {"worker": workers}, index=1)
+        assert strategies.create_strategy() == "many"
+        with pytest.raises(ValueError, match="num_cpu_devices=2, TF_CONFIG="):
+            strategies.create_strategy(num_cpu_devices=2)
+
+
+def test_one_worker_alone_needs_no_strategy(monkeypatch):
+    tf_config(monkeypatch, {"worker": ["127.0.0.1:1"]})
+    assert strategies.create_strategy() is tf.distribute.get_strategy()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "worker",
+        "[]",
+        '{"cluster": {"worker": ["a:1", "b:2"]}}',
+        '{"cluster": {"worker": ["a", "b"]}, "task": {"type": "worker", '
+        '"index": 0}}',
+        '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", '
+        '"index": 2}}',
+        '{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}',
+    ],
+)
+def test_a_tf_config_that_makes_no_sense_is_shown(monkeypatch, config):
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(ValueError, match="TF_CONFIG must be") as error:
+        strategies.create_strategy()
+    assert config in str(error.value)

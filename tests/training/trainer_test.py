@@ -7,9 +7,9 @@ import tensorflow as tf
 from txl_keras.data import Segments
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.training import optimizers
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.checkpointing import restore_weights
+from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 
 STRATEGY = tf.distribute.get_strategy()
@@ -30,7 +30,7 @@ def make_model(**overrides):
 
 
 def make_trainer(model, learning_rate=0.03, **kwargs):
-    optimizer = optimizers.Adam(learning_rate)
+    optimizer = build_optimizer("adam", learning_rate)
     return Trainer(model, optimizer, STRATEGY, batch_size=3, **kwargs)
 
 
@@ -38,6 +38,12 @@ def make_iterator(first_step=0):
     tokens = np.tile([0, 1, 2, 3, 4, 5, 6, 2, 4], 40)
     segments = Segments(tokens, 3, 5, drop_remainder=True)
     return iter(segments.distribute(STRATEGY, first_step=first_step))
+
+
+def save(directory, trainer, **kwargs):
+    checkpoints = Checkpoints(str(directory), trainer, **kwargs)
+    checkpoints.save()
+    checkpoints.wait()
 
 
 def test_a_repeating_text_is_learned():
@@ -53,7 +59,9 @@ def test_a_step_is_the_clipped_gradient_of_the_mean_loss():
     model = make_model()
     reference = make_model()
     reference.set_weights(model.get_weights())
-    trainer = Trainer(model, Sgd(0.5), STRATEGY, batch_size=3, clip_norm=0.01)
+    # Adam would hide the size of a gradient.
+    optimizer = build_optimizer("sgd", 0.5)
+    trainer = Trainer(model, optimizer, STRATEGY, batch_size=3, clip_norm=0.01)
     iterator = make_iterator()
     batch = next(make_iterator())
     with tf.GradientTape() as tape:
@@ -103,7 +111,7 @@ def test_segments_of_varying_length_are_as_long_as_they_say():
     assert lengths == (5, 8, 12)
     model = make_model()
     trainer = make_trainer(
-        model, learning_rate=0.0, segment_lengths=lengths, clip_norm=1.0
+        model, learning_rate=1e-30, segment_lengths=lengths, clip_norm=1.0
     )
     losses = trainer.train(iter(segments.distribute(STRATEGY)), 8)["loss"]
     memory = model.initial_memory(3)
@@ -121,13 +129,9 @@ def test_segments_of_varying_length_are_as_long_as_they_say():
     )
 
 
-class Sgd(optimizers._PreReduced, optimizers.keras.optimizers.SGD):
-    """Adam hides the size of a gradient."""
-
-
 def test_nan_is_reported_with_its_step():
-    trainer = make_trainer(make_model(), learning_rate=float("nan"))
-    with pytest.raises(FloatingPointError, match="loss is nan at step 2"):
+    trainer = make_trainer(make_model(), learning_rate=1e38)
+    with pytest.raises(FloatingPointError, match="step 2 the loss is nan"):
         trainer.train(make_iterator(), 4)
 
 
@@ -140,10 +144,11 @@ def test_clip_norm_must_be_positive(clip_norm):
 def test_a_restored_trainer_has_weights_step_and_memory(tmp_path):
     trainer = make_trainer(make_model())
     trainer.train(make_iterator(), 4)
-    Checkpoints(str(tmp_path), trainer).save()
+    save(tmp_path, trainer)
 
     restored = make_trainer(make_model())
-    assert Checkpoints(str(tmp_path), restored).restore() == 4
+    Checkpoints(str(tmp_path), restored).restore()
+    assert restored.step.numpy() == 4
     for a, b in zip(
         trainer.memory.state_variables,
         restored.memory.state_variables,
@@ -161,11 +166,12 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     trainer = make_trainer(make_model())
     checkpoints = Checkpoints(str(tmp_path), trainer, max_to_keep=2)
     assert checkpoints.latest is None
-    assert checkpoints.restore() == 0
+    assert checkpoints.restore() == {}
     iterator = make_iterator()
     for _ in range(3):
         trainer.train(iterator, 2)
         checkpoints.save()
+    checkpoints.wait()
     names = sorted(path.name for path in tmp_path.glob("*.index"))
     assert names == ["ckpt-4.index", "ckpt-6.index"]
     assert checkpoints.latest.endswith("ckpt-6")
@@ -174,7 +180,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
 def test_weights_alone_are_restored_into_another_memory_length(tmp_path):
     trainer = make_trainer(make_model())
     trainer.train(make_iterator(), 2)
-    Checkpoints(str(tmp_path), trainer).save()
+    save(tmp_path, trainer)
     model = make_model(memory_length=11)
     assert restore_weights(model, str(tmp_path)) == 2
     names = [weight.path.split("/", 1)[1] for weight in model.weights]
@@ -185,7 +191,7 @@ def test_weights_alone_are_restored_into_another_memory_length(tmp_path):
 
 def test_weights_of_another_model_are_refused(tmp_path):
     trainer = make_trainer(make_model())
-    Checkpoints(str(tmp_path), trainer).save()
+    save(tmp_path, trainer)
     with pytest.raises(ValueError, match="No checkpoint"):
         restore_weights(make_model(num_layers=2), str(tmp_path))
     with pytest.raises(FileNotFoundError, match="No checkpoint"):
@@ -194,17 +200,17 @@ def test_weights_of_another_model_are_refused(tmp_path):
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
     trainer = make_trainer(make_model())
-    checkpoints = Checkpoints(str(tmp_path), trainer)
     iterator = make_iterator()
     for _ in range(2):
         trainer.train(iterator, 2)
-        checkpoints.save()
+        save(tmp_path, trainer)
     data = tmp_path / "ckpt-4.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:200])
 
     assert restore_weights(make_model(), str(tmp_path)) == 2
     again = make_trainer(make_model())
-    assert Checkpoints(str(tmp_path), again).restore() == 2
+    Checkpoints(str(tmp_path), again).restore()
+    assert again.step.numpy() == 2
     fresh = make_trainer(make_model())
     assert (
         again.train(make_iterator(2), 1)["loss"]
@@ -215,11 +221,3 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
         path.write_bytes(b"")
     with pytest.raises(ValueError, match="No checkpoint in .* can be read"):
         Checkpoints(str(tmp_path), make_trainer(make_model())).restore()
-
-
-def test_checkpoints_without_their_index_do_not_start_a_run_afresh(tmp_path):
-    trainer = make_trainer(make_model())
-    Checkpoints(str(tmp_path), trainer).save()
-    (tmp_path / "checkpoint").unlink()
-    with pytest.raises(ValueError, match="the file `checkpoint` .* missing"):
-        Checkpoints(str(tmp_path), trainer).restore()

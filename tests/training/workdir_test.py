@@ -132,7 +132,7 @@ def test_a_run_is_not_written_over(model, tmp_path):
     workdir.claim(CONFIG)
     with pytest.raises(FileExistsError, match=f"must be new.*{tmp_path}"):
         workdir.create(model, 3, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "lock"}
     assert workdir.read_config()["flags"] == {"seed": 1}
 
 

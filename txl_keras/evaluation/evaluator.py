@@ -9,6 +9,7 @@ import tensorflow as tf
 from txl_keras.data.segments import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
+from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
 
@@ -23,19 +24,25 @@ class Evaluator:
             begins with an empty memory, so fewer streams score better, unless
             the segments have `warmup_segments`.
         memory_length: Optional integer `M`; by default the model's own.
+        stop: Optional `StopRequest`: scoring ends where it was heard.
     """
 
-    def __init__(self, model, strategy, batch_size, memory_length=None):
+    def __init__(
+        self, model, strategy, batch_size, memory_length=None, stop=None
+    ):
         self._strategy = strategy
         self._model = model
+        self._stop = stop or StopRequest()
         with strategy.scope():
             self._memory = model.backbone.memory_stack(
                 replica_batch_size(batch_size, strategy), memory_length
             )
+        self._compiled_sums = compile_replica_function(self._sums, strategy)
         self._run = host_loop(
             strategy,
-            compile_replica_function(self._replica_step, strategy),
+            self._replica_step,
             ("nll", "num_tokens"),
+            self._stop.variable,
         )
 
     def evaluate(self, segments, steps_per_execution=20, on_progress=None):
@@ -51,7 +58,7 @@ class Evaluator:
 
         Returns:
             Dictionary: `nll` (nats a token), `bits_per_token`,
-            `perplexity`, `num_tokens`.
+            `perplexity`, `num_tokens`; or `None` if it was stopped.
         """
         iterator = iter(
             segments.distribute(self._strategy, num_steps=len(segments))
@@ -60,6 +67,8 @@ class Evaluator:
         while done < len(segments):
             steps = min(steps_per_execution, len(segments) - done)
             sums = self._run(iterator, tf.constant(steps))
+            if sums["stop"].numpy().any():
+                return None
             # float64: float32 sums of millions of tokens lose digits.
             nll += np.sum(sums["nll"].numpy(), dtype=np.float64)
             num_tokens += np.sum(sums["num_tokens"].numpy(), dtype=np.float64)
@@ -74,7 +83,15 @@ class Evaluator:
             "num_tokens": int(num_tokens),
         }
 
-    def _replica_step(self, batch):
+    def _replica_step(self, batch, stop):
+        sums = tf.distribute.get_replica_context().all_reduce(
+            "SUM", tf.stack([*self._compiled_sums(batch), stop])
+        )
+        nll, num_tokens, stop = tf.unstack(sums)
+        return {"nll": nll, "num_tokens": num_tokens, "stop": stop}
+
+    def _sums(self, batch):
+        """This replica's part of the sums over a segment of all rows."""
         nll, memory = self._model.score(
             batch["inputs"],
             batch["targets"],
@@ -82,10 +99,8 @@ class Evaluator:
             reset=batch["reset"],
         )
         self._memory.write(memory)
-        return {
-            "nll": tf.reduce_sum(nll * batch["weights"]),
-            "num_tokens": tf.reduce_sum(batch["weights"]),
-        }
+        weights = batch["weights"]
+        return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
 
 def warmup_segments(backbone, segment_length, memory_length=None):

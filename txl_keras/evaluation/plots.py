@@ -1,5 +1,6 @@
 """Pictures of runs."""
 
+import tensorflow as tf
 from matplotlib.figure import Figure
 
 
@@ -7,9 +8,9 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
     """Draws bits per token against steps.
 
     Args:
-        metrics: List of dictionaries with `step`, `bits_per_token` and, where
-            it was measured, `valid`, as in metrics.jsonl.
-        path: String, a PNG file.
+        metrics: List of dictionaries with `step` and `bits_per_token` or
+            `valid`, as in metrics.jsonl.
+        path: String, a PNG file, local or `gs://`.
         unit: String, what a token is.
         scores: Optional dictionary, those of valid in results.json: what
             `compressors` in it need is drawn as dashed lines.
@@ -17,7 +18,12 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
     figure = Figure(figsize=(8, 5))  # no window, no state of pyplot
     axes = figure.subplots()
     curves = {
-        "train": [(m["step"], m["bits_per_token"]) for m in metrics],
+        "train": [
+            (m["step"], m["bits_per_token"])
+            for m in metrics
+            # Not where loss scaling skipped all steps.
+            if m.get("bits_per_token") is not None
+        ],
         "valid": [
             (m["step"], m["valid"]["bits_per_token"])
             for m in metrics
@@ -39,4 +45,5 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
     axes.set_ylabel(f"bits per {unit}")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    with tf.io.gfile.GFile(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")

@@ -118,8 +118,11 @@ def load_corpus(options):
     )
 
 
-def prepare_text():
+def prepare_text(tokenizer=None):
     """Prepares the text that the flags name, by the tokenizer they name.
+
+    Args:
+        tokenizer: Optional tokenizer to take instead.
 
     Returns:
         The corpus, the tokenizer, and a dict of split to `PreparedSplit`.
@@ -128,7 +131,7 @@ def prepare_text():
     folder = token_folder(options["data_dir"])
     check_outside_text("data_dir", folder)
     corpus = load_corpus(options)
-    tokenizer = _make_tokenizer(corpus, folder)
+    tokenizer = tokenizer or _make_tokenizer(corpus, folder)
     return corpus, tokenizer, prepare(corpus, tokenizer, folder)
 
 

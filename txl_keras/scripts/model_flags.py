@@ -12,6 +12,7 @@ FLAGS = flags.FLAGS
 
 _TIES = {"all": True, "none": False}  # `all_but_first` is a value itself
 _MODEL_FLAGS = []
+_OF_SOFTMAX = ("tie_embeddings", "tie_projections")
 
 
 def _define(define, name, description, **kwargs):
@@ -78,13 +79,15 @@ def define_model_flags():
     _define(real, "projection_initializer_stddev", "The same of projections.")
 
 
-def build_model(vocabulary_size, train_tokens, dtype):
+def build_model(vocabulary_size, train_tokens, dtype, config=None):
     """Builds the model that the flags name.
 
     Args:
         vocabulary_size: Integer.
         train_tokens: Ids of train, counted for `--cutoffs=auto`.
         dtype: A Keras dtype policy.
+        config: Optional dictionary, `get_config()` of a model to take
+            instead of the preset.
 
     Returns:
         A `TransformerXLCausalLM`.
@@ -102,9 +105,16 @@ def build_model(vocabulary_size, train_tokens, dtype):
         changes["cutoffs"] = _integers("cutoffs", changes["cutoffs"])
     if changes.get("tie_projections") in _TIES:
         changes["tie_projections"] = _TIES[changes["tie_projections"]]
-    return TransformerXLCausalLM.from_preset(
-        FLAGS.preset, dtype=dtype, vocabulary_size=vocabulary_size, **changes
-    )
+    changes["vocabulary_size"] = vocabulary_size
+    if config is None:
+        return TransformerXLCausalLM.from_preset(
+            FLAGS.preset, dtype=dtype, **changes
+        )
+    backbone = config["backbone"]["config"]
+    for name, value in changes.items():
+        (config if name in _OF_SOFTMAX else backbone)[name] = value
+    config["dtype"] = backbone["dtype"] = dtype
+    return TransformerXLCausalLM.from_config(config)
 
 
 def _integers(name, texts):

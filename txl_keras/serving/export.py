@@ -5,7 +5,6 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `L` layers,
 """
 
 import os
-import shutil
 
 import keras
 import tensorflow as tf
@@ -29,13 +28,14 @@ def export(model, path, memory_length=None):
 
     Args:
         model: `TransformerXLCausalLM`.
-        path: String, a new folder, or that of an older SavedModel.
+        path: String, a new folder, or that of an older SavedModel; local or
+            `gs://`.
         memory_length: Optional integer `M`; by default the model's own.
 
     Raises:
         ValueError: If `path` is something else than a SavedModel.
     """
-    if os.path.exists(path) and not _is_saved_model(path):
+    if tf.io.gfile.exists(path) and not _is_saved_model(path):
         raise ValueError(
             "`path` must be new or a SavedModel, which is then replaced. "
             f"Received: path={path}"
@@ -80,13 +80,16 @@ def export(model, path, memory_length=None):
     )
     # Written beside it, so that a server never sees half a model.
     unfinished = os.path.normpath(path) + ".unfinished"
+    if tf.io.gfile.exists(unfinished):
+        tf.io.gfile.rmtree(unfinished)
     archive.write_out(unfinished, verbose=False)
-    shutil.rmtree(path, ignore_errors=True)
-    os.replace(unfinished, path)
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.rmtree(path)
+    tf.io.gfile.rename(unfinished, path)
 
 
 def _is_saved_model(path):
-    return os.path.exists(os.path.join(path, "saved_model.pb"))
+    return tf.io.gfile.exists(os.path.join(path, "saved_model.pb"))
 
 
 def _tensors(memory):

@@ -1,6 +1,24 @@
-"""What a run must keep to go on as if it had never stopped."""
+"""What a run must keep to go on as if it had never stopped.
 
+A checkpoint is a TensorFlow bundle (`tf.train.load_checkpoint` reads it) of
+plain names:
+
+    step               int64 scalar
+    weights/NAME       such as weights/block_0/attention/query/kernel
+    optimizer/INDEX    `optimizer.variables`, in their order
+    loss_scale/...     in float16
+    memory/INDEX       states and valid lengths, rows in the order of the batch
+    results/NAME       of steps that are not in metrics.jsonl yet
+
+`tf.train.Checkpoint` would leave out, without a word, the layers that a Keras
+3 model keeps in a list, and the memory of all replicas but the first.
+
+Letters: `B` batch over all replicas.
+"""
+
+import concurrent.futures
 import os
+import re
 
 import numpy as np
 import tensorflow as tf
@@ -8,92 +26,221 @@ from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.models.weights import weights_by_name
-
-
-class MemoryCheckpoint(tf.__internal__.tracking.Trackable):
-    """Saves the memory of all replicas, row by row in the order of the batch.
-
-    A plain `tf.train.Checkpoint` would write the memory of the first replica
-    and restore it to all. Restoring to another number of replicas works as
-    long as the global batch is the same.
-
-    Args:
-        stack: `MemoryStack` made in the scope of `strategy`.
-        strategy: The `tf.distribute.Strategy`.
-    """
-
-    def __init__(self, stack, strategy):
-        super().__init__()
-        self._stack = stack
-        self._strategy = strategy
-
-    def _replica_values(self, variable):
-        return self._strategy.experimental_local_results(variable)
-
-    def _serialize_to_tensors(self):
-        return {
-            f"memory_{i}": tf.concat(
-                [value.read_value() for value in self._replica_values(v)], 0
-            )
-            for i, v in enumerate(self._stack.state_variables)
-        }
-
-    def _restore_from_tensors(self, restored_tensors):
-        for i, variable in enumerate(self._stack.state_variables):
-            replicas = self._replica_values(variable)
-            parts = tf.split(restored_tensors[f"memory_{i}"], len(replicas))
-            for replica, part in zip(replicas, parts, strict=True):
-                replica.assign(part)
+from txl_keras.training.strategy import is_chief
 
 
 class Checkpoints:
     """The checkpoints of a run: weights, optimizer, step and memory.
 
     Data, schedule and dropout are functions of the step, so nothing else is
-    needed.
+    needed. Saving copies all to the host and returns; a thread writes the file
+    while training goes on. A file is whole or not there: its index comes last.
+    With several workers all must call `save`, `save_best`, `restore` and
+    `wait`, and the chief writes.
 
     Args:
-        directory: String.
+        directory: String, local or a bucket. Made where it is absent.
         trainer: The `Trainer` to save and restore.
         max_to_keep: Integer, how many to keep.
+        best_directory: Optional string, where `save_best` writes.
     """
 
-    def __init__(self, directory, trainer, max_to_keep=2):
+    def __init__(self, directory, trainer, max_to_keep=2, best_directory=None):
+        self._directory = directory
+        self._best_directory = best_directory
         self._trainer = trainer
-        self._checkpoint = tf.train.Checkpoint(
-            weights=weights_by_name(trainer.model),
-            optimizer=trainer.optimizer,
-            step=trainer.step,
-            memory=MemoryCheckpoint(trainer.memory, trainer.strategy),
-        )
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint,
-            directory,
-            max_to_keep,
-            step_counter=trainer.step,
-        )
+        self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1)
+        self._is_chief = is_chief(trainer.strategy)
+        self._writer = concurrent.futures.ThreadPoolExecutor(1)
+        self._writing = None
 
     @property
     def latest(self):
         """Path of the newest checkpoint, or `None`."""
-        return self._manager.latest_checkpoint
+        steps = saved_steps(self._directory)
+        return _path(self._directory, steps[-1]) if steps else None
 
-    def save(self):
-        """Writes a checkpoint of the step that was reached."""
-        self._manager.save(checkpoint_number=int(self._trainer.step.numpy()))
+    def save(self, results=None):
+        """Writes a checkpoint of the step that was reached.
+
+        Args:
+            results: Optional dictionary of vectors, to be given back by
+                `restore`.
+
+        Raises:
+            OSError: If the checkpoint before could not be written, by a full
+                disk for example. Those that were whole still are.
+            FloatingPointError: If it held values that are not finite.
+        """
+        self.wait()
+        # Of all workers, whose rows are in it.
+        memory = read_memory(self._trainer.memory, self._trainer.strategy)
+        if not self._is_chief:
+            return
+        state = _copies(self._variables())
+        for i, value in enumerate(memory):
+            state[f"memory/{i:03}"] = value
+        for name, values in (results or {}).items():
+            state[f"results/{name}"] = values
+        self._writing = self._writer.submit(
+            write_checkpoint, self._directory, state, self._max_to_keep
+        )
+
+    def save_best(self):
+        """Writes the weights, in place of the best so far."""
+        self.wait()
+        if self._is_chief:
+            state = _weights_state(
+                self._trainer.model, self._trainer.step.numpy()
+            )
+            self._writing = self._writer.submit(
+                write_checkpoint, self._best_directory, state, max_to_keep=1
+            )
+
+    def wait(self):
+        """Returns when what was saved is written; raises what `save` does."""
+        if self._writing:
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def restore(self):
         """Restores the newest checkpoint that is whole, if there is any.
 
         Returns:
-            Integer, the step to go on from; 0 for a fresh run.
+            The results that were saved with it, a dictionary of vectors;
+            empty for a fresh run. `trainer.step` tells the step.
 
         Raises:
-            ValueError: If there are checkpoints, and none can be read.
+            ValueError: If there are checkpoints, and none can be read, or
+                workers do not see the same.
         """
-        if _exist(self._manager.directory):
-            _restore_newest(self._checkpoint, self._manager.directory)
-        return int(self._trainer.step.numpy())
+        if self._is_chief:
+            _remove_leftovers(self._directory)
+            if self._best_directory:
+                _remove_leftovers(self._best_directory)
+        results = {}
+        if saved_steps(self._directory):
+            state = _read_newest(self._directory, self._shapes())
+            results = self._assign(state)
+        self._check_workers_agree()
+        return results
+
+    def _variables(self):
+        """All but memory, by name: the same on every replica."""
+        trainer = self._trainer
+        variables = {"step": trainer.step}
+        for name, variable in weights_by_name(trainer.model).items():
+            variables[f"weights/{name}"] = variable
+        for i, variable in enumerate(trainer.optimizer.variables):
+            variables[f"optimizer/{i:04}"] = variable.value
+        if trainer.loss_scale:
+            variables["loss_scale/value"] = trainer.loss_scale.value
+            variables["loss_scale/good_steps"] = trainer.loss_scale.good_steps
+        return variables
+
+    def _shapes(self):
+        shapes = _shapes(self._variables())
+        for i, variable in enumerate(self._trainer.memory.state_variables):
+            # Rows of all replicas, however many they are.
+            rows = self._trainer.batch_size
+            shapes[f"memory/{i:03}"] = (rows, *variable.shape[1:])
+        return shapes
+
+    def _assign(self, state):
+        for name, variable in self._variables().items():
+            variable.assign(state[name])
+        write_memory(
+            self._trainer.memory,
+            self._trainer.strategy,
+            [state[name] for name in sorted(state) if name[:7] == "memory/"],
+        )
+        return {
+            name.removeprefix("results/"): value
+            for name, value in state.items()
+            if name.startswith("results/")
+        }
+
+    def _check_workers_agree(self):
+        strategy, step = self._trainer.strategy, self._trainer.step
+
+        @tf.function
+        def steps():
+            return strategy.gather(
+                strategy.run(lambda: tf.reshape(step.read_value(), [1])), 0
+            )
+
+        found = steps().numpy()
+        if len(set(found)) > 1:
+            raise ValueError(
+                f"All workers must see the same files in {self._directory}: "
+                "give a `workdir` that they share, such as a bucket. Steps "
+                f"found there, by replica: {found.tolist()}"
+            )
+
+
+def read_memory(stack, strategy):
+    """The memory of all replicas, rows in the order of the batch.
+
+    Args:
+        stack: `MemoryStack` made in the scope of `strategy`.
+        strategy: The `tf.distribute.Strategy`.
+
+    Returns:
+        List of arrays with B rows, as `stack.state_variables`.
+    """
+
+    def rows():
+        # bfloat16 cannot be gathered; float32 holds all its values.
+        return [
+            tf.cast(v, tf.float32 if v.dtype == tf.bfloat16 else v.dtype)
+            for v in stack.state_variables
+        ]
+
+    @tf.function
+    def read():
+        return strategy.run(rows)
+
+    return [
+        strategy.gather(value, axis=0).numpy().astype(v.dtype.as_numpy_dtype)
+        for v, value in zip(stack.state_variables, read(), strict=True)
+    ]
+
+
+def write_memory(stack, strategy, values):
+    """Gives every replica its rows of memory, on any number of replicas.
+
+    Args:
+        stack, strategy: As in `read_memory`.
+        values: List of arrays, what `read_memory` returned.
+    """
+    rows = stack.batch_size
+
+    def rows_of(context):
+        first = context.replica_id_in_sync_group * rows
+        return [tf.constant(value[first : first + rows]) for value in values]
+
+    @tf.function
+    def write(parts):
+        def assign(parts):
+            for variable, part in zip(
+                stack.state_variables, parts, strict=True
+            ):
+                variable.assign(part)
+
+        strategy.run(assign, args=(parts,))
+
+    write(strategy.experimental_distribute_values_from_function(rows_of))
+
+
+def save_weights(model, directory, step=0):
+    """Writes weights where `restore_weights` finds them.
+
+    Args:
+        model: The model.
+        directory: String.
+        step: Integer, the step they are of.
+    """
+    write_checkpoint(directory, _weights_state(model, step))
 
 
 def restore_weights(model, directory):
@@ -110,29 +257,16 @@ def restore_weights(model, directory):
         FileNotFoundError: If there is no checkpoint.
         ValueError: If there are some, and none can be read.
     """
-    if not _exist(directory):
+    if not saved_steps(directory):
         raise FileNotFoundError(
             f"No checkpoint in {directory}: train first, with "
             "`python train/main.py`."
         )
-    checkpoint = _weights_checkpoint(model)
-    _restore_newest(checkpoint, directory, partly=True)
-    return int(checkpoint.step.numpy())
-
-
-def save_weights(model, directory, step=0):
-    """Writes weights where `restore_weights` finds them.
-
-    Args:
-        model: The model.
-        directory: String.
-        step: Integer, the step they are of.
-    """
-    checkpoint = _weights_checkpoint(model, step)
-    checkpoint_manager = tf.train.CheckpointManager(
-        checkpoint, directory, max_to_keep=None
-    )
-    checkpoint_manager.save(checkpoint_number=step)
+    variables = _weight_variables(model)
+    state = _read_newest(directory, _shapes(variables))
+    for name, variable in variables.items():
+        variable.assign(state[name])
+    return int(state["step"])
 
 
 def average_weights(model, directory, num_checkpoints=None):
@@ -152,76 +286,162 @@ def average_weights(model, directory, num_checkpoints=None):
     Raises:
         ValueError: If there are fewer checkpoints, or one cannot be read.
     """
-    state = tf.train.get_checkpoint_state(directory)
-    paths = list(state.all_model_checkpoint_paths) if state else []
     if num_checkpoints is not None:
         check_integer("num_checkpoints", num_checkpoints, 1)
-    if not paths:
+    steps = saved_steps(directory)
+    if not steps:
         raise ValueError(f"There are no checkpoints in {directory}.")
-    if len(paths) < (num_checkpoints or 1):
+    if len(steps) < (num_checkpoints or 1):
         raise ValueError(
-            f"`num_checkpoints` must be at most {len(paths)}, as many as there "
+            f"`num_checkpoints` must be at most {len(steps)}, as many as there "
             f"are in {directory}; train with a higher --max_to_keep for more. "
             f"Received: num_checkpoints={num_checkpoints}"
         )
-    paths = paths[-(num_checkpoints or 0) :]
-    steps = []
-    sums = [np.zeros(weight.shape) for weight in model.weights]
-    for path in paths:
-        checkpoint = _weights_checkpoint(model)
-        _restore(checkpoint, path, partly=True)
-        steps.append(int(checkpoint.step.numpy()))
-        for total, weight in zip(sums, model.weights, strict=True):
-            total += weight.numpy()
-    for total, weight in zip(sums, model.weights, strict=True):
-        weight.assign(total / len(paths))
+    steps = steps[-(num_checkpoints or 0) :]
+    variables = _weight_variables(model)
+    sums = {name: np.zeros(v.shape) for name, v in variables.items()}
+    for step in steps:
+        state = _read(_path(directory, step), _shapes(variables))
+        for name, total in sums.items():
+            total += state[name]
+    for name, variable in variables.items():
+        variable.assign(sums[name] / len(steps))
     return steps
 
 
-def _weights_checkpoint(model, step=0):
-    return tf.train.Checkpoint(
-        weights=weights_by_name(model),
-        step=tf.Variable(step, dtype=tf.int64, trainable=False),
+def saved_steps(directory):
+    """Steps of the checkpoints in a directory, rising.
+
+    Args:
+        directory: String.
+
+    Returns:
+        List of integers.
+    """
+    names = (
+        tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
     )
+    found = (re.fullmatch(r"ckpt-(\d+)\.index", name) for name in names)
+    return sorted(int(match[1]) for match in found if match)
 
 
-def _exist(directory):
-    return bool(tf.io.gfile.glob(os.path.join(directory, "ckpt-*.index")))
+def write_checkpoint(directory, state, max_to_keep=None):
+    """Writes a checkpoint, then removes the oldest ones.
 
+    Args:
+        directory: String. Made where it is absent.
+        state: Dictionary from names to arrays, `step` among them.
+        max_to_keep: Optional integer. The newest ones are kept; by default
+            all.
 
-def _restore(checkpoint, path, partly):
+    Raises:
+        OSError: If it cannot be written.
+        FloatingPointError: If a value is not finite.
+    """
+    path = _path(directory, state["step"])
+    for name, value in state.items():
+        # bfloat16 is no float to NumPy.
+        values = value.astype("float32") if value.dtype.kind == "V" else value
+        if not np.isfinite(values).all():
+            raise FloatingPointError(
+                f"Not saved: {name} of step {state['step']} is not finite."
+            )
+    names = sorted(state)
     try:
-        status = checkpoint.restore(path)
-        status.assert_existing_objects_matched()
-        if partly:
-            status.expect_partial()
-        else:
-            status.assert_consumed()
-    # What a missing, a cut and a foreign file raise.
-    except (
-        tf.errors.OpError,
-        IndexError,
-        AssertionError,
-        ValueError,
-    ) as error:
-        raise ValueError(
-            f"{path} is damaged or of another model: {error}"
+        tf.io.gfile.makedirs(directory)
+        with tf.device("CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=path,
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                tensors=[tf.constant(state[name]) for name in names],
+            )
+    except tf.errors.OpError as error:
+        _remove_leftovers(directory)
+        kept = ", ".join(map(str, saved_steps(directory))) or "none"
+        raise OSError(
+            f"The checkpoint {path} could not be written: {error.message}. Is "
+            f"the disk full? Whole checkpoints there, by step: {kept}."
         ) from error
+    if max_to_keep is not None:
+        for step in saved_steps(directory)[:-max_to_keep]:
+            _remove(_path(directory, step))
 
 
-def _restore_newest(checkpoint, directory, partly=False):
-    """Restores the newest checkpoint; a damaged one gives way, loudly."""
-    state = tf.train.get_checkpoint_state(directory)
-    paths = list(state.all_model_checkpoint_paths) if state else []
-    for path in reversed(paths):
+def _path(directory, step):
+    return os.path.join(directory, f"ckpt-{step}")
+
+
+def _remove(path):
+    # The index first: without it there is no checkpoint.
+    for file in (
+        path + ".index",
+        *tf.io.gfile.glob(path + ".data-*"),
+    ):
+        tf.io.gfile.remove(file)
+
+
+def _remove_leftovers(directory):
+    """Removes what a process that was killed has not written to the end."""
+    if not tf.io.gfile.isdir(directory):
+        return
+    whole = {f"ckpt-{step}" for step in saved_steps(directory)}
+    for name in tf.io.gfile.listdir(directory):
+        is_ours = re.match(r"(ckpt-\d+)\.(data|index)", name)
+        if is_ours and (is_ours[1] not in whole or "tempstate" in name):
+            tf.io.gfile.remove(os.path.join(directory, name))
+
+
+def _copies(variables):
+    # Copies: what TensorFlow hands out may be the memory of the variable.
+    return {name: np.array(v.numpy()) for name, v in variables.items()}
+
+
+def _weight_variables(model):
+    return {f"weights/{n}": v for n, v in weights_by_name(model).items()}
+
+
+def _weights_state(model, step):
+    return {"step": np.int64(step), **_copies(_weight_variables(model))}
+
+
+def _shapes(variables):
+    return {name: tuple(v.shape) for name, v in variables.items()}
+
+
+def _read(path, shapes):
+    """All values of a checkpoint, whose checksums are looked at.
+
+    Raises `ValueError` if it is damaged, or lacks what `shapes` names.
+    """
+    try:
+        reader = tf.train.load_checkpoint(path)
+        state = {
+            name: reader.get_tensor(name)
+            for name in reader.get_variable_to_shape_map()
+        }
+    # What a missing and a cut file raise.
+    except (tf.errors.OpError, RuntimeError, IndexError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    problems = [
+        f"{name} is missing" if name not in state
+        else f"{name} is {state[name].shape}, not {shape}"
+        for name, shape in shapes.items()
+        if name not in state or state[name].shape != shape
+    ]  # fmt: skip
+    if problems:
+        raise ValueError(f"{path} is of another model: {'; '.join(problems)}")
+    return state
+
+
+def _read_newest(directory, shapes):
+    """The newest state that is whole; a damaged one gives way, loudly."""
+    for step in reversed(saved_steps(directory)):
         try:
-            _restore(checkpoint, path, partly)
-            return
+            return _read(_path(directory, step), shapes)
         except ValueError as error:
             logging.error("%s Trying the one before.", error)
     raise ValueError(
-        f"No checkpoint in {directory} can be read"
-        + (": " if paths else ": the file `checkpoint` there is missing; ")
-        + "bring back a copy of the folder, or begin again with another "
-        "--workdir."
+        f"No checkpoint in {directory} can be read: bring back a copy of the "
+        "folder, or begin again with another --workdir."
     )

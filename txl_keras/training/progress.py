@@ -12,59 +12,84 @@ class Progress:
     """Progress of training.
 
     Args:
-        step: Integer, where the run starts or resumes.
         max_steps: Integer.
         tokens_per_step: Integer.
+        format_score: Function of a loss, nats a token, that returns it as a
+            string in the measure of the field.
+        is_shown: Boolean, false on workers that print nothing.
     """
 
-    def __init__(self, step, max_steps, tokens_per_step):
+    def __init__(self, max_steps, tokens_per_step, format_score, is_shown=True):
         self._tokens_per_step = tokens_per_step
+        self._format_score = format_score
+        self._is_shown = is_shown
         self._is_terminal = sys.stderr.isatty()
         self._bar = tqdm(
-            initial=step,
             total=max_steps,
             unit="step",
             dynamic_ncols=True,
-            disable=not self._is_terminal,
+            disable=not (is_shown and self._is_terminal),
         )
-        self._step = step
+        self._step = 0
         self._max_steps = max_steps
         self._last_line = time.monotonic()
 
-    def update(self, num_steps, seconds, loss, score):
-        """Counts steps that are done.
+    def start(self, step):
+        """Begins to count the time.
 
         Args:
-            num_steps: Integer, since the last call.
-            seconds: Float, how long they took.
-            loss: Float, nats a token.
-            score: String, the loss in the measure of the field.
+            step: Integer, where the run starts or resumes.
         """
-        self._step += num_steps
-        tokens_per_second = num_steps * self._tokens_per_step / seconds
+        self._step = step
+        self._last_line = time.monotonic()
+        self._bar.reset()
+        self._bar.initial = self._bar.n = step
+
+    def update(self, metrics):
+        """Shows steps that are done.
+
+        Args:
+            metrics: Dictionary of `step`, `loss` (nats a token, `None` where
+                all steps were skipped) and `tokens_per_second`.
+        """
+        loss, speed = metrics["loss"], metrics["tokens_per_second"]
         figures = {
-            "loss": f"{loss:.3f}",
-            "score": score,
-            "tokens/s": f"{tokens_per_second:,.0f}",
+            "loss": "none" if loss is None else f"{loss:.3f}",
+            "score": "none" if loss is None else self._format_score(loss),
+            "tokens/s": f"{speed:,.0f}",
         }
+        num_steps, self._step = metrics["step"] - self._step, metrics["step"]
         if self._is_terminal:
             self._bar.set_postfix(figures, refresh=False)
             self._bar.update(num_steps)
         elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            left = (self._max_steps - self._step) * seconds / num_steps
+            steps_left = self._max_steps - self._step
+            left = steps_left * self._tokens_per_step / speed
             line = ", ".join(
                 f"{name} {value}" for name, value in figures.items()
             )
-            self.write(
+            self._write(
                 f"step {self._step}/{self._max_steps}: {line}, "
                 f"{tqdm.format_interval(left)} left"
             )
 
-    def write(self, line):
+    def score(self, step, nll, is_best):
+        """Shows a score of valid.
+
+        Args:
+            step: Integer.
+            nll: Float, nats a token.
+            is_best: Boolean, whether it is the best so far.
+        """
+        best = " (best)" if is_best else ""
+        self._write(f"step {step}: valid {self._format_score(nll)}{best}")
+
+    def _write(self, line):
         """Prints a line, above the bar where there is one."""
-        self._bar.write(line, file=sys.stdout)
-        sys.stdout.flush()
+        if self._is_shown:
+            self._bar.write(line, file=sys.stdout)
+            sys.stdout.flush()
 
     def close(self):
         """Leaves the bar as it stands."""

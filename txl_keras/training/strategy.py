@@ -1,14 +1,25 @@
 """Where a model runs, and how one function runs there step after step."""
 
+import contextlib
+import json
+import os
+import socket
+import time
+
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+
+WORKER_TIMEOUT = 50  # seconds
 
 
 def create_strategy(tpu=None, num_cpu_devices=None):
     """Chooses the `tf.distribute` strategy for this machine.
 
-    Must be called before TensorFlow touches a device.
+    Must be called before TensorFlow touches a device. Several workers, each
+    with its own copy of the program, are described by the environment variable
+    `TF_CONFIG`, as TensorFlow documents it; its `cluster` has the addresses of
+    all `worker`s (and of one `chief`), its `task` is this one.
 
     Args:
         tpu: Name or gRPC address of a TPU. `"local"` and the empty string
@@ -18,23 +29,37 @@ def create_strategy(tpu=None, num_cpu_devices=None):
             laptop.
 
     Returns:
-        `TPUStrategy` for a TPU, `MirroredStrategy` for several GPUs or CPU
-        devices, else the default strategy: one GPU where there is one, or
-        the CPU.
+        `TPUStrategy` for a TPU, `MultiWorkerMirroredStrategy` where
+        `TF_CONFIG` names several workers, `MirroredStrategy` for several GPUs
+        or CPU devices, else the default strategy: one GPU where there is one,
+        or the CPU.
 
     Raises:
-        ValueError: If both arguments are given, or `num_cpu_devices < 1`.
-        RuntimeError: If the TPU cannot be reached.
+        ValueError: If two of these are given at once, `num_cpu_devices < 1`,
+            or `TF_CONFIG` is not what TensorFlow documents.
+        RuntimeError: If the TPU cannot be reached, or a worker does not come
+            within `WORKER_TIMEOUT` seconds.
     """
-    if tpu is not None and num_cpu_devices is not None:
+    workers, index = _workers()
+    given = {
+        "tpu": tpu,
+        "num_cpu_devices": num_cpu_devices,
+        "TF_CONFIG": workers or None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
         raise ValueError(
-            "`tpu` and `num_cpu_devices` exclude each other. Received: "
-            f"tpu={tpu!r}, num_cpu_devices={num_cpu_devices}"
+            "`tpu`, `num_cpu_devices` and several workers in TF_CONFIG exclude "
+            "each other. Received: "
+            + ", ".join(f"{name}={value!r}" for name, value in given.items())
         )
     if tpu is not None:
         return _tpu_strategy(tpu)
     if num_cpu_devices is not None:
         return _cpu_strategy(num_cpu_devices)
+    if workers:
+        _meet_workers(workers, index)
+        return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if len(gpus) > 1:
         return tf.distribute.MirroredStrategy([gpu.name for gpu in gpus])
@@ -71,6 +96,104 @@ def _cpu_strategy(num_cpu_devices):
     )
 
 
+def _workers():
+    """Addresses of all workers in TF_CONFIG, and which of them this is."""
+    text = os.environ.get("TF_CONFIG", "").strip()
+    if not text:
+        return [], 0
+    try:
+        config = json.loads(text)
+        cluster = config["cluster"]
+        chiefs, workers = cluster.get("chief", []), cluster.get("worker", [])
+        if set(cluster) - {"chief", "worker"}:
+            raise ValueError("the only jobs are chief and worker")
+        addresses = [*chiefs, *workers]
+        for address in addresses:
+            _host_and_port(address)
+        task = config["task"]
+        # A chief is the first worker by another name.
+        index = addresses.index(cluster[task["type"]][task["index"]])
+    # Whatever else it may hold: a list, a number, an index out of range.
+    except Exception as error:
+        raise ValueError(
+            "TF_CONFIG must be JSON such as "
+            '{"cluster": {"worker": ["HOST:PORT", ...]}, '
+            '"task": {"type": "worker", "index": 0}}. '
+            f"Received: {text} ({type(error).__name__}: {error})"
+        ) from error
+    return (addresses if len(addresses) > 1 else []), index
+
+
+def _host_and_port(address):
+    host, port = address.rsplit(":", 1)
+    return host.strip("[]"), int(port)
+
+
+def _meet_workers(workers, index):
+    """Waits until all workers answer: TensorFlow would wait without end.
+
+    Until TensorFlow's own server takes over, each worker listens at its port.
+    """
+    _, port = _host_and_port(workers[index])
+    missing = [w for i, w in enumerate(workers) if i != index]
+    deadline = time.monotonic() + WORKER_TIMEOUT
+    try:
+        listener = socket.create_server(("", port), backlog=len(workers))
+    except OSError as error:
+        raise RuntimeError(
+            f"Worker {index} of TF_CONFIG cannot listen at port {port} of "
+            f"{workers[index]}: {error}"
+        ) from error
+    with listener:
+        while missing and time.monotonic() < deadline:
+            missing = [w for w in missing if not _answers(w)]
+            if missing:
+                time.sleep(0.2)
+    if missing:
+        raise RuntimeError(
+            f"These workers of TF_CONFIG did not answer within "
+            f"{WORKER_TIMEOUT} seconds: {', '.join(missing)}. Start the same "
+            "command on every worker, each with its own task in TF_CONFIG, "
+            f"and let them reach each other. This is worker {index}, "
+            f"{workers[index]}."
+        )
+
+
+def _answers(address):
+    with contextlib.suppress(OSError):
+        socket.create_connection(_host_and_port(address), timeout=2).close()
+        return True
+    return False
+
+
+def is_chief(strategy):
+    """Whether this worker writes the files of a run.
+
+    Args:
+        strategy: The `tf.distribute.Strategy`.
+
+    Returns:
+        Boolean, true for one worker; always true where there is but one.
+    """
+    return strategy.extended.should_checkpoint
+
+
+def wait_for_all(strategy):
+    """Returns when all workers have come here.
+
+    Args:
+        strategy: The `tf.distribute.Strategy`.
+    """
+
+    @tf.function
+    def meet():
+        return strategy.run(
+            lambda: tf.distribute.get_replica_context().all_reduce("SUM", 1.0)
+        )
+
+    meet()
+
+
 def describe(strategy):
     """Replicas and devices in words, such as "2 x GPU".
 
@@ -102,38 +225,50 @@ def compile_replica_function(function, strategy):
     return tf.function(function, jit_compile=None if is_tpu else True)
 
 
-def host_loop(strategy, replica_step, names):
+def host_loop(strategy, replica_step, names, stop):
     """Runs a step many times on all replicas, in one call from Python.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
-        replica_step: Function of one element of the data that returns a
-            dictionary of scalars, one replica's share of each.
-        names: The keys of that dictionary.
+        replica_step: Function of one element of the data and of the value of
+            `stop` on this worker. It returns a dictionary of float32 scalars
+            that are the same on all replicas. `stop` among them is the sum
+            over replicas: where it is not 0, all workers end the loop after
+            this step.
+        names: The other keys of that dictionary.
+        stop: `StopRequest.variable`.
 
     Returns:
         `tf.function(iterator, num_steps)`, which returns a dictionary of
-        float32 vectors of `num_steps`: the sums over replicas, step by step.
+        float32 vectors, step by step, of `num_steps` or fewer if stopped:
+        `names` and `stop`.
     """
+    names = ("stop", *names)
 
     # A plain function: of a `tf.function`, `strategy.run` would compile one
     # graph for all replicas, and XLA cannot reach the variables of the second.
-    def step(element):
-        return replica_step(element)
+    def step(*args):
+        return replica_step(*args)
 
     @tf.function(reduce_retracing=True)
     def run(iterator, num_steps):
-        results = tf.TensorArray(tf.float32, size=num_steps)
-        for i in tf.range(num_steps):
-            shares = strategy.run(step, args=(next(iterator),))
-            sums = [
-                strategy.reduce("SUM", shares[name], axis=None)
-                for name in names
-            ]
-            results = results.write(i, tf.stack(sums))
-        # [num_steps, names] -> a vector a name
-        return dict(
-            zip(names, tf.unstack(results.stack(), len(names), 1), strict=True)
+        results = tf.TensorArray(
+            tf.float32, size=num_steps, element_shape=(len(names),)
         )
+        done, stopped = 0, False
+        while done < num_steps and not stopped:
+            values = strategy.run(
+                step, args=(next(iterator), stop.read_value())
+            )
+            first = {
+                name: strategy.experimental_local_results(values[name])[0]
+                for name in names
+            }
+            results = results.write(done, tf.stack(list(first.values())))
+            stopped = first["stop"] > 0
+            done += 1
+        # [num_steps, names] -> a vector a name
+        steps = results.stack()[:done]
+        return dict(zip(names, tf.unstack(steps, len(names), 1), strict=True))
 
     return run

@@ -1,6 +1,6 @@
 """The training step.
 
-Letters: `B` batch over all replicas, `T` segment.
+Letters: `B` batch over all replicas, `b` rows of one replica, `T` segment.
 """
 
 import functools
@@ -8,8 +8,13 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
 from txl_keras.data.segments import replica_batch_size
+from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.row_dropout import fold_in
+from txl_keras.training.loss_scale import LossScale
+from txl_keras.training.optimizers import apply_gradients
+from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
 
@@ -17,10 +22,16 @@ from txl_keras.training.strategy import host_loop
 class Trainer:
     """Trains a language model, one replica or many alike.
 
-    A step, on every replica: read memory, forward and backward, write memory
-    (all compiled by XLA); then sum the gradients over replicas, clip them by
-    their global norm, and apply them. The loss is the mean over the targets of
-    the global batch, so the number of replicas changes nothing but the speed.
+    A step, on every replica: read memory, forward and backward, write memory;
+    then sum the gradients over replicas, in one all-reduce; then clip them by
+    their global norm and apply them, every replica to its own copy of the
+    weights. What lies before and after the sum is compiled by XLA. The loss is
+    the mean over the targets of the global batch, so the number of replicas
+    changes nothing but the speed.
+
+    A model of the policy `mixed_float16` is trained with a loss scale
+    (`LossScale`): a step whose summed gradient is not finite is skipped by all
+    replicas, and counts as a step, though not for the optimizer.
 
     Args:
         model: `TransformerXLCausalLM` made in the scope of `strategy`.
@@ -32,10 +43,20 @@ class Trainer:
         seed: Integer, of the dropout masks.
         segment_lengths: Optional tuple of integers, `Segments.segment_lengths`
             of the data; needed where they vary. Each is compiled.
+        accumulate_steps: Integer. The rows of a replica are computed in so
+            many pieces, one after the other, and their gradients added up:
+            the same step with the activations of fewer rows. Each piece has
+            the memory of its rows.
+        stop: Optional `StopRequest`: steps end early where it was heard.
+
+    Attributes:
+        step: int64 `tf.Variable`, the steps done.
+        stopped: Boolean, whether `train` ended early: on some worker `stop`
+            was heard.
 
     Raises:
-        ValueError: If `batch_size` does not divide over the replicas, or
-            `clip_norm` is not positive.
+        ValueError: If `batch_size` does not divide over the replicas, or their
+            rows by `accumulate_steps`, or `clip_norm` is not positive.
     """
 
     def __init__(
@@ -47,11 +68,21 @@ class Trainer:
         clip_norm=None,
         seed=0,
         segment_lengths=None,
+        accumulate_steps=1,
+        stop=None,
     ):
         if clip_norm is not None and clip_norm <= 0:
             raise ValueError(
                 "`clip_norm` must be greater than 0 or None. "
                 f"Received: clip_norm={clip_norm}"
+            )
+        check_integer("accumulate_steps", accumulate_steps, 1)
+        self._rows = replica_batch_size(batch_size, strategy)
+        if self._rows % accumulate_steps:
+            raise ValueError(
+                "`accumulate_steps` must divide the rows of a replica, "
+                f"batch_size / replicas = {self._rows}. Received: "
+                f"accumulate_steps={accumulate_steps}"
             )
         self.model = model
         self.optimizer = optimizer
@@ -60,20 +91,33 @@ class Trainer:
         self.clip_norm = clip_norm
         self.seed = seed
         self.segment_lengths = segment_lengths
-        self._rows = replica_batch_size(batch_size, strategy)
+        self.accumulate_steps = accumulate_steps
+        self.stopped = False
+        names = ["loss", "gradient_norm"]
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
             self.memory = model.backbone.memory_stack(self._rows)
             optimizer.build(model.trainable_variables)
+            self.loss_scale = None
+            if model.compute_dtype == "float16":
+                self.loss_scale = LossScale()
+                names += ["loss_scale", "skipped"]
         self._compiled_gradients = compile_replica_function(
             self._gradients, strategy
         )
+        self._compiled_update = compile_replica_function(self._update, strategy)
         step = self._step
         if strategy.num_replicas_in_sync == 1:
             # XLA has no collectives on CPU and GPU: with several replicas
-            # only what lies before the sum of gradients is compiled.
+            # only what lies around the sum of gradients is compiled.
             step = compile_replica_function(self._step, strategy)
-        self._run = host_loop(strategy, step, ("loss", "gradient_norm"))
+        self._stop = stop or StopRequest()
+        self._run = host_loop(strategy, step, names, self._stop.variable)
+
+    @property
+    def piece_rows(self):
+        """Rows that a replica computes at a time."""
+        return self._rows // self.accumulate_steps
 
     def train(self, iterator, num_steps):
         """Runs steps, without a word from the host in between.
@@ -84,38 +128,77 @@ class Trainer:
             num_steps: Integer.
 
         Returns:
-            Dictionary of NumPy vectors of `num_steps`: `loss`, nats a token,
-            and `gradient_norm`, before clipping.
+            Dictionary of NumPy vectors of `num_steps`, or fewer if stopped:
+            `loss`, nats a token, and `gradient_norm`, before clipping; in
+            float16 also `loss_scale`, and `skipped`, 1 where nothing was
+            applied.
 
         Raises:
-            FloatingPointError: If a loss or gradient is not finite.
+            FloatingPointError: If a loss or gradient is not finite and no
+                lower loss scale can help.
         """
         first = int(self.step.numpy())
         results = self._run(iterator, tf.constant(num_steps))
         results = {name: value.numpy() for name, value in results.items()}
-        for name, values in results.items():
-            bad = np.flatnonzero(~np.isfinite(values))
-            if bad.size:
-                raise FloatingPointError(
-                    f"{name} is {values[bad[0]]} at step {first + bad[0] + 1}."
-                )
+        self.stopped = bool(results.pop("stop").any())
+        hopeless = np.zeros(len(results["loss"]), bool)
+        for name in ("loss", "gradient_norm"):
+            hopeless |= ~np.isfinite(results[name])
+        if self.loss_scale:
+            hopeless &= results["loss_scale"] <= LossScale.SMALLEST
+        if hopeless.any():
+            at = np.flatnonzero(hopeless)[0]
+            raise FloatingPointError(
+                f"At step {first + at + 1} the loss is {results['loss'][at]} "
+                f"and the gradient norm {results['gradient_norm'][at]}."
+            )
         return results
 
-    def _step(self, batch):
-        """One step of one replica; returns its shares of the results."""
+    def _step(self, batch, stop):
+        """One step of one replica; its results are those of all."""
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         loss, gradients = self._compiled_gradients(batch, self.step, first_row)
-        gradients = context.all_reduce("SUM", gradients)
-        norm = tf.linalg.global_norm(gradients)
-        if self.clip_norm is not None:
-            gradients, _ = tf.clip_by_global_norm(
-                gradients, self.clip_norm, use_norm=norm
-            )
-        self.optimizer.apply(gradients, self.model.trainable_variables)
+        # The only place where replicas meet: one all-reduce, which takes the
+        # loss and the wish to stop along. (A sum over workers asks a tensor
+        # for its device, which what comes from the loop does not have.)
+        *gradients, loss, stop = context.all_reduce(
+            "SUM", [*gradients, loss, tf.identity(stop)]
+        )
+        results, is_applied = self._compiled_update(gradients)
+        self.optimizer.iterations.assign_add(tf.cast(is_applied, tf.int64))
         self.step.assign_add(1)
-        replicas = self.strategy.num_replicas_in_sync
-        return {"loss": loss, "gradient_norm": norm / replicas}
+        return {**results, "loss": loss, "stop": stop}
+
+    def _update(self, gradients):
+        """Clips the summed gradients and applies them to this replica."""
+        results, is_finite = {}, True
+        if self.loss_scale:
+            gradients = self.loss_scale.unscale(gradients)
+        norm = tf.linalg.global_norm(gradients)
+        if self.loss_scale:
+            is_finite = tf.math.is_finite(norm)
+            results = {
+                "loss_scale": self.loss_scale.value.read_value(),
+                "skipped": 1.0 - tf.cast(is_finite, tf.float32),
+            }
+            self.loss_scale.update(is_finite)
+
+        def apply():
+            clipped = gradients
+            if self.clip_norm is not None:
+                clipped, _ = tf.clip_by_global_norm(
+                    gradients, self.clip_norm, use_norm=norm
+                )
+            apply_gradients(
+                self.optimizer, clipped, self.model.trainable_variables
+            )
+
+        if self.loss_scale:
+            tf.cond(is_finite, apply, lambda: None)
+        else:
+            apply()
+        return {**results, "gradient_norm": norm}, is_finite
 
     def _gradients(self, batch, step, first_row):
         """This replica's part of the loss and of its gradient."""
@@ -135,19 +218,108 @@ class Trainer:
 
     def _of_length(self, length, batch, memory, step, first_row):
         """Loss, new memory and gradient of the first tokens of a batch."""
+        seed = fold_in(tf.cast(self.seed, tf.uint32), step)
+        batch = {
+            "inputs": batch["inputs"][:, :length],
+            "targets": batch["targets"][:, :length],
+            # Of the mean over all targets of the step, on all replicas.
+            "weights": batch["weights"][:, :length] / batch["num_targets"],
+            "reset": batch["reset"],
+        }
+        if self.accumulate_steps == 1:
+            return self._of_rows(batch, memory, seed, first_row)
+        return self._in_pieces(batch, memory, seed, first_row)
+
+    def _in_pieces(self, batch, memory, seed, first_row):
+        """`_of_rows`, a piece of the rows after the other."""
+        rows = self.piece_rows
+
+        def add_piece(i, loss, gradients, kept):
+            start = i * rows
+            of_piece = functools.partial(_rows_from, start=start, rows=rows)
+            piece_loss, piece_memory, piece_gradients = self._of_rows(
+                tf.nest.map_structure(of_piece, batch),
+                tf.nest.map_structure(of_piece, memory),
+                seed,
+                first_row + start,
+            )
+            return (
+                i + 1,
+                loss + piece_loss,
+                tf.nest.map_structure(tf.add, gradients, piece_gradients),
+                [
+                    array.write(i, value)
+                    for array, value in zip(
+                        kept, tf.nest.flatten(piece_memory), strict=True
+                    )
+                ],
+            )
+
+        _, loss, gradients, kept = tf.while_loop(
+            lambda i, *_: i < self.accumulate_steps,
+            add_piece,
+            (
+                0,
+                0.0,
+                [tf.zeros(v.shape) for v in self.model.trainable_variables],
+                [
+                    tf.TensorArray(
+                        value.dtype,
+                        self.accumulate_steps,
+                        element_shape=(rows, *value.shape[1:]),
+                    )
+                    for value in tf.nest.flatten(memory)
+                ],
+            ),
+        )
+        values = [array.concat() for array in kept]
+        return loss, tf.nest.pack_sequence_as(memory, values), gradients
+
+    def _of_rows(self, batch, memory, seed, first_row):
+        """Loss, new memory and gradient of some rows."""
+        weights = batch["weights"]
         with tf.GradientTape() as tape:
             nll, memory = self.model.score(
-                batch["inputs"][:, :length],
-                batch["targets"][:, :length],
+                batch["inputs"],
+                batch["targets"],
                 memory=memory,
                 reset=batch["reset"],
                 training=True,
-                dropout_seed=fold_in(tf.cast(self.seed, tf.uint32), step),
+                dropout_seed=seed,
                 first_row=first_row,
             )
-            weights = batch["weights"][:, :length]
-            loss = tf.reduce_sum(nll * weights) / batch["num_targets"]
-        gradients = tape.gradient(loss, self.model.trainable_variables)
+            loss = tf.reduce_sum(nll * weights)
+            target = loss
+            if self.loss_scale:
+                target = self.loss_scale.scale(loss)
+        gradients = tape.gradient(target, self.model.trainable_variables)
+        if self.loss_scale:
+            memory = _forget_overflows(memory, self.memory.cold_start)
         # Sparse ones have a row twice where a token comes twice: their norm
         # would be another.
         return loss, memory, [tf.convert_to_tensor(g) for g in gradients]
+
+
+def _rows_from(tensor, start, rows):
+    """Some rows of a tensor, their number static as XLA needs it."""
+    begin = [start] + [0] * (tensor.shape.rank - 1)
+    return tf.slice(tensor, begin, [rows, *tensor.shape[1:]])
+
+
+def _forget_overflows(memory, cold_start):
+    """Forgets rows that float16 could not hold: they would stay forever."""
+    is_finite = tf.reduce_all(
+        [
+            tf.reduce_all(tf.math.is_finite(state), axis=(1, 2))
+            for state in memory.states
+        ],
+        axis=0,
+    )  # [B]
+    # Zeros too, as a mask does not hide what is not finite: 0 * inf is nan.
+    states = tuple(
+        tf.where(is_finite[:, None, None], state, tf.zeros((), state.dtype))
+        for state in memory.states
+    )
+    return Memory(states, memory.valid_length).reset_rows(
+        ~is_finite, cold_start
+    )

@@ -1,14 +1,20 @@
-"""The folder of a run.
+"""The folder of a run, local or in a bucket.
 
 config.json       what the run is: flags, model, data
 tokenizer.json    text <-> ids
 checkpoints/      the newest states
+best/             the weights with the best score of valid
+events/           what TensorBoard shows
 metrics.jsonl     one JSON object a line, steps rising
 results.json      written last: the run is finished
 """
 
+import fcntl
 import json
 import os
+import uuid
+
+import tensorflow as tf
 
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
@@ -16,6 +22,7 @@ from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.training.checkpointing import restore_weights
 from txl_keras.training.checkpointing import save_weights
+from txl_keras.training.checkpointing import saved_steps
 
 
 class Workdir:
@@ -30,7 +37,9 @@ class Workdir:
         self.path = path
         self.tokenizer = os.path.join(path, "tokenizer.json")
         self.checkpoints = os.path.join(path, "checkpoints")
+        self.best = os.path.join(path, "best")
         self.metrics = os.path.join(path, "metrics.jsonl")
+        self.events = os.path.join(path, "events")
 
     def file(self, name):
         """Path of a file of the run."""
@@ -46,12 +55,20 @@ class Workdir:
 
         Raises:
             ValueError: If a run of another configuration lives here.
+            OSError: If files cannot be written here.
         """
-        path = self.file("config.json")
-        if not os.path.exists(path):
-            os.makedirs(self.path, exist_ok=True)
-            write_json(config, path)
-            return
+        self._check_writable()
+        self._lock()
+        if not self.is_claimed():
+            write_json(config, self.file("config.json"))
+        self.check_config(config)
+
+    def check_config(self, config):
+        """Raises `ValueError` if the run here is of another configuration.
+
+        Args:
+            config: As in `claim`.
+        """
         differences = _differences(
             {**self.read_config(), "corpus": None},
             {**_as_json(config), "corpus": None},
@@ -63,6 +80,36 @@ class Workdir:
                 + "; ".join(differences)
             )
 
+    def _lock(self):
+        """Keeps other processes of this machine out while this one lives."""
+        if "://" in self.path:
+            return
+        # Kept open: a lock is lost with its file.
+        self._lock_file = open(self.file("lock"), "w")  # noqa: SIM115
+        try:
+            fcntl.lockf(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError(
+                f"`workdir` {self.path} is in use: another process trains "
+                "there. Wait for its end, or stop it."
+            ) from error
+
+    def _check_writable(self):
+        path = self.file(f"{uuid.uuid4().hex}.tmp")
+        try:
+            tf.io.gfile.makedirs(self.path)
+            _write_text("", path)
+            tf.io.gfile.remove(path)
+        except tf.errors.OpError as error:
+            raise OSError(
+                f"`workdir` must be a folder that can be written to. "
+                f"Received: {self.path} ({error.message})"
+            ) from error
+
+    def is_claimed(self):
+        """Whether a run was started here."""
+        return tf.io.gfile.exists(self.file("config.json"))
+
     def read_config(self):
         """The configuration of the run.
 
@@ -71,7 +118,7 @@ class Workdir:
             ValueError: If the file is damaged.
         """
         path = self.file("config.json")
-        if not os.path.exists(path):
+        if not self.is_claimed():
             raise FileNotFoundError(
                 f"`workdir` must be that of a run: there is no {path}."
             )
@@ -81,10 +128,12 @@ class Workdir:
             raise ValueError(f"{path} is damaged: it lacks {sorted(missing)}.")
         return config
 
-    def load_model(self, **overrides):
-        """The model of the run, with its newest weights.
+    def load_model(self, checkpoint="latest", **overrides):
+        """The model of the run, with its weights.
 
         Args:
+            checkpoint: String, `"latest"` or `"best"` by the score of valid.
+                What was not trained here has but one.
             **overrides: Arguments of `TransformerXLBackbone` that do not
                 change the weights, such as `memory_length`.
 
@@ -95,7 +144,25 @@ class Workdir:
             FileNotFoundError: If there is no run or no checkpoint.
         """
         model = self.build_model(**overrides)
-        return model, restore_weights(model, self.checkpoints)
+        return model, self.restore_weights(model, checkpoint)
+
+    def restore_weights(self, model, checkpoint="latest"):
+        """Gives a model of the run its weights.
+
+        Args:
+            model: `TransformerXLCausalLM`.
+            checkpoint: As in `load_model`.
+
+        Returns:
+            Integer, the step they are of.
+
+        Raises:
+            FileNotFoundError: If there is no checkpoint.
+            ValueError: If none can be read, or they are of another model.
+        """
+        is_best = checkpoint == "best" and saved_steps(self.best)
+        directory = self.best if is_best else self.checkpoints
+        return restore_weights(model, directory)
 
     def build_model(self, **overrides):
         """The model of the run, with fresh weights: see `load_model`."""
@@ -112,7 +179,7 @@ class Workdir:
             ValueError: If it is not the one that the run began with.
         """
         config = self.read_config()
-        if not os.path.exists(self.tokenizer):
+        if not tf.io.gfile.exists(self.tokenizer):
             raise FileNotFoundError(
                 f"There is no {self.tokenizer}: convert the checkpoint again, "
                 "with --vocabulary."
@@ -142,7 +209,8 @@ class Workdir:
             FileExistsError: If there is something in the folder.
             ValueError: If the tokenizer is not that of the model.
         """
-        if os.path.isdir(self.path) and os.listdir(self.path):
+        gfile = tf.io.gfile
+        if gfile.isdir(self.path) and gfile.listdir(self.path):
             raise FileExistsError(
                 "The folder to write must be new or empty. "
                 f"Received: {self.path}"
@@ -154,7 +222,7 @@ class Workdir:
                 f"{vocabulary_size} symbols. Received: "
                 f"{tokenizer.vocabulary_size} symbols"
             )
-        os.makedirs(self.path, exist_ok=True)
+        gfile.makedirs(self.path)
         save_weights(model, self.checkpoints, step)
         if tokenizer:
             save_tokenizer(tokenizer, self.tokenizer)
@@ -188,7 +256,7 @@ class Workdir:
         Args:
             metrics: Dictionary with `step`.
         """
-        with open(self.metrics, "a", encoding="utf-8") as file:
+        with tf.io.gfile.GFile(self.metrics, "a") as file:
             file.write(json.dumps(metrics) + "\n")
 
     def drop_metrics_after(self, step):
@@ -203,18 +271,17 @@ class Workdir:
 
     def read_metrics(self):
         """List of the dictionaries in metrics.jsonl."""
-        if not os.path.exists(self.metrics):
+        if not tf.io.gfile.exists(self.metrics):
             return []
-        with open(self.metrics, encoding="utf-8") as file:
-            # A run that was killed may leave half a line at the end.
-            lines = [line for line in file if line.endswith("\n")]
+        lines = _read_text(self.metrics).splitlines(keepends=True)
+        # A run that was killed may leave half a line at the end.
+        lines = [line for line in lines if line.endswith("\n")]
         return [_parse_json(line, self.metrics) for line in lines]
 
 
 def read_json(path):
     """Reads a JSON file."""
-    with open(path, encoding="utf-8") as file:
-        return _parse_json(file.read(), path)
+    return _parse_json(_read_text(path), path)
 
 
 def _parse_json(text, path):
@@ -229,10 +296,15 @@ def write_json(content, path):
     _write_text(json.dumps(content, indent=1) + "\n", path)
 
 
+def _read_text(path):
+    with tf.io.gfile.GFile(path) as file:
+        return file.read()
+
+
 def _write_text(text, path):
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
+    with tf.io.gfile.GFile(path + ".tmp", "w") as file:
         file.write(text)
-    os.replace(path + ".tmp", path)
+    tf.io.gfile.rename(path + ".tmp", path, overwrite=True)
 
 
 def _as_json(content):

@@ -234,7 +234,9 @@ class Segments:
         num_rows = self._check_rows(first_row, num_rows)
         return self._dataset(first_step, num_steps, first_row, 1, num_rows)
 
-    def distribute(self, strategy, first_step=0, num_steps=None):
+    def distribute(
+        self, strategy, first_step=0, num_steps=None, in_memory=False
+    ):
         """Makes a distributed dataset with row r always on the same replica.
 
         With R replicas, replica k gets the rows from `k * B // R` up to
@@ -244,6 +246,9 @@ class Segments:
             strategy: A `tf.distribute.Strategy`.
             first_step: Integer, 0 or more.
             num_steps: Optional integer. None is without end.
+            in_memory: Boolean. True: all steps are read here and now, and
+                sent to the hosts. Otherwise each host reads its own by
+                Python, which must run there. See `Feed`.
 
         Returns:
             A `tf.distribute.DistributedDataset` of dicts, one step an element.
@@ -264,7 +269,8 @@ class Segments:
                     "workers"
                 )
             first_row = context.input_pipeline_id * local * rows
-            return self._dataset(first_step, num_steps, first_row, local, rows)
+            make = self._dataset_in_memory if in_memory else self._dataset
+            return make(first_step, num_steps, first_row, local, rows)
 
         return strategy.distribute_datasets_from_function(worker_dataset)
 
@@ -296,6 +302,24 @@ class Segments:
 
         dataset = tf.data.Dataset.range(first_step * num_parts, end)
         return dataset.map(load).prefetch(tf.data.AUTOTUNE)
+
+    def _dataset_in_memory(
+        self, first_step, num_steps, first_row, num_parts, num_rows
+    ):
+        """The elements of `_dataset`, as tensors on the device of the host."""
+        signature = self._signature(num_rows)
+        steps = range(first_step, first_step + num_steps)
+        batches = [
+            self.batch(step, first_row + part * num_rows, num_rows)
+            for step in steps
+            for part in range(num_parts)
+        ]
+        return tf.data.Dataset.from_tensor_slices(
+            {
+                key: np.stack([batch[key] for batch in batches])
+                for key in signature
+            }
+        )
 
     def _signature(self, num_rows):
         shape = (num_rows, self._width)

@@ -6,6 +6,7 @@ Letters: `B` batch over all replicas, `T` segment, `M` memory, `L` layers.
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.data.feed import Feed
 from txl_keras.data.segments import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
@@ -60,13 +61,11 @@ class Evaluator:
             Dictionary: `nll` (nats a token), `bits_per_token`,
             `perplexity`, `num_tokens`; or `None` if it was stopped.
         """
-        iterator = iter(
-            segments.distribute(self._strategy, num_steps=len(segments))
-        )
+        feed = Feed(segments, self._strategy, num_steps=len(segments))
         nll, num_tokens, done = 0.0, 0.0, 0
         while done < len(segments):
             steps = min(steps_per_execution, len(segments) - done)
-            sums = self._run(iterator, tf.constant(steps))
+            sums = self._run(feed.next(steps), tf.constant(steps))
             if sums["stop"].numpy().any():
                 return None
             # float64: float32 sums of millions of tokens lose digits.

@@ -190,7 +190,10 @@ class MemoryStack(keras.layers.Layer):
         # they would store the memory of the first replica as if it were all.
         self._holder = types.SimpleNamespace(
             states=[
-                self._variable((batch_size, memory_length, hidden_dim))
+                self._variable(
+                    (batch_size, memory_length, hidden_dim),
+                    _storage_dtype(self),
+                )
                 for _ in range(num_layers)
             ],
             # One count a block, so that blocks can be called one by one.
@@ -201,11 +204,9 @@ class MemoryStack(keras.layers.Layer):
         )
         self.reset_state()
 
-    def _variable(self, shape, dtype=None):
+    def _variable(self, shape, dtype):
         return tf.Variable(
-            tf.zeros(
-                [size or 0 for size in shape], dtype or self.compute_dtype
-            ),
+            tf.zeros([size or 0 for size in shape], dtype),
             shape=tf.TensorShape(shape),
             trainable=False,
             # Each replica has rows of its own; ON_WRITE variables promise
@@ -253,7 +254,7 @@ class MemoryStack(keras.layers.Layer):
         """Forgets everything."""
         empty = self._empty(self.batch_size or 0)
         for state in self._holder.states:
-            state.assign(empty.states[0])
+            state.assign(tf.cast(empty.states[0], state.dtype))
         for valid_length in self._holder.valid_lengths:
             valid_length.assign(empty.valid_length)
 
@@ -279,7 +280,9 @@ class MemoryStack(keras.layers.Layer):
         return None
 
     def _read_layer(self, layer, rows):
-        state = self._holder.states[layer].read_value()
+        state = tf.cast(
+            self._holder.states[layer].read_value(), self.compute_dtype
+        )
         valid_length = self._holder.valid_lengths[layer].read_value()
         if self.batch_size is None and rows is not None:
             new = self._empty(tf.maximum(rows - tf.shape(state)[0], 0))
@@ -293,6 +296,7 @@ class MemoryStack(keras.layers.Layer):
             (self._holder.states[layer], memory.states[0]),
             (self._holder.valid_lengths[layer], memory.valid_length),
         ):
+            value = tf.cast(value, variable.dtype)
             if self.batch_size is None:
                 value = tf.concat([value, variable[rows:]], axis=0)
             variable.assign(value)
@@ -324,3 +328,13 @@ def _check_cold_start(cold_start):
             f"`cold_start` must be one of {COLD_STARTS}. "
             f"Received: cold_start={cold_start!r}"
         )
+
+
+def _storage_dtype(stack):
+    """The dtype of states in their variables."""
+    strategy = tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        # Workers cannot send each other bfloat16, which they do to begin
+        # with equal values. float32 holds it exactly.
+        return "float32"
+    return stack.compute_dtype

@@ -50,6 +50,7 @@ class Checkpoints:
         self._best_directory = best_directory
         self._trainer = trainer
         self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1)
+        self._memory = MemoryRows(trainer.memory, trainer.strategy)
         self._is_chief = is_chief(trainer.strategy)
         self._writer = concurrent.futures.ThreadPoolExecutor(1)
         self._writing = None
@@ -74,7 +75,7 @@ class Checkpoints:
         """
         self.wait()
         # Of all workers, whose rows are in it.
-        memory = read_memory(self._trainer.memory, self._trainer.strategy)
+        memory = self._memory.read()
         if not self._is_chief:
             return
         state = _copies(self._variables())
@@ -149,10 +150,8 @@ class Checkpoints:
     def _assign(self, state):
         for name, variable in self._variables().items():
             variable.assign(state[name])
-        write_memory(
-            self._trainer.memory,
-            self._trainer.strategy,
-            [state[name] for name in sorted(state) if name[:7] == "memory/"],
+        self._memory.write(
+            [state[name] for name in sorted(state) if name[:7] == "memory/"]
         )
         return {
             name.removeprefix("results/"): value
@@ -178,58 +177,67 @@ class Checkpoints:
             )
 
 
-def read_memory(stack, strategy):
-    """The memory of all replicas, rows in the order of the batch.
+class MemoryRows:
+    """The memory of all replicas as one, rows in the order of the batch.
 
     Args:
         stack: `MemoryStack` made in the scope of `strategy`.
         strategy: The `tf.distribute.Strategy`.
-
-    Returns:
-        List of arrays with B rows, as `stack.state_variables`.
     """
 
-    def rows():
-        # bfloat16 cannot be gathered; float32 holds all its values.
+    def __init__(self, stack, strategy):
+        self._variables = stack.state_variables
+        self._rows = stack.batch_size
+        self._strategy = strategy
+
+    def read(self):
+        """List of arrays with B rows, as `stack.state_variables`."""
         return [
-            tf.cast(v, tf.float32 if v.dtype == tf.bfloat16 else v.dtype)
-            for v in stack.state_variables
+            value.numpy().astype(variable.dtype.as_numpy_dtype)
+            for variable, value in zip(
+                self._variables, self._gather(), strict=True
+            )
+        ]
+
+    def write(self, values):
+        """Gives every replica its rows, on any number of replicas.
+
+        Args:
+            values: List of arrays, what `read` returned.
+        """
+
+        def rows_of(context):
+            first = context.replica_id_in_sync_group * self._rows
+            return [
+                tf.cast(value[first : first + self._rows], variable.dtype)
+                for variable, value in zip(self._variables, values, strict=True)
+            ]
+
+        self._assign(
+            self._strategy.experimental_distribute_values_from_function(rows_of)
+        )
+
+    @tf.function
+    def _gather(self):
+        def rows():
+            # bfloat16 cannot be gathered; float32 holds all its values.
+            return [
+                tf.cast(v, tf.float32 if v.dtype == tf.bfloat16 else v.dtype)
+                for v in self._variables
+            ]
+
+        return [
+            self._strategy.gather(value, axis=0)
+            for value in self._strategy.run(rows)
         ]
 
     @tf.function
-    def read():
-        return strategy.run(rows)
-
-    return [
-        strategy.gather(value, axis=0).numpy().astype(v.dtype.as_numpy_dtype)
-        for v, value in zip(stack.state_variables, read(), strict=True)
-    ]
-
-
-def write_memory(stack, strategy, values):
-    """Gives every replica its rows of memory, on any number of replicas.
-
-    Args:
-        stack, strategy: As in `read_memory`.
-        values: List of arrays, what `read_memory` returned.
-    """
-    rows = stack.batch_size
-
-    def rows_of(context):
-        first = context.replica_id_in_sync_group * rows
-        return [tf.constant(value[first : first + rows]) for value in values]
-
-    @tf.function
-    def write(parts):
+    def _assign(self, parts):
         def assign(parts):
-            for variable, part in zip(
-                stack.state_variables, parts, strict=True
-            ):
+            for variable, part in zip(self._variables, parts, strict=True):
                 variable.assign(part)
 
-        strategy.run(assign, args=(parts,))
-
-    write(strategy.experimental_distribute_values_from_function(rows_of))
+        self._strategy.run(assign, args=(parts,))
 
 
 def save_weights(model, directory, step=0):
@@ -415,7 +423,7 @@ def _read(path, shapes):
     Raises `ValueError` if it is damaged, or lacks what `shapes` names.
     """
     try:
-        reader = tf.train.load_checkpoint(path)
+        reader = tf.compat.v1.train.NewCheckpointReader(path)
         state = {
             name: reader.get_tensor(name)
             for name in reader.get_variable_to_shape_map()

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from txl_keras.data.feed import Feed
 from txl_keras.metrics import bits_per_token
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.tensorboard import memory_statistics
@@ -135,12 +136,10 @@ class TrainingLoop:
     def _run_from(self, step):
         if self._owes_score(step) and not self._score(step):
             return False
-        iterator = iter(
-            self._segments.distribute(self._trainer.strategy, first_step=step)
-        )
+        feed = Feed(self._segments, self._trainer.strategy, first_step=step)
         while step < self._max_steps:
             boundary = self._next_boundary(step)
-            step = self._train(iterator, step, boundary)
+            step = self._train(feed, step, boundary)
             stopped = self._trainer.stopped
             if step == boundary:
                 self._write_line(step)
@@ -171,13 +170,14 @@ class TrainingLoop:
             ),
         )
 
-    def _train(self, iterator, step, boundary):
+    def _train(self, feed, step, boundary):
         """Steps up to the boundary; returns the step that was reached."""
         while step < boundary and not self._trainer.stopped:
             self._profile.update(step)
             end = self._profile.next_boundary(step) or boundary
+            num_steps = min(end, boundary) - step
             start = time.monotonic()
-            results = self._trainer.train(iterator, min(end, boundary) - step)
+            results = self._trainer.train(feed.next(num_steps), num_steps)
             self._seconds += time.monotonic() - start
             for name, values in results.items():
                 before = self._pending.get(name, values[:0])

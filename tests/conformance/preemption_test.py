@@ -1,0 +1,217 @@
+"""Runs that are killed, or told to stop, end as if nothing had happened.
+
+pytest -m large -s tests/conformance/preemption_test.py
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.training.checkpointing import saved_steps
+from txl_keras.training.stopping import EXIT_CODE
+
+MAIN = pathlib.Path(__file__).parents[2] / "train" / "main.py"
+SETTINGS = (
+    "--num_layers=2",
+    "--num_heads=2",
+    "--hidden_dim=16",
+    "--intermediate_dim=24",
+    "--memory_length=12",
+    "--dropout=0.1",
+    "--batch_size=4",
+    "--segment_length=8",
+    "--eval_batch_size=4",
+    "--steps_per_execution=7",
+    "--learning_rate=0.01",
+    "--sample_length=40",
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "mine.txt"
+    sentences = [f"Sentence {i} says é: {i * i % 97}.\n" for i in range(900)]
+    path.write_text("".join(sentences), encoding="utf-8")
+    return path
+
+
+def start(workdir, flags, **environment):
+    """Starts main.py; what it prints goes to `WORKDIR.log`."""
+    with open(f"{workdir}.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, MAIN, f"--workdir={workdir}", *SETTINGS, *flags],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+        )
+
+
+def finish(*arguments, **environment):
+    process = start(*arguments, **environment)
+    assert process.wait() == 0, pathlib.Path(f"{arguments[0]}.log").read_text()
+
+
+def lines_of(workdir):
+    path = workdir / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def wait_for_lines(workdir, number, process):
+    while lines_of(workdir) < number:
+        assert process.poll() is None, "the run ended too early"
+        time.sleep(0.01)
+
+
+def state_of(workdir):
+    """All values of the newest checkpoint."""
+    directory = str(workdir / "checkpoints")
+    reader = tf.train.load_checkpoint(
+        f"{directory}/ckpt-{saved_steps(directory)[-1]}"
+    )
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+    }
+
+
+def assert_same_run(workdir, whole):
+    """Weights, optimizer, memory, lines and results: bit for bit."""
+    ours, expected = state_of(workdir), state_of(whole)
+    assert ours.keys() == expected.keys()
+    assert any(name.startswith("memory/") for name in ours)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(ours[name], value)
+    for name in ("metrics.jsonl", "results.json", "sample.txt"):
+        assert (workdir / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole_run(corpus, tmp_path_factory):
+    """A run of 60 steps that nothing disturbed, and its flags."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    flags = (
+        f"--corpus={corpus}",
+        "--max_steps=60",
+        "--eval_every=25",
+        "--checkpoint_every=20",
+    )
+    finish(workdir, flags)
+    return workdir, flags
+
+
+def test_a_run_told_to_stop_saves_the_step_and_goes_on(whole_run, tmp_path):
+    whole, flags = whole_run
+    workdir = tmp_path / "stopped"
+    # One execution of all 60 steps: the stop has to come inside of it. Lines
+    # are then written at other steps.
+    one = (*flags, "--steps_per_execution=60", "--checkpoint_every=60")
+    one = (*one, "--max_steps=60", "--eval_every=60")
+    process = start(workdir, one)
+    time.sleep(0.5)
+    while b"step 0 of 60" not in pathlib.Path(f"{workdir}.log").read_bytes():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    code = process.wait()
+    log = pathlib.Path(f"{workdir}.log").read_text()
+    assert code == EXIT_CODE, log
+    assert "Stopped after step" in log
+    assert 0 < int(state_of(workdir)["step"]) < 60
+    finish(workdir, one)
+    ours, expected = state_of(workdir), state_of(whole)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(ours[name], value)
+    line = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[0])
+    # The mean over all 60 steps, those before the stop among them.
+    lines = (whole / "metrics.jsonl").read_text().splitlines()
+    losses, before, total = [json.loads(x) for x in lines], 0, 0.0
+    for each in losses:
+        if "loss" in each:
+            total += each["loss"] * (each["step"] - before)
+            before = each["step"]
+    np.testing.assert_allclose(line["loss"], total / 60, rtol=1e-5)
+
+
+@pytest.mark.large
+def test_a_run_killed_twenty_times_equals_one_that_was_not(corpus, tmp_path):
+    flags = (
+        f"--corpus={corpus}",
+        "--max_steps=4000",
+        "--eval_every=50",
+        "--checkpoint_every=35",
+    )
+    finish(tmp_path / "whole", flags)
+    workdir = tmp_path / "killed"
+    draw = random.Random(0)
+    killed_at = []
+    for _ in range(20):
+        process = start(workdir, flags)
+        wait_for_lines(workdir, lines_of(workdir) + 1, process)
+        time.sleep(draw.uniform(0, 1.5))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        killed_at.append(lines_of(workdir))
+    print("lines at each kill:", killed_at)
+    finish(workdir, flags)
+    assert_same_run(workdir, tmp_path / "whole")
+
+
+def free_ports(number):
+    with contextlib.ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for _ in range(number)
+        ]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def start_workers(workdir, flags):
+    """Two workers of one run, each with a text of its own to prepare."""
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    return [
+        start(
+            workdir,
+            flags,
+            TF_CONFIG=json.dumps(
+                {
+                    "cluster": {"worker": workers},
+                    "task": {"type": "worker", "index": index},
+                }
+            ),
+        )
+        for index in range(2)
+    ]
+
+
+@pytest.mark.large
+def test_two_workers_stop_together_and_lose_nothing(corpus, tmp_path):
+    flags = (
+        f"--corpus={corpus}",
+        "--max_steps=600",
+        "--eval_every=50",
+        "--checkpoint_every=35",
+    )
+    whole, workdir = tmp_path / "whole", tmp_path / "stopped"
+    for process in start_workers(whole, flags):
+        assert process.wait() == 0, pathlib.Path(f"{whole}.log").read_text()
+    # The signal comes to one of them: first the chief, then the other.
+    for index in (0, 1):
+        processes = start_workers(workdir, flags)
+        wait_for_lines(workdir, lines_of(workdir) + 20, processes[0])
+        processes[index].send_signal(signal.SIGTERM)
+        codes = [process.wait() for process in processes]
+        log = pathlib.Path(f"{workdir}.log").read_text()
+        assert codes == [EXIT_CODE, EXIT_CODE], log
+    for process in start_workers(workdir, flags):
+        assert process.wait() == 0
+    assert_same_run(workdir, whole)

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.data import Segments
+from txl_keras.data.feed import Feed
+
+STRATEGY = tf.distribute.get_strategy()
+
+
+def make_segments():
+    return Segments(np.arange(83), 4, 5, drop_remainder=True, varlen=True)
+
+
+def take(iterator, num_steps):
+    return [next(iterator) for _ in range(num_steps)]
+
+
+def assert_steps(batches, steps):
+    segments = make_segments()
+    for batch, step in zip(batches, steps, strict=True):
+        expected = segments.batch(step)
+        assert batch.keys() == expected.keys()
+        for key, value in expected.items():
+            np.testing.assert_array_equal(batch[key], value)
+
+
+def test_steps_follow_each_other_however_many_are_asked_for():
+    feed = Feed(make_segments(), STRATEGY, first_step=3)
+    batches = [b for n in (2, 1, 4) for b in take(feed.next(n), n)]
+    assert_steps(batches, range(3, 10))
+
+
+class Slice(tf.distribute.OneDeviceStrategy):
+    """Stands in for a TPU that this machine drives by name."""
+
+
+def test_hosts_without_python_are_sent_their_rows(monkeypatch):
+    monkeypatch.setattr(tf.distribute, "TPUStrategy", Slice)
+    strategy = Slice("/job:localhost/replica:0/task:0/device:CPU:0")
+    monkeypatch.setattr(
+        type(strategy.extended),
+        "worker_devices",
+        ("/job:worker/replica:0/task:0/device:CPU:0",),
+    )
+
+    def no_python(*_):
+        raise AssertionError("Python does not run there")
+
+    monkeypatch.setattr(tf, "numpy_function", no_python)
+    feed = Feed(make_segments(), strategy, first_step=3)
+    batches = []
+    for num_steps in (2, 1, 4):
+        iterator = feed.next(num_steps)
+        batches += take(iterator, num_steps)
+        with pytest.raises((StopIteration, tf.errors.OutOfRangeError)):
+            next(iterator)
+    assert_steps(batches, range(3, 10))
+
+
+@pytest.mark.parametrize("first_row", [0, 6])
+def test_a_host_gets_an_element_a_replica(first_row):
+    segments = Segments(np.arange(200), 12, 5, drop_remainder=True)
+    make = [segments._dataset_in_memory, segments._dataset]
+    in_memory, read = (list(f(2, 3, first_row, 2, 3)) for f in make)
+    assert len(in_memory) == 6
+    for ours, expected in zip(in_memory, read, strict=True):
+        assert ours["inputs"].shape == (3, 5)
+        for key, value in expected.items():
+            np.testing.assert_array_equal(ours[key], value)

@@ -1,0 +1,124 @@
+"""The files alone; `trainer_test.py` has what is in them."""
+
+import errno
+import os
+import resource
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.training import checkpointing
+from txl_keras.training.checkpointing import saved_steps
+from txl_keras.training.checkpointing import write_checkpoint
+
+SHAPES = {"step": (), "weights/a": (3, 5), "memory/000": (2, 4)}
+
+
+def make_state(step):
+    return {
+        "step": np.int64(step),
+        "weights/a": np.arange(15, dtype="float32").reshape(3, 5) + step,
+        "memory/000": np.full((2, 4), step, tf.bfloat16.as_numpy_dtype),
+    }
+
+
+def read(directory):
+    return checkpointing._read_newest(str(directory), SHAPES)
+
+
+@pytest.mark.parametrize("where", ["here", "ram://bucket"])
+def test_what_is_written_is_read_and_the_oldest_are_removed(where, tmp_path):
+    directory = str(tmp_path / "new") if where == "here" else f"{where}/a/b"
+    for step in (3, 20, 100):
+        write_checkpoint(directory, make_state(step), max_to_keep=2)
+    assert saved_steps(directory) == [20, 100]
+    names = tf.io.gfile.listdir(directory)
+    assert len(names) == 4, names
+    state = checkpointing._read_newest(directory, SHAPES)
+    expected = make_state(100)
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        assert state[name].dtype == value.dtype
+        np.testing.assert_array_equal(state[name], value)
+
+
+def damage(path, kind):
+    data = path.with_name(path.name + ".data-00000-of-00001")
+    index = path.with_name(path.name + ".index")
+    content = bytearray(data.read_bytes())
+    if kind == "cut":
+        data.write_bytes(content[:20])
+    elif kind == "a bit":
+        content[30] ^= 4
+        data.write_bytes(content)
+    elif kind == "no data":
+        data.unlink()
+    elif kind == "cut index":
+        index.write_bytes(index.read_bytes()[:50])
+    elif kind == "empty index":
+        index.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    "kind", ["cut", "a bit", "no data", "cut index", "empty index"]
+)
+def test_a_damaged_one_gives_way_loudly(kind, tmp_path, caplog):
+    for step in (7, 9):
+        write_checkpoint(str(tmp_path), make_state(step))
+    damage(tmp_path / "ckpt-9", kind)
+    assert read(tmp_path)["step"] == 7
+    assert "ckpt-9 is damaged" in caplog.text
+    damage(tmp_path / "ckpt-7", kind)
+    with pytest.raises(ValueError, match="No checkpoint in .* can be read"):
+        read(tmp_path)
+
+
+def test_what_another_model_wrote_is_listed(tmp_path, caplog):
+    state = make_state(4)
+    state["weights/a"] = np.zeros((5, 3), "float32")
+    del state["memory/000"]
+    write_checkpoint(str(tmp_path), state)
+    with pytest.raises(ValueError, match="No checkpoint"):
+        read(tmp_path)
+    assert "weights/a is (5, 3), not (3, 5)" in caplog.text
+    assert "memory/000 is missing" in caplog.text
+
+
+def test_a_full_disk_is_told_and_older_ones_are_whole(tmp_path):
+    write_checkpoint(str(tmp_path), make_state(7))
+    state = {**make_state(9), "weights/a": np.zeros((500, 500), "float32")}
+    # As a full disk does, this makes a write fail in the middle of the file.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError, match="disk full.*by step: 7") as error:
+            write_checkpoint(str(tmp_path), state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.strerror(errno.EFBIG) in str(error.value)
+    # Nothing is left of the one that failed.
+    assert {path.stem for path in tmp_path.iterdir()} == {"ckpt-7"}
+    assert read(tmp_path)["step"] == 7
+
+
+def test_values_that_are_not_finite_are_never_written(tmp_path):
+    state = make_state(3)
+    state["memory/000"][1, 2] = np.inf
+    with pytest.raises(FloatingPointError, match="memory/000 of step 3"):
+        write_checkpoint(str(tmp_path), state)
+    assert saved_steps(str(tmp_path)) == []
+
+
+def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
+    write_checkpoint(str(tmp_path), make_state(7))
+    keep = {path.name for path in tmp_path.iterdir()} | {"notes.txt"}
+    for name in (
+        "notes.txt",
+        "ckpt-9.data-00000-of-00001",
+        "ckpt-9.data-00000-of-00001.tempstate123",
+        "ckpt-7.index.tempstate99",
+    ):
+        (tmp_path / name).write_bytes(b"half")
+    checkpointing._remove_leftovers(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == keep

@@ -1,0 +1,60 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from txl_keras.training.stopping import StopRequest
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_heard_while_it_is_listened_to(number):
+    before = signal.getsignal(number)
+    stop = StopRequest()
+    with stop:
+        assert not stop.wait(0)
+        os.kill(os.getpid(), number)
+        assert stop.wait(10)
+    assert float(stop.variable) == 1.0
+    assert stop.signal == number
+    assert signal.getsignal(number) == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_what_is_no_wish_to_stop_is_not_heard():
+    stop = StopRequest()
+    caught = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: caught.append(1))
+    try:
+        with stop:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert not stop.wait(0.2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught == [1]
+    assert float(stop.variable) == 0.0
+
+
+def test_the_second_signal_ends_the_program_at_once():
+    script = """
+import time
+from txl_keras.training.stopping import StopRequest
+with StopRequest() as stop:
+    print("ready", flush=True)
+    stop.wait(60)
+    print("heard", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        for word in ("ready", "heard"):
+            assert process.stdout.readline().strip() == word
+            time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM

@@ -166,6 +166,13 @@ def test_memory_is_that_of_one_row_by_row(place, whole_runs, folder):
     assert np.abs(states[0] - states[5]).max() > 0.1  # rows do differ
 
 
+def test_workers_meet_once_a_step_and_memory_stays_where_it_is(whole_runs):
+    (size,) = whole_runs["worker 0"]["collectives"]
+    # All gradients in one, and with them the loss and the wish to stop.
+    assert size == whole_runs["worker 0"]["weights"][0] + 2
+    assert whole_runs["1"]["collectives"].size == 0
+
+
 def assert_same_from_half_on(after, whole):
     for name in ("loss", "gradient_norm"):
         np.testing.assert_array_equal(after[name], whole[name][HALF:])

@@ -6,9 +6,9 @@
 With TF_CONFIG in the environment it is one of several workers. Trains with
 each optimizer to step 50, and saves to DIRECTORY/OPTIMIZER/half on the way and
 to .../whole at the end. Where there is a checkpoint in half it goes on from
-there. Prints a JSON line: by optimizer the losses, gradient norms and learning
-rate, and the score of another text where the run began and at the end, in
-hexadecimal so that no bit is lost.
+there. Prints a JSON line: by optimizer the losses and gradient norms, the score
+of another text where the run began and at the end, and how many values each
+collective of a step sums, in hexadecimal so that no bit is lost.
 """
 
 import argparse
@@ -121,10 +121,26 @@ def train(optimizer_name, arguments, strategy):
             key: np.concatenate([part[key] for part in parts])
             for key in parts[0]
         },
+        "weights": np.array([float(model.count_params())]),
+        "collectives": np.array(collective_sizes(trainer)),
         "held_out": np.array(
             [at_start, evaluator.evaluate(held_out)["bits_per_token"]]
         ),
     }
+
+
+def collective_sizes(trainer):
+    """Values that each collective between workers sums in a step."""
+    (run,) = trainer._run._list_all_concrete_functions_for_serialization()
+    definition = run.graph.as_graph_def(add_shapes=True)
+    functions = [function.node_def for function in definition.library.function]
+    return [
+        float(np.prod([d.size for d in shape.dim]))
+        for nodes in (definition.node, *functions)
+        for node in nodes
+        if node.op.startswith("Collective")
+        for shape in node.attr["_output_shapes"].list.shape
+    ]
 
 
 def main():

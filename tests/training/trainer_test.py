@@ -10,6 +10,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.checkpointing import restore_weights
 from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.stopping import StopRequest
 from txl_keras.training.trainer import Trainer
 
 STRATEGY = tf.distribute.get_strategy()
@@ -127,6 +128,84 @@ def test_segments_of_varying_length_are_as_long_as_they_say():
     np.testing.assert_allclose(
         trainer.memory.read().states[0], memory.states[0], atol=1e-5
     )
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+def test_rows_in_pieces_are_the_same_step(varlen):
+    tokens = np.arange(400) ** 2 % 7
+    segments = Segments(tokens, 6, 5, drop_remainder=True, varlen=varlen)
+    model = make_model(dropout=0.3)
+    start = model.get_weights()
+    runs = []
+    for accumulate_steps in (1, 2, 6):
+        model.set_weights(start)
+        trainer = Trainer(
+            model,
+            build_optimizer("sgd", 0.5),
+            STRATEGY,
+            batch_size=6,
+            clip_norm=1.0,
+            segment_lengths=segments.segment_lengths,
+            accumulate_steps=accumulate_steps,
+        )
+        assert trainer.piece_rows == 6 // accumulate_steps
+        results = trainer.train(iter(segments.distribute(STRATEGY)), 7)
+        memory = trainer.memory.read()
+        runs.append((results, model.get_weights(), memory.states[0]))
+        assert memory.valid_length.numpy().tolist() == [6] * 6
+    for run in runs[1:]:
+        for ours, expected in zip(
+            tf.nest.flatten(run), tf.nest.flatten(runs[0]), strict=True
+        ):
+            np.testing.assert_allclose(ours, expected, atol=2e-5)
+
+
+def test_pieces_must_divide_the_rows():
+    with pytest.raises(ValueError, match="replicas = 3. .*steps=2"):
+        make_trainer(make_model(), accumulate_steps=2)
+    with pytest.raises(ValueError, match="accumulate_steps=0"):
+        make_trainer(make_model(), accumulate_steps=0)
+
+
+def test_a_step_ends_the_execution_where_a_stop_was_asked_for():
+    stop = StopRequest()
+    trainer = make_trainer(make_model(), stop=stop)
+    iterator = make_iterator()
+    assert len(trainer.train(iterator, 3)["loss"]) == 3
+    assert not trainer.stopped
+    stop.variable.assign(1.0)
+    assert len(trainer.train(iterator, 5)["loss"]) == 1
+    assert trainer.stopped
+    assert trainer.step.numpy() == 4
+
+
+def test_float16_learns_and_forgets_a_memory_that_overflows():
+    model = make_model(dtype="mixed_float16")
+    trainer = make_trainer(model)
+    iterator = make_iterator()
+    results = trainer.train(iterator, 60)
+    good = results["skipped"] == 0
+    assert results["loss"][good][-5:].mean() < 0.2
+    assert trainer.optimizer.iterations.numpy() == good.sum()
+    # Weights that float16 cannot work with: the step is skipped, memory is
+    # no poison for those after it.
+    kernel = model.trainable_variables[0]
+    before = kernel.numpy()
+    kernel.assign(before * 1e5)
+    results = trainer.train(iterator, 1)
+    assert results["skipped"].tolist() == [1.0]
+    states = trainer.memory.read().states[0].numpy()
+    assert np.isfinite(states).all()
+    np.testing.assert_array_equal(kernel.numpy(), before * np.float32(1e5))
+    kernel.assign(before)
+    assert trainer.train(iterator, 20)["loss"][-5:].mean() < 0.3
+
+
+def test_float16_gives_up_where_no_scale_helps():
+    trainer = make_trainer(make_model(dtype="mixed_float16"))
+    trainer.model.trainable_variables[0].assign_add(1e30)
+    with pytest.raises(FloatingPointError, match="At step 16 the loss is"):
+        trainer.train(make_iterator(), 30)
 
 
 def test_nan_is_reported_with_its_step():

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -5,6 +8,7 @@ from txl_keras.data import WordTokenizer
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.training.checkpointing import save_weights
 from txl_keras.training.workdir import Workdir
 
 CONFIG = {
@@ -141,3 +145,62 @@ def test_a_vocabulary_of_another_size_is_refused(model, tmp_path):
     with pytest.raises(ValueError, match="4 symbols. Received: 5 symbols"):
         workdir.create(model, 0, {}, tokenizer_of(5))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_bucket_is_a_folder_as_any_other(model):
+    # TensorFlow's file system in memory stands in for a bucket.
+    workdir = Workdir("ram://bucket/run")
+    workdir.claim(CONFIG)
+    for step in (10, 20):
+        workdir.append_metrics({"step": step})
+    workdir.drop_metrics_after(10)
+    assert workdir.read_metrics() == [{"step": 10}]
+    assert Workdir("ram://bucket/run").read_config()["flags"] == {"seed": 1}
+    Workdir("ram://bucket/other").create(model, 3, {})
+    assert Workdir("ram://bucket/other").load_model()[1] == 3
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    path = str(tmp_path / "file" / "run")
+    with pytest.raises(OSError, match=f"workdir.*written to. Received: {path}"):
+        Workdir(path).claim(CONFIG)
+
+
+def test_two_processes_do_not_train_in_the_same_folder(tmp_path):
+    script = """
+import sys
+from txl_keras.training.workdir import Workdir
+workdir = Workdir(sys.argv[1])
+workdir._lock()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(OSError, match=f"{tmp_path} is in use"):
+            Workdir(str(tmp_path)).claim(CONFIG)
+        process.stdin.close()
+    Workdir(str(tmp_path)).claim(CONFIG)
+
+
+def test_the_best_weights_are_those_saved_as_such(model, tmp_path):
+    workdir = Workdir(str(tmp_path / "new"))
+    workdir.create(model, 5, {})
+    # What was not trained here has no best.
+    assert workdir.load_model("best")[1] == 5
+    start = model.get_weights()
+    model.set_weights([2 * weight for weight in start])
+    save_weights(model, workdir.best, 3)
+    best, step = workdir.load_model("best")
+    assert step == 3
+    np.testing.assert_array_equal(best.get_weights()[0], 2 * start[0])
+    latest, step = workdir.load_model()
+    assert step == 5
+    np.testing.assert_array_equal(latest.get_weights()[0], start[0])

@@ -1,0 +1,133 @@
+"""What is written when; that a kill changes nothing is in conformance/."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.data import Segments
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.training import loop as loops
+from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.checkpointing import saved_steps
+from txl_keras.training.loop import TrainingLoop
+from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.profiler import Profile
+from txl_keras.training.progress import Progress
+from txl_keras.training.stopping import StopRequest
+from txl_keras.training.tensorboard import TensorBoard
+from txl_keras.training.trainer import Trainer
+from txl_keras.training.workdir import Workdir
+
+
+class Run:
+    """A tiny run in a folder, scored by what it is told."""
+
+    def __init__(self, path, nlls, learning_rate=0.01):
+        strategy = tf.distribute.get_strategy()
+        model = TransformerXLCausalLM(
+            TransformerXLBackbone(
+                vocabulary_size=7,
+                num_layers=1,
+                num_heads=1,
+                hidden_dim=8,
+                intermediate_dim=12,
+                memory_length=3,
+            )
+        )
+        self.stop = StopRequest()
+        self.trainer = Trainer(
+            model,
+            build_optimizer("sgd", learning_rate),
+            strategy,
+            batch_size=2,
+            stop=self.stop,
+        )
+        path.mkdir(exist_ok=True)
+        self.workdir = Workdir(str(path))
+        self.scores = iter(nlls)
+        tokens = np.arange(300) ** 2 % 7
+        self.loop = TrainingLoop(
+            self.trainer,
+            Segments(tokens, 2, 4, drop_remainder=True),
+            self.validate,
+            self.workdir,
+            Checkpoints(
+                self.workdir.checkpoints,
+                self.trainer,
+                best_directory=self.workdir.best,
+            ),
+            max_steps=12,
+            eval_every=4,
+            checkpoint_every=6,
+            steps_per_execution=5,
+            progress=Progress(12, 8, str, is_shown=False),
+            tensorboard=TensorBoard(None),
+            profile=Profile(str(path)),
+        )
+
+    def validate(self):
+        """The next score; `None` for a stop in the middle of it."""
+        nll = next(self.scores)
+        if nll is None:
+            self.stop.variable.assign(1.0)
+            return None
+        return {"nll": nll}
+
+    def steps(self, key):
+        lines = self.workdir.read_metrics()
+        return [line["step"] for line in lines if key in line]
+
+
+@pytest.fixture(autouse=True)
+def no_measuring(monkeypatch):
+    monkeypatch.setattr(loops, "peak_flops", lambda *_: 1e9)
+
+
+def test_lines_scores_and_checkpoints_come_where_they_are_due(tmp_path):
+    run = Run(tmp_path, [3.0, 1.0, 2.0])
+    assert run.loop.restore() == 0
+    assert run.loop.run()
+    assert run.steps("loss") == [4, 5, 6, 8, 10, 12]
+    assert run.steps("valid") == [4, 8, 12]
+    assert saved_steps(run.workdir.checkpoints) == [6, 12]
+    # The second score was the best.
+    assert saved_steps(run.workdir.best) == [8]
+    assert run.loop.score_at(8) == {"nll": 1.0}
+
+
+def test_a_score_that_was_stopped_is_made_up_for(tmp_path):
+    whole = Run(tmp_path / "whole", [3.0, 2.0, 1.0])
+    whole.loop.restore()
+    whole.loop.run()
+
+    first = Run(tmp_path / "stopped", [3.0, None])
+    first.loop.restore()
+    assert not first.loop.run()
+    assert first.trainer.step.numpy() == 8
+    assert first.steps("valid") == [4]
+    assert saved_steps(first.workdir.checkpoints)[-1] == 8
+
+    second = Run(tmp_path / "stopped", [2.0, 1.0])
+    assert second.loop.restore() == 8
+    assert second.loop.run()
+    assert second.steps("loss") == whole.steps("loss")
+    assert second.steps("valid") == [4, 8, 12]
+    assert saved_steps(second.workdir.best) == [12]
+
+
+def test_a_loss_that_runs_away_stops_the_run(tmp_path):
+    run = Run(tmp_path, [], learning_rate=3e4)
+    run.loop.restore()
+    with pytest.raises(
+        FloatingPointError, match="(diverged|loss is).*none yet"
+    ):
+        run.loop.run()
+
+
+def test_a_score_that_is_not_finite_stops_the_run(tmp_path):
+    run = Run(tmp_path, [float("nan")])
+    run.loop.restore()
+    with pytest.raises(FloatingPointError, match="valid is nan at 4"):
+        run.loop.run()
+    assert run.steps("valid") == []

@@ -174,6 +174,7 @@ def main(_):
     replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
     data_flags.check_outside_text("workdir", FLAGS.workdir)
     workdir = Workdir(FLAGS.workdir)
+    workdir.check_writable()
     profile = Profile(workdir.events, FLAGS.profile_steps)
     origin = _origin(workdir)
     corpus, tokenizer, splits = data_flags.prepare_text(

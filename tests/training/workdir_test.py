@@ -21,6 +21,7 @@ CONFIG = {
 
 def test_a_run_of_the_same_configuration_goes_on(tmp_path):
     workdir = Workdir(str(tmp_path / "run"))
+    workdir.check_writable()
     workdir.claim(CONFIG)
     workdir.claim(CONFIG)
     assert workdir.read_config()["data"] == {"sizes": [3, 4]}
@@ -150,6 +151,7 @@ def test_a_vocabulary_of_another_size_is_refused(model, tmp_path):
 def test_a_bucket_is_a_folder_as_any_other(model):
     # TensorFlow's file system in memory stands in for a bucket.
     workdir = Workdir("ram://bucket/run")
+    workdir.check_writable()
     workdir.claim(CONFIG)
     for step in (10, 20):
         workdir.append_metrics({"step": step})
@@ -164,7 +166,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     path = str(tmp_path / "file" / "run")
     with pytest.raises(OSError, match=f"workdir.*written to. Received: {path}"):
-        Workdir(path).claim(CONFIG)
+        Workdir(path).check_writable()
 
 
 def test_two_processes_do_not_train_in_the_same_folder(tmp_path):

@@ -368,7 +368,7 @@ def write_checkpoint(directory, state, max_to_keep=None):
         _remove_leftovers(directory)
         kept = ", ".join(map(str, saved_steps(directory))) or "none"
         raise OSError(
-            f"The checkpoint {path} could not be written: {error.message}. Is "
+            f"The checkpoint {path} could not be written: {_last_words(error)}. Is "
             f"the disk full? Whole checkpoints there, by step: {kept}."
         ) from error
     if max_to_keep is not None:
@@ -398,6 +398,11 @@ def _remove_leftovers(directory):
         is_ours = re.match(r"(ckpt-\d+)\.(data|index)", name)
         if is_ours and (is_ours[1] not in whole or "tempstate" in name):
             tf.io.gfile.remove(os.path.join(directory, name))
+
+
+def _last_words(error):
+    """What happened, without the name of TensorFlow's function."""
+    return error.message.split("}} ")[-1].removesuffix(" [Op:SaveV2]")
 
 
 def _copies(variables):

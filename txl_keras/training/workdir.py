@@ -45,8 +45,27 @@ class Workdir:
         """Path of a file of the run."""
         return os.path.join(self.path, name)
 
+    def check_writable(self):
+        """Makes the folder, and sees that files can be written there.
+
+        Raises:
+            OSError: If not.
+        """
+        path = self.file(f"{uuid.uuid4().hex}.tmp")
+        try:
+            tf.io.gfile.makedirs(self.path)
+            _write_text("", path)
+            tf.io.gfile.remove(path)
+        except tf.errors.OpError as error:
+            raise OSError(
+                f"`workdir` must be a folder that can be written to. "
+                f"Received: {self.path} ({error.message})"
+            ) from error
+
     def claim(self, config):
         """Starts a run of this configuration here, or goes on with it.
+
+        The folder must be there: see `check_writable`.
 
         Args:
             config: Dictionary that JSON can hold. Its entry `corpus` says
@@ -55,9 +74,8 @@ class Workdir:
 
         Raises:
             ValueError: If a run of another configuration lives here.
-            OSError: If files cannot be written here.
+            OSError: If another process trains here.
         """
-        self._check_writable()
         self._lock()
         if not self.is_claimed():
             write_json(config, self.file("config.json"))
@@ -92,18 +110,6 @@ class Workdir:
             raise OSError(
                 f"`workdir` {self.path} is in use: another process trains "
                 "there. Wait for its end, or stop it."
-            ) from error
-
-    def _check_writable(self):
-        path = self.file(f"{uuid.uuid4().hex}.tmp")
-        try:
-            tf.io.gfile.makedirs(self.path)
-            _write_text("", path)
-            tf.io.gfile.remove(path)
-        except tf.errors.OpError as error:
-            raise OSError(
-                f"`workdir` must be a folder that can be written to. "
-                f"Received: {self.path} ({error.message})"
             ) from error
 
     def is_claimed(self):

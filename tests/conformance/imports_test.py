@@ -17,7 +17,7 @@ ALLOWED = {
     "training": {"checks", "data", "layers", "metrics", "models"},
     "evaluation": {"data", "layers", "metrics", "training"},
     "serving": {"checks", "layers"},
-    "scripts": {"checkpoints", "data", "layers", "models"},
+    "scripts": {"checkpoints", "data", "layers", "models", "training"},
 }
 
 

@@ -706,6 +706,40 @@ def test_bad_settings_stop_before_any_work(
 # === average.py ===
 
 
+def test_a_run_begins_with_the_weights_of_another(
+    words_run, word_corpus, here, tmp_path
+):
+    origin = tmp_path / "origin"
+    shutil.copytree(words_run[0], origin)
+    flags = (
+        f"--corpus={word_corpus}",
+        f"--initialize_from={origin}",
+        f"--workdir={tmp_path / 'tuned'}",
+        *(flag for flag in TINY if "_dim" not in flag and "num" not in flag),
+        "--max_steps=25",
+        "--learning_rate=1e-4",
+        "--memory_length=20",
+    )
+    _, error = here("main.py", *flags, "--tokenizer=words")
+    assert "`tokenizer` cannot be given with `initialize_from`" in error
+    printed, error = here("main.py", *flags)
+    assert error is None
+    before, after = (
+        json.loads((path / "results.json").read_text())["valid"]["nll"]
+        for path in (origin, tmp_path / "tuned")
+    )
+    assert after < before + 0.02
+    model, _ = Workdir(str(tmp_path / "tuned")).load_model()
+    assert model.backbone.memory_length == 20
+    assert model.backbone.token_embedding.cutoffs == (6, 20)
+    # Once it has begun, the other run is needed no more.
+    shutil.rmtree(origin)
+    (tmp_path / "tuned" / "results.json").unlink()
+    printed, error = here("main.py", *flags)
+    assert error is None
+    assert "step 25 of 25" in printed
+
+
 def test_the_average_of_a_run_is_a_run(words_run, here, tmp_path):
     workdir, output = words_run[0], tmp_path / "average"
     flags = ("average.py", f"--workdir={workdir}", f"--output={output}")

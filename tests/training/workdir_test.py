@@ -21,7 +21,6 @@ CONFIG = {
 
 def test_a_run_of_the_same_configuration_goes_on(tmp_path):
     workdir = Workdir(str(tmp_path / "run"))
-    workdir.check_writable()
     workdir.claim(CONFIG)
     workdir.claim(CONFIG)
     assert workdir.read_config()["data"] == {"sizes": [3, 4]}
@@ -151,7 +150,6 @@ def test_a_vocabulary_of_another_size_is_refused(model, tmp_path):
 def test_a_bucket_is_a_folder_as_any_other(model):
     # TensorFlow's file system in memory stands in for a bucket.
     workdir = Workdir("ram://bucket/run")
-    workdir.check_writable()
     workdir.claim(CONFIG)
     for step in (10, 20):
         workdir.append_metrics({"step": step})

@@ -368,8 +368,9 @@ def write_checkpoint(directory, state, max_to_keep=None):
         _remove_leftovers(directory)
         kept = ", ".join(map(str, saved_steps(directory))) or "none"
         raise OSError(
-            f"The checkpoint {path} could not be written: {_last_words(error)}. Is "
-            f"the disk full? Whole checkpoints there, by step: {kept}."
+            f"The checkpoint {path} could not be written: "
+            f"{_last_words(error)}. Is the disk full? Whole checkpoints there, "
+            f"by step: {kept}."
         ) from error
     if max_to_keep is not None:
         for step in saved_steps(directory)[:-max_to_keep]:

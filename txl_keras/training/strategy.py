@@ -203,11 +203,14 @@ def describe(strategy):
     Returns:
         String.
     """
+    replicas = strategy.num_replicas_in_sync
     if isinstance(strategy, tf.distribute.TPUStrategy):
-        device = "TPU core"
-    else:
-        device = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
-    return f"{strategy.num_replicas_in_sync} x {device}"
+        return f"{replicas} x TPU core"
+    device = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    if isinstance(strategy, tf.distribute.MirroredStrategy):
+        # On a machine with GPUs the CPU may be split all the same.
+        device = strategy.extended.worker_devices[0].split(":")[-2]
+    return f"{replicas} x {device}"
 
 
 def compile_replica_function(function, strategy):

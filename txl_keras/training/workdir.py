@@ -6,6 +6,7 @@ checkpoints/      the newest states
 best/             the weights with the best score of valid
 events/           what TensorBoard shows
 metrics.jsonl     one JSON object a line, steps rising
+sample.txt        what the model writes
 results.json      written last: the run is finished
 """
 
@@ -46,38 +47,44 @@ class Workdir:
         return os.path.join(self.path, name)
 
     def check_writable(self):
-        """Makes the folder, and sees that files can be written there.
+        """Sees that files can be written here, and leaves none.
 
         Raises:
-            OSError: If not.
+            OSError: If they cannot.
         """
         path = self.file(f"{uuid.uuid4().hex}.tmp")
         try:
+            is_new = not tf.io.gfile.exists(self.path)
             tf.io.gfile.makedirs(self.path)
             _write_text("", path)
             tf.io.gfile.remove(path)
+            if is_new:
+                tf.io.gfile.rmtree(self.path)
         except tf.errors.OpError as error:
             raise OSError(
                 f"`workdir` must be a folder that can be written to. "
                 f"Received: {self.path} ({error.message})"
             ) from error
 
-    def claim(self, config):
+    def claim(self, config, tokenizer=None):
         """Starts a run of this configuration here, or goes on with it.
-
-        The folder must be there: see `check_writable`.
 
         Args:
             config: Dictionary that JSON can hold. Its entry `corpus` says
                 where the text lies; that may change, as long as the hashes of
                 the text stay.
+            tokenizer: Optional tokenizer of the run.
 
         Raises:
             ValueError: If a run of another configuration lives here.
             OSError: If another process trains here.
         """
+        tf.io.gfile.makedirs(self.path)
         self._lock()
         if not self.is_claimed():
+            if tokenizer:
+                save_tokenizer(tokenizer, self.tokenizer)
+            # Last: without it the folder is no run.
             write_json(config, self.file("config.json"))
         self.check_config(config)
 
@@ -255,6 +262,34 @@ class Workdir:
             config["model"]["backbone"]["config"]["memory_length"],
             config["flags"].get("segment_length", 0),
         )
+
+    def is_finished(self):
+        """Whether results were written."""
+        return tf.io.gfile.exists(self.file("results.json"))
+
+    def write_results(self, results):
+        """Writes results.json: the run is finished.
+
+        Args:
+            results: Dictionary that JSON can hold.
+        """
+        write_json(results, self.file("results.json"))
+
+    def read_results(self):
+        """What `write_results` wrote."""
+        return read_json(self.file("results.json"))
+
+    def write_sample(self, text):
+        """Writes sample.txt.
+
+        Args:
+            text: String.
+        """
+        _write_text(text, self.file("sample.txt"))
+
+    def read_sample(self):
+        """What `write_sample` wrote."""
+        return _read_text(self.file("sample.txt"))
 
     def append_metrics(self, metrics):
         """Adds a line to metrics.jsonl.

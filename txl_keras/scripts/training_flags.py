@@ -1,0 +1,195 @@
+"""Flags of training, and what they make."""
+
+from absl import flags
+
+from txl_keras.data import Segments
+from txl_keras.data.segments import ORDERS
+from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
+from txl_keras.training import optimizers
+from txl_keras.training.optimizers import OPTIMIZERS
+from txl_keras.training.schedules import SCHEDULES
+from txl_keras.training.schedules import build_schedule
+
+FLAGS = flags.FLAGS
+
+# What makes the result of a run; the others may change when it goes on.
+RESULT_FLAGS = (
+    *TOKENIZER_FLAGS, "initialize_from", "precision", "seed", "batch_size",
+    "segment_length", "order", "reset_documents", "varlen", "max_steps",
+    "optimizer", "weight_decay", "momentum", "beta_1", "beta_2", "epsilon",
+    "clip_norm", "schedule", "learning_rate", "min_learning_rate",
+    "warmup_steps", "subtract_warmup",
+)  # fmt: skip
+
+
+def define_training_flags():
+    """Defines the flags of what is trained, and of how it is watched."""
+    _define_result_flags()
+    _define_habit_flags()
+
+
+def _define_result_flags():
+    flags.DEFINE_string(
+        "initialize_from", None,
+        "Workdir whose best weights, model and tokenizer to begin with.",
+    )  # fmt: skip
+    flags.DEFINE_enum(
+        "precision", "float32", ["float32", "bfloat16", "float16"],
+        "Of activations; weights, softmax, norms and loss are float32 always.",
+    )  # fmt: skip
+    flags.DEFINE_integer("seed", 0, "Of initial weights and dropout.")
+    flags.DEFINE_integer(
+        "batch_size", 16, "Rows over all replicas.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "segment_length", 128, "Tokens of a row in a step.", lower_bound=1
+    )
+    flags.DEFINE_enum(
+        "order", "sequential", ORDERS,
+        "Of an epoch: roll begins every row elsewhere, shuffle mixes "
+        "documents.",
+    )  # fmt: skip
+    flags.DEFINE_bool(
+        "reset_documents", False, "Forget memory where a document begins."
+    )
+    flags.DEFINE_bool("varlen", False, "Vary the length of segments.")
+    flags.DEFINE_integer("max_steps", 1000, "Steps of training.", lower_bound=1)
+    flags.DEFINE_enum(
+        "optimizer", "adam", OPTIMIZERS, "Optimizer; lamb is for large batches."
+    )
+    flags.DEFINE_float("weight_decay", 0.0, "Of adamw and lamb.", lower_bound=0)
+    flags.DEFINE_float("momentum", 0.0, "Of sgd.", lower_bound=0)
+    flags.DEFINE_float("beta_1", None, "Of adam, adamw, lamb. Default: 0.9.")
+    flags.DEFINE_float("beta_2", None, "Of the same. Default: 0.999.")
+    flags.DEFINE_float(
+        "epsilon", None, "Of the same. Default: 1e-9; lamb 1e-6."
+    )
+    flags.DEFINE_float(
+        "clip_norm", 0.25, "Largest global norm of the gradient."
+    )
+    flags.DEFINE_enum(
+        "schedule",
+        "cosine",
+        SCHEDULES,
+        "Of the learning rate, after its warm-up.",
+    )
+    flags.DEFINE_float(
+        "learning_rate", 2.5e-4, "Peak learning rate.", lower_bound=0
+    )
+    flags.DEFINE_float(
+        "min_learning_rate", 0.0, "Learning rate at the end.", lower_bound=0
+    )
+    flags.DEFINE_integer(
+        "warmup_steps", 0, "Steps of linear warm-up of the learning rate.",
+        lower_bound=0,
+    )  # fmt: skip
+    flags.DEFINE_bool(
+        "subtract_warmup", True,
+        "Begin the cosine at the end of the warm-up, as the original "
+        "TensorFlow code does. Its PyTorch code begins it at step 0.",
+    )  # fmt: skip
+
+
+def _define_habit_flags():
+    flags.DEFINE_integer(
+        "accumulate_steps", 1,
+        "Pieces that a replica computes its rows in, one after the other: the "
+        "same step in less memory.", lower_bound=1,
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "eval_batch_size", 16, "Rows in evaluation.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "max_eval_tokens", None,
+        "Score only the first tokens of valid and test. Default: all.",
+        lower_bound=2,
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "eval_every", 500, "Steps between scores of valid.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "checkpoint_every", 500, "Steps between checkpoints.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "max_to_keep", 2, "Checkpoints, for train/average.py.", lower_bound=2
+    )
+    flags.DEFINE_string(
+        "profile_steps", None,
+        "FIRST,LAST: trace the steps after FIRST, up to LAST, for TensorBoard.",
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "steps_per_execution",
+        20,
+        "Steps in one call of TensorFlow.",
+        lower_bound=1,
+    )
+    flags.DEFINE_integer(
+        "sample_length", 500, "Tokens of the sample at the end.", lower_bound=0
+    )
+
+
+def result_settings():
+    """Dictionary of the values of `RESULT_FLAGS`."""
+    return {name: FLAGS[name].value for name in RESULT_FLAGS}
+
+
+def dtype_policy():
+    """The Keras dtype policy of `--precision`."""
+    if FLAGS.precision == "float32":
+        return "float32"
+    return f"mixed_{FLAGS.precision}"
+
+
+def build_optimizer():
+    """Builds the optimizer that the flags name, with its schedule.
+
+    Returns:
+        `keras.optimizers.Optimizer`.
+
+    Raises:
+        ValueError: If the flags exclude each other or are out of range.
+    """
+    schedule = build_schedule(
+        FLAGS.schedule,
+        FLAGS.learning_rate,
+        FLAGS.max_steps,
+        FLAGS.warmup_steps,
+        FLAGS.min_learning_rate,
+        FLAGS.subtract_warmup,
+    )
+    return optimizers.build_optimizer(
+        FLAGS.optimizer,
+        schedule,
+        FLAGS.weight_decay,
+        FLAGS.momentum,
+        FLAGS.beta_1,
+        FLAGS.beta_2,
+        FLAGS.epsilon,
+    )
+
+
+def training_segments(split):
+    """`Segments` of a `PreparedSplit`, to train on."""
+    return Segments(
+        split.tokens,
+        FLAGS.batch_size,
+        FLAGS.segment_length,
+        drop_remainder=True,
+        documents=split.documents,
+        order=FLAGS.order,
+        reset_documents=FLAGS.reset_documents,
+        varlen=FLAGS.varlen,
+        seed=FLAGS.seed,
+    )
+
+
+def held_out_segments(tokens, documents):
+    """`Segments` to score, of the pair that `PreparedSplit.head` returns."""
+    return Segments(
+        tokens,
+        FLAGS.eval_batch_size,
+        FLAGS.segment_length,
+        drop_remainder=False,
+        documents=documents,
+        reset_documents=FLAGS.reset_documents,
+    )

@@ -19,8 +19,8 @@ setup(
         "absl-py",
         # TensorFlow Datasets needs it and does not always install it.
         "importlib_resources",
-        # A Keras optimizer hook and private memory variables are relied on:
-        # tests fail if a later Keras drops them.
+        # How Keras's variables behave on several replicas is relied on: tests
+        # fail if a later Keras changes it.
         "keras>=3.12,<3.16",
         "matplotlib",
         "numpy",
@@ -36,6 +36,6 @@ setup(
         "convert": ["safetensors", "torch>=2.6"],
         # For --tokenizer=sentencepiece and wordpiece.
         "subwords": SUBWORDS,
-        "tests": ["pytest", "ruff", "safetensors", *SUBWORDS],
+        "tests": ["pytest", "pytest-xdist", "ruff", "safetensors", *SUBWORDS],
     },
 )

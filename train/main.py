@@ -218,6 +218,11 @@ def _claim(workdir, model, tokenizer, splits, strategy):
     if is_chief(strategy):
         workdir.claim(config, tokenizer)
     wait_for_all(strategy)
+    if not workdir.is_claimed():
+        raise ValueError(
+            "`workdir` must be a folder that all workers see, such as a "
+            f"bucket. This one does not see the chief's: {workdir.path}"
+        )
     # Of the other workers: do they have the same flags and text?
     workdir.check_config(config)
 

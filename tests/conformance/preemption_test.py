@@ -1,6 +1,6 @@
 """Runs that are killed, or told to stop, end as if nothing had happened.
 
-pytest -m large -s tests/conformance/preemption_test.py
+pytest -m large -n 0 -s tests/conformance/preemption_test.py
 """
 
 import contextlib

@@ -151,7 +151,11 @@ class Checkpoints:
         for name, variable in self._variables().items():
             variable.assign(state[name])
         self._memory.write(
-            [state[name] for name in sorted(state) if name[:7] == "memory/"]
+            [
+                state[name]
+                for name in sorted(state)
+                if name.startswith("memory/")
+            ]
         )
         return {
             name.removeprefix("results/"): value

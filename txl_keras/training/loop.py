@@ -201,7 +201,7 @@ class TrainingLoop:
             "loss": loss,
             "bits_per_token": bits_per_token(loss) if applied.any() else None,
             "gradient_norm": norm,
-            "learning_rate": float(self._trainer.optimizer.learning_rate),
+            "learning_rate": float(results["learning_rate"][-1]),
         }
         if "skipped" in results:
             metrics["loss_scale"] = float(results["loss_scale"][-1])

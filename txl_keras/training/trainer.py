@@ -57,6 +57,34 @@ class Trainer:
     Raises:
         ValueError: If `batch_size` does not divide over the replicas, or their
             rows by `accumulate_steps`, or `clip_norm` is not positive.
+
+    Example:
+
+    ```python
+    import numpy as np
+    import tensorflow as tf
+    from txl_keras.data import Segments
+    from txl_keras.models import TransformerXLCausalLM
+    from txl_keras.training.checkpointing import Checkpoints
+    from txl_keras.training.optimizers import build_optimizer
+    from txl_keras.training.trainer import Trainer
+
+    strategy = tf.distribute.get_strategy()
+    with strategy.scope():
+        model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+        optimizer = build_optimizer("adam", learning_rate=1e-3)
+    trainer = Trainer(model, optimizer, strategy, batch_size=4, clip_norm=0.25)
+    checkpoints = Checkpoints("checkpoints", trainer)
+    checkpoints.restore()
+    step = int(trainer.step.numpy())
+
+    tokens = np.frombuffer(b"to be or not to be, " * 50, "uint8")
+    segments = Segments(tokens, 4, 16, drop_remainder=True)
+    iterator = iter(segments.distribute(strategy, first_step=step))
+    losses = trainer.train(iterator, num_steps=2)["loss"]  # (2,)
+    checkpoints.save()
+    checkpoints.wait()
+    ```
     """
 
     def __init__(
@@ -93,7 +121,7 @@ class Trainer:
         self.segment_lengths = segment_lengths
         self.accumulate_steps = accumulate_steps
         self.stopped = False
-        names = ["loss", "gradient_norm"]
+        names = ["loss", "gradient_norm", "learning_rate"]
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
             self.memory = model.backbone.memory_stack(self._rows)
@@ -129,9 +157,9 @@ class Trainer:
 
         Returns:
             Dictionary of NumPy vectors of `num_steps`, or fewer if stopped:
-            `loss`, nats a token, and `gradient_norm`, before clipping; in
-            float16 also `loss_scale`, and `skipped`, 1 where nothing was
-            applied.
+            `loss`, nats a token, `gradient_norm`, before clipping, and
+            `learning_rate`; in float16 also `loss_scale`, and `skipped`, 1
+            where nothing was applied.
 
         Raises:
             FloatingPointError: If a loss or gradient is not finite and no
@@ -172,16 +200,15 @@ class Trainer:
 
     def _update(self, gradients):
         """Clips the summed gradients and applies them to this replica."""
-        results, is_finite = {}, True
+        is_finite = True
+        results = {"learning_rate": tf.identity(self.optimizer.learning_rate)}
         if self.loss_scale:
             gradients = self.loss_scale.unscale(gradients)
         norm = tf.linalg.global_norm(gradients)
         if self.loss_scale:
             is_finite = tf.math.is_finite(norm)
-            results = {
-                "loss_scale": self.loss_scale.value.read_value(),
-                "skipped": 1.0 - tf.cast(is_finite, tf.float32),
-            }
+            results["loss_scale"] = self.loss_scale.value.read_value()
+            results["skipped"] = 1.0 - tf.cast(is_finite, tf.float32)
             self.loss_scale.update(is_finite)
 
         def apply():

@@ -70,19 +70,29 @@ flags.adopt_module_key_flags(training_flags)
 
 def main(_):
     strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
+    # TensorFlow has a handler of its own, in a cluster: ours comes after it.
+    with StopRequest() as stop:
+        if not train(strategy, stop):
+            sys.exit(EXIT_CODE)
+
+
+def train(strategy, stop):
+    """Trains, and scores test; false if it was stopped."""
+    training_flags.check_workers(strategy)
     keras.utils.set_random_seed(FLAGS.seed)
     replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
     data_flags.check_outside_text("workdir", FLAGS.workdir)
     workdir = Workdir(FLAGS.workdir)
-    workdir.check_writable()
-    profile = Profile(workdir.events, FLAGS.profile_steps)
+    if is_chief(strategy):
+        workdir.check_writable()
+    profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
 
     # Text, model, optimizer.
     origin = _origin(workdir)
     corpus, tokenizer, splits = data_flags.prepare_text(
         origin and origin.load_tokenizer()
     )
-    train = training_flags.training_segments(splits["train"])
+    segments = training_flags.training_segments(splits["train"])
     held_out = {
         name: splits[name].head(FLAGS.max_eval_tokens)
         for name in ("valid", "test")
@@ -99,15 +109,14 @@ def main(_):
         )
         optimizer = training_flags.build_optimizer()
     _check_positions(model.backbone)
-    stop = StopRequest()
     trainer = Trainer(
         model,
         optimizer,
         strategy,
         FLAGS.batch_size,
-        clip_norm=FLAGS.clip_norm,
+        clip_norm=FLAGS.clip_norm or None,
         seed=FLAGS.seed,
-        segment_lengths=train.segment_lengths,
+        segment_lengths=segments.segment_lengths,
         accumulate_steps=FLAGS.accumulate_steps,
         stop=stop,
     )
@@ -124,7 +133,7 @@ def main(_):
     tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)
     loop = TrainingLoop(
         trainer,
-        train,
+        segments,
         lambda: evaluator.evaluate(valid),
         workdir,
         checkpoints,
@@ -150,27 +159,30 @@ def main(_):
             "train/evaluate.py and train/generate.py."
         )
         say(_describe_results(workdir, tokenizer))
-        return
+        return True
 
     # Train.
     start = time.monotonic()
-    with stop:
+    with stop.looked_at():
         is_done = loop.run()
     # Before others go on, or leave, the chief has written all.
     wait_for_all(strategy)
     if not is_done:
         reached = int(trainer.step.numpy())
         say(f"Stopped after step {reached}; the same command goes on there.")
-        sys.exit(EXIT_CODE)
-    say(_describe_speed(step, start))
+        return False
+    if step < FLAGS.max_steps:
+        say(_describe_speed(step, start))
 
     # Finish, with the best weights.
     say("Scoring test, writing a sample, exporting.", flush=True)
     best_step = workdir.restore_weights(model, "best")
-    scores = {
-        "valid": loop.score_at(best_step),
-        "test": evaluator.evaluate(test),
-    }
+    scores = {"valid": loop.score_at(best_step)}
+    with stop.looked_at():
+        scores["test"] = evaluator.evaluate(test)
+    if scores["test"] is None:
+        say("Stopped; the same command scores test again.")
+        return False
     if is_chief(strategy):
         for name, (tokens, _) in held_out.items():
             scores[name] = add_bits_per_byte(scores[name], tokenizer, tokens)
@@ -179,13 +191,14 @@ def main(_):
         workdir.write_results({"step": best_step, **scores})
         say(_describe_results(workdir, tokenizer))
     wait_for_all(strategy)
+    return True
 
 
 def _origin(workdir):
     """The run whose model and tokenizer this one has, or `None`."""
     if FLAGS.initialize_from is None:
         return None
-    for name in ("preset", "tokenizer", "vocabulary"):
+    for name in ("preset", "vocabulary", *data_flags.TOKENIZER_FLAGS):
         if FLAGS[name].present:
             raise ValueError(
                 f"`{name}` cannot be given with `initialize_from`, which "

@@ -79,6 +79,11 @@ def define_model_flags():
     _define(real, "projection_initializer_stddev", "The same of projections.")
 
 
+def names():
+    """Tuple of the flags that `define_model_flags` defines."""
+    return ("preset", *_MODEL_FLAGS)
+
+
 def build_model(vocabulary_size, train_tokens, dtype, config=None):
     """Builds the model that the flags name.
 

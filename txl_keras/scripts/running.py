@@ -1,10 +1,13 @@
 """What all scripts in train/ share: how they stop."""
 
+import os
 import sys
 
 import tensorflow as tf
 from absl import app
 from absl import logging
+
+from txl_keras.training.stopping import EXIT_CODE
 
 # What bad input and full machines raise; anything else is a bug, and its
 # traceback is shown.
@@ -16,6 +19,14 @@ _USER_ERRORS = (
     FloatingPointError,
     MemoryError,
     tf.errors.OpError,
+)
+
+# What the workers of a run see of one that ended.
+_PEER_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
 )
 
 
@@ -43,4 +54,12 @@ def _run(main, argv):
     except _USER_ERRORS as error:
         if logging.level_debug():
             raise
+        if os.environ.get("TF_CONFIG") and isinstance(error, _PEER_ERRORS):
+            print(
+                "Error: another worker ended, or cannot be reached; its own "
+                "log says why. The same command on all workers goes on. "
+                f"TensorFlow said: {error}",
+                file=sys.stderr,
+            )
+            sys.exit(EXIT_CODE)
         sys.exit(f"Error: {error}")

@@ -4,21 +4,28 @@ from absl import flags
 
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
+from txl_keras.scripts import model_flags
 from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
 from txl_keras.training import optimizers
 from txl_keras.training.optimizers import OPTIMIZERS
 from txl_keras.training.schedules import SCHEDULES
 from txl_keras.training.schedules import build_schedule
+from txl_keras.training.strategy import check_alike
 
 FLAGS = flags.FLAGS
 
-# What makes the result of a run; the others may change when it goes on.
+# What makes the results of a run, and may not change when it goes on.
 RESULT_FLAGS = (
     *TOKENIZER_FLAGS, "initialize_from", "precision", "seed", "batch_size",
     "segment_length", "order", "reset_documents", "varlen", "max_steps",
     "optimizer", "weight_decay", "momentum", "beta_1", "beta_2", "epsilon",
     "clip_norm", "schedule", "learning_rate", "min_learning_rate",
-    "warmup_steps", "subtract_warmup",
+    "warmup_steps", "subtract_warmup", "max_eval_tokens",
+)  # fmt: skip
+# The others.
+HABIT_FLAGS = (
+    "accumulate_steps", "eval_batch_size", "eval_every", "checkpoint_every",
+    "max_to_keep", "profile_steps", "steps_per_execution", "sample_length",
 )  # fmt: skip
 
 
@@ -65,7 +72,7 @@ def _define_result_flags():
         "epsilon", None, "Of the same. Default: 1e-9; lamb 1e-6."
     )
     flags.DEFINE_float(
-        "clip_norm", 0.25, "Largest global norm of the gradient."
+        "clip_norm", 0.25, "Largest global norm of the gradient; 0: any."
     )
     flags.DEFINE_enum(
         "schedule",
@@ -88,6 +95,11 @@ def _define_result_flags():
         "Begin the cosine at the end of the warm-up, as the original "
         "TensorFlow code does. Its PyTorch code begins it at step 0.",
     )  # fmt: skip
+    flags.DEFINE_integer(
+        "max_eval_tokens", None,
+        "Score only the first tokens of valid and test. Default: all.",
+        lower_bound=2,
+    )  # fmt: skip
 
 
 def _define_habit_flags():
@@ -99,11 +111,6 @@ def _define_habit_flags():
     flags.DEFINE_integer(
         "eval_batch_size", 16, "Rows in evaluation.", lower_bound=1
     )
-    flags.DEFINE_integer(
-        "max_eval_tokens", None,
-        "Score only the first tokens of valid and test. Default: all.",
-        lower_bound=2,
-    )  # fmt: skip
     flags.DEFINE_integer(
         "eval_every", 500, "Steps between scores of valid.", lower_bound=1
     )
@@ -131,6 +138,12 @@ def _define_habit_flags():
 def result_settings():
     """Dictionary of the values of `RESULT_FLAGS`."""
     return {name: FLAGS[name].value for name in RESULT_FLAGS}
+
+
+def check_workers(strategy):
+    """Raises ValueError if other workers have other flags."""
+    names = (*RESULT_FLAGS, *HABIT_FLAGS, *model_flags.names())
+    check_alike(strategy, {name: FLAGS[name].value for name in names})
 
 
 def dtype_policy():

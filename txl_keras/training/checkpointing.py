@@ -88,7 +88,16 @@ class Checkpoints:
         )
 
     def save_best(self):
-        """Writes the weights, in place of the best so far."""
+        """Writes the weights, in place of the best so far.
+
+        Raises:
+            ValueError: If there is no `best_directory`.
+        """
+        if self._best_directory is None:
+            raise ValueError(
+                "`best_directory` must be given to save the best weights. "
+                "Received: best_directory=None"
+            )
         self.wait()
         if self._is_chief:
             state = _weights_state(
@@ -338,13 +347,14 @@ def saved_steps(directory):
 
 
 def write_checkpoint(directory, state, max_to_keep=None):
-    """Writes a checkpoint, then removes the oldest ones.
+    """Writes a checkpoint, then removes old ones.
 
     Args:
         directory: String. Made where it is absent.
         state: Dictionary from names to arrays, `step` among them.
-        max_to_keep: Optional integer. The newest ones are kept; by default
-            all.
+        max_to_keep: Optional integer. As many are kept, up to this step;
+            those of later steps, which a run left behind when it went back,
+            are not. By default all are.
 
     Raises:
         OSError: If it cannot be written.
@@ -377,7 +387,9 @@ def write_checkpoint(directory, state, max_to_keep=None):
             f"by step: {kept}."
         ) from error
     if max_to_keep is not None:
-        for step in saved_steps(directory)[:-max_to_keep]:
+        steps = saved_steps(directory)
+        kept = [step for step in steps if step <= state["step"]][-max_to_keep:]
+        for step in set(steps) - set(kept):
             _remove(_path(directory, step))
 
 
@@ -448,18 +460,26 @@ def _read(path, shapes):
         if name not in state or state[name].shape != shape
     ]  # fmt: skip
     if problems:
-        raise ValueError(f"{path} is of another model: {'; '.join(problems)}")
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(
+            f"{path} is of another model: {'; '.join(problems[:3])}{more}"
+        )
     return state
 
 
 def _read_newest(directory, shapes):
     """The newest state that is whole; a damaged one gives way, loudly."""
+    errors = []
     for step in reversed(saved_steps(directory)):
         try:
-            return _read(_path(directory, step), shapes)
+            state = _read(_path(directory, step), shapes)
         except ValueError as error:
-            logging.error("%s Trying the one before.", error)
+            errors.append(str(error))
+            continue
+        for error in errors:
+            logging.error("%s. Step %d is taken instead.", error, step)
+        return state
     raise ValueError(
-        f"No checkpoint in {directory} can be read: bring back a copy of the "
-        "folder, or begin again with another --workdir."
+        f"No checkpoint in {directory} can be read. {errors[0]}. Bring back a "
+        "copy of the folder, or begin again with another --workdir."
     )

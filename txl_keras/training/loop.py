@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from txl_keras.checks import check_integer
 from txl_keras.data.feed import Feed
 from txl_keras.metrics import bits_per_token
 from txl_keras.training.strategy import is_chief
@@ -63,10 +64,14 @@ class TrainingLoop:
         self._validate = validate
         self._workdir = workdir
         self._checkpoints = checkpoints
-        self._max_steps = max_steps
-        self._eval_every = eval_every
-        self._checkpoint_every = checkpoint_every
-        self._steps_per_execution = steps_per_execution
+        self._max_steps = check_integer("max_steps", max_steps, 1)
+        self._eval_every = check_integer("eval_every", eval_every, 1)
+        self._checkpoint_every = check_integer(
+            "checkpoint_every", checkpoint_every, 1
+        )
+        self._steps_per_execution = check_integer(
+            "steps_per_execution", steps_per_execution, 1
+        )
         self._progress = progress
         self._tensorboard = tensorboard
         self._profile = profile
@@ -97,7 +102,8 @@ class TrainingLoop:
         step = int(self._trainer.step.numpy())
         if self._is_chief:
             self._workdir.drop_metrics_after(step)
-        losses = (line.get("loss") for line in self._workdir.read_metrics())
+        lines = self._workdir.read_metrics()
+        losses = (x["loss"] for x in lines if x.get("loss") is not None)
         self._first_loss = next(losses, None)
         return step
 
@@ -256,10 +262,17 @@ class TrainingLoop:
 
         Returns:
             Dictionary.
+
+        Raises:
+            ValueError: If there is none in metrics.jsonl.
         """
-        return next(
-            line["valid"] for line in self._scores() if line["step"] == step
-        )
+        scores = {line["step"]: line["valid"] for line in self._scores()}
+        if step not in scores:
+            raise ValueError(
+                f"{self._workdir.metrics} must have a score of step {step}. "
+                f"It has those of steps {sorted(scores)}."
+            )
+        return scores[step]
 
     def _scores(self):
         """Lines of metrics.jsonl that hold a score."""

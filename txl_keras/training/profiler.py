@@ -17,9 +17,11 @@ class Profile:
         profile_steps: Optional string `"FIRST,LAST"`: the steps after FIRST,
             up to LAST, are traced. A run that resumes between them traces
             what is left. `None` traces nothing.
+        max_steps: Optional integer, the last step of the run.
 
     Raises:
-        ValueError: If these are not two integers, the first one less.
+        ValueError: If these are not two integers, the first one less, or the
+            run ends before.
 
     Example:
 
@@ -32,12 +34,17 @@ class Profile:
     True
     """
 
-    def __init__(self, directory, profile_steps=None):
+    def __init__(self, directory, profile_steps=None, max_steps=None):
         self._directory = directory
         self._first = self._last = 0
         self._is_running = False
         if profile_steps is not None:
             self._first, self._last = _parse(profile_steps)
+        if max_steps is not None and self._last > max_steps:
+            raise ValueError(
+                "`profile_steps` must end at `max_steps` or before. Received: "
+                f"profile_steps={profile_steps!r}, max_steps={max_steps}"
+            )
 
     def next_boundary(self, step):
         """Where an execution has to end.

@@ -1,7 +1,9 @@
 """Stopping between two steps when the machine is taken away."""
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 
 import tensorflow as tf
@@ -19,8 +21,10 @@ class StopRequest:
     that the loop of steps looks at (`host_loop`). On several workers the loop
     sums it over all, so that they stop after the same step.
 
-    Used as a context: outside of it signals do what they did before. A second
-    signal inside of it ends the program at once.
+    Used as a context: outside of it signals do what they did before. Inside
+    of it they end the program by `sys.exit(EXIT_CODE)`; but within
+    `looked_at()` they are left to the loop, and a second one ends the program
+    at once.
 
     Attributes:
         variable: float32 `tf.Variable`, 1 once a signal has come.
@@ -29,7 +33,7 @@ class StopRequest:
     Example:
 
     >>> stop = StopRequest()
-    >>> with stop:
+    >>> with stop, stop.looked_at():
     ...     os.kill(os.getpid(), signal.SIGTERM)
     ...     stop.wait(5)
     True
@@ -43,6 +47,7 @@ class StopRequest:
         with tf.device("CPU:0"):
             self.variable = tf.Variable(0.0, trainable=False)
         self.signal = None
+        self._is_looked_at = False
         self._heard = threading.Event()
 
     def wait(self, timeout):
@@ -57,7 +62,7 @@ class StopRequest:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
         self._handlers = {
-            number: signal.signal(number, lambda *_: None)
+            number: signal.signal(number, self._exit)
             for number in self._SIGNALS
         }
         self._old_fd = signal.set_wakeup_fd(self._write_end)
@@ -73,12 +78,25 @@ class StopRequest:
         self._thread.join()
         os.close(self._read_end)
 
+    @contextlib.contextmanager
+    def looked_at(self):
+        """While a loop of steps runs, which stops by itself."""
+        self._is_looked_at = True
+        try:
+            yield
+        finally:
+            self._is_looked_at = False
+
+    def _exit(self, *_):
+        if not self._is_looked_at:
+            sys.exit(EXIT_CODE)
+
     def _listen(self):
         while numbers := os.read(self._read_end, 64):
             for number in numbers:
                 if number not in self._SIGNALS:
                     continue
-                if self.signal is not None:
+                if self.signal is not None and self._is_looked_at:
                     os._exit(128 + number)
                 self.signal = signal.Signals(number)
                 self.variable.assign(1.0)

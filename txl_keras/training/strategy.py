@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+import zlib
 
 import tensorflow as tf
 
@@ -110,6 +111,8 @@ def _workers():
         addresses = [*chiefs, *workers]
         for address in addresses:
             _host_and_port(address)
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("an address comes twice")
         task = config["task"]
         # A chief is the first worker by another name.
         index = addresses.index(cluster[task["type"]][task["index"]])
@@ -192,6 +195,39 @@ def wait_for_all(strategy):
         )
 
     meet()
+
+
+def check_alike(strategy, settings):
+    """Sees that all workers were started alike.
+
+    Otherwise they would wait for each other at different places.
+
+    Args:
+        strategy: The `tf.distribute.Strategy`.
+        settings: Dictionary, of the same keys on all workers.
+
+    Raises:
+        ValueError: If a value is another on another worker.
+    """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return
+    hashes = [zlib.crc32(repr(value).encode()) for value in settings.values()]
+
+    @tf.function
+    def gather():
+        return strategy.gather(
+            strategy.run(lambda: tf.constant([hashes], tf.int64)), axis=0
+        )
+
+    of_workers = gather().numpy()  # [replicas, settings]
+    is_other = (of_workers != of_workers[0]).any(axis=0)
+    names = [n for n, other in zip(settings, is_other, strict=True) if other]
+    if names:
+        here = ", ".join(f"{name}={settings[name]}" for name in names)
+        raise ValueError(
+            f"{', '.join(f'`{n}`' for n in names)} must be the same on all "
+            f"workers. Received here: {here}"
+        )
 
 
 def describe(strategy):

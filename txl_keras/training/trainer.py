@@ -4,6 +4,7 @@ Letters: `B` batch over all replicas, `b` rows of one replica, `T` segment.
 """
 
 import functools
+import math
 
 import numpy as np
 import tensorflow as tf
@@ -56,7 +57,7 @@ class Trainer:
 
     Raises:
         ValueError: If `batch_size` does not divide over the replicas, or their
-            rows by `accumulate_steps`, or `clip_norm` is not positive.
+            rows by `accumulate_steps`, or a number is out of its range.
 
     Example:
 
@@ -99,11 +100,12 @@ class Trainer:
         accumulate_steps=1,
         stop=None,
     ):
-        if clip_norm is not None and clip_norm <= 0:
+        if clip_norm is not None and not 0 < clip_norm < math.inf:
             raise ValueError(
-                "`clip_norm` must be greater than 0 or None. "
+                "`clip_norm` must be greater than 0 and finite, or None. "
                 f"Received: clip_norm={clip_norm}"
             )
+        check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
         self._rows = replica_batch_size(batch_size, strategy)
         if self._rows % accumulate_steps:
@@ -165,6 +167,7 @@ class Trainer:
             FloatingPointError: If a loss or gradient is not finite and no
                 lower loss scale can help.
         """
+        check_integer("num_steps", num_steps, 1)
         first = int(self.step.numpy())
         results = self._run(iterator, tf.constant(num_steps))
         results = {name: value.numpy() for name, value in results.items()}

@@ -16,6 +16,7 @@ import os
 import uuid
 
 import tensorflow as tf
+from absl import logging
 
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
@@ -58,7 +59,7 @@ class Workdir:
             tf.io.gfile.makedirs(self.path)
             _write_text("", path)
             tf.io.gfile.remove(path)
-            if is_new:
+            if is_new and not tf.io.gfile.listdir(self.path):
                 tf.io.gfile.rmtree(self.path)
         except tf.errors.OpError as error:
             raise OSError(
@@ -173,9 +174,12 @@ class Workdir:
             FileNotFoundError: If there is no checkpoint.
             ValueError: If none can be read, or they are of another model.
         """
-        is_best = checkpoint == "best" and saved_steps(self.best)
-        directory = self.best if is_best else self.checkpoints
-        return restore_weights(model, directory)
+        if checkpoint == "best" and saved_steps(self.best):
+            try:
+                return restore_weights(model, self.best)
+            except ValueError as error:
+                logging.error("%s The newest weights are taken.", error)
+        return restore_weights(model, self.checkpoints)
 
     def build_model(self, **overrides):
         """The model of the run, with fresh weights: see `load_model`."""
@@ -317,7 +321,10 @@ class Workdir:
         lines = _read_text(self.metrics).splitlines(keepends=True)
         # A run that was killed may leave half a line at the end.
         lines = [line for line in lines if line.endswith("\n")]
-        return [_parse_json(line, self.metrics) for line in lines]
+        return [
+            _parse_json(line, f"{self.metrics}, line {number},")
+            for number, line in enumerate(lines, 1)
+        ]
 
 
 def read_json(path):

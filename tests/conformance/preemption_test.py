@@ -118,9 +118,9 @@ def test_a_run_told_to_stop_saves_the_step_and_goes_on(whole_run, tmp_path):
     one = (*flags, "--steps_per_execution=60", "--checkpoint_every=60")
     one = (*one, "--max_steps=60", "--eval_every=60")
     process = start(workdir, one)
-    time.sleep(0.5)
     while b"step 0 of 60" not in pathlib.Path(f"{workdir}.log").read_bytes():
         time.sleep(0.01)
+    time.sleep(1)  # The first step takes seconds to compile.
     process.send_signal(signal.SIGTERM)
     code = process.wait()
     log = pathlib.Path(f"{workdir}.log").read_text()
@@ -140,6 +140,17 @@ def test_a_run_told_to_stop_saves_the_step_and_goes_on(whole_run, tmp_path):
             total += each["loss"] * (each["step"] - before)
             before = each["step"]
     np.testing.assert_allclose(line["loss"], total / 60, rtol=1e-5)
+
+
+def test_a_stop_before_the_first_step_has_the_same_code(whole_run, tmp_path):
+    workdir = tmp_path / "early"
+    process = start(workdir, whole_run[1])
+    # Once text is prepared, long before the first step.
+    while not (workdir / "config.json").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == EXIT_CODE
 
 
 @pytest.mark.large

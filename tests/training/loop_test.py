@@ -19,11 +19,18 @@ from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.workdir import Workdir
 
+SETTINGS = {
+    "max_steps": 12,
+    "eval_every": 4,
+    "checkpoint_every": 6,
+    "steps_per_execution": 5,
+}
+
 
 class Run:
     """A tiny run in a folder, scored by what it is told."""
 
-    def __init__(self, path, nlls, learning_rate=0.01):
+    def __init__(self, path, nlls, learning_rate=0.01, **settings):
         strategy = tf.distribute.get_strategy()
         model = TransformerXLCausalLM(
             TransformerXLBackbone(
@@ -57,10 +64,7 @@ class Run:
                 self.trainer,
                 best_directory=self.workdir.best,
             ),
-            max_steps=12,
-            eval_every=4,
-            checkpoint_every=6,
-            steps_per_execution=5,
+            **{**SETTINGS, **settings},
             progress=Progress(12, 8, str, is_shown=False),
             tensorboard=TensorBoard(None),
             profile=Profile(str(path)),
@@ -114,6 +118,18 @@ def test_a_score_that_was_stopped_is_made_up_for(tmp_path):
     assert second.steps("loss") == whole.steps("loss")
     assert second.steps("valid") == [4, 8, 12]
     assert saved_steps(second.workdir.best) == [12]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_intervals_must_be_positive(name, tmp_path):
+    with pytest.raises(ValueError, match=f"{name}=-2"):
+        Run(tmp_path, [], **{name: -2})
+
+
+def test_a_step_without_a_score_is_named(tmp_path):
+    run = Run(tmp_path, [])
+    with pytest.raises(ValueError, match=r"score of step 7. .* steps \[\]"):
+        run.loop.score_at(7)
 
 
 def test_a_loss_that_runs_away_stops_the_run(tmp_path):

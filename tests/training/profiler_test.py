@@ -61,3 +61,8 @@ def test_nothing_is_traced_unless_asked(tmp_path):
 def test_steps_must_be_two_and_rise(steps):
     with pytest.raises(ValueError, match=f"profile_steps='{steps}'"):
         Profile("unused", steps)
+
+
+def test_a_trace_after_the_last_step_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'5,13', max_steps=12"):
+        Profile(str(tmp_path), "5,13", max_steps=12)

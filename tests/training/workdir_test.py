@@ -204,3 +204,12 @@ def test_the_best_weights_are_those_saved_as_such(model, tmp_path):
     latest, step = workdir.load_model()
     assert step == 5
     np.testing.assert_array_equal(latest.get_weights()[0], start[0])
+
+
+def test_damaged_best_weights_give_way_to_the_newest(model, tmp_path, caplog):
+    workdir = Workdir(str(tmp_path / "new"))
+    workdir.create(model, 5, {})
+    save_weights(model, workdir.best, 3)
+    (tmp_path / "new/best/ckpt-3.data-00000-of-00001").write_bytes(b"")
+    assert workdir.load_model("best")[1] == 5
+    assert "best/ckpt-3 is damaged" in caplog.text

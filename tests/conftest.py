@@ -4,6 +4,11 @@ import keras
 import pytest
 
 
+def pytest_collection_modifyitems(items):
+    """The long ones first: the others fill what time is left of two."""
+    items.sort(key=lambda item: item.path.parent.name != "conformance")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_data_dir(tmp_path_factory):
     """Prepared text of tests, and of the scripts they run, lies apart."""

@@ -281,8 +281,9 @@ def _describe_start(workdir, corpus, tokenizer, splits, trainer):
     parts = estimate_bytes(
         model,
         trainer.optimizer,
-        trainer.piece_rows,
+        trainer.piece_rows * FLAGS.accumulate_steps,
         FLAGS.segment_length,
+        FLAGS.accumulate_steps,
     )
     mebibytes = ", ".join(
         f"{name} {size / 2**20:,.0f}" for name, size in parts.items()

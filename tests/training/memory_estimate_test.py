@@ -49,6 +49,17 @@ def test_an_optimizer_without_slots_has_none():
     assert parts["optimizer"] < 100
 
 
+def test_pieces_need_the_activations_of_their_rows_and_gradients_twice():
+    model, optimizer = make_model(), keras.optimizers.Adam()
+    whole = estimate(model, optimizer, rows=12)
+    pieces = estimate_bytes(model, optimizer, 12, 6, accumulate_steps=4)
+    assert pieces == {
+        **whole,
+        "gradients": 2 * whole["gradients"],
+        "activations": whole["activations"] // 4,
+    }
+
+
 def test_activations_grow_with_each_size():
     activations = estimate(make_model())["activations"]
     assert estimate(make_model(), rows=12)["activations"] == 3 * activations

@@ -12,7 +12,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 
 
-def estimate_bytes(model, optimizer, rows, segment_length):
+def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
     """Estimates what training takes on one replica.
 
     All is exact but `activations`, counted in numbers a row:
@@ -34,6 +34,8 @@ def estimate_bytes(model, optimizer, rows, segment_length):
         optimizer: Its optimizer, built, as `Trainer` leaves it.
         rows: Integer `B`, the rows of one replica.
         segment_length: Integer `T`.
+        accumulate_steps: Integer, the pieces that the rows are computed in;
+            their gradients are added up, which takes them twice.
 
     Returns:
         Dictionary of integers: `weights`, `gradients`, `optimizer`, `memory`
@@ -59,6 +61,7 @@ def estimate_bytes(model, optimizer, rows, segment_length):
     """
     check_integer("rows", rows, 1)
     check_integer("segment_length", segment_length, 1)
+    check_integer("accumulate_steps", accumulate_steps, 1)
     if not optimizer.built:
         raise ValueError(
             "`optimizer` must be built, or its slots are not known: call "
@@ -67,10 +70,13 @@ def estimate_bytes(model, optimizer, rows, segment_length):
         )
     return {
         "weights": _bytes_of(model.weights),
-        "gradients": _bytes_of(model.trainable_variables),
+        "gradients": _bytes_of(model.trainable_variables)
+        * min(accumulate_steps, 2),
         "optimizer": _bytes_of(optimizer.variables),
         "memory": _memory_bytes(model.backbone, rows),
-        "activations": rows * _activation_bytes(model, segment_length),
+        "activations": rows
+        // accumulate_steps
+        * _activation_bytes(model, segment_length),
     }
 
 

@@ -20,7 +20,7 @@ from txl_keras.data import Segments
 from txl_keras.layers import DecoderBlock
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.weights import weights_by_name
-from txl_keras.training import optimizers
+from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 
 B, T, P = 4, 5, 13
@@ -250,7 +250,10 @@ def test_dropout_seed_replays(attention_type):
 
 def make_trainer(model):
     return Trainer(
-        model, optimizers.Adam(0.01), tf.distribute.get_strategy(), batch_size=B
+        model,
+        build_optimizer("adam", 0.01),
+        tf.distribute.get_strategy(),
+        batch_size=B,
     )
 
 

@@ -123,13 +123,15 @@ def train(strategy, stop):
     evaluator = Evaluator(model, strategy, FLAGS.eval_batch_size, stop=stop)
 
     # Start afresh, go on, or see that all is done.
-    _claim(workdir, model, tokenizer, splits, strategy)
+    say = print if is_chief(strategy) else _say_nothing
     checkpoints = Checkpoints(
         workdir.checkpoints, trainer, FLAGS.max_to_keep, workdir.best
     )
     if FLAGS.initialize_from and not checkpoints.latest:
-        Workdir(FLAGS.initialize_from).restore_weights(model, "best")
-    say = print if is_chief(strategy) else _say_nothing
+        source = Workdir(FLAGS.initialize_from)
+        at = source.restore_weights(model, "best")
+        say(f"Begins with the best weights of {source.path}, step {at}.")
+    _claim(workdir, model, tokenizer, splits, strategy)
     tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)
     loop = TrainingLoop(
         trainer,
@@ -295,7 +297,7 @@ def _describe_start(workdir, corpus, tokenizer, splits, trainer):
         f"{workdir.path}: {corpus.name}, {tokens} tokens, a vocabulary of "
         f"{tokenizer.vocabulary_size:,}"
         + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
-        + f"; {model.count_params():,} weights in {FLAGS.precision}\n"
+        + f"; {model.count_params():,} weights, {FLAGS.precision}\n"
         f"{describe_strategy(trainer.strategy)}; "
         f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens a step{pieces}; "
         f"MiB on each device, about: {mebibytes}"

@@ -726,8 +726,11 @@ def test_a_run_begins_with_the_weights_of_another(
     )
     _, error = here("main.py", *flags, "--tokenizer=words")
     assert "`tokenizer` cannot be given with `initialize_from`" in error
+    _, error = here("main.py", *flags, "--num_layers=2")
+    assert "is of another model: weights/block_1" in error
     printed, error = here("main.py", *flags)
     assert error is None
+    assert f"Begins with the best weights of {origin}, step" in printed
     before, after = (
         json.loads((path / "results.json").read_text())["valid"]["nll"]
         for path in (origin, tmp_path / "tuned")

@@ -14,7 +14,7 @@ def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     # After 75 s; the next would come after 135 s.
     assert lines == [
-        "step 25/100: loss 1.500, score 3.0 points, tokens/s 13, 06:15 left",
+        "step 25/100: loss 1.500, train 3.0 points, tokens/s 13, 06:15 left",
         "step 35: valid 2.5 points (best)",
     ]
 

@@ -271,7 +271,7 @@ def test_weights_alone_are_restored_into_another_memory_length(tmp_path):
 def test_weights_of_another_model_are_refused(tmp_path):
     trainer = make_trainer(make_model())
     save(tmp_path, trainer)
-    with pytest.raises(ValueError, match="No checkpoint"):
+    with pytest.raises(ValueError, match="ckpt-0 is of another model"):
         restore_weights(make_model(num_layers=2), str(tmp_path))
     with pytest.raises(FileNotFoundError, match="No checkpoint"):
         restore_weights(make_model(), str(tmp_path / "nothing"))

@@ -29,6 +29,10 @@ from txl_keras.models.weights import weights_by_name
 from txl_keras.training.strategy import is_chief
 
 
+class DamagedCheckpointError(ValueError):
+    """A checkpoint that cannot be read to its end."""
+
+
 class Checkpoints:
     """The checkpoints of a run: weights, optimizer, step and memory.
 
@@ -442,7 +446,8 @@ def _shapes(variables):
 def _read(path, shapes):
     """All values of a checkpoint, whose checksums are looked at.
 
-    Raises `ValueError` if it is damaged, or lacks what `shapes` names.
+    Raises `DamagedCheckpointError`, or `ValueError` if it lacks what `shapes`
+    names.
     """
     try:
         reader = tf.compat.v1.train.NewCheckpointReader(path)
@@ -452,7 +457,7 @@ def _read(path, shapes):
         }
     # What a missing and a cut file raise.
     except (tf.errors.OpError, RuntimeError, IndexError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
     problems = [
         f"{name} is missing" if name not in state
         else f"{name} is {state[name].shape}, not {shape}"
@@ -473,13 +478,13 @@ def _read_newest(directory, shapes):
     for step in reversed(saved_steps(directory)):
         try:
             state = _read(_path(directory, step), shapes)
-        except ValueError as error:
+        except DamagedCheckpointError as error:
             errors.append(str(error))
             continue
         for error in errors:
             logging.error("%s. Step %d is taken instead.", error, step)
         return state
-    raise ValueError(
+    raise DamagedCheckpointError(
         f"No checkpoint in {directory} can be read. {errors[0]}. Bring back a "
         "copy of the folder, or begin again with another --workdir."
     )

@@ -55,7 +55,7 @@ class Progress:
         loss, speed = metrics["loss"], metrics["tokens_per_second"]
         figures = {
             "loss": "none" if loss is None else f"{loss:.3f}",
-            "score": "none" if loss is None else self._format_score(loss),
+            "train": "none" if loss is None else self._format_score(loss),
             "tokens/s": f"{speed:,.0f}",
         }
         num_steps, self._step = metrics["step"] - self._step, metrics["step"]

@@ -22,6 +22,7 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
+from txl_keras.training.checkpointing import DamagedCheckpointError
 from txl_keras.training.checkpointing import restore_weights
 from txl_keras.training.checkpointing import save_weights
 from txl_keras.training.checkpointing import saved_steps
@@ -177,7 +178,7 @@ class Workdir:
         if checkpoint == "best" and saved_steps(self.best):
             try:
                 return restore_weights(model, self.best)
-            except ValueError as error:
+            except DamagedCheckpointError as error:
                 logging.error("%s The newest weights are taken.", error)
         return restore_weights(model, self.checkpoints)
 

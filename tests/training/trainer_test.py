@@ -130,7 +130,9 @@ def test_segments_of_varying_length_are_as_long_as_they_say():
     )
 
 
-@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize(
+    "varlen", [False, pytest.param(True, marks=pytest.mark.large)]
+)
 def test_rows_in_pieces_are_the_same_step(varlen):
     tokens = np.arange(400) ** 2 % 7
     segments = Segments(tokens, 6, 5, drop_remainder=True, varlen=varlen)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import sys
 import threading
 
 import tensorflow as tf
@@ -22,9 +21,8 @@ class StopRequest:
     sums it over all, so that they stop after the same step.
 
     Used as a context: outside of it signals do what they did before. Inside
-    of it they end the program by `sys.exit(EXIT_CODE)`; but within
-    `looked_at()` they are left to the loop, and a second one ends the program
-    at once.
+    of it they end the program at once, with `EXIT_CODE`; but within
+    `looked_at()` they are left to the loop, and only a second one does.
 
     Attributes:
         variable: float32 `tf.Variable`, 1 once a signal has come.
@@ -62,7 +60,7 @@ class StopRequest:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
         self._handlers = {
-            number: signal.signal(number, self._exit)
+            number: signal.signal(number, lambda *_: None)
             for number in self._SIGNALS
         }
         self._old_fd = signal.set_wakeup_fd(self._write_end)
@@ -87,16 +85,16 @@ class StopRequest:
         finally:
             self._is_looked_at = False
 
-    def _exit(self, *_):
-        if not self._is_looked_at:
-            sys.exit(EXIT_CODE)
-
     def _listen(self):
         while numbers := os.read(self._read_end, 64):
             for number in numbers:
                 if number not in self._SIGNALS:
                     continue
-                if self.signal is not None and self._is_looked_at:
+                if not self._is_looked_at:
+                    # Not `sys.exit`: what is called may catch it. All files
+                    # are written such that a kill does no harm.
+                    os._exit(EXIT_CODE)
+                if self.signal is not None:
                     os._exit(128 + number)
                 self.signal = signal.Signals(number)
                 self.variable.assign(1.0)

@@ -109,7 +109,11 @@ def main(_):
         warmup_segments=warmup,
     )
     evaluator = Evaluator(
-        model, tf.distribute.get_strategy(), FLAGS.batch_size, memory_length
+        model,
+        tf.distribute.get_strategy(),
+        FLAGS.batch_size,
+        segment_length,
+        memory_length,
     )
     with tqdm(total=len(segments), unit="segment", disable=None) as bar:
         scores = evaluator.evaluate(

@@ -120,7 +120,13 @@ def train(strategy, stop):
         accumulate_steps=FLAGS.accumulate_steps,
         stop=stop,
     )
-    evaluator = Evaluator(model, strategy, FLAGS.eval_batch_size, stop=stop)
+    evaluator = Evaluator(
+        model,
+        strategy,
+        FLAGS.eval_batch_size,
+        FLAGS.segment_length,
+        stop=stop,
+    )
 
     # Start afresh, go on, or see that all is done.
     say = print if is_chief(strategy) else _say_nothing

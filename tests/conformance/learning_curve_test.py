@@ -53,7 +53,7 @@ def test_the_learning_curve_is_that_of_the_original(seed):
     trainer = Trainer(
         model, optimizer, strategy, batch_size=16, clip_norm=0.25, seed=seed
     )
-    evaluator = Evaluator(model, strategy, batch_size=16)
+    evaluator = Evaluator(model, strategy, batch_size=16, segment_length=128)
     iterator = iter(Segments(train, 16, 128, True).distribute(strategy))
     held_out = Segments(valid, 16, 128, False)
     curve = []

@@ -101,7 +101,7 @@ def train(optimizer_name, arguments, strategy):
     half = Checkpoints(os.path.join(directory, "half"), trainer)
     half.restore()
     step = int(trainer.step.numpy())
-    evaluator = Evaluator(model, strategy, batch_size=4)
+    evaluator = Evaluator(model, strategy, batch_size=4, segment_length=7)
     held_out = Segments(tokens[:100], 4, 7, drop_remainder=False)
     at_start = evaluator.evaluate(held_out)["bits_per_token"]
     # 1400 tokens are 34 segments of 5 for each of 8 rows: 50 steps wrap around.

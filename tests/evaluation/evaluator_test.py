@@ -32,7 +32,9 @@ def model():
 
 def evaluate(model, batch_size, segment_length, memory_length=None):
     segments = Segments(TOKENS, batch_size, segment_length, False)
-    evaluator = Evaluator(model, STRATEGY, batch_size, memory_length)
+    evaluator = Evaluator(
+        model, STRATEGY, batch_size, segment_length, memory_length
+    )
     return evaluator.evaluate(segments, steps_per_execution=4)
 
 
@@ -67,7 +69,7 @@ def test_every_token_counts_once_and_padding_never(
 
 def test_a_second_evaluation_forgets_the_first(model):
     segments = Segments(TOKENS, 3, 5, False)
-    evaluator = Evaluator(model, STRATEGY, 3)
+    evaluator = Evaluator(model, STRATEGY, 3, 5)
     done = []
     first = evaluator.evaluate(
         segments, 3, on_progress=lambda *numbers: done.append(numbers)
@@ -128,7 +130,7 @@ def test_after_warm_up_no_score_depends_on_the_number_of_streams(same_length):
     assert np.abs(token_nll(model, 3, 4, 2) - one).max() > 1e-4
 
     segments = Segments(TOKENS, 3, 4, False, warmup_segments=warmup)
-    scores = Evaluator(model, STRATEGY, 3).evaluate(segments)
+    scores = Evaluator(model, STRATEGY, 3, 4).evaluate(segments)
     assert scores["num_tokens"] == 119
     np.testing.assert_allclose(scores["nll"], one.mean(), rtol=1e-6)
 
@@ -139,7 +141,7 @@ def test_a_document_is_scored_as_if_it_were_alone(model):
         TOKENS, 3, 5, False, documents=np.array(bounds[:-1]),
         reset_documents=True,
     )  # fmt: skip
-    scores = Evaluator(model, STRATEGY, 3, 119).evaluate(segments)
+    scores = Evaluator(model, STRATEGY, 3, 5, 119).evaluate(segments)
     # Of 24 segments rows 1 and 2 have 8 each, and begin amid documents.
     nll = []
     for start, stop in ((1, 33), (33, 74), (74, 120)):

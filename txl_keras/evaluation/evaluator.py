@@ -10,6 +10,7 @@ from txl_keras.data.feed import Feed
 from txl_keras.data.segments import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
+from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
@@ -24,21 +25,34 @@ class Evaluator:
         batch_size: Integer `B`, the streams that are read side by side. Each
             begins with an empty memory, so fewer streams score better, unless
             the segments have `warmup_segments`.
+        segment_length: Integer `T`, of the longest segments that will come.
         memory_length: Optional integer `M`; by default the model's own.
         stop: Optional `StopRequest`: scoring ends where it was heard.
     """
 
     def __init__(
-        self, model, strategy, batch_size, memory_length=None, stop=None
+        self,
+        model,
+        strategy,
+        batch_size,
+        segment_length,
+        memory_length=None,
+        stop=None,
     ):
         self._strategy = strategy
         self._model = model
         self._stop = stop or StopRequest()
         with strategy.scope():
-            self._memory = model.backbone.memory_stack(
-                replica_batch_size(batch_size, strategy), memory_length
+            self._reader = SegmentReader(
+                model.backbone,
+                replica_batch_size(batch_size, strategy),
+                segment_length,
+                memory_length,
             )
         self._compiled_sums = compile_replica_function(self._sums, strategy)
+        self._compiled_remember = compile_replica_function(
+            self._reader.remember, strategy
+        )
         self._run = host_loop(
             strategy,
             self._replica_step,
@@ -61,6 +75,7 @@ class Evaluator:
             Dictionary: `nll` (nats a token), `bits_per_token`,
             `perplexity`, `num_tokens`; or `None` if it was stopped.
         """
+        self._reader.begin()
         feed = Feed(segments, self._strategy, num_steps=len(segments))
         nll, num_tokens, done = 0.0, 0.0, 0
         while done < len(segments):
@@ -83,23 +98,22 @@ class Evaluator:
         }
 
     def _replica_step(self, batch, stop):
+        self._reader.reset_rows(batch["reset"])
+        sums, entries = self._compiled_sums(batch)
+        self._compiled_remember(*entries)
         sums = tf.distribute.get_replica_context().all_reduce(
-            "SUM", tf.stack([*self._compiled_sums(batch), stop])
+            "SUM", tf.stack([*sums, stop])
         )
         nll, num_tokens, stop = tf.unstack(sums)
         return {"nll": nll, "num_tokens": num_tokens, "stop": stop}
 
     def _sums(self, batch):
         """This replica's part of the sums over a segment of all rows."""
-        nll, memory = self._model.score(
-            batch["inputs"],
-            batch["targets"],
-            memory=self._memory.read(),
-            reset=batch["reset"],
-        )
-        self._memory.write(memory)
+        hidden, entries = self._reader.read(batch["inputs"])
+        nll = self._model.softmax(hidden, batch["targets"])
         weights = batch["weights"]
-        return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
+        sums = tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
+        return sums, entries
 
 
 def warmup_segments(backbone, segment_length, memory_length=None):

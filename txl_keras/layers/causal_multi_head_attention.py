@@ -4,6 +4,8 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
 `H` head size, `D` hidden size.
 """
 
+import dataclasses
+
 import keras
 import tensorflow as tf
 from keras import ops
@@ -12,6 +14,9 @@ from txl_keras.checks import check_integer
 from txl_keras.layers.row_dropout import RowDropout
 
 SAME_LENGTHS = (False, True, "pytorch")
+# The score of a key that may not be seen. Finite, so that a row that may see
+# none stays a number.
+CLOSED = -1e30
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -145,7 +150,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         return_attention_scores=False,
     ):
         return self._attend(
-            lambda query, key: ops.einsum("btnh,bsnh->bnts", query, key),
+            PositionTerms(),
             query,
             memory,
             query_mask,
@@ -158,7 +163,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
 
     def _attend(
         self,
-        score,
+        terms,
         query,
         memory,
         query_mask,
@@ -171,9 +176,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         """Attention with scores of any kind.
 
         Args:
-            score: Function of projected queries `(B, T, N, H)`, scaled by
-                `1 / sqrt(H)`, and keys `(B, S, N, H)`; returns the scores
-                `(B, N, T, S)`.
+            terms: `PositionTerms`.
             query, ...: The call arguments.
         """
         if query_mask is None:
@@ -182,18 +185,28 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         # Without that mask: it is handled here, the projections would warn
         # that they drop it.
         query = tf.identity(query)
+        key_mask = None
+        if query_mask is not None or memory_mask is not None:
+            key_mask = self._key_mask(query, memory, query_mask, memory_mask)
         mask = self._mask(
-            query, memory, query_mask, memory_mask, attention_mask
+            ops.shape(query)[1],
+            None if memory is None else ops.shape(memory)[1],
+            key_mask,
+            attention_mask,
         )
         context = query
         if memory is not None:
             context = ops.concatenate([memory, query], axis=1)  # [B, S, D]
 
-        # Scaling the queries costs T N H products, the scores T S N.
-        projected = self._query_dense(query) * self.key_dim**-0.5
+        projected = self._project_query(query)
         key = self._key_dense(context)  # [B, S, N, H]
         value = self._value_dense(context)  # [B, S, N, H]
-        probabilities = masked_softmax(score(projected, key), mask)
+        scores = ops.einsum(
+            "btnh,bsnh->bnts", terms.content_query(projected), key
+        )
+        if terms.position_scores is not None:
+            scores = scores + terms.position_scores(projected)
+        probabilities = masked_softmax(scores, mask)
         weights = self._dropout(
             ops.cast(probabilities, self.compute_dtype),
             training=training,
@@ -205,7 +218,90 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             return output, probabilities
         return output
 
-    def _mask(self, query, memory, query_mask, memory_mask, attention_mask):
+    def _project_query(self, query):
+        # Scaling the queries costs T N H products, the scores T S N.
+        return self._query_dense(query) * self.key_dim**-0.5
+
+    def attend_projected(self, query, past):
+        """Attention to a past whose keys and values are there already.
+
+        Inference only: the same numbers as a call, but a token is projected
+        once, when it is read, and not again with every later segment.
+
+        Args:
+            query: Tensor of shape `(B, T, D)`, the segment.
+            past: `Past`, what was read before.
+
+        Returns:
+            Triple of the output `(B, T, D)` and the keys and the values of
+            the segment, `(B, N, T, H)`, to be remembered.
+        """
+        return self._attend_projected(PositionTerms(), query, past)
+
+    def _attend_projected(self, terms, query, past):
+        projected = self._project_query(query)
+        key, value = self.project(query)
+        content_query = ops.swapaxes(terms.content_query(projected), 1, 2)
+        # The past comes in the order of its slots, the segment after it.
+        # As products of matrices: of an einsum XLA transposes the keys first.
+        content = _join(
+            [
+                tf.matmul(content_query, part, transpose_b=True)
+                for part in (past.keys, key)
+                if part.shape[2] != 0
+            ]
+        )
+        bias = self._position_bias(terms, projected, past)
+        probabilities = ops.softmax(ops.cast(content, "float32") + bias)
+        weights = ops.cast(probabilities, self.compute_dtype)
+        num_memory = past.keys.shape[2]
+        attended = tf.matmul(weights[..., num_memory:], value)
+        if num_memory:
+            attended += tf.matmul(weights[..., :num_memory], past.values)
+        return self._output_dense(ops.swapaxes(attended, 1, 2)), key, value
+
+    def _position_bias(self, terms, projected, past):
+        """What is added to the scores of content, float32 `(B, N, T, S)`.
+
+        Made in the order of the text, where positions are a shift, and then
+        put in the order of the slots.
+        """
+        num_memory, num_queries = past.keys.shape[2], ops.shape(projected)[1]
+        segment_mask = ops.ones(ops.shape(projected)[:2], "bool")
+        mask = self._mask(
+            num_queries,
+            num_memory,
+            ops.concatenate([past.mask, segment_mask], axis=1),
+        )
+        scores = ops.zeros((), "float32")
+        if terms.position_scores is not None:
+            scores = ops.cast(terms.position_scores(projected), "float32")
+        bias = ops.where(mask, scores, CLOSED)
+        if not num_memory:
+            return bias
+        return ops.concatenate(
+            [past.by_slot(bias[..., :num_memory]), bias[..., num_memory:]],
+            axis=-1,
+        )
+
+    def project(self, states):
+        """Keys and values of hidden states, heads first.
+
+        Args:
+            states: Tensor `(B, S, D)`.
+
+        Returns:
+            The pair of keys and values, `(B, N, S, H)`.
+        """
+        key, value = self._key_dense(states), self._value_dense(states)
+        heads_first = (0, 2, 1, 3)
+        return ops.transpose(key, heads_first), ops.transpose(
+            value, heads_first
+        )
+
+    def _mask(
+        self, num_queries, num_memory, key_mask=None, attention_mask=None
+    ):
         """Which keys a query may see: boolean, broadcasts to `(B, N, T, S)`.
 
         For T = 3, M = 2; `same_length=True` shuts the keys marked `s` too:
@@ -215,13 +311,12 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             i=1   s  1  |  1  1  .
             i=2   s  s  |  1  1  1
         """
-        num_queries = ops.shape(query)[1]
-        num_memory = 0 if memory is None else ops.shape(memory)[1]
-        if self.same_length and memory is None:
+        if self.same_length and num_memory is None:
             raise ValueError(
                 "`same_length` lets a query see as many keys as memory has, "
                 "so it needs a memory. Received: memory=None"
             )
+        num_memory = 0 if num_memory is None else num_memory
         num_keys = num_memory + num_queries
         distance = (
             num_memory
@@ -238,8 +333,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         mask = mask[None]  # [1, T, S]
         if attention_mask is not None:
             mask = ops.logical_and(mask, ops.cast(attention_mask, "bool"))
-        if query_mask is not None or memory_mask is not None:
-            key_mask = self._key_mask(query, memory, query_mask, memory_mask)
+        if key_mask is not None:
             mask = ops.logical_and(mask, key_mask[:, None, :])
         return mask[:, None]
 
@@ -292,6 +386,27 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class PositionTerms:
+    """What a kind of attention adds to the products of queries and keys.
+
+    Attributes:
+        content_bias: Optional tensor that broadcasts to `(B, T, N, H)`, added
+            to the scaled queries before they meet the keys.
+        position_scores: Optional function of the scaled queries; returns
+            scores `(B, N, T, S)`, by key in the order of the text.
+    """
+
+    content_bias: object = None
+    position_scores: object = None
+
+    def content_query(self, query):
+        """Queries that meet the keys."""
+        if self.content_bias is None:
+            return query
+        return query + self.content_bias
+
+
 def masked_softmax(scores, mask):
     """Softmax over the last axis where `mask` is true, in float32.
 
@@ -303,5 +418,8 @@ def masked_softmax(scores, mask):
         Float32 tensor; a row with no true entry is uniform, never NaN.
     """
     scores = ops.cast(scores, "float32")
-    # Finite, so that a row shut altogether stays a number.
-    return ops.softmax(ops.where(mask, scores, -1e30), axis=-1)
+    return ops.softmax(ops.where(mask, scores, CLOSED), axis=-1)
+
+
+def _join(parts):
+    return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=-1)

@@ -196,11 +196,7 @@ class DecoderBlock(keras.layers.Layer):
         training=None,
         dropout_seed=None,
     ):
-        def dropout(x, site):
-            seed = fold_in(dropout_seed, site)
-            return self._dropout(x, training=training, dropout_seed=seed)
-
-        def attention(x, memory):
+        def attention(x):
             positions = {}
             if self.attention_type == "relative":
                 positions = {
@@ -209,18 +205,14 @@ class DecoderBlock(keras.layers.Layer):
                 }
             attended = self.attention(
                 x,
-                memory=memory,
+                memory=None if memory is None else self._attended(memory),
                 query_mask=inputs_mask,
                 memory_mask=memory_mask,
                 training=training,
                 dropout_seed=fold_in(dropout_seed, 0),
                 **positions,
             )
-            return dropout(attended, site=1)
-
-        def feed_forward(x):
-            inner = dropout(self._intermediate_dense(x), site=2)
-            return dropout(self._output_dense(inner), site=3)
+            return self._drop(attended, training, dropout_seed, site=1)
 
         if memory is not None:
             check_remembers(
@@ -228,15 +220,90 @@ class DecoderBlock(keras.layers.Layer):
                 memory.shape[1],
                 f"memory.shape={memory.shape}",
             )
+        return self._transform(inputs, attention, training, dropout_seed)
+
+    def attend_projected(
+        self, inputs, past, positions=(), attention_biases=None
+    ):
+        """The block over a past whose keys and values are there already.
+
+        Inference only, see `CausalMultiHeadAttention.attend_projected`.
+
+        Args:
+            inputs: Tensor of shape `(B, T, D)`.
+            past: `Past`.
+            positions: Tuple of what `project_positions` returned.
+            attention_biases: See `RelativeMultiHeadAttention`.
+
+        Returns:
+            Triple of the outputs `(B, T, D)` and the keys and the values of
+            the segment, `(B, N, T, H)`.
+        """
+        projected = []
+
+        biases = {}
+        if self.attention_type == "relative":
+            biases = {"attention_biases": attention_biases}
+
+        def attention(x):
+            attended, *key_value = self.attention.attend_projected(
+                x, past, *positions, **biases
+            )
+            projected.extend(key_value)
+            return attended
+
+        return self._transform(inputs, attention), *projected
+
+    def project_positions(self, num_distances):
+        """What attention sees of positions, which the weights alone decide.
+
+        Args:
+            num_distances: Integer, at least M + T.
+
+        Returns:
+            Tuple of tensors, empty for types without memory.
+        """
+        if self.attention_type in ABSOLUTE_TYPES:
+            return ()
+        return self.attention.project_positions(num_distances)
+
+    def project(self, memory):
+        """Keys and values of earlier inputs.
+
+        Args:
+            memory: Tensor of shape `(B, M, D)`.
+
+        Returns:
+            The pair of them, `(B, N, M, H)`.
+        """
+        return self.attention.project(self._attended(memory))
+
+    def _attended(self, states):
+        """Inputs of the block as its attention sees them."""
+        return self._attention_norm(states) if self.normalize_first else states
+
+    def _transform(self, inputs, attention, training=False, dropout_seed=None):
+        """The equations of the class."""
         if self.attention_type == "al_rfou":
             inputs = inputs + self._positions(inputs)
+
+        def feed_forward(x):
+            inner = self._intermediate_dense(x)
+            inner = self._drop(inner, training, dropout_seed, site=2)
+            return self._drop(
+                self._output_dense(inner), training, dropout_seed, site=3
+            )
+
+        attended = attention(self._attended(inputs))
         if not self.normalize_first:
-            x = self._attention_norm(inputs + attention(inputs, memory))
+            x = self._attention_norm(inputs + attended)
             return self._feed_forward_norm(x + feed_forward(x))
-        norm = self._attention_norm
-        normed_memory = None if memory is None else norm(memory)
-        x = inputs + attention(norm(inputs), normed_memory)
+        x = inputs + attended
         return x + feed_forward(self._feed_forward_norm(x))
+
+    def _drop(self, x, training, dropout_seed, site):
+        seed = fold_in(dropout_seed, site)
+        return self._dropout(x, training=training, dropout_seed=seed)
 
     def _positions(self, inputs):
         length = tf.shape(inputs)[1]

@@ -190,30 +190,18 @@ class MemoryStack(keras.layers.Layer):
         # they would store the memory of the first replica as if it were all.
         self._holder = types.SimpleNamespace(
             states=[
-                self._variable(
-                    (batch_size, memory_length, hidden_dim),
-                    _storage_dtype(self),
+                replica_variable(
+                    (batch_size, memory_length, hidden_dim), self.compute_dtype
                 )
                 for _ in range(num_layers)
             ],
             # One count a block, so that blocks can be called one by one.
             valid_lengths=[
-                self._variable((batch_size,), "int32")
+                replica_variable((batch_size,), "int32")
                 for _ in range(num_layers)
             ],
         )
         self.reset_state()
-
-    def _variable(self, shape, dtype):
-        return tf.Variable(
-            tf.zeros([size or 0 for size in shape], dtype),
-            shape=tf.TensorShape(shape),
-            trainable=False,
-            # Each replica has rows of its own; ON_WRITE variables promise
-            # TensorFlow that all replicas hold the same.
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
 
     @property
     def state_variables(self):
@@ -330,11 +318,28 @@ def _check_cold_start(cold_start):
         )
 
 
-def _storage_dtype(stack):
-    """The dtype of states in their variables."""
+def replica_variable(shape, dtype):
+    """A variable of zeros with a value of its own on each replica.
+
+    Args:
+        shape: Tuple of integers; `None` where a size may change.
+        dtype: Of its values. Where a strategy cannot store it (workers cannot
+            send each other bfloat16, which they do to begin with equal
+            values) it is float32, which holds them exactly: cast what is read
+            and what is assigned.
+
+    Returns:
+        `tf.Variable`, not trainable.
+    """
     strategy = tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        # Workers cannot send each other bfloat16, which they do to begin
-        # with equal values. float32 holds it exactly.
-        return "float32"
-    return stack.compute_dtype
+        dtype = "float32" if dtype == "bfloat16" else dtype
+    return tf.Variable(
+        tf.zeros([size or 0 for size in shape], dtype),
+        shape=tf.TensorShape(shape),
+        trainable=False,
+        # Each replica has rows of its own; ON_WRITE variables promise
+        # TensorFlow that all replicas hold the same.
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )

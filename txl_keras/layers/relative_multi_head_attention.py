@@ -11,6 +11,7 @@ from keras import ops
 from txl_keras.layers.causal_multi_head_attention import (
     CausalMultiHeadAttention,
 )
+from txl_keras.layers.causal_multi_head_attention import PositionTerms
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 
 
@@ -103,6 +104,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
 
     def build(self, query_shape):
         super().build(query_shape)
+        self._hidden_dim = query_shape[-1]
         self._position_dense.build((None, query_shape[-1]))
         if not self.tie_attention_biases:
             self.content_attention_bias = self._parameter(
@@ -132,20 +134,12 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         position = self._position_dense(
             ops.cast(position_encoding, self.compute_dtype)
         )  # [S, N, H]
-        scale = self.key_dim**-0.5
-        u, v = self._attention_biases(attention_biases)
-        u, v = u * scale, v * scale
-
-        def score(query, key):
-            # Terms (a) + (c), then (b) + (d).
-            return ops.einsum(
-                "btnh,bsnh->bnts", query + u, key
-            ) + relative_shift(
-                ops.einsum("btnh,rnh->bntr", query + v, position)
-            )
-
         return self._attend(
-            score,
+            self._terms(
+                lambda query: ops.einsum("btnh,rnh->bntr", query, position),
+                relative_shift,
+                attention_biases,
+            ),
             query,
             memory,
             query_mask,
@@ -155,6 +149,54 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             dropout_seed,
             return_attention_scores,
         )
+
+    def _terms(self, by_distance, align, attention_biases):
+        """`PositionTerms` of scores by distance and how to align them."""
+        scale = self.key_dim**-0.5
+        u, v = self._attention_biases(attention_biases)
+        u, v = u * scale, v * scale
+        return PositionTerms(
+            # Terms (a) + (c), then (b) + (d).
+            content_bias=u,
+            position_scores=lambda query: align(by_distance(query + v)),
+        )
+
+    def project_positions(self, num_distances):
+        """`R W_k,R`, which changes with the weights only.
+
+        Args:
+            num_distances: Integer: the distances below it, that is, at least
+                M + T. With `clamp_length` no more of them are kept than
+                differ.
+
+        Returns:
+            Tuple of one tensor `(N, R, H)`, the farthest first.
+        """
+        if self.clamp_length is not None:
+            num_distances = min(num_distances, self.clamp_length + 1)
+        encoding = self._encode_positions(
+            ops.zeros((1, num_distances, self._hidden_dim))
+        )
+        position = self._position_dense(ops.cast(encoding, self.compute_dtype))
+        return (ops.transpose(position, (1, 0, 2)),)
+
+    def attend_projected(
+        self, query, past, position_keys, attention_biases=None
+    ):
+        """See `CausalMultiHeadAttention.attend_projected`.
+
+        Args:
+            query, past: As there.
+            position_keys: What `project_positions` returned, of M + T
+                distances or more.
+            attention_biases: As in a call.
+        """
+        terms = self._terms(
+            lambda query: ops.einsum("btnh,nrh->bntr", query, position_keys),
+            lambda scores: shift_nearest(scores, past.num_keys(query)),
+            attention_biases,
+        )
+        return self._attend_projected(terms, query, past)
 
     def _attention_biases(self, attention_biases):
         if self.tie_attention_biases != (attention_biases is not None):
@@ -203,3 +245,23 @@ def relative_shift(scores):
     padded = ops.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]])
     reshaped = ops.reshape(padded, (-1, heads, num_keys + 1, length))
     return ops.reshape(reshaped[:, :, 1:], (-1, heads, length, num_keys))
+
+
+def shift_nearest(scores, num_keys):
+    """`relative_shift` of scores of more or fewer distances than keys.
+
+    Args:
+        scores: Tensor of shape `(B, N, T, R)` by distance. Keys farther than
+            the first of them count as it.
+        num_keys: `S`.
+
+    Returns:
+        Tensor of shape `(B, N, T, S)` by key.
+    """
+    num_distances = scores.shape[-1]
+    missing = ops.maximum(num_keys - num_distances, 0)
+    farthest = ops.broadcast_to(
+        scores[..., :1], (*ops.shape(scores)[:-1], missing)
+    )
+    nearest = scores[..., ops.maximum(num_distances - num_keys, 0) :]
+    return relative_shift(ops.concatenate([farthest, nearest], axis=-1))

@@ -11,7 +11,9 @@ from txl_keras.checks import check_integer
 from txl_keras.layers.causal_multi_head_attention import (
     CausalMultiHeadAttention,
 )
+from txl_keras.layers.causal_multi_head_attention import PositionTerms
 from txl_keras.layers.relative_multi_head_attention import relative_shift
+from txl_keras.layers.relative_multi_head_attention import shift_nearest
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -108,22 +110,9 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         return_attention_scores=False,
     ):
         num_memory = 0 if memory is None else ops.shape(memory)[1]
-        distance = self._distances(num_memory + ops.shape(query)[1])
-        scale = self.key_dim**-0.5
-        u = self.content_attention_bias * scale
-        position_key = ops.take(self.position_keys, distance, axis=0)
-        position_bias = ops.take(self.position_biases, distance, axis=0) * scale
-
-        def score(query, key):
-            by_distance = (
-                ops.einsum("btnh,rnh->bntr", query, position_key)
-                + ops.transpose(position_bias)[:, None, :]
-            )  # [B, N, T, S]
-            content = ops.einsum("btnh,bsnh->bnts", query + u, key)
-            return content + relative_shift(by_distance)
-
+        positions = self.project_positions(num_memory + ops.shape(query)[1])
         return self._attend(
-            score,
+            self._terms(*positions, relative_shift),
             query,
             memory,
             query_mask,
@@ -133,6 +122,46 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             dropout_seed,
             return_attention_scores,
         )
+
+    def _terms(self, position_keys, position_biases, align):
+        scale = self.key_dim**-0.5
+
+        def position_scores(query):
+            scores = ops.einsum("btnh,nrh->bntr", query, position_keys)
+            return align(scores + (position_biases * scale)[:, None, :])
+
+        return PositionTerms(
+            self.content_attention_bias * scale, position_scores
+        )
+
+    def project_positions(self, num_distances):
+        """Keys and biases of distances.
+
+        Args:
+            num_distances: Integer: the distances below it, M + T of them.
+
+        Returns:
+            The pair of tensors `(N, R, H)` and `(N, R)`, the farthest first.
+        """
+        distance = self._distances(num_distances)
+        keys = ops.take(self.position_keys, distance, axis=0)
+        biases = ops.take(self.position_biases, distance, axis=0)
+        return ops.transpose(keys, (1, 0, 2)), ops.transpose(biases)
+
+    def attend_projected(self, query, past, position_keys, position_biases):
+        """See `CausalMultiHeadAttention.attend_projected`.
+
+        Args:
+            query, past: As there.
+            position_keys, position_biases: What `project_positions` returned,
+                of M + T distances or more.
+        """
+        terms = self._terms(
+            position_keys,
+            position_biases,
+            lambda scores: shift_nearest(scores, past.num_keys(query)),
+        )
+        return self._attend_projected(terms, query, past)
 
     def _distances(self, num_keys):
         """Row of the tables for each of the distances S - 1, ..., 0."""

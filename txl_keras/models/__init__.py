@@ -1,6 +1,7 @@
 """Models built from the layers."""
 
+from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 
-__all__ = ["TransformerXLBackbone", "TransformerXLCausalLM"]
+__all__ = ["SegmentReader", "TransformerXLBackbone", "TransformerXLCausalLM"]

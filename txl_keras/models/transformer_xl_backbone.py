@@ -15,6 +15,7 @@ from txl_keras.layers.decoder_block import check_attention_type
 from txl_keras.layers.decoder_block import check_remembers
 from txl_keras.layers.memory_stack import MemoryStack
 from txl_keras.layers.memory_stack import initial_memory
+from txl_keras.layers.projected_memory import ProjectedMemory
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import fold_in
@@ -146,7 +147,7 @@ class TransformerXLBackbone(keras.Model):
         self.intermediate_dim = intermediate_dim
         self.head_dim = head_dim or hidden_dim // num_heads
         self.attention_type = attention_type
-        self._check_remembers(memory_length)
+        self.check_remembers(memory_length)
         self.memory_length = memory_length
         self.max_positions = max_positions
         self.dropout = dropout
@@ -246,7 +247,8 @@ class TransformerXLBackbone(keras.Model):
             name=name,
         )
 
-    def _check_remembers(self, memory_length):
+    def check_remembers(self, memory_length):
+        """Raises `ValueError` if the model can have no such memory."""
         received = f"memory_length={memory_length}"
         check_remembers(self.attention_type, memory_length, received)
 
@@ -262,7 +264,7 @@ class TransformerXLBackbone(keras.Model):
         """
         if memory_length is None:
             memory_length = self.memory_length
-        self._check_remembers(memory_length)
+        self.check_remembers(memory_length)
         return initial_memory(
             self.num_layers,
             batch_size,
@@ -286,7 +288,7 @@ class TransformerXLBackbone(keras.Model):
         """
         if memory_length is None:
             memory_length = self.memory_length
-        self._check_remembers(memory_length)
+        self.check_remembers(memory_length)
         return MemoryStack(
             self.num_layers,
             batch_size,
@@ -313,11 +315,10 @@ class TransformerXLBackbone(keras.Model):
             memory = memory.reset_rows(reset, self.cold_start)
         row_seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
 
-        x = self.token_embedding(token_ids) * self.hidden_dim**0.5  # [B, T, D]
-        if self.attention_type == "vaswani":
-            x = x + ops.cast(self._position_encoding(x), x.dtype)
         x = self._dropout(
-            x, training=training, dropout_seed=fold_in(row_seeds, 0)
+            self._embed(token_ids),
+            training=training,
+            dropout_seed=fold_in(row_seeds, 0),
         )
         positions = {}
         if self.attention_type == "relative":
@@ -348,6 +349,72 @@ class TransformerXLBackbone(keras.Model):
             dropout_seed=fold_in(row_seeds, self.num_layers + 1),
         )
         return x, memory.extend(block_inputs)
+
+    def _embed(self, token_ids):
+        x = self.token_embedding(token_ids) * self.hidden_dim**0.5  # [B, T, D]
+        if self.attention_type == "vaswani":
+            x = x + ops.cast(self._position_encoding(x), x.dtype)
+        return x
+
+    def attend_projected(self, token_ids, memory, positions):
+        """The same hidden states as a call, from a projected memory.
+
+        Inference only: nothing is dropped, no gradient is meant to flow, and
+        the weights must be those that `memory` and `positions` were made by.
+        `SegmentReader` takes care of all three.
+
+        Args:
+            token_ids: Integer tensor of shape `(B, T)`.
+            memory: `ProjectedMemory`.
+            positions: What `project_positions` returned.
+
+        Returns:
+            Triple of hidden states `(B, T, D)` and, to be remembered by
+            `ProjectedMemory.append`, L keys and L values `(B, N, T, H)`.
+        """
+        x = self._embed(token_ids)
+        biases = self._attention_biases()
+        keys, values = [], []
+        for block, past, position in zip(
+            self.blocks, memory.pasts(), positions, strict=True
+        ):
+            x, key, value = block.attend_projected(x, past, position, biases)
+            keys.append(key)
+            values.append(value)
+        if self._output_norm is not None:
+            x = self._output_norm(x)
+        return x, tuple(keys), tuple(values)
+
+    def project(self, memory):
+        """Projects a memory of hidden states.
+
+        Args:
+            memory: `Memory`.
+
+        Returns:
+            `ProjectedMemory`, in the order of the text.
+        """
+        keys, values = zip(
+            *(
+                block.project(state)
+                for block, state in zip(self.blocks, memory.states, strict=True)
+            ),
+            strict=True,
+        )
+        return ProjectedMemory(keys, values, None, memory.valid_length)
+
+    def project_positions(self, num_distances):
+        """What attention sees of positions, a block each.
+
+        Args:
+            num_distances: Integer, at least M + T.
+
+        Returns:
+            L tuples of tensors, see `DecoderBlock.project_positions`.
+        """
+        return tuple(
+            block.project_positions(num_distances) for block in self.blocks
+        )
 
     def _attention_biases(self):
         """u and v, where all blocks share them."""

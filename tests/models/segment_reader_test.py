@@ -1,0 +1,203 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.models import SegmentReader
+from txl_keras.models import TransformerXLBackbone
+
+TOKENS = np.random.default_rng(2).integers(0, 13, (3, 60))
+RELATIVE = {"attention_type": "relative"}
+SHAW = {"attention_type": "shaw", "max_positions": 9}
+
+
+def make_backbone(**changes):
+    settings = {
+        "vocabulary_size": 13,
+        "num_layers": 2,
+        "num_heads": 3,
+        "hidden_dim": 12,
+        "intermediate_dim": 20,
+        "head_dim": 5,
+        "memory_length": 7,
+        "initializer_stddev": 0.3,
+        **changes,
+    }
+    return TransformerXLBackbone(**settings)
+
+
+class Reader:
+    """Reads and remembers in one call."""
+
+    def __init__(
+        self, backbone, segment_length, memory_length=None, compiled=False
+    ):
+        self.reader = SegmentReader(backbone, 3, segment_length, memory_length)
+        self.reader.begin()
+        self._read, self._remember = self.reader.read, self.reader.remember
+        if compiled:  # as all users of it do, but that takes seconds
+            self._read = tf.function(self._read, jit_compile=True)
+            self._remember = tf.function(self._remember, jit_compile=True)
+
+    def __call__(self, ids, reset=None):
+        if reset is not None:
+            self.reader.reset_rows(reset)
+        hidden, entries = self._read(ids)
+        self._remember(*entries)
+        return hidden.numpy()
+
+
+def cut(lengths):
+    """Segments of `TOKENS`, one after the other."""
+    bounds = np.cumsum([0, *lengths])
+    return [
+        TOKENS[:, a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("cold_start", ["masked", "zeros"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        RELATIVE,
+        {**RELATIVE, "same_length": True},
+        {**RELATIVE, "same_length": "pytorch"},
+        {**RELATIVE, "clamp_length": 4},
+        {**RELATIVE, "clamp_length": 4, "same_length": True},
+        {**RELATIVE, "tie_attention_biases": False},
+        {**RELATIVE, "normalize_first": True, "normalize_output": True},
+        SHAW,
+        {**SHAW, "clamp_length": 5, "same_length": True},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_states_are_those_of_the_training_path(settings, cold_start):
+    backbone = make_backbone(cold_start=cold_start, **settings)
+    if "normalize_first" in settings:
+        # Otherwise the norm of an empty entry is zero, as the entry is.
+        backbone.blocks[1]._attention_norm.beta.assign(np.arange(12) / 10)
+    # Shorter than memory, longer, one by one, and a rest.
+    lengths = [4, 4, 4, 1, 1, 1, 1, 9, 2, 11]
+    read = Reader(backbone, segment_length=11)
+    memory = None
+    for ids in cut(lengths):
+        expected, memory = backbone(ids, memory=memory)
+        np.testing.assert_allclose(read(ids), expected, atol=1e-5)
+
+
+def test_compiled_states_are_the_same():
+    backbone = make_backbone(clamp_length=6)
+    read = Reader(backbone, segment_length=4, compiled=True)
+    memory = None
+    for ids in cut([4, 4, 4, 1, 1, 1]):
+        expected, memory = backbone(ids, memory=memory)
+        np.testing.assert_allclose(read(ids), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("cold_start", ["masked", "zeros"])
+def test_rows_are_forgotten_one_by_one(cold_start):
+    backbone = make_backbone(cold_start=cold_start, normalize_first=True)
+    for block in backbone.blocks:
+        block._attention_norm.beta.assign(np.arange(12) / 10)
+    resets = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0], [1, 0, 1]], bool)
+    read = Reader(backbone, segment_length=3)
+    memory = None
+    for ids, reset in zip(cut([3, 3, 3, 3]), resets, strict=True):
+        expected, memory = backbone(ids, memory=memory, reset=reset)
+        np.testing.assert_allclose(read(ids, reset), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("memory_length", [0, 1, 20])
+def test_memory_may_be_of_any_length(memory_length):
+    backbone = make_backbone()
+    read = Reader(backbone, 4, memory_length)
+    memory = backbone.initial_memory(3, memory_length)
+    for ids in cut([4] * 9):
+        expected, memory = backbone(ids, memory=memory)
+        np.testing.assert_allclose(read(ids), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention_type", ["vaswani", "al_rfou"])
+def test_absolute_positions_read_each_segment_for_itself(attention_type):
+    backbone = make_backbone(
+        attention_type=attention_type, max_positions=4, memory_length=0
+    )
+    read = Reader(backbone, 4)
+    for ids in cut([4, 3]):
+        expected, _ = backbone(ids)
+        np.testing.assert_allclose(read(ids), expected, atol=1e-5)
+
+
+def test_padding_after_a_row_is_not_remembered():
+    backbone = make_backbone()
+    reader = SegmentReader(backbone, 3, 9)
+    reader.begin()
+    # Rows of 2, 9 and 5 tokens; then one token each.
+    lengths = np.array([2, 9, 5], "int32")
+    _, entries = reader.read(TOKENS[:, :9])
+    reader.remember(*entries, tf.constant(lengths))
+    hidden, _ = reader.read(TOKENS[:, 9:10])
+    for row, length in enumerate(lengths):
+        _, memory = backbone(TOKENS[row, None, :length])
+        expected, _ = backbone(TOKENS[row, None, 9:10], memory=memory)
+        np.testing.assert_allclose(hidden[row], expected[0], atol=1e-5)
+
+
+def test_a_new_beginning_forgets_and_sees_new_weights():
+    backbone = make_backbone()
+    read = Reader(backbone, 5)
+    first = read(TOKENS[:, :5])
+    assert np.abs(read(TOKENS[:, :5]) - first).max() > 1e-3
+    read.reader.begin()
+    np.testing.assert_array_equal(read(TOKENS[:, :5]), first)
+    for weight in backbone.weights:
+        weight.assign(weight * 0.7)
+    read.reader.begin()
+    expected, _ = backbone(TOKENS[:, :5])
+    np.testing.assert_allclose(read(TOKENS[:, :5]), expected, atol=1e-5)
+
+
+def test_bfloat16_reads_as_the_training_path_does():
+    backbone = make_backbone(dtype="mixed_bfloat16")
+    read = Reader(backbone, 4)
+    memory = None
+    for ids in cut([4, 4, 1, 4]):
+        expected, memory = backbone(ids, memory=memory)
+        assert read.reader.memory().keys[0].dtype == tf.bfloat16
+        np.testing.assert_allclose(
+            read(ids).astype("float32"), tf.cast(expected, "float32"), atol=0.1
+        )
+
+
+def test_new_entries_are_written_in_place():
+    backbone = make_backbone(memory_length=40)
+    reader = SegmentReader(backbone, 3, 1)
+    _, (keys, values) = reader.read(TOKENS[:, :1])
+
+    @tf.function(jit_compile=True)
+    def remember(*entries):
+        reader.remember(entries[:2], entries[2:])
+
+    program = remember.experimental_get_compiler_ir(*keys, *values)(
+        stage="optimized_hlo"
+    )
+    assert program.count("f32[3,3,40,5]") > 4
+    assert "f32[3,3,40,5]{3,2,1,0} copy(" not in program
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((0, 4, 4), "batch_size=0"),
+        ((1, 0, 4), "segment_length=0"),
+        ((1, 4, -1), "memory_length=-1"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        SegmentReader(make_backbone(), *sizes)
+
+
+def test_memory_is_refused_where_positions_are_absolute():
+    backbone = make_backbone(attention_type="vaswani", memory_length=0)
+    with pytest.raises(ValueError, match="memory_length=4"):
+        SegmentReader(backbone, 1, 4, memory_length=4)

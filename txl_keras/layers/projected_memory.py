@@ -1,0 +1,210 @@
+"""Memory as attention uses it: keys and values, projected once.
+
+Letters: `B` batch, `T` segment, `M` memory, `N` heads, `H` head size,
+`L` layers.
+"""
+
+import collections
+
+import tensorflow as tf
+
+
+class Past(collections.namedtuple("Past", ["keys", "values", "mask", "order"])):
+    """What one attention layer remembers: see `ProjectedMemory.pasts`.
+
+    Attributes:
+        keys, values: Tensors `(B, N, M, H)`, by slot.
+        mask: Boolean `(B, M)`, in the order of the text.
+        order: int32 `(B, M)`: which entry, counted from the oldest, is in a
+            slot; or `None`: entries are in the order of the text.
+    """
+
+    __slots__ = ()
+
+    def num_keys(self, query):
+        """S = M + T of a segment `(B, T, D)`."""
+        length = query.shape[1]
+        return self.keys.shape[2] + (
+            tf.shape(query)[1] if length is None else length
+        )
+
+    def by_slot(self, scores):
+        """Puts `(B or 1, N or 1, T, M)`, in the order of the text, by slot."""
+        if self.order is None:
+            return scores
+        batch = tf.shape(self.order)[0]
+        scores = tf.broadcast_to(
+            scores, tf.concat([[batch], tf.shape(scores)[1:]], axis=0)
+        )
+        return tf.gather(scores, self.order, axis=-1, batch_dims=1)
+
+
+class ProjectedMemory(
+    collections.namedtuple(
+        "ProjectedMemory", ["keys", "values", "next_slot", "valid_length"]
+    )
+):
+    """The memory of a model whose weights do not change, as a value.
+
+    What `Memory` holds as hidden states, but projected, so that a new token
+    never projects old ones again. There are two layouts:
+
+    - In the order of the text, oldest first: `next_slot` is `None`. `append`
+      makes new tensors of all M entries.
+    - A ring: a new entry takes the slot of the oldest, and `append` writes the
+      new ones in place, wherever the old tensors are not needed any more (in
+      a `tf.while_loop`, or to assign a variable in a compiled function).
+
+    Attributes:
+        keys, values: Tuples of L tensors `(B, N, M, H)`.
+        next_slot: int32 `(B,)`, the slot of the oldest entry, or `None`.
+        valid_length: int32 `(B,)`. Only the newest `valid_length` entries of a
+            row are real; the others are not attended to.
+    """
+
+    __slots__ = ()
+
+    @property
+    def length(self):
+        """M, an integer."""
+        return self.keys[0].shape[2]
+
+    def pasts(self):
+        """L times `Past`, one for each attention layer."""
+        mask = tf.range(self.length) >= self.length - self.valid_length[:, None]
+        order = None
+        if self.next_slot is not None:
+            slots = tf.range(self.length)
+            order = tf.math.floormod(
+                slots - self.next_slot[:, None], max(self.length, 1)
+            )
+        return [
+            Past(key, value, mask, order)
+            for key, value in zip(self.keys, self.values, strict=True)
+        ]
+
+    def as_ring(self):
+        """The same entries as a ring."""
+        zeros = tf.zeros_like(self.valid_length)
+        return (
+            self
+            if self.next_slot is not None
+            else self._replace(next_slot=zeros)
+        )
+
+    def in_order(self):
+        """The same entries in the order of the text."""
+        if self.next_slot is None or self.length == 0:
+            return self._replace(next_slot=None)
+        slots = tf.math.floormod(
+            tf.range(self.length) + self.next_slot[:, None], self.length
+        )
+
+        def arrange(states):
+            return tuple(
+                tf.gather(state, slots, axis=2, batch_dims=1)
+                for state in states
+            )
+
+        return ProjectedMemory(
+            arrange(self.keys), arrange(self.values), None, self.valid_length
+        )
+
+    def reset_rows(self, reset, empty):
+        """Forgets rows where a document or a stream begins.
+
+        Args:
+            reset: Boolean tensor `(B,)`.
+            empty: `ProjectedMemory` of a cold start, of B rows or of one.
+
+        Returns:
+            `ProjectedMemory` of the same shapes.
+        """
+
+        def choose(new, old):
+            shape = (-1, *(1 for _ in old.shape[1:]))
+            return tf.where(tf.reshape(reset, shape), new, old)
+
+        return ProjectedMemory(
+            tuple(map(choose, empty.keys, self.keys)),
+            tuple(map(choose, empty.values, self.values)),
+            self.next_slot,
+            choose(empty.valid_length, self.valid_length),
+        )
+
+    def append(self, keys, values, lengths=None):
+        """Remembers a segment and forgets what is older than M entries.
+
+        Args:
+            keys, values: Tuples of L tensors `(B, N, T, H)`.
+            lengths: Optional int32 `(B,)`, only of a ring: the first tokens
+                of a row that are real; the rest is padding.
+
+        Returns:
+            `ProjectedMemory` of the same shapes.
+        """
+        num_new = tf.shape(keys[0])[2]
+        if lengths is None:
+            lengths = tf.fill(tf.shape(self.valid_length), num_new)
+            all_real = True
+        else:
+            all_real = False
+        valid_length = tf.minimum(self.valid_length + lengths, self.length)
+        if self.length == 0:
+            return self._replace(valid_length=valid_length)
+        if self.next_slot is None:
+            update = _keep_last
+            next_slot = None
+        else:
+            update = _RingUpdate(self, keys[0], lengths, all_real)
+            next_slot = tf.math.floormod(self.next_slot + lengths, self.length)
+        return ProjectedMemory(
+            tuple(map(update, self.keys, keys)),
+            tuple(map(update, self.values, values)),
+            next_slot,
+            valid_length,
+        )
+
+
+def _keep_last(state, new):
+    together = tf.concat([state, new], axis=2)  # [B, N, M + T, H]
+    kept = together[:, :, tf.shape(new)[2] :]
+    return tf.ensure_shape(kept, state.shape)
+
+
+class _RingUpdate:
+    """Writes the last W = min(T, M) real entries of each row in their slots.
+
+    The indices are the same for all layers.
+    """
+
+    def __init__(self, memory, new, lengths, all_real):
+        num_new = new.shape[2]
+        length = memory.length
+        window = length if num_new is None else min(num_new, length)
+        batch, heads = tf.shape(new)[0], new.shape[1]
+        # Numbers of the entries in the segment; negative: before it.
+        entries = lengths[:, None] - window + tf.range(window)  # [B, W]
+        slots = tf.math.floormod(memory.next_slot[:, None] + entries, length)
+        shape = (batch, heads, window)
+        self._indices = tf.stack(
+            [
+                tf.broadcast_to(tf.range(batch)[:, None, None], shape),
+                tf.broadcast_to(tf.range(heads)[None, :, None], shape),
+                tf.broadcast_to(slots[:, None, :], shape),
+            ],
+            axis=-1,
+        )  # [B, N, W, 3]
+        self._entries = entries
+        self._is_whole = all_real and num_new == window
+
+    def __call__(self, state, new):
+        if not self._is_whole:
+            new = tf.where(
+                self._entries[:, None, :, None] >= 0,
+                tf.gather(
+                    new, tf.maximum(self._entries, 0), axis=2, batch_dims=1
+                ),
+                tf.gather_nd(state, self._indices),
+            )
+        return tf.tensor_scatter_nd_update(state, self._indices, new)

@@ -1,5 +1,6 @@
 """The softmax in clusters against one word at a time, in NumPy."""
 
+import functools
 import re
 
 import keras
@@ -9,6 +10,8 @@ import tensorflow as tf
 
 from txl_keras.layers import AdaptiveEmbedding
 from txl_keras.layers import AdaptiveSoftmax
+from txl_keras.layers.row_dropout import fold_in
+from txl_keras.serving import Sampler
 
 V, D, B, T = 50, 6, 3, 8
 CUTOFFS = (9, 20, 37)  # tails of 11, 17 and 13 words
@@ -572,3 +575,274 @@ def test_without_targets_it_is_the_head_of_a_keras_model():
     np.testing.assert_allclose(
         np.exp(model.predict(x, verbose=0)).sum(-1), 1, atol=1e-5
     )
+
+
+SEED = 2**32 - 5
+
+
+def peaked_softmax(head_bias=0.0, num_tails=3):
+    """Tails of 12, 17 and 21 words; a bias makes words of the head likely."""
+    cutoffs = (10, 22, 39)[:num_tails]
+    embedding = AdaptiveEmbedding(
+        60, D, cutoffs=cutoffs, embedding_dim=17, div_val=2
+    )
+    softmax = AdaptiveSoftmax(embedding)
+    softmax.build()
+    randomize(softmax)
+    bias = softmax.biases[0].numpy()
+    bias[:4] += head_bias
+    softmax.biases[0].assign(bias)
+    return softmax
+
+
+def some_states(batch_size=40, num_words=60):
+    rng = np.random.default_rng(6)
+    hidden = tf.constant(rng.normal(size=(batch_size, D)), tf.float32)
+    seeds = fold_in(tf.constant(SEED, tf.uint32), tf.range(batch_size))
+    return hidden, seeds, tf.constant(rng.random((batch_size, num_words)) < 0.3)
+
+
+def break_tails(softmax, *tails):
+    """Puts NaN in their tables, which no result can have come from then."""
+    for tail in tails:
+        table = softmax.embedding.embeddings[tail]
+        table.assign(np.full(table.shape, np.nan))
+
+
+SAMPLERS = [
+    {"temperature": 0},
+    {"top_k": 2},
+    {"top_k": 3, "temperature": 1.4, "top_p": 0.8, "typical_p": 0.9},
+    {"top_p": 0.7},
+    {"top_p": 0.8, "typical_p": 0.7},
+    {"top_k": 3, "repetition_penalty": 1.3},
+    {"temperature": 0, "repetition_penalty": 1.3},
+    # Those that need all.
+    {"top_k": 30},
+    {"temperature": 1.4},
+    {"temperature": 0.9, "top_p": 0.5},
+    {"top_p": 0.5, "repetition_penalty": 1.3},
+    {"typical_p": 0.5},
+]
+
+
+@pytest.mark.parametrize("head_bias", [-3.0, 0.0, 2.0, 9.0])
+@pytest.mark.parametrize("parameters", SAMPLERS, ids=str)
+def test_samples_are_those_of_the_full_computation(parameters, head_bias):
+    softmax = peaked_softmax(head_bias)
+    sampler = Sampler(**parameters)
+    hidden, seeds, seen = some_states()
+    expected = sampler(softmax.log_probs(hidden), seeds, seen)
+    # Row by row too: a tail is then left out that another row needs.
+    for size in (40, 1):
+        for start in range(0, 40, size):
+            rows = slice(start, start + size)
+            ids = softmax.sample(hidden[rows], sampler, seeds[rows], seen[rows])
+            assert ids.dtype == tf.int32
+            np.testing.assert_array_equal(ids, expected[rows])
+            if start > 12:
+                break
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("parameters", [*SAMPLERS[:7], {}], ids=str)
+def test_what_cannot_be_drawn_is_not_computed(parameters, jit_compile):
+    softmax = peaked_softmax(head_bias=40.0)
+    hidden, seeds, seen = some_states()
+    seen = tf.zeros_like(seen)
+    sampler = Sampler(**parameters)
+    run = tf.function(softmax.sample, jit_compile=jit_compile)
+    expected = run(hidden, sampler, seeds, seen).numpy()
+    assert (expected < 4).all()
+    break_tails(softmax, 1, 2, 3)
+    np.testing.assert_array_equal(run(hidden, sampler, seeds, seen), expected)
+    assert np.isnan(softmax.log_probs(hidden)[:, 10:]).all()
+
+
+@pytest.mark.parametrize("parameters", SAMPLERS[7:], ids=str)
+def test_what_may_be_drawn_is_computed(parameters):
+    softmax = peaked_softmax(head_bias=40.0)
+    break_tails(softmax, 3)
+    hidden, seeds, seen = some_states()
+    ids = softmax.sample(hidden, Sampler(**parameters), seeds, seen)
+    np.testing.assert_array_equal(ids, [-1] * 40)
+
+
+def test_only_the_tails_that_may_be_drawn_from_are_computed():
+    softmax = peaked_softmax()
+    # Second tail likely, third not, whatever the hidden states.
+    softmax.cluster_kernel.assign(np.zeros((3, 17)))
+    softmax.cluster_bias.assign([-30, 20, -30])
+    hidden, seeds, _ = some_states()
+    sampler = Sampler(temperature=0)
+    expected = softmax.sample(hidden, sampler, seeds).numpy()
+    assert ((expected >= 22) & (expected < 39)).all()
+    assert len(set(expected)) > 1
+    break_tails(softmax, 3)
+    # No word of the head is more likely than the first and the third tail.
+    needed = sampler.needed_tails(*softmax._head_log_probs(hidden))
+    np.testing.assert_array_equal(needed, [False, True, False])
+    break_tails(softmax, 1)
+    np.testing.assert_array_equal(
+        softmax.sample(hidden, sampler, seeds), expected
+    )
+    plain = softmax.sample(hidden, Sampler(), seeds).numpy()
+    assert ((plain >= 22) & (plain < 39)).all()
+    # What is drawn from is not left out.
+    break_tails(softmax, 2)
+    for one in (sampler, Sampler()):
+        np.testing.assert_array_equal(
+            softmax.sample(hidden, one, seeds), [-1] * 40
+        )
+
+
+def test_log_probs_of_tails_that_are_not_needed_are_infinite():
+    softmax = peaked_softmax()
+    hidden, _, _ = some_states()
+    whole = softmax.log_probs(hidden).numpy()
+    received = []
+
+    def needed(words, tails):
+        received.extend([words, tails])
+        return tf.constant([True, False, True])
+
+    for jit_compile in (None, False, True):
+        run = functools.partial(softmax.log_probs, needed=needed)
+        if jit_compile is not None:
+            run = tf.function(run, jit_compile=jit_compile)
+        part = run(hidden)
+        assert part.shape == (40, 60)
+        np.testing.assert_allclose(part[:, :22], whole[:, :22], atol=1e-5)
+        np.testing.assert_array_equal(part[:, 22:39], -np.inf)
+        np.testing.assert_allclose(part[:, 39:], whole[:, 39:], atol=1e-5)
+    np.testing.assert_array_equal(received[0], whole[:, :10])
+    tails = np.stack(
+        [
+            np.log(np.exp(whole[:, a:b]).sum(-1))
+            for a, b in ((10, 22), (22, 39), (39, 60))
+        ],
+        axis=1,
+    )
+    np.testing.assert_allclose(received[1], tails, atol=1e-5)
+    # Of any number of axes.
+    deep = softmax.log_probs(tf.reshape(hidden, (4, 5, 2, D)), needed)
+    np.testing.assert_allclose(tf.reshape(deep, (40, 60)), part, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_tails,tail_bias", [(0, 0), (1, 6), (3, 0)])
+def test_plain_draws_have_the_probabilities_of_all_words(num_tails, tail_bias):
+    softmax = peaked_softmax(num_tails=num_tails)
+    if num_tails:
+        softmax.cluster_bias.assign(softmax.cluster_bias + tail_bias)
+    hidden, _, _ = some_states(2)
+    draws = 20_000
+    seeds = fold_in(tf.constant(SEED, tf.uint32), tf.range(2 * draws))
+    rows = tf.repeat(hidden, draws, axis=0)
+    drawn = softmax.sample(rows, Sampler(), seeds).numpy().reshape(2, draws)
+    probabilities = np.exp(softmax.log_probs(hidden))
+    for ids, expected in zip(drawn, probabilities, strict=True):
+        measured = np.bincount(ids, minlength=60) / draws
+        # Five standard deviations.
+        tolerance = 5 * np.sqrt(expected * (1 - expected) / draws) + 1 / draws
+        assert (np.abs(measured - expected) < tolerance).all()
+    # Head and tails both have a share that shows.
+    in_head = probabilities[:, :10].sum(-1)
+    assert num_tails == 0 or ((in_head > 0.1) & (in_head < 0.9)).any()
+
+
+@pytest.mark.parametrize("parameters", [{}, *SAMPLERS[::3]], ids=str)
+def test_compiled_samples_are_those_of_plain_ones(parameters):
+    softmax = peaked_softmax(1.0)
+    hidden, seeds, seen = some_states()
+    sampler = Sampler(**parameters)
+    eager = softmax.sample(hidden, sampler, seeds, seen).numpy()
+    assert len(set(eager)) > 2
+    for jit_compile in (False, True):
+        run = tf.function(softmax.sample, jit_compile=jit_compile)
+        ids = run(hidden, sampler, seeds, seen)
+        np.testing.assert_array_equal(ids, eager)
+    # Of a batch of any size, and a row alone.
+    run = tf.function(
+        lambda h, s, w: softmax.sample(h, sampler, s, w),
+        input_signature=[
+            tf.TensorSpec((None, D)),
+            tf.TensorSpec((None,), tf.uint32),
+            tf.TensorSpec((None, 60), tf.bool),
+        ],
+    )
+    np.testing.assert_array_equal(run(hidden, seeds, seen), eager)
+    np.testing.assert_array_equal(
+        run(hidden[7:8], seeds[7:8], seen[7:8]), eager[7:8]
+    )
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_samples_by_tensors_are_those_by_numbers(jit_compile):
+    softmax = peaked_softmax(1.0)
+    hidden, seeds, seen = some_states()
+
+    @tf.function(jit_compile=jit_compile)
+    def run(parameters):
+        return softmax.sample(hidden, Sampler(**parameters), seeds, seen)
+
+    off = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0}
+    off |= {"temperature": 1.0, "repetition_penalty": 1.0}
+    for parameters in [{}, *SAMPLERS]:
+        tensors = {
+            name: tf.constant(
+                value, tf.int32 if name == "top_k" else tf.float32
+            )
+            for name, value in {**off, **parameters}.items()
+        }
+        np.testing.assert_array_equal(
+            run(tensors),
+            softmax.sample(hidden, Sampler(**parameters), seeds, seen),
+            err_msg=str(parameters),
+        )
+    assert run.experimental_get_tracing_count() == 1
+
+
+def test_samples_in_a_loop_leave_tails_out_too():
+    softmax = peaked_softmax(head_bias=40.0)
+    hidden, seeds, _ = some_states()
+    break_tails(softmax, 1, 2, 3)
+
+    @tf.function(jit_compile=True)
+    def run():
+        def step(i, drawn):
+            ids = softmax.sample(
+                hidden, Sampler(top_p=0.9), fold_in(seeds, tf.cast(i, "uint32"))
+            )
+            return i + 1, drawn.write(i, ids)
+
+        drawn = tf.TensorArray(tf.int32, 5, element_shape=(40,))
+        return tf.while_loop(lambda i, _: i < 5, step, (0, drawn))[1].stack()
+
+    ids = run().numpy()
+    assert ids.min() >= 0 and ids.max() < 4
+    assert (ids[0] != ids[1]).any()
+
+
+@pytest.mark.parametrize("parameters", [{}, *SAMPLERS], ids=str)
+def test_a_row_of_nan_draws_no_word_and_others_do(parameters):
+    softmax = peaked_softmax(1.0)
+    hidden, seeds, seen = some_states()
+    sampler = Sampler(**parameters)
+    expected = softmax.sample(hidden, sampler, seeds, seen).numpy()
+    broken = hidden.numpy()
+    broken[5, 2] = np.nan
+    ids = softmax.sample(tf.constant(broken), sampler, seeds, seen).numpy()
+    assert ids[5] == -1
+    others = np.arange(40) != 5
+    np.testing.assert_array_equal(ids[others], expected[others])
+
+
+def test_bfloat16_hidden_states_are_sampled_in_float32():
+    softmax = peaked_softmax()
+    hidden, seeds, _ = some_states()
+    rounded = tf.cast(hidden, tf.bfloat16)
+    for sampler in (Sampler(), Sampler(top_k=3)):
+        np.testing.assert_array_equal(
+            softmax.sample(rounded, sampler, seeds),
+            softmax.sample(tf.cast(rounded, tf.float32), sampler, seeds),
+        )

@@ -1,24 +1,74 @@
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from txl_keras.layers.row_dropout import fold_in
 from txl_keras.serving import Sampler
+from txl_keras.serving import samplers
 
 PROBABILITIES = np.array([0.5, 0.1, 0.25, 0.05, 0.1], "float32")
 DRAWS = 20_000
+NAN, INFINITY = float("nan"), float("inf")
+# Of every step alone, and several together.
+PARAMETERS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 1.6},
+    {"top_k": 7},
+    {"top_p": 0.8},
+    {"typical_p": 0.6},
+    {"repetition_penalty": 1.4},
+    {"temperature": 0.0, "repetition_penalty": 3.0},
+    {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "typical_p": 0.9},
+    {"temperature": 1.3, "top_p": 0.9, "repetition_penalty": 1.2},
+]
+OFF = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+}
 
 
-def frequencies(sampler):
-    log_probs = tf.tile(tf.math.log(PROBABILITIES)[None], [DRAWS, 1])
-    ids = sampler(log_probs, seed=tf.constant([3, 4])).numpy()
+def seeds_of(number, size=DRAWS):
+    return fold_in(tf.constant(number, tf.uint32), tf.range(size))
+
+
+def frequencies(sampler, probabilities=PROBABILITIES, seen=None):
+    rows = [DRAWS, 1]
+    log_probs = tf.tile(tf.math.log(probabilities)[None], rows)
+    if seen is not None:
+        seen = tf.tile(tf.constant(seen)[None], rows)
+    ids = sampler(log_probs, seeds_of(3), seen).numpy()
     assert ids.dtype == np.int32
-    return np.bincount(ids, minlength=5) / DRAWS
+    return np.bincount(ids, minlength=len(probabilities)) / DRAWS
 
 
 def assert_close(measured, expected):
     expected = np.array(expected) / np.sum(expected)
-    np.testing.assert_allclose(measured, expected, atol=0.015)
+    # Five standard deviations.
+    np.testing.assert_allclose(measured, expected, atol=0.018)
     assert (measured[expected == 0] == 0).all()
+
+
+def some_log_probs(batch_size=64, vocabulary_size=33):
+    rng = np.random.default_rng(4)
+    logits = 2 * rng.normal(size=(batch_size, vocabulary_size))
+    seen = rng.random((batch_size, vocabulary_size)) < 0.3
+    logits[:, 3] += 40 * seen[:, 3] - 20  # a penalty that matters
+    log_probs = tf.nn.log_softmax(tf.constant(logits, tf.float32))
+    return log_probs, seeds_of(9, batch_size), tf.constant(seen)
+
+
+def as_tensors(parameters):
+    return {
+        name: tf.constant(value, tf.int32 if name == "top_k" else tf.float32)
+        for name, value in {**OFF, **parameters}.items()
+    }
 
 
 def test_draws_follow_the_probabilities():
@@ -33,8 +83,16 @@ def test_temperature_zero_is_greedy():
     assert_close(frequencies(Sampler(temperature=0)), [1, 0, 0, 0, 0])
 
 
-def test_a_tiny_temperature_is_nearly_greedy():
-    assert_close(frequencies(Sampler(temperature=1e-39)), [1, 0, 0, 0, 0])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-39, 1e-30])
+def test_a_tiny_temperature_is_nearly_greedy(temperature):
+    sampler = Sampler(temperature=temperature)
+    assert_close(frequencies(sampler), [1, 0, 0, 0, 0])
+
+
+def test_a_huge_temperature_draws_all_but_the_impossible():
+    probabilities = np.array([0.9, 0, 0.1], "float32")
+    sampler = Sampler(temperature=3e38)
+    assert_close(frequencies(sampler, probabilities), [1, 0, 1])
 
 
 def test_top_k_keeps_the_most_likely_and_ties():
@@ -49,29 +107,402 @@ def test_top_p_keeps_the_fewest_that_reach_p():
     assert_close(frequencies(Sampler(top_p=1.0)), PROBABILITIES)
 
 
+def test_top_p_of_one_keeps_what_rounding_hides():
+    # After the first, the sum is 1 in float32.
+    log_probs = np.array([[0.0, -18.0, -19.0]] * 2, "float32")
+    for top_p in (1.0, tf.constant(1.0)):
+        sampler = Sampler(temperature=1e6, top_p=top_p)
+        drawn = sampler(np.repeat(log_probs, 50, axis=0), seeds_of(1, 100))
+        assert set(drawn.numpy()) == {0, 1, 2}
+    dropped = Sampler(temperature=1e-3, top_p=0.999)(log_probs, seeds_of(1, 2))
+    np.testing.assert_array_equal(dropped, [0, 0])
+
+
 def test_top_k_and_top_p_combine_after_temperature():
     sampler = Sampler(temperature=0.5, top_k=3, top_p=0.7)
     assert_close(frequencies(sampler), [1, 0, 0, 0, 0])
 
 
+def test_top_p_is_a_part_of_what_top_k_left():
+    # 0.5 of 0.75 is less than 0.7, 0.5 of 0.5 is not.
+    sampler = Sampler(top_k=2, top_p=0.65)
+    assert_close(frequencies(sampler), [1, 0, 0, 0, 0])
+    sampler = Sampler(top_k=2, top_p=0.7)
+    assert_close(frequencies(sampler), [0.5, 0, 0.25, 0, 0])
+
+
+def odd_numbers():
+    """Rows of large and small, equal and infinite numbers of both signs."""
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(5, 40)) * 10.0 ** rng.integers(-30, 30, (5, 40))
+    values[:, 5:15] = values[:, 20:21]
+    values[1:, 30:] = -INFINITY
+    values[2] = -np.abs(values[2])
+    values[3] = np.round(rng.normal(size=40))
+    values[4] = 3
+    return values.astype("float32")
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_the_first_of_odd_numbers_are_those_of_sorting(jit_compile):
+    values = odd_numbers()
+    falling = -np.sort(-values, axis=-1)
+    keep = tf.function(samplers._keep_top_k, jit_compile=jit_compile)
+    for k in (1, 2, 7, 20, 39, 40, 41, 1000):
+        least = falling[:, min(k, 40) - 1, None]
+        expected = np.where(values >= least, values, -INFINITY)
+        np.testing.assert_array_equal(keep(values, tf.constant(k)), expected)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("sum_is_one", [False, True])
+def test_top_p_keeps_what_sorting_does(sum_is_one, jit_compile):
+    rng = np.random.default_rng(3)
+    # Multiples of 2 ** -12, so that sums are exact, and many are equal.
+    counts = rng.multinomial(2**12, rng.dirichlet(np.full(99, 0.1)), 30)
+    with np.errstate(divide="ignore"):
+        logits = np.log(counts / 2.0**12).astype("float32")
+    keep = tf.function(samplers._keep_top_p, jit_compile=jit_compile)
+    given = logits if sum_is_one else logits + 5
+    for p in (0.001, 0.1, 0.501, 0.9, 0.9999):
+        kept = keep(given, tf.constant(p), sum_is_one).numpy() > -INFINITY
+        above = (counts[:, None, :] > counts[..., None]) * counts[:, None, :]
+        expected = (above.sum(-1) < p * 2**12) & (counts > 0)
+        np.testing.assert_array_equal(kept, expected)
+
+
+def typical(probabilities, p):
+    """Probabilities of what typical sampling keeps, from the paper."""
+    kept = np.zeros_like(probabilities)
+    positive = probabilities[probabilities > 0]
+    entropy = -(positive * np.log(positive)).sum()
+    with np.errstate(divide="ignore"):
+        order = np.argsort(np.abs(entropy + np.log(probabilities)))
+    for i in order:
+        if kept.sum() >= p:
+            break
+        kept[i] = probabilities[i]
+    return kept
+
+
+@pytest.mark.parametrize("p", [0.2, 0.4, 0.7, 0.9, 0.95, 1.0])
+def test_typical_keeps_what_is_near_the_entropy(p):
+    probabilities = np.array([0.5, 0.3, 0.12, 0.05, 0.03, 0.0], "float32")
+    expected = typical(probabilities, p)
+    assert_close(frequencies(Sampler(typical_p=p), probabilities), expected)
+    # The most likely is not the most typical: top-p it is not.
+    assert (expected[0] == 0) == (p == 0.2)
+
+
+def test_typical_is_of_what_top_k_left():
+    sampler = Sampler(top_k=2, typical_p=0.6)
+    assert_close(frequencies(sampler), [0.5, 0, 0, 0, 0])
+    assert_close(frequencies(Sampler(typical_p=0.2)), [0, 0, 0.25, 0, 0])
+
+
+def test_a_penalty_is_a_power_of_the_probability_of_what_was_seen():
+    seen = np.array([True, False, False, True, False])
+    expected = np.where(seen, PROBABILITIES**1.7, PROBABILITIES)
+    measured = frequencies(Sampler(repetition_penalty=1.7), seen=seen)
+    assert_close(measured, expected)
+    # First of all the steps, so greedy sees it too: 0.5 ** 2.5 < 0.25.
+    greedy = Sampler(temperature=0, repetition_penalty=2.5)
+    assert_close(frequencies(greedy, seen=seen), [0, 0, 1, 0, 0])
+
+
+def test_a_penalty_needs_to_know_what_was_seen():
+    log_probs, seeds, seen = some_log_probs()
+    with pytest.raises(ValueError, match="`seen` must .* seen=None"):
+        Sampler(repetition_penalty=1.2)(log_probs, seeds)
+    np.testing.assert_array_equal(
+        Sampler(top_k=9)(log_probs, seeds, seen),
+        Sampler(top_k=9)(log_probs, seeds),
+    )
+
+
+@pytest.mark.parametrize("temperature", [0, tf.constant(0.0)])
+def test_greedy_takes_the_lowest_of_equally_likely_ids(temperature):
+    log_probs = np.full((3, 1000), -9.0, "float32")
+    log_probs[0, [700, 31, 999]] = -1
+    log_probs[1, [998, 999]] = -1
+    sampler = Sampler(temperature=temperature)
+    for run in (sampler, tf.function(sampler, jit_compile=True)):
+        ids = run(tf.constant(log_probs), seeds_of(0, 3))
+        np.testing.assert_array_equal(ids, [31, 998, 0])
+
+
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+def test_compiled_or_not_draws_are_the_same(parameters):
+    log_probs, seeds, seen = some_log_probs()
+    sampler = Sampler(**parameters)
+    eager = sampler(log_probs, seeds, seen).numpy()
+    assert len(set(eager)) > 5
+    for jit_compile in (False, True):
+        run = tf.function(sampler, jit_compile=jit_compile)
+        np.testing.assert_array_equal(run(log_probs, seeds, seen), eager)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_tensors_draw_what_numbers_draw(jit_compile):
+    log_probs, seeds, seen = some_log_probs()
+
+    @tf.function(jit_compile=jit_compile)
+    def run(parameters):
+        return Sampler(**parameters)(log_probs, seeds, seen)
+
+    all_ids = []
+    for parameters in PARAMETERS:
+        ids = run(as_tensors(parameters)).numpy()
+        expected = Sampler(**parameters)(log_probs, seeds, seen)
+        np.testing.assert_array_equal(ids, expected, err_msg=str(parameters))
+        all_ids.append(tuple(ids))
+    assert run.experimental_get_tracing_count() == 1
+    assert len(set(all_ids)) == len(PARAMETERS)
+
+
+def test_a_row_draws_alone_what_it_draws_in_a_batch():
+    log_probs, seeds, seen = some_log_probs()
+    for parameters in PARAMETERS:
+        sampler = Sampler(**parameters)
+        together = sampler(log_probs, seeds, seen)
+        alone = [
+            sampler(log_probs[i : i + 1], seeds[i : i + 1], seen[i : i + 1])[0]
+            for i in range(0, 64, 9)
+        ]
+        np.testing.assert_array_equal(alone, together[::9])
+
+
+def test_the_noise_of_a_token_does_not_depend_on_the_others():
+    # So the one drawn is drawn from any part of the words that has it.
+    log_probs, seeds, _ = some_log_probs()
+    words = tf.constant([30, 4, 5, 21], tf.int32)
+    everything = Sampler()(log_probs, seeds).numpy()
+    part = Sampler.draw(tf.gather(log_probs, words, axis=1), seeds, words)
+    inside = np.isin(everything, words)
+    assert inside.sum() > 3
+    np.testing.assert_array_equal(part[inside], everything[inside])
+
+
 def test_a_seed_repeats_and_another_differs():
-    log_probs = tf.zeros((64, 9))
-    draw = Sampler()
-    first = draw(log_probs, tf.constant([1, 2])).numpy()
-    np.testing.assert_array_equal(first, draw(log_probs, tf.constant([1, 2])))
-    assert (first != draw(log_probs, tf.constant([1, 3])).numpy()).any()
+    log_probs, seeds = tf.zeros((64, 9)), seeds_of(1, 64)
+    first = Sampler()(log_probs, seeds).numpy()
+    np.testing.assert_array_equal(first, Sampler()(log_probs, seeds))
+    assert (first != Sampler()(log_probs, seeds_of(2, 64)).numpy()).any()
+    assert len(set(first)) == 9  # rows draw apart
+
+
+def test_steps_of_a_loop_draw_apart():
+    log_probs = tf.tile(tf.math.log(PROBABILITIES)[None], [4, 1])
+    row_seeds = seeds_of(5, 4)
+    sampler = Sampler(temperature=0.5)
+
+    def step(i, drawn):
+        seeds = fold_in(row_seeds, tf.cast(i, tf.uint32))
+        return i + 1, drawn.write(i, sampler(log_probs, seeds))
+
+    def run():
+        drawn = tf.TensorArray(tf.int32, 500, element_shape=(4,))
+        _, drawn = tf.while_loop(
+            lambda i, _: i < 500, step, (tf.constant(0), drawn)
+        )
+        return drawn.stack()
+
+    plain = tf.function(run)().numpy()
+    np.testing.assert_array_equal(tf.function(run, jit_compile=True)(), plain)
+    expected = PROBABILITIES**2 / (PROBABILITIES**2).sum()
+    for row in plain.T:
+        measured = np.bincount(row, minlength=5) / 500
+        np.testing.assert_allclose(measured, expected, atol=0.1)
+    assert (plain[:, 0] != plain[:, 1]).any()
+
+
+def test_equally_likely_words_of_a_large_vocabulary_are_drawn_evenly():
+    # Ties go to the lowest id: the mean would fall if there were many.
+    size, draws = 2**16, 400
+    ids = Sampler()(tf.zeros((draws, size)), seeds_of(7, draws)).numpy()
+    deviation = size / np.sqrt(12 * draws)
+    assert abs(ids.mean() - size / 2) < 3.5 * deviation
+    assert len(set(ids)) > 0.98 * draws
+
+
+def test_noise_has_few_ties_and_is_finite():
+    noise = samplers._gumbel(seeds_of(0, 4), tf.range(2**18)).numpy()
+    assert np.isfinite(noise).all()
+    highest = np.sort(noise, axis=-1)[:, -1000:]
+    assert (np.diff(highest) == 0).mean() < 0.002
+    # Mean and variance of Gumbel's distribution.
+    assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.006)
+    assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.02)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+def test_what_is_no_probability_draws_no_token(parameters, jit_compile):
+    log_probs, seeds, seen = some_log_probs(6)
+    values = log_probs.numpy()
+    values[1, 0] = NAN
+    values[2, 32] = NAN
+    values[3] = -INFINITY
+    values[4, 7] = INFINITY
+    for given in (parameters, as_tensors(parameters)):
+        run = tf.function(Sampler(**given), jit_compile=jit_compile)
+        ids = run(tf.constant(values), seeds, seen).numpy()
+        np.testing.assert_array_equal(ids[1:5], -1)
+        expected = Sampler(**parameters)(log_probs, seeds, seen).numpy()
+        np.testing.assert_array_equal(ids[[0, 5]], expected[[0, 5]])
+
+
+WRONG = [
+    ("temperature", -1.0, "at least 0 and finite"),
+    ("temperature", NAN, "at least 0 and finite"),
+    ("temperature", INFINITY, "at least 0 and finite"),
+    ("top_k", -1, "at least"),
+    ("top_p", 0.0, r"in \(0, 1\]"),
+    ("top_p", 1.5, r"in \(0, 1\]"),
+    ("top_p", NAN, r"in \(0, 1\]"),
+    ("typical_p", 0.0, r"in \(0, 1\]"),
+    ("typical_p", -0.5, r"in \(0, 1\]"),
+    ("repetition_penalty", 0.9, "at least 1 and finite"),
+    ("repetition_penalty", NAN, "at least 1 and finite"),
+    ("repetition_penalty", INFINITY, "at least 1 and finite"),
+]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "value", "expected"),
     [
-        ({"temperature": -1}, "temperature=-1"),
-        ({"temperature": float("nan")}, "temperature=nan"),
-        ({"top_k": 0}, "top_k=0"),
-        ({"top_p": 0.0}, "top_p=0.0"),
-        ({"top_p": 1.5}, "top_p=1.5"),
+        *WRONG,
+        ("top_k", 0, "an integer of at least 1"),
+        ("top_k", 2.0, "an integer of at least 1"),
+        ("temperature", 1e300, "at least 0 and finite in float32"),
+        ("temperature", None, "at least 0 and finite"),
+        ("temperature", "1", "at least 0 and finite"),
+        ("top_p", True, r"in \(0, 1\] or None"),
     ],
 )
-def test_arguments_out_of_range_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Sampler(**arguments)
+def test_numbers_out_of_range_are_refused(name, value, expected):
+    with pytest.raises(ValueError, match=f"`{name}` must be .*{expected}"):
+        Sampler(**{name: value})
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
+        Sampler(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), WRONG)
+def test_tensors_out_of_range_are_refused(name, value, expected):
+    log_probs, seeds, seen = some_log_probs()
+    value = as_tensors({name: value})[name]
+    match = f"`{name}` must be {expected}.*Received: {name}="
+    with pytest.raises(tf.errors.InvalidArgumentError, match=match):
+        Sampler(**{name: value})
+
+    def run(value):
+        return Sampler(**{name: value})(log_probs, seeds, seen)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=match):
+        tf.function(run)(value)
+    # XLA has no assertions, but no token is drawn.
+    compiled = tf.function(run, jit_compile=True)
+    np.testing.assert_array_equal(compiled(value), [-1] * 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", tf.constant([1.0])),
+        ("temperature", tf.constant(1)),
+        ("top_k", tf.constant(1.0)),
+        ("top_p", tf.constant([[0.5]])),
+    ],
+)
+def test_tensors_must_be_scalars_of_their_kind(name, value):
+    with pytest.raises(ValueError, match=f"`{name}` must be .* scalar"):
+        Sampler(**{name: value})
+
+
+def test_plain_is_what_no_parameter_changes():
+    assert Sampler().is_plain is True
+    off = {name: v for name, v in OFF.items() if name != "top_k"}
+    assert Sampler(**off).is_plain is True
+    assert bool(Sampler(**as_tensors({})).is_plain) is True
+    for parameters in PARAMETERS[1:]:
+        assert Sampler(**parameters).is_plain is False
+        assert bool(Sampler(**as_tensors(parameters)).is_plain) is False
+
+
+def test_samplers_are_equal_if_their_parameters_are():
+    # `tf.function` asks, of samplers with tensors too.
+    assert Sampler(top_k=3) == Sampler(top_k=3)
+    assert hash(Sampler(top_k=3)) == hash(Sampler(top_k=3))
+    assert Sampler(top_k=3) != Sampler(top_k=4)
+    assert Sampler(top_k=3) != 3
+    p = tf.constant(0.5)
+    assert Sampler(top_p=p) == Sampler(top_p=p)
+    assert Sampler(top_p=p) != Sampler(top_p=tf.constant(0.5))
+    assert len({Sampler(top_p=p), Sampler(top_p=p), Sampler()}) == 2
+
+
+# The first cluster, and three others as wholes.
+WORDS = np.array([0.4, 0.3, 0.1], "float32")
+TAILS = np.array([0.15, 0.1, 0.05], "float32")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"temperature": 0.0}, [False, False, False]),
+        ({"top_k": 2}, [False, False, False]),
+        # The third word is less likely than the first tail may be, and as
+        # likely as the second.
+        ({"top_k": 3}, [True, True, False]),
+        ({"top_k": 4}, [True, True, True]),
+        ({"top_k": 2, "temperature": 1.5, "top_p": 0.9}, [False] * 3),
+        ({"top_k": 3, "typical_p": 0.5}, [True, True, False]),
+        ({"top_p": 0.65}, [False, False, False]),
+        ({"top_p": 0.75}, [True, True, False]),
+        ({"top_p": 0.75, "typical_p": 0.5}, [True, True, False]),
+        ({"top_p": 0.85}, [True, True, True]),
+        ({}, [True, True, True]),
+        ({"top_p": 0.2, "temperature": 0.9}, [True, True, True]),
+        ({"top_p": 0.2, "repetition_penalty": 1.1}, [True, True, True]),
+        ({"typical_p": 0.2}, [True, True, True]),
+        ({"temperature": 0.5}, [True, True, True]),
+    ],
+    ids=str,
+)
+def test_tails_are_needed_where_one_of_their_words_may_be_kept(
+    parameters, expected
+):
+    words, tails = np.log(WORDS)[None], np.log(TAILS)[None]
+    seen = np.zeros((1, 9), bool)
+    for given in (parameters, as_tensors(parameters)):
+        needed = Sampler(**given).needed_tails(
+            tf.constant(words), tf.constant(tails), tf.constant(seen)
+        )
+        np.testing.assert_array_equal(needed, expected)
+
+
+def test_a_tail_is_needed_if_one_row_needs_it():
+    words = tf.math.log(tf.constant([WORDS, [0.2, 0.1, 0.1], WORDS]))
+    tails = tf.math.log(tf.constant([TAILS, [0.1, 0.3, 0.2], TAILS]))
+    needed = Sampler(temperature=0).needed_tails(words, tails)
+    np.testing.assert_array_equal(needed, [False, True, True])
+
+
+def test_a_penalty_makes_a_tail_needed():
+    words, tails = tf.math.log([WORDS]), tf.math.log([TAILS])
+    seen = np.zeros((1, 9), bool)
+    greedy = Sampler(temperature=0, repetition_penalty=5.0)
+    for of_words, expected in (
+        ([True, False, False], [False, False, False]),
+        ([True, True, False], [True, True, False]),
+        ([True, True, True], [True, True, True]),
+    ):
+        seen[:, :3] = of_words
+        needed = greedy.needed_tails(words, tails, tf.constant(seen))
+        np.testing.assert_array_equal(needed, expected)
+
+
+def test_tails_are_needed_where_the_head_is_nan():
+    words, tails = tf.fill((1, 3), NAN), tf.fill((1, 2), NAN)
+    needed = Sampler(top_k=1).needed_tails(words, tails)
+    np.testing.assert_array_equal(needed, [True, True])

@@ -227,23 +227,126 @@ class AdaptiveSoftmax(keras.layers.Layer):
             return self.log_probs(hidden)
         return self._head_logits(tf.cast(hidden, tf.float32))
 
-    def log_probs(self, hidden):
+    def log_probs(self, hidden, needed=None):
         """Log-probabilities of all words, in the order of their ids.
 
         Args:
             hidden: Tensor `(..., D)`.
+            needed: Optional function of log-probabilities: those of the words
+                of the first cluster, float32 `(..., n)`, and of each tail as a
+                whole, float32 `(..., C)`. It returns a boolean tensor `(C,)`,
+                which of the tails to compute.
 
         Returns:
-            Float32 tensor `(..., V)`.
+            Float32 tensor `(..., V)`, negative infinity for words of tails
+            that are not needed.
         """
         hidden = tf.cast(hidden, tf.float32)
+        words, tails = self._head_log_probs(hidden)
+        is_needed = needed and needed(words, tails)
+        parts = [words]
+        for i in range(1, self.embedding.num_clusters):
+
+            def compute(i=i):
+                inside = self._inside_log_probs(hidden, i)
+                return inside + tails[..., i - 1, None]
+
+            def leave_out(i=i):
+                size = self.embedding.cluster_size(i)
+                return tf.zeros_like(tails[..., :1]) + tf.fill(
+                    (size,), -float("inf")
+                )
+
+            if needed is None:
+                parts.append(compute())
+            else:
+                parts.append(tf.cond(is_needed[i - 1], compute, leave_out))
+        return tf.concat(parts, axis=-1)
+
+    def sample(self, hidden, sampler, seeds, seen=None):
+        """Draws words, and computes only the tails that it needs for it.
+
+        Tails of which no word can be drawn are left out, wherever the sampler
+        knows it from the head (see `Sampler.needed_tails`): the ids are those
+        of `sampler(softmax.log_probs(hidden), seeds, seen)`. A sampler that
+        changes nothing draws from the head first, then inside a tail if it
+        drew this one: other ids, of the same distribution. A tail is computed
+        for all rows if it is for one.
+
+        Args:
+            hidden: Tensor `(B, D)`.
+            sampler: `txl_keras.serving.Sampler`.
+            seeds: uint32 tensor `(B,)`, one a row.
+            seen: Optional boolean tensor `(B, V)`, for a sampler with a
+                repetition penalty.
+
+        Returns:
+            int32 tensor `(B,)`: ids, or -1 where a row has NaN.
+
+        Example:
+
+        ```python
+        import tensorflow as tf
+        from txl_keras.layers import AdaptiveEmbedding, AdaptiveSoftmax
+        from txl_keras.serving import Sampler
+
+        softmax = AdaptiveSoftmax(AdaptiveEmbedding(1000, 64, cutoffs=(100,)))
+        hidden, seeds = tf.ones((2, 64)), tf.constant([1, 2], tf.uint32)
+        ids = softmax.sample(hidden, Sampler(top_k=10), seeds)
+        ```
+        """
+        hidden = tf.cast(hidden, tf.float32)
+
+        def draw_tails_apart():
+            return self._sample_head_first(hidden, sampler, seeds)
+
+        def draw():
+            log_probs = self.log_probs(
+                hidden,
+                lambda words, tails: sampler.needed_tails(words, tails, seen),
+            )
+            return sampler(log_probs, seeds, seen)
+
+        if tf.is_tensor(sampler.is_plain):
+            return tf.cond(sampler.is_plain, draw_tails_apart, draw)
+        return draw_tails_apart() if sampler.is_plain else draw()
+
+    def _sample_head_first(self, hidden, sampler, seeds):
+        embedding = self.embedding
+        # Beyond the words: entries for the tails, with a noise of their own.
+        first_tail = embedding.input_dim
+        entries = tf.concat(
+            [
+                tf.range(embedding.cluster_size(0)),
+                first_tail + tf.range(embedding.num_clusters - 1),
+            ],
+            axis=0,
+        )
+        entry = sampler.draw(self._head_logits(hidden), seeds, entries)
+        ids = entry
+        for i in range(1, embedding.num_clusters):
+            is_drawn = entry == first_tail + i - 1
+
+            def draw_inside(i=i, ids=ids, is_drawn=is_drawn):
+                logits = _logits(hidden, *self._parameters(i))
+                words = tf.range(*embedding.bounds[i : i + 2])
+                inside = sampler.draw(logits, seeds, words)
+                return tf.where(is_drawn, inside, ids)
+
+            ids = tf.cond(
+                tf.reduce_any(is_drawn), draw_inside, lambda ids=ids: ids
+            )
+        return ids
+
+    def _head_log_probs(self, hidden):
+        """Of the words of the first cluster, and of each tail as a whole."""
         head = tf.nn.log_softmax(self._head_logits(hidden))
         first_size = self.embedding.cluster_size(0)
-        parts = [head[..., :first_size]]
-        for i in range(1, self.embedding.num_clusters):
-            tail = tf.nn.log_softmax(_logits(hidden, *self._parameters(i)))
-            parts.append(tail + head[..., first_size + i - 1, None])
-        return tf.concat(parts, axis=-1)
+        return head[..., :first_size], head[..., first_size:]
+
+    def _inside_log_probs(self, hidden, cluster):
+        """Of the words of a tail, if it is the one."""
+        return tf.nn.log_softmax(_logits(hidden, *self._parameters(cluster)))
 
     def compute_output_spec(self, hidden, targets=None):
         shape = (*hidden.shape[:-1], self.embedding.input_dim)

@@ -1,0 +1,210 @@
+import random
+import time
+
+import numpy as np
+import pytest
+
+from txl_keras.data.tokenizers import ByteTokenizer
+from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data.tokenizers import SentencePieceTokenizer
+from txl_keras.data.tokenizers import WordPieceTokenizer
+from txl_keras.data.tokenizers import WordTokenizer
+from txl_keras.data.tokenizers import count_words
+from txl_keras.serving.streaming import TextStream
+
+TEXT = (
+    "Über naïve 漢字 und 👩‍👩‍👧 e\u0301t cetera.\n"
+    "\n"
+    "  Two spaces, שלום \u2581 \U0010ffff!\r\n"
+    "Ünter naïve Über cetera und cetera.\n"
+)
+
+
+def build(name):
+    if name == "bytes":
+        return ByteTokenizer()
+    if name == "characters":
+        return CharacterTokenizer("".join(dict.fromkeys(TEXT)))
+    if name == "bytes as characters":
+        symbols = dict.fromkeys(TEXT.encode().decode("latin-1"))
+        return CharacterTokenizer("".join(symbols), "latin-1")
+    if name == "words":
+        return WordTokenizer.from_counts(count_words(TEXT))
+    pytest.importorskip("sentencepiece")
+    pytest.importorskip("tensorflow_text")
+    if name == "sentencepiece":
+        return SentencePieceTokenizer.train([TEXT] * 4, 290)
+    return WordPieceTokenizer.train([TEXT] * 4, 100)
+
+
+def pieces(ids, sizes, seed=0):
+    """Cuts ids into pieces of sizes drawn from `sizes`."""
+    generator = random.Random(seed)
+    while len(ids):
+        size = generator.choice(sizes)
+        yield ids[:size]
+        ids = ids[size:]
+
+
+def shown(decode_bytes, parts, stop=()):
+    stream = TextStream(decode_bytes, stop)
+    return "".join([stream.add(part) for part in parts] + [stream.finish()])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bytes",
+        "characters",
+        "bytes as characters",
+        "words",
+        "sentencepiece",
+        "wordpiece",
+    ],
+)
+def test_the_text_is_that_of_all_ids_at_once(name):
+    tokenizer = build(name)
+    ids = tokenizer.encode(TEXT)
+    whole = tokenizer.decode_bytes(ids).decode()
+    for word in ("naïve", "漢", "cetera"):
+        assert word in whole
+    # Its `decode` takes the spaces away that lines begin with: no more.
+    assert tokenizer.decode(ids).split() == whole.split()
+    if tokenizer.is_lossless:
+        assert whole == TEXT
+    for sizes in ([1], [0, 1, 2, 3], [50], [len(ids)]):
+        assert shown(tokenizer.decode_bytes, pieces(ids, sizes)) == whole
+        # Something is held back for ever where the text might go on.
+        stop = ["cetera?", "\n\n\n\n", "x"]
+        parts = pieces(ids, sizes)
+        assert shown(tokenizer.decode_bytes, parts, stop) == whole
+    assert shown(tokenizer.decode_bytes, map(int, ids)) == whole
+
+
+@pytest.mark.parametrize("name", ["bytes", "words", "sentencepiece"])
+def test_the_text_ends_before_the_first_stop_string(name):
+    tokenizer = build(name)
+    ids = tokenizer.encode(TEXT)
+    whole = tokenizer.decode_bytes(ids).decode()
+    stop = ["cetera und", "Über cet", "never"]
+    expected = whole[: whole.index("Über cet")]
+    for sizes in ([1], [0, 1, 2, 3], [50], [len(ids)]):
+        parts = pieces(ids, sizes)
+        assert shown(tokenizer.decode_bytes, parts, stop) == expected
+
+
+def test_broken_characters_are_those_of_all_bytes_at_once():
+    generator = random.Random(3)
+    odd = [*"é漢👧a".encode(), 0xED, 0xA0, 0xF4, 0x90, 0xC0, 0xE0, 0x80, 0xFF]
+    broken = 0
+    for i in range(2000):
+        data = bytes(generator.choices(odd, k=12))
+        expected = data.decode("utf-8", errors="replace")
+        assert shown(bytes, pieces(data, [1, 2, 5], seed=i)) == expected
+        broken += "\ufffd" in expected
+    assert broken > 1000
+
+
+def test_a_character_is_shown_once_it_is_whole():
+    stream = TextStream(bytes)
+    added = [stream.add([byte]) for byte in "a漢é".encode()]
+    assert added == ["a", "", "", "漢", "", "é"]
+    assert stream.finish() == ""
+
+
+def test_a_character_that_stays_half_is_replaced_at_the_end():
+    stream = TextStream(bytes)
+    assert stream.add("a漢".encode()[:-1]) == "a"
+    assert stream.finish() == "\ufffd"
+    assert stream.finish() == ""
+
+
+def test_what_may_become_a_stop_string_is_held_back_and_no_more():
+    stream = TextStream(str.encode, ["abac", "END"])
+    added = [stream.add(c) for c in "xababaxEENEN"]
+    # After "aba", a "b" shows that the first "ab" is text: "ab" may go on.
+    assert added == [
+        "x", "", "", "", "ab", "", "abax", "", "E", "", "EN", "",
+    ]  # fmt: skip
+    assert not stream.is_stopped
+    assert stream.finish() == "EN"
+    assert stream.finish() == ""
+
+
+def test_a_stop_string_ends_the_text():
+    stream = TextStream(str.encode, ["STOP"])
+    assert stream.add("one ST") == "one "
+    assert not stream.is_stopped
+    assert stream.add("OP two STOP three") == ""
+    assert stream.is_stopped
+    assert stream.add("four") == ""
+    assert stream.finish() == ""
+
+
+def test_the_stop_string_that_is_complete_first_counts():
+    # "bc" is complete where "abcd" is not yet: so it is if both came at once.
+    for parts in (["xabcd"], ["xab", "cd"], [*"xabcd"]):
+        assert shown(str.encode, parts, ["abcd", "bc"]) == "xa"
+    # Of those that end together the longest.
+    assert shown(str.encode, ["xabc"], ["bc", "abc", "c"]) == "x"
+    assert shown(str.encode, [*"xabc"], ["bc", "abc"]) == "x"
+
+
+def first_stop(text, stop):
+    """Where a text ends, character by character."""
+    for end in range(len(text) + 1):
+        starts = [end - len(s) for s in stop if text[:end].endswith(s)]
+        if starts:
+            return text[: min(starts)]
+    return text
+
+
+def test_any_stop_strings_in_any_text():
+    generator = random.Random(5)
+    stopped = 0
+    for i in range(2000):
+        text = "".join(generator.choices("abé", k=14))
+        stop = [
+            "".join(generator.choices("abé", k=generator.randint(2, 5)))
+            for _ in range(generator.randint(1, 3))
+        ]
+        expected = first_stop(text, stop)
+        assert shown(bytes, pieces(text.encode(), [1, 2, 4], i), stop) == (
+            expected
+        )
+        stopped += expected != text
+    assert 500 < stopped < 1900
+
+
+def test_a_stop_string_may_be_complete_at_the_end():
+    stream = TextStream(bytes, ["!\ufffd"])
+    assert stream.add(b"a!\xc3") == "a"
+    assert stream.finish() == ""
+    assert stream.is_stopped
+
+
+def test_time_does_not_grow_with_the_text():
+    tokenizer = ByteTokenizer()
+    lengths = []
+
+    def decode_bytes(ids):
+        lengths.append(np.size(ids))
+        return tokenizer.decode_bytes(ids)
+
+    stream = TextStream(decode_bytes, ["a" * 50])
+    start = time.perf_counter()
+    text = "".join(stream.add(98) for _ in range(20_000))
+    assert time.perf_counter() - start < 10
+    assert text == "b" * 20_000
+    assert set(lengths) == {1}
+
+
+@pytest.mark.parametrize("stop", ["end", [""], ["a", ""], [b"a"], None, [3]])
+def test_stop_strings_must_be_strings_that_are_not_empty(stop):
+    with pytest.raises(ValueError, match="`stop` must be .* Received: stop="):
+        TextStream(bytes, stop)
+
+
+def test_errors_of_the_tokenizer_are_not_hidden():
+    with pytest.raises(ValueError, match=r"\[0, 256\)"):
+        TextStream(ByteTokenizer().decode_bytes).add([256])

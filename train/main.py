@@ -267,7 +267,7 @@ def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):
     sample = tokenizer.decode(
         [
             int(token[0])
-            for token in write(prompt[None], FLAGS.sample_length, FLAGS.seed)
+            for token in write([prompt], FLAGS.sample_length, FLAGS.seed)
         ]
     )
     workdir.write_sample(sample)

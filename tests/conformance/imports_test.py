@@ -16,7 +16,7 @@ ALLOWED = {
     "models": {"checks", "layers", "metrics"},
     "training": {"checks", "data", "layers", "metrics", "models"},
     "evaluation": {"data", "layers", "metrics", "models", "training"},
-    "serving": {"checks", "layers"},
+    "serving": {"checks", "data", "layers", "models"},
     "scripts": {"checkpoints", "data", "layers", "models", "training"},
 }
 

@@ -24,7 +24,7 @@ def model():
 
 def write(model, prompt, max_tokens, seed=0, memory_length=None, **sampler):
     generator = Generator(model, Sampler(**sampler), memory_length)
-    tokens = generator(np.array(prompt), max_tokens, seed)
+    tokens = generator(prompt, max_tokens, seed)
     return np.stack(list(tokens), axis=1)  # [B, max_tokens]
 
 
@@ -50,6 +50,56 @@ def test_a_prompt_longer_than_a_segment_is_read_to_its_end(model):
     assert written[0, 0] == log_probs[0, -1].numpy().argmax()
 
 
+def test_a_row_is_written_as_if_it_were_alone(model):
+    random = np.random.default_rng(3)
+    # Shorter and longer than memory, and than a segment of the prompt.
+    prompts = [random.integers(0, 9, n) for n in (1, 140, 4, 260)]
+    settings = {"temperature": 0.7, "repetition_penalty": 1.3}
+    together = write(model, prompts, 12, seed=5, **settings)
+    for row, prompt in enumerate(prompts):
+        alone = write(model, [prompt], 12, seed=5 + row, **settings)
+        np.testing.assert_array_equal(together[row], alone[0])
+    assert len(np.unique(together, axis=0)) == 4
+
+
+def test_a_row_is_a_draw_of_its_own(model):
+    written = write(model, [[3, 4], [3, 4]], 20)
+    assert (written[0] != written[1]).any()
+
+
+def test_a_penalty_spares_what_was_read_and_written(model):
+    written = write(model, [[3, 1]], 7, temperature=0, repetition_penalty=1e6)
+    assert sorted([3, 1, *written[0]]) == list(range(9))
+
+
+def test_large_vocabularies_are_sampled_by_cluster():
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart",
+        vocabulary_size=60,
+        cutoffs=(20, 40),
+        num_layers=1,
+        hidden_dim=12,
+        initializer_stddev=0.5,
+        projection_initializer_stddev=0.5,
+    )
+    text = np.array([[7, 44]])
+    written = write(model, text, 6, temperature=0)
+    for _ in range(6):
+        log_probs, _ = model.log_probs(text)
+        nearest = log_probs[:, -1].numpy().argmax(-1)
+        text = np.concatenate([text, nearest[:, None]], axis=1)
+    np.testing.assert_array_equal(written, text[:, 2:])
+
+
+def test_a_model_of_nan_writes_nothing():
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart", vocabulary_size=9, num_layers=1, hidden_dim=12
+    )
+    model.weights[0].assign(np.full(model.weights[0].shape, np.nan))
+    with pytest.raises(FloatingPointError, match="Token 0.*row 0"):
+        write(model, [[2]], 3)
+
+
 def test_a_seed_writes_the_same_text_and_another_another(model):
     first = write(model, [[2]], 30, seed=1)
     np.testing.assert_array_equal(first, write(model, [[2]], 30, seed=1))
@@ -65,8 +115,11 @@ def test_text_may_be_much_longer_than_memory(model):
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "message"),
     [
-        ([[]], 1, "at least one token"),
-        ([1, 2], 1, r"shape=\(2,\)"),
+        ([], 1, "must have a row"),
+        ([[]], 1, r"at least one token.*row 0 of shape \(0,\)"),
+        ([[1], []], 1, r"row 1 of shape \(0,\)"),
+        ([1, 2], 1, r"row 0 of shape \(\)"),
+        ([[0.5]], 1, "float64"),
         ([[1, 9]], 1, r"\[0, 9\).*from 1 to 9"),
         ([[-1]], 1, "from -1 to -1"),
         ([[1]], -1, "max_tokens=-1"),

@@ -3,5 +3,6 @@
 from txl_keras.serving.export import export
 from txl_keras.serving.generation import Generator
 from txl_keras.serving.samplers import Sampler
+from txl_keras.serving.streaming import TextStream
 
-__all__ = ["Generator", "Sampler", "export"]
+__all__ = ["Generator", "Sampler", "TextStream", "export"]

@@ -1,6 +1,6 @@
 """Lets a model write.
 
-Letters: `B` batch, `M` memory, `V` vocabulary.
+Letters: `B` batch, `P` prompt, `T` segment, `M` memory, `V` vocabulary.
 """
 
 import numpy as np
@@ -8,16 +8,24 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
+from txl_keras.layers.row_dropout import fold_in
+from txl_keras.models.segment_reader import SegmentReader
+from txl_keras.serving.samplers import Sampler
 
 _PROMPT_SEGMENT = 128
 
 
 class Generator:
-    """Writes token after token; the memory bounds time and space a token.
+    """Writes token after token, in constant time and space a token.
+
+    The keys, values and positions of what was read and written are projected
+    once (`SegmentReader`). Prompts may be longer than the memory; they are
+    read in segments of 128 tokens.
 
     Args:
         model: `TransformerXLCausalLM`.
-        sampler: `Sampler`.
+        sampler: `Sampler`, its parameters numbers; by default one that draws
+            from the distribution as it is.
         memory_length: Optional integer `M`; by default the model's own. Where
             positions are absolute (see `attention_type`) there is no memory:
             the last M tokens are read again for every token.
@@ -25,89 +33,188 @@ class Generator:
     Example:
 
     ```python
-    import numpy as np
     from txl_keras.models import TransformerXLCausalLM
     from txl_keras.serving import Generator, Sampler
 
     model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
     write = Generator(model, Sampler(top_k=10), memory_length=32)
-    ids = [token for token in write(np.array([[5, 6, 7]]), max_tokens=4)]
+    for tokens in write([[5, 6, 7], [8]], max_tokens=4, seed=1):
+        print(tokens)  # one of each row
     ```
     """
 
-    def __init__(self, model, sampler, memory_length=None):
+    def __init__(self, model, sampler=None, memory_length=None):
         self._model = model
-        self._sampler = sampler
-        self._memory_length = memory_length
+        self._sampler = sampler or Sampler()
+        if memory_length is None:
+            memory_length = model.backbone.memory_length
+        self._memory_length = check_integer("memory_length", memory_length, 0)
+        self._step = None
 
-    def __call__(self, prompt, max_tokens, seed=0):
-        """Yields the tokens after a prompt.
+    def __call__(self, prompts, max_tokens, seed=0):
+        """Yields the tokens after prompts.
+
+        Each row is written as if it were alone.
 
         Args:
-            prompt: Integer array of shape `(B, P)`, `P >= 1`.
+            prompts: Integer array of shape `(B, P)`, or a list of B sequences
+                of one token or more, which need not be of the same length.
             max_tokens: Integer, how many tokens to write.
-            seed: Integer. The same seed writes the same text.
+            seed: Integer. Row r draws with `seed + r`: the same seed writes
+                the same text.
 
         Yields:
             int32 array of shape `(B,)`, `max_tokens` times.
 
         Raises:
-            ValueError: If the prompt is empty or has ids that are not in the
-                vocabulary, or `max_tokens` is negative.
+            ValueError: If a prompt is empty or has ids that are not in the
+                vocabulary, or `max_tokens` or `seed` is negative.
+            FloatingPointError: If the model gives NaN.
         """
-        prompt = self._checked(prompt, max_tokens)
-        if self._model.backbone.attention_type in ABSOLUTE_TYPES:
-            yield from self._read_again(prompt, max_tokens, seed)
-            return
-        memory = self._model.initial_memory(
-            prompt.shape[0], self._memory_length
-        )
-        # All of the prompt but its last token, which the first step reads.
-        for start in range(0, prompt.shape[1] - 1, _PROMPT_SEGMENT):
-            end = min(start + _PROMPT_SEGMENT, prompt.shape[1] - 1)
-            memory = self._read(prompt[:, start:end], memory)
-        token = tf.constant(prompt[:, -1])
-        for position in range(max_tokens):
-            token, memory = self._step(
-                token, memory, tf.constant([seed, position])
-            )
-            yield token.numpy()
-
-    def _read_again(self, text, max_tokens, seed):
-        """Yields as `__call__` does, without a memory."""
-        no_memory = self._model.initial_memory(text.shape[0], 0)
-        window = max(1, self._memory_length or 0)
-        for position in range(max_tokens):
-            log_probs = self._predict(text[:, -window:], no_memory)
-            token = self._sampler(log_probs, tf.constant([seed, position]))
-            text = np.concatenate([text, token[:, None]], axis=1)
-            yield token.numpy()
-
-    def _checked(self, prompt, max_tokens):
-        prompt = np.asarray(prompt, "int32")
-        vocabulary_size = self._model.backbone.vocabulary_size
-        if prompt.ndim != 2 or prompt.size == 0:
-            raise ValueError(
-                "`prompt` must have shape (B, P) and at least one token. "
-                f"Received: prompt.shape={prompt.shape}"
-            )
-        if prompt.min() < 0 or prompt.max() >= vocabulary_size:
-            raise ValueError(
-                f"`prompt` must hold ids in [0, {vocabulary_size}). Received "
-                f"ids from {prompt.min()} to {prompt.max()}."
-            )
+        prompts = self._checked(prompts)
         check_integer("max_tokens", max_tokens, 0)
-        return prompt
+        check_integer("seed", seed, 0)
+        seeds = row_seeds(seed, len(prompts))
+        if self._model.backbone.attention_type in ABSOLUTE_TYPES:
+            tokens = self._read_again(prompts, max_tokens, seeds)
+        else:
+            tokens = self._remember(prompts, max_tokens, seeds)
+        for position, token in enumerate(tokens):
+            if token.min() < 0:
+                raise FloatingPointError(
+                    f"Token {position} after the prompt of row "
+                    f"{token.argmin()} cannot be drawn: the model gives NaN."
+                )
+            yield token
+
+    def _remember(self, prompts, max_tokens, seeds):
+        step = self._step
+        if step is None or step.num_rows != len(prompts):
+            self._step = None  # which frees its memory first
+            step = self._step = _Step(
+                self._model, self._sampler, len(prompts), self._memory_length
+            )
+        # The last token of a prompt is read by the first step.
+        step.begin(prompts)
+        token = tf.constant([prompt[-1] for prompt in prompts])
+        seen = step.seen(prompts)
+        for position in range(max_tokens):
+            token, seen = step(token, fold_in(seeds, position), seen)
+            yield token.numpy()
+
+    def _read_again(self, texts, max_tokens, seeds):
+        window = max(1, self._memory_length)
+        for position in range(max_tokens):
+            log_probs = tf.concat(
+                [self._predict(text[None, -window:]) for text in texts],
+                axis=0,
+            )
+            seen = _seen(texts, self._model.backbone.vocabulary_size)
+            token = self._sampler(log_probs, fold_in(seeds, position), seen)
+            token = token.numpy()
+            texts = [
+                np.append(text, row)
+                for text, row in zip(texts, token, strict=True)
+            ]
+            yield token
 
     @tf.function(reduce_retracing=True)
-    def _read(self, ids, memory):
-        return self._model.backbone(ids, memory=memory)[1]
+    def _predict(self, ids):
+        return self._model.log_probs(ids)[0][:, -1]
+
+    def _checked(self, prompts):
+        prompts = [np.asarray(prompt) for prompt in prompts]
+        vocabulary_size = self._model.backbone.vocabulary_size
+        if not prompts:
+            raise ValueError("`prompts` must have a row. Received: none")
+        for row, prompt in enumerate(prompts):
+            if (
+                prompt.ndim != 1
+                or not prompt.size
+                or prompt.dtype.kind not in "iu"
+            ):
+                raise ValueError(
+                    "`prompts` must have rows of at least one token id. "
+                    f"Received: row {row} of shape {prompt.shape}, "
+                    f"{prompt.dtype}"
+                )
+            if prompt.min() < 0 or prompt.max() >= vocabulary_size:
+                raise ValueError(
+                    f"`prompts` must hold ids in [0, {vocabulary_size}). "
+                    f"Received: ids from {prompt.min()} to {prompt.max()} in "
+                    f"row {row}"
+                )
+        return [prompt.astype("int32") for prompt in prompts]
+
+
+def row_seeds(seed, num_rows):
+    """Seeds of the rows of a batch.
+
+    Args:
+        seed: Integer, or int32 scalar.
+        num_rows: Integer `B`.
+
+    Returns:
+        uint32 tensor `(B,)`; row r of `seed` is row 0 of `seed + r`.
+    """
+    rows = tf.cast(seed + tf.range(num_rows), tf.uint32)
+    return fold_in(rows, 0)
+
+
+class _Step:
+    """Reads a token and draws the next, for a number of rows."""
+
+    def __init__(self, model, sampler, num_rows, memory_length):
+        self.num_rows = num_rows
+        self._model = model
+        self._sampler = sampler
+        self._reader = SegmentReader(
+            model.backbone, num_rows, _PROMPT_SEGMENT, memory_length
+        )
+        self._draw = self._reader.compile(self._read_and_draw)
+        self._remember = tf.function(self._reader.remember, jit_compile=True)
+
+    def begin(self, prompts):
+        """Reads all of the prompts but their last tokens."""
+        self._reader.begin()
+        lengths = np.array([len(prompt) - 1 for prompt in prompts])
+        for start in range(0, lengths.max(), _PROMPT_SEGMENT):
+            end = min(start + _PROMPT_SEGMENT, lengths.max())
+            ids = np.zeros((len(prompts), end - start), "int32")
+            real = np.clip(lengths - start, 0, end - start).astype("int32")
+            for row, prompt, length in zip(ids, prompts, real, strict=True):
+                row[:length] = prompt[start : start + length]
+            self._read_segment(tf.constant(ids), tf.constant(real))
 
     @tf.function(reduce_retracing=True)
-    def _predict(self, ids, memory):
-        return self._model.log_probs(ids, memory)[0][:, -1]
+    def _read_segment(self, ids, lengths):
+        _, entries = self._reader.read(ids)
+        self._reader.remember(*entries, lengths)
 
-    @tf.function(jit_compile=True)
-    def _step(self, token, memory, seed):
-        log_probs, memory = self._model.log_probs(token[:, None], memory)
-        return self._sampler(log_probs[:, -1], seed), memory
+    def seen(self, prompts):
+        """Tokens to be penalized, `(B, V)`, where the sampler wants them."""
+        if self._sampler.repetition_penalty is None:
+            return None
+        return _seen(prompts, self._model.backbone.vocabulary_size)
+
+    @tf.function
+    def __call__(self, token, seeds, seen):
+        token, entries = self._draw(token, seeds, seen)
+        self._remember(*entries)
+        if seen is not None:
+            seen = seen | tf.one_hot(token, seen.shape[1], True, False)
+        return token, seen
+
+    def _read_and_draw(self, token, seeds, seen):
+        hidden, entries = self._reader.read(token[:, None])
+        token = self._model.softmax.sample(
+            hidden[:, 0], self._sampler, seeds, seen
+        )
+        return token, entries
+
+
+def _seen(texts, vocabulary_size):
+    seen = np.zeros((len(texts), vocabulary_size), bool)
+    for row, text in zip(seen, texts, strict=True):
+        row[text] = True
+    return tf.constant(seen)

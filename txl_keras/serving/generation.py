@@ -99,7 +99,7 @@ class Generator:
         token = tf.constant([prompt[-1] for prompt in prompts])
         seen = step.seen(prompts)
         for position in range(max_tokens):
-            token, seen = step(token, fold_in(seeds, position), seen)
+            token, seen = step(token, seeds, tf.constant(position), seen)
             yield token.numpy()
 
     def _read_again(self, texts, max_tokens, seeds):
@@ -198,17 +198,17 @@ class _Step:
         return _seen(prompts, self._model.backbone.vocabulary_size)
 
     @tf.function
-    def __call__(self, token, seeds, seen):
-        token, entries = self._draw(token, seeds, seen)
+    def __call__(self, token, seeds, position, seen):
+        token, entries = self._draw(token, seeds, position, seen)
         self._remember(*entries)
         if seen is not None:
             seen = seen | tf.one_hot(token, seen.shape[1], True, False)
         return token, seen
 
-    def _read_and_draw(self, token, seeds, seen):
+    def _read_and_draw(self, token, seeds, position, seen):
         hidden, entries = self._reader.read(token[:, None])
         token = self._model.softmax.sample(
-            hidden[:, 0], self._sampler, seeds, seen
+            hidden[:, 0], self._sampler, fold_in(seeds, position), seen
         )
         return token, entries
 

@@ -1,0 +1,371 @@
+r"""Times the model on this machine, side by side with other ways to do it.
+
+    python train/benchmark.py --experiment=generation \
+        --preset=wikitext103_large --memory_length=1600 --clamp_length=1000 \
+        --same_length
+    python train/benchmark.py --experiment=evaluation --preset=enwik8_base \
+        --memory_length=2100 --segment_length=80 --clamp_length=820 \
+        --same_length --batch_size=4
+    python train/benchmark.py --experiment=long_generation \
+        --preset=enwik8_base --memory_length=2100 --num_tokens=10000
+
+Weights are random. What is compared runs in turns in one process, and the
+medians of all turns count: times of a shared machine come and go, ratios stay.
+--peer=hugging_face adds Hugging Face's Transformer-XL, in an environment of
+its own (--peer_python, see train/peers/hugging_face.py).
+
+Prints a table and one JSON object; --output=FILE appends that to a file.
+"""
+
+import concurrent.futures
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import time
+
+import numpy as np
+import tensorflow as tf
+from absl import flags
+
+from txl_keras.models import SegmentReader
+from txl_keras.models import presets
+from txl_keras.scripts import model_flags
+from txl_keras.scripts import running
+from txl_keras.serving import Generator
+from txl_keras.serving import Sampler
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_enum(
+    "experiment", None, ["generation", "long_generation", "evaluation"],
+    "What is timed.", required=True,
+)  # fmt: skip
+model_flags.define_model_flags()
+flags.adopt_module_key_flags(model_flags)
+flags.DEFINE_integer("batch_size", 1, "Rows.", lower_bound=1)
+flags.DEFINE_integer("segment_length", 128, "Of evaluation.", lower_bound=2)
+flags.DEFINE_integer(
+    "num_tokens", 10, "Tokens, or segments, of one turn.", lower_bound=1
+)
+flags.DEFINE_integer("turns", 5, "How often each has its turn.", lower_bound=1)
+flags.DEFINE_enum(
+    "precision", "float32", ["float32", "mixed_bfloat16"], "Dtype policy."
+)
+flags.DEFINE_enum("peer", None, ["hugging_face"], "Whom to compare with.")
+flags.DEFINE_string("peer_python", None, "Its Python.")
+flags.DEFINE_string("output", None, "File to append the JSON object to.")
+
+_PEERS = pathlib.Path(__file__).parent / "peers"
+_BANDWIDTH_BYTES = 1 << 29
+
+
+def main(_):
+    if FLAGS.peer and not FLAGS.peer_python:
+        raise ValueError(
+            f"`peer_python` must be given with `peer`: see "
+            f"{_PEERS / FLAGS.peer}.py. Received: --peer_python=None"
+        )
+    vocabulary_size = presets.preset_config(FLAGS.preset)["vocabulary_size"]
+    model = model_flags.build_model(vocabulary_size, None, FLAGS.precision)
+    experiment = {
+        "generation": _generation,
+        "long_generation": _long_generation,
+        "evaluation": _evaluation,
+    }[FLAGS.experiment]
+    results = {
+        "experiment": FLAGS.experiment,
+        "preset": FLAGS.preset,
+        "precision": FLAGS.precision,
+        "memory_length": model.backbone.memory_length,
+        "batch_size": FLAGS.batch_size,
+        "cpus": os.cpu_count(),
+        "tensorflow": tf.__version__,
+        **experiment(model),
+    }
+    line = json.dumps(results)
+    print(line)
+    if FLAGS.output:
+        with open(FLAGS.output, "a") as file:
+            file.write(line + "\n")
+
+
+def _generation(model):
+    contenders = {
+        "projected memory": _projected_generation(model),
+        "training path": _unprojected_generation(model),
+        "bandwidth": _read_memory,
+    }
+    with _peer(model) as peer:
+        if peer:
+            contenders[FLAGS.peer] = lambda: peer(
+                "generate", num_tokens=FLAGS.num_tokens
+            )
+        seconds = _take_turns(contenders)
+    bandwidth = _BANDWIDTH_BYTES / seconds.pop("bandwidth")
+    num_bytes = _bytes_of_a_token(model)
+    _print_table(seconds, "ms a token")
+    bound = num_bytes / bandwidth
+    print(
+        f"A token reads {num_bytes / 1e6:,.0f} MB, at {bandwidth / 1e9:.1f} "
+        f"GB/s {1e3 * bound:.1f} ms: "
+        f"{seconds['projected memory'] / bound:.2f} times that"
+    )
+    return {"seconds": seconds, "bytes": num_bytes, "bytes_per_s": bandwidth}
+
+
+def _long_generation(model):
+    write = Generator(model, Sampler(temperature=0))
+    times, peaks, start = [], [], None
+    for _ in write(_prompts(model), FLAGS.num_tokens):
+        now = time.perf_counter()
+        if start is not None:
+            times.append(now - start)
+        start = now
+        peaks.append(_peak_mebibytes())
+    step = max(1, FLAGS.num_tokens // 10)
+    by_position = {}
+    for first in range(100, FLAGS.num_tokens - 1, step):
+        last = min(first + step, len(times))
+        by_position[first] = float(np.median(times[first:last]))
+        print(
+            f"tokens {first:6} to {last:6}: {1e3 * by_position[first]:8.3f} ms "
+            f"a token, peak {peaks[last]:,.0f} MiB"
+        )
+    return {
+        "seconds_by_position": by_position,
+        "peak_mebibytes": {first: peaks[first] for first in by_position},
+    }
+
+
+def _evaluation(model):
+    contenders = {
+        "projected memory": _projected_evaluation(model),
+        "training path": _unprojected_evaluation(model),
+    }
+    with _peer(model) as peer:
+        if peer:
+            contenders[FLAGS.peer] = lambda: peer(
+                "evaluate",
+                segment_length=FLAGS.segment_length,
+                num_segments=FLAGS.num_tokens,
+            )
+        seconds = _take_turns(contenders)
+    _print_table(seconds, "ms a segment")
+    tokens = FLAGS.batch_size * FLAGS.segment_length
+    print(f"{tokens / seconds['projected memory']:,.0f} tokens/s")
+    return {"seconds": seconds, "segment_length": FLAGS.segment_length}
+
+
+def _projected_generation(model):
+    write = Generator(model, Sampler(temperature=0))
+
+    def turn():
+        return _time_items(write(_prompts(model), FLAGS.num_tokens))
+
+    return turn
+
+
+def _unprojected_generation(model):
+    """The same model, its memory hidden states."""
+
+    @tf.function(jit_compile=True)
+    def step(token, memory):
+        log_probs, memory = model.log_probs(token[:, None], memory)
+        return tf.argmax(log_probs[:, -1], -1, tf.int32), memory
+
+    state = [
+        tf.zeros(FLAGS.batch_size, tf.int32),
+        model.initial_memory(FLAGS.batch_size),
+    ]
+
+    def turn():
+        return _time_calls(lambda: _advance(state, step))
+
+    return turn
+
+
+def _projected_evaluation(model):
+    reader = SegmentReader(
+        model.backbone, FLAGS.batch_size, FLAGS.segment_length
+    )
+    reader.begin()
+
+    @tf.function(jit_compile=True)
+    def score(inputs, targets):
+        hidden, entries = reader.read(inputs)
+        return model.softmax(hidden, targets), entries
+
+    remember = tf.function(reader.remember, jit_compile=True)
+
+    @tf.function
+    def step(inputs, targets):
+        nll, entries = score(inputs, targets)
+        remember(*entries)
+        return nll
+
+    batch = _segments(model)
+    return lambda: _time_calls(lambda: step(*batch).numpy())
+
+
+def _unprojected_evaluation(model):
+    @tf.function(jit_compile=True)
+    def step(inputs, targets, memory):
+        return model.score(inputs, targets, memory)
+
+    batch = _segments(model)
+    state = [None, model.initial_memory(FLAGS.batch_size)]
+
+    def turn():
+        return _time_calls(
+            lambda: _advance(state, lambda _, memory: step(*batch, memory))
+        )
+
+    return turn
+
+
+def _advance(state, step):
+    state[:] = step(*state)
+    state[0].numpy()
+
+
+def _segments(model):
+    ids = np.random.default_rng(0).integers(
+        0,
+        model.backbone.vocabulary_size,
+        (2, FLAGS.batch_size, FLAGS.segment_length),
+    )
+    return tf.unstack(tf.constant(ids, tf.int32))
+
+
+def _prompts(model):
+    ids = np.arange(FLAGS.batch_size) % model.backbone.vocabulary_size
+    return ids[:, None]
+
+
+def _time_calls(call):
+    return _time_items(call() for _ in range(FLAGS.num_tokens))
+
+
+def _time_items(items):
+    """Seconds between items; the first comes with what was set up for all."""
+    times = [time.perf_counter()]
+    times.extend(time.perf_counter() for _ in items)
+    return np.diff(times)[1:] if len(times) > 2 else np.diff(times)
+
+
+def _read_memory():
+    """Seconds to read `_BANDWIDTH_BYTES` with all cores."""
+    parts = np.array_split(_BIG, os.cpu_count())
+    start = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(np.max, parts))
+    return [time.perf_counter() - start]
+
+
+_BIG = np.ones(_BANDWIDTH_BYTES // 4, np.float32)
+
+
+def _take_turns(contenders):
+    """Median seconds of each, after a first turn that does not count."""
+    seconds = {name: [] for name in contenders}
+    for turn in range(FLAGS.turns + 1):
+        for name, contender in contenders.items():
+            times = contender()
+            if turn:
+                seconds[name].extend(times)
+    return {name: float(np.median(times)) for name, times in seconds.items()}
+
+
+def _bytes_of_a_token(model):
+    """Of all weights and caches, read once."""
+    backbone = model.backbone
+    entries = backbone.memory_length * backbone.num_heads * backbone.head_dim
+    itemsize = tf.as_dtype(backbone.compute_dtype).size
+    caches = 2 * backbone.num_layers * FLAGS.batch_size * entries
+    positions = sum(
+        int(tf.size(tensor))
+        for block in backbone.project_positions(backbone.memory_length + 1)
+        for tensor in block
+    )
+    # Of the positions what they were projected to is read.
+    weights = model.count_params() - sum(
+        weight.shape.num_elements()
+        for weight in backbone.weights
+        if "/position/" in weight.path
+    )
+    return 4 * weights + itemsize * (caches + positions)
+
+
+def _print_table(seconds, unit):
+    ours = seconds["projected memory"]
+    for name, value in seconds.items():
+        print(f"{name:20} {1e3 * value:10.2f} {unit} {value / ours:8.2f} x")
+
+
+def _peak_mebibytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class _peer:
+    """A program in another environment that does the same on request."""
+
+    def __init__(self, model):
+        backbone = model.backbone
+        embedding = backbone.token_embedding
+        self._process = None
+        self._sizes = {
+            "vocabulary_size": backbone.vocabulary_size,
+            "num_layers": backbone.num_layers,
+            "num_heads": backbone.num_heads,
+            "hidden_dim": backbone.hidden_dim,
+            "head_dim": backbone.head_dim,
+            "intermediate_dim": backbone.intermediate_dim,
+            "memory_length": backbone.memory_length,
+            "same_length": bool(backbone.same_length),
+            "clamp_length": backbone.clamp_length or 0,
+            "cutoffs": list(embedding.cutoffs),
+            "div_val": embedding.div_val,
+            "batch_size": FLAGS.batch_size,
+            "num_threads": os.cpu_count(),
+            "seed": 0,
+        }
+
+    def __enter__(self):
+        if not FLAGS.peer:
+            return None
+        self._process = subprocess.Popen(
+            [
+                FLAGS.peer_python,
+                "-Wignore",
+                _PEERS / f"{FLAGS.peer}.py",
+                json.dumps(self._sizes),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+        return self._ask
+
+    def _ask(self, task, **arguments):
+        request = {"task": task, **arguments}
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return self._answer()["seconds"]
+
+    def _answer(self):
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"error": "it has ended"}
+        if "error" in answer:
+            raise RuntimeError(f"The peer {FLAGS.peer}: {answer['error']}")
+        return answer
+
+    def __exit__(self, *_):
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
+
+if __name__ == "__main__":
+    running.run(main)

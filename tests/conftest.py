@@ -1,7 +1,14 @@
 """What all tests share."""
 
-import keras
-import pytest
+import os
+
+# LLVM's optimizations are most of the time that XLA takes to compile, in the
+# tests and in the programs they start. `XLA_FLAGS= pytest` compiles as users
+# do. Set before TensorFlow is imported, which reads it once.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import keras  # noqa: E402
+import pytest  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):

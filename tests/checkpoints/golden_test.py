@@ -19,6 +19,7 @@ from stored_models import stored_config
 from txl_keras.checkpoints import load_hugging_face
 from txl_keras.checkpoints import load_pytorch
 from txl_keras.checkpoints import load_tf1
+from txl_keras.models import SegmentReader
 
 ORIGINAL_PYTORCH = [
     "original_pytorch_enwik8_like",
@@ -57,6 +58,21 @@ def check_scores(model, name):
         np.testing.assert_allclose(ours, nll.T, atol=1e-5)
     if "final_memory" in golden:
         check_memory(memory, golden["final_memory"])
+    check_projected_scores(model, golden)
+
+
+def check_projected_scores(model, golden):
+    """The same through projected memory."""
+    length = golden["nll"].shape[1]
+    reader = SegmentReader(model.backbone, golden["tokens"].shape[1], length)
+    reader.begin()
+    batches = segments(golden["tokens"], length)
+    for (inputs, targets), nll in zip(batches, golden["nll"], strict=True):
+        hidden, entries = reader.read(inputs)
+        reader.remember(*entries)
+        np.testing.assert_allclose(
+            model.softmax(hidden, targets), nll.T, atol=1e-5
+        )
 
 
 def check_log_probs(model, name, length):

@@ -1,0 +1,421 @@
+import functools
+import io
+import json
+import random
+import subprocess
+import sys
+import unicodedata
+from concurrent import futures
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.data.tokenizers import ByteTokenizer
+from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data.tokenizers import SentencePieceTokenizer
+from txl_keras.data.tokenizers import WordPieceTokenizer
+from txl_keras.data.tokenizers import WordTokenizer
+from txl_keras.serving.graph_tokenizers import graph_tokenizer
+
+TEXTS = [
+    *("", "\n", "\n\n", "\n \n", " ", "\0", "cat\0", "the cat", "\nthe\n cat"),
+    *("The  cat\n\nsat \n", "naïve café\r\n", "e\u0301\u3000漢字 漢\u2028字"),
+    *("👩‍👩‍👧 😀\n", "\ufeffthe\ufeff", "\u2581 \u2047\ufffd", "ﬁ ΑΣ ΣΑ\u200b"),
+    *("İ", "<eos> <unk>", "a\\1b \\", "\x1c\x85a\xa0b\u1680"),
+    *("\U0010ffff\uffff", "cat the b\n" * 9),
+]  # fmt: skip
+CHARACTERS = sorted({*"".join(TEXTS)})
+WORDS = ["<eos>", "<unk>", "the", "cat", "naïve", "漢", "cat\0", "\\1", "b"]
+LEARNED = """The cat sat on the mat, and the other cat sat on the hat.
+A naïve cat  -  two spaces, trailing ones too \n\n\tA tab began this line.
+Was the cat on the mat, or was the mat on the cat? The hat was on the mat.
+""" * (4)
+# Bytes that begin no character, unfinished, overlong, surrogate and too large
+# ones.
+INVALID = [
+    *(b"\xff", b"\xc3", b"\x80", b"\xe6\xbc", b"\xc0\xaf", b"\xed\xa0\x80"),
+    *(b"\xf4\x90\x80\x80", b"a\xf0\x9f\x98", b"\xf8\x88\x80\x80\x80"),
+]
+SUBWORDS = ("unigram", "like XLNet", "like Llama", "wordpiece", "uncased")
+
+
+def words_tokenizer(**options):
+    vocabulary = [*WORDS, "<S>", "i̇", "ας", "σα"]
+    return WordTokenizer(vocabulary, **options)
+
+
+BUILDERS = {
+    "bytes": ByteTokenizer,
+    "bytes without newlines": lambda: ByteTokenizer(drop_newlines=True),
+    "characters": lambda: CharacterTokenizer(CHARACTERS[::-1]),
+    "characters without newlines": lambda: CharacterTokenizer(
+        [c for c in CHARACTERS if c != "\n"], drop_newlines=True
+    ),
+    "characters with a dropped newline": lambda: CharacterTokenizer(
+        CHARACTERS, drop_newlines=True
+    ),
+    "latin-1": lambda: CharacterTokenizer(
+        map(chr, reversed(range(256))), "latin-1"
+    ),
+    "latin-1 without newlines": lambda: CharacterTokenizer(
+        map(chr, range(256)), "latin-1", drop_newlines=True
+    ),
+    "words": words_tokenizer,
+    "lower-case words": lambda: words_tokenizer(lower_case=True),
+    "words of lines": lambda: words_tokenizer(
+        line_start="<S>", line_end="<S>", lower_case=True
+    ),
+    "words with starts": lambda: words_tokenizer(line_start="\\1"),
+    "words without ends": lambda: words_tokenizer(
+        line_start="the", line_end=None
+    ),
+    "words without lines": lambda: words_tokenizer(line_end=None),
+}
+
+
+def train_foreign(**options):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LEARNED.split("\n")),
+        model_writer=model,
+        model_type="bpe",
+        minloglevel=2,
+        **options,
+    )
+    return model.getvalue()
+
+
+def train_subwords(name):
+    pytest.importorskip("sentencepiece")
+    pytest.importorskip("tensorflow_text")
+    if name == "unigram":
+        return SentencePieceTokenizer.train([LEARNED], 290)
+    if name == "like XLNet":
+        model = train_foreign(control_symbols=["<eop>"], vocab_size=80)
+        return SentencePieceTokenizer(model, line_end="<eop>")
+    if name == "like Llama":
+        model = train_foreign(
+            vocab_size=310,
+            normalization_rule_name="identity",
+            byte_fallback=True,
+            remove_extra_whitespaces=False,
+        )
+        return SentencePieceTokenizer(model)
+    options = {"lower_case": True, "line_end": None}
+    return WordPieceTokenizer.train(
+        [LEARNED], 80, **options if name == "uncased" else {}
+    )
+
+
+@functools.cache
+def build(name):
+    return train_subwords(name) if name in SUBWORDS else BUILDERS[name]()
+
+
+@functools.cache
+def build_graph(name):
+    return graph_tokenizer(build(name))
+
+
+def padded(rows):
+    ids = np.zeros((len(rows), max(map(len, rows), default=0)), np.int32)
+    for row, values in zip(ids, rows, strict=True):
+        row[: len(values)] = values
+    return ids
+
+
+def check_same(graph, tokenizer, texts):
+    """Both encode and decode alike, all texts in one batch."""
+    expected = [tokenizer.encode(text) for text in texts]
+    ids, lengths = graph.encode(tf.constant(texts, tf.string))
+    assert ids.dtype == lengths.dtype == tf.int32
+    assert lengths.numpy().tolist() == [len(row) for row in expected]
+    np.testing.assert_array_equal(ids, padded(expected), strict=True)
+    check_same_bytes(graph, tokenizer, expected)
+
+
+def check_same_bytes(graph, tokenizer, rows):
+    lengths = tf.constant([len(row) for row in rows], tf.int32)
+    decoded = graph.decode(padded(rows), lengths).numpy().tolist()
+    assert decoded == [tokenizer.decode_bytes(row) for row in rows]
+
+
+def error_of(function, *arguments):
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        function(*arguments)
+    return str(caught.value)
+
+
+@pytest.fixture(params=[*BUILDERS, *SUBWORDS])
+def name(request):
+    return request.param
+
+
+def test_ids_and_bytes_are_those_of_python(name):
+    check_same(build_graph(name), build(name), TEXTS)
+    assert build_graph(name).vocabulary_size == build(name).vocabulary_size
+    assert build_graph(name).uses_tensorflow_text == (name in SUBWORDS)
+
+
+def test_rows_do_not_depend_on_each_other(name):
+    graph = build_graph(name)
+    for text in TEXTS:
+        check_same(graph, build(name), [text])
+    check_same(graph, build(name), ["", *TEXTS[::-1], ""])
+
+
+def test_random_texts_have_the_ids_of_python(name):
+    generator = random.Random(0)
+    parts = [*CHARACTERS, *"\n\n  tΣΑ", "the cat", "the", " \n"]
+    texts = ["".join(generator.choices(parts, k=k)) for k in range(99)]
+    check_same(build_graph(name), build(name), texts)
+
+
+def test_any_ids_have_the_bytes_of_python(name):
+    tokenizer = build(name)
+    every = np.arange(tokenizer.vocabulary_size)
+    rows = [every, every[::-1], every[:0], every[1:3], *every[:, None]]
+    check_same_bytes(build_graph(name), tokenizer, rows)
+
+
+def test_batches_may_be_empty(name):
+    graph = build_graph(name)
+    ids, lengths = graph.encode(tf.constant([], tf.string))
+    assert ids.shape == (0, 0) and lengths.shape == (0,)
+    assert graph.encode(["", ""])[0].shape == (2, 0)
+    for rows in (0, 2):
+        decoded = graph.decode(np.zeros((rows, 0), int), [0] * rows)
+        assert decoded.numpy().tolist() == [b""] * rows
+
+
+def test_what_lies_behind_the_lengths_is_not_looked_at(name):
+    tokenizer = build(name)
+    decoded = build_graph(name).decode([[2, 99999], [-1, -1]], [1, 0])
+    assert decoded.numpy().tolist() == [tokenizer.decode_bytes([2]), b""]
+
+
+def test_text_that_is_no_utf8_is_as_in_python(name):
+    graph, tokenizer = build_graph(name), build(name)
+    texts = [
+        b"the" * i + wrong + b"cat" * i for i in (0, 1) for wrong in INVALID
+    ]
+    if name.startswith(("bytes", "latin-1")):
+        check_same(graph, tokenizer, texts)
+        return
+    for text in texts:
+        with pytest.raises(UnicodeDecodeError):
+            tokenizer.encode(text)
+        message = error_of(graph.encode, ["the", text, "the"])
+        assert "`text` of row 1 is not valid UTF-8." in message
+
+
+@pytest.mark.parametrize("name", ["characters", "lower-case words", "unigram"])
+def test_every_character_is_valid(name):
+    characters = [*range(0xD800), *range(0xE000, 0x110000, 97)]
+    text = "".join(map(chr, characters))
+    tokenizer = build(name)
+    if name == "characters":
+        tokenizer = CharacterTokenizer(text)
+    check_same(graph_tokenizer(tokenizer), tokenizer, [text, "", text[::-1]])
+
+
+def test_a_symbol_that_is_unknown_is_named_with_its_row():
+    graph = graph_tokenizer(CharacterTokenizer("an\n", drop_newlines=True))
+    message = error_of(graph.encode, ["an", "a\nbé", "", "é"])
+    expected = "The symbol b (code point 98) at position 2 of row 1 is not in"
+    assert expected in message
+    message = error_of(graph.encode, ["", "n", "\n\né"])
+    assert "symbol é (code point 233) at position 2 of row 2" in message
+    bytes_of_a = graph_tokenizer(CharacterTokenizer("ab", "latin-1"))
+    message = error_of(bytes_of_a.encode, ["a", "bé"])
+    assert "(code point 195) at position 1 of row 1" in message
+
+
+def test_a_word_that_is_unknown_is_named_with_its_row():
+    for unknown in (None, "<unk>"):
+        graph = graph_tokenizer(WordTokenizer(["<eos>", "a"], unknown))
+        message = error_of(graph.encode, ["a", "a\na\n漢字 b", "c"])
+        expected = "The symbol 漢字 at position 4 of row 1 is not in the vo"
+        assert expected in message
+    tokenizer = WordTokenizer(["?", "<eos>"], "?")
+    check_same(graph_tokenizer(tokenizer), tokenizer, ["a <eos>\n?"])
+
+
+@pytest.mark.parametrize("name", ["bytes", "words"])
+def test_wrong_ids_and_lengths_are_named_with_their_row(name):
+    graph = build_graph(name)
+    size = graph.vocabulary_size
+    for wrong in (size, -1):
+        message = error_of(graph.decode, [[0, 1], [0, wrong]], [2, 2])
+        expected = f"the id {wrong} at position 1 of row 1 is not in [0, {size}"
+        assert expected in message
+    for wrong in (3, -1):
+        message = error_of(graph.decode, [[0, 1], [0, 1]], [2, wrong])
+        expected = "`lengths` must be in [0, 2], the columns of `ids`. Rece"
+        assert f"{expected}ived: {wrong} for row 1" in message
+    for lengths in ([1], [1, 1, 1]):
+        message = error_of(graph.decode, [[0, 1], [0, 1]], lengths)
+        assert "`lengths` must have a value for every row" in message
+
+
+def test_lower_case_is_that_of_python():
+    cased = {"Lu", "Ll", "Lt", "Lm", "Mn", "Me", "Cf", "Sk", "Nl", "So"}
+    characters = [
+        chr(i)
+        for i in range(0x110000)
+        if not 0xD800 <= i < 0xE000
+        and (unicodedata.category(chr(i)) in cased or i % 97 == 0 or i < 0x3000)
+    ]
+    texts = [f"AΣ{c}Σ {c}Σ{c}A {c}Σ A{c}Σ{c}1" for c in characters]
+    text = " ".join(texts)
+    words = dict.fromkeys(text.lower().split())
+    tokenizer = WordTokenizer(
+        words, unknown=None, line_end=None, lower_case=True
+    )
+    blocks = [" ".join(texts[i : i + 999]) for i in range(0, len(texts), 999)]
+    check_same(graph_tokenizer(tokenizer), tokenizer, blocks)
+    # Accents are passed over, in both directions.
+    assert {"aσ\u0301ς", "\u0301σ\u0301a", "a\u0301ς\u03011"} <= set(words)
+
+
+def test_lower_case_looks_for_no_neighbours_in_other_rows():
+    words = ["ας", "σ", "σα", "α"]
+    tokenizer = WordTokenizer(
+        words, unknown=None, line_end=None, lower_case=True
+    )
+    texts = ["Α", "Σ", "ΑΣ", "Α", "ΣΑ", "ΑΣ", "", "Σ", "Α", "", "Α"]
+    graph = graph_tokenizer(tokenizer)
+    check_same(graph, tokenizer, texts)
+    assert graph.encode(["Α", "Σ", "Α"])[0].numpy().tolist() == [[3], [1], [3]]
+
+
+def test_spaces_are_those_of_python():
+    tokenizer = WordTokenizer(["<unk>", "a", "b"], line_end=None)
+    characters = [*range(0x3100), *range(0xE000, 0x110000, 997)]
+    texts = [f"a{chr(i)}b" for i in characters]
+    check_same(graph_tokenizer(tokenizer), tokenizer, texts)
+    assert [1, 2] in [tokenizer.encode(text).tolist() for text in texts]
+
+
+@pytest.mark.parametrize("name", ["words", "like XLNet", "wordpiece"])
+def test_it_works_whatever_keras_resets(name):
+    graph = graph_tokenizer(build(name))
+    check_same(graph, build(name), TEXTS)
+    keras.utils.set_random_seed(0)
+    check_same(graph, build(name), TEXTS)
+
+
+def save(name, folder):
+    path = str(folder / name)
+    tf.saved_model.save(graph_tokenizer(build(name)), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["unigram", "like XLNet", "wordpiece"])
+def test_threads_may_call_it_at_once(name, tmp_path):
+    texts = [LEARNED] * 3
+    for graph in (
+        graph_tokenizer(build(name)),
+        tf.saved_model.load(save(name, tmp_path)),
+    ):
+        with futures.ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(graph.encode, [texts] * 16))
+        expected = padded([build(name).encode(text) for text in texts])
+        for ids, _ in results:
+            np.testing.assert_array_equal(ids, expected)
+
+
+def test_loaded_tokenizers_are_told_apart(tmp_path):
+    names = ["unigram", "like Llama", "like XLNet", "words", "words of lines"]
+    loaded = {n: tf.saved_model.load(save(n, tmp_path)) for n in names}
+    for _ in range(2):
+        for name, graph in loaded.items():
+            check_same(graph, build(name), TEXTS)
+        keras.utils.set_random_seed(0)
+
+
+FRESH_PROCESS = """
+import json, sys
+sys.modules["keras"] = None
+import tensorflow as tf
+
+def answers(path):
+    loaded = tf.saved_model.load(path)
+    ids, lengths = loaded.encode(json.loads(sys.argv[1]))
+    texts = loaded.decode(ids, lengths).numpy().tolist()
+    texts = [text.hex() for text in texts]
+    return ids.numpy().tolist(), lengths.numpy().tolist(), texts
+
+core = json.loads(sys.argv[2])
+result = {path: answers(path) for path in core}
+assert sys.modules["keras"] is None
+assert "tensorflow_text" not in sys.modules
+del sys.modules["keras"]  # TensorFlow Text imports it.
+import tensorflow_text
+result.update((path, answers(path)) for path in json.loads(sys.argv[3]))
+assert not any(name.startswith("txl_keras") for name in sys.modules)
+print(json.dumps(result))
+"""
+
+
+def test_a_fresh_process_needs_tensorflow_alone(tmp_path):
+    pytest.importorskip("tensorflow_text")
+    texts = [text for text in TEXTS if "\0" not in text]
+    core = ["bytes", "characters", "latin-1", "lower-case words"]
+    subwords = ["unigram", "like XLNet", "wordpiece"]
+    paths = [[save(n, tmp_path) for n in names] for names in (core, subwords)]
+    arguments = map(json.dumps, (texts, *paths))
+    run = subprocess.run(
+        [sys.executable, "-c", FRESH_PROCESS, *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout.splitlines()[-1])
+    names = dict(zip(sum(paths, []), core + subwords, strict=True))
+    assert result.keys() == names.keys()
+    for path, name in names.items():
+        rows = [build(name).encode(text) for text in texts]
+        decoded = [build(name).decode_bytes(row).hex() for row in rows]
+        lengths = [len(row) for row in rows]
+        assert result[path] == [padded(rows).tolist(), lengths, decoded]
+
+
+def test_a_part_of_another_module_is_saved_with_it(tmp_path):
+    class Server(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokenizer = graph_tokenizer(build("words"))
+
+        @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
+        def again(self, text):
+            return self.tokenizer.decode(*self.tokenizer.encode(text))
+
+    tf.saved_model.save(Server(), str(tmp_path))
+    again = tf.saved_model.load(str(tmp_path)).again
+    expected = [" the cat\n", " 漢 <unk>"]
+    decoded = again(["the  cat\n", "漢 dog"]).numpy()
+    assert [text.decode() for text in decoded] == expected
+    assert "row 1 is not valid UTF-8" in error_of(again, ["a", b"\xff"])
+
+
+def test_what_cannot_be_the_same_is_refused():
+    class Shouting(ByteTokenizer):
+        def encode(self, text, begins_line=True):
+            return super().encode(text.upper(), begins_line)
+
+    for tokenizer, received in ((Shouting(), "Shouting"), ("bytes", "str")):
+        message = f"`tokenizer` must be one of .*'ByteT.*Received: {received}$"
+        with pytest.raises(ValueError, match=message):
+            graph_tokenizer(tokenizer)
+    for tokenizer, symbol in (
+        (CharacterTokenizer("a\ud800"), r"'\\ud800'"),
+        (CharacterTokenizer("a漢", "latin-1"), "'漢'"),
+        (WordTokenizer(["<eos>", "b\udfff"]), r"' b\\udfff'"),
+    ):
+        message = f"`tokenizer` must have symbols.*Received: {symbol}"
+        with pytest.raises(ValueError, match=message):
+            graph_tokenizer(tokenizer)

@@ -1,0 +1,500 @@
+"""Tokenizers inside TensorFlow graphs, for SavedModels that take raw text.
+
+`graph_tokenizer` makes one that gives the ids and the bytes which the Python
+tokenizer gives. Bytes, characters and words need the operations of TensorFlow
+alone; subwords need those of TensorFlow Text, without which a SavedModel that
+has them cannot even be loaded.
+
+Letters: `B` batch, `P` and `T` tokens of the longest row, `V` vocabulary, `n`
+values of all rows together.
+"""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.data.tokenizers import ByteTokenizer
+from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data.tokenizers import SentencePieceTokenizer
+from txl_keras.data.tokenizers import WordPieceTokenizer
+from txl_keras.data.tokenizers import WordTokenizer
+from txl_keras.data.vocabulary import NUM_CODE_POINTS
+
+# Strings are nowhere else; beside them an accelerator would only copy.
+_CPU = "CPU:0"
+_NEWLINE = ord("\n")
+_SIGMA = ord("Σ")
+# What a character is to a sigma beside it: see `_LowerCase`.
+_OTHER, _CASED, _IGNORED = range(3)
+
+
+def graph_tokenizer(tokenizer):
+    """Makes the tokenizer of a graph from one of Python.
+
+    Args:
+        tokenizer: A `ByteTokenizer`, `CharacterTokenizer`, `WordTokenizer`,
+            `SentencePieceTokenizer` or `WordPieceTokenizer`.
+
+    Returns:
+        A `GraphTokenizer`.
+
+    Raises:
+        ValueError: If the tokenizer is none of these (of a subclass nobody
+            knows what it changes), or if it has a symbol that cannot be
+            written in its encoding.
+
+    Example:
+
+    >>> from txl_keras.data.tokenizers import ByteTokenizer
+    >>> tokenizer = graph_tokenizer(ByteTokenizer())
+    >>> ids, lengths = tokenizer.encode(["né", "a"])
+    >>> ids.numpy().tolist(), lengths.numpy().tolist()
+    ([[110, 195, 169], [97, 0, 0]], [3, 1])
+    >>> [text.decode() for text in tokenizer.decode(ids, lengths).numpy()]
+    ['né', 'a']
+    """
+    if type(tokenizer) not in _GRAPH_TOKENIZERS:
+        names = sorted(kind.__name__ for kind in _GRAPH_TOKENIZERS)
+        raise ValueError(
+            f"`tokenizer` must be one of {names}, and no subclass of them. "
+            f"Received: {type(tokenizer).__name__}"
+        )
+    with tf.device(_CPU):
+        return _GRAPH_TOKENIZERS[type(tokenizer)](tokenizer)
+
+
+class GraphTokenizer(tf.Module):
+    """Encodes and decodes in a graph. Made by `graph_tokenizer`.
+
+    `tf.saved_model.save` writes it, alone or as a part of another module.
+
+    Attributes:
+        vocabulary_size: Integer `V`.
+        uses_tensorflow_text: Boolean. Whether what loads it must import
+            `tensorflow_text` first (which in turn imports keras).
+    """
+
+    uses_tensorflow_text = False
+
+    def __init__(self, tokenizer):
+        super().__init__()
+        self.vocabulary_size = tokenizer.vocabulary_size
+        self._texts = _constant(_token_texts(tokenizer))
+
+    # AutoGraph would try to rewrite the import of TensorFlow Text.
+    @tf.function(
+        input_signature=[tf.TensorSpec((None,), tf.string, "text")],
+        autograph=False,
+    )
+    def encode(self, text):
+        """Turns texts into ids, each as if alone and where a line begins.
+
+        Args:
+            text: String tensor of shape `(B,)`.
+
+        Returns:
+            Ids, int32 of shape `(B, P)`, 0 behind the last one of a row, and
+            how many each row has, int32 of shape `(B,)`.
+
+        Raises:
+            tf.errors.InvalidArgumentError: Where the Python tokenizer raises
+                ValueError: if a text is not valid UTF-8, or has a symbol that
+                the vocabulary lacks, with its row.
+        """
+        with tf.device(_CPU):
+            ids = self._ids(text)
+            lengths = tf.cast(ids.row_lengths(), tf.int32)
+            return ids.to_tensor(0), lengths
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec((None, None), tf.int32, "ids"),
+            tf.TensorSpec((None,), tf.int32, "lengths"),
+        ],
+        autograph=False,
+    )
+    def decode(self, ids, lengths):
+        """Turns ids into bytes, as `decode_bytes` does.
+
+        Args:
+            ids: Int32 tensor of shape `(B, T)`. What lies behind the length
+                of a row is not looked at.
+            lengths: Int32 tensor of shape `(B,)`.
+
+        Returns:
+            String tensor of shape `(B,)`; a text may end amid a character.
+
+        Raises:
+            tf.errors.InvalidArgumentError: If a length is not in `[0, T]`, an
+                id not in `[0, V)`, with its row, or if there are not as many
+                lengths as rows.
+        """
+        with tf.device(_CPU):
+            return self._text(_rows_of_lengths(ids, lengths))
+
+    def _text(self, ids):
+        """Strings `(B,)` of ragged int32 `(B, None)`."""
+        is_valid = (ids.values >= 0) & (ids.values < self.vocabulary_size)
+        end = f" is not in [0, {self.vocabulary_size})."
+        message = functools.partial(_message, "`ids`: the id ", end)
+        check = _require(is_valid, ids, tf.strings.as_string, message)
+        with tf.control_dependencies([check]):
+            texts = tf.gather(self._texts, ids.values)
+        return tf.strings.unsorted_segment_join(
+            texts, ids.value_rowids(), ids.nrows()
+        )
+
+    def _ids(self, text):
+        """Ragged int32 `(B, None)` of strings `(B,)`."""
+        raise NotImplementedError
+
+
+class _GraphByteTokenizer(GraphTokenizer):
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+        self._drop_newlines = tokenizer.drop_newlines
+
+    def _ids(self, text):
+        ids = _split_bytes(text)
+        return _without_newlines(ids, ids) if self._drop_newlines else ids
+
+
+class _GraphCharacterTokenizer(GraphTokenizer):
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+        self._drop_newlines = tokenizer.drop_newlines
+        self._encoding = tokenizer.encoding
+        code_points = [ord(symbol) for symbol in tokenizer.vocabulary.symbols]
+        self._code_points = _SortedKeys(code_points)
+
+    def _ids(self, text):
+        if self._encoding == "latin-1":
+            symbols = _split_bytes(text)
+        else:
+            symbols = _split_characters(_valid_text(text))
+        ids, is_known = self._code_points.find(symbols.values)
+        if self._drop_newlines:
+            is_known |= symbols.values == _NEWLINE
+        check = _require(is_known, symbols, _symbol_names, _unknown_symbol)
+        with tf.control_dependencies([check]):
+            ids = symbols.with_values(tf.identity(ids))
+        return _without_newlines(ids, symbols) if self._drop_newlines else ids
+
+
+class _GraphWordTokenizer(GraphTokenizer):
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+        self._line_start = tokenizer.line_start or ""
+        self._line_end = tokenizer.line_end or ""
+        self._lower_case = _LowerCase() if tokenizer.lower_case else None
+        unknown_id = tokenizer.unknown_id
+        symbols = [word.encode() for word in tokenizer.vocabulary.symbols]
+        self._table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(
+                _constant(symbols), tf.range(len(symbols), dtype=tf.int32)
+            ),
+            default_value=-1 if unknown_id is None else unknown_id,
+        )
+
+    def _ids(self, text):
+        words = self._words(_valid_text(text))
+        ids = self._table.lookup(words.values)
+        check = _require(ids >= 0, words, tf.identity, _unknown_symbol)
+        with tf.control_dependencies([check]):
+            return words.with_values(tf.identity(ids))
+
+    def _words(self, text):
+        """Ragged strings `(B, None)`, marks of lines among them."""
+        if self._lower_case is not None:
+            text = self._lower_case(text)
+        # After the newline that ends a text no line starts.
+        body = tf.strings.regex_replace(text, r"\n\z", "")
+        end = tf.where(body == text, "", f" {self._line_end}")
+        start = tf.where(text == "", "", f"{self._line_start} ")
+        line_break = f" {self._line_end} {self._line_start} "
+        # `tf.strings.split` knows the spaces of ASCII alone.
+        body = tf.strings.regex_replace(body, _space_pattern(), " ")
+        body = tf.strings.regex_replace(
+            body, "\n", line_break.replace("\\", "\\\\")
+        )
+        words = tf.strings.split(start + body + end, sep=" ")
+        return tf.ragged.boolean_mask(
+            words, words.with_values(words.values != "")
+        )
+
+
+class _GraphSubwordTokenizer(GraphTokenizer):
+    """Tokenizes every line by itself, as the tokenizers of Python do."""
+
+    uses_tensorflow_text = True
+    _keeps_ends = False  # whether lines keep their newlines
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+        self._line_end_id = None
+        if tokenizer.line_end is not None:
+            self._line_end_id = tokenizer.newline_id
+
+    def _ids(self, text):
+        # Of an empty text there is one line, too.
+        lines = tf.strings.split(_valid_text(text), sep="\n")
+        limits = tf.gather(lines.row_limits(), lines.value_rowids())
+        is_ended = tf.range(1, tf.size(limits, tf.int64) + 1) != limits
+        strings = lines.values
+        if self._keeps_ends:
+            strings += tf.where(is_ended, "\n", "")
+        tokens = self._tokenize(strings)
+        if self._line_end_id is not None:
+            ends = tf.cast(is_ended, tf.int64)
+            values = tf.fill([tf.reduce_sum(ends)], self._line_end_id)
+            ends = tf.RaggedTensor.from_row_lengths(values, ends)
+            tokens = tf.concat([tokens, ends], axis=1)
+        return lines.with_values(tokens).merge_dims(1, 2)
+
+    def _tokenize(self, lines):
+        """Ragged int32 `(n, None)` of strings `(n,)`."""
+        raise NotImplementedError
+
+
+class _GraphSentencePieceTokenizer(_GraphSubwordTokenizer):
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+        self._keeps_ends = tokenizer.line_end is None
+        self._load = tokenizer.as_tf_text
+
+    def _tokenize(self, lines):
+        # The graph loads the model: what is loaded outside of it goes with
+        # `keras.utils.set_random_seed`.
+        return self._load().tokenize(lines)
+
+
+class _GraphWordPieceTokenizer(_GraphSubwordTokenizer):
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+        self._tf_text = tokenizer.as_tf_text()
+
+    def _tokenize(self, lines):
+        return self._tf_text.tokenize(lines)
+
+
+_GRAPH_TOKENIZERS = {
+    ByteTokenizer: _GraphByteTokenizer,
+    CharacterTokenizer: _GraphCharacterTokenizer,
+    WordTokenizer: _GraphWordTokenizer,
+    SentencePieceTokenizer: _GraphSentencePieceTokenizer,
+    WordPieceTokenizer: _GraphWordPieceTokenizer,
+}
+
+
+class _LowerCase:
+    """Lower case as `str.lower` has it, whatever the machine.
+
+    `tf.strings.lower` is another one: it knows the characters of another
+    version of Unicode, and on a Turkish machine it makes "I" a dotless i.
+
+    All depends on one character alone, but for a sigma. It is a final one
+    after a cased character where no cased one comes next; ignored characters,
+    such as accents, are passed over.
+    """
+
+    def __init__(self):
+        upper, lower, starts, kinds = _case_tables()
+        self._upper = _SortedKeys(upper)
+        self._lower = _constant([text.encode() for text in lower])
+        self._starts = tf.constant(starts, tf.int32)
+        self._kinds = tf.constant(kinds, tf.int32)
+
+    def __call__(self, text):
+        """Strings `(B,)`, valid UTF-8, in lower case."""
+        code_points = _split_characters(text)
+        rows = code_points.value_rowids()
+        code_points = code_points.values
+        places, is_upper = self._upper.find(code_points)
+        texts = tf.strings.unicode_split(text, "UTF-8").values
+        texts = tf.where(is_upper, tf.gather(self._lower, places), texts)
+        texts = tf.where(self._is_final_sigma(code_points, rows), "ς", texts)
+        return tf.strings.unsorted_segment_join(texts, rows, tf.size(text))
+
+    def _is_final_sigma(self, code_points, rows):
+        places = tf.searchsorted(self._starts, code_points, side="right") - 1
+        kinds = tf.gather(self._kinds, places)
+        kept = tf.where(kinds != _IGNORED)
+        is_cased = tf.gather_nd(kinds, kept) == _CASED
+        rows = tf.gather_nd(rows, kept)
+        is_same_row = rows[1:] == rows[:-1]
+        no = tf.constant([False])
+        follows = tf.concat([no, is_cased[:-1] & is_same_row], 0)
+        precedes = tf.concat([is_cased[1:] & is_same_row, no], 0)
+        is_sigma = tf.gather_nd(code_points, kept) == _SIGMA
+        # Without a character the two have one value too many.
+        size = tf.size(is_sigma)
+        is_final = is_sigma & follows[:size] & ~precedes[:size]
+        return tf.scatter_nd(kept, is_final, tf.shape(kinds, tf.int64))
+
+
+class _SortedKeys:
+    """Where distinct integers are in a list.
+
+    A binary search needs constants alone: no table to fill at loading, and no
+    array over all of Unicode.
+    """
+
+    def __init__(self, keys):
+        order = np.argsort(keys)
+        self._keys = tf.constant(np.asarray(keys)[order], tf.int32)
+        self._places = tf.constant(order, tf.int32)
+        self._last = len(keys) - 1
+
+    def find(self, values):
+        """Places `(n,)` in the list of int32 `(n,)`, and which are there."""
+        i = tf.minimum(tf.searchsorted(self._keys, values), self._last)
+        return tf.gather(self._places, i), tf.gather(self._keys, i) == values
+
+
+@functools.cache
+def _case_tables():
+    """What makes lower case, as the Python that runs has it.
+
+    Returns:
+        Lists of the code points that change and of what they become; arrays
+        of where ranges of code points of one kind start and of their kinds.
+    """
+    characters = [chr(i) for i in range(NUM_CODE_POINTS)]
+    upper = [c for c in characters if c.lower() != c]
+    kinds = np.array([_kind(c) for c in characters])
+    starts = np.append(0, 1 + np.flatnonzero(np.diff(kinds)))
+    lower = [c.lower() for c in upper]
+    return [ord(c) for c in upper], lower, starts, kinds[starts]
+
+
+def _kind(character):
+    """Asks `str.lower`, for Python tells the kinds nowhere else."""
+    if not f"A{character}Σ".lower().endswith("ς"):
+        return _OTHER
+    is_cased = f"1{character}Σ".lower().endswith("ς")
+    return _CASED if is_cased else _IGNORED
+
+
+@functools.cache
+def _space_pattern():
+    """The class of all that `str.split` takes for spaces but newlines."""
+    characters = map(chr, range(NUM_CODE_POINTS))
+    spaces = [c for c in characters if c.isspace() and c != "\n"]
+    return f"[{''.join(spaces)}]"
+
+
+def _constant(texts):
+    """Strings `(n,)` of a list of `bytes`; NumPy would cut zeros off."""
+    return tf.constant(np.array(texts, object))
+
+
+def _token_texts(tokenizer):
+    """The bytes of every id: of many ids they are simply joined."""
+    texts = []
+    for i in range(tokenizer.vocabulary_size):
+        try:
+            texts.append(tokenizer.decode_bytes(i))
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                "`tokenizer` must have symbols that can be written in its "
+                f"encoding. Received: {error.object!r}, for which Python says: "
+                f"{error}"
+            ) from error
+    return texts
+
+
+def _split_bytes(text):
+    """Ragged int32 `(B, None)` of strings `(B,)`."""
+    values = tf.io.decode_raw(tf.strings.reduce_join(text), tf.uint8)
+    lengths = tf.cast(tf.strings.length(text), tf.int64)
+    return tf.RaggedTensor.from_row_lengths(tf.cast(values, tf.int32), lengths)
+
+
+def _split_characters(text):
+    """Ragged code points, int32 `(B, None)`, of valid strings `(B,)`."""
+    return tf.strings.unicode_decode(text, "UTF-8")
+
+
+def _without_newlines(ids, symbols):
+    is_kept = symbols.with_values(symbols.values != _NEWLINE)
+    return tf.ragged.boolean_mask(ids, is_kept)
+
+
+def _valid_text(text):
+    """Strings `(B,)`; fails where one is not valid UTF-8."""
+    # What is not becomes U+FFFD.
+    repaired = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", "replace")
+    is_valid = repaired == text
+    row = tf.strings.as_string(tf.where(~is_valid)[:1, 0])
+    message = tf.strings.join(["`text` of row ", row, " is not valid UTF-8."])
+    with tf.control_dependencies([_assert_all(is_valid, message)]):
+        return tf.identity(text)
+
+
+def _rows_of_lengths(ids, lengths):
+    """Ragged int32 `(B, None)` of the first `lengths` ids of each row."""
+    num_rows, num_columns = tf.unstack(tf.shape(ids))
+    message = "`lengths` must have a value for every row of `ids`."
+    check = tf.debugging.assert_equal(tf.size(lengths), num_rows, message)
+    is_valid = (lengths >= 0) & (lengths <= num_columns)
+    row = tf.where(~is_valid)[:1, 0]
+    message = tf.strings.join(
+        [
+            "`lengths` must be in [0, ",
+            tf.strings.as_string(num_columns),
+            "], the columns of `ids`. Received: ",
+            tf.strings.as_string(tf.gather(lengths, row)),
+            " for row ",
+            tf.strings.as_string(row),
+        ]
+    )
+    with tf.control_dependencies([check, _assert_all(is_valid, message)]):
+        mask = tf.sequence_mask(lengths, num_columns)
+        return tf.RaggedTensor.from_row_lengths(
+            tf.boolean_mask(ids, mask), tf.cast(lengths, tf.int64)
+        )
+
+
+def _require(is_valid, tokens, name, message):
+    """Fails where a value of ragged tokens is not valid.
+
+    Args:
+        is_valid: Boolean `(n,)`.
+        tokens: Ragged tensor `(B, None)` of `n` values.
+        name: Function of values `(1,)` to strings.
+        message: Function of such a string, its position and its row.
+
+    Returns:
+        Operation.
+    """
+    # One place, or none.
+    i = tf.where(~is_valid)[:1, 0]
+    row = tf.gather(tokens.value_rowids(), i)
+    position = i - tf.gather(tokens.row_starts(), row)
+    numbers = (tf.strings.as_string(number) for number in (position, row))
+    values = name(tf.gather(tokens.values, i))
+    return _assert_all(is_valid, message(values, *numbers))
+
+
+def _assert_all(is_valid, message):
+    data = [tf.strings.reduce_join(message)]
+    return tf.debugging.Assert(tf.reduce_all(is_valid), data)
+
+
+def _message(before, after, value, position, row):
+    return tf.strings.join(
+        [before, value, " at position ", position, " of row ", row, after]
+    )
+
+
+_unknown_symbol = functools.partial(
+    _message, "The symbol ", " is not in the vocabulary."
+)
+
+
+def _symbol_names(code_points):
+    """Names symbols by their number too: they may be invisible."""
+    texts = tf.strings.unicode_encode(code_points[:, None], "UTF-8")
+    numbers = tf.strings.as_string(code_points)
+    return tf.strings.join([texts, " (code point ", numbers, ")"])

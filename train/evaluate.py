@@ -1,16 +1,27 @@
 r"""Measures bits per character and perplexity of a run.
 
     python train/evaluate.py --workdir=runs/quickstart --split=test
-    python train/evaluate.py --workdir=runs/enwik8 --memory_length=3800 \
-        --segment_length=128 --same_length --clamp_length=1000
+    python train/evaluate.py --workdir=runs/enwik8_base \
+        --flagfile=train/configs/evaluation/enwik8_base.flags
+    python train/evaluate.py --workdir=runs/quickstart --corpus=my_text.txt \
+        --token_nll --position_curve
 
 Every token of the split but the first is scored once, whatever the batch size.
 Each row reads a part of the split and begins with an empty memory, which costs
 its first tokens some bits. --warmup=memory first reads as many segments before
 the row's part as memory holds; --warmup=exact as many as what is in memory can
 depend on, L times that: then the result is that of --batch_size=1.
+
+Written to the workdir: evaluation_SPLIT.json, a list of results, one for each
+checkpoint, text and settings, the newest last; with --token_nll the nats of
+every token; with --position_curve a picture.
 """
 
+import contextlib
+import os
+import time
+
+import numpy as np
 import tensorflow as tf
 from absl import flags
 from tqdm import tqdm
@@ -20,11 +31,17 @@ from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
+from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
+from txl_keras.evaluation.report import position_curve
+from txl_keras.evaluation.report import with_result
+from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
+from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.workdir import Workdir
+from txl_keras.training.workdir import read_json
 from txl_keras.training.workdir import write_json
 
 FLAGS = flags.FLAGS
@@ -58,83 +75,181 @@ flags.DEFINE_enum(
     "warmup", "none", ["none", "memory", "exact"],
     "Text that a row reads before its own, to fill its memory.",
 )  # fmt: skip
+flags.DEFINE_bool(
+    "token_nll", False,
+    "Write the nats of every token, in the order of the text: a NumPy file of "
+    "float32, NaN where a token has no score.",
+)  # fmt: skip
+flags.DEFINE_string(
+    "token_nll_path", None,
+    "Where to, a local file. Default: WORKDIR/evaluation_SPLIT_tokens.npy. "
+    "Sets --token_nll.",
+)  # fmt: skip
+flags.DEFINE_bool(
+    "position_curve", False,
+    "Add scores by the position of a token in its document, and draw them: "
+    "WORKDIR/evaluation_SPLIT_positions.png.",
+)  # fmt: skip
+
+# Of a text: whether another is meant. Where its files lie is not of it.
+_TEXT_FLAGS = ("corpus", "document_separator", "text_key")
 
 
 def main(_):
     workdir = Workdir(FLAGS.workdir)
     config = workdir.read_config()
-    settings = config["flags"]
+    tokenizer = workdir.load_tokenizer()
+    model, checkpoint = _load_model(workdir)
+    name, text, split = _prepare_text(config, tokenizer)
+    tokens, documents = split.head(FLAGS.max_eval_tokens)
+    settings = _settings(model.backbone, config["flags"])
+    segments = Segments(
+        tokens,
+        settings["batch_size"],
+        settings["segment_length"],
+        drop_remainder=False,
+        documents=documents,
+        reset_documents=settings["reset_documents"],
+        warmup_segments=settings["warmup_segments"],
+    )
+    result = {"split": FLAGS.split, **checkpoint, **text, **settings}
+    with _token_nll(workdir, len(tokens)) as (nll, path):
+        scores = _score(model, segments, settings["memory_length"], nll)
+        result |= path | add_bits_per_byte(scores, tokenizer, tokens)
+        if FLAGS.position_curve:
+            result["position_curve"] = position_curve(nll, documents)
+    _write(workdir, result, tokenizer.unit)
+    print(f"{name}, {FLAGS.split}: {describe(result, tokenizer)}")
+    print(f"{result['tokens_per_second']:,.0f} tokens/s.")
+    for written in _files(workdir, result):
+        print(f"Written to {written}")
+
+
+def _load_model(workdir):
+    """The model, and which checkpoint it is of."""
     overrides = {
         name: FLAGS[name].value
         for name in ("same_length", "clamp_length")
         if FLAGS[name].value is not None
     }
-    tokenizer = workdir.load_tokenizer()
     model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
-    segment_length = FLAGS.segment_length or settings["segment_length"]
+    # Where there is no best one, the newest was taken.
+    is_best = FLAGS.checkpoint == "best" and step in saved_steps(workdir.best)
+    return model, {"checkpoint": "best" if is_best else "latest", "step": step}
 
-    memory_length = FLAGS.memory_length
-    if memory_length is None:
-        memory_length = model.backbone.memory_length
 
-    corpus_options = data_flags.corpus_options(config["corpus"])
-    if corpus_options["corpus"] is None:
+def _prepare_text(config, tokenizer):
+    """The name of the text; which it is, if not the run's; and its split."""
+    of_run = config["corpus"]
+    options = data_flags.corpus_options(of_run)
+    if options["corpus"] is None:
         raise ValueError(
             "`corpus` must be given: the model was not trained here. "
             "Received: --corpus=None"
         )
-    corpus = data_flags.load_corpus(corpus_options)
-    folder = token_folder(corpus_options["data_dir"])
+    corpus = data_flags.load_corpus(options)
+    folder = token_folder(options["data_dir"])
     split = prepare(corpus, tokenizer, folder, [FLAGS.split])[FLAGS.split]
     expected = config["data"].get(FLAGS.split)
-    if expected not in (None, split.fingerprint()):
+    if split.fingerprint() == expected:  # wherever it lies now
+        return f"{corpus.name} (the text of the run)", {}, split
+    if expected and all(options[n] == of_run.get(n) for n in _TEXT_FLAGS):
         raise ValueError(
             f"The {FLAGS.split} split of {corpus.name} is not what it "
             "was when the run began: the text was changed, or Python was "
             f"updated. Expected {expected}. Received: {split.fingerprint()}"
         )
+    text = {"corpus": options["corpus"], "fingerprint": split.fingerprint()}
+    name = f"{corpus.name} (not the text of the run)" if of_run else corpus.name
+    return name, text, split
+
+
+def _settings(backbone, of_run):
+    """How the text is read: what JSON shall say."""
+    segment_length = FLAGS.segment_length or of_run["segment_length"]
+    memory_length = FLAGS.memory_length
+    if memory_length is None:
+        memory_length = backbone.memory_length
     warmup = {
         "none": 0,
         "memory": -(-memory_length // segment_length),
-        "exact": warmup_segments(model.backbone, segment_length, memory_length),
+        "exact": warmup_segments(backbone, segment_length, memory_length),
     }[FLAGS.warmup]
-    tokens, documents = split.head(FLAGS.max_eval_tokens)
-    segments = Segments(
-        tokens,
-        FLAGS.batch_size,
-        segment_length,
-        drop_remainder=False,
-        documents=documents,
-        reset_documents=settings.get("reset_documents", False),
-        warmup_segments=warmup,
-    )
-    evaluator = Evaluator(
-        model,
-        tf.distribute.get_strategy(),
-        FLAGS.batch_size,
-        segment_length,
-        memory_length,
-    )
-    with tqdm(total=len(segments), unit="segment", disable=None) as bar:
-        scores = evaluator.evaluate(
-            segments, on_progress=lambda done, _: bar.update(done - bar.n)
-        )
-    results = {
-        "step": step,
-        "split": FLAGS.split,
+    return {
+        "max_eval_tokens": FLAGS.max_eval_tokens,
+        "reset_documents": of_run.get("reset_documents", False),
         "batch_size": FLAGS.batch_size,
         "segment_length": segment_length,
         "warmup": FLAGS.warmup,
         "warmup_segments": warmup,
         "memory_length": memory_length,
-        "same_length": model.backbone.same_length,
-        "clamp_length": model.backbone.clamp_length,
-        **add_bits_per_byte(scores, tokenizer, tokens),
+        "same_length": backbone.same_length,
+        "clamp_length": backbone.clamp_length,
     }
+
+
+@contextlib.contextmanager
+def _token_nll(workdir, num_tokens):
+    """An array for the nats of all tokens, and what JSON says of its file.
+
+    In memory where no file is asked for, 4 bytes a token: what is not finite
+    is found there.
+    """
+    if not (FLAGS.token_nll or FLAGS.token_nll_path):
+        yield np.empty(num_tokens, np.float32), {}
+        return
+    path = workdir.file(f"evaluation_{FLAGS.split}_tokens.npy")
+    if FLAGS.token_nll_path:
+        path = os.path.expanduser(FLAGS.token_nll_path)
+    with create_token_file(path, num_tokens) as nll:
+        yield nll, {"token_nll": path}
+
+
+def _score(model, segments, memory_length, nll):
+    """Scores with progress; and tokens/s, compilation left out."""
+    evaluator = Evaluator(
+        model,
+        tf.distribute.get_strategy(),
+        segments.batch_size,
+        segments.segment_length,
+        memory_length,
+    )
+    times = {0: time.monotonic()}
+    with tqdm(total=len(segments), unit="segment", disable=None) as bar:
+
+        def on_progress(done, _):
+            times[done] = time.monotonic()
+            bar.update(done - bar.n)
+
+        scores = evaluator.evaluate(segments, None, on_progress, nll)
+    return {**scores, "tokens_per_second": _speed(times, scores["num_tokens"])}
+
+
+def _speed(times, num_tokens):
+    """Tokens/s, of the time when each number of segments was done."""
+    done = list(times)
+    # The first segment waits for the compiler.
+    first = done[min(1, len(done) - 2)]
+    share = (done[-1] - first) / done[-1]
+    return share * num_tokens / (times[done[-1]] - times[first])
+
+
+def _write(workdir, result, unit):
+    if FLAGS.position_curve:
+        path = workdir.file(f"evaluation_{FLAGS.split}_positions.png")
+        plot_position_curve(result["position_curve"], path, unit)
     path = workdir.file(f"evaluation_{FLAGS.split}.json")
-    write_json(results, path)
-    print(f"{FLAGS.split}: {describe(results, tokenizer)}")
-    print(f"Written to {path}")
+    results = read_json(path) if tf.io.gfile.exists(path) else []
+    write_json(with_result(results, result), path)
+
+
+def _files(workdir, result):
+    """Paths of what was written."""
+    if "token_nll" in result:
+        yield result["token_nll"]
+    if "position_curve" in result:
+        yield workdir.file(f"evaluation_{FLAGS.split}_positions.png")
+    yield workdir.file(f"evaluation_{FLAGS.split}.json")
 
 
 if __name__ == "__main__":

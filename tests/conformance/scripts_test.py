@@ -98,6 +98,12 @@ def metrics_of(workdir):
     return [json.loads(line) for line in lines]
 
 
+def evaluation_of(workdir, split="test"):
+    """The newest result of evaluate.py."""
+    path = workdir / f"evaluation_{split}.json"
+    return json.loads(path.read_text())[-1]
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "mine.txt"
@@ -187,12 +193,15 @@ def test_evaluate_agrees_with_training_and_takes_longer_memory(run, here):
         "evaluate.py", f"--workdir={workdir}", "--batch_size=3"
     )
     assert error is None
-    path = workdir / "evaluation_test.json"
-    same = json.loads(path.read_text())
+    same = evaluation_of(workdir)
     assert f"test: {same['bits_per_token']:.4f} bits per byte" in printed
     assert same["nll"] == pytest.approx(trained["nll"], abs=1e-5)
     assert same["num_tokens"] == trained["num_tokens"]
     assert same["memory_length"] == 12
+    assert (same["checkpoint"], same["step"]) == ("best", 60)
+    assert "corpus" not in same
+    # Of bytes it is the number that was printed.
+    assert same["bits_per_byte"] == pytest.approx(same["bits_per_token"])
 
     _, error = here(
         "evaluate.py",
@@ -203,11 +212,67 @@ def test_evaluate_agrees_with_training_and_takes_longer_memory(run, here):
         "--clamp_length=20",
     )
     assert error is None
-    longer = json.loads(path.read_text())
+    longer = evaluation_of(workdir)
     assert (longer["memory_length"], longer["clamp_length"]) == (50, 20)
     assert longer["same_length"] is True
     assert longer["num_tokens"] == trained["num_tokens"]
     assert 1e-4 < abs(longer["nll"] - trained["nll"]) < 0.5
+    # Results of other settings stay.
+    results = json.loads((workdir / "evaluation_test.json").read_text())
+    assert results[-2:] == [same, longer]
+
+
+def test_evaluate_writes_nats_and_a_curve_of_any_text(run, here, tmp_path):
+    text = tmp_path / "other.txt"
+    lines = [f"Sentence {i * 7} says: é {i}.\n" for i in range(200)]
+    text.write_text("".join(lines), encoding="utf-8")
+    flags = (
+        f"--workdir={run[0]}",
+        f"--corpus={text}",
+        "--document_separator=\\n",
+        "--split=valid",
+        "--warmup=memory",
+        "--position_curve",
+    )
+    printed, error = here("evaluate.py", *flags, "--token_nll")
+    assert error is None
+    assert "other.txt (not the text of the run), valid: " in printed
+    assert "tokens/s" in printed
+    result = evaluation_of(run[0], "valid")
+    assert result["corpus"] == str(text)
+    for name in (
+        "evaluation_valid_tokens.npy",
+        "evaluation_valid_positions.png",
+    ):
+        assert f"Written to {run[0] / name}" in printed
+    assert (run[0] / name).read_bytes()[:4] == b"\x89PNG"
+
+    valid = load_corpus(str(text)).read("valid")
+    nll = np.load(run[0] / "evaluation_valid_tokens.npy")
+    assert len(nll) == len(valid)
+    assert np.flatnonzero(np.isnan(nll)).tolist() == [0]
+    assert np.nanmean(nll, dtype=float) == pytest.approx(
+        result["nll"], rel=1e-6
+    )
+    # Words that every line of training begins with are known.
+    first = valid.index(b"\nSentence") + 1
+    assert nll[first + 1 : first + 9].mean() < nll[1:].mean()
+
+    curve = result["position_curve"]
+    # All first letters of lines but that of the text.
+    assert (curve[0]["start"], curve[0]["num_tokens"]) == (
+        0, valid.count(b"\n") - 1
+    )  # fmt: skip
+    assert sum(bucket["num_tokens"] for bucket in curve) == len(nll) - 1
+
+    # Elsewhere, and not at all.
+    path = tmp_path / "nll.npy"
+    _, error = here("evaluate.py", *flags, f"--token_nll_path={path}")
+    assert error is None
+    np.testing.assert_array_equal(np.load(path), nll)
+    _, error = here("evaluate.py", *flags, f"--token_nll_path={tmp_path}")
+    assert "`token_nll_path` must be a file" in error
+    assert str(tmp_path) in error
 
 
 def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, here):
@@ -463,7 +528,7 @@ def test_a_run_of_words_is_scored_and_written_on(words_run, here):
         "evaluate.py", f"--workdir={workdir}", "--batch_size=3"
     )
     assert error is None
-    scores = json.loads((workdir / "evaluation_test.json").read_text())
+    scores = evaluation_of(workdir)
     assert scores["nll"] == pytest.approx(trained["nll"], abs=1e-5)
     assert f"test: {scores['perplexity']:.2f} ppl" in printed
 
@@ -549,7 +614,7 @@ def test_the_score_of_a_text_is_one_whatever_the_batch_size(run, here):
             "--segment_length=5",
         )
         assert error is None
-        result = json.loads((run[0] / "evaluation_test.json").read_text())
+        result = evaluation_of(run[0])
         scores[batch_size, warmup] = result["bits_per_token"]
     assert scores[3, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
     assert scores[16, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
@@ -618,7 +683,10 @@ def test_subwords_are_trained_and_scored_by_the_byte(corpus, here, tmp_path):
     assert error is None
     test = json.loads((tmp_path / "results.json").read_text())["test"]
     text = load_corpus(corpus).read("test")
-    bits = test["nll"] * test["num_tokens"] / np.log(2) / len(text)
+    tokenizer = Workdir(str(tmp_path)).load_tokenizer()
+    first = tokenizer.decode_bytes(tokenizer.encode(text)[:1])
+    num_bytes = len(text.removeprefix(first))  # the first is not scored
+    bits = test["nll"] * test["num_tokens"] / np.log(2) / num_bytes
     assert test["bits_per_byte"] == pytest.approx(bits)
     assert f"ppl over {test['num_tokens']:,} tokens, {bits:.4f} bits" in printed
     written, error = here("generate.py", f"--workdir={tmp_path}", "--prompt=é")
@@ -779,7 +847,7 @@ def test_the_average_of_a_run_is_a_run(words_run, here, tmp_path):
     _, error = here("evaluate.py", f"--workdir={output}", "--batch_size=3")
     assert error is None
     trained = json.loads((workdir / "results.json").read_text())["test"]
-    averaged = json.loads((output / "evaluation_test.json").read_text())
+    averaged = evaluation_of(output)
     assert averaged["num_tokens"] == trained["num_tokens"]
     assert 1e-4 < abs(averaged["nll"] - trained["nll"]) < 0.5
 
@@ -838,7 +906,7 @@ def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
     flags = (f"--workdir={run}", f"--corpus={text}", "--batch_size=1")
     _, error = here("evaluate.py", *flags)
     assert error is None
-    scores = json.loads((run / "evaluation_test.json").read_text())
+    scores = evaluation_of(run)
     words = load_corpus(str(text)).read("test").decode()
     words = words.replace("\n", " <eos> ").replace("new words", "<unk> <unk>")
     ids = np.array([WORDS.index(word) for word in words.split()])

@@ -365,6 +365,43 @@ def test_warm_up_fills_memory_and_scores_nothing():
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"warmup_segments": 2},
+        {"documents": DOCUMENTS, "reset_documents": True},
+        {
+            "documents": DOCUMENTS,
+            "reset_documents": True,
+            "warmup_segments": 1,
+        },
+    ],
+)
+def test_the_positions_of_targets_are_where_they_are_scored(arguments):
+    # Tokens are positions.
+    segments = Segments(np.arange(60), 3, 5, False, **arguments)
+    for step in range(len(segments)):
+        batch = segments.batch(step)
+        positions = segments.target_positions(step)
+        assert positions.dtype == np.int64
+        expected = np.where(batch["weights"] == 1, batch["targets"], -1)
+        np.testing.assert_array_equal(positions, expected)
+    np.testing.assert_array_equal(  # the next epoch
+        segments.target_positions(len(segments) + 1),
+        segments.target_positions(1),
+    )
+
+
+def test_positions_of_targets_are_of_evaluation_alone():
+    segments = positions(60, 3, 5, drop_remainder=True)
+    with pytest.raises(ValueError, match="`target_posi.*drop_remainder=True"):
+        segments.target_positions(0)
+    segments = positions(60, 3, 5, drop_remainder=False)
+    with pytest.raises(ValueError, match="step=-1"):
+        segments.target_positions(-1)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"order": "random"}, r"`order` must be one of.*order='random'"),

@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -7,6 +9,8 @@ import tensorflow as tf
 from txl_keras.data import Segments
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
+from txl_keras.evaluation.report import position_curve
+from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 
@@ -151,3 +155,114 @@ def test_a_document_is_scored_as_if_it_were_alone(model):
             nll.extend(model.score(text[:, :-1], text[:, 1:])[0][0])
     assert scores["num_tokens"] == len(nll) == 119 - 3
     np.testing.assert_allclose(scores["nll"], np.mean(nll), atol=1e-5)
+
+
+# === Nats of every token ===
+
+
+def test_nats_of_tokens_are_in_the_order_of_the_text_and_sum_up(model):
+    segments = Segments(TOKENS, 3, 5, False, warmup_segments=1)
+    evaluator = Evaluator(model, STRATEGY, 3, 5)
+    out = np.zeros(120, np.float32)  # what was in it does not matter
+    done = []
+    scores = evaluator.evaluate(
+        segments, 4, lambda *numbers: done.append(numbers), out
+    )
+    assert np.isnan(out[0])
+    expected = token_nll(model, 3, 5, warmup=1)
+    np.testing.assert_allclose(out[1:], expected, rtol=2e-6)
+    # The same reading gives the sums; without the array they are the same.
+    assert scores["nll"] == pytest.approx(np.nanmean(out, dtype="d"), rel=1e-6)
+    assert scores["num_tokens"] == 119
+    assert scores == evaluator.evaluate(segments, 3)
+    assert done == [(4, 9), (8, 9), (9, 9)]
+
+    # By itself, at its own pace, to a new array.
+    done.clear()
+    alone = evaluator.token_nll(
+        segments, on_progress=lambda *numbers: done.append(numbers)
+    )
+    np.testing.assert_array_equal(alone, out)
+    assert done[0] == (1, 9)
+    assert done[-1] == (9, 9)
+
+
+def test_firsts_of_documents_that_stand_alone_have_no_score(model, tmp_path):
+    documents = np.array([0, 1, 33, 74])
+    segments = Segments(
+        TOKENS, 3, 5, False, documents=documents, reset_documents=True
+    )
+    evaluator = Evaluator(model, STRATEGY, 3, 5)
+    path = tmp_path / "nll.npy"
+    with create_token_file(str(path), 120) as nll:
+        assert evaluator.token_nll(segments, out=nll) is nll
+    nll = np.load(path)
+    assert nll.dtype == np.float32
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(nll)), documents)
+    # The second document, 32 tokens, from its start: row 0 reads it alone.
+    text = TOKENS[None, 1:9]  # all that fits memory
+    expected = model.score(text[:, :-1], text[:, 1:])[0][0]
+    np.testing.assert_allclose(nll[2:9], expected, rtol=1e-5)
+    curve = position_curve(nll, documents)
+    assert curve[0]["start"] == 1
+    assert sum(bucket["num_tokens"] for bucket in curve) == 120 - 4
+
+
+def test_a_score_that_is_not_finite_is_named(model):
+    bias = model.softmax.weights[-1]
+    before = bias.numpy()
+    evaluator = Evaluator(model, STRATEGY, 3, 5)
+    segments = Segments(TOKENS, 3, 5, False)
+    bad = before.copy()
+    bad[...] = np.nan
+    try:
+        bias.assign(bad)
+        with pytest.raises(
+            FloatingPointError, match="score of token 1 .*Received: nan nats"
+        ):
+            evaluator.token_nll(segments)
+    finally:
+        bias.assign(before)
+
+
+def test_an_array_of_another_shape_or_dtype_is_refused(model):
+    evaluator = Evaluator(model, STRATEGY, 3, 5)
+    segments = Segments(TOKENS, 3, 5, False)
+    for array in (np.zeros(119, np.float32), np.zeros(120, int)):
+        with pytest.raises(ValueError, match=r"`token_nll`.*\(120,\)"):
+            evaluator.token_nll(segments, out=array)
+
+
+def test_two_replicas_write_the_same_nats_at_the_same_places():
+    script = """
+import numpy as np, tensorflow as tf
+from txl_keras.data import Segments
+from txl_keras.evaluation import Evaluator
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.training.strategy import create_strategy
+
+strategy = create_strategy(num_cpu_devices=2)
+sizes = dict(
+    vocabulary_size=13, num_layers=1, num_heads=2, hidden_dim=8,
+    intermediate_dim=8, memory_length=7, initializer_stddev=0.3,
+)
+tokens = np.random.default_rng(1).integers(0, 13, 120)
+segments = Segments(tokens, 4, 5, False, warmup_segments=1)
+with strategy.scope():
+    model = TransformerXLCausalLM.from_preset("quickstart", **sizes)
+alone = TransformerXLCausalLM.from_preset("quickstart", **sizes)
+alone.set_weights(model.get_weights())
+one = Evaluator(alone, tf.distribute.get_strategy(), 4, 5)
+two = Evaluator(model, strategy, 4, 5)
+expected = one.token_nll(segments)
+found = np.empty(120, np.float32)
+scores = two.evaluate(segments, token_nll=found)
+np.testing.assert_allclose(found, expected, rtol=1e-5)
+np.testing.assert_allclose(scores["nll"], np.nanmean(found), rtol=1e-6)
+assert scores["num_tokens"] == 119 and np.ptp(found[1:]) > 1
+print("done", end="")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True
+    )
+    assert done.stdout == "done", done.stderr

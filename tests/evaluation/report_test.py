@@ -1,14 +1,19 @@
 import math
 
+import numpy as np
 import pytest
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
 from txl_keras.evaluation.plots import plot_learning_curve
+from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import compressed_bits_per_byte
 from txl_keras.evaluation.report import describe
+from txl_keras.evaluation.report import position_curve
+from txl_keras.evaluation.report import with_result
+from txl_keras.evaluation.token_file import create_token_file
 
 WORDS = WordTokenizer(["<eos>", "<unk>", "a"])
 
@@ -27,12 +32,21 @@ def test_compressors_find_repetition():
     assert all(0 < value < 0.2 for value in bits.values())
 
 
-def test_bits_of_all_tokens_are_those_of_all_bytes():
+def test_bits_of_all_tokens_are_those_of_the_bytes_that_were_scored():
     tokenizer = CharacterTokenizer("a€")
     tokens = tokenizer.encode("a€" * 50)  # 200 bytes
     scores = add_bits_per_byte(scores_of(3.0, 99), tokenizer, tokens)
-    assert scores["bits_per_byte"] == pytest.approx(3 * 99 / 200)
+    assert scores["bits_per_byte"] == pytest.approx(3 * 99 / (200 - 1))
     assert scores["num_tokens"] == 99
+    scores = add_bits_per_byte(scores_of(3.0, 99), tokenizer, tokens[::-1])
+    assert scores["bits_per_byte"] == pytest.approx(3 * 99 / (200 - 3))
+
+
+def test_of_bytes_the_number_printed_is_the_number_written():
+    tokens = list(b"one")
+    scores = add_bits_per_byte(scores_of(3.0, 2), ByteTokenizer(), tokens)
+    assert scores["bits_per_byte"] == pytest.approx(scores["bits_per_token"])
+    assert describe(scores, ByteTokenizer()).startswith("3.0000 bits per byte")
 
 
 def test_a_tokenizer_that_loses_text_has_no_bits_per_byte():
@@ -81,3 +95,112 @@ def test_where_not_all_was_scored_there_are_no_bits_per_byte():
     tokens = list(b"one two three")
     scores = scores_of(3.0, len(tokens) - 4)  # firsts of documents are not
     assert add_bits_per_byte(scores, ByteTokenizer(), tokens) == scores
+
+
+# === Positions in documents ===
+
+
+def test_a_position_curve_has_the_means_of_its_buckets(monkeypatch):
+    # Blocks of 7: documents and buckets are cut anywhere.
+    monkeypatch.setattr("txl_keras.evaluation.report._BLOCK", 7)
+    generator = np.random.default_rng(2)
+    nll = generator.random(150).astype(np.float32)
+    nll[[0, 60]] = np.nan
+    documents = np.array([0, 1, 20, 60, 61, 77])
+    ends = [*documents[1:], 150]
+    positions = np.concatenate(
+        [
+            np.arange(end - start)
+            for start, end in zip(documents, ends, strict=True)
+        ]
+    )
+    curve = position_curve(nll, documents)
+    bounds = [0, 1, 2, 4, 8, 16, 32, 64, 128]
+    assert [b["start"] for b in curve] == bounds[:-1]  # the longest has 73
+    assert [b["stop"] for b in curve] == bounds[1:]
+    for bucket in curve:
+        is_in = (bucket["start"] <= positions) & (positions < bucket["stop"])
+        scored = nll[is_in & ~np.isnan(nll)].astype(float)
+        assert bucket["num_tokens"] == len(scored) > 0
+        assert bucket["nll"] == pytest.approx(scored.mean(), abs=1e-12)
+        assert bucket["bits_per_token"] == pytest.approx(
+            scored.mean() / math.log(2)
+        )
+    whole = sum(b["nll"] * b["num_tokens"] for b in curve)
+    assert whole == pytest.approx(np.nansum(nll, dtype=float))
+
+
+def test_buckets_without_a_score_are_left_out():
+    nll = np.array([np.nan, 1.0, np.nan, np.nan, 3.0])
+    curve = position_curve(nll)  # one document
+    assert [(b["start"], b["num_tokens"], b["nll"]) for b in curve] == [
+        (1, 1, 1.0), (4, 1, 3.0)
+    ]  # fmt: skip
+    assert position_curve(np.array([np.nan])) == []
+    assert position_curve(np.array([2.0]))[0]["stop"] == 1
+
+
+def test_positions_of_no_text_are_refused():
+    with pytest.raises(ValueError, match=r"`nll`.*\(3, 2\)"):
+        position_curve(np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="`documents` must be"):
+        position_curve(np.zeros(5), [0, 5])
+
+
+def test_a_position_curve_is_a_png(tmp_path):
+    path = tmp_path / "positions.png"
+    plot_position_curve(position_curve(np.ones(100)), str(path), "byte")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 5000
+
+
+# === Files ===
+
+
+def test_results_of_other_settings_stay():
+    first = {"memory_length": 10, "step": 5, "nll": 2.0, "token_nll": "a.npy"}
+    second = {"memory_length": 20, "step": 5, "nll": 1.5, "token_nll": "a.npy"}
+    results = with_result([first], second)
+    # The file has the scores of the second now.
+    assert results == [
+        {"memory_length": 10, "step": 5, "nll": 2.0}, second
+    ]  # fmt: skip
+    again = {"memory_length": 10, "step": 5, "nll": 2.1}
+    assert with_result(results, again) == [second, again]
+    # Not measured again, but still so.
+    again = {"memory_length": 20, "step": 5, "nll": 1.5}
+    assert with_result(results, again)[-1] == second
+    # What an older version wrote is one dictionary.
+    assert with_result({"nll": 3.0, "step": 4}, second) == [
+        {"nll": 3.0, "step": 4}, second
+    ]  # fmt: skip
+
+
+def test_a_token_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("txl_keras.evaluation.token_file._BLOCK", 4)
+    path = tmp_path / "nll.npy"
+    with create_token_file(str(path), 10) as nll:
+        assert nll.shape == (10,)
+        assert np.isnan(nll).all()
+        nll[3:] = 2
+        assert not path.exists()
+    np.testing.assert_array_equal(np.load(path), [np.nan] * 3 + [2.0] * 7)
+    with pytest.raises(ZeroDivisionError), create_token_file(str(path), 3):
+        raise ZeroDivisionError
+    assert len(np.load(path)) == 10
+    assert [p.name for p in tmp_path.iterdir()] == ["nll.npy"]
+
+
+def test_a_token_file_that_cannot_be_written_is_refused_at_once(tmp_path):
+    for path, message in (
+        (tmp_path, "it is a folder"),
+        (tmp_path / "no" / "nll.npy", "No such file"),
+        ("gs://bucket/nll.npy", "must be a local file"),
+    ):
+        with (
+            pytest.raises((OSError, ValueError), match=message) as error,
+            create_token_file(str(path), 3),
+        ):
+            raise AssertionError
+        assert "`token_nll_path`" in str(error.value)
+        assert str(path) in str(error.value)

@@ -183,6 +183,37 @@ class Segments:
             batch["bucket"] = np.int32(bucket)
         return batch
 
+    def target_positions(self, step):
+        """Where the targets of a step are in the stream, in evaluation.
+
+        Args:
+            step: Integer, 0 or more. Steps beyond an epoch begin it again.
+
+        Returns:
+            int64 array of shape `(B, T)`: the position among the tokens of
+            every target that is scored, and -1 where weights are 0.
+
+        Raises:
+            ValueError: If the segments are for training, or the step is
+                negative.
+
+        Example:
+
+        >>> segments = Segments(np.arange(20), 2, 4, drop_remainder=False)
+        >>> segments.target_positions(2).tolist()
+        [[-1, -1, -1, -1], [17, 18, 19, -1]]
+        """
+        if self.drop_remainder:  # where a stream may be shuffled
+            raise ValueError(
+                "`target_positions()` needs segments for evaluation, "
+                f"`drop_remainder=False`. Received: {self._describe()}"
+            )
+        step = check_integer("step", step, 0) % self.steps_per_epoch
+        rows = self._layout.rows(0, step)
+        index = np.arange(self._width)
+        is_scored = (index < rows.counts[:, None]) & rows.scored[:, None]
+        return np.where(is_scored, rows.starts[:, None] + 1 + index, -1)
+
     def arrays(self):
         """Lays out one epoch for `model.fit`, in one piece in memory.
 

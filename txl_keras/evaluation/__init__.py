@@ -1,0 +1,35 @@
+"""Scores of texts, whole corpora and single sentences.
+
+```python
+from txl_keras.data import ByteTokenizer
+from txl_keras.evaluation import score_texts
+from txl_keras.models import TransformerXLCausalLM
+
+model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+texts, contexts = ["os", "sys"], ["import ", "import "]
+for ids, nll in score_texts(model, ByteTokenizer(), texts, contexts):
+    print(ids, nll.sum(), "nats")
+```
+"""
+
+from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.evaluation.evaluator import warmup_segments
+from txl_keras.evaluation.plots import plot_learning_curve
+from txl_keras.evaluation.plots import plot_position_curve
+from txl_keras.evaluation.report import position_curve
+from txl_keras.evaluation.text_scoring import TextScorer
+from txl_keras.evaluation.text_scoring import embed_texts
+from txl_keras.evaluation.text_scoring import score_texts
+from txl_keras.evaluation.token_file import create_token_file
+
+__all__ = [
+    "Evaluator",
+    "TextScorer",
+    "create_token_file",
+    "embed_texts",
+    "plot_learning_curve",
+    "plot_position_curve",
+    "position_curve",
+    "score_texts",
+    "warmup_segments",
+]

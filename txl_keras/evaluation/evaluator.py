@@ -1,7 +1,10 @@
 """Honest scores: every token once, in order.
 
-Letters: `B` batch over all replicas, `T` segment, `M` memory, `L` layers.
+Letters: `B` batch over all replicas, `T` segment, `M` memory, `L` layers,
+`P` predictions of the text, which has `P + 1` tokens.
 """
+
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +17,8 @@ from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
+
+_SUMS = ("nll", "num_tokens")
 
 
 class Evaluator:
@@ -49,18 +54,27 @@ class Evaluator:
                 segment_length,
                 memory_length,
             )
-        self._compiled_sums = compile_replica_function(self._sums, strategy)
+        self._compiled_score = compile_replica_function(self._score, strategy)
         self._compiled_remember = compile_replica_function(
             self._reader.remember, strategy
         )
         self._run = host_loop(
             strategy,
-            self._replica_step,
-            ("nll", "num_tokens"),
+            self._replica_sums,
+            _SUMS,
             self._stop.variable,
         )
+        self._step_with_tokens = tf.function(
+            self._step_of_all_replicas, reduce_retracing=True
+        )
 
-    def evaluate(self, segments, steps_per_execution=20, on_progress=None):
+    def evaluate(
+        self,
+        segments,
+        steps_per_execution=20,
+        on_progress=None,
+        token_nll=None,
+    ):
         """Scores all targets of a text.
 
         Args:
@@ -68,25 +82,35 @@ class Evaluator:
                 memory is reset. The first token of the text, and with
                 `reset_documents` of each document, is never a target.
             steps_per_execution: Integer, segments between two looks of the
-                host.
+                host; or None, as many as take about a second.
             on_progress: Optional function of the segments done and in all.
+            token_nll: Optional float32 array of shape `(P + 1,)` to fill with
+                the nats of every token: see the method of this name. The
+                scores are those that would be returned without it.
 
         Returns:
             Dictionary: `nll` (nats a token), `bits_per_token`,
             `perplexity`, `num_tokens`; or `None` if it was stopped.
+
+        Raises:
+            ValueError: If `token_nll` has another shape or is of integers,
+                or replicas are on other machines, whose scores never come
+                here.
+            FloatingPointError: If `token_nll` is given and a score is not
+                finite, with the position of the token.
         """
-        self._reader.begin()
-        feed = Feed(segments, self._strategy, num_steps=len(segments))
-        nll, num_tokens, done = 0.0, 0.0, 0
-        while done < len(segments):
-            steps = min(steps_per_execution, len(segments) - done)
-            sums = self._run(feed.next(steps), tf.constant(steps))
-            if sums["stop"].numpy().any():
+        if token_nll is not None:
+            self._check_token_nll(token_nll, segments)
+            token_nll[:] = np.nan
+        nll, num_tokens = 0.0, 0.0
+        for done, sums in self._executions(
+            segments, steps_per_execution, token_nll
+        ):
+            if sums["stop"].any():
                 return None
             # float64: float32 sums of millions of tokens lose digits.
-            nll += np.sum(sums["nll"].numpy(), dtype=np.float64)
-            num_tokens += np.sum(sums["num_tokens"].numpy(), dtype=np.float64)
-            done += steps
+            nll += np.sum(sums["nll"], dtype=np.float64)
+            num_tokens += np.sum(sums["num_tokens"], dtype=np.float64)
             if on_progress:
                 on_progress(done, len(segments))
         mean = float(nll / num_tokens)
@@ -97,23 +121,155 @@ class Evaluator:
             "num_tokens": int(num_tokens),
         }
 
+    def token_nll(
+        self, segments, steps_per_execution=None, on_progress=None, out=None
+    ):
+        """Nats of every token, in the order of the text.
+
+        `evaluate` with an array of its own; give it the array instead to have
+        the means of the same reading, too.
+
+        Args:
+            segments, steps_per_execution, on_progress: See `evaluate`.
+            out: Optional float32 array of shape `(P + 1,)` to fill, such as a
+                file by `create_token_file`, for text of any size.
+
+        Returns:
+            `out`, or a new array: `-log p(token | all before it that memory
+            holds)`, NaN where there is no score: the first token of the text,
+            and with `reset_documents` of each document. `None` if it was
+            stopped.
+
+        Raises:
+            ValueError, FloatingPointError: See `evaluate`.
+
+        Example:
+
+        ```python
+        import numpy as np
+        import tensorflow as tf
+        from txl_keras.data import Segments
+        from txl_keras.evaluation import Evaluator
+        from txl_keras.models import TransformerXLCausalLM
+
+        model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+        evaluator = Evaluator(
+            model, tf.distribute.get_strategy(), batch_size=2, segment_length=8
+        )
+        text = np.frombuffer(b"to be or not to be, that is", "uint8")
+        segments = Segments(text, 2, 8, drop_remainder=False)
+        nll = evaluator.token_nll(segments)
+        print(nll.shape, nll[0], np.nanmean(nll))  # (27,) nan, about 5.5
+        ```
+        """
+        if out is None:
+            out = np.empty(segments.num_predictions + 1, np.float32)
+        scores = self.evaluate(segments, steps_per_execution, on_progress, out)
+        return None if scores is None else out
+
+    def _executions(self, segments, steps_per_execution, token_nll):
+        """Yields how many segments are done, and the sums of some of them."""
+        self._reader.begin()
+        feed = Feed(segments, self._strategy, num_steps=len(segments))
+        steps, done = steps_per_execution or 1, 0
+        while done < len(segments):
+            start = time.monotonic()
+            steps = min(steps, len(segments) - done)
+            iterator = feed.next(steps)
+            if token_nll is None:
+                sums = self._run(iterator, tf.constant(steps))
+                sums = {name: sums[name].numpy() for name in sums}
+            else:
+                sums, found = self._run_with_tokens(iterator, steps)
+                for i, nll in enumerate(found):
+                    positions = segments.target_positions(done + i)
+                    _put(token_nll, positions, nll)
+            done += steps
+            yield done, sums
+            if steps_per_execution is None:
+                steps = _in_a_second(steps, time.monotonic() - start)
+
+    def _run_with_tokens(self, iterator, num_steps):
+        """As `host_loop`, and the nats `(B, T)` of every step."""
+        # All are sent to the device before the first is waited for.
+        results = [self._step_with_tokens(iterator) for _ in range(num_steps)]
+        sums = {
+            name: np.array([sums[name].numpy() for sums, _ in results])
+            for name in (*_SUMS, "stop")
+        }
+        return sums, [nll.numpy() for _, nll in results]
+
+    def _step_of_all_replicas(self, iterator):
+        local = self._strategy.experimental_local_results
+        stop = self._stop.variable.read_value()
+        sums, nll = self._strategy.run(
+            self._replica_step, args=(next(iterator), stop)
+        )
+        # Replica after replica, as `Segments.distribute` deals out the rows.
+        nll = tf.concat(local(nll), axis=0)
+        return {name: local(value)[0] for name, value in sums.items()}, nll
+
+    def _replica_sums(self, batch, stop):
+        return self._replica_step(batch, stop)[0]
+
     def _replica_step(self, batch, stop):
+        """The sums of all replicas, and the nats of this one's rows."""
         self._reader.reset_rows(batch["reset"])
-        sums, entries = self._compiled_sums(batch)
+        nll, sums, entries = self._compiled_score(batch)
         self._compiled_remember(*entries)
         sums = tf.distribute.get_replica_context().all_reduce(
             "SUM", tf.stack([*sums, stop])
         )
-        nll, num_tokens, stop = tf.unstack(sums)
-        return {"nll": nll, "num_tokens": num_tokens, "stop": stop}
+        names = (*_SUMS, "stop")
+        return dict(zip(names, tf.unstack(sums), strict=True)), nll
 
-    def _sums(self, batch):
-        """This replica's part of the sums over a segment of all rows."""
+    def _score(self, batch):
+        """A segment of this replica's rows: nats, their sums, new entries."""
         hidden, entries = self._reader.read(batch["inputs"])
         nll = self._model.softmax(hidden, batch["targets"])
         weights = batch["weights"]
         sums = tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
-        return sums, entries
+        return nll, sums, entries
+
+    def _check_token_nll(self, token_nll, segments):
+        shape = (segments.num_predictions + 1,)
+        if token_nll.shape != shape or token_nll.dtype.kind != "f":
+            raise ValueError(
+                f"`token_nll` must be floats of shape {shape}, one for each "
+                f"token of the text. Received: shape {token_nll.shape}, dtype "
+                f"{token_nll.dtype}"
+            )
+        if isinstance(
+            self._strategy, tf.distribute.MultiWorkerMirroredStrategy
+        ):
+            raise ValueError(
+                "`token_nll` needs all replicas on one machine: scores of "
+                "other workers do not come here. Received: a strategy of "
+                "several workers"
+            )
+
+
+def _put(token_nll, positions, nll):
+    """Writes the nats `(B, T)` of a step where the tokens are."""
+    is_scored = positions >= 0
+    positions, nll = positions[is_scored], nll[is_scored]
+    wrong = np.flatnonzero(~np.isfinite(nll))
+    if wrong.size:
+        first = wrong[np.argmin(positions[wrong])]
+        raise FloatingPointError(
+            f"The score of token {positions[first]} of the text (the first is "
+            f"0) must be finite. Received: {nll[first]} nats. Weights that "
+            "are not finite, or float16, may be the cause."
+        )
+    token_nll[positions] = nll
+
+
+def _in_a_second(steps, seconds):
+    """How many steps take a second where `steps` took so many.
+
+    At most twice as many: the first ones wait for the compiler.
+    """
+    return max(1, min(2 * steps, int(steps / max(seconds, 1e-6))))
 
 
 def warmup_segments(backbone, segment_length, memory_length=None):

@@ -45,5 +45,43 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
     axes.set_ylabel(f"bits per {unit}")
     axes.grid(alpha=0.3)
     axes.legend()
+    _save(figure, path)
+
+
+def plot_position_curve(curve, path, unit="token"):
+    """Draws bits per token against the place of a token in its document.
+
+    Args:
+        curve: List of dictionaries, of `position_curve`.
+        path: String, a PNG file, local or `gs://`.
+        unit: String, what a token is.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.evaluation import plot_position_curve, position_curve
+
+    curve = position_curve(np.array([np.nan, 5.0, 3.0, 2.5, 2.0]))
+    plot_position_curve(curve, "positions.png", "byte")
+    ```
+    """
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
+    axes.plot([bucket["bits_per_token"] for bucket in curve], marker="o")
+    labels = [_label(bucket) for bucket in curve]
+    axes.set_xticks(range(len(curve)), labels, rotation=45, ha="right")
+    axes.set_xlabel(f"position of the {unit} in its document")
+    axes.set_ylabel(f"bits per {unit}")
+    axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def _label(bucket):
+    first, last = bucket["start"], bucket["stop"] - 1
+    return f"{first:,}" if first == last else f"{first:,}-{last:,}"
+
+
+def _save(figure, path):
     with tf.io.gfile.GFile(path, "wb") as file:
         figure.savefig(file, format="png", dpi=120, bbox_inches="tight")

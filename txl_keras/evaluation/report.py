@@ -3,10 +3,20 @@
 import gzip
 import lzma
 
+import numpy as np
+
+from txl_keras.data.layouts import document_lengths
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 
 COMPRESSED_BYTES = 1 << 25  # xz takes a minute for these
+# What makes one evaluation of a split another than the next.
+SETTINGS = (
+    "checkpoint", "step", "corpus", "fingerprint", "split", "max_eval_tokens",
+    "reset_documents", "batch_size", "segment_length", "warmup",
+    "memory_length", "same_length", "clamp_length",
+)  # fmt: skip
+_BLOCK = 1 << 20  # tokens looked at at once
 
 
 def add_bits_per_byte(scores, tokenizer, tokens):
@@ -23,20 +33,22 @@ def add_bits_per_byte(scores, tokenizer, tokens):
 
     Returns:
         Dictionary, with `bits_per_byte` and, by `compressed_bits_per_byte`,
-        `compressors`. Where `drop_newlines` leaves newlines out, they are out
-        of these bytes, too.
+        `compressors`. The bytes are those of the tokens that were scored: the
+        first one was not, and compressors write it, too. Where
+        `drop_newlines` leaves newlines out, they are out of these bytes, too.
     """
     all_scored = scores["num_tokens"] == len(tokens) - 1
     if not (tokenizer.is_lossless and all_scored):
         return scores
     text = tokenizer.decode_bytes(tokens)
+    num_bytes = len(text) - len(tokenizer.decode_bytes(tokens[:1]))
     bits = scores["bits_per_token"] * scores["num_tokens"]
     compressors = {}
     if len(text) <= COMPRESSED_BYTES:
         compressors = compressed_bits_per_byte(text)
     return {
         **scores,
-        "bits_per_byte": bits / len(text),
+        "bits_per_byte": bits / num_bytes,
         "compressors": compressors,
     }
 
@@ -95,3 +107,106 @@ def describe(scores, tokenizer):
         f"{name} {value:.3f}" for name, value in scores["compressors"].items()
     )
     return f"{line} ({others})" if others else line
+
+
+def position_curve(nll, documents=(0,)):
+    """How scores depend on the place of a token in its document.
+
+    A document's first tokens have little to go by, later ones more, as far as
+    memory reaches: the curve falls where context helps, and is flat beyond.
+
+    Args:
+        nll: Float array of shape `(P + 1,)`, nats of every token, NaN where
+            there is none: of `Evaluator.token_nll`. It may be a `np.memmap`.
+        documents: Integer array of shape `(D,)`, where documents begin, the
+            first one at 0. By default the text is one document.
+
+    Returns:
+        List of dictionaries, one for the positions from `start` up to `stop`
+        (and without it): 0, 1, 2-3, 4-7, 8-15 and so on; the first token of
+        a document is at 0. Those without a score are left out. Each has
+        `start`, `stop`, `num_tokens`, and of these the means `nll` and
+        `bits_per_token`.
+
+    Raises:
+        ValueError: If `nll` is not `(P + 1,)`, or the documents are not
+            ascending positions in it from 0 on.
+
+    Example:
+
+    >>> nll = np.array([np.nan, 4, 2, 2, 6, 3, 1, 2, 1])
+    >>> for bucket in position_curve(nll, documents=[0, 4]):
+    ...     print(bucket["start"], bucket["num_tokens"], bucket["nll"])
+    0 1 6.0
+    1 2 3.5
+    2 4 1.75
+    4 1 1.0
+    """
+    if np.ndim(nll) != 1:
+        raise ValueError(
+            "`nll` must have shape (P + 1,), one number a token. "
+            f"Received: shape {np.shape(nll)}"
+        )
+    documents = np.asarray(documents)
+    longest = int(document_lengths(documents, len(nll)).max())
+    powers = 2 ** np.arange((longest - 1).bit_length() + 1, dtype=np.int64)
+    bounds = np.concatenate([[0], powers])
+    sums, counts = np.zeros(len(powers)), np.zeros(len(powers), np.int64)
+    for start in range(0, len(nll), _BLOCK):
+        bucket, found = _scores_by_bucket(nll, documents, bounds, start)
+        # float64, as in `Evaluator.evaluate`.
+        sums += np.bincount(bucket, found, len(powers))
+        counts += np.bincount(bucket, minlength=len(powers))
+    return [
+        {
+            "start": int(bounds[i]),
+            "stop": int(bounds[i + 1]),
+            "num_tokens": int(counts[i]),
+            "nll": sums[i] / counts[i],
+            "bits_per_token": bits_per_token(sums[i] / counts[i]),
+        }
+        for i in np.flatnonzero(counts).tolist()
+    ]
+
+
+def _scores_by_bucket(nll, documents, bounds, start):
+    """Of a block of tokens: in which bucket the scored ones are, the scores."""
+    found = np.asarray(nll[start : start + _BLOCK], np.float64)
+    tokens = np.arange(start, start + len(found))
+    document = np.searchsorted(documents, tokens, "right") - 1
+    bucket = np.searchsorted(bounds, tokens - documents[document], "right") - 1
+    is_scored = ~np.isnan(found)
+    return bucket[is_scored], found[is_scored]
+
+
+def with_result(results, result):
+    """Adds a result to those of other settings.
+
+    Args:
+        results: List of dictionaries, or the one that older versions wrote.
+        result: Dictionary. One of the same `SETTINGS` is brought up to date,
+            and keeps what is not measured again; it comes last.
+
+    Returns:
+        List of dictionaries. Of the others, none names a file of scores
+        (`token_nll`) any more that now holds those of `result`.
+
+    Example:
+
+    >>> results = with_result([], {"batch_size": 1, "nll": 2.0})
+    >>> results = with_result(results, {"batch_size": 16, "nll": 2.2})
+    >>> with_result(results, {"batch_size": 1, "nll": 2.1})
+    [{'batch_size': 16, 'nll': 2.2}, {'batch_size': 1, 'nll': 2.1}]
+    """
+    if isinstance(results, dict):
+        results = [results]
+    overwritten = result.get("token_nll")
+    others = []
+    for other in results:
+        if all(other.get(name) == result.get(name) for name in SETTINGS):
+            result = {**other, **result}
+            continue
+        if overwritten and other.get("token_nll") == overwritten:
+            other = {k: v for k, v in other.items() if k != "token_nll"}
+        others.append(other)
+    return [*others, result]

@@ -1,0 +1,75 @@
+"""The settings of published results, as flags of train/evaluate.py."""
+
+import pathlib
+import runpy
+
+import pytest
+from absl import flags as absl_flags
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIGS = ROOT / "train" / "configs"
+# As published: rows, segment, memory, clamp, same length.
+EXPECTED = {
+    "enwik8_18_layers": (10, 80, 2100, 820, True),
+    "enwik8_base": (10, 80, 2100, 820, True),
+    "enwik8_large": (16, 128, 3800, 1000, True),
+    "lm1b_base": (16, 32, 128, None, True),
+    "lm1b_large": (16, 32, 128, None, True),
+    "ptb_24m": (1, 70, 70, None, None),
+    "text8_base": (10, 80, 2100, 820, True),
+    "text8_large": (16, 128, 3800, 1000, True),
+    "wikitext103_base": (10, 64, 640, 400, True),
+    "wikitext103_large": (16, 128, 1600, 1000, True),
+    "wikitext103_nvidia_base": (10, 64, 640, 400, True),
+    "wikitext103_nvidia_large": (16, 128, 1600, 1000, True),
+}
+
+
+@pytest.fixture(scope="module")
+def parse():
+    """A function of a flagfile: the flags of train/evaluate.py after it."""
+    known = set(absl_flags.FLAGS)
+    runpy.run_path(str(ROOT / "train" / "evaluate.py"), run_name="evaluate")
+
+    def parse(path):
+        absl_flags.FLAGS.unparse_flags()
+        arguments = ["evaluate.py", "--workdir=w", f"--flagfile={path}"]
+        assert len(absl_flags.FLAGS(arguments)) == 1
+        return absl_flags.FLAGS
+
+    yield parse
+    # Others define flags of the same names.
+    for name in set(absl_flags.FLAGS) - known:
+        delattr(absl_flags.FLAGS, name)
+    absl_flags.FLAGS.unparse_flags()
+
+
+def test_every_experiment_but_our_own_has_one():
+    names = {path.stem for path in CONFIGS.glob("*.flags")} - {"quickstart"}
+    assert names == set(EXPECTED)
+    files = {path.stem for path in (CONFIGS / "evaluation").glob("*.flags")}
+    assert files == names
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_it_sets_what_was_published_and_the_config_names_it(name, parse):
+    path = CONFIGS / "evaluation" / f"{name}.flags"
+    flags = parse(path)
+    assert EXPECTED[name] == (
+        flags.batch_size,
+        flags.segment_length,
+        flags.memory_length,
+        flags.clamp_length,
+        flags.same_length,
+    )
+    lines = path.read_text("utf-8").splitlines()
+    command = [
+        f"python train/evaluate.py --workdir=runs/{name} \\",
+        f"    --flagfile=train/configs/evaluation/{name}.flags",
+    ]
+    assert lines[:2] == [f"# {line}" for line in command]
+    said = " ".join(line[2:] for line in lines if line.startswith("#"))
+    assert "Published: " in said
+    assert "Ours: " in said
+    config = (CONFIGS / f"{name}.flags").read_text("utf-8")
+    assert "\n".join(f"#     {line}" for line in command) in config

@@ -1,0 +1,147 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.data import ByteTokenizer
+from txl_keras.data import CharacterTokenizer
+from txl_keras.data import WordTokenizer
+from txl_keras.evaluation import TextScorer
+from txl_keras.evaluation import embed_texts
+from txl_keras.evaluation import score_texts
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+
+TOKENIZER = CharacterTokenizer("abcdefg\n ")
+# One token, less than a segment, one and its target, several; two batches.
+TEXTS = [
+    "b", "abc", "cab bed ab", "a bag, faded"[:5], "d a\n" * 8,
+    "ef" * 4 + "g",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model():
+    tf.random.set_seed(3)
+    return TransformerXLCausalLM(
+        TransformerXLBackbone(
+            vocabulary_size=9,
+            num_layers=2,
+            num_heads=2,
+            hidden_dim=16,
+            intermediate_dim=24,
+            memory_length=4,
+            dropout=0.5,
+            initializer_stddev=0.3,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def scorer(model):
+    return TextScorer(model, TOKENIZER, 3, 8, memory_length=40)
+
+
+def score_alone(model, text):
+    """All of a text in one segment."""
+    ids = TOKENIZER.encode(text)[None]
+    return model.score(ids[:, :-1], ids[:, 1:])[0][0].numpy()
+
+
+def test_every_text_is_scored_as_if_it_were_alone(model, scorer):
+    scores = scorer.score(TEXTS)
+    assert len(scores) == len(TEXTS)
+    for text, (ids, nll) in zip(TEXTS, scores, strict=True):
+        assert ids.dtype == np.int32
+        assert nll.dtype == np.float32
+        assert TOKENIZER.decode(ids) == text
+        assert np.isnan(nll[0])
+        if len(text) > 1:
+            expected = score_alone(model, text)
+            np.testing.assert_allclose(nll[1:], expected, atol=1e-5)
+    # What was read before leaves nothing behind.
+    again = scorer.score(TEXTS[4:5])
+    np.testing.assert_allclose(again[0][1], scores[4][1], atol=1e-6)
+
+
+def test_with_a_context_all_tokens_are_scored_after_it(model, scorer):
+    contexts = ["a", "", "fed a bad cab ", "g" * 20, "b", "c"]
+    scores = scorer.score(TEXTS, contexts)
+    for text, context, (ids, nll) in zip(TEXTS, contexts, scores, strict=True):
+        assert len(ids) == len(nll) == len(text)
+        if not context:
+            assert np.isnan(nll[0])
+            np.testing.assert_allclose(
+                nll[1:], score_alone(model, text), atol=1e-5
+            )
+            continue
+        whole = score_alone(model, context + text)
+        np.testing.assert_allclose(nll, whole[-len(text) :], atol=1e-5)
+        # Log-probability of the text: of both, less that of the context.
+        before = score_alone(model, context).sum() if len(context) > 1 else 0
+        assert nll.sum() == pytest.approx(whole.sum() - before, abs=1e-4)
+
+
+def test_embeddings_are_the_hidden_states_of_each_text(model, scorer):
+    for text, hidden in zip(TEXTS, scorer.embed(TEXTS), strict=True):
+        expected, _ = model.backbone(TOKENIZER.encode(text)[None])
+        assert hidden.dtype == np.float32
+        np.testing.assert_allclose(hidden, expected[0], atol=1e-5)
+
+
+def test_functions_take_the_models_own_memory_by_default(model):
+    text = "d a\n" * 3
+    [(_, nll)] = score_texts(model, TOKENIZER, [text], segment_length=5)
+    ids = TOKENIZER.encode(text)[None]
+    expected, memory = [], model.initial_memory(1)  # of 4
+    for start in range(0, 11, 5):
+        stop = min(start + 5, 11)
+        part, memory = model.score(
+            ids[:, start:stop], ids[:, start + 1 : stop + 1], memory
+        )
+        expected.extend(part[0].numpy())
+    np.testing.assert_allclose(nll[1:], expected, atol=1e-5)
+    assert np.abs(nll[1:] - score_alone(model, text)).max() > 1e-4
+    [hidden] = embed_texts(model, TOKENIZER, ["abc"], segment_length=3)
+    expected, _ = model.backbone(TOKENIZER.encode("abc")[None])
+    np.testing.assert_allclose(hidden, expected[0], atol=1e-5)
+
+
+def test_marks_of_lines_come_where_lines_begin():
+    words = WordTokenizer(["<s>", "a", "b"], unknown=None, line_start="<s>",
+                          line_end=None)  # fmt: skip
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart", vocabulary_size=3, num_layers=1, hidden_dim=8,
+        num_heads=2, intermediate_dim=8,
+    )  # fmt: skip
+    scores = score_texts(
+        model, words, ["a b", "a b", "a b"], ["", "b", "b\n"], segment_length=4
+    )
+    assert [ids.tolist() for ids, _ in scores] == [
+        [0, 1, 2], [1, 2], [0, 1, 2]
+    ]  # fmt: skip
+    assert [int(np.isnan(nll).sum()) for _, nll in scores] == [1, 0, 0]
+
+
+def test_what_cannot_be_scored_is_refused(model, scorer):
+    for call in (scorer.score, scorer.embed):
+        with pytest.raises(ValueError, match=r"`texts`.*texts\[1\]=''"):
+            call(["a", ""])
+        with pytest.raises(ValueError, match="list of strings.*'abc'"):
+            call("abc")
+        with pytest.raises(ValueError, match="symbol 'x'.*position 1"):
+            call(["ab", "ax"])
+        assert call([]) == []
+    with pytest.raises(ValueError, match="2 contexts, 1 texts"):
+        scorer.score(["a"], ["b", "c"])
+    with pytest.raises(ValueError, match="`contexts` must be a list"):
+        scorer.score(["a"], "b")
+    with pytest.raises(ValueError, match="9 symbols. Received: 256 symbols"):
+        score_texts(model, ByteTokenizer(), ["a"])
+    with pytest.raises(ValueError, match="segment_length=0"):
+        score_texts(model, TOKENIZER, ["a"], segment_length=0)
+    absolute = TransformerXLCausalLM.from_preset(
+        "quickstart", vocabulary_size=9, num_layers=1, memory_length=0,
+        attention_type="vaswani",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="attention_type='vaswani'"):
+        embed_texts(absolute, TOKENIZER, ["a"])

@@ -289,7 +289,7 @@ def _describe_start(workdir, corpus, tokenizer, splits, trainer):
     parts = estimate_bytes(
         model,
         trainer.optimizer,
-        trainer.piece_rows * FLAGS.accumulate_steps,
+        replica_batch_size(FLAGS.batch_size, trainer.strategy),
         FLAGS.segment_length,
         FLAGS.accumulate_steps,
     )

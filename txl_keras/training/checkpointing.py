@@ -26,6 +26,7 @@ from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.models.weights import weights_by_name
+from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 
 
@@ -177,15 +178,10 @@ class Checkpoints:
         }
 
     def _check_workers_agree(self):
-        strategy, step = self._trainer.strategy, self._trainer.step
-
-        @tf.function
-        def steps():
-            return strategy.gather(
-                strategy.run(lambda: tf.reshape(step.read_value(), [1])), 0
-            )
-
-        found = steps().numpy()
+        step = self._trainer.step
+        found = gather_integers(
+            self._trainer.strategy, lambda: tf.cast(step.read_value(), tf.int64)
+        )
         if len(set(found)) > 1:
             raise ValueError(
                 f"All workers must see the same files in {self._directory}: "

@@ -188,13 +188,27 @@ def wait_for_all(strategy):
         strategy: The `tf.distribute.Strategy`.
     """
 
-    @tf.function
-    def meet():
-        return strategy.run(
-            lambda: tf.distribute.get_replica_context().all_reduce("SUM", 1.0)
-        )
+    gather_integers(strategy, lambda: tf.constant(0, tf.int64))
 
-    meet()
+
+def gather_integers(strategy, value):
+    """What all replicas say, where there are other workers to say it.
+
+    Args:
+        strategy: The `tf.distribute.Strategy`.
+        value: Function that returns an int64 tensor of one shape `(...)`.
+
+    Returns:
+        Array `(R, ...)` of R replicas; without other workers R is 1.
+    """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return value().numpy()[None]
+
+    @tf.function
+    def gather():
+        return strategy.gather(strategy.run(lambda: value()[None]), axis=0)
+
+    return gather().numpy()
 
 
 def check_alike(strategy, settings):
@@ -209,17 +223,10 @@ def check_alike(strategy, settings):
     Raises:
         ValueError: If a value is another on another worker.
     """
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return
     hashes = [zlib.crc32(repr(value).encode()) for value in settings.values()]
-
-    @tf.function
-    def gather():
-        return strategy.gather(
-            strategy.run(lambda: tf.constant([hashes], tf.int64)), axis=0
-        )
-
-    of_workers = gather().numpy()  # [replicas, settings]
+    of_workers = gather_integers(
+        strategy, lambda: tf.constant(hashes, tf.int64)
+    )  # [replicas, settings]
     is_other = (of_workers != of_workers[0]).any(axis=0)
     names = [n for n, other in zip(settings, is_other, strict=True) if other]
     if names:

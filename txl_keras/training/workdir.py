@@ -18,6 +18,8 @@ import uuid
 import tensorflow as tf
 from absl import logging
 
+from txl_keras.data.corpora.files import is_remote
+from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
@@ -58,7 +60,7 @@ class Workdir:
         try:
             is_new = not tf.io.gfile.exists(self.path)
             tf.io.gfile.makedirs(self.path)
-            _write_text("", path)
+            write_text("", path)
             tf.io.gfile.remove(path)
             if is_new and not tf.io.gfile.listdir(self.path):
                 tf.io.gfile.rmtree(self.path)
@@ -109,7 +111,7 @@ class Workdir:
 
     def _lock(self):
         """Keeps other processes of this machine out while this one lives."""
-        if "://" in self.path:
+        if is_remote(self.path):
             return
         # Kept open: a lock is lost with its file.
         self._lock_file = open(self.file("lock"), "w")  # noqa: SIM115
@@ -290,7 +292,7 @@ class Workdir:
         Args:
             text: String.
         """
-        _write_text(text, self.file("sample.txt"))
+        write_text(text, self.file("sample.txt"))
 
     def read_sample(self):
         """What `write_sample` wrote."""
@@ -313,7 +315,7 @@ class Workdir:
         """
         kept = [line for line in self.read_metrics() if line["step"] <= step]
         lines = "".join(json.dumps(line) + "\n" for line in kept)
-        _write_text(lines, self.metrics)
+        write_text(lines, self.metrics)
 
     def read_metrics(self):
         """List of the dictionaries in metrics.jsonl."""
@@ -342,18 +344,12 @@ def _parse_json(text, path):
 
 def write_json(content, path):
     """Writes a JSON file, whole or not at all."""
-    _write_text(json.dumps(content, indent=1) + "\n", path)
+    write_text(json.dumps(content, indent=1) + "\n", path)
 
 
 def _read_text(path):
     with tf.io.gfile.GFile(path) as file:
         return file.read()
-
-
-def _write_text(text, path):
-    with tf.io.gfile.GFile(path + ".tmp", "w") as file:
-        file.write(text)
-    tf.io.gfile.rename(path + ".tmp", path, overwrite=True)
 
 
 def _as_json(content):

@@ -42,6 +42,19 @@ def open_file(path):
             raise damaged(path, error) from error
 
 
+def write_text(text, path):
+    """Writes a file that is never seen half written.
+
+    Args:
+        text: String.
+        path: String, local or `gs://`.
+    """
+    # Renamed once complete: a stopped program leaves no half of it.
+    with tf.io.gfile.GFile(path + ".tmp", "w") as file:
+        file.write(text)
+    tf.io.gfile.rename(path + ".tmp", path, overwrite=True)
+
+
 def damaged(path, error):
     """The error of a file that cannot be unpacked."""
     return ValueError(

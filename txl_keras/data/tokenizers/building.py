@@ -8,6 +8,7 @@ import os
 import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.files import write_text
 from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
@@ -171,11 +172,7 @@ def save_tokenizer(tokenizer, path):
         "config": tokenizer.get_config(),
     }
     text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
-    path = os.fspath(path)
-    # Renamed once complete: a stopped program leaves no half of a file.
-    with tf.io.gfile.GFile(path + ".tmp", "w") as file:
-        file.write(text)
-    tf.io.gfile.rename(path + ".tmp", path, overwrite=True)
+    write_text(text, os.fspath(path))
 
 
 def load_tokenizer(path):

@@ -36,6 +36,14 @@ setup(
         "convert": ["safetensors", "torch>=2.6"],
         # For --tokenizer=sentencepiece and wordpiece.
         "subwords": SUBWORDS,
-        "tests": ["pytest", "pytest-xdist", "ruff", "safetensors", *SUBWORDS],
+        "tests": [
+            # Runs a SavedModel without TensorFlow.
+            "openvino",
+            "pytest",
+            "pytest-xdist",
+            "ruff",
+            "safetensors",
+            *SUBWORDS,
+        ],
     },
 )

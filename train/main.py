@@ -26,9 +26,9 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
+from txl_keras.scripts.exporting import export_run
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
-from txl_keras.serving import export
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.memory_estimate import estimate_bytes
@@ -273,7 +273,7 @@ def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):
     workdir.write_sample(sample)
     tensorboard.write_text("sample", sample, step)
     tensorboard.close()
-    export(served, workdir.file(f"export/{step}"))
+    export_run(workdir, served, step, workdir.file(f"export/{step}"))
 
 
 def _say_nothing(*_, **__):

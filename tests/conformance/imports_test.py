@@ -17,7 +17,14 @@ ALLOWED = {
     "training": {"checks", "data", "layers", "metrics", "models"},
     "evaluation": {"data", "layers", "metrics", "models", "training"},
     "serving": {"checks", "data", "layers", "models"},
-    "scripts": {"checkpoints", "data", "layers", "models", "training"},
+    "scripts": {
+        "checkpoints",
+        "data",
+        "layers",
+        "models",
+        "serving",
+        "training",
+    },
 }
 
 

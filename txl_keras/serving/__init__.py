@@ -1,8 +1,9 @@
 """Generation and SavedModels."""
 
 from txl_keras.serving.export import export
+from txl_keras.serving.export import export_text
 from txl_keras.serving.generation import Generator
 from txl_keras.serving.samplers import Sampler
 from txl_keras.serving.streaming import TextStream
 
-__all__ = ["Generator", "Sampler", "TextStream", "export"]
+__all__ = ["Generator", "Sampler", "TextStream", "export", "export_text"]

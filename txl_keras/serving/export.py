@@ -1,99 +1,322 @@
 """SavedModels that need nothing but TensorFlow.
 
-Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `L` layers,
-`V` vocabulary.
+Letters: `B` batch, `T` segment, `P` prompt, `M` memory, `D` hidden size, `N`
+heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to write.
 """
 
+import contextlib
+import functools
+import json
 import os
 
 import keras
 import tensorflow as tf
 
-from txl_keras.layers.memory_stack import Memory
+from txl_keras.checks import check_integer
+from txl_keras.serving.graph_tokenizers import graph_tokenizer
+from txl_keras.serving.signatures import FunctionalSignatures
+from txl_keras.serving.signatures import Reader
+from txl_keras.serving.slots import Slots
+from txl_keras.serving.text_signatures import TextSignatures
+
+WEIGHTS_DTYPES = ("float32", "bfloat16")
+_SEGMENT_LENGTH = 512
 
 
-def export(model, path, memory_length=None):
-    """Writes a language model as a SavedModel, memory in and memory out.
+def export(
+    model,
+    path,
+    memory_length=None,
+    max_segment_length=None,
+    num_slots=8,
+    weights_dtype="float32",
+    settings=None,
+    assets=None,
+):
+    """Writes a language model as a SavedModel: the folder of one version.
 
-    Signatures, with `B` and `T` free:
+    TensorFlow Serving looks for `NAME/VERSION/`, the version an integer. The
+    memory of clients is `memory`, float32 `(B, L, 2, N, M, H)`, the projected
+    keys and values in the order of the text, so that no call projects the
+    past again, and `valid_length`, int32 `(B,)`, how many of the M are real.
+    Both come out of every call as they go into the next; in the table below
+    `...` stands for them. All sizes but those of the model are free; the batch
+    comes first, so that servers can batch requests.
 
-    - `serving_default(ids, memory, valid_length)` -> `log_probs`, `memory`,
-      `valid_length`: int32 `(B, T)`, float32 `(B, L, M, D)` and int32 `(B,)`
-      in, float32 `(B, T, V)` and the memory to pass next time out. The batch
-      comes first everywhere, so that servers can batch requests.
-    - `initial_memory(batch_size)` -> `memory`, `valid_length`: int32 scalar
-      in, the memory of a cold start out.
+    | signature | in | out |
+    |---|---|---|
+    | `serving_default` | `ids` `(B, T)`, ... | `log_probs` `(B, T, V)`, ... |
+    | `initial_memory` | `batch_size` | ... of a cold start |
+    | `score` | `ids`, `targets` `(B, T)`, ... | `nll` `(B, T)`, ... |
+    | `hidden_states` | `ids`, ... | `hidden_states` `(B, T, D)`, ... |
+    | `generate` | `prompt_ids` `(B, P)`, `prompt_length` `(B,)`, ..., \
+`length` W, `seed`, `temperature`, `top_k`, `top_p`, `typical_p`, \
+`repetition_penalty` | `ids` `(B, W)`, ... |
+    | `step` | `ids` `(B, T)`, `slots` `(B,)` | `log_probs` `(B, V)` |
+    | `reset` | `slots` `(B,)` | `slots` |
 
-    Build the model outside of any `tf.distribute` strategy.
+    Integers are int32, all else is float32.
+
+    - `generate` pads prompts of different lengths on the right, draws row r
+      as if it were alone, and reads all but the last token it writes: to go
+      on, pass that as the next prompt. The sampling parameters are those of
+      `Sampler` (`top_k` 0 keeps all); those after `length` may be left out,
+      except by `tf.saved_model.load`, which knows no defaults.
+    - `step` and `reset` keep the memory in numbered slots inside the server,
+      where it is lost when that ends. `step` returns what comes after the
+      last token. Calls for different slots may run at the same time, not so
+      two for the same slot. Slots are empty when the model is loaded.
+
+    Whatever cannot be is refused with `InvalidArgument`, before any slot is
+    written. Models of absolute positions have M = 0 and neither `generate` nor
+    slots. Build the model outside of any `tf.distribute` strategy.
+
+    Files for clients lie in `assets/`.
 
     Args:
         model: `TransformerXLCausalLM`.
-        path: String, a new folder, or that of an older SavedModel; local or
-            `gs://`.
+        path: String, a new folder, or that of an older SavedModel, which is
+            replaced; local, or of any file system that TensorFlow knows.
         memory_length: Optional integer `M`; by default the model's own.
+        max_segment_length: Optional integer, the longest T; by default 512,
+            or as many as the model has absolute positions. Relative ones are
+            projected for M + T distances (no more than `clamp_length` needs).
+        num_slots: Integer; 0 leaves `step` and `reset` out.
+        weights_dtype: String. `"bfloat16"` stores weights of float32 in half
+            the space; they are float32 again for the time of a call, so that
+            every call has to convert them first.
+        settings: Optional dictionary that JSON can hold, added to
+            `settings.json`: what the model and the SavedModel are.
+        assets: Optional dictionary of file names to paths of files to be
+            copied, such as the tokenizer.
 
     Raises:
-        ValueError: If `path` is something else than a SavedModel.
+        ValueError: If `path` is something else than a SavedModel, or an
+            argument is out of its range.
+
+    Example:
+
+    ```python
+    import tempfile
+    import tensorflow as tf
+    from txl_keras.models import TransformerXLCausalLM
+    from txl_keras.serving import export
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    path = tempfile.mkdtemp() + "/quickstart/1"
+    export(model, path, memory_length=16, num_slots=0)
+
+    loaded = tf.saved_model.load(path)
+    start = loaded.signatures["initial_memory"]
+    predict = loaded.signatures["serving_default"]
+    memory = start(batch_size=tf.constant(1))
+    for ids in ([[72, 105]], [[33]]):
+        memory = predict(ids=tf.constant(ids), **memory)
+        log_probs = memory.pop("log_probs")  # (1, T, V)
+    ```
     """
+    check_integer("num_slots", num_slots, 0)
+    reader = _reader(
+        model, path, memory_length, max_segment_length, weights_dtype
+    )
+    if not reader.remembers:
+        num_slots = 0
+    endpoints = FunctionalSignatures(reader).endpoints()
+    tracked = []
+    if num_slots:
+        tracked = [Slots(reader, num_slots)]
+        endpoints.update(tracked[0].endpoints())
+    settings = {"num_slots": num_slots, **(settings or {})}
+    _write(path, reader, endpoints, tracked, settings, assets)
+
+
+def export_text(
+    model,
+    tokenizer,
+    path,
+    memory_length=None,
+    max_segment_length=None,
+    weights_dtype="float32",
+    settings=None,
+    assets=None,
+):
+    """Writes a language model as a SavedModel that takes raw text.
+
+    | signature | in | out |
+    |---|---|---|
+    | `score_text` | `text` `(B,)` | `nll` `(B,)`, `token_nll` `(B, P)`, \
+`ids` `(B, P)`, `lengths` `(B,)` |
+    | `generate_text` | `prompt` `(B,)`, `length` W, `seed` and the \
+parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
+
+    Texts are read from a cold start, each as if it were alone. The first token
+    of a text has nothing to be predicted from, and a score of 0; `nll` is the
+    sum of the others, in nats. `text` of a prompt is what comes after it.
+
+    The tokenizer is inside. Bytes, characters and words need TensorFlow alone;
+    subwords need TensorFlow Text, imported before the model is loaded.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+        tokenizer: Its tokenizer.
+        path, memory_length, max_segment_length, weights_dtype, settings,
+            assets: See `export`. Texts are read in segments of
+            `max_segment_length`, prompts of at most 128.
+
+    Raises:
+        ValueError: As `export`; and if the tokenizer is not that of the model
+            or cannot be brought into a graph, or positions are absolute.
+
+    Example:
+
+    ```python
+    import tempfile
+    import tensorflow as tf
+    from txl_keras.data import ByteTokenizer
+    from txl_keras.models import TransformerXLCausalLM
+    from txl_keras.serving import export_text
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    path = tempfile.mkdtemp() + "/quickstart_text/1"
+    export_text(model, ByteTokenizer(), path)
+
+    loaded = tf.saved_model.load(path)
+    scores = loaded.signatures["score_text"](text=tf.constant(["to be"]))
+    ```
+    """
+    if tokenizer.vocabulary_size != model.backbone.vocabulary_size:
+        raise ValueError(
+            "`tokenizer` must have the vocabulary of the model, "
+            f"{model.backbone.vocabulary_size} symbols. Received: "
+            f"{tokenizer.vocabulary_size} symbols"
+        )
+    reader = _reader(
+        model, path, memory_length, max_segment_length, weights_dtype
+    )
+    if not reader.remembers:
+        raise ValueError(
+            "`model` must have relative positions, 'relative' or 'shaw', for "
+            "texts of different lengths. Received: attention_type="
+            f"{model.backbone.attention_type!r}"
+        )
+    inside = graph_tokenizer(tokenizer)
+    endpoints = TextSignatures(reader, inside).endpoints()
+    settings = {"tokenizer": type(tokenizer).__name__, **(settings or {})}
+    _write(path, reader, endpoints, [inside], settings, assets)
+
+
+def _reader(model, path, memory_length, max_segment_length, weights_dtype):
+    _check_path(path)
+    if memory_length is None:
+        memory_length = model.backbone.memory_length
+    check_integer("memory_length", memory_length, 0)
+    model.backbone.check_remembers(memory_length)
+    max_segment_length = _checked_segment_length(
+        model.backbone, max_segment_length
+    )
+    if weights_dtype not in WEIGHTS_DTYPES:
+        raise ValueError(
+            f"`weights_dtype` must be one of {WEIGHTS_DTYPES}. "
+            f"Received: weights_dtype={weights_dtype!r}"
+        )
+    return Reader(model, memory_length, max_segment_length, weights_dtype)
+
+
+def _write(path, reader, endpoints, tracked, settings, assets):
+    archive = keras.export.ExportArchive()
+    for part in tracked:
+        archive.track(part)
+    for name, (function, specs) in endpoints.items():
+        archive.add_endpoint(name, _with_weights(reader, function), specs)
+    settings = {
+        "model": reader.model.get_config(),
+        "memory_length": reader.memory_length,
+        "memory_shape": reader.memory_shape,
+        "max_segment_length": reader.max_segment_length,
+        "weights_dtype": reader.weights_dtype,
+        **settings,
+    }
+    with _whole_or_not_at_all(path) as unfinished:
+        archive.write_out(unfinished, verbose=False)
+        _write_assets(unfinished, settings, assets or {})
+
+
+def _check_path(path):
     if tf.io.gfile.exists(path) and not _is_saved_model(path):
         raise ValueError(
             "`path` must be new or a SavedModel, which is then replaced. "
             f"Received: path={path}"
         )
-    backbone = model.backbone
-    if memory_length is None:
-        memory_length = backbone.memory_length
-
-    def serve(ids, memory, valid_length):
-        states = tf.unstack(memory, backbone.num_layers, axis=1)
-        log_probs, new = model.log_probs(
-            ids,
-            Memory(
-                tuple(tf.cast(s, model.compute_dtype) for s in states),
-                valid_length,
-            ),
-        )
-        return {"log_probs": log_probs, **_tensors(new)}
-
-    def initial_memory(batch_size):
-        return _tensors(model.initial_memory(batch_size, memory_length))
-
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint(
-        "serving_default",
-        serve,
-        [
-            tf.TensorSpec((None, None), tf.int32, "ids"),
-            tf.TensorSpec(
-                (None, backbone.num_layers, memory_length, backbone.hidden_dim),
-                tf.float32,
-                "memory",
-            ),
-            tf.TensorSpec((None,), tf.int32, "valid_length"),
-        ],
-    )
-    archive.add_endpoint(
-        "initial_memory",
-        initial_memory,
-        [tf.TensorSpec((), tf.int32, "batch_size")],
-    )
-    # Written beside it, so that a server never sees half a model.
-    unfinished = os.path.normpath(path) + ".unfinished"
-    if tf.io.gfile.exists(unfinished):
-        tf.io.gfile.rmtree(unfinished)
-    archive.write_out(unfinished, verbose=False)
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.rmtree(path)
-    tf.io.gfile.rename(unfinished, path)
 
 
 def _is_saved_model(path):
     return tf.io.gfile.exists(os.path.join(path, "saved_model.pb"))
 
 
-def _tensors(memory):
-    return {
-        "memory": tf.cast(tf.stack(memory.states, axis=1), tf.float32),
-        "valid_length": memory.valid_length,
-    }
+def _checked_segment_length(backbone, max_segment_length):
+    longest = None
+    if backbone.attention_type == "al_rfou":
+        longest = backbone.max_positions
+    if max_segment_length is None:
+        return min(_SEGMENT_LENGTH, longest or _SEGMENT_LENGTH)
+    check_integer("max_segment_length", max_segment_length, 1)
+    if longest is not None and max_segment_length > longest:
+        raise ValueError(
+            "`max_segment_length` must not be larger than the model's "
+            f"`max_positions`, {longest}. "
+            f"Received: max_segment_length={max_segment_length}"
+        )
+    return max_segment_length
+
+
+def _with_weights(reader, function):
+    @functools.wraps(function)
+    def call(*args):
+        with reader.weights():
+            return function(*args)
+
+    return call
+
+
+def _write_assets(path, settings, assets):
+    folder = os.path.join(path, "assets")
+    tf.io.gfile.makedirs(folder)
+    with tf.io.gfile.GFile(os.path.join(folder, "settings.json"), "w") as file:
+        file.write(json.dumps(settings, indent=1) + "\n")
+    for name, source in assets.items():
+        tf.io.gfile.copy(source, os.path.join(folder, name))
+
+
+@contextlib.contextmanager
+def _whole_or_not_at_all(path):
+    """A folder to write in, which takes the place of `path` at the end."""
+    # Beside it, and of a name that no server takes for a version.
+    parent, name = os.path.split(path.rstrip("/"))
+    unfinished = os.path.join(parent, f"unfinished.{name}")
+    _remove(unfinished)
+    try:
+        yield unfinished
+        _remove(path)
+        _move(unfinished, path)
+    finally:
+        _remove(unfinished)
+
+
+def _remove(path):
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.rmtree(path)
+
+
+def _move(source, target):
+    gfile = tf.io.gfile
+    if "://" not in target:
+        gfile.rename(source, target)
+        return
+    # Buckets have no folders to rename. What servers look for comes last.
+    for folder, _, names in sorted(gfile.walk(source), reverse=True):
+        new_folder = target + folder[len(source) :]
+        gfile.makedirs(new_folder)
+        for name in sorted(names, key="saved_model.pb".__eq__):
+            gfile.copy(
+                os.path.join(folder, name), os.path.join(new_folder, name)
+            )

@@ -111,7 +111,7 @@ class Sampler:
         token_ids = tf.range(tf.shape(log_probs)[-1])
         log_probs = self._penalized(tf.cast(log_probs, tf.float32), seen)
         temperature = self._value("temperature")
-        if temperature == 0 and not tf.is_tensor(temperature):
+        if not tf.is_tensor(temperature) and temperature == 0:
             scores = log_probs
         else:
             scores = self._filtered(log_probs) + _gumbel(seeds, token_ids)

@@ -1,0 +1,624 @@
+import concurrent.futures
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.serving import Generator
+from txl_keras.serving import Sampler
+from txl_keras.serving import export
+from txl_keras.serving.graph_checks import check_shape
+from txl_keras.serving.signatures import FunctionalSignatures
+from txl_keras.serving.signatures import Reader
+
+# All sizes differ, so that none can stand for another.
+V, L, N, H, M, MAX_T = 11, 3, 2, 5, 6, 20
+InvalidArgumentError = tf.errors.InvalidArgumentError
+OFF = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+}
+SHAW = {"attention_type": "shaw", "max_positions": 9}
+
+
+def make_model(dtype=None, **changes):
+    keras.utils.set_random_seed(3)
+    backbone = TransformerXLBackbone(
+        dtype=dtype,
+        **{
+            "vocabulary_size": V,
+            "num_layers": L,
+            "num_heads": N,
+            "hidden_dim": 8,
+            "head_dim": H,
+            "intermediate_dim": 12,
+            "memory_length": M,
+            "initializer_stddev": 0.3,
+            **changes,
+        },
+    )
+    for block in backbone.blocks:
+        # Otherwise the norm of an empty entry is zero, as the entry is.
+        block._attention_norm.beta.assign(np.arange(8) / 10)
+    model = TransformerXLCausalLM(backbone)
+    for bias in model.softmax.biases:
+        bias.assign(np.linspace(-1, 1, bias.shape[0]))
+    return model
+
+
+def random_ids(*shape, seed=0):
+    return np.random.default_rng(seed).integers(V, size=shape, dtype="int32")
+
+
+class Signatures:
+    """Those of a model that is not saved first, which takes seconds."""
+
+    def __init__(self, model, memory_length=M):
+        reader = Reader(model, memory_length, MAX_T)
+        self._functions = {
+            name: tf.function(function, input_signature=specs, autograph=False)
+            for name, (function, specs) in FunctionalSignatures(reader)
+            .endpoints()
+            .items()
+        }
+
+    def __contains__(self, name):
+        return name in self._functions
+
+    def __getitem__(self, name):
+        return self._functions[name]
+
+
+def start(signatures, batch_size):
+    return dict(
+        signatures["initial_memory"](batch_size=tf.constant(batch_size))
+    )
+
+
+def call(signatures, name, memory, **inputs):
+    """The answer and the new memory."""
+    inputs = {key: tf.constant(value) for key, value in inputs.items()}
+    outputs = dict(signatures[name](**inputs, **memory))
+    memory = {key: outputs.pop(key) for key in ("memory", "valid_length")}
+    (answer,) = outputs.values()
+    return answer.numpy(), memory
+
+
+def write(signatures, prompts, length, memory, seed=0, **sampling):
+    """What `generate` writes after prompts of any lengths."""
+    prompt_ids = np.full((len(prompts), max(map(len, prompts))), -7, "int32")
+    for row, prompt in zip(prompt_ids, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    lengths = np.array([len(prompt) for prompt in prompts], "int32")
+    return call(
+        signatures,
+        "generate",
+        memory,
+        prompt_ids=prompt_ids,
+        prompt_length=lengths,
+        length=length,
+        seed=seed,
+        **{**OFF, **sampling},
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def path(model, tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("served") / "tiny" / "1")
+    export(model, path, max_segment_length=MAX_T, num_slots=16)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(path):
+    return tf.saved_model.load(path)
+
+
+@pytest.fixture
+def served(loaded):
+    signatures = loaded.signatures
+    signatures["reset"](slots=tf.range(16))
+    return signatures
+
+
+# === Functional signatures ===
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"same_length": True, "clamp_length": 4},
+        {"same_length": "pytorch"},
+        {"cold_start": "zeros", "normalize_first": True},
+        {"cutoffs": (4, 7), "div_val": 2, "tie_attention_biases": False},
+        {**SHAW, "cold_start": "zeros"},
+        {"attention_type": "vaswani", "memory_length": 0},
+        {"attention_type": "al_rfou", "memory_length": 0, "max_positions": 30},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_answers_are_those_of_the_model(settings):
+    model = make_model(**settings)
+    signatures = Signatures(model, settings.get("memory_length", M))
+    memory, expected_memory = start(signatures, 3), None
+    # Shorter than memory, of one token, longer.
+    for length in (4, 1, 9, 2):
+        ids = random_ids(3, length, seed=length)
+        targets = random_ids(3, length)
+        hidden, _ = call(signatures, "hidden_states", memory, ids=ids)
+        nll, _ = call(signatures, "score", memory, ids=ids, targets=targets)
+        answer, memory = call(signatures, "serving_default", memory, ids=ids)
+        expected_hidden, _ = model.backbone(ids, memory=expected_memory)
+        expected_nll, _ = model.score(ids, targets, expected_memory)
+        expected, expected_memory = model.log_probs(ids, expected_memory)
+        np.testing.assert_allclose(answer, expected, atol=1e-5)
+        np.testing.assert_allclose(nll, expected_nll, atol=1e-5)
+        np.testing.assert_allclose(hidden, expected_hidden, atol=1e-5)
+        assert memory["valid_length"].dtype == tf.int32
+        np.testing.assert_array_equal(
+            memory["valid_length"], expected_memory.valid_length
+        )
+
+
+@pytest.mark.parametrize("memory_length", [0, 1, 15])
+def test_memory_may_be_of_another_length(model, memory_length):
+    signatures = Signatures(model, memory_length)
+    memory = start(signatures, 2)
+    assert memory["memory"].shape == (2, L, 2, N, memory_length, H)
+    expected_memory = model.initial_memory(2, memory_length)
+    for seed in range(4):
+        ids = random_ids(2, 5, seed=seed)
+        answer, memory = call(signatures, "serving_default", memory, ids=ids)
+        expected, expected_memory = model.log_probs(ids, expected_memory)
+        np.testing.assert_allclose(answer, expected, atol=1e-5)
+    written, _ = write(signatures, [[3, 1], [4]], 3, memory, temperature=0.0)
+    assert written.shape == (2, 3)
+
+
+def test_models_of_absolute_positions_do_not_write():
+    model = make_model(attention_type="vaswani", memory_length=0)
+    assert "generate" not in Signatures(model, 0)
+
+
+# === Generation ===
+
+
+@pytest.mark.parametrize("settings", [{}, SHAW, {"cold_start": "zeros"}])
+def test_what_is_written_is_the_most_likely_after_all_that_was_read(settings):
+    signatures = Signatures(make_model(**settings))
+    # Longer than memory, of one token, between.
+    prompts = [random_ids(9), random_ids(1, seed=1), random_ids(4, seed=2)]
+    _, memory = call(
+        signatures,
+        "serving_default",
+        start(signatures, 3),
+        ids=random_ids(3, 4),
+    )
+    written, last = write(signatures, prompts, 8, memory, temperature=0.0)
+    assert written.shape == (3, 8) and written.dtype == "int32"
+    for row, prompt in enumerate(prompts):
+        alone = {key: value[row : row + 1] for key, value in memory.items()}
+        if len(prompt) > 1:
+            _, alone = call(
+                signatures, "serving_default", alone, ids=prompt[None, :-1]
+            )
+        ids = prompt[None, -1:]
+        for position in range(8):
+            log_probs, alone = call(
+                signatures, "serving_default", alone, ids=ids
+            )
+            ids = log_probs[:, -1].argmax(-1).astype("int32")[:, None]
+            assert ids[0, 0] == written[row, position]
+            if position == 7:  # the last token was not read
+                np.testing.assert_allclose(
+                    last["memory"][row], alone["memory"][0], atol=1e-5
+                )
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {},
+        {"temperature": 0.7, "top_k": 3},
+        {"top_p": 0.8, "repetition_penalty": 1.5},
+        {"typical_p": 0.7},
+    ],
+    ids=lambda sampling: "-".join(sampling),
+)
+def test_the_generator_writes_the_same(model, served, sampling):
+    prompts = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3]]
+    written, _ = write(served, prompts, 15, start(served, 3), 8, **sampling)
+    generator = Generator(model, Sampler(**sampling))
+    expected = np.stack(list(generator(prompts, 15, seed=8)), axis=1)
+    np.testing.assert_array_equal(written, expected)
+
+
+def test_a_prompt_may_be_much_longer_than_a_segment(model, served):
+    prompts = [random_ids(50), random_ids(7, seed=1)]
+    written, memory = write(
+        served, prompts, 4, start(served, 2), temperature=0.0
+    )
+    generator = Generator(model, Sampler(temperature=0))
+    expected = np.stack(list(generator(prompts, 4)), axis=1)
+    np.testing.assert_array_equal(written, expected)
+
+
+def test_rows_draw_as_if_alone(served):
+    prompts = [[3, 1], [4], [1, 5, 9]]
+    together, _ = write(served, prompts, 12, start(served, 3), seed=4)
+    for row, prompt in enumerate(prompts):
+        alone, _ = write(served, [prompt], 12, start(served, 1), seed=4 + row)
+        np.testing.assert_array_equal(alone[0], together[row])
+
+
+def test_writing_goes_on_from_the_last_token(served):
+    sampling = {"temperature": 0.0}
+    whole, _ = write(served, [[3, 1]], 9, start(served, 1), **sampling)
+    first, memory = write(served, [[3, 1]], 4, start(served, 1), **sampling)
+    rest, _ = write(served, first[:, -1:], 5, memory, **sampling)
+    np.testing.assert_array_equal(np.concatenate([first, rest], 1), whole)
+
+
+def test_nothing_may_be_written(served):
+    written, memory = write(served, [[3, 1, 4]], 0, start(served, 1))
+    assert written.shape == (1, 0)
+    np.testing.assert_array_equal(memory["valid_length"], [2])
+
+
+def test_inputs_are_left_as_they_are(served):
+    _, memory = call(
+        served, "serving_default", start(served, 2), ids=random_ids(2, 5)
+    )
+    before = memory["memory"].numpy().copy()
+    write(served, [[1], [2]], 9, memory)
+    np.testing.assert_array_equal(memory["memory"], before)
+
+
+# === Slots ===
+
+
+def step(signatures, ids, slots):
+    return signatures["step"](
+        ids=tf.constant(ids), slots=tf.constant(slots, tf.int32)
+    )["log_probs"].numpy()
+
+
+def test_slots_remember_as_clients_do(served):
+    slots = [5, 0, 15]
+    memory = start(served, 3)
+    for length in (4, 1, 9, 2, 6):
+        ids = random_ids(3, length, seed=length)
+        expected, memory = call(served, "serving_default", memory, ids=ids)
+        answer = step(served, ids, slots)
+        np.testing.assert_allclose(answer, expected[:, -1], atol=1e-5)
+        step(served, random_ids(2, 3), [7, 1])  # which changes no other
+
+
+@pytest.mark.parametrize("cold_start", ["masked", "zeros"])
+def test_a_reset_slot_begins_anew(cold_start, tmp_path):
+    model = make_model(cold_start=cold_start, normalize_first=True)
+    path = str(tmp_path / "1")
+    export(model, path, max_segment_length=4, num_slots=3)
+    signatures = tf.saved_model.load(path).signatures
+    ids = random_ids(2, 4)
+    expected = model.log_probs(ids)[0][:, -1]
+    np.testing.assert_allclose(
+        step(signatures, ids, [0, 2]), expected, atol=1e-5
+    )
+    later = step(signatures, ids, [0, 2])
+    slots = signatures["reset"](slots=tf.constant([2]))["slots"]
+    np.testing.assert_array_equal(slots, [2])
+    np.testing.assert_allclose(
+        step(signatures, ids[1:], [2]), expected[1:], atol=1e-5
+    )
+    assert np.abs(step(signatures, ids[:1], [0]) - later[0]).max() > 1e-4
+
+
+def test_each_loaded_model_has_slots_of_its_own(path, served):
+    ids = random_ids(1, 4)
+    first = step(served, ids, [0])
+    other = tf.saved_model.load(path)
+    np.testing.assert_allclose(
+        step(other.signatures, ids, [0]), first, atol=1e-6
+    )
+
+
+def test_slots_are_not_stored(path):
+    files = tf.io.gfile.glob(path + "/variables/*")
+    stored = sum(tf.io.gfile.stat(file).length for file in files)
+    assert stored < 16 * L * 2 * N * M * H * 4
+
+
+# === Threads ===
+
+
+@pytest.mark.parametrize("kind", ["functional", "slots"])
+def test_16_threads_get_what_one_gets(served, kind):
+    texts = random_ids(16, 40)
+
+    def read(row):
+        """Answers to one text, in segments of all lengths."""
+        answers, memory, position = [], start(served, 1), 0
+        for length in (3, 1, 7, 1, 5, 2, 8, 1, 1, 6):
+            ids = texts[row, None, position : position + length]
+            position += length
+            if kind == "slots":
+                answers.append(step(served, ids, [row])[0])
+            else:
+                log_probs, memory = call(
+                    served, "serving_default", memory, ids=ids
+                )
+                answers.append(log_probs[0, -1])
+        return np.stack(answers)
+
+    expected = [read(row) for row in range(16)]
+    for _ in range(3):
+        served["reset"](slots=tf.range(16))
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(read, range(16)))
+        np.testing.assert_allclose(answers, expected, atol=1e-6)
+
+
+# === Bad input ===
+
+IDS = np.array([[3, 1]], "int32")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"ids": [[3, V]], "targets": IDS}, "`ids` must be at least"),
+        ({"ids": [[-1, 3]], "targets": IDS}, "`ids` must be at least"),
+        ({"ids": np.zeros((1, 0), "int32")}, "`ids` must have the shape"),
+        ({"ids": [[1] * (MAX_T + 1)]}, "T from 1 to 20"),
+        ({"targets": [[3, V]]}, "`targets` must be at least"),
+        ({"targets": [[3]]}, "`targets` must have the shape"),
+        ({"ids": IDS[:, :1], "targets": IDS}, "`targets` must have the shape"),
+        ({"memory": np.zeros((1, L, 2, N, M + 1, H), "f")}, "`memory`"),
+        ({"memory": np.zeros((1, L, 2, M, N, H), "f")}, "`memory`"),
+        ({"memory": np.zeros((2, L, 2, N, M, H), "f")}, "`memory`"),
+        ({"valid_length": [M + 1]}, "`valid_length` must be at least"),
+        ({"valid_length": [-1]}, "`valid_length` must be at least"),
+        ({"valid_length": [1, 1]}, "`valid_length` must have the shape"),
+    ],
+)
+def test_a_bad_segment_is_refused(served, inputs, message):
+    inputs = {
+        "ids": IDS,
+        "targets": inputs.get("ids", IDS),
+        **start(served, 1),
+        **inputs,
+    }
+    inputs = {key: tf.constant(value) for key, value in inputs.items()}
+    with pytest.raises(InvalidArgumentError, match=message):
+        served["score"](**inputs)
+    del inputs["targets"]
+    if "`targets`" not in message:
+        with pytest.raises(InvalidArgumentError, match=message):
+            served["serving_default"](**inputs)
+
+
+def test_another_rank_is_refused_too():
+    """What Python does not let through, but other languages do."""
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
+    def check(value):
+        check_shape("memory", value, [2, 3], "(A, B)")
+
+    check(tf.zeros((2, 3)))
+    for shape in ((2,), (2, 3, 1), (3, 2)):
+        with pytest.raises(InvalidArgumentError, match="`memory` must have"):
+            check(tf.zeros(shape))
+
+
+def test_a_batch_of_negative_size_is_refused(served):
+    with pytest.raises(InvalidArgumentError, match="batch_size"):
+        start(served, -1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"prompt_ids": np.zeros((1, 0), "int32")}, "`prompt_ids` must have"),
+        ({"prompt_ids": [[3, V]]}, "`prompt_ids` must be at least"),
+        ({"prompt_length": [0]}, "`prompt_length` must be at least"),
+        ({"prompt_length": [3]}, "`prompt_length` must be at least"),
+        ({"prompt_length": [1, 1]}, "`prompt_length` must have the shape"),
+        ({"length": -1}, "`length`"),
+        ({"top_p": 0.0}, "`top_p`"),
+        ({"typical_p": 1.5}, "`typical_p`"),
+        ({"top_k": -1}, "`top_k`"),
+        ({"temperature": -0.5}, "`temperature`"),
+        ({"repetition_penalty": 0.5}, "`repetition_penalty`"),
+        ({"memory": np.zeros((1, L, 2, N, M + 1, H), "f")}, "`memory`"),
+        ({"memory": np.full((1, L, 2, N, M, H), np.nan, "f")}, "NaN"),
+        ({"valid_length": [M + 1]}, "`valid_length`"),
+    ],
+)
+def test_a_bad_prompt_is_refused(served, inputs, message):
+    inputs = {
+        "prompt_ids": IDS,
+        "prompt_length": [2],
+        "length": 3,
+        "seed": 0,
+        **OFF,
+        **start(served, 1),
+        **inputs,
+    }
+    inputs = {key: tf.constant(value) for key, value in inputs.items()}
+    with pytest.raises(InvalidArgumentError, match=message):
+        served["generate"](**inputs)
+
+
+@pytest.mark.parametrize(
+    ("ids", "slots", "message"),
+    [
+        ([[1], [2]], [3, 16], "`slots` must be at least"),
+        ([[1], [2]], [-1, 3], "`slots` must be at least"),
+        ([[1], [2]], [3, 3], "`slots` must not hold the same"),
+        ([[1], [2]], [3], "`slots` must have the shape"),
+        ([[1], [V]], [3, 4], "`ids` must be at least"),
+        ([[1] * (MAX_T + 1)], [3], "T from 1 to 20"),
+    ],
+)
+def test_a_refused_step_changes_no_slot(served, ids, slots, message):
+    ids = np.array(ids, "int32")
+    kept = step(served, [[5, 6, 7], [8, 9, 1]], [3, 4])
+    with pytest.raises(InvalidArgumentError, match=message):
+        step(served, ids, slots)
+    expected = step(served, [[2], [2]], [3, 4])
+    served["reset"](slots=tf.constant([3, 4]))
+    again = step(served, [[5, 6, 7], [8, 9, 1]], [3, 4])
+    np.testing.assert_allclose(again, kept, atol=1e-6)
+    again = step(served, [[2], [2]], [3, 4])
+    np.testing.assert_allclose(again, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("slots", [[16], [-1], [2, 2]])
+def test_a_bad_reset_is_refused(served, slots):
+    with pytest.raises(InvalidArgumentError, match="`slots`"):
+        served["reset"](slots=tf.constant(slots))
+
+
+# === Files ===
+
+
+def size_of(path):
+    files = tf.io.gfile.glob(path + "/variables/*")
+    return sum(tf.io.gfile.stat(file).length for file in files)
+
+
+def test_weights_may_be_stored_in_bfloat16(tmp_path):
+    model = make_model(vocabulary_size=5000)
+    paths = {}
+    for dtype in ("float32", "bfloat16"):
+        paths[dtype] = str(tmp_path / dtype / "1")
+        export(model, paths[dtype], num_slots=0, weights_dtype=dtype)
+    assert size_of(paths["bfloat16"]) < 0.6 * size_of(paths["float32"])
+    signatures = tf.saved_model.load(paths["bfloat16"]).signatures
+    memory, ids = start(signatures, 2), random_ids(2, 5)
+    answer, memory = call(signatures, "serving_default", memory, ids=ids)
+    expected, _ = model.log_probs(ids)
+    difference = np.abs(answer - expected).max()
+    assert 0 < difference < 0.1
+    written, _ = write(signatures, [[1], [2, 3]], 3, memory)
+    assert written.shape == (2, 3)
+
+
+def test_models_that_compute_in_bfloat16_are_written_too():
+    model = make_model(dtype="mixed_bfloat16")
+    signatures = Signatures(model)
+    memory, expected_memory = start(signatures, 2), None
+    for seed in range(3):
+        ids = random_ids(2, 4, seed=seed)
+        answer, memory = call(signatures, "serving_default", memory, ids=ids)
+        expected, expected_memory = model.log_probs(ids, expected_memory)
+        assert memory["memory"].dtype == tf.float32
+        np.testing.assert_allclose(answer, expected, atol=0.1)
+    write(signatures, [[1], [2, 3]], 3, memory)
+
+
+def test_settings_and_other_files_lie_beside(model, tmp_path):
+    (tmp_path / "tokens").write_text("abc")
+    path = str(tmp_path / "name" / "7")
+    export(
+        model,
+        path,
+        num_slots=0,
+        settings={"step": 7},
+        assets={"tokens.json": str(tmp_path / "tokens")},
+    )
+    assert tf.io.gfile.listdir(str(tmp_path / "name")) == ["7"]
+    with open(path + "/assets/settings.json") as file:
+        settings = json.load(file)
+    assert settings["step"] == 7
+    assert settings["memory_shape"] == [L, 2, N, M, H]
+    assert TransformerXLCausalLM.from_config(settings["model"])
+    with open(path + "/assets/tokens.json") as file:
+        assert file.read() == "abc"
+
+
+def test_only_an_older_savedmodel_is_replaced(model, tmp_path, monkeypatch):
+    path = tmp_path / "1"
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="path="):
+        export(model, str(path))
+    assert (path / "notes.txt").read_text() == "mine"
+    (path / "saved_model.pb").write_text("an older one")
+    # Whatever goes wrong, the older one stays.
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export(model, str(path), num_slots=0)
+    assert (path / "saved_model.pb").read_text() == "an older one"
+    monkeypatch.undo()
+    export(model, str(path), num_slots=0)
+    assert not (path / "notes.txt").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+    assert "serving_default" in tf.saved_model.load(str(path)).signatures
+
+
+def test_other_file_systems_are_written_to(model):
+    path = "ram://models/tiny/1"
+    export(model, path, num_slots=0)
+    export(model, path, num_slots=0)  # in the place of the older one
+    assert tf.io.gfile.listdir("ram://models/tiny") == ["1"]
+    signatures = tf.saved_model.load(path).signatures
+    answer, _ = call(
+        signatures, "serving_default", start(signatures, 1), ids=IDS
+    )
+    np.testing.assert_allclose(answer, model.log_probs(IDS)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"memory_length": -1}, "memory_length=-1"),
+        ({"max_segment_length": 0}, "max_segment_length=0"),
+        ({"num_slots": -1}, "num_slots=-1"),
+        ({"weights_dtype": "int8"}, "weights_dtype='int8'"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(
+    model, tmp_path, arguments, message
+):
+    with pytest.raises(ValueError, match=message):
+        export(model, str(tmp_path / "1"), **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_segment_has_as_many_tokens_as_there_are_positions(tmp_path):
+    model = make_model(
+        attention_type="al_rfou", memory_length=0, max_positions=30
+    )
+    with pytest.raises(ValueError, match="max_segment_length=31"):
+        export(model, str(tmp_path / "1"), max_segment_length=31)
+    with pytest.raises(ValueError, match="memory_length=4"):
+        export(model, str(tmp_path / "1"), memory_length=4)
+    export(model, str(tmp_path / "1"))
+    signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
+    assert set(signatures) == {
+        "serving_default",
+        "initial_memory",
+        "score",
+        "hidden_states",
+    }
+    ids = random_ids(2, 30)
+    answer, _ = call(
+        signatures, "serving_default", start(signatures, 2), ids=ids
+    )
+    np.testing.assert_allclose(answer, model.log_probs(ids)[0], atol=1e-5)

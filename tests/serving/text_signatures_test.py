@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.evaluation import TextScorer
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.serving import Generator
+from txl_keras.serving import Sampler
+from txl_keras.serving.graph_tokenizers import graph_tokenizer
+from txl_keras.serving.signatures import Reader
+from txl_keras.serving.text_signatures import TextSignatures
+
+TEXTS = ["né à côté", "o", "être ou ne pas être, non"]
+TOKENIZER = CharacterTokenizer(sorted(set("".join(TEXTS))))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TransformerXLCausalLM(
+        TransformerXLBackbone(
+            vocabulary_size=TOKENIZER.vocabulary_size,
+            num_layers=2,
+            num_heads=3,
+            hidden_dim=12,
+            intermediate_dim=20,
+            memory_length=6,
+            initializer_stddev=0.5,
+        )
+    )
+
+
+def signatures_of(model, max_segment_length):
+    reader = Reader(model, 6, max_segment_length)
+    endpoints = TextSignatures(reader, graph_tokenizer(TOKENIZER)).endpoints()
+    return {
+        name: tf.function(function, input_signature=specs, autograph=False)
+        for name, (function, specs) in endpoints.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def signatures(model):
+    return signatures_of(model, 5)
+
+
+def test_scores_are_those_of_python(model, signatures):
+    scores = signatures["score_text"](tf.constant(TEXTS))
+    scorer = TextScorer(model, TOKENIZER, batch_size=3, segment_length=5)
+    for row, (ids, nll) in enumerate(scorer.score(TEXTS)):
+        assert scores["lengths"][row] == len(ids)
+        np.testing.assert_array_equal(scores["ids"][row, : len(ids)], ids)
+        token_nll = scores["token_nll"][row].numpy()
+        np.testing.assert_allclose(token_nll[1 : len(ids)], nll[1:], atol=1e-5)
+        assert (token_nll[len(ids) :] == 0).all() and token_nll[0] == 0
+        np.testing.assert_allclose(
+            scores["nll"][row], np.nansum(nll), atol=1e-4
+        )
+
+
+def test_texts_of_one_token_have_no_score(signatures):
+    scores = signatures["score_text"](tf.constant(["n", "e"]))
+    np.testing.assert_array_equal(scores["token_nll"], [[0], [0]])
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_k": 4}])
+def test_text_is_that_of_the_generator(model, settings):
+    prompts = [TEXTS[0], TEXTS[2]]
+    # Prompts are read in the segments of the generator, or they see less.
+    written = signatures_of(model, 128)["generate_text"](
+        tf.constant(prompts),
+        tf.constant(9),
+        seed=tf.constant(4),
+        **{name: tf.constant(value) for name, value in settings.items()},
+    )
+    write = Generator(model, Sampler(**settings))
+    ids = [TOKENIZER.encode(prompt) for prompt in prompts]
+    expected = np.stack(list(write(ids, 9, seed=4)), axis=1)
+    np.testing.assert_array_equal(written["ids"], expected)
+    for text, row in zip(written["text"].numpy(), expected, strict=True):
+        assert text == TOKENIZER.decode_bytes(row)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (["e", ""], "`text` must have at least one token"),
+        (["e", "eZ"], "Z .code point 90. at position 1 of row 1"),
+    ],
+)
+def test_texts_that_cannot_be_scored_are_refused(signatures, text, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        signatures["score_text"](tf.constant(text))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt": [""]}, "`prompt` must have at least one token"),
+        ({"length": -1}, "`length` must be at least 0"),
+        ({"top_p": 0.0}, "`top_p`"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(signatures, arguments, message):
+    arguments = {"prompt": ["e"], "length": 2, **arguments}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        signatures["generate_text"](
+            **{name: tf.constant(value) for name, value in arguments.items()}
+        )

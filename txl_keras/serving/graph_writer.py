@@ -1,0 +1,149 @@
+"""Generation as a loop in a graph.
+
+Letters: `B` batch, `P` prompt, `M` memory, `V` vocabulary, `W` tokens to
+write.
+"""
+
+import tensorflow as tf
+
+from txl_keras.layers.projected_memory import ProjectedMemory
+from txl_keras.layers.row_dropout import fold_in
+from txl_keras.serving.generation import row_seeds
+from txl_keras.serving.graph_checks import check
+
+# A prompt is read in segments of at most so many tokens.
+_PROMPT_SEGMENT = 128
+
+
+class GraphWriter:
+    """Reads prompts and writes tokens after them, in graph loops.
+
+    The memory is a ring, in which a written token takes one place: no entries
+    are moved or copied for it, nor positions projected or cut out.
+
+    Args:
+        reader: `Reader`, see `txl_keras.serving.signatures`.
+    """
+
+    def __init__(self, reader):
+        self._reader = reader
+
+    def __call__(
+        self, prompt_ids, prompt_length, memory, length, sampler, seed
+    ):
+        """Writes tokens.
+
+        Args:
+            prompt_ids: int32 tensor of shape `(B, P)`.
+            prompt_length: int32 tensor of shape `(B,)`, in `[1, P]`.
+            memory: `ProjectedMemory`, a ring.
+            length: int32 scalar `W`.
+            sampler: `Sampler`.
+            seed: int32 scalar; the draws are those of `Generator`.
+
+        Returns:
+            The pair of ids, int32 `(B, W)`, and the memory of all tokens but
+            the last one written, which was not read yet.
+        """
+        memory = self._read_prompt(prompt_ids, prompt_length - 1, memory)
+        rows = tf.range(tf.shape(prompt_ids)[0])
+        seeds = row_seeds(seed, tf.shape(prompt_ids)[0])
+
+        positions = self._reader.positions(1)
+
+        def step(position, token, ids, seen, memory):
+            hidden, *entries = self._reader.read(
+                token[:, None], memory, positions
+            )
+            with tf.control_dependencies([hidden]):  # for which all was read
+                memory = _append_in_place(memory, *entries)
+            token = self._reader.model.softmax.sample(
+                hidden[:, 0], sampler, fold_in(seeds, position), seen
+            )
+            ids = tf.tensor_scatter_nd_update(ids, [[position]], token[None])
+            return position + 1, token, ids, _mark(seen, rows, token), memory
+
+        _, _, ids, _, memory = tf.while_loop(
+            lambda position, *_: position < length,
+            step,
+            (
+                tf.constant(0),
+                tf.gather(prompt_ids, prompt_length - 1, batch_dims=1),
+                tf.zeros((length, tf.shape(prompt_ids)[0]), tf.int32),
+                self._seen(prompt_ids, prompt_length),
+                _own(memory),
+            ),
+        )
+        can_be_drawn = check(
+            tf.reduce_all(ids >= 0),
+            "A token cannot be drawn: the model gives NaN, or `memory` has it.",
+        )
+        with tf.control_dependencies([can_be_drawn]):
+            return tf.transpose(ids), memory
+
+    def _read_prompt(self, ids, lengths, memory):
+        """Memory after the first tokens of each row, as many as `lengths`."""
+        end = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
+        size = min(_PROMPT_SEGMENT, self._reader.max_segment_length)
+        positions = self._reader.positions(size)
+
+        def read(start, memory):
+            stop = tf.minimum(start + size, end)
+            _, *entries = self._reader.read(
+                ids[:, start:stop], memory, positions
+            )
+            num_real = tf.clip_by_value(lengths - start, 0, stop - start)
+            return stop, memory.append(*entries, num_real)
+
+        return tf.while_loop(
+            lambda start, _: start < end, read, (tf.constant(0), memory)
+        )[1]
+
+    def _seen(self, prompt_ids, prompt_length):
+        """Boolean `(B, V)`, the tokens of the prompts."""
+        batch_size, size = tf.unstack(tf.shape(prompt_ids))
+        rows = tf.repeat(tf.range(batch_size), prompt_length)
+        ids = tf.boolean_mask(prompt_ids, tf.sequence_mask(prompt_length, size))
+        vocabulary_size = self._reader.backbone.vocabulary_size
+        return _mark(tf.zeros((batch_size, vocabulary_size), "bool"), rows, ids)
+
+
+def _mark(seen, rows, ids):
+    """Adds ids to what was seen; -1 is none."""
+    places = tf.stack([rows, tf.maximum(ids, 0)], axis=1)
+    return tf.tensor_scatter_nd_update(seen, places, tf.ones_like(ids, "bool"))
+
+
+def _own(memory):
+    """A copy, for `_append_in_place` to write in."""
+    return tf.nest.map_structure(lambda x: tf.raw_ops.DeepCopy(x=x), memory)
+
+
+def _append_in_place(memory, keys, values):
+    """Adds one token a row to a ring, and overwrites its tensors.
+
+    What reads them must have run before. (`tf.tensor_scatter_nd_update`, as in
+    `ProjectedMemory.append`, copies them each time on a CPU, if XLA does not
+    compile it.)
+    """
+    if not memory.length:
+        return memory.append(keys, values)
+    heads = tf.range(tf.size(memory.next_slot) * keys[0].shape[1])
+    row_of_head = heads // keys[0].shape[1]
+    places = tf.gather(memory.next_slot, row_of_head) + heads * memory.length
+
+    def update(state, new):
+        size = state.shape[3]
+        updated = tf.raw_ops.InplaceUpdate(
+            x=tf.reshape(state, (-1, size)),
+            i=places,
+            v=tf.reshape(new, (-1, size)),
+        )
+        return tf.reshape(updated, (-1, *state.shape[1:]))
+
+    return ProjectedMemory(
+        tuple(map(update, memory.keys, keys)),
+        tuple(map(update, memory.values, values)),
+        tf.math.floormod(memory.next_slot + 1, memory.length),
+        tf.minimum(memory.valid_length + 1, memory.length),
+    )

@@ -1,0 +1,157 @@
+"""Memory that a served model keeps for its clients.
+
+Letters: `B` batch, `T` segment, `M` memory, `N` heads, `H` head size, `V`
+vocabulary, `W` entries to write.
+"""
+
+import tensorflow as tf
+
+from txl_keras.layers.projected_memory import ProjectedMemory
+from txl_keras.serving.graph_checks import check_distinct
+from txl_keras.serving.graph_checks import check_range
+from txl_keras.serving.graph_checks import check_shape
+
+
+class Slots(tf.saved_model.experimental.TrackableResource):
+    """Signatures whose memory lives in numbered slots; see `export`.
+
+    A slot is a row of variables, each slot a ring. Rows are gathered and
+    single entries scattered, both under the lock of the variable: calls for
+    different slots may run at the same time.
+
+    The variables are stored without any slot. They get them when the model is
+    loaded, which is what it is a resource for: the memory of eight slots is
+    often larger than the weights.
+
+    Args:
+        reader: `Reader`, see `txl_keras.serving.signatures`.
+        num_slots: Integer.
+    """
+
+    def __init__(self, reader, num_slots):
+        super().__init__()
+        self._reader = reader
+        self._num_slots = num_slots
+        _, _, *row = reader.memory_shape
+        dtype = reader.backbone.compute_dtype
+
+        def variables():
+            return tuple(
+                _without_rows(row, dtype)
+                for _ in range(reader.backbone.num_layers)
+            )
+
+        self._memory = ProjectedMemory(
+            variables(),
+            variables(),
+            _without_rows((), "int32"),
+            _without_rows((), "int32"),
+        )
+
+    def _create_resource(self):
+        # Nothing is kept in it.
+        return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=())
+
+    def _destroy_resource(self):
+        pass
+
+    def _initialize(self):
+        tf.nest.map_structure(
+            lambda variable, value: variable.assign(value),
+            self._memory,
+            self._empty(self._num_slots),
+        )
+
+    def _empty(self, num_rows):
+        memory = self._reader.from_tensors(*self._reader.empty(num_rows))
+        return memory.as_ring()
+
+    def endpoints(self):
+        """Dictionary of name to the pair of function and input specs."""
+        slots = tf.TensorSpec((None,), tf.int32, "slots")
+        ids = tf.TensorSpec((None, None), tf.int32, "ids")
+        return {
+            "step": (self.step, [ids, slots]),
+            "reset": (self.reset, [slots]),
+        }
+
+    def reset(self, slots):
+        """Forgets what was read in slots."""
+        with tf.control_dependencies(self._check(slots)):
+            slots = tf.identity(slots)
+        empty = self._empty(tf.shape(slots)[0])
+        memory = self._memory
+        # Entries that are not valid may stay.
+        if self._reader.backbone.cold_start == "masked":
+            memory = memory._replace(keys=(), values=())
+            empty = empty._replace(keys=(), values=())
+        tf.nest.map_structure(
+            lambda variable, rows: variable.scatter_nd_update(
+                slots[:, None], rows
+            ),
+            memory,
+            empty,
+        )
+        return {"slots": slots}
+
+    def step(self, ids, slots):
+        """Reads a segment in slots; what comes after its last token."""
+        checks = [
+            *self._reader.check_segment(ids),
+            check_shape("slots", slots, [tf.shape(ids)[0]], "(B,)"),
+            *self._check(slots),
+        ]
+        with tf.control_dependencies(checks):
+            ids, slots = tf.identity(ids), tf.identity(slots)
+            past = tf.nest.map_structure(
+                lambda variable: tf.gather(variable, slots), self._memory
+            )
+        hidden, keys, values = self._reader.read(ids, past)
+        log_probs = self._reader.model.softmax.log_probs(hidden[:, -1])
+        # Nothing is written before all that may fail was done.
+        with tf.control_dependencies([log_probs, *keys, *values]):
+            self._write(slots, past, keys, values)
+        return {"log_probs": log_probs}
+
+    def _check(self, slots):
+        return [
+            check_range("slots", slots, 0, self._num_slots - 1),
+            check_distinct("slots", slots),
+        ]
+
+    def _write(self, slots, past, keys, values):
+        """Puts the last W = min(T, M) entries of a segment in the rings."""
+        num_new, length = tf.shape(keys[0])[2], past.length
+        valid_length = tf.minimum(past.valid_length + num_new, length)
+        rows = slots[:, None]
+        self._memory.valid_length.scatter_nd_update(rows, valid_length)
+        if not length:
+            return
+        new = tf.range(tf.maximum(num_new - length, 0), num_new)  # [W]
+        heads = tf.range(keys[0].shape[1])[None, :, None]
+        places = tf.math.floormod(past.next_slot[:, None] + new, length)
+        indices = tf.stack(
+            _broadcast(slots[:, None, None], heads, places[:, None]), axis=-1
+        )  # [B, N, W, 3]
+        for variable, entries in zip(
+            self._memory.keys + self._memory.values, keys + values, strict=True
+        ):
+            variable.scatter_nd_update(indices, entries[:, :, new[0] :])
+        next_slot = tf.math.floormod(past.next_slot + num_new, length)
+        self._memory.next_slot.scatter_nd_update(rows, next_slot)
+
+
+def _without_rows(row_shape, dtype):
+    return tf.Variable(
+        tf.zeros((0, *row_shape), dtype),
+        trainable=False,
+        shape=(None, *row_shape),
+    )
+
+
+def _broadcast(*tensors):
+    """All in the one shape that they fit in."""
+    shape = tf.shape(tensors[0])
+    for tensor in tensors[1:]:
+        shape = tf.broadcast_dynamic_shape(shape, tf.shape(tensor))
+    return [tf.broadcast_to(tensor, shape) for tensor in tensors]

@@ -1,0 +1,144 @@
+"""What a SavedModel that takes raw text can be asked.
+
+Letters: `B` batch, `P` tokens of the longest text, `M` memory.
+"""
+
+import tensorflow as tf
+
+from txl_keras.serving.graph_checks import check
+from txl_keras.serving.graph_writer import GraphWriter
+from txl_keras.serving.samplers import Sampler
+from txl_keras.serving.signatures import sampling_specs
+from txl_keras.serving.signatures import with_sampling_defaults
+
+
+class TextSignatures:
+    """Text in, scores and text out; see `export_text`.
+
+    Args:
+        reader: `Reader`.
+        tokenizer: `GraphTokenizer`.
+    """
+
+    def __init__(self, reader, tokenizer):
+        self._reader = reader
+        self._tokenizer = tokenizer
+
+    def endpoints(self):
+        """Dictionary of name to the pair of function and input specs."""
+
+        return {
+            "score_text": (
+                self.score_text,
+                [tf.TensorSpec((None,), tf.string, "text")],
+            ),
+            "generate_text": (
+                with_sampling_defaults(self.generate_text),
+                [
+                    tf.TensorSpec((None,), tf.string, "prompt"),
+                    tf.TensorSpec((), tf.int32, "length"),
+                    *sampling_specs(),
+                ],
+            ),
+        }
+
+    def score_text(self, text):
+        """Negative log-likelihood of texts and of their tokens."""
+        ids, lengths = self._tokenizer.encode(text)
+        with tf.control_dependencies([_check_not_empty("text", lengths)]):
+            token_nll = self._token_nll(ids, lengths)
+        return {
+            "nll": tf.reduce_sum(token_nll, axis=1),
+            "token_nll": token_nll,
+            "ids": ids,
+            "lengths": lengths,
+        }
+
+    def _token_nll(self, ids, lengths):
+        """Of each token but the first: `(B, P)`, 0 there and where padded."""
+        reader = self._reader
+        size = reader.max_segment_length
+        positions = reader.positions(size)
+        num_targets = tf.shape(ids)[1] - 1
+
+        def read(number, memory, parts):
+            start = number * size
+            stop = tf.minimum(start + size, num_targets)
+            hidden, *entries = reader.read(
+                ids[:, start:stop], memory, positions
+            )
+            nll = reader.model.softmax(hidden, ids[:, start + 1 : stop + 1])
+            num_real = tf.clip_by_value(lengths - 1 - start, 0, stop - start)
+            memory = memory.append(*entries, num_real)
+            return number + 1, memory, parts.write(number, tf.transpose(nll))
+
+        num_segments = (num_targets + size - 1) // size
+        parts = tf.TensorArray(
+            tf.float32,
+            size=num_segments,
+            element_shape=(None, None),
+            infer_shape=False,
+        )
+        *_, parts = tf.while_loop(
+            lambda number, *_: number < num_segments,
+            read,
+            (tf.constant(0), self._cold_ring(tf.shape(ids)[0]), parts),
+        )
+        nll = tf.cond(
+            num_segments > 0,
+            lambda: tf.transpose(parts.concat()),
+            lambda: tf.zeros((tf.shape(ids)[0], 0)),
+        )
+        # The first token has nothing to be predicted from.
+        nll = tf.pad(nll, [[0, 0], [1, 0]])
+        return tf.where(tf.sequence_mask(lengths, tf.shape(ids)[1]), nll, 0.0)
+
+    def generate_text(
+        self,
+        prompt,
+        length,
+        seed,
+        temperature,
+        top_k,
+        top_p,
+        typical_p,
+        repetition_penalty,
+    ):
+        """Text after prompts, each as if it were alone."""
+        ids, lengths = self._tokenizer.encode(prompt)
+        sampler = Sampler(
+            temperature, top_k, top_p, typical_p, repetition_penalty
+        )
+        checks = [
+            _check_not_empty("prompt", lengths),
+            check(
+                length >= 0, "`length` must be at least 0. Received:", length
+            ),
+        ]
+        with tf.control_dependencies(checks):
+            written, _ = GraphWriter(self._reader)(
+                ids,
+                lengths,
+                self._cold_ring(tf.shape(ids)[0]),
+                tf.identity(length),
+                sampler,
+                seed,
+            )
+        num_written = tf.fill(tf.shape(lengths), tf.shape(written)[1])
+        return {
+            "text": self._tokenizer.decode(written, num_written),
+            "ids": written,
+        }
+
+    def _cold_ring(self, batch_size):
+        empty = self._reader.empty(batch_size)
+        return self._reader.from_tensors(*empty).as_ring()
+
+
+def _check_not_empty(name, lengths):
+    return check(
+        tf.reduce_all(lengths >= 1),
+        f"`{name}` must have at least one token in every row. Received tokens, "
+        "by row:",
+        lengths,
+    )

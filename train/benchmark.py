@@ -231,11 +231,10 @@ def _advance(state, step):
 
 
 def _segments(model):
-    ids = np.random.default_rng(0).integers(
-        0,
-        model.backbone.vocabulary_size,
-        (2, FLAGS.batch_size, FLAGS.segment_length),
-    )
+    """Ids as frequent as words are: word r of V with a share of 1 / r."""
+    shape = (2, FLAGS.batch_size, FLAGS.segment_length)
+    uniform = np.random.default_rng(0).uniform(size=shape)
+    ids = model.backbone.vocabulary_size**uniform - 1
     return tf.unstack(tf.constant(ids, tf.int32))
 
 

@@ -100,8 +100,9 @@ class Peer:
         self.mems = output.mems
 
     def _random_tokens(self, length):
-        shape = self.batch_size, length
-        return torch.randint(self.vocabulary_size, shape)
+        """Ids as frequent as words are: word r of V with a share of 1 / r."""
+        uniform = torch.rand(self.batch_size, length)
+        return (self.vocabulary_size**uniform - 1).long()
 
 
 def main():

@@ -37,7 +37,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
         tie_projections: Boolean, `"all_but_first"`, or a boolean a cluster:
             the projections are those of `embedding`.
         tail_rows: Optional integer `K`, rows of one pass; by default a
-            sixteenth of the tokens, rounded up to a multiple of 64 (64 where
+            sixteenth of the tokens, rounded up to a multiple of 16 (64 where
             the number of tokens is known at run time only).
         kernel_initializer, projection_initializer: Initializers of tables and
             projections that are not shared. All else begins as zeros.
@@ -186,8 +186,8 @@ class AdaptiveSoftmax(keras.layers.Layer):
             return self.tail_rows
         # About what falls in a tail of natural text, where the cutoffs were
         # well chosen: fewer rows make more passes, more rows are idle.
-        num_rows = hidden.shape[0] or 0  # 0: not known before the call
-        return max(1, math.ceil(num_rows / 16 / 64)) * 64
+        num_rows = hidden.shape[0] or 1024  # not known before the call
+        return math.ceil(num_rows / 16 / 16) * 16
 
     def _parameters(self, cluster):
         """Table, bias and, where there is one, projection of a cluster."""

@@ -8,6 +8,8 @@ from txl_keras.layers.causal_multi_head_attention import (
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.memory_stack import MemoryStack
+from txl_keras.layers.projected_memory import Past
+from txl_keras.layers.projected_memory import ProjectedMemory
 from txl_keras.layers.relative_multi_head_attention import (
     RelativeMultiHeadAttention,
 )
@@ -23,6 +25,8 @@ __all__ = [
     "DecoderBlock",
     "Memory",
     "MemoryStack",
+    "Past",
+    "ProjectedMemory",
     "RelativeMultiHeadAttention",
     "RelativePositionEncoding",
     "RowDropout",

@@ -60,6 +60,26 @@ class ProjectedMemory(
         next_slot: int32 `(B,)`, the slot of the oldest entry, or `None`.
         valid_length: int32 `(B,)`. Only the newest `valid_length` entries of a
             row are real; the others are not attended to.
+
+    Example:
+
+    ```python
+    import tensorflow as tf
+    from txl_keras.layers import ProjectedMemory
+    from txl_keras.layers import RelativeMultiHeadAttention
+
+    attention = RelativeMultiHeadAttention(num_heads=2, key_dim=4)
+    attention.build((None, None, 8))
+    empty = tf.zeros((3, 2, 6, 4))  # (B, N, M, H)
+    memory = ProjectedMemory((empty,), (empty,), None, tf.zeros(3, "int32"))
+    positions = attention.project_positions(6 + 5)  # M + T
+    for segment in tf.ones((10, 3, 5, 8)):  # (B, T, D)
+        (past,) = memory.pasts()
+        output, key, value = attention.attend_projected(
+            segment, past, *positions
+        )
+        memory = memory.append((key,), (value,))
+    ```
     """
 
     __slots__ = ()
@@ -85,12 +105,9 @@ class ProjectedMemory(
 
     def as_ring(self):
         """The same entries as a ring."""
-        zeros = tf.zeros_like(self.valid_length)
-        return (
-            self
-            if self.next_slot is not None
-            else self._replace(next_slot=zeros)
-        )
+        if self.next_slot is not None:
+            return self
+        return self._replace(next_slot=tf.zeros_like(self.valid_length))
 
     def in_order(self):
         """The same entries in the order of the text."""
@@ -143,12 +160,10 @@ class ProjectedMemory(
         Returns:
             `ProjectedMemory` of the same shapes.
         """
-        num_new = tf.shape(keys[0])[2]
-        if lengths is None:
+        all_real = lengths is None
+        if all_real:
+            num_new = tf.shape(keys[0])[2]
             lengths = tf.fill(tf.shape(self.valid_length), num_new)
-            all_real = True
-        else:
-            all_real = False
         valid_length = tf.minimum(self.valid_length + lengths, self.length)
         if self.length == 0:
             return self._replace(valid_length=valid_length)

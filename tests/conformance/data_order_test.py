@@ -6,7 +6,6 @@ Tokens are their own positions, so what was read says where it was read.
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -20,43 +19,26 @@ from print_rows import ORDERS
 from print_rows import RESUMED_AT
 from print_rows import SEGMENT_LENGTH
 from print_rows import make_segments
+from two_workers import tf_configs
 
 SCRIPT = pathlib.Path(__file__).with_name("print_rows.py")
 REPLICAS = [1, 2, 4]
 TIMEOUT = 300
 
 
-def start(replicas, tf_config=None):
-    environment = dict(os.environ)
-    if tf_config:
-        environment["TF_CONFIG"] = json.dumps(tf_config)
+def start(replicas, **environment):
     return subprocess.Popen(
         [sys.executable, SCRIPT, str(replicas)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env={**os.environ, **environment},
     )
 
 
 def start_workers():
     """Two processes of one replica each, that make one strategy."""
-    sockets = [socket.socket() for _ in range(2)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return [
-        start(
-            2,
-            {
-                "cluster": {"worker": addresses},
-                "task": {"type": "worker", "index": index},
-            },
-        )
-        for index in range(2)
-    ]
+    return [start(2, TF_CONFIG=config) for config in tf_configs()]
 
 
 @pytest.fixture(scope="module")

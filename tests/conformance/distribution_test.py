@@ -4,18 +4,17 @@ Here Adam on one, two replicas and two workers; with `-m large` the other
 optimizers and four replicas too, minutes of work.
 """
 
-import contextlib
 import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from two_workers import tf_configs
 
 TESTS = pathlib.Path(__file__).parent
 ALL_OPTIMIZERS = ("adam", "adamw", "lamb", "sgd", "adagrad")
@@ -63,26 +62,10 @@ def start_training(replicas, directory, optimizers=("adam",)):
 
 
 def start_two_workers(directory, optimizers=("adam",)):
-    with contextlib.ExitStack() as stack:
-        listeners = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            for _ in range(2)
-        ]
-        workers = [f"127.0.0.1:{x.getsockname()[1]}" for x in listeners]
     *flags, _ = flags_of(2, optimizers)
     return [
-        start(
-            "train_tiny.py",
-            directory,
-            *flags,
-            TF_CONFIG=json.dumps(
-                {
-                    "cluster": {"worker": workers},
-                    "task": {"type": "worker", "index": index},
-                }
-            ),
-        )
-        for index in range(2)
+        start("train_tiny.py", directory, *flags, TF_CONFIG=config)
+        for config in tf_configs()
     ]
 
 

@@ -3,13 +3,11 @@
 pytest -m large -n 0 -s tests/conformance/preemption_test.py
 """
 
-import contextlib
 import json
 import os
 import pathlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from two_workers import tf_configs
 
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.stopping import EXIT_CODE
@@ -177,31 +176,9 @@ def test_a_run_killed_twenty_times_equals_one_that_was_not(corpus, tmp_path):
     assert_same_run(workdir, tmp_path / "whole")
 
 
-def free_ports(number):
-    with contextlib.ExitStack() as stack:
-        sockets = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            for _ in range(number)
-        ]
-        return [each.getsockname()[1] for each in sockets]
-
-
 def start_workers(workdir, flags):
     """Two workers of one run, each with a text of its own to prepare."""
-    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    return [
-        start(
-            workdir,
-            flags,
-            TF_CONFIG=json.dumps(
-                {
-                    "cluster": {"worker": workers},
-                    "task": {"type": "worker", "index": index},
-                }
-            ),
-        )
-        for index in range(2)
-    ]
+    return [start(workdir, flags, TF_CONFIG=config) for config in tf_configs()]
 
 
 @pytest.mark.large

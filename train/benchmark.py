@@ -22,6 +22,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import subprocess
 import time
 
@@ -47,7 +48,7 @@ flags.adopt_module_key_flags(model_flags)
 flags.DEFINE_integer("batch_size", 1, "Rows.", lower_bound=1)
 flags.DEFINE_integer("segment_length", 128, "Of evaluation.", lower_bound=2)
 flags.DEFINE_integer(
-    "num_tokens", 10, "Tokens, or segments, of one turn.", lower_bound=1
+    "num_tokens", 10, "Tokens, or segments, of one turn.", lower_bound=2
 )
 flags.DEFINE_integer("turns", 5, "How often each has its turn.", lower_bound=1)
 flags.DEFINE_enum(
@@ -66,6 +67,11 @@ def main(_):
         raise ValueError(
             f"`peer_python` must be given with `peer`: see "
             f"{_PEERS / FLAGS.peer}.py. Received: --peer_python=None"
+        )
+    if FLAGS.peer and not shutil.which(FLAGS.peer_python):
+        raise ValueError(
+            "`peer_python` must be a Python that can be run. Received: "
+            f"{FLAGS.peer_python}"
         )
     vocabulary_size = presets.preset_config(FLAGS.preset)["vocabulary_size"]
     model = model_flags.build_model(vocabulary_size, None, FLAGS.precision)
@@ -116,6 +122,11 @@ def _generation(model):
 
 
 def _long_generation(model):
+    if FLAGS.num_tokens < 1000:
+        raise ValueError(
+            "`num_tokens` must be at least 1000 for long_generation. "
+            f"Received: num_tokens={FLAGS.num_tokens}"
+        )
     write = Generator(model, Sampler(temperature=0))
     times, peaks, start = [], [], None
     for _ in write(_prompts(model), FLAGS.num_tokens):

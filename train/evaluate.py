@@ -200,7 +200,7 @@ def _token_nll(workdir, num_tokens):
         return
     path = workdir.file(f"evaluation_{FLAGS.split}_tokens.npy")
     if FLAGS.token_nll_path:
-        path = os.path.expanduser(FLAGS.token_nll_path)
+        path = os.path.abspath(os.path.expanduser(FLAGS.token_nll_path))
     with create_token_file(path, num_tokens) as nll:
         yield nll, {"token_nll": path}
 

@@ -6,24 +6,28 @@ import numpy as np
 import tensorflow as tf
 
 
-def check_integer(name, value, minimum):
-    """Checks that an argument is an integer and not too small.
+def check_integer(name, value, minimum, maximum=None):
+    """Checks that an argument is an integer in its range.
 
     Args:
         name: String, the argument's name.
         value: What was passed.
         minimum: Integer.
+        maximum: Optional integer.
 
     Returns:
         The value, as a Python integer.
 
     Raises:
-        ValueError: If it is no integer (booleans are none) or too small.
+        ValueError: If it is no integer (booleans are none), too small or too
+            large.
     """
     is_integer = isinstance(value, numbers.Integral)
-    if not is_integer or isinstance(value, bool) or value < minimum:
+    is_large = is_integer and maximum is not None and value > maximum
+    if not is_integer or isinstance(value, bool) or value < minimum or is_large:
+        at_most = "" if maximum is None else f" and at most {maximum}"
         raise ValueError(
-            f"`{name}` must be an integer of at least {minimum}. "
+            f"`{name}` must be an integer of at least {minimum}{at_most}. "
             f"Received: {name}={value!r}"
         )
     return int(value)

@@ -106,6 +106,18 @@ def test_rows_are_forgotten_one_by_one(cold_start):
         np.testing.assert_allclose(read(ids, reset), expected, atol=1e-5)
 
 
+def test_nan_is_forgotten():
+    backbone = make_backbone()
+    table = backbone.token_embedding.embeddings[0]
+    table.assign(np.where(np.arange(13)[:, None] == 5, np.nan, table.numpy()))
+    read = Reader(backbone, 4)
+    assert np.isnan(read(np.full((3, 4), 5))).all()
+    ids = np.ones((3, 4), "int32")
+    states = read(ids, np.array([True, False, True]))
+    np.testing.assert_allclose(states[::2], backbone(ids)[0][::2], atol=1e-5)
+    assert np.isnan(states[1]).all()
+
+
 @pytest.mark.parametrize("memory_length", [0, 1, 20])
 def test_memory_may_be_of_any_length(memory_length):
     backbone = make_backbone()

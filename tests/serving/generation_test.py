@@ -62,6 +62,16 @@ def test_a_row_is_written_as_if_it_were_alone(model):
     assert len(np.unique(together, axis=0)) == 4
 
 
+def test_texts_may_be_written_at_the_same_time(model):
+    generator = Generator(model)
+    prompts, both = ([[1, 2, 3]], [[8]]), [[], []]
+    for tokens in zip(*(generator(p, 6, 1) for p in prompts), strict=True):
+        for written, token in zip(both, tokens, strict=True):
+            written.append(int(token[0]))
+    for prompt, written in zip(prompts, both, strict=True):
+        np.testing.assert_array_equal(write(model, prompt, 6, 1)[0], written)
+
+
 def test_a_row_is_a_draw_of_its_own(model):
     written = write(model, [[3, 4], [3, 4]], 20)
     assert (written[0] != written[1]).any()
@@ -128,6 +138,12 @@ def test_text_may_be_much_longer_than_memory(model):
 def test_bad_prompts_are_refused(model, prompt, max_tokens, message):
     with pytest.raises(ValueError, match=message):
         write(model, prompt, max_tokens)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 0.5])
+def test_bad_seeds_are_refused(model, seed):
+    with pytest.raises(ValueError, match=f"seed={seed}"):
+        write(model, [[1]], 1, seed)
 
 
 @pytest.mark.parametrize("attention_type", ["vaswani", "al_rfou"])

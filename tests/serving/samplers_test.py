@@ -374,6 +374,8 @@ WRONG = [
         *WRONG,
         ("top_k", 0, "an integer of at least 1"),
         ("top_k", 2.0, "an integer of at least 1"),
+        ("top_k", 2**31, "an integer of at least 1 and at most 2147483647"),
+        ("top_p", 1e-39, r"in \(0, 1\]"),
         ("temperature", 1e300, "at least 0 and finite in float32"),
         ("temperature", None, "at least 0 and finite"),
         ("temperature", "1", "at least 0 and finite"),

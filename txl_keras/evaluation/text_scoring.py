@@ -271,6 +271,11 @@ def _check_list(name, texts):
             f"`{name}` must be a list of strings. Received: the string "
             f"{texts[:40]!r}; put it in a list"
         )
+    for i, text in enumerate(texts):
+        if not isinstance(text, (str, bytes)):
+            raise ValueError(
+                f"`{name}` must be strings. Received: {name}[{i}]={text!r}"
+            )
 
 
 def _check_no_empty_text(texts, ids):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import uuid
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def create_token_file(path, num_tokens):
             "`token_nll_path` must be a local file, to be written here and "
             f"there. Received: {path}"
         )
-    unfinished = f"{path}.incomplete"
+    unfinished = f"{path}.{uuid.uuid4().hex}.incomplete"
     try:
         _write_empty(path, unfinished, num_tokens)
         array = np.lib.format.open_memmap(unfinished, mode="r+")

@@ -120,15 +120,12 @@ class SegmentReader:
         Args:
             reset: Boolean tensor `(B,)`.
         """
-        if self._backbone.cold_start == "masked":
-            valid_length = self._holder.memory.valid_length
-            valid_length.assign(tf.where(reset, 0, valid_length.read_value()))
-            return
 
         def forget():
             self._assign(self.memory().reset_rows(reset, self._empty()))
 
-        # It goes over all of the memory, and is rare.
+        # It goes over all of the memory, and is rare. That entries are not
+        # valid is not enough: a NaN among them would stay one.
         tf.cond(tf.reduce_any(reset), forget, lambda: None)
 
     def _empty(self):

@@ -242,6 +242,11 @@ def _write(path, reader, endpoints, tracked, settings, assets):
 
 
 def _check_path(path):
+    if not path or path.startswith("~"):
+        raise ValueError(
+            "`path` must be a folder, its name written out. "
+            f"Received: path={path!r}"
+        )
     if tf.io.gfile.exists(path) and not _is_saved_model(path):
         raise ValueError(
             "`path` must be new or a SavedModel, which is then replaced. "

@@ -68,12 +68,12 @@ class Generator:
 
         Raises:
             ValueError: If a prompt is empty or has ids that are not in the
-                vocabulary, or `max_tokens` or `seed` is negative.
+                vocabulary, or `max_tokens` or `seed` is out of its range.
             FloatingPointError: If the model gives NaN.
         """
         prompts = self._checked(prompts)
         check_integer("max_tokens", max_tokens, 0)
-        check_integer("seed", seed, 0)
+        check_integer("seed", seed, 0, np.iinfo(np.int32).max - len(prompts))
         seeds = row_seeds(seed, len(prompts))
         if self._model.backbone.attention_type in ABSOLUTE_TYPES:
             tokens = self._read_again(prompts, max_tokens, seeds)
@@ -88,19 +88,22 @@ class Generator:
             yield token
 
     def _remember(self, prompts, max_tokens, seeds):
-        step = self._step
+        # Taken, so that another text begun meanwhile has a memory of its own.
+        step, self._step = self._step, None
         if step is None or step.num_rows != len(prompts):
-            self._step = None  # which frees its memory first
-            step = self._step = _Step(
+            step = _Step(
                 self._model, self._sampler, len(prompts), self._memory_length
             )
-        # The last token of a prompt is read by the first step.
-        step.begin(prompts)
-        token = tf.constant([prompt[-1] for prompt in prompts])
-        seen = step.seen(prompts)
-        for position in range(max_tokens):
-            token, seen = step(token, seeds, tf.constant(position), seen)
-            yield token.numpy()
+        try:
+            # The last token of a prompt is read by the first step.
+            step.begin(prompts)
+            token = tf.constant([prompt[-1] for prompt in prompts])
+            seen = step.seen(prompts)
+            for position in range(max_tokens):
+                token, seen = step(token, seeds, tf.constant(position), seen)
+                yield token.numpy()
+        finally:
+            self._step = step
 
     def _read_again(self, texts, max_tokens, seeds):
         window = max(1, self._memory_length)

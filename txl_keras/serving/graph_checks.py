@@ -52,7 +52,8 @@ def check_shape(name, value, shape, meaning):
         x=tf.shape(value), y=shape, incompatible_shape_error=False
     )
     return check(
-        tf.reduce_all(is_same),
+        # Of another rank it is a scalar, which TensorFlow does not foresee.
+        tf.reduce_all(tf.reshape(is_same, [-1])),
         f"`{name}` must have the shape {meaning}:",
         tf.convert_to_tensor(shape),
         "Received:",

@@ -273,7 +273,8 @@ _RANGES = {
 def _in_range(name, value):
     """Of a number a boolean, of a tensor a tensor. NaN is in no range."""
     if name in ("top_p", "typical_p"):
-        return (value > 0) & (value <= 1)
+        # Smaller ones are 0 to float32, of which nothing would be kept.
+        return (value >= float(_FLOAT32.tiny)) & (value <= 1)
     least = 1 if name == "repetition_penalty" else 0
     if name == "top_k":
         return value >= least
@@ -282,7 +283,7 @@ def _in_range(name, value):
 
 def _check_number(name, value):
     if name == "top_k":
-        check_integer("top_k", value, 1)
+        check_integer("top_k", value, 1, np.iinfo(np.int32).max)
         return
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not _in_range(name, value):

@@ -79,18 +79,12 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         """Forgets what was read in slots."""
         with tf.control_dependencies(self._check(slots)):
             slots = tf.identity(slots)
-        empty = self._empty(tf.shape(slots)[0])
-        memory = self._memory
-        # Entries that are not valid may stay.
-        if self._reader.backbone.cold_start == "masked":
-            memory = memory._replace(keys=(), values=())
-            empty = empty._replace(keys=(), values=())
         tf.nest.map_structure(
             lambda variable, rows: variable.scatter_nd_update(
                 slots[:, None], rows
             ),
-            memory,
-            empty,
+            self._memory,
+            self._empty(tf.shape(slots)[0]),
         )
         return {"slots": slots}
 

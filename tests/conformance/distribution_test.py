@@ -1,7 +1,7 @@
 """Any number of replicas and workers is one; a resumed run never stopped.
 
 Here Adam on one, two replicas and two workers; with `-m large` the other
-optimizers and four replicas too, minutes of work.
+optimizers, four replicas, and runs that go on, minutes of work.
 """
 
 import json
@@ -162,6 +162,7 @@ def assert_same_from_half_on(after, whole):
     np.testing.assert_array_equal(after["held_out"][1], whole["held_out"][1])
 
 
+@large
 def test_a_resumed_run_equals_one_that_never_stopped_bit_for_bit(
     resumed_runs, whole_runs
 ):
@@ -176,6 +177,7 @@ def assert_goes_on(after, resumed, whole):
     assert abs(at_switch) < 1e-6
 
 
+@large
 def test_one_replica_goes_on_from_two(resumed_runs, whole_runs):
     assert_goes_on(resumed_runs[1], resumed_runs[2], whole_runs["2"])
 

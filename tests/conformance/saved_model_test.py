@@ -140,7 +140,8 @@ import tensorflow as tf
 path, outputs_path, *texts = sys.argv[1:]
 loaded = tf.saved_model.load(path)
 call = loaded.signatures
-assert set(call) == {"score_text", "generate_text"}, set(call)
+assert set(call) == {
+    "score_text", "generate_text", "serving_default"}, set(call)
 scores = call["score_text"](text=tf.constant(texts))
 written = call["generate_text"](
     prompt=tf.constant(texts), length=tf.constant(4), seed=tf.constant(1),

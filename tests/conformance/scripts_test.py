@@ -417,6 +417,7 @@ def test_a_run_killed_at_its_very_end_is_finished_by_the_same_command(run):
     assert (workdir / "results.json").read_bytes() == results
 
 
+@pytest.mark.large
 def test_two_replicas_in_bfloat16_run_to_the_end(corpus, tmp_path):
     flags = (f"--corpus={corpus}", f"--workdir={tmp_path}", *TINY)
     printed = succeed(
@@ -694,6 +695,7 @@ def test_subwords_are_trained_and_scored_by_the_byte(corpus, here, tmp_path):
     assert written.startswith("é")
 
 
+@pytest.mark.large
 def test_absolute_positions_run_to_the_end(corpus, here, tmp_path):
     printed, error = here(
         "main.py",
@@ -778,6 +780,7 @@ def test_bad_settings_stop_before_any_work(
 # === average.py ===
 
 
+@pytest.mark.large
 def test_a_run_begins_with_the_weights_of_another(
     words_run, word_corpus, here, tmp_path
 ):

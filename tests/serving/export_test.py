@@ -502,6 +502,7 @@ def size_of(path):
     return sum(tf.io.gfile.stat(file).length for file in files)
 
 
+@pytest.mark.large
 def test_weights_may_be_stored_in_bfloat16(tmp_path):
     model = make_model(vocabulary_size=5000)
     paths = {}
@@ -572,6 +573,7 @@ def test_only_an_older_savedmodel_is_replaced(model, tmp_path, monkeypatch):
     assert "serving_default" in tf.saved_model.load(str(path)).signatures
 
 
+@pytest.mark.large
 def test_other_file_systems_are_written_to(model):
     path = "ram://models/tiny/1"
     export(model, path, num_slots=0)

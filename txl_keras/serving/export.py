@@ -144,7 +144,7 @@ def export_text(
 
     | signature | in | out |
     |---|---|---|
-    | `score_text` | `text` `(B,)` | `nll` `(B,)`, `token_nll` `(B, P)`, \
+    | `score_text`, `serving_default` | `text` `(B,)` | `nll` `(B,)`, `token_nll` `(B, P)`, \
 `ids` `(B, P)`, `lengths` `(B,)` |
     | `generate_text` | `prompt` `(B,)`, `length` W, `seed` and the \
 parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |

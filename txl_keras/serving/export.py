@@ -144,10 +144,12 @@ def export_text(
 
     | signature | in | out |
     |---|---|---|
-    | `score_text`, `serving_default` | `text` `(B,)` | `nll` `(B,)`, `token_nll` `(B, P)`, \
+    | `score_text` | `text` `(B,)` | `nll` `(B,)`, `token_nll` `(B, P)`, \
 `ids` `(B, P)`, `lengths` `(B,)` |
     | `generate_text` | `prompt` `(B,)`, `length` W, `seed` and the \
 parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
+
+    `serving_default` is `score_text`.
 
     Texts are read from a cold start, each as if it were alone. The first token
     of a text has nothing to be predicted from, and a score of 0; `nll` is the

@@ -656,6 +656,7 @@ def test_prepared_text_is_described_and_found_by_training(
     }
 
 
+@pytest.mark.large
 def test_cutoffs_are_chosen_for_large_vocabularies(
     word_corpus, here, tmp_path, monkeypatch
 ):
@@ -670,6 +671,7 @@ def test_cutoffs_are_chosen_for_large_vocabularies(
     assert f"(cutoffs {cutoffs})" in printed
 
 
+@pytest.mark.large
 def test_subwords_are_trained_and_scored_by_the_byte(corpus, here, tmp_path):
     pytest.importorskip("tensorflow_text")
     pytest.importorskip("sentencepiece")

@@ -520,6 +520,7 @@ def test_weights_may_be_stored_in_bfloat16(tmp_path):
     assert written.shape == (2, 3)
 
 
+@pytest.mark.large
 def test_models_that_compute_in_bfloat16_are_written_too():
     model = make_model(dtype="mixed_bfloat16")
     signatures = Signatures(model)
@@ -553,6 +554,7 @@ def test_settings_and_other_files_lie_beside(model, tmp_path):
         assert file.read() == "abc"
 
 
+@pytest.mark.large
 def test_only_an_older_savedmodel_is_replaced(model, tmp_path, monkeypatch):
     path = tmp_path / "1"
     path.mkdir()

@@ -33,6 +33,24 @@ def check_integer(name, value, minimum, maximum=None):
     return int(value)
 
 
+def check_vocabulary(tokenizer, vocabulary_size):
+    """Checks that a tokenizer is one for a model.
+
+    Args:
+        tokenizer: The tokenizer.
+        vocabulary_size: Integer, the model's.
+
+    Raises:
+        ValueError: If it has another number of symbols.
+    """
+    if tokenizer.vocabulary_size != vocabulary_size:
+        raise ValueError(
+            "`tokenizer` must have the vocabulary of the model, "
+            f"{vocabulary_size} symbols. Received: "
+            f"{tokenizer.vocabulary_size} symbols"
+        )
+
+
 def check_token_ids(name, token_ids, vocabulary_size):
     """Checks ids that are at hand: eager tensors and arrays.
 

@@ -15,7 +15,7 @@ ALLOWED = {
     "metrics": set(),
     "models": {"checks", "layers", "metrics"},
     "training": {"checks", "data", "layers", "metrics", "models"},
-    "evaluation": {"data", "layers", "metrics", "models", "training"},
+    "evaluation": {"checks", "data", "layers", "metrics", "models", "training"},
     "serving": {"checks", "data", "layers", "models"},
     "scripts": {
         "checkpoints",

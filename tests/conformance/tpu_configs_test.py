@@ -2,10 +2,9 @@
 
 import pathlib
 import re
-import runpy
 
 import pytest
-from absl import flags as absl_flags
+from script_flags import flags_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 SLICES = {
@@ -36,21 +35,8 @@ REPLICAS = {
 
 @pytest.fixture(scope="module")
 def parse():
-    """A function of flagfiles: the flags of train/main.py as they set them."""
-    known = set(absl_flags.FLAGS)
-    runpy.run_path(str(ROOT / "train" / "main.py"), run_name="main")
-
-    def parse(*paths):
-        absl_flags.FLAGS.unparse_flags()
-        files = [f"--flagfile={path}" for path in paths]
-        assert len(absl_flags.FLAGS(["main.py", *REQUIRED, *files])) == 1
-        return absl_flags.FLAGS
-
-    yield parse
-    # Others define flags of the same names.
-    for name in set(absl_flags.FLAGS) - known:
-        delattr(absl_flags.FLAGS, name)
-    absl_flags.FLAGS.unparse_flags()
+    with flags_of("main.py", *REQUIRED) as parse:
+        yield parse
 
 
 def claims():

@@ -1,10 +1,9 @@
 """The settings of published results, as flags of train/evaluate.py."""
 
 import pathlib
-import runpy
 
 import pytest
-from absl import flags as absl_flags
+from script_flags import flags_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = ROOT / "train" / "configs"
@@ -27,21 +26,8 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def parse():
-    """A function of a flagfile: the flags of train/evaluate.py after it."""
-    known = set(absl_flags.FLAGS)
-    runpy.run_path(str(ROOT / "train" / "evaluate.py"), run_name="evaluate")
-
-    def parse(path):
-        absl_flags.FLAGS.unparse_flags()
-        arguments = ["evaluate.py", "--workdir=w", f"--flagfile={path}"]
-        assert len(absl_flags.FLAGS(arguments)) == 1
-        return absl_flags.FLAGS
-
-    yield parse
-    # Others define flags of the same names.
-    for name in set(absl_flags.FLAGS) - known:
-        delattr(absl_flags.FLAGS, name)
-    absl_flags.FLAGS.unparse_flags()
+    with flags_of("evaluate.py", "--workdir=w") as parse:
+        yield parse
 
 
 def test_every_experiment_but_our_own_has_one():

@@ -7,7 +7,8 @@ Letters: `B` texts read side by side, `T` segment, `M` memory, `D` hidden size,
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
+from txl_keras.checks import check_vocabulary
+from txl_keras.layers.decoder_block import check_takes_padding
 from txl_keras.models.segment_reader import SegmentReader
 
 
@@ -117,18 +118,8 @@ class TextScorer:
         memory_length=None,
     ):
         backbone = model.backbone
-        if tokenizer.vocabulary_size != backbone.vocabulary_size:
-            raise ValueError(
-                "`tokenizer` must have the vocabulary of the model, "
-                f"{backbone.vocabulary_size} symbols. Received: "
-                f"{tokenizer.vocabulary_size} symbols"
-            )
-        if backbone.attention_type in ABSOLUTE_TYPES:
-            raise ValueError(
-                "`model` must have relative positions, 'relative' or 'shaw', "
-                "for texts of different lengths. Received: attention_type="
-                f"{backbone.attention_type!r}"
-            )
+        check_vocabulary(tokenizer, backbone.vocabulary_size)
+        check_takes_padding(backbone.attention_type)
         self._model = model
         self._tokenizer = tokenizer
         self._batch_size = batch_size

@@ -129,11 +129,7 @@ class SegmentReader:
         tf.cond(tf.reduce_any(reset), forget, lambda: None)
 
     def _empty(self):
-        """A cold start of one row, its entries all alike."""
-        memory = self._backbone.initial_memory(1, min(self._memory_length, 1))
-        return self._backbone.project(memory)._replace(
-            valid_length=memory.valid_length * self._memory_length
-        )
+        return self._backbone.empty_projected_memory(self._memory_length)
 
     def memory(self):
         """What is remembered, as a value.

@@ -403,6 +403,21 @@ class TransformerXLBackbone(keras.Model):
         )
         return ProjectedMemory(keys, values, None, memory.valid_length)
 
+    def empty_projected_memory(self, memory_length):
+        """A cold start of one row, of which all entries are alike.
+
+        Args:
+            memory_length: Integer `M`.
+
+        Returns:
+            `ProjectedMemory` of one entry (none if M is 0), which stands for
+            M; its `valid_length` is that of all M.
+        """
+        memory = self.initial_memory(1, min(memory_length, 1))
+        return self.project(memory)._replace(
+            valid_length=memory.valid_length * memory_length
+        )
+
     def project_positions(self, num_distances):
         """What attention sees of positions, a block each.
 

@@ -13,6 +13,8 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_vocabulary
+from txl_keras.layers.decoder_block import check_takes_padding
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.signatures import FunctionalSignatures
 from txl_keras.serving.signatures import Reader
@@ -186,21 +188,11 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     scores = loaded.signatures["score_text"](text=tf.constant(["to be"]))
     ```
     """
-    if tokenizer.vocabulary_size != model.backbone.vocabulary_size:
-        raise ValueError(
-            "`tokenizer` must have the vocabulary of the model, "
-            f"{model.backbone.vocabulary_size} symbols. Received: "
-            f"{tokenizer.vocabulary_size} symbols"
-        )
+    check_vocabulary(tokenizer, model.backbone.vocabulary_size)
     reader = _reader(
         model, path, memory_length, max_segment_length, weights_dtype
     )
-    if not reader.remembers:
-        raise ValueError(
-            "`model` must have relative positions, 'relative' or 'shaw', for "
-            "texts of different lengths. Received: attention_type="
-            f"{model.backbone.attention_type!r}"
-        )
+    check_takes_padding(model.backbone.attention_type)
     inside = graph_tokenizer(tokenizer)
     endpoints = TextSignatures(reader, inside).endpoints()
     settings = {"tokenizer": type(tokenizer).__name__, **(settings or {})}

@@ -12,7 +12,9 @@ from txl_keras.layers.row_dropout import fold_in
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.serving.samplers import Sampler
 
-_PROMPT_SEGMENT = 128
+# Longer prompts are read in segments of so many tokens: how they are cut
+# decides how far back a token sees.
+PROMPT_SEGMENT = 128
 
 
 class Generator:
@@ -98,7 +100,7 @@ class Generator:
             # The last token of a prompt is read by the first step.
             step.begin(prompts)
             token = tf.constant([prompt[-1] for prompt in prompts])
-            seen = step.seen(prompts)
+            seen = self._seen(prompts)
             for position in range(max_tokens):
                 token, seen = step(token, seeds, tf.constant(position), seen)
                 yield token.numpy()
@@ -112,7 +114,7 @@ class Generator:
                 [self._predict(text[None, -window:]) for text in texts],
                 axis=0,
             )
-            seen = _seen(texts, self._model.backbone.vocabulary_size)
+            seen = self._seen(texts)
             token = self._sampler(log_probs, fold_in(seeds, position), seen)
             token = token.numpy()
             texts = [
@@ -124,6 +126,16 @@ class Generator:
     @tf.function(reduce_retracing=True)
     def _predict(self, ids):
         return self._model.log_probs(ids)[0][:, -1]
+
+    def _seen(self, texts):
+        """Tokens to be penalized, `(B, V)`, where the sampler wants them."""
+        if self._sampler.repetition_penalty is None:
+            return None
+        vocabulary_size = self._model.backbone.vocabulary_size
+        seen = np.zeros((len(texts), vocabulary_size), bool)
+        for row, text in zip(seen, texts, strict=True):
+            row[text] = True
+        return tf.constant(seen)
 
     def _checked(self, prompts):
         prompts = [np.asarray(prompt) for prompt in prompts]
@@ -172,7 +184,7 @@ class _Step:
         self._model = model
         self._sampler = sampler
         self._reader = SegmentReader(
-            model.backbone, num_rows, _PROMPT_SEGMENT, memory_length
+            model.backbone, num_rows, PROMPT_SEGMENT, memory_length
         )
         self._draw = self._reader.compile(self._read_and_draw)
         self._remember = tf.function(self._reader.remember, jit_compile=True)
@@ -181,8 +193,8 @@ class _Step:
         """Reads all of the prompts but their last tokens."""
         self._reader.begin()
         lengths = np.array([len(prompt) - 1 for prompt in prompts])
-        for start in range(0, lengths.max(), _PROMPT_SEGMENT):
-            end = min(start + _PROMPT_SEGMENT, lengths.max())
+        for start in range(0, lengths.max(), PROMPT_SEGMENT):
+            end = min(start + PROMPT_SEGMENT, lengths.max())
             ids = np.zeros((len(prompts), end - start), "int32")
             real = np.clip(lengths - start, 0, end - start).astype("int32")
             for row, prompt, length in zip(ids, prompts, real, strict=True):
@@ -193,12 +205,6 @@ class _Step:
     def _read_segment(self, ids, lengths):
         _, entries = self._reader.read(ids)
         self._reader.remember(*entries, lengths)
-
-    def seen(self, prompts):
-        """Tokens to be penalized, `(B, V)`, where the sampler wants them."""
-        if self._sampler.repetition_penalty is None:
-            return None
-        return _seen(prompts, self._model.backbone.vocabulary_size)
 
     @tf.function
     def __call__(self, token, seeds, position, seen):
@@ -214,10 +220,3 @@ class _Step:
             hidden[:, 0], self._sampler, fold_in(seeds, position), seen
         )
         return token, entries
-
-
-def _seen(texts, vocabulary_size):
-    seen = np.zeros((len(texts), vocabulary_size), bool)
-    for row, text in zip(seen, texts, strict=True):
-        row[text] = True
-    return tf.constant(seen)

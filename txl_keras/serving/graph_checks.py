@@ -17,6 +17,16 @@ def check(condition, *message):
     return tf.debugging.Assert(condition, message, summarize=8)
 
 
+def check_not_negative(name, value):
+    """Fails if a number is negative.
+
+    Args:
+        name: String, the argument's name.
+        value: int32 scalar.
+    """
+    return check(value >= 0, f"`{name}` must be at least 0. Received:", value)
+
+
 def check_range(name, values, low, high):
     """Fails unless all values are in `[low, high]`.
 

@@ -8,11 +8,9 @@ import tensorflow as tf
 
 from txl_keras.layers.projected_memory import ProjectedMemory
 from txl_keras.layers.row_dropout import fold_in
+from txl_keras.serving.generation import PROMPT_SEGMENT
 from txl_keras.serving.generation import row_seeds
 from txl_keras.serving.graph_checks import check
-
-# A prompt is read in segments of at most so many tokens.
-_PROMPT_SEGMENT = 128
 
 
 class GraphWriter:
@@ -84,7 +82,7 @@ class GraphWriter:
     def _read_prompt(self, ids, lengths, memory):
         """Memory after the first tokens of each row, as many as `lengths`."""
         end = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
-        size = min(_PROMPT_SEGMENT, self._reader.max_segment_length)
+        size = min(PROMPT_SEGMENT, self._reader.max_segment_length)
         positions = self._reader.positions(size)
 
         def read(start, memory):

@@ -14,6 +14,7 @@ import tensorflow as tf
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.projected_memory import ProjectedMemory
 from txl_keras.serving.graph_checks import check
+from txl_keras.serving.graph_checks import check_not_negative
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
 from txl_keras.serving.graph_writer import GraphWriter
@@ -98,13 +99,9 @@ class Reader:
                 (weight, _constant(_stored(weight, weights_dtype)))
                 for weight in self._read_weights()
             ]
-        # All entries are alike.
-        cold = self.backbone.initial_memory(1, min(memory_length, 1))
-        self._cold_memory = _constant(
-            self.to_tensors(self.backbone.project(cold))["memory"][0]
-        )
-        num_valid = memory_length if self.backbone.cold_start == "zeros" else 0
-        self._cold_valid_length = num_valid
+        empty = self.backbone.empty_projected_memory(memory_length)
+        self._cold_memory = _constant(self.to_tensors(empty)["memory"][0])
+        self._cold_valid_length = int(empty.valid_length[0])
         self.memory_shape = (
             *self._cold_memory.shape[:3],
             memory_length,
@@ -254,12 +251,9 @@ class FunctionalSignatures:
 
     def initial_memory(self, batch_size):
         """Memory of a cold start."""
-        is_size = check(
-            batch_size >= 0,
-            "`batch_size` must be at least 0. Received:",
-            batch_size,
-        )
-        with tf.control_dependencies([is_size]):
+        with tf.control_dependencies(
+            [check_not_negative("batch_size", batch_size)]
+        ):
             memory, valid_length = self._reader.empty(tf.identity(batch_size))
         return {"memory": memory, "valid_length": valid_length}
 
@@ -344,9 +338,7 @@ class FunctionalSignatures:
                 # Padding may be anything.
                 tf.where(_is_real(prompt_ids, prompt_length), prompt_ids, 0),
             ),
-            check(
-                length >= 0, "`length` must be at least 0. Received:", length
-            ),
+            check_not_negative("length", length),
         ]
 
 

@@ -6,6 +6,7 @@ Letters: `B` batch, `P` tokens of the longest text, `M` memory.
 import tensorflow as tf
 
 from txl_keras.serving.graph_checks import check
+from txl_keras.serving.graph_checks import check_not_negative
 from txl_keras.serving.graph_writer import GraphWriter
 from txl_keras.serving.samplers import Sampler
 from txl_keras.serving.signatures import sampling_specs
@@ -26,7 +27,6 @@ class TextSignatures:
 
     def endpoints(self):
         """Dictionary of name to the pair of function and input specs."""
-
         return {
             "score_text": (
                 self.score_text,
@@ -111,9 +111,7 @@ class TextSignatures:
         )
         checks = [
             _check_not_empty("prompt", lengths),
-            check(
-                length >= 0, "`length` must be at least 0. Received:", length
-            ),
+            check_not_negative("length", length),
         ]
         with tf.control_dependencies(checks):
             written, _ = GraphWriter(self._reader)(

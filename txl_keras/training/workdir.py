@@ -18,6 +18,7 @@ import uuid
 import tensorflow as tf
 from absl import logging
 
+from txl_keras.checks import check_vocabulary
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import tokenizer_hash
@@ -235,13 +236,8 @@ class Workdir:
                 "The folder to write must be new or empty. "
                 f"Received: {self.path}"
             )
-        vocabulary_size = model.backbone.vocabulary_size
-        if tokenizer and tokenizer.vocabulary_size != vocabulary_size:
-            raise ValueError(
-                "`tokenizer` must have the vocabulary of the model, "
-                f"{vocabulary_size} symbols. Received: "
-                f"{tokenizer.vocabulary_size} symbols"
-            )
+        if tokenizer:
+            check_vocabulary(tokenizer, model.backbone.vocabulary_size)
         gfile.makedirs(self.path)
         save_weights(model, self.checkpoints, step)
         if tokenizer:

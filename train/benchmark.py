@@ -73,6 +73,8 @@ def main(_):
             "`peer_python` must be a Python that can be run. Received: "
             f"{FLAGS.peer_python}"
         )
+    if FLAGS.output:
+        _open_output().close()  # before anything is timed
     vocabulary_size = presets.preset_config(FLAGS.preset)["vocabulary_size"]
     model = model_flags.build_model(vocabulary_size, None, FLAGS.precision)
     experiment = {
@@ -93,8 +95,18 @@ def main(_):
     line = json.dumps(results)
     print(line)
     if FLAGS.output:
-        with open(FLAGS.output, "a") as file:
+        with _open_output() as file:
             file.write(line + "\n")
+
+
+def _open_output():
+    try:
+        return open(FLAGS.output, "a")
+    except OSError as error:
+        raise ValueError(
+            "`output` must be a file that can be written. Received: "
+            f"--output={FLAGS.output} ({error.strerror})"
+        ) from error
 
 
 def _generation(model):

@@ -4,7 +4,7 @@ r"""Measures bits per character and perplexity of a run.
     python train/evaluate.py --workdir=runs/enwik8_base \
         --flagfile=train/configs/evaluation/enwik8_base.flags
     python train/evaluate.py --workdir=runs/quickstart --corpus=my_text.txt \
-        --token_nll --position_curve
+        --split=all --token_nll --position_curve
 
 Every token of the split but the first is scored once, whatever the batch size.
 Each row reads a part of the split and begins with an empty memory, which costs
@@ -27,6 +27,8 @@ from absl import flags
 from tqdm import tqdm
 
 from txl_keras.data import Segments
+from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
 from txl_keras.evaluation.evaluator import Evaluator
@@ -53,7 +55,10 @@ flags.DEFINE_enum(
 # Default: what they were in training.
 data_flags.define_corpus_flags(required=False)
 flags.adopt_module_key_flags(data_flags)
-flags.DEFINE_enum("split", "test", ["train", "valid", "test"], "Which text.")
+flags.DEFINE_enum(
+    "split", "test", [*SPLITS, WHOLE],
+    f"Which text; {WHOLE}: a --corpus of your own as it is, not cut.",
+)  # fmt: skip
 flags.DEFINE_integer(
     "memory_length", None, "Default: as in training.", lower_bound=0
 )
@@ -147,13 +152,19 @@ def _prepare_text(config, tokenizer):
             "`corpus` must be given: the model was not trained here. "
             "Received: --corpus=None"
         )
-    corpus = data_flags.load_corpus(options)
+    is_of_run = all(options[n] == of_run.get(n) for n in _TEXT_FLAGS)
+    if is_of_run and FLAGS.split == WHOLE:
+        raise ValueError(
+            f"`split` {WHOLE} is for text that the model was not trained on. "
+            f"Received: --corpus={options['corpus']}, the text of the run"
+        )
+    corpus = data_flags.load_corpus(options, whole=FLAGS.split == WHOLE)
     folder = token_folder(options["data_dir"])
     split = prepare(corpus, tokenizer, folder, [FLAGS.split])[FLAGS.split]
     expected = config["data"].get(FLAGS.split)
     if split.fingerprint() == expected:  # wherever it lies now
         return f"{corpus.name} (the text of the run)", {}, split
-    if expected and all(options[n] == of_run.get(n) for n in _TEXT_FLAGS):
+    if expected and is_of_run:
         raise ValueError(
             f"The {FLAGS.split} split of {corpus.name} is not what it "
             "was when the run began: the text was changed, or Python was "

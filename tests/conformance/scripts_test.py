@@ -222,6 +222,24 @@ def test_evaluate_agrees_with_training_and_takes_longer_memory(run, here):
     assert results[-2:] == [same, longer]
 
 
+def test_evaluate_scores_all_of_a_text_of_ones_own(run, here, tmp_path):
+    text = tmp_path / "short.txt"
+    text.write_bytes("Six times é is this.\n".encode() * 6)
+    printed, error = here(
+        "evaluate.py", f"--workdir={run[0]}", f"--corpus={text}", "--split=all"
+    )
+    assert error is None
+    assert "short.txt (not the text of the run), all: " in printed
+    assert evaluation_of(run[0], "all")["num_tokens"] == 6 * 22 - 1
+
+    _, error = here("evaluate.py", f"--workdir={run[0]}", "--split=all")
+    assert "`split` all is for text that" in error
+    _, error = here(
+        "evaluate.py", f"--workdir={run[0]}", "--corpus=enwik8", "--split=all"
+    )
+    assert "published corpora have splits" in error
+
+
 def test_evaluate_writes_nats_and_a_curve_of_any_text(run, here, tmp_path):
     text = tmp_path / "other.txt"
     lines = [f"Sentence {i * 7} says: é {i}.\n" for i in range(200)]

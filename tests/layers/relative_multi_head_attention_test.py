@@ -18,6 +18,7 @@ from layer_checks import check_layer
 
 from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers import relative_shift
+from txl_keras.layers.relative_multi_head_attention import shift_nearest
 
 B, T, M, D, N, H = 2, 3, 5, 8, 4, 7
 
@@ -444,3 +445,19 @@ def test_relative_shift_equals_indexing_by_distance(length, num_keys):
             np.testing.assert_array_equal(
                 shifted[:, :, i, j], scores[:, :, i, num_keys - 1 - distance]
             )
+
+
+@pytest.mark.parametrize("num_distances", [1, 4, 7, 8, 9, 12])
+def test_shift_nearest_equals_indexing_by_the_nearest_distances(num_distances):
+    length, num_keys = 3, 7
+    scores = random(5, 2, length, num_distances)  # (N, B, T, R)
+    shifted = np.array(shift_nearest(scores, num_keys))
+    assert shifted.shape == (2, 5, length, num_keys)
+    for i in range(length):
+        for j in range(num_keys - length + i + 1):
+            distance = min(num_keys - length + i - j, num_distances - 1)
+            np.testing.assert_array_equal(
+                shifted[:, :, i, j],
+                scores[:, :, i, num_distances - 1 - distance].T,
+            )
+

@@ -434,6 +434,13 @@ def test_a_batch_of_negative_size_is_refused(served):
     ("inputs", "message"),
     [
         ({"prompt_ids": np.zeros((1, 0), "int32")}, "`prompt_ids` must have"),
+        (
+            {
+                "prompt_ids": np.zeros((0, 2), "int32"),
+                "prompt_length": np.zeros(0, "int32"),
+            },
+            "`prompt_ids` must have",
+        ),
         ({"prompt_ids": [[3, V]]}, "`prompt_ids` must be at least"),
         ({"prompt_length": [0]}, "`prompt_length` must be at least"),
         ({"prompt_length": [3]}, "`prompt_length` must be at least"),

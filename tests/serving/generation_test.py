@@ -166,3 +166,16 @@ def test_absolute_positions_read_a_window_again(attention_type):
         text = np.concatenate([text, nearest[:, None]], axis=1)
     np.testing.assert_array_equal(written, text[:, 3:])
     assert len(np.unique(written)) > 1
+
+
+def test_a_window_longer_than_the_positions_is_refused():
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart",
+        num_layers=1,
+        memory_length=0,
+        attention_type="al_rfou",
+        max_positions=4,
+    )
+    Generator(model, memory_length=4)
+    with pytest.raises(ValueError, match="at most 4. Received: memory_length"):
+        Generator(model, memory_length=5)

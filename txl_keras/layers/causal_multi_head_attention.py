@@ -5,6 +5,7 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
 """
 
 import dataclasses
+import functools
 
 import keras
 import tensorflow as tf
@@ -241,31 +242,32 @@ class CausalMultiHeadAttention(keras.layers.Layer):
     def _attend_projected(self, terms, query, past):
         projected = self._project_query(query)
         key, value = self.project(query)
+        parts = [(key, value)]
+        if past.keys.shape[2]:
+            # In the order of its slots; the segment comes after it.
+            parts = [(past.keys, past.values), *parts]
         content_query = ops.swapaxes(terms.content_query(projected), 1, 2)
-        # The past comes in the order of its slots, the segment after it.
+        biases = self._position_biases(terms, projected, past)
         # As products of matrices: of an einsum XLA transposes the keys first.
-        content = _join(
-            [
-                tf.matmul(content_query, part, transpose_b=True)
-                for part in (past.keys, key)
-                if part.shape[2] != 0
-            ]
-        )
-        bias = self._position_bias(terms, projected, past)
-        # Not Keras's, which warns where there is one key.
-        probabilities = tf.nn.softmax(tf.cast(content, "float32") + bias)
-        weights = ops.cast(probabilities, self.compute_dtype)
-        num_memory = past.keys.shape[2]
-        attended = tf.matmul(weights[..., num_memory:], value)
-        if num_memory:
-            attended += tf.matmul(weights[..., :num_memory], past.values)
+        content = [
+            tf.matmul(content_query, keys, transpose_b=True)
+            for keys, _ in parts
+        ]
+        scores = [
+            tf.cast(products, "float32") + bias
+            for products, bias in zip(content, biases, strict=True)
+        ]
+        attended = _softmax_of_parts(scores, [values for _, values in parts])
         return self._output_dense(ops.swapaxes(attended, 1, 2)), key, value
 
-    def _position_bias(self, terms, projected, past):
-        """What is added to the scores of content, float32 `(B, N, T, S)`.
+    def _position_biases(self, terms, projected, past):
+        """What is added to the scores of content.
 
         Made in the order of the text, where positions are a shift, and then
         put in the order of the slots.
+
+        Returns:
+            float32 `(B, N, T, M)`, unless M is 0, and `(B, N, T, T)`.
         """
         num_memory, num_queries = past.keys.shape[2], ops.shape(projected)[1]
         segment_mask = ops.ones(ops.shape(projected)[:2], "bool")
@@ -279,11 +281,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             scores = ops.cast(terms.position_scores(projected), "float32")
         bias = ops.where(mask, scores, CLOSED)
         if not num_memory:
-            return bias
-        return ops.concatenate(
-            [past.by_slot(bias[..., :num_memory]), bias[..., num_memory:]],
-            axis=-1,
-        )
+            return [bias]
+        return [past.by_slot(bias[..., :num_memory]), bias[..., num_memory:]]
 
     def project(self, states):
         """Keys and values of hidden states, heads first.
@@ -422,5 +421,36 @@ def masked_softmax(scores, mask):
     return ops.softmax(ops.where(mask, scores, CLOSED), axis=-1)
 
 
-def _join(parts):
-    return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=-1)
+def _softmax_of_parts(scores, values):
+    """`softmax(scores) values` over keys that lie in several tensors.
+
+    The same numbers as of the tensors joined, but nothing is joined or taken
+    apart, and the attended values are divided rather than the many
+    probabilities: half the passes over `(B, N, T, S)`.
+
+    Args:
+        scores: Float32 tensors `(B, N, T, S_i)`.
+        values: Tensors `(B, N, S_i, H)`.
+
+    Returns:
+        Tensor `(B, N, T, H)` of the dtype of the values.
+    """
+    highest = functools.reduce(
+        tf.maximum,
+        [tf.reduce_max(part, axis=-1, keepdims=True) for part in scores],
+    )
+    exponentials = [tf.exp(part - highest) for part in scores]
+    total = tf.add_n(
+        [
+            tf.reduce_sum(part, axis=-1, keepdims=True)
+            for part in exponentials
+        ]
+    )
+    dtype = values[0].dtype
+    attended = tf.add_n(
+        [
+            tf.matmul(tf.cast(weights, dtype), part)
+            for weights, part in zip(exponentials, values, strict=True)
+        ]
+    )
+    return tf.cast(tf.cast(attended, "float32") / total, dtype)

@@ -192,7 +192,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             attention_biases: As in a call.
         """
         terms = self._terms(
-            lambda query: ops.einsum("btnh,nrh->bntr", query, position_keys),
+            lambda query: scores_by_distance(query, position_keys),
             lambda scores: shift_nearest(scores, past.num_keys(query)),
             attention_biases,
         )
@@ -241,17 +241,32 @@ def relative_shift(scores):
     Returns:
         Tensor of shape `(B, N, T, S)` by key.
     """
-    batch, heads, length, num_keys = ops.shape(scores)
-    padded = ops.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]])
-    reshaped = ops.reshape(padded, (-1, heads, num_keys + 1, length))
-    return ops.reshape(reshaped[:, :, 1:], (-1, heads, length, num_keys))
+    return _shear(ops.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]]))
+
+
+def _shear(padded):
+    """`(B, N, T, 1 + S)` to `(B, N, T, S)`: row `i` moves by `T - 1 - i`."""
+    _, heads, length, num_columns = ops.shape(padded)
+    reshaped = ops.reshape(padded, (-1, heads, num_columns, length))
+    return ops.reshape(
+        reshaped[:, :, 1:], (-1, heads, length, num_columns - 1)
+    )
+
+
+def scores_by_distance(query, position_keys):
+    """Products of queries `(B, T, N, H)` and projected positions `(N, R, H)`.
+
+    Returns:
+        Tensor `(N, B, T, R)`: heads first, as the product leaves them.
+    """
+    return ops.einsum("btnh,nrh->nbtr", query, position_keys)
 
 
 def shift_nearest(scores, num_keys):
     """`relative_shift` of scores of more or fewer distances than keys.
 
     Args:
-        scores: Tensor of shape `(B, N, T, R)` by distance. Keys farther than
+        scores: Tensor of shape `(N, B, T, R)` by distance. Keys farther than
             the first of them count as it.
         num_keys: `S`.
 
@@ -259,9 +274,15 @@ def shift_nearest(scores, num_keys):
         Tensor of shape `(B, N, T, S)` by key.
     """
     num_distances = scores.shape[-1]
-    missing = ops.maximum(num_keys - num_distances, 0)
+    # With the column that is lost in the shift: no pad is needed.
+    num_columns = num_keys + 1
     farthest = ops.broadcast_to(
-        scores[..., :1], (*ops.shape(scores)[:-1], missing)
+        scores[..., :1],
+        (
+            *ops.shape(scores)[:-1],
+            ops.maximum(num_columns - num_distances, 0),
+        ),
     )
-    nearest = scores[..., ops.maximum(num_distances - num_keys, 0) :]
-    return relative_shift(ops.concatenate([farthest, nearest], axis=-1))
+    nearest = scores[..., ops.maximum(num_distances - num_columns, 0) :]
+    sheared = _shear(ops.concatenate([farthest, nearest], axis=-1))
+    return ops.swapaxes(sheared, 0, 1)

@@ -13,6 +13,7 @@ from txl_keras.layers.causal_multi_head_attention import (
 )
 from txl_keras.layers.causal_multi_head_attention import PositionTerms
 from txl_keras.layers.relative_multi_head_attention import relative_shift
+from txl_keras.layers.relative_multi_head_attention import scores_by_distance
 from txl_keras.layers.relative_multi_head_attention import shift_nearest
 
 
@@ -112,7 +113,10 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         num_memory = 0 if memory is None else ops.shape(memory)[1]
         positions = self.project_positions(num_memory + ops.shape(query)[1])
         return self._attend(
-            self._terms(*positions, relative_shift),
+            self._terms(
+                *positions,
+                lambda scores: relative_shift(ops.swapaxes(scores, 0, 1)),
+            ),
             query,
             memory,
             query_mask,
@@ -127,8 +131,8 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         scale = self.key_dim**-0.5
 
         def position_scores(query):
-            scores = ops.einsum("btnh,nrh->bntr", query, position_keys)
-            return align(scores + (position_biases * scale)[:, None, :])
+            scores = scores_by_distance(query, position_keys)
+            return align(scores + (position_biases * scale)[:, None, None, :])
 
         return PositionTerms(
             self.content_attention_bias * scale, position_scores

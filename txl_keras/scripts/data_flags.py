@@ -104,8 +104,8 @@ def corpus_options(defaults=None):
     return options
 
 
-def load_corpus(options):
-    """Loads the corpus of `corpus_options`."""
+def load_corpus(options, whole=False):
+    """Loads the corpus of `corpus_options`, in splits or whole."""
     separator = options["document_separator"]
     if separator is not None:
         separator = separator.replace(r"\n", "\n").replace(r"\t", "\t")
@@ -115,6 +115,7 @@ def load_corpus(options):
         options["manual_dir"],
         separator,
         options["text_key"],
+        whole,
     )
 
 

@@ -30,7 +30,12 @@ class Generator:
             from the distribution as it is.
         memory_length: Optional integer `M`; by default the model's own. Where
             positions are absolute (see `attention_type`) there is no memory:
-            the last M tokens are read again for every token.
+            the last M tokens are read again for every token, no more than the
+            model has positions.
+
+    Raises:
+        ValueError: If `memory_length` is negative, or more than the positions
+            of such a model.
 
     Example:
 
@@ -50,7 +55,13 @@ class Generator:
         self._sampler = sampler or Sampler()
         if memory_length is None:
             memory_length = model.backbone.memory_length
-        self._memory_length = check_integer("memory_length", memory_length, 0)
+        is_bounded = model.backbone.attention_type == "al_rfou"
+        self._memory_length = check_integer(
+            "memory_length",
+            memory_length,
+            0,
+            model.backbone.max_positions if is_bounded else None,
+        )
         self._step = None
 
     def __call__(self, prompts, max_tokens, seed=0):

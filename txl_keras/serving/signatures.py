@@ -326,8 +326,8 @@ class FunctionalSignatures:
         batch_size, size = tf.unstack(tf.shape(prompt_ids))
         return [
             check(
-                size >= 1,
-                "`prompt_ids` must have the shape (B, P), P at least 1. "
+                (batch_size >= 1) & (size >= 1),
+                "`prompt_ids` must have the shape (B, P), both at least 1. "
                 "Received:",
                 tf.shape(prompt_ids),
             ),

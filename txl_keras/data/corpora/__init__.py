@@ -42,6 +42,7 @@ def load_corpus(
     manual_dir=None,
     document_separator=None,
     text_key=None,
+    whole=False,
 ):
     """Loads a corpus by its name, or text of your own by its path.
 
@@ -57,6 +58,7 @@ def load_corpus(
             your own.
         text_key: Optional string. The name of the text in JSON lines and in
             `tfds:` examples. Default: `"text"`.
+        whole: Boolean. Text of your own as one split, `"all"`.
 
     Returns:
         A `Corpus`.
@@ -64,7 +66,8 @@ def load_corpus(
     Raises:
         FileNotFoundError: If the name is neither known nor a path.
         OSError: If what is needed can neither be found nor fetched.
-        ValueError: If the text is damaged, empty or too small.
+        ValueError: If the text is damaged, empty or too small, or `whole` is
+            asked for of a corpus that was published in splits.
 
     Example:
 
@@ -73,6 +76,11 @@ def load_corpus(
     ['test', 'train', 'valid']
     """
     name = os.fspath(name)
+    if whole and (name in CORPORA or name.startswith(TFDS_PREFIX)):
+        raise ValueError(
+            "The split `all` is one of text of your own: published corpora "
+            f"have splits. Received: corpus={name!r}"
+        )
     if name in CORPORA:
         return CORPORA[name](data_dir, manual_dir)
     if name.startswith(TFDS_PREFIX) and name != TFDS_PREFIX:
@@ -86,7 +94,7 @@ def load_corpus(
             "path of a text file or folder; no such path was found. "
             f"Received: corpus={name!r}"
         )
-    return text_files.load(path, document_separator, text_key or "text")
+    return text_files.load(path, document_separator, text_key or "text", whole)
 
 
 def _exists(path):

@@ -5,24 +5,26 @@ import hashlib
 import json
 
 SPLITS = ("train", "valid", "test")
+WHOLE = "all"  # the one split of a text that is not cut
 ENCODINGS = ("utf-8", "latin-1")
 BLOCK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A text in three splits, as bytes and not yet as tokens.
+    """A text in splits, as bytes and not yet as tokens.
 
     A split is a sequence of documents, read from where they lie each time it
     is asked for, so a corpus takes no more memory than one of its blocks.
 
     Args:
         name: String. What the corpus is called in messages and reports.
-        splits: Dict of `"train"`, `"valid"` and `"test"` to the documents: a
-            list of `bytes`; or an object that yields them, in order, each time
-            it is iterated over, with an attribute `num_bytes`, of their sum or
-            None, for progress bars. A document that is too long to be held at
-            once is an iterable of `bytes`. `bytes` alone are one document.
+        splits: Dict of `"train"`, `"valid"` and `"test"`, or of `"all"` for
+            text that is only evaluated, to the documents: a list of `bytes`;
+            or an object that yields them, in order, each time it is iterated
+            over, with an attribute `num_bytes`, of their sum or None, for
+            progress bars. A document that is too long to be held at once is
+            an iterable of `bytes`. `bytes` alone are one document.
             Documents follow each other as they are: those that should not run
             together end with a newline.
         encoding: String, what one symbol of the text is. `"utf-8"`: a
@@ -50,12 +52,12 @@ class Corpus:
     identity: object = None
 
     def __post_init__(self):
-        if set(self.splits) != set(SPLITS):
+        if set(self.splits) not in (set(SPLITS), {WHOLE}):
             raise ValueError(
-                f"`splits` must have the keys {list(SPLITS)}. "
+                f"`splits` must have the keys {list(SPLITS)}, or '{WHOLE}'. "
                 f"Received: {list(self.splits)}"
             )
-        empty = [split for split in SPLITS if _is_empty(self.splits[split])]
+        empty = [name for name in self.splits if _is_empty(self.splits[name])]
         if empty:
             raise ValueError(
                 f"`splits` must not be empty. Received: corpus '{self.name}' "
@@ -80,7 +82,7 @@ class Corpus:
         """Yields the text of a split in `Block`s of about equal size.
 
         Args:
-            split: String, `"train"`, `"valid"` or `"test"`.
+            split: String, one of `splits`.
             size: Integer, about how many bytes a block has.
 
         Yields:
@@ -108,7 +110,7 @@ class Corpus:
             content = [self.name, self.encoding, self.identity]
             return hashlib.sha256(json.dumps(content).encode()).hexdigest()
         digest = hashlib.sha256(f"{self.name} {self.encoding}".encode())
-        for split in SPLITS:
+        for split in self.splits:
             for block in self.blocks(split):
                 lengths = [block.continues, *map(len, block.pieces)]
                 digest.update(f"{split} {lengths} ".encode())

@@ -7,6 +7,7 @@ import os
 import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import modification_time
 from txl_keras.data.corpora.files import read_bytes
@@ -28,7 +29,7 @@ SPLIT_NAMES = {
 MAX_DOCUMENT_BYTES = 1 << 30  # of those with separators, which are held whole
 
 
-def load(path, document_separator=None, text_key="text"):
+def load(path, document_separator=None, text_key="text", whole=False):
     """Finds the files of a text and splits them; reads as little as it can.
 
     - A file: the first 90% are train, then 5% valid and 5% test.
@@ -52,6 +53,7 @@ def load(path, document_separator=None, text_key="text"):
         document_separator: Optional string that parts the documents of a file
             and is no part of them. Not for JSON lines.
         text_key: String. The name of the text in an object of JSON lines.
+        whole: Boolean. One split, `"all"`, of all the files as they are.
 
     Returns:
         A `Corpus` in UTF-8.
@@ -69,9 +71,9 @@ def load(path, document_separator=None, text_key="text"):
     separator = document_separator and document_separator.encode("utf-8")
     splits = {
         split: TextFiles(tuple(parts), separator, text_key)
-        for split, parts in _split(path, separator).items()
+        for split, parts in _split(path, separator, whole).items()
     }
-    empty = [split for split in SPLITS if not splits[split].num_bytes]
+    empty = [split for split in splits if not splits[split].num_bytes]
     if empty:
         size = sum(text.num_bytes for text in splits.values())
         raise ValueError(
@@ -140,8 +142,10 @@ class TextFiles:
                 yield _whole_file(part, ends_line=len(self.parts) > 1)
 
 
-def _split(path, separator):
+def _split(path, separator, whole):
     """Returns a dict of split to a list of `Part`s."""
+    if whole:
+        return {WHOLE: [Part(file) for file in _find_files(path)]}
     if tf.io.gfile.isdir(path):
         named = _named_splits(path)
         if named:

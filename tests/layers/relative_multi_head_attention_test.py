@@ -460,4 +460,3 @@ def test_shift_nearest_equals_indexing_by_the_nearest_distances(num_distances):
                 shifted[:, :, i, j],
                 scores[:, :, i, num_distances - 1 - distance].T,
             )
-

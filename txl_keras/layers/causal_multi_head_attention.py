@@ -441,10 +441,7 @@ def _softmax_of_parts(scores, values):
     )
     exponentials = [tf.exp(part - highest) for part in scores]
     total = tf.add_n(
-        [
-            tf.reduce_sum(part, axis=-1, keepdims=True)
-            for part in exponentials
-        ]
+        [tf.reduce_sum(part, axis=-1, keepdims=True) for part in exponentials]
     )
     dtype = values[0].dtype
     attended = tf.add_n(

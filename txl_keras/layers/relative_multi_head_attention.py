@@ -248,9 +248,7 @@ def _shear(padded):
     """`(B, N, T, 1 + S)` to `(B, N, T, S)`: row `i` moves by `T - 1 - i`."""
     _, heads, length, num_columns = ops.shape(padded)
     reshaped = ops.reshape(padded, (-1, heads, num_columns, length))
-    return ops.reshape(
-        reshaped[:, :, 1:], (-1, heads, length, num_columns - 1)
-    )
+    return ops.reshape(reshaped[:, :, 1:], (-1, heads, length, num_columns - 1))
 
 
 def scores_by_distance(query, position_keys):

@@ -3,9 +3,9 @@ r"""Times the model on this machine, side by side with other ways to do it.
     python train/benchmark.py --experiment=generation \
         --preset=wikitext103_large --memory_length=1600 --clamp_length=1000 \
         --same_length
-    python train/benchmark.py --experiment=evaluation --preset=enwik8_base \
-        --memory_length=2100 --segment_length=80 --clamp_length=820 \
-        --same_length --batch_size=4
+    python train/benchmark.py --experiment=evaluation \
+        --preset=wikitext103_base --memory_length=640 --segment_length=64 \
+        --clamp_length=400 --same_length --batch_size=10
     python train/benchmark.py --experiment=long_generation \
         --preset=enwik8_base --memory_length=2100 --num_tokens=10000
 
@@ -86,7 +86,16 @@ def main(_):
         "experiment": FLAGS.experiment,
         "preset": FLAGS.preset,
         "precision": FLAGS.precision,
-        "memory_length": model.backbone.memory_length,
+        **{
+            name: getattr(model.backbone, name)
+            for name in (
+                "num_layers",
+                "hidden_dim",
+                "memory_length",
+                "same_length",
+                "clamp_length",
+            )
+        },
         "batch_size": FLAGS.batch_size,
         "cpus": os.cpu_count(),
         "tensorflow": tf.__version__,
@@ -177,7 +186,8 @@ def _evaluation(model):
         seconds = _take_turns(contenders)
     _print_table(seconds, "ms a segment")
     tokens = FLAGS.batch_size * FLAGS.segment_length
-    print(f"{tokens / seconds['projected memory']:,.0f} tokens/s")
+    speed = tokens / seconds["projected memory"]
+    print(f"With projected memory {speed:,.0f} tokens/s")
     return {"seconds": seconds, "segment_length": FLAGS.segment_length}
 
 

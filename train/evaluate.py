@@ -153,7 +153,9 @@ def _prepare_text(config, tokenizer):
             "Received: --corpus=None"
         )
     is_of_run = all(options[n] == of_run.get(n) for n in _TEXT_FLAGS)
-    if is_of_run and FLAGS.split == WHOLE:
+    if FLAGS.split == WHOLE and _is_same(
+        options["corpus"], of_run.get("corpus")
+    ):
         raise ValueError(
             f"`split` {WHOLE} is for text that the model was not trained on. "
             f"Received: --corpus={options['corpus']}, the text of the run"
@@ -173,6 +175,13 @@ def _prepare_text(config, tokenizer):
     text = {"corpus": options["corpus"], "fingerprint": split.fingerprint()}
     name = f"{corpus.name} (not the text of the run)" if of_run else corpus.name
     return name, text, split
+
+
+def _is_same(path, other):
+    """Whether two corpora are one, whatever they are called."""
+    return other is not None and os.path.realpath(path) == os.path.realpath(
+        other
+    )
 
 
 def _settings(backbone, of_run):

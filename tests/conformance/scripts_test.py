@@ -234,6 +234,15 @@ def test_evaluate_scores_all_of_a_text_of_ones_own(run, here, tmp_path):
 
     _, error = here("evaluate.py", f"--workdir={run[0]}", "--split=all")
     assert "`split` all is for text that" in error
+    of_run = json.loads((run[0] / "config.json").read_text())["corpus"]
+    _, error = here(
+        "evaluate.py",
+        f"--workdir={run[0]}",
+        f"--corpus={of_run['corpus']}",
+        "--text_key=other",
+        "--split=all",
+    )
+    assert "`split` all is for text that" in error
     _, error = here(
         "evaluate.py", f"--workdir={run[0]}", "--corpus=enwik8", "--split=all"
     )

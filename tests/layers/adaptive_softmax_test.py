@@ -850,3 +850,18 @@ def test_bfloat16_hidden_states_are_sampled_in_float32():
             softmax.sample(rounded, sampler, seeds),
             softmax.sample(tf.cast(rounded, tf.float32), sampler, seeds),
         )
+
+
+@pytest.mark.parametrize("num_words", [4, 6])
+def test_large_logits_cost_no_digits(num_words):
+    # Two words of a head, and one tail in which all words are as likely.
+    embedding = AdaptiveEmbedding(num_words, 2, cutoffs=(2,))
+    softmax = AdaptiveSoftmax(embedding)
+    softmax.build()
+    softmax.biases[0].assign([1e4, 9998.0])
+    softmax.cluster_bias.assign([9992.0])
+    softmax.biases[1].assign(tf.fill((num_words - 2,), 3e4))
+    nll = softmax(np.zeros((2, 2), "float32"), np.array([0, 3]))
+    total = np.log1p(np.exp(-2) + np.exp(-8))
+    expected = [total, total + 8 + np.log(num_words - 2)]
+    np.testing.assert_allclose(nll, expected, rtol=1e-6)

@@ -168,12 +168,26 @@ def test_a_new_beginning_forgets_and_sees_new_weights():
     np.testing.assert_allclose(read(TOKENS[:, :5]), expected, atol=1e-5)
 
 
-def test_bfloat16_reads_as_the_training_path_does():
-    backbone = make_backbone(dtype="mixed_bfloat16")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"attention_type": "shaw", "max_positions": 9},
+        {
+            "attention_type": "al_rfou",
+            "max_positions": 4,
+            "memory_length": 0,
+        },
+    ],
+)
+def test_bfloat16_reads_as_the_training_path_does(settings):
+    backbone = make_backbone(dtype="mixed_bfloat16", **settings)
     read = Reader(backbone, 4)
+    remembers = backbone.memory_length > 0
     memory = None
     for ids in cut([4, 4, 1, 4]):
-        expected, memory = backbone(ids, memory=memory)
+        expected, new_memory = backbone(ids, memory=memory)
+        memory = new_memory if remembers else None
         assert read.reader.memory().keys[0].dtype == tf.bfloat16
         np.testing.assert_allclose(
             read(ids).astype("float32"), tf.cast(expected, "float32"), atol=0.1
@@ -207,6 +221,14 @@ def test_new_entries_are_written_in_place():
 def test_sizes_that_cannot_be_are_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
         SegmentReader(make_backbone(), *sizes)
+
+
+@pytest.mark.parametrize("length", [5, None])
+def test_segments_that_are_too_long_are_refused(length):
+    reader = SegmentReader(make_backbone(), 3, 4)
+    spec = tf.TensorSpec((3, length), tf.int32)
+    with pytest.raises(ValueError, match="segment_length=4. Received: shape"):
+        tf.function(reader.read, autograph=False).get_concrete_function(spec)
 
 
 def test_memory_is_refused_where_positions_are_absolute():

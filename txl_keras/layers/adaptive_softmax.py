@@ -4,6 +4,7 @@ Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `C` clusters
 after the first, `R` rows: all `B T` tokens, `K` rows of one pass.
 """
 
+import functools
 import math
 
 import keras
@@ -186,10 +187,11 @@ class AdaptiveSoftmax(keras.layers.Layer):
         logits, *of_tails = self._head_logit_parts(hidden)
         if not of_tails:
             return _cross_entropy(logits, words)
-        parts = [(logits, words), (*of_tails, cluster - 1)]
-        target = tf.add_n([_pick(*part) for part in parts])
-        sums = [tf.reduce_logsumexp(logits, axis=-1) for logits, _ in parts]
-        return tf.reduce_logsumexp(tf.stack(sums), axis=0) - target
+        parts = [logits, *of_tails]
+        highest = functools.reduce(
+            tf.maximum, [tf.reduce_max(part, axis=-1) for part in parts]
+        )
+        return _nll_of_parts(parts, [words, cluster - 1], highest)
 
     def _rows_of_a_pass(self, hidden):
         if self.tail_rows is not None:
@@ -431,14 +433,33 @@ def _cross_entropy_of_few_rows(targets, hidden, kernel, bias, *projection):
     hidden = _project(hidden, *projection)
     logits = tf.matmul(kernel, hidden, transpose_b=True)  # [n, K]
     logits += bias[:, None]
-    return tf.reduce_logsumexp(logits, axis=0) - _pick(logits, targets, axis=0)
+    highest = tf.reduce_max(logits, axis=0)
+    return _nll_of_parts([logits], [targets], highest, axis=0)
 
 
-def _pick(logits, targets, axis=-1):
-    """The logits of the targets, 0 where a target is -1."""
-    num_classes = logits.shape[axis]
-    is_target = tf.one_hot(targets, num_classes, True, False, axis=axis)
-    return tf.reduce_sum(tf.where(is_target, logits, 0.0), axis)
+def _nll_of_parts(parts, targets, highest, axis=-1):
+    """Negative log-likelihood where the classes lie in several tensors.
+
+    Args:
+        parts: Logits, `(K, n_i)`; `(n_i, K)` if `axis` is 0.
+        targets: For each part int32 `(K,)`; -1 where the class is in another.
+        highest: Float32 `(K,)`, the highest logits.
+        axis: Integer, that of the classes.
+
+    Returns:
+        Float32 tensor `(K,)`.
+    """
+    # Taken off first, or large logits would cost the digits of the result.
+    highest = tf.expand_dims(tf.stop_gradient(highest), axis)
+    total, target = 0.0, 0.0
+    for logits, ids in zip(parts, targets, strict=True):
+        logits = logits - highest
+        is_target = tf.one_hot(
+            ids, logits.shape[axis], on_value=True, off_value=False, axis=axis
+        )
+        total += tf.reduce_sum(tf.exp(logits), axis)
+        target += tf.reduce_sum(tf.where(is_target, logits, 0.0), axis)
+    return tf.math.log(total) - target
 
 
 def _cross_entropy(logits, targets):

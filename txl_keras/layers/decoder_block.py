@@ -314,7 +314,8 @@ class DecoderBlock(keras.layers.Layer):
             )
         # Where the length is known at run time only.
         tf.debugging.assert_less_equal(length, self.max_positions)
-        return self.position_embeddings[self.max_positions - length :]
+        positions = self.position_embeddings[self.max_positions - length :]
+        return tf.cast(positions, inputs.dtype)
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape

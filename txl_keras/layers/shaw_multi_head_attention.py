@@ -134,9 +134,8 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             scores = scores_by_distance(query, position_keys)
             return align(scores + (position_biases * scale)[:, None, None, :])
 
-        return PositionTerms(
-            self.content_attention_bias * scale, position_scores
-        )
+        bias = ops.cast(self.content_attention_bias, self.compute_dtype)
+        return PositionTerms(bias * scale, position_scores)
 
     def project_positions(self, num_distances):
         """Keys and biases of distances.
@@ -150,7 +149,10 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         distance = self._distances(num_distances)
         keys = ops.take(self.position_keys, distance, axis=0)
         biases = ops.take(self.position_biases, distance, axis=0)
-        return ops.transpose(keys, (1, 0, 2)), ops.transpose(biases)
+        return (
+            ops.cast(ops.transpose(keys, (1, 0, 2)), self.compute_dtype),
+            ops.cast(ops.transpose(biases), self.compute_dtype),
+        )
 
     def attend_projected(self, query, past, position_keys, position_biases):
         """See `CausalMultiHeadAttention.attend_projected`.

@@ -66,6 +66,7 @@ class SegmentReader:
         check_integer("memory_length", memory_length, 0)
         backbone.check_remembers(memory_length)
         self._backbone = backbone
+        self._segment_length = segment_length
         self._num_distances = memory_length + segment_length
         self._memory_length = memory_length
         shape = (
@@ -161,7 +162,17 @@ class SegmentReader:
         Returns:
             The pair of hidden states `(B, T, D)` and the entries for
             `remember`: L keys and L values `(B, N, T, H)`.
+
+        Raises:
+            ValueError: If T is more than `segment_length`, or not known.
         """
+        length = token_ids.shape[1]
+        if length is None or length > self._segment_length:
+            raise ValueError(
+                "`token_ids` must have a shape (B, T) with T at most "
+                f"segment_length={self._segment_length}. Received: shape "
+                f"{token_ids.shape}"
+            )
         positions = tf.nest.map_structure(
             lambda variable: tf.cast(
                 variable.read_value(), self._backbone.compute_dtype

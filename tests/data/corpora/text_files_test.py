@@ -86,6 +86,14 @@ def test_files_do_not_run_together_and_copies_count_once(tmp_path):
     assert sorted(lines) == sorted(files.values())
 
 
+def test_packed_files_may_end_in_an_empty_member(tmp_path):
+    packed = gzip.compress(b"packed\n" * 9) + gzip.compress(b"")
+    files = {"a.txt": b"plain\n", "b.txt.gz": packed}
+    write_files(tmp_path, {**files, "c.txt.gz": gzip.compress(b"")})
+    corpus = load_corpus(tmp_path, whole=True)
+    assert corpus.read("all") == b"plain\n" + b"packed\n" * 9
+
+
 def test_each_of_two_files_is_cut_like_one(tmp_path):
     write_files(tmp_path, {"b.txt": b"b\n" * 50, "a.txt": b"a\n" * 49 + b"a"})
     corpus = load_corpus(tmp_path)

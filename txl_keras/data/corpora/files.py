@@ -120,13 +120,16 @@ def rough_size(path):
     """As `text_size`, without reading a `.gz`: by what its end says.
 
     Of more than 4 GiB the end does not tell; of such it is the packed size.
+    Nor of several members, and the last is often empty (`bgzip`): so where it
+    says 0 the text is read.
     """
     size = tf.io.gfile.stat(path).length
     if not path.lower().endswith(".gz") or size < 4 or size > 1 << 31:
         return size
     with tf.io.gfile.GFile(path, "rb") as file:
         file.seek(size - 4)
-        return int.from_bytes(file.read(4), "little")
+        unpacked = int.from_bytes(file.read(4), "little")
+    return unpacked or text_size(path)
 
 
 def is_remote(path):

@@ -315,7 +315,9 @@ def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, here):
     assert greedy != first
 
 
-@pytest.mark.parametrize("fixture", ["run", "words_run"])
+@pytest.mark.parametrize(
+    "fixture", ["run", pytest.param("words_run", marks=pytest.mark.large)]
+)
 def test_the_savedmodel_loads_where_there_is_only_tensorflow(
     fixture, request, here, tmp_path
 ):
@@ -408,6 +410,7 @@ def test_a_text_that_changed_is_not_scored(run, corpus, here):
     assert "is not what it was" in error
 
 
+@pytest.mark.large
 def test_the_text_may_be_moved_and_its_newlines_left_out(
     corpus, here, tmp_path
 ):
@@ -571,6 +574,7 @@ def test_a_run_of_words_is_scored_and_written_on(words_run, here):
     assert {*written.split()} <= {*words}
 
 
+@pytest.mark.large
 def test_a_vocabulary_file_is_the_vocabulary(word_corpus, here, tmp_path):
     words = ["<eos>", "the", ".", "is", ",", "and", "so", "on", "UNK", "never"]
     vocabulary = tmp_path / "words.txt"
@@ -606,7 +610,7 @@ def test_a_vocabulary_file_is_the_vocabulary(word_corpus, here, tmp_path):
 @pytest.mark.parametrize(
     "order",
     [
-        ["--order=roll"],
+        pytest.param(["--order=roll"], marks=pytest.mark.large),
         ["--order=shuffle", "--reset_documents"],
         pytest.param(["--varlen"], marks=pytest.mark.large),  # six programs
     ],
@@ -649,6 +653,7 @@ def test_the_score_of_a_text_is_one_whatever_the_batch_size(run, here):
     assert abs(scores[16, "none"] - scores[1, "exact"]) > 1e-4
 
 
+@pytest.mark.large
 def test_prepared_text_is_described_and_found_by_training(
     word_corpus, here, tmp_path
 ):

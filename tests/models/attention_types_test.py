@@ -267,7 +267,7 @@ def make_iterator(tokens):
     [
         ("relative", -1, (5,)),
         ("shaw", V, ()),
-        ("vaswani", V, ()),
+        pytest.param("vaswani", V, (), marks=pytest.mark.large),
         ("al_rfou", -1, ()),
     ],
 )

@@ -164,10 +164,9 @@ class SegmentReader:
             `remember`: L keys and L values `(B, N, T, H)`.
 
         Raises:
-            ValueError: If T is more than `segment_length`, or not known.
+            ValueError: If T is more than `segment_length`.
         """
-        length = token_ids.shape[1]
-        if length is None or length > self._segment_length:
+        if (token_ids.shape[1] or 0) > self._segment_length:
             raise ValueError(
                 "`token_ids` must have a shape (B, T) with T at most "
                 f"segment_length={self._segment_length}. Received: shape "

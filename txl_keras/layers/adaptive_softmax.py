@@ -187,11 +187,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
         logits, *of_tails = self._head_logit_parts(hidden)
         if not of_tails:
             return _cross_entropy(logits, words)
-        parts = [logits, *of_tails]
-        highest = functools.reduce(
-            tf.maximum, [tf.reduce_max(part, axis=-1) for part in parts]
-        )
-        return _nll_of_parts(parts, [words, cluster - 1], highest)
+        return _nll_of_parts([logits, *of_tails], [words, cluster - 1])
 
     def _rows_of_a_pass(self, hidden):
         if self.tail_rows is not None:
@@ -433,22 +429,23 @@ def _cross_entropy_of_few_rows(targets, hidden, kernel, bias, *projection):
     hidden = _project(hidden, *projection)
     logits = tf.matmul(kernel, hidden, transpose_b=True)  # [n, K]
     logits += bias[:, None]
-    highest = tf.reduce_max(logits, axis=0)
-    return _nll_of_parts([logits], [targets], highest, axis=0)
+    return _nll_of_parts([logits], [targets], axis=0)
 
 
-def _nll_of_parts(parts, targets, highest, axis=-1):
+def _nll_of_parts(parts, targets, axis=-1):
     """Negative log-likelihood where the classes lie in several tensors.
 
     Args:
         parts: Logits, `(K, n_i)`; `(n_i, K)` if `axis` is 0.
         targets: For each part int32 `(K,)`; -1 where the class is in another.
-        highest: Float32 `(K,)`, the highest logits.
         axis: Integer, that of the classes.
 
     Returns:
         Float32 tensor `(K,)`.
     """
+    highest = functools.reduce(
+        tf.maximum, [tf.reduce_max(logits, axis) for logits in parts]
+    )
     # Taken off first, or large logits would cost the digits of the result.
     highest = tf.expand_dims(tf.stop_gradient(highest), axis)
     total, target = 0.0, 0.0

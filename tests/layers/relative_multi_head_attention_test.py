@@ -18,7 +18,7 @@ from layer_checks import check_layer
 
 from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers import relative_shift
-from txl_keras.layers.relative_multi_head_attention import shift_nearest
+from txl_keras.layers.relative_shift import shift_nearest
 
 B, T, M, D, N, H = 2, 3, 5, 8, 4, 7
 

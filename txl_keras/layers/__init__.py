@@ -13,8 +13,8 @@ from txl_keras.layers.projected_memory import ProjectedMemory
 from txl_keras.layers.relative_multi_head_attention import (
     RelativeMultiHeadAttention,
 )
-from txl_keras.layers.relative_multi_head_attention import relative_shift
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
+from txl_keras.layers.relative_shift import relative_shift
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.shaw_multi_head_attention import ShawMultiHeadAttention
 

@@ -6,18 +6,23 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
 
 import dataclasses
 import functools
+import itertools
 
 import keras
 import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.layers.relative_shift import part_lengths
+from txl_keras.layers.relative_shift import scores_by_key
+from txl_keras.layers.relative_shift import shift_nearest
 from txl_keras.layers.row_dropout import RowDropout
+from txl_keras.layers.row_dropout import is_kept
+from txl_keras.layers.softmax_attention import CLOSED
+from txl_keras.layers.softmax_attention import attend
+from txl_keras.layers.softmax_attention import masked_softmax
 
 SAME_LENGTHS = (False, True, "pytorch")
-# The score of a key that may not be seen. Finite, so that a row that may see
-# none stays a number.
-CLOSED = -1e30
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -189,35 +194,67 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         key_mask = None
         if query_mask is not None or memory_mask is not None:
             key_mask = self._key_mask(query, memory, query_mask, memory_mask)
-        mask = self._mask(
-            ops.shape(query)[1],
-            None if memory is None else ops.shape(memory)[1],
-            key_mask,
-            attention_mask,
+        if self.same_length and memory is None:
+            raise ValueError(
+                "`same_length` lets a query see as many keys as memory has, "
+                "so it needs a memory. Received: memory=None"
+            )
+        lengths = part_lengths(
+            0 if memory is None else ops.shape(memory)[1], ops.shape(query)[1]
         )
-        context = query
-        if memory is not None:
-            context = ops.concatenate([memory, query], axis=1)  # [B, S, D]
+        masks = self._masks(lengths, key_mask, attention_mask)
 
         projected = self._project_query(query)
-        key = self._key_dense(context)  # [B, S, N, H]
-        value = self._value_dense(context)  # [B, S, N, H]
-        scores = ops.einsum(
-            "btnh,bsnh->bnts", terms.content_query(projected), key
-        )
-        if terms.position_scores is not None:
-            scores = scores + terms.position_scores(projected)
-        probabilities = masked_softmax(scores, mask)
-        weights = self._dropout(
-            ops.cast(probabilities, self.compute_dtype),
-            training=training,
-            dropout_seed=dropout_seed,
-        )
-        attended = ops.einsum("bnts,bsnh->btnh", weights, value)
-        output = self._output_dense(attended)  # [B, T, D]
+        keys, values = self._project_parts(query, memory, lengths)
+        content_query = terms.content_query(projected)
+        scores = [
+            ops.einsum("btnh,bsnh->nbts", content_query, part) for part in keys
+        ]
+        if terms.by_distance is not None:
+            by_key = scores_by_key(
+                functools.partial(terms.by_distance, projected),
+                terms.positions,
+                lengths,
+            )
+            scores = [a + b for a, b in zip(scores, by_key, strict=True)]
+        keep, rate = None, 0.0
+        if training and self.dropout:
+            rate = self.dropout
+            keep = self._keep(projected, lengths, dropout_seed)
+        masks = [ops.swapaxes(mask, 0, 1) for mask in masks]
+        attended = attend(scores, masks, values, keep, rate)  # [N, B, T, H]
+        # [B, T, D]
+        output = self._output_dense(ops.transpose(attended, (1, 2, 0, 3)))
         if return_attention_scores:
-            return output, probabilities
+            return output, ops.swapaxes(masked_softmax(scores, masks), 0, 1)
         return output
+
+    def _project_parts(self, query, memory, lengths):
+        """Lists of the keys and the values of parts, `(B, S_i, N, H)`.
+
+        Memory and segment are projected apart: they need not be joined, and
+        where memory gets no gradient nothing is computed for it.
+        """
+        keys, values = [], []
+        if len(lengths) > 1:
+            keys = _split(self._key_dense(memory), lengths[:-1], axis=1)
+            values = _split(self._value_dense(memory), lengths[:-1], axis=1)
+        keys.append(self._key_dense(query))
+        values.append(self._value_dense(query))
+        return keys, values
+
+    def _keep(self, query, lengths, dropout_seed):
+        """Function of the probabilities that dropout keeps: see `attend`."""
+        batch_size, length, heads, _ = ops.shape(query)
+        seeds = self._dropout.row_seeds(batch_size, dropout_seed)
+        sizes = [heads, length, sum(lengths)]
+        ends = list(itertools.accumulate(lengths))
+
+        def keep_part(first, end):
+            places = [tf.range(heads), tf.range(length), tf.range(first, end)]
+            return is_kept(self.dropout, seeds, sizes, places, batch_axis=1)
+
+        return lambda: list(map(keep_part, [0, *ends[:-1]], ends))
 
     def _project_query(self, query):
         # Scaling the queries costs T N H products, the scores T S N.
@@ -269,20 +306,21 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         Returns:
             float32 `(B, N, T, M)`, unless M is 0, and `(B, N, T, T)`.
         """
-        num_memory, num_queries = past.keys.shape[2], ops.shape(projected)[1]
         segment_mask = ops.ones(ops.shape(projected)[:2], "bool")
-        mask = self._mask(
-            num_queries,
-            num_memory,
-            ops.concatenate([past.mask, segment_mask], axis=1),
+        lengths = part_lengths(past.keys.shape[2], ops.shape(projected)[1])
+        masks = self._masks(
+            lengths, ops.concatenate([past.mask, segment_mask], axis=1)
         )
-        scores = ops.zeros((), "float32")
-        if terms.position_scores is not None:
-            scores = ops.cast(terms.position_scores(projected), "float32")
-        bias = ops.where(mask, scores, CLOSED)
-        if not num_memory:
-            return [bias]
-        return [past.by_slot(bias[..., :num_memory]), bias[..., num_memory:]]
+        scores = [ops.zeros((), "float32")] * len(lengths)
+        if terms.by_distance is not None:
+            by_distance = terms.by_distance(projected, *terms.positions)
+            shifted = shift_nearest(by_distance, past.num_keys(projected))
+            scores = _split(ops.cast(shifted, "float32"), lengths)
+        *memory, segment = [
+            ops.where(mask, part, CLOSED)
+            for mask, part in zip(masks, scores, strict=True)
+        ]
+        return [*(past.by_slot(part) for part in memory), segment]
 
     def project(self, states):
         """Keys and values of hidden states, heads first.
@@ -299,10 +337,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             value, heads_first
         )
 
-    def _mask(
-        self, num_queries, num_memory, key_mask=None, attention_mask=None
-    ):
-        """Which keys a query may see: boolean, broadcasts to `(B, N, T, S)`.
+    def _masks(self, lengths, key_mask=None, attention_mask=None):
+        """Which keys a query may see.
 
         For T = 3, M = 2; `same_length=True` shuts the keys marked `s` too:
 
@@ -310,32 +346,44 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             i=0   1  1  |  1  .  .
             i=1   s  1  |  1  1  .
             i=2   s  s  |  1  1  1
+
+        Args:
+            lengths: Those of the parts of the keys, the segment last.
+            key_mask: Optional boolean `(B, S)`.
+            attention_mask: Optional, broadcasts to `(B, T, S)`.
+
+        Returns:
+            Boolean of each part, broadcasts to `(B, N, T, length)`; as small
+            as what it is made of, since it is kept for the backward pass.
         """
-        if self.same_length and num_memory is None:
-            raise ValueError(
-                "`same_length` lets a query see as many keys as memory has, "
-                "so it needs a memory. Received: memory=None"
-            )
-        num_memory = 0 if num_memory is None else num_memory
-        num_keys = num_memory + num_queries
-        distance = (
-            num_memory
-            + ops.arange(num_queries)[:, None]
-            - ops.arange(num_keys)[None, :]
-        )  # [T, S]
-        mask = distance >= 0
-        if self.same_length:
-            farthest = num_memory
-            if self.same_length == "pytorch":
-                # There the query's own key counts; it is never shut.
-                farthest = ops.maximum(num_memory - 1, 0)
-            mask = ops.logical_and(mask, distance <= farthest)
-        mask = mask[None]  # [1, T, S]
-        if attention_mask is not None:
-            mask = ops.logical_and(mask, ops.cast(attention_mask, "bool"))
-        if key_mask is not None:
-            mask = ops.logical_and(mask, key_mask[:, None, :])
-        return mask[:, None]
+        *of_memory, length = lengths
+        num_memory = sum(of_memory)
+        ends = list(itertools.accumulate(lengths))
+        masks = []
+        for first, end in zip([0, *ends[:-1]], ends, strict=True):
+            keys = ops.arange(first, end)
+            distance = num_memory + ops.arange(length)[:, None] - keys
+            conditions = [ops.ones((1, 1, 1), "bool")]
+            if self.same_length:
+                conditions.append(distance <= self._farthest(num_memory))
+            if attention_mask is not None:
+                conditions.append(_columns(attention_mask, first, end))
+            if key_mask is not None:
+                conditions.append(key_mask[:, None, first:end])
+            masks.append(conditions)
+        # What memory holds is before all queries.
+        masks[-1].append(distance >= 0)
+        return [
+            functools.reduce(ops.logical_and, conditions)[:, None]
+            for conditions in masks
+        ]
+
+    def _farthest(self, num_memory):
+        """The distance beyond which `same_length` shuts a key."""
+        if self.same_length == "pytorch":
+            # There the query's own key counts; it is never shut.
+            return ops.maximum(num_memory - 1, 0)
+        return num_memory
 
     def _key_mask(self, query, memory, query_mask, memory_mask):
         if query_mask is None:
@@ -393,12 +441,16 @@ class PositionTerms:
     Attributes:
         content_bias: Optional tensor that broadcasts to `(B, T, N, H)`, added
             to the scaled queries before they meet the keys.
-        position_scores: Optional function of the scaled queries; returns
-            scores `(B, N, T, S)`, by key in the order of the text.
+        by_distance: Optional function of the scaled queries and of
+            `positions`. Returns scores `(N, B, T, R)`: heads first, as the
+            product leaves them.
+        positions: Tuple of tensors `(N, R, ...)`, a row a distance, the
+            farthest first.
     """
 
     content_bias: object = None
-    position_scores: object = None
+    by_distance: object = None
+    positions: tuple = ()
 
     def content_query(self, query):
         """Queries that meet the keys."""
@@ -407,18 +459,17 @@ class PositionTerms:
         return query + self.content_bias
 
 
-def masked_softmax(scores, mask):
-    """Softmax over the last axis where `mask` is true, in float32.
+def _columns(mask, first, end):
+    """Of a mask that broadcasts to `(B, T, S)`."""
+    mask = ops.cast(mask, "bool")
+    return mask if mask.shape[-1] == 1 else mask[..., first:end]
 
-    Args:
-        scores: Tensor of any float dtype.
-        mask: Boolean tensor that broadcasts to `scores`.
 
-    Returns:
-        Float32 tensor; a row with no true entry is uniform, never NaN.
-    """
-    scores = ops.cast(scores, "float32")
-    return ops.softmax(ops.where(mask, scores, CLOSED), axis=-1)
+def _split(tensor, lengths, axis=-1):
+    """A list of parts of these lengths."""
+    if len(lengths) == 1:
+        return [tensor]
+    return tf.split(tensor, lengths, axis=axis)
 
 
 def _softmax_of_parts(scores, values):

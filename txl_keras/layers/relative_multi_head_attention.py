@@ -131,14 +131,9 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             # Only shapes are read: a mask would be dropped with a warning.
             shape_of = tf.identity(query)
             position_encoding = self._encode_positions(shape_of, memory)
-        position = self._position_dense(
-            ops.cast(position_encoding, self.compute_dtype)
-        )  # [S, N, H]
         return self._attend(
             self._terms(
-                lambda query: ops.einsum("btnh,rnh->bntr", query, position),
-                relative_shift,
-                attention_biases,
+                self._project_encoding(position_encoding), attention_biases
             ),
             query,
             memory,
@@ -150,16 +145,21 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             return_attention_scores,
         )
 
-    def _terms(self, by_distance, align, attention_biases):
-        """`PositionTerms` of scores by distance and how to align them."""
+    def _terms(self, positions, attention_biases):
         scale = self.key_dim**-0.5
         u, v = self._attention_biases(attention_biases)
         u, v = u * scale, v * scale
-        return PositionTerms(
-            # Terms (a) + (c), then (b) + (d).
-            content_bias=u,
-            position_scores=lambda query: align(by_distance(query + v)),
-        )
+
+        def by_distance(query, keys):
+            return ops.einsum("btnh,nrh->nbtr", query + v, keys)
+
+        # Terms (a) + (c), then (b) + (d).
+        return PositionTerms(u, by_distance, positions)
+
+    def _project_encoding(self, encoding):
+        """`R W_k,R`: a tuple of one tensor `(N, R, H)`."""
+        position = self._position_dense(ops.cast(encoding, self.compute_dtype))
+        return (ops.transpose(position, (1, 0, 2)),)
 
     def project_positions(self, num_distances):
         """`R W_k,R`, which changes with the weights only.
@@ -177,8 +177,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         encoding = self._encode_positions(
             ops.zeros((1, num_distances, self._hidden_dim))
         )
-        position = self._position_dense(ops.cast(encoding, self.compute_dtype))
-        return (ops.transpose(position, (1, 0, 2)),)
+        return self._project_encoding(encoding)
 
     def attend_projected(
         self, query, past, position_keys, attention_biases=None
@@ -191,11 +190,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
                 distances or more.
             attention_biases: As in a call.
         """
-        terms = self._terms(
-            lambda query: scores_by_distance(query, position_keys),
-            lambda scores: shift_nearest(scores, past.num_keys(query)),
-            attention_biases,
-        )
+        terms = self._terms((position_keys,), attention_biases)
         return self._attend_projected(terms, query, past)
 
     def _attention_biases(self, attention_biases):
@@ -218,69 +213,3 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             "clamp_length": self.clamp_length,
             "tie_attention_biases": self.tie_attention_biases,
         }
-
-
-def relative_shift(scores):
-    """Aligns scores by distance with scores by key (appendix B).
-
-    Column `r` of the input is the distance `S - 1 - r`; query `i` stands at
-    `M + i`, so its key `j` is found in column `j + T - 1 - i`. A pad on the
-    left and two reshapes move every row by its own amount, at no arithmetic.
-    For T = 3, S = 5, the numbers being distances:
-
-        4 3 2 1 0        2 1 0 x x
-        4 3 2 1 0   ->   3 2 1 0 x
-        4 3 2 1 0        4 3 2 1 0
-
-    `x` is a key after the query: what stands there is garbage, not zero, and
-    must be masked.
-
-    Args:
-        scores: Tensor of shape `(B, N, T, S)` by distance.
-
-    Returns:
-        Tensor of shape `(B, N, T, S)` by key.
-    """
-    return _shear(ops.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]]))
-
-
-def _shear(padded):
-    """`(B, N, T, 1 + S)` to `(B, N, T, S)`: row `i` moves by `T - 1 - i`."""
-    _, heads, length, num_columns = ops.shape(padded)
-    reshaped = ops.reshape(padded, (-1, heads, num_columns, length))
-    return ops.reshape(reshaped[:, :, 1:], (-1, heads, length, num_columns - 1))
-
-
-def scores_by_distance(query, position_keys):
-    """Products of queries `(B, T, N, H)` and projected positions `(N, R, H)`.
-
-    Returns:
-        Tensor `(N, B, T, R)`: heads first, as the product leaves them.
-    """
-    return ops.einsum("btnh,nrh->nbtr", query, position_keys)
-
-
-def shift_nearest(scores, num_keys):
-    """`relative_shift` of scores of more or fewer distances than keys.
-
-    Args:
-        scores: Tensor of shape `(N, B, T, R)` by distance. Keys farther than
-            the first of them count as it.
-        num_keys: `S`.
-
-    Returns:
-        Tensor of shape `(B, N, T, S)` by key.
-    """
-    num_distances = scores.shape[-1]
-    # With the column that is lost in the shift: no pad is needed.
-    num_columns = num_keys + 1
-    farthest = ops.broadcast_to(
-        scores[..., :1],
-        (
-            *ops.shape(scores)[:-1],
-            ops.maximum(num_columns - num_distances, 0),
-        ),
-    )
-    nearest = scores[..., ops.maximum(num_distances - num_columns, 0) :]
-    sheared = _shear(ops.concatenate([farthest, nearest], axis=-1))
-    return ops.swapaxes(sheared, 0, 1)

@@ -3,6 +3,8 @@
 Letters: `B` batch.
 """
 
+import math
+
 import keras
 import tensorflow as tf
 
@@ -93,14 +95,27 @@ class RowDropout(keras.layers.Layer):
     def call(self, inputs, training=None, dropout_seed=None):
         if not training or self.rate == 0:
             return inputs
-        if dropout_seed is None:
-            dropout_seed = self._draw(tf.shape(inputs)[0])
-        keep = _bits(dropout_seed, inputs) >= tf.constant(
-            int(self.rate * 2**32), tf.uint32
-        )
+        shape = tf.unstack(tf.shape(inputs))
+        seeds = self.row_seeds(shape[0], dropout_seed)
+        places = [tf.range(size) for size in shape[1:]]
+        keep = is_kept(self.rate, seeds, shape[1:], places)
         scale = tf.cast(1 / (1 - self.rate), inputs.dtype)
         dropped = tf.where(keep, inputs * scale, tf.zeros((), inputs.dtype))
         return tf.ensure_shape(dropped, inputs.shape)
+
+    def row_seeds(self, batch_size, dropout_seed=None):
+        """Seeds of the rows of a call: those given, or freshly drawn ones.
+
+        Args:
+            batch_size: Integer `B`.
+            dropout_seed: Optional uint32 tensor of shape `(B,)`.
+
+        Returns:
+            uint32 tensor of shape `(B,)`.
+        """
+        if dropout_seed is None:
+            return self._draw(batch_size)
+        return dropout_seed
 
     def _draw(self, batch_size):
         return tf.random.stateless_uniform(
@@ -118,15 +133,38 @@ class RowDropout(keras.layers.Layer):
         return {**super().get_config(), "rate": self.rate, "seed": self.seed}
 
 
-def _bits(seeds, inputs):
-    """uint32 bits of the shape of `inputs`, from one seed a row."""
-    shape = tf.shape(inputs)
-    # A zero that is known at run time only: compilers would count the units
-    # once and store them in the program, a gigabyte for a large model.
-    units = tf.bitwise.bitwise_and(seeds[0], tf.constant(0, tf.uint32))
-    for axis in range(1, inputs.shape.rank):
-        size = shape[axis]
-        places = tf.cast(tf.range(size), tf.uint32)
-        units = units[..., None] * tf.cast(size, tf.uint32) + places
-    seeds = tf.reshape(seeds, [-1] + [1] * (inputs.shape.rank - 1))
-    return fold_in(seeds, units[None])
+def is_kept(rate, seeds, sizes, places, batch_axis=0):
+    """Whether dropout keeps units.
+
+    A row walks through the numbers below 2**32 with a start and a stride of
+    its own, a step a unit, and hashes what it meets. The walk is written as a
+    sum with a term an axis, each of which depends on the seeds: a tensor of
+    the shape of a row would be the same in every layer, and a compiler would
+    keep it in memory rather than compute it again.
+
+    Args:
+        rate: Float in `[0, 1)`, the fraction to drop.
+        seeds: uint32 tensor of shape `(B,)`.
+        sizes: List of integers, the shape of a row.
+        places: List of integer vectors: of each axis, those to tell of.
+        batch_axis: Integer, where the rows are in the result.
+
+    Returns:
+        Boolean tensor whose axes are those of `places`, with B among them.
+    """
+    rank = len(sizes) + 1
+    seeds = tf.reshape(
+        fold_in(seeds, 0), [-1 if a == batch_axis else 1 for a in range(rank)]
+    )
+    stride = tf.bitwise.bitwise_or(seeds, tf.constant(1, tf.uint32))
+    axes = [axis for axis in range(rank) if axis != batch_axis]
+    # From the first axis on, so that all sums but the last are small.
+    walk = seeds
+    for i, (axis, place) in enumerate(zip(axes, places, strict=True)):
+        units = tf.cast(math.prod(sizes[i + 1 :]), tf.uint32)
+        place = tf.reshape(
+            tf.cast(place, tf.uint32),
+            [-1 if other == axis else 1 for other in range(rank)],
+        )
+        walk = walk + stride * units * place
+    return _mix(walk) >= tf.constant(int(rate * 2**32), tf.uint32)

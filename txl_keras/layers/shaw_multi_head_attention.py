@@ -12,9 +12,6 @@ from txl_keras.layers.causal_multi_head_attention import (
     CausalMultiHeadAttention,
 )
 from txl_keras.layers.causal_multi_head_attention import PositionTerms
-from txl_keras.layers.relative_multi_head_attention import relative_shift
-from txl_keras.layers.relative_multi_head_attention import scores_by_distance
-from txl_keras.layers.relative_multi_head_attention import shift_nearest
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -113,10 +110,7 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         num_memory = 0 if memory is None else ops.shape(memory)[1]
         positions = self.project_positions(num_memory + ops.shape(query)[1])
         return self._attend(
-            self._terms(
-                *positions,
-                lambda scores: relative_shift(ops.swapaxes(scores, 0, 1)),
-            ),
+            self._terms(positions),
             query,
             memory,
             query_mask,
@@ -127,15 +121,15 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             return_attention_scores,
         )
 
-    def _terms(self, position_keys, position_biases, align):
+    def _terms(self, positions):
         scale = self.key_dim**-0.5
 
-        def position_scores(query):
-            scores = scores_by_distance(query, position_keys)
-            return align(scores + (position_biases * scale)[:, None, None, :])
+        def by_distance(query, keys, biases):
+            scores = ops.einsum("btnh,nrh->nbtr", query, keys)
+            return scores + (biases * scale)[:, None, None, :]
 
         bias = ops.cast(self.content_attention_bias, self.compute_dtype)
-        return PositionTerms(bias * scale, position_scores)
+        return PositionTerms(bias * scale, by_distance, positions)
 
     def project_positions(self, num_distances):
         """Keys and biases of distances.
@@ -162,11 +156,7 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             position_keys, position_biases: What `project_positions` returned,
                 of M + T distances or more.
         """
-        terms = self._terms(
-            position_keys,
-            position_biases,
-            lambda scores: shift_nearest(scores, past.num_keys(query)),
-        )
+        terms = self._terms((position_keys, position_biases))
         return self._attend_projected(terms, query, past)
 
     def _distances(self, num_keys):

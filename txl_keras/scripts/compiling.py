@@ -188,7 +188,7 @@ def _steps(model, slice_):
 def _segments(rows, varlen=None):
     """Of a text of zeros, as only their shapes count."""
     return Segments(
-        np.zeros(rows * (FLAGS.segment_length + 1), "uint8"),
+        np.zeros(4 * rows * (FLAGS.segment_length + 1), "uint8"),
         rows,
         FLAGS.segment_length,
         drop_remainder=True,

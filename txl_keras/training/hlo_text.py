@@ -69,8 +69,8 @@ def share_of_loop(text):
     """The part of the bytes of a step that its loop moves, once around.
 
     Args:
-        text: String, an HLO module. The first loop of its entry computation
-            counts.
+        text: String, an HLO module. The loop of its entry computation that
+            moves most counts.
 
     Returns:
         Float between 0 and 1: bytes of operands and results of the loop's
@@ -79,11 +79,9 @@ def share_of_loop(text):
     """
     bodies = {name: body for _, name, body in _computations(text)}
     (entry,) = (body for first, _, body in _computations(text) if first)
-    loop = re.search(r" while\(.*?body=%?([\w.-]+)", entry)
-    if not loop:
-        return 0.0
-    inside, outside = _moved(bodies[loop[1]]), _moved(entry)
-    return inside / (inside + outside)
+    found = re.findall(r" while\(.*?body=%?([\w.-]+)", entry)
+    inside = max((_moved(bodies[name]) for name in found), default=0)
+    return inside / (inside + _moved(entry)) if inside else 0.0
 
 
 def _computations(text):

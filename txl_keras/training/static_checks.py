@@ -15,7 +15,7 @@ _FORBIDDEN = (
     ),
     (
         "draws from a state that no checkpoint holds",
-        r"Random(?!DatasetV?).*|Multinomial|TruncatedNormal|"
+        r"Random.*|Multinomial|TruncatedNormal|"
         r"ParameterizedTruncatedNormal|Stateful.*(Uniform|Normal|Binomial).*|"
         r"Rng.*|NonDeterministicInts",
     ),
@@ -25,8 +25,6 @@ _FORBIDDEN = (
         r"SetDiff1D|EmptyTensorList|TensorListPushBack|.*Ragged.*",
     ),
 )  # fmt: skip
-# The axes to sum over, of shapes that are known: XLA knows them too.
-_COMPILE_TIME = ("BroadcastGradientArgs",)
 _DTYPES = {
     tf.string: "a string",
     tf.float64: "float64",
@@ -63,8 +61,31 @@ def check_static(function):
     ```
     """
     for graph in _graphs(function.graph, set()):
+        known = _known_to_xla(graph)
         for operation in graph.get_operations():
-            _check_operation(operation, graph)
+            _check_operation(operation, graph, known)
+
+
+def _known_to_xla(graph):
+    """Ids of tensors whose shapes only seem to be unknown.
+
+    Axes to sum a gradient over follow from shapes, which XLA knows when it
+    compiles; and a condition of a loop need not look at all of its arguments.
+    """
+    known = set()
+    outputs = {id(tensor) for tensor in graph.outputs}
+    for operation in graph.get_operations():
+        from_axes = any(id(tensor) in known for tensor in operation.inputs)
+        is_axes = operation.type == "BroadcastGradientArgs" or from_axes
+        for tensor in operation.outputs:
+            is_unused = (
+                operation.type == "Placeholder"
+                and not tensor.consumers()
+                and id(tensor) not in outputs
+            )
+            if is_unused or (is_axes and tensor.dtype == tf.int32):
+                known.add(id(tensor))
+    return known
 
 
 def _graphs(graph, seen):
@@ -85,14 +106,14 @@ def _called(operation):
         yield from (function.name for function in attribute.list.func)
 
 
-def _check_operation(operation, graph):
+def _check_operation(operation, graph, known):
     for reason, pattern in _FORBIDDEN:
         if re.fullmatch(pattern, operation.type):
             _refuse(operation, graph, reason)
     for tensor in operation.outputs:
         if tensor.dtype in _DTYPES:
             _refuse(operation, graph, f"gives {_DTYPES[tensor.dtype]}")
-        if operation.type in _COMPILE_TIME:
+        if id(tensor) in known:
             continue
         if not tensor.shape.is_fully_defined():
             shape = f"gives a tensor of the shape {tensor.shape}"

@@ -313,7 +313,11 @@ class Trainer:
                 ],
             ),
         )
-        values = [array.concat() for array in kept]
+        # [pieces, rows, ...] -> [pieces * rows, ...], all static
+        values = [
+            tf.reshape(array.stack(), value.shape)
+            for array, value in zip(kept, tf.nest.flatten(memory), strict=True)
+        ]
         return loss, tf.nest.pack_sequence_as(memory, values), gradients
 
     def _of_rows(self, batch, memory, seed, first_row):

@@ -87,7 +87,8 @@ def report(step, slice_, answer):
     facts |= roofline(facts["flops"], facts["bytes_accessed"], slice_)
     seconds = facts["bound_seconds"]
     tokens = step.num_replicas * step.rows * step.segment_length / seconds
-    chips = step.num_replicas / slice_.chip.cores
+    # A step of one replica leaves the other of its chip idle.
+    chips = max(1, step.num_replicas / slice_.chip.cores)
     facts |= {
         "tokens_per_second": tokens,
         "tokens_per_second_of_chip": tokens / chips,
@@ -282,7 +283,7 @@ def _describe_speed(facts):
     )
     nominal, utilization = "", ""
     if "utilization" in facts:
-        nominal = f", nominally {facts['model_flops'] / 1e12:,.3f}"
+        nominal = f", nominally {facts['model_flops'] / 1e12:.4g}"
         utilization = f", {facts['utilization']:.1%} of its peak"
     counted_once = ""
     if facts["loops_counted_once"]:
@@ -292,11 +293,11 @@ def _describe_speed(facts):
         )
     return [
         f"  {'compiled in':20} {facts['compile_seconds']:12,.1f} s",
-        f"  {'operations':20} {facts['flops'] / 1e12:12,.3f} TFLOP{nominal}",
-        f"  {'bytes accessed':20} {facts['bytes_accessed'] / 1e9:12,.3f} GB"
+        f"  {'operations':20} {facts['flops'] / 1e12:12.4g} TFLOP{nominal}",
+        f"  {'bytes accessed':20} {facts['bytes_accessed'] / 1e9:12.4g} GB"
         f"{counted_once}",
         f"  {'exchanged':20} {exchanged or 'nothing'}",
-        f"  {'at least':20} {1e3 * facts['bound_seconds']:12,.3f} ms a step, "
+        f"  {'at least':20} {1e3 * facts['bound_seconds']:12.4g} ms a step, "
         f"by {facts['bound_by']}",
         f"  {'so at most':20} {facts['tokens_per_second']:12,.0f} tokens/s, "
         f"{facts['tokens_per_second_of_chip']:,.0f} a chip{utilization}",

@@ -8,6 +8,7 @@ compiler takes what was traced and how much memory that needs; not that
 """
 
 import contextlib
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -111,7 +112,7 @@ def compile_hlo(hlo, slice_, num_replicas):
             the compiler crashes.
     """
     check_compiler()
-    with tempfile.TemporaryDirectory() as folder, _one_at_a_time():
+    with tempfile.TemporaryDirectory() as folder, _one_at_a_time() as lock:
         folder = pathlib.Path(folder)
         (folder / "step.hlo").write_bytes(hlo)
         request = {
@@ -125,14 +126,14 @@ def compile_hlo(hlo, slice_, num_replicas):
             },
         }
         (folder / "request.json").write_text(json.dumps(request))
-        _run_compiler(folder)
+        _run_compiler(folder, lock)
         answer = json.loads((folder / "answer.json").read_text())
         if "error" not in answer:
             answer["text"] = (folder / "compiled.txt").read_text()
     return answer
 
 
-def _run_compiler(folder):
+def _run_compiler(folder, lock):
     log = folder / "log.txt"
     # -P: this folder has files with names of other packages.
     command = [sys.executable, "-P", _COMPILER, folder / "request.json"]
@@ -143,6 +144,8 @@ def _run_compiler(folder):
             env=os.environ | _ENVIRONMENT,
             stdout=output,
             stderr=subprocess.STDOUT,
+            # It holds the lock as long as it lives, even if this process ends.
+            pass_fds=[lock],
         ) as process,
     ):
         try:
@@ -158,9 +161,7 @@ def _run_compiler(folder):
 
 @contextlib.contextmanager
 def _one_at_a_time():
-    """libtpu aborts where another process has loaded it."""
-    import fcntl  # not on all platforms where this module is imported
-
+    """Yields a lock's descriptor: libtpu aborts where another loaded it."""
     path = os.path.join(tempfile.gettempdir(), _LOCK)
     # First without O_CREAT, which Linux refuses for a file of another user.
     try:
@@ -173,6 +174,6 @@ def _one_at_a_time():
         except BlockingIOError:
             print("Waiting for another compilation to end.", flush=True)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -16,25 +16,30 @@ import pathlib
 import sys
 import time
 
-from jax._src import compiler
-from jax._src.interpreters import mlir
-from jax._src.lib import xla_client
-from jax._src.lib.mlir import ir
-from jax.experimental import topologies
+
+# jax is imported where it is needed, so that a look at this module, as that
+# for examples in docstrings, does not need it.
 
 
 def main(path):
+    from jax.errors import JaxRuntimeError
+
     request = json.loads(pathlib.Path(path).read_text())
     try:
         answer = compile_module(**request["module"])
     # The compiler's own errors: a step too large for the chip, mostly.
-    except xla_client.XlaRuntimeError as error:
+    except JaxRuntimeError as error:
         answer = {"error": str(error)}
     pathlib.Path(request["output"]).write_text(json.dumps(answer))
 
 
 def compile_module(hlo, text, topology, options, replicas):
-    """What the compiler says of a module: times, bytes, operations."""
+    """What the compiler says of a module: time, bytes, operations."""
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib import xla_client
+    from jax.experimental import topologies
+
     devices = topologies.get_topology_desc(
         platform="tpu", topology_name=topology, **options
     ).devices
@@ -65,6 +70,9 @@ def compile_module(hlo, text, topology, options, replicas):
 
 
 def _read_module(path):
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+
     serialized = pathlib.Path(path).read_bytes()
     module = ir.Module.parse(xla_client._xla.mlir.hlo_to_stablehlo(serialized))
     # TensorFlow wraps what it returns in copies of a dialect that the TPU's

@@ -189,7 +189,8 @@ def advice(step, slice_, peak):
     """What would fit: a smaller batch, or smaller pieces.
 
     An estimate: weights, their gradients and the optimizer are as they are,
-    memory grows with the rows, and all the rest with the rows of a piece.
+    memory grows with the rows, and all the rest with the rows of a piece. Only
+    divisors of the rows are looked at: an odd number is padded to a tile.
 
     Args:
         step: `Step`, of training.
@@ -212,19 +213,14 @@ def advice(step, slice_, peak):
         piece = in_piece * rows / pieces
         return _fixed(step, pieces) + a_row * rows + piece
 
+    divisors = [n for n in range(1, step.rows + 1) if step.rows % n == 0]
     rows = [
-        n
-        for n in range(pieces, step.rows + 1, pieces)
-        if takes(n, pieces) <= limit
+        n for n in divisors if n % pieces == 0 and takes(n, pieces) <= limit
     ]
-    divisors = [
-        n
-        for n in range(pieces + 1, step.rows + 1)
-        if step.rows % n == 0 and takes(step.rows, n) <= limit
-    ]
+    finer = [n for n in divisors if n > pieces and takes(step.rows, n) <= limit]
     return {
         "batch_size": max(rows) * slice_.replicas if rows else None,
-        "accumulate_steps": min(divisors, default=None),
+        "accumulate_steps": min(finer, default=None),
     }
 
 

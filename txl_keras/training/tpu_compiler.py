@@ -16,7 +16,6 @@ import pathlib
 import sys
 import time
 
-
 # jax is imported where it is needed, so that a look at this module, as that
 # for examples in docstrings, does not need it.
 

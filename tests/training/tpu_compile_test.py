@@ -324,20 +324,24 @@ def test_what_does_not_fit_is_told_with_what_would():
     facts = report(make_step(), tpu_type("v4-8"), {"error": TOO_LARGE})
     assert not facts["fits"]
     assert facts["peak"] == 53 * GIB
-    # 4 fixed, 1 for memory and 48 for 16 rows: 3.0625 a row.
-    assert facts["advice"] == {"batch_size": 4 * 8, "accumulate_steps": 4}
+    # 4 fixed, 1 for memory and 48 for 16 rows: 4 + 4 * 3.0625 for 4 of them,
+    # and in 4 pieces, with a second set of gradients, 5 + 1 + 12.
+    assert facts["advice"] == {"batch_size": 4 * 4, "accumulate_steps": 4}
     text = describe(facts)
     assert "does not fit: needs 53.00 GiB of 29.21 GiB" in text
-    assert "--batch_size=32 or --accumulate_steps=4 would fit" in text
+    assert "--batch_size=16 or --accumulate_steps=4 would fit" in text
 
 
 def test_pieces_have_their_sum_of_gradients_beside_their_own():
-    v4, peak = tpu_type("v4-8"), 46 * GIB
-    # 4 fixed, 1 for memory, 41 for the rows: 4 + 1 + 1 + 41 / 2 in pieces.
-    assert advice(make_step(), v4, peak)["accumulate_steps"] == 2
+    # 4 fixed, 1 for memory, the rest for rows; 23.4 may be taken.
+    v4, peaks = tpu_type("v4-8"), (39 * GIB, 40 * GIB)
+    # 5 + 1 + 34 / 2 and 5 + 1 + 35 / 2.
+    found = [advice(make_step(), v4, peak) for peak in peaks]
+    assert [ways["accumulate_steps"] for ways in found] == [2, 4]
+    # Gradients are there twice: 4 + 1 + 34 / 2 and 4 + 1 + 35 / 2.
     step = make_step(accumulate_steps=2)
-    assert advice(step, v4, peak)["accumulate_steps"] == 4
-    assert advice(step, v4, peak)["batch_size"] == 4 * 8
+    found = [advice(step, v4, peak) for peak in peaks]
+    assert [ways["accumulate_steps"] for ways in found] == [4, 4]
 
 
 def test_nothing_fits_where_the_weights_do_not():

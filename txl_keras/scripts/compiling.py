@@ -72,8 +72,22 @@ def compile_run():
     keras.utils.set_random_seed(FLAGS.seed)
     with tf.device("CPU:0"):  # where it is lowered
         model = _build_model()
-        steps = _steps(model, slice_)
-    facts = {
+        run = _Run(model, slice_)
+    facts = _facts(model, slice_)
+    print(_describe(facts, model), flush=True)
+    for name in FLAGS.compile_steps:
+        step, function, arguments = getattr(run, name)()
+        hlo = lower(function, arguments, step.num_replicas)
+        answer = compile_hlo(hlo, slice_, step.num_replicas)
+        facts["steps"].append(report(step, slice_, answer))
+        print(describe(facts["steps"][-1]), flush=True)
+        write_text(json.dumps(facts, indent=2) + "\n", path)
+    print(f"In {path}")
+    return all(step["fits"] for step in facts["steps"])
+
+
+def _facts(model, slice_):
+    return {
         "preset": FLAGS.preset,
         "vocabulary_size": model.backbone.vocabulary_size,
         "tpu_type": slice_.name,
@@ -85,16 +99,6 @@ def compile_run():
         },
         "steps": [],
     }
-    print(_describe(facts, model), flush=True)
-    for name in FLAGS.compile_steps:
-        step, function, arguments = steps[name]()
-        hlo = lower(function, arguments, step.num_replicas)
-        answer = compile_hlo(hlo, slice_, step.num_replicas)
-        facts["steps"].append(report(step, slice_, answer))
-        print(describe(facts["steps"][-1]), flush=True)
-        write_text(json.dumps(facts, indent=2) + "\n", path)
-    print(f"In {path}")
-    return all(step["fits"] for step in facts["steps"])
 
 
 def _output():
@@ -123,76 +127,94 @@ def _build_model():
     )
 
 
-def _steps(model, slice_):
-    """Functions that return a step, and what to lower, by name."""
-    # One replica, whose neighbours `lower` makes up.
-    strategy = tf.distribute.get_strategy()
-    rows = rows_of_replica(FLAGS.batch_size, slice_)
-    eval_rows = rows_of_replica(FLAGS.eval_batch_size, slice_)
-    length = FLAGS.segment_length
-    segments = _segments(rows)
-    trainer = Trainer(
-        model,
-        training_flags.build_optimizer(),
-        strategy,
-        rows,
-        clip_norm=FLAGS.clip_norm or None,
-        seed=FLAGS.seed,
-        segment_lengths=segments.segment_lengths,
-        accumulate_steps=FLAGS.accumulate_steps,
-    )
-    evaluator = Evaluator(model, strategy, eval_rows, length)
-    parts = estimate_bytes(
-        model, trainer.optimizer, rows, length, FLAGS.accumulate_steps
-    )
-    del parts["activations"]
-    of_all = {
-        "segment_length": length,
-        "memory_length": model.backbone.memory_length,
-        "num_replicas": slice_.replicas,
-        "precision": FLAGS.precision,
-    }
-    weights = {"weights": parts["weights"]}
+class _Run:
+    """One replica of a run, whose neighbours `lower` makes up.
 
-    def train():
-        step = Step(
-            name="train",
-            rows=rows,
-            model_flops=model_flops(model, rows, length, training=True),
+    Its methods return a `Step`, and the function and arguments to lower.
+    """
+
+    def __init__(self, model, slice_):
+        self._model = model
+        self._slice = slice_
+        self._rows = rows_of_replica(FLAGS.batch_size, slice_)
+        self._eval_rows = rows_of_replica(FLAGS.eval_batch_size, slice_)
+        self._segments = _segments(self._rows, FLAGS.varlen)
+        strategy = tf.distribute.get_strategy()
+        self._trainer = Trainer(
+            model,
+            training_flags.build_optimizer(),
+            strategy,
+            self._rows,
+            clip_norm=FLAGS.clip_norm or None,
+            seed=FLAGS.seed,
+            segment_lengths=self._segments.segment_lengths,
             accumulate_steps=FLAGS.accumulate_steps,
-            parts=parts,
-            beside=evaluator.num_bytes,
-            **of_all,
         )
-        return step, trainer.replica_step, (_batch(segments), tf.constant(0.0))
+        self._evaluator = Evaluator(
+            model, strategy, self._eval_rows, FLAGS.segment_length
+        )
+        self._parts = estimate_bytes(
+            model,
+            self._trainer.optimizer,
+            self._rows,
+            FLAGS.segment_length,
+            FLAGS.accumulate_steps,
+        )
+        del self._parts["activations"]
 
-    def evaluation():
-        step = Step(
+    def train(self):
+        step = self._step(
+            name="train",
+            rows=self._rows,
+            model_flops=model_flops(
+                self._model, self._rows, FLAGS.segment_length, training=True
+            ),
+            accumulate_steps=FLAGS.accumulate_steps,
+            parts=self._parts,
+            beside=self._evaluator.num_bytes,
+        )
+        arguments = _batch(self._segments), tf.constant(0.0)
+        return step, self._trainer.replica_step, arguments
+
+    def evaluation(self):
+        memory = self._evaluator.num_bytes
+        step = self._step(
             name="evaluation",
-            rows=eval_rows,
-            parts={**weights, "memory": evaluator.num_bytes},
-            beside=parts["optimizer"] + parts["memory"],
-            **of_all,
+            rows=self._eval_rows,
+            parts={"weights": self._parts["weights"], "memory": memory},
+            beside=self._parts["optimizer"] + self._parts["memory"],
         )
-        batch = _batch(_segments(eval_rows, varlen=False))
-        return step, evaluator.replica_step, (batch, tf.constant(0.0))
+        arguments = _batch(_segments(self._eval_rows)), tf.constant(0.0)
+        return step, self._evaluator.replica_step, arguments
 
-    def generation():
-        alone = {"segment_length": 1, "num_replicas": 1}
-        step = Step("generation", rows=1, parts=weights, **of_all | alone)
-        return step, *Generator(model).replica_step()
+    def generation(self):
+        step = self._step(
+            name="generation",
+            rows=1,
+            segment_length=1,
+            num_replicas=1,
+            parts={"weights": self._parts["weights"]},
+        )
+        return step, *Generator(self._model).replica_step()
 
-    return {"train": train, "evaluation": evaluation, "generation": generation}
+    def _step(self, **facts):
+        of_all = {
+            "segment_length": FLAGS.segment_length,
+            "memory_length": self._model.backbone.memory_length,
+            "num_replicas": self._slice.replicas,
+            "precision": FLAGS.precision,
+        }
+        return Step(**of_all | facts)
 
 
-def _segments(rows, varlen=None):
+def _segments(rows, varlen=False):
     """Of a text of zeros, as only their shapes count."""
     return Segments(
         np.zeros(4 * rows * (FLAGS.segment_length + 1), "uint8"),
         rows,
         FLAGS.segment_length,
         drop_remainder=True,
-        varlen=FLAGS.varlen if varlen is None else varlen,
+        varlen=varlen,
     )
 
 

@@ -26,9 +26,11 @@ from txl_keras.training.static_checks import check_static
 # Seen to work together, with private parts of jax: see setup.py.
 VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.51"}
 _COMPILER = pathlib.Path(__file__).with_name("tpu_compiler.py")
-# There is no TPU to ask what it is, and no other host.
+# There is no TPU to ask what it is, and no other host. XLA_FLAGS may hold what
+# is meant for this machine.
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }

@@ -48,8 +48,9 @@ flags.DEFINE_string(
 
 _COLUMNS = (
     "slice", "experiment", "rows a replica", "`--accumulate_steps`",
-    "peak, GiB", "of", "code, GiB", "TFLOP", "GB accessed", "at least, ms",
-    "by", "tokens/s a chip, at most", "utilization, at most", "compiled in, s",
+    "peak, GiB", "of", "code, GiB", "TFLOP", "GB accessed", "in HBM",
+    "at least, ms", "by", "tokens/s a chip, at most", "utilization, at most",
+    "compiled in, s",
 )  # fmt: skip
 
 
@@ -242,6 +243,7 @@ def _cells(report):
         f"{report['code'] / 2**30:.1f}",
         f"{report['flops'] / 1e12:.2f}",
         f"{report['bytes_accessed'] / 1e9:.1f}",
+        f"{report['hbm_bytes_accessed'] / 1e9:.1f}",
         f"{1e3 * report['bound_seconds']:.1f}",
         report["bound_by"],
         f"{report['tokens_per_second_of_chip']:,.0f}",

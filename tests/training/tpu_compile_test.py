@@ -33,7 +33,7 @@ from txl_keras.training.compile_report import roofline
 from txl_keras.training.cross_replica import OneOfManyReplicas
 from txl_keras.training.hlo_text import collectives
 from txl_keras.training.hlo_text import loops
-from txl_keras.training.hlo_text import share_of_loop
+from txl_keras.training.hlo_text import moved
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.static_checks import check_static
@@ -218,12 +218,30 @@ def test_collectives_are_counted_with_their_bytes():
     }
 
 
+INSIDE = 2 * 2 * 8 * 128  # bfloat16 in a tile, read and written
+OUTSIDE = 2 * 2 * 4 * 256 + 4  # two float32 in tiles, and `some`
+
+
 def test_bytes_of_a_loop_are_told_from_those_around_it():
     assert loops(HLO) == 1
-    inside = 2 * 2 * 8 * 128
-    outside = 2 * 2 * 4 * 256 + 4
-    assert share_of_loop(HLO) == inside / (inside + outside)
-    assert share_of_loop(HLO.replace(" while(", " call(")) == 0
+    assert moved(HLO) == ((OUTSIDE, OUTSIDE), (INSIDE, INSIDE))
+    without = HLO.replace(" while(", " call(")
+    assert moved(without) == ((OUTSIDE, OUTSIDE), (0, 0))
+
+
+def test_bytes_on_the_chip_are_told_from_those_in_hbm():
+    on_chip = HLO.replace(
+        "%y = bf16[3,5]{1,0:T(8,128)(2,1)}",
+        "%y = bf16[3,5]{1,0:T(8,128)(2,1)S(1)}",
+    )
+    assert moved(on_chip)[1] == (INSIDE, INSIDE / 2)
+    copied = """ENTRY %main (q: f32[7]) -> f32[7] {
+  %q = f32[7]{0:T(256)} parameter(0)
+  %go = (f32[7]{0:T(256)S(1)}, f32[7]{0:T(256)}, u32[]{:S(2)}) copy-start(%q)
+  ROOT %r = f32[7]{0:T(256)S(1)} copy-done(%go)
+}
+"""
+    assert moved(copied)[0] == (2 * 4 * 256 + 4, 4 * 256)
 
 
 # --- The report
@@ -301,8 +319,9 @@ def test_pieces_are_counted_as_often_as_they_come():
     step = make_step(accumulate_steps=4)
     facts = report(step, tpu_type("v4-8"), make_answer())
     assert facts["flops"] == 4 * 137.5e12
-    around = 1 + 3 * share_of_loop(HLO)
-    assert facts["bytes_accessed"] == 614e9 * around
+    around = (OUTSIDE + 4 * INSIDE) / (OUTSIDE + INSIDE)
+    assert facts["bytes_accessed"] == pytest.approx(614e9 * around)
+    assert facts["hbm_bytes_accessed"] == pytest.approx(614e9 * around)
 
 
 def test_what_lies_beside_a_step_counts():

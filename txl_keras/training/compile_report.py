@@ -8,7 +8,7 @@ import re
 
 from txl_keras.training.hlo_text import collectives
 from txl_keras.training.hlo_text import loops
-from txl_keras.training.hlo_text import share_of_loop
+from txl_keras.training.hlo_text import moved
 
 # A step may take this share of what the compiler gives a program. The rest is
 # for what it does not see: the next batch, the memory of evaluation, gaps.
@@ -61,10 +61,13 @@ def report(step, slice_, answer):
 
     The compiler counts what a loop does once. The pieces of
     `--accumulate_steps=k` are such a loop: operations are taken k times (those
-    outside, of the optimizer, are less than a hundredth), and bytes as
-    `share_of_loop` divides them. Tried on a small model whose step has 119 MB
+    outside, of the optimizer, are less than a hundredth), and bytes as `moved`
+    divides them. Tried on a small model whose step has 119 MB
     in one piece; in 2, 3 and 4 the compiler reports 68, 49 and 40 and this
     makes it 127, 130 and 134: each piece reads the weights again.
+
+    Its bytes are in all memories of the chip; how many in HBM is by the same
+    ratios, an estimate.
 
     Other loops stay counted once, and are reported: those of an adaptive
     softmax make as many passes as a text needs. What follows from these
@@ -88,7 +91,7 @@ def report(step, slice_, answer):
         facts["peak"] = _needed_bytes(answer["error"])
         return _with_verdict(facts, step, slice_)
     facts |= _compiled(step, answer)
-    facts |= roofline(facts["flops"], facts["bytes_accessed"], slice_)
+    facts |= roofline(facts["flops"], facts["hbm_bytes_accessed"], slice_)
     seconds = facts["bound_seconds"]
     tokens = step.num_replicas * step.rows * step.segment_length / seconds
     # A step of one replica leaves the other of its chip idle.
@@ -108,7 +111,7 @@ def roofline(flops, bytes_accessed, slice_):
 
     Args:
         flops: Float, operations.
-        bytes_accessed: Float, to and from memory.
+        bytes_accessed: Float, to and from HBM.
         slice_: `TpuType`.
 
     Returns:
@@ -151,11 +154,10 @@ def _facts(step, slice_):
 def _compiled(step, answer):
     """Bytes and operations, those of a loop as often as it runs."""
     text = answer["text"]
-    pieces, in_pieces = step.accumulate_steps, 0.0
-    if pieces > 1:
-        in_pieces = share_of_loop(text)
-    # The compiler may have unrolled the loop.
-    times = pieces if in_pieces else 1
+    outside, loop = moved(text)
+    # Without a loop the compiler has unrolled it.
+    times = step.accumulate_steps if loop.all else 1
+    scale = answer["bytes_accessed"] / (outside.all + loop.all)
     names = ("arguments", "outputs", "aliased", "temporaries", "code")
     sizes = {name: answer[name] for name in names}
     return {
@@ -164,8 +166,8 @@ def _compiled(step, answer):
         # What is aliased is an argument and an output in one place.
         "peak": sum(sizes.values()) - 2 * sizes["aliased"],
         "flops": answer["flops"] * times,
-        "bytes_accessed": answer["bytes_accessed"]
-        * (1 + (times - 1) * in_pieces),
+        "bytes_accessed": scale * (outside.all + times * loop.all),
+        "hbm_bytes_accessed": scale * (outside.hbm + times * loop.hbm),
         "collectives": collectives(text),
         "loops_counted_once": loops(text) - (times > 1),
     }
@@ -295,7 +297,8 @@ def _describe_speed(facts):
     return [
         f"  {'compiled in':20} {facts['compile_seconds']:12,.1f} s",
         f"  {'operations':20} {facts['flops'] / 1e12:12.4g} TFLOP{nominal}",
-        f"  {'bytes accessed':20} {facts['bytes_accessed'] / 1e9:12.4g} GB"
+        f"  {'bytes accessed':20} {facts['bytes_accessed'] / 1e9:12.4g} GB, "
+        f"of these in HBM about {facts['hbm_bytes_accessed'] / 1e9:.4g}"
         f"{counted_once}",
         f"  {'exchanged':20} {exchanged or 'nothing'}",
         f"  {'at least':20} {1e3 * facts['bound_seconds']:12.4g} ms a step, "

@@ -1,7 +1,8 @@
-"""What a compiled HLO module says as text: collectives, bytes of loops."""
+"""What a compiled HLO module says as text: collectives, loops, bytes moved."""
 
 import math
 import re
+import typing
 
 _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
@@ -16,6 +17,8 @@ _COMPUTATION = re.compile(
     r"^(ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL
 )
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*)", re.MULTILINE)
+# Memory space 0, which is not written, is HBM.
+_ON_CHIP = re.compile(r"\w+\[[\d,]*\]\{[^{}]*S\([1-9]\)[^{}]*\}")
 _ARRAY = re.compile(
     r"\b(pred|bf16|[fsuc]\d+)\w*\[([\d,]*)\](?:\{([\d,]*)(?::T\(([\d,]+)\))?)?"
 )
@@ -65,23 +68,37 @@ def loops(text):
     return len(re.findall(r" while\(", text))
 
 
-def share_of_loop(text):
-    """The part of the bytes of a step that its loop moves, once around.
+class Moved(typing.NamedTuple):
+    """Bytes that instructions read and write.
+
+    Attributes:
+        all: Integer, in all memories.
+        hbm: Integer, of these in HBM; the others are on the chip, where the
+            compiler keeps what is needed again soon.
+    """
+
+    all: int
+    hbm: int
+
+
+def moved(text):
+    """What instructions read and write, outside of a loop and in it.
+
+    Operands and results count, padded to tiles as they lie in memory; of an
+    operand that is read in part, all of it. So ratios count.
 
     Args:
-        text: String, an HLO module. The loop of its entry computation that
-            moves most counts.
+        text: String, an HLO module.
 
     Returns:
-        Float between 0 and 1: bytes of operands and results of the loop's
-        body, padded to tiles as they lie in memory, over those and the same
-        of the entry computation. 0 without a loop.
+        Two `Moved`: of the entry computation, and of the body of its loop,
+        once around: of the loop that moves most, or zeros without one.
     """
     bodies = {name: body for _, name, body in _computations(text)}
     (entry,) = (body for first, _, body in _computations(text) if first)
     found = re.findall(r" while\(.*?body=%?([\w.-]+)", entry)
-    inside = max((_moved(bodies[name]) for name in found), default=0)
-    return inside / (inside + _moved(entry)) if inside else 0.0
+    loops_moved = [_moved(bodies[name]) for name in found]
+    return _moved(entry), max(loops_moved, default=Moved(0, 0))
 
 
 def _computations(text):
@@ -110,14 +127,16 @@ def _split_type(text):
 
 
 def _moved(body):
-    total = 0
+    everywhere = hbm = 0
     for kind, given, received in _instructions(body):
         if kind in _FREE or kind.endswith("-done"):
             continue
-        # The result of a start has its operand, too.
-        result = given if kind.endswith("-start") else received
-        total += _bytes(given, padded=True) + _bytes(result, padded=True)
-    return total
+        types = f"{given} {received}"
+        if kind.endswith("-start") and kind != "all-reduce-start":
+            types = received  # its operand is in it
+        everywhere += _bytes(types, padded=True)
+        hbm += _bytes(_ON_CHIP.sub("", types), padded=True)
+    return Moved(everywhere, hbm)
 
 
 def _bytes(types, padded=False):

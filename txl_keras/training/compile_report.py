@@ -70,8 +70,8 @@ def report(step, slice_, answer):
     ratios, an estimate.
 
     Other loops stay counted once, and are reported: those of an adaptive
-    softmax make as many passes as a text needs. What follows from these
-    numbers is a lower bound of the time all the same.
+    softmax make as many passes as a text needs. The time that follows is a
+    lower bound as far as that estimate goes.
 
     Args:
         step: `Step`.

@@ -5,6 +5,12 @@ import pathlib
 from setuptools import find_packages
 from setuptools import setup
 
+_LIBTPU_RUNS = "sys_platform == 'linux' and platform_machine == 'x86_64'"
+# Private parts of jax are used: training/tpu_compile.py asks for these.
+TPU_COMPILER = [
+    f"{package}; {_LIBTPU_RUNS}"
+    for package in ("jax==0.10.2", "libtpu==0.0.51")
+]
 SUBWORDS = ["sentencepiece", "tensorflow-text>=2.20,<2.22"]
 
 setup(
@@ -36,9 +42,12 @@ setup(
         "convert": ["safetensors", "torch>=2.6"],
         # For --tokenizer=sentencepiece and wordpiece.
         "subwords": SUBWORDS,
+        # For --compile_only.
+        "tpu_compile": TPU_COMPILER,
         "tests": [
             # Runs a SavedModel without TensorFlow.
             "openvino",
+            *TPU_COMPILER,
             "pytest",
             "pytest-xdist",
             "ruff",

@@ -4,6 +4,8 @@ r"""Trains a Transformer-XL language model on text.
     python train/main.py --workdir=runs/mine --corpus=path/to/text_or_folder
     python train/main.py --flagfile=train/configs/enwik8_base.flags \
         --workdir=gs://BUCKET/enwik8 --data_dir=gs://BUCKET/data --tpu=local
+    python train/main.py --flagfile=train/configs/enwik8_base.flags \
+        --flagfile=tpu_configs/v2_8.flags --compile_only
 
 The same command again goes on where the run was stopped. SIGTERM and Ctrl-C
 stop it after the step that runs, save, and exit with code 75.
@@ -22,6 +24,7 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import score
+from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
@@ -41,15 +44,15 @@ from txl_keras.training.strategy import describe as describe_strategy
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
+from txl_keras.training.tpu_types import check_replicas
+from txl_keras.training.tpu_types import tpu_type
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
 # Where the run lives and on what.
-flags.DEFINE_string(
-    "workdir", None, "Folder of the run, local or gs://.", required=True
-)
+flags.DEFINE_string("workdir", None, "Folder of the run, local or gs://.")
 flags.DEFINE_string(
     "tpu", None, "Name of a TPU; `local` or empty is that of this machine."
 )
@@ -57,7 +60,7 @@ flags.DEFINE_integer(
     "num_cpu_devices", None, "Replicas to split the CPU into.", lower_bound=1
 )
 
-data_flags.define_corpus_flags()
+data_flags.define_corpus_flags(required=False)
 data_flags.define_tokenizer_flags()
 flags.adopt_module_key_flags(data_flags)
 model_flags.define_model_flags()
@@ -66,10 +69,27 @@ flags.adopt_module_key_flags(model_flags)
 
 training_flags.define_training_flags()
 flags.adopt_module_key_flags(training_flags)
+compiling.define_compile_flags()
+flags.adopt_module_key_flags(compiling)
+
+
+@flags.multi_flags_validator(
+    ["workdir", "corpus", "compile_only"],
+    "--workdir and --corpus must be given, but with --compile_only",
+)
+def _are_given(values):
+    given = values["workdir"] is not None and values["corpus"] is not None
+    return given or values["compile_only"]
 
 
 def main(_):
+    if FLAGS.compile_only:
+        sys.exit(0 if compiling.compile_run() else 1)
+    # Before minutes of waiting for a TPU.
+    slice_ = tpu_type(FLAGS.tpu_type) if FLAGS.tpu_type else None
     strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
+    if slice_ and FLAGS.tpu is not None:
+        check_replicas(slice_, strategy)
     # TensorFlow has a handler of its own, in a cluster: ours comes after it.
     with StopRequest() as stop:
         if not train(strategy, stop):

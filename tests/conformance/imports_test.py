@@ -20,6 +20,7 @@ ALLOWED = {
     "scripts": {
         "checkpoints",
         "data",
+        "evaluation",
         "layers",
         "models",
         "serving",

@@ -1,10 +1,17 @@
 """The flagfiles of TPU slices, and what their README claims to fit."""
 
+import csv
+import json
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 from script_flags import flags_of
+
+from txl_keras.training.tpu_types import tpu_type
 
 ROOT = pathlib.Path(__file__).parents[2]
 SLICES = {
@@ -40,15 +47,20 @@ def parse():
 
 
 def claims():
-    """Of the README's table: slice, experiment, rows, pieces."""
-    text = (ROOT / "tpu_configs" / "README.md").read_text("utf-8")
-    pattern = re.compile(
-        r"^\| `(\w+)` \| `(\w+)` \| (\d+) \| (\d+) \|", re.MULTILINE
-    )
+    """Slice, experiment, pieces."""
+    path = ROOT / "tpu_configs" / "claims.csv"
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
     return [
-        (name, experiment, int(rows), int(pieces))
-        for name, experiment, rows, pieces in pattern.findall(text)
+        (row["slice"], row["experiment"], int(row["accumulate_steps"]))
+        for row in rows
     ]
+
+
+def reports():
+    path = ROOT / "tpu_configs" / "compiled.jsonl"
+    lines = path.read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def replicas_in(path):
@@ -67,24 +79,82 @@ def test_a_slice_sets_what_it_must_and_no_more(name, parse):
     path = SLICES[name]
     assert replicas_in(path) == REPLICAS[name]
     flags = parse(path)
+    assert tpu_type(flags.tpu_type).replicas == REPLICAS[name]
+    assert f"# --accelerator-type={flags.tpu_type}:" in path.read_text("utf-8")
     assert flags.precision == "bfloat16"
     assert flags.eval_batch_size % REPLICAS[name] == 0
     lines = path.read_text("utf-8").splitlines()
     given = {line.split("=")[0] for line in lines if line[0] != "#"}
-    must = {"--precision", "--eval_batch_size", "--steps_per_execution"}
+    must = {
+        "--tpu_type", "--precision", "--eval_batch_size",
+        "--steps_per_execution",
+    }  # fmt: skip
     assert must <= given <= {*must, "--checkpoint_every"}
 
 
-@pytest.mark.parametrize("name, experiment, rows, pieces", claims())
-def test_a_claim_divides(name, experiment, rows, pieces, parse):
+@pytest.mark.parametrize("name, experiment, pieces", claims())
+def test_a_claim_divides(name, experiment, pieces, parse):
     flags = parse(EXPERIMENTS[experiment], SLICES[name])
-    assert flags.batch_size == rows * REPLICAS[name]
+    rows, rest = divmod(flags.batch_size, REPLICAS[name])
+    assert not rest
     assert rows % pieces == 0
     assert flags.precision == "bfloat16"
-    # What is claimed is said in the flagfile too, with the flag to add.
-    lines = SLICES[name].read_text("utf-8")
-    added = f" --accumulate_steps={pieces}" if pieces > 1 else ""
-    assert re.search(
-        rf"^# {experiment}: {rows} rows?{added}(?! --)", lines, re.MULTILINE
-    )
     assert f"`{experiment}`" in (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_the_command_of_a_slice_is_claimed(name):
+    text = SLICES[name].read_text("utf-8")
+    experiment = re.search(r"--flagfile=train/configs/(\w+)\.flags", text)[1]
+    pieces = re.search(r"--accumulate_steps=(\d+)", text)
+    assert (name, experiment, int(pieces[1]) if pieces else 1) in claims()
+
+
+def test_what_is_in_the_tables_is_claimed_and_fits(parse):
+    for report in reports():
+        name, experiment = report["slice"], report["experiment"]
+        assert (name, experiment, report["accumulate_steps"]) in claims()
+        assert report["fits"]
+        flags = parse(EXPERIMENTS[experiment], SLICES[name])
+        assert report["rows"] * REPLICAS[name] == flags.batch_size
+        assert report["tpu_type"] == flags.tpu_type
+        assert report["segment_length"] == flags.segment_length
+
+
+def write_tables(root, *args):
+    return subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "train/tpu_table.py"),
+            f"--root={root}",
+            *args,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def root(tmp_path):
+    """What the command reads and writes."""
+    for folder in ("tpu_configs", "train/configs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_the_tables_are_those_of_the_reports(root):
+    done = write_tables(root, "--write_only")
+    assert done.returncode == 0, done.stderr
+    for name in ("README.md", "tpu_configs/README.md"):
+        assert (root / name).read_text() == (ROOT / name).read_text(), (
+            "Run python train/tpu_table.py --write_only"
+        )
+
+
+@pytest.mark.tpu
+def test_an_unknown_name_is_told(root):
+    done = write_tables(root, "--only=v4_8,enwik9")
+    assert done.returncode == 1
+    assert "Received: enwik9" in done.stderr

@@ -68,6 +68,11 @@ class Evaluator:
             self._step_of_all_replicas, reduce_retracing=True
         )
 
+    @property
+    def num_bytes(self):
+        """Integer, what its memory takes on one replica."""
+        return self._reader.num_bytes
+
     def evaluate(
         self,
         segments,
@@ -203,17 +208,30 @@ class Evaluator:
         local = self._strategy.experimental_local_results
         stop = self._stop.variable.read_value()
         sums, nll = self._strategy.run(
-            self._replica_step, args=(next(iterator), stop)
+            self.replica_step, args=(next(iterator), stop)
         )
         # Replica after replica, as `Segments.distribute` deals out the rows.
         nll = tf.concat(local(nll), axis=0)
         return {name: local(value)[0] for name, value in sums.items()}, nll
 
     def _replica_sums(self, batch, stop):
-        return self._replica_step(batch, stop)[0]
+        return self.replica_step(batch, stop)[0]
 
-    def _replica_step(self, batch, stop):
-        """The sums of all replicas, and the nats of this one's rows."""
+    def replica_step(self, batch, stop):
+        """One step of one replica.
+
+        `evaluate` runs it on all replicas. Public for who compiles it
+        elsewhere.
+
+        Args:
+            batch: Dictionary of tensors, a batch of `Segments` of the rows of
+                one replica.
+            stop: float32 scalar, `StopRequest.variable` of this worker.
+
+        Returns:
+            The pair of the sums of all replicas, a dictionary of float32
+            scalars, and the nats `(b, T)` of this one's `b` rows.
+        """
         self._reader.reset_rows(batch["reset"])
         nll, sums, entries = self._compiled_score(batch)
         self._compiled_remember(*entries)

@@ -4,6 +4,7 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `N` heads, `H`
 head size, `L` layers.
 """
 
+import math
 import types
 
 import keras
@@ -100,6 +101,14 @@ class SegmentReader:
 
     def _project_positions(self):
         return self._backbone.project_positions(self._num_distances)
+
+    @property
+    def num_bytes(self):
+        """Integer, what memory and positions take on one replica."""
+        return sum(
+            math.prod(variable.shape) * variable.dtype.size
+            for variable in tf.nest.flatten(vars(self._holder))
+        )
 
     def begin(self):
         """A cold start of all rows, with the weights as they are now."""

@@ -100,6 +100,28 @@ class Generator:
                 )
             yield token
 
+    def replica_step(self, num_rows=1):
+        """What writes a token of every row, for who compiles it elsewhere.
+
+        Args:
+            num_rows: Integer `B`.
+
+        Returns:
+            Pair of a function and arguments as it is called with.
+        """
+        rows = np.zeros((num_rows, 1), "int32")
+        if self._model.backbone.attention_type in ABSOLUTE_TYPES:
+            window = max(1, self._memory_length)
+            return self._predict, (tf.repeat(rows, window, axis=1),)
+        step = _Step(self._model, self._sampler, num_rows, self._memory_length)
+        seeds, position = row_seeds(0, num_rows), tf.constant(0)
+        return step, (
+            tf.constant(rows[:, 0]),
+            seeds,
+            position,
+            self._seen(rows),
+        )
+
     def _remember(self, prompts, max_tokens, seeds):
         # Taken, so that another text begun meanwhile has a memory of its own.
         step, self._step = self._step, None

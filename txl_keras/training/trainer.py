@@ -136,11 +136,11 @@ class Trainer:
             self._gradients, strategy
         )
         self._compiled_update = compile_replica_function(self._update, strategy)
-        step = self._step
+        step = self.replica_step
         if strategy.num_replicas_in_sync == 1:
             # XLA has no collectives on CPU and GPU: with several replicas
             # only what lies around the sum of gradients is compiled.
-            step = compile_replica_function(self._step, strategy)
+            step = compile_replica_function(self.replica_step, strategy)
         self._stop = stop or StopRequest()
         self._run = host_loop(strategy, step, names, self._stop.variable)
 
@@ -185,8 +185,19 @@ class Trainer:
             )
         return results
 
-    def _step(self, batch, stop):
-        """One step of one replica; its results are those of all."""
+    def replica_step(self, batch, stop):
+        """One step of one replica; its results are those of all.
+
+        `train` runs it on all replicas. Public for who compiles it elsewhere.
+
+        Args:
+            batch: Dictionary of tensors, a batch of `Segments` of the rows of
+                one replica.
+            stop: float32 scalar, `StopRequest.variable` of this worker.
+
+        Returns:
+            Dictionary of float32 scalars: see `train`.
+        """
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         loss, gradients = self._compiled_gradients(batch, self.step, first_row)
@@ -302,7 +313,11 @@ class Trainer:
                 ],
             ),
         )
-        values = [array.concat() for array in kept]
+        # [pieces, rows, ...] -> [pieces * rows, ...], all static
+        values = [
+            tf.reshape(array.stack(), value.shape)
+            for array, value in zip(kept, tf.nest.flatten(memory), strict=True)
+        ]
         return loss, tf.nest.pack_sequence_as(memory, values), gradients
 
     def _of_rows(self, batch, memory, seed, first_row):

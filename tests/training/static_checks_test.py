@@ -1,0 +1,88 @@
+"""What a step for a TPU must not have, one case each."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.training.static_checks import check_static
+
+
+def nested(function):
+    """In a function, in a branch, in a loop: no place is too deep."""
+
+    def body(i, x):
+        inner = tf.function(lambda: function(x))
+        tf.cond(x[0] > 0, lambda: (inner(), 0)[1], lambda: 0)
+        return i + 1, x
+
+    return lambda x: tf.while_loop(lambda i, _: i < 2, body, (0, x))[1]
+
+
+def numpy_call(x):
+    y = tf.numpy_function(lambda x: x, [x], tf.float32)
+    y.set_shape(x.shape)
+    return y
+
+
+def growing_array(x):
+    array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+    return array.write(0, x[0]).stack()
+
+
+FORBIDDEN = {
+    "string": lambda x: tf.strings.as_string(x),
+    "constant string": lambda x: (tf.constant("a"), x)[1],
+    "float64": lambda x: tf.cast(x, tf.float64),
+    "complex128": lambda x: tf.cast(x, tf.complex128),
+    "py_function": lambda x: tf.py_function(lambda x: x, [x], tf.float32),
+    "numpy_function": numpy_call,
+    "print": lambda x: (tf.print(x), x)[1],
+    "assert": lambda x: (tf.debugging.Assert(x[0] > 0, [x]), x)[1],
+    "random uniform": lambda x: x + tf.random.uniform(x.shape),
+    "random normal": lambda x: x + tf.random.normal(x.shape),
+    "truncated normal": lambda x: x + tf.random.truncated_normal(x.shape),
+    "shuffle": lambda x: tf.random.shuffle(x),
+    "categorical": lambda x: tf.random.categorical(x[None], 1),
+    "where": lambda x: tf.where(x > 0),
+    "boolean mask": lambda x: tf.boolean_mask(x, x > 0),
+    "unique": lambda x: tf.unique(x)[0],
+    "dynamic partition": lambda x: tf.dynamic_partition(x, [0, 1, 0], 2),
+    "growing array": growing_array,
+    "range of a value": lambda x: tf.range(tf.cast(x[0], tf.int32)),
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+@pytest.mark.parametrize("wrap", [lambda f: f, nested], ids=["", "nested"])
+def test_what_is_forbidden_is_found(name, wrap):
+    traced = tf.function(wrap(FORBIDDEN[name])).get_concrete_function(
+        tf.TensorSpec((3,), tf.float32)
+    )
+    with pytest.raises(ValueError, match="must have static shapes.* Received"):
+        check_static(traced)
+
+
+def test_a_generator_of_random_numbers_is_found():
+    generator = tf.random.Generator.from_seed(1)
+    traced = tf.function(lambda: generator.normal((3,)))
+    with pytest.raises(ValueError, match="draws from a state"):
+        check_static(traced.get_concrete_function())
+
+
+@pytest.mark.parametrize("shape", [None, (None, 3), (2, None)])
+def test_an_unknown_shape_is_found(shape):
+    traced = tf.function(lambda x: x).get_concrete_function(
+        tf.TensorSpec(shape, tf.float32)
+    )
+    with pytest.raises(ValueError, match="the shape .*(None|unknown)"):
+        check_static(traced)
+
+
+def test_what_is_static_passes():
+    @nested
+    def function(x):
+        y = tf.random.stateless_uniform((3,), [1, 2]) + x
+        array = tf.TensorArray(tf.float32, 3, element_shape=())
+        return tf.where(y > 0, y, 0.0), array.unstack(y).stack()
+
+    check_static(tf.function(function).get_concrete_function(np.ones(3, "f4")))

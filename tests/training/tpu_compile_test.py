@@ -1,0 +1,583 @@
+"""Steps as a TPU would have them: traced, compiled, reported.
+
+What compiles needs `pip install "txl_keras[tpu_compile]"`. Nothing runs.
+"""
+
+import json
+import math
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.data import Segments
+from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.serving import Generator
+from txl_keras.training import tpu_compile
+from txl_keras.training import tpu_types
+from txl_keras.training.compile_report import Step
+from txl_keras.training.compile_report import advice
+from txl_keras.training.compile_report import describe
+from txl_keras.training.compile_report import report
+from txl_keras.training.compile_report import roofline
+from txl_keras.training.cross_replica import OneOfManyReplicas
+from txl_keras.training.hlo_text import collectives
+from txl_keras.training.hlo_text import loops
+from txl_keras.training.hlo_text import moved
+from txl_keras.training.memory_estimate import estimate_bytes
+from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.static_checks import check_static
+from txl_keras.training.tpu_compile import check_compiler
+from txl_keras.training.tpu_compile import compile_hlo
+from txl_keras.training.tpu_compile import lower
+from txl_keras.training.tpu_types import tpu_type
+from txl_keras.training.trainer import Trainer
+
+ROOT = pathlib.Path(__file__).parents[2]
+STRATEGY = tf.distribute.get_strategy()
+try:
+    check_compiler()
+    MISSING = ""
+except (ImportError, RuntimeError) as error:
+    MISSING = str(error)
+needs_compiler = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+B, T, GIB = 6, 5, 2**30
+
+
+def make_model(dtype="mixed_bfloat16", **overrides):
+    config = {
+        "vocabulary_size": 40,
+        "num_layers": 1,
+        "num_heads": 2,
+        "hidden_dim": 12,
+        "intermediate_dim": 20,
+        "memory_length": 7,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        **overrides,
+    }
+    return TransformerXLCausalLM(
+        TransformerXLBackbone(dtype=dtype, **config), dtype=dtype
+    )
+
+
+def segments_of(varlen=False):
+    tokens = np.zeros(4 * B * (T + 1), "int32")
+    return Segments(tokens, B, T, drop_remainder=True, varlen=varlen)
+
+
+def batch_of(segments):
+    batch = segments.batch(0)
+    return {name: tf.constant(value) for name, value in batch.items()}
+
+
+def train_step(model, varlen=False, optimizer="adam", **kwargs):
+    segments = segments_of(varlen)
+    trainer = Trainer(
+        model,
+        build_optimizer(optimizer, 0.01),
+        STRATEGY,
+        B,
+        clip_norm=0.25,
+        segment_lengths=segments.segment_lengths,
+        **kwargs,
+    )
+    return trainer.replica_step, (batch_of(segments), tf.constant(0.0))
+
+
+def evaluation_step(model):
+    evaluator = Evaluator(model, STRATEGY, B, T)
+    batch = batch_of(segments_of())
+    return evaluator.replica_step, (batch, tf.constant(0.0))
+
+
+def generation_step(model):
+    return Generator(model).replica_step()
+
+
+# --- What is traced
+
+
+SHAW = {"attention_type": "shaw", "max_positions": 12}
+CLUSTERS = {"cutoffs": [10, 20], "div_val": 2, "embedding_dim": 12}
+STEPS = {
+    "relative": lambda: train_step(make_model()),
+    "shaw": lambda: train_step(make_model(**SHAW)),
+    "clusters": lambda: train_step(make_model(**CLUSTERS)),
+    "pieces": lambda: train_step(make_model(), accumulate_steps=2),
+    "varlen": lambda: train_step(make_model(), varlen=True),
+    "float16": lambda: train_step(make_model("mixed_float16")),
+    "lamb": lambda: train_step(make_model(), optimizer="lamb"),
+    "evaluation": lambda: evaluation_step(make_model(**CLUSTERS)),
+    "generation": lambda: generation_step(make_model(**CLUSTERS)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_are_static(name):
+    function, arguments = STEPS[name]()
+    step = tf.function(lambda *args: function(*args))
+    with OneOfManyReplicas(4):
+        check_static(step.get_concrete_function(*arguments))
+
+
+def test_lower_refuses_what_is_not_static():
+    with pytest.raises(ValueError, match="Where"):
+        lower(lambda x: tf.where(x > 0), [tf.ones(3)], 1)
+
+
+def test_only_sums_go_over_replicas():
+    with pytest.raises(ValueError, match="`reduce_op` must be SUM.*MEAN"):
+        OneOfManyReplicas(2).all_reduce(tf.distribute.ReduceOp.MEAN, 1.0)
+
+
+# --- Slices
+
+
+def test_replicas_are_those_of_tpu_strategy():
+    replicas = {name: tpu_type(name).replicas for name in tpu_types.names()}
+    # A core of v2 and v3, where the name counts cores, too. A chip of the
+    # others; v4 and v5p count cores in the name, v5e and v6e chips.
+    for name, number in replicas.items():
+        generation, count = name.split("-")
+        both = 2 if generation in ("v4", "v5p") else 1
+        assert number == int(count) // both, name
+
+
+def test_a_replica_of_v3_is_half_a_chip():
+    slice_ = tpu_type("v3-32")
+    assert (slice_.num_chips, slice_.replicas) == (16, 32)
+    assert slice_.hbm_bytes == 16 * GIB
+    assert slice_.usable_bytes == int(15.48 * GIB)
+    assert slice_.flops == 61.5e12
+    assert slice_.bytes_per_second == 450e9
+
+
+def test_an_unknown_type_is_named_with_those_known():
+    with pytest.raises(ValueError, match="v3-512, v4-8.*tpu_type=v4-9"):
+        tpu_type("v4-9")
+
+
+def test_rows_must_divide():
+    with pytest.raises(ValueError, match="batch_size=60, 8 replicas"):
+        tpu_types.rows_of_replica(60, tpu_type("v3-8"))
+
+
+def test_a_tpu_of_another_type_is_told():
+    tpu_types.check_replicas(tpu_type("v3-8"), tpu_type("v2-8"))
+    with pytest.raises(ValueError, match="v3-32 has 32 replicas.*with 1 rep"):
+        tpu_types.check_replicas(tpu_type("v3-32"), STRATEGY)
+
+
+# --- The compiler's text
+
+HLO = """HloModule step
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%body (p: (s32[], bf16[3,5])) -> (s32[], bf16[3,5]) {
+  %p = (s32[], bf16[3,5]{1,0:T(8,128)(2,1)}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = bf16[3,5]{1,0:T(8,128)(2,1)} get-tuple-element(%p), index=1
+  %y = bf16[3,5]{1,0:T(8,128)(2,1)} negate(%x)
+  ROOT %t = (s32[], bf16[3,5]{1,0:T(8,128)(2,1)}) tuple(%i, %y)
+}
+
+ENTRY %main (q: bf16[3,5], g: f32[7], h: f32[2]) -> f32[7] {
+  %q = bf16[3,5]{1,0:T(8,128)(2,1)} parameter(0)
+  %g = f32[7]{0:T(256)} parameter(1)
+  %h = f32[2]{0:T(256)} parameter(2)
+  %in = (s32[], bf16[3,5]{1,0:T(8,128)(2,1)}) tuple(%zero, %q)
+  %loop = (s32[], bf16[3,5]{1,0:T(8,128)(2,1)}) while(%in), body=%body
+  %go = (f32[7]{0:T(256)}, f32[2]{0:T(256)}) all-reduce-start(%g, %h)
+  %all = (f32[7]{0:T(256)}, f32[2]{0:T(256)}) all-reduce-done(%go)
+  %some = pred[4]{0} all-gather(%flag), dimensions={0}
+  ROOT %r = f32[7]{0:T(256)} get-tuple-element(%all), index=0
+}
+"""
+
+
+def test_collectives_are_counted_with_their_bytes():
+    assert collectives(HLO) == {
+        "all-reduce": {"count": 1, "bytes": 36},
+        "all-gather": {"count": 1, "bytes": 4},
+    }
+
+
+INSIDE = 2 * 2 * 8 * 128  # bfloat16 in a tile, read and written
+OUTSIDE = 2 * 2 * 4 * 256 + 4  # two float32 in tiles, and `some`
+
+
+def test_bytes_of_a_loop_are_told_from_those_around_it():
+    assert loops(HLO) == 1
+    assert moved(HLO) == ((OUTSIDE, OUTSIDE), (INSIDE, INSIDE))
+    without = HLO.replace(" while(", " call(")
+    assert moved(without) == ((OUTSIDE, OUTSIDE), (0, 0))
+
+
+def test_bytes_on_the_chip_are_told_from_those_in_hbm():
+    on_chip = HLO.replace(
+        "%y = bf16[3,5]{1,0:T(8,128)(2,1)}",
+        "%y = bf16[3,5]{1,0:T(8,128)(2,1)S(1)}",
+    )
+    assert moved(on_chip)[1] == (INSIDE, INSIDE / 2)
+    copied = """ENTRY %main (q: f32[7]) -> f32[7] {
+  %q = f32[7]{0:T(256)} parameter(0)
+  %go = (f32[7]{0:T(256)S(1)}, f32[7]{0:T(256)}, u32[]{:S(2)}) copy-start(%q)
+  ROOT %r = f32[7]{0:T(256)S(1)} copy-done(%go)
+}
+"""
+    assert moved(copied)[0] == (2 * 4 * 256 + 4, 4 * 256)
+
+
+# --- The report
+
+
+def make_step(**changes):
+    parts = {"weights": 1, "optimizer": 2, "gradients": 1, "memory": 1}
+    return Step(
+        **{
+            "name": "train",
+            "rows": 16,
+            "segment_length": 10,
+            "memory_length": 20,
+            "num_replicas": 4,
+            "precision": "bfloat16",
+            "model_flops": int(55e12),
+            "parts": {name: size * GIB for name, size in parts.items()},
+            **changes,
+        }
+    )
+
+
+def make_answer(**changes):
+    return {
+        "device": "TPU v4",
+        "seconds": 12.34,
+        "arguments": 4 * GIB,
+        "outputs": 5 * GIB,
+        "aliased": 4 * GIB,
+        "temporaries": 8 * GIB,
+        "code": 1 * GIB,
+        "flops": 137.5e12,
+        "bytes_accessed": 614e9,
+        "text": HLO,
+        **changes,
+    }
+
+
+def test_a_step_takes_as_long_as_the_slower_of_both():
+    v4 = tpu_type("v4-8")
+    assert roofline(2 * 275e12, 1228e9, v4) == {
+        "bound_seconds": 2.0,
+        "bound_by": "flops",
+    }
+    assert roofline(275e12, 3 * 1228e9, v4) == {
+        "bound_seconds": 3.0,
+        "bound_by": "bytes",
+    }
+
+
+def test_a_report_says_what_follows():
+    facts = report(make_step(), tpu_type("v4-8"), make_answer())
+    assert facts["peak"] == 14 * GIB
+    assert facts["fits"]
+    assert facts["bound_seconds"] == 0.5
+    assert facts["tokens_per_second"] == 4 * 16 * 10 / 0.5
+    assert facts["tokens_per_second_of_chip"] == 320
+    assert facts["utilization"] == 0.4
+    assert json.loads(json.dumps(facts)) == facts
+    text = describe(facts)
+    assert "v4-8 (v4, 2x2x1 chips): replicas 4, rows of one 16," in text
+    assert "fits: takes 14.00 GiB of 29.21 GiB" in text
+    assert "40.0% of its peak" in text
+
+
+def test_a_chip_of_two_replicas_does_the_work_of_both():
+    step = make_step(num_replicas=8)
+    facts = report(step, tpu_type("v3-8"), make_answer())
+    bound = 137.5 / 61.5
+    assert facts["tokens_per_second"] == pytest.approx(1280 / bound)
+    assert facts["tokens_per_second_of_chip"] == pytest.approx(320 / bound)
+
+
+def test_pieces_are_counted_as_often_as_they_come():
+    step = make_step(accumulate_steps=4)
+    facts = report(step, tpu_type("v4-8"), make_answer())
+    assert facts["flops"] == 4 * 137.5e12
+    around = (OUTSIDE + 4 * INSIDE) / (OUTSIDE + INSIDE)
+    assert facts["bytes_accessed"] == pytest.approx(614e9 * around)
+    assert facts["hbm_bytes_accessed"] == pytest.approx(614e9 * around)
+
+
+def test_what_lies_beside_a_step_counts():
+    for beside, fits in ((15.2, True), (15.3, False)):
+        step = make_step(beside=int(beside * GIB))
+        facts = report(step, tpu_type("v4-8"), make_answer())
+        assert facts["fits"] is fits
+        assert f"{beside:.2f} GiB lie beside it" in describe(facts)
+
+
+TOO_LARGE = (
+    "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, "
+    "the total memory required for HLO temporaries (53.00G) exceeds available "
+    "HBM (30.75G). HLO module: jit_f."
+)
+
+
+def test_what_does_not_fit_is_told_with_what_would():
+    facts = report(make_step(), tpu_type("v4-8"), {"error": TOO_LARGE})
+    assert not facts["fits"]
+    assert facts["peak"] == 53 * GIB
+    # 4 fixed, 1 for memory and 48 for 16 rows: 4 + 4 * 3.0625 for 4 of them,
+    # and in 4 pieces, with a second set of gradients, 5 + 1 + 12.
+    assert facts["advice"] == {"batch_size": 4 * 4, "accumulate_steps": 4}
+    text = describe(facts)
+    assert "does not fit: needs 53.00 GiB of 29.21 GiB" in text
+    assert "--batch_size=16 or --accumulate_steps=4 would fit" in text
+
+
+def test_pieces_have_their_sum_of_gradients_beside_their_own():
+    # 4 fixed, 1 for memory, the rest for rows; 23.4 may be taken.
+    v4, peaks = tpu_type("v4-8"), (39 * GIB, 40 * GIB)
+    # 5 + 1 + 34 / 2 and 5 + 1 + 35 / 2.
+    found = [advice(make_step(), v4, peak) for peak in peaks]
+    assert [ways["accumulate_steps"] for ways in found] == [2, 4]
+    # Gradients are there twice: 4 + 1 + 34 / 2 and 4 + 1 + 35 / 2.
+    step = make_step(accumulate_steps=2)
+    found = [advice(step, v4, peak) for peak in peaks]
+    assert [ways["accumulate_steps"] for ways in found] == [4, 4]
+
+
+def test_nothing_fits_where_the_weights_do_not():
+    parts = {"weights": 10, "optimizer": 20, "gradients": 10, "memory": 1}
+    step = make_step(parts={name: n * GIB for name, n in parts.items()})
+    facts = report(step, tpu_type("v4-8"), {"error": TOO_LARGE})
+    assert facts["advice"] == {"batch_size": None, "accumulate_steps": None}
+    assert "no batch would" in describe(facts)
+
+
+def test_another_error_of_the_compiler_is_one():
+    with pytest.raises(RuntimeError, match="refused the step: INTERNAL: x"):
+        report(make_step(), tpu_type("v4-8"), {"error": "INTERNAL: x"})
+
+
+# --- Where there is no compiler
+
+
+def test_missing_packages_are_named(monkeypatch):
+    versions = {"jax": "0.10.1", "libtpu": None}
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(tpu_compile, "_version", versions.get)
+    with pytest.raises(
+        ImportError,
+        match=r'install "txl_keras\[tpu_compile\]".*jax 0.10.1, libtpu is miss',
+    ):
+        check_compiler()
+
+
+def test_another_platform_is_named(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    with pytest.raises(RuntimeError, match="needs Linux x86_64.*arm64"):
+        check_compiler()
+
+
+def test_the_extra_has_the_versions_that_are_asked_for():
+    text = (ROOT / "setup.py").read_text("utf-8")
+    pinned = dict(re.findall(r'"(jax|libtpu)==([\d.]+)', text))
+    assert pinned == tpu_compile.VERSIONS
+
+
+def test_a_compiler_that_crashes_is_told(monkeypatch, tmp_path):
+    script = tmp_path / "crashes.py"
+    script.write_text("import os; print('no luck', flush=True); os.abort()")
+    monkeypatch.setattr(tpu_compile, "_COMPILER", script)
+    monkeypatch.setattr(tpu_compile, "check_compiler", lambda: None)
+    with pytest.raises(RuntimeError, match="ended with -6:\nno luck"):
+        compile_hlo(b"", tpu_type("v4-8"), 1)
+
+
+def test_two_wait_for_each_other(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    with tpu_compile._one_at_a_time():
+        pass
+    code = (
+        "import fcntl, os, sys, time\n"
+        "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)\n"
+        "print('locked', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    path = tmp_path / tpu_compile._LOCK
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, path], stdout=subprocess.PIPE
+    )
+    with other:
+        assert other.stdout.readline() == b"locked\n"
+        timer = threading.Timer(0.5, other.kill)
+        timer.start()
+        start = time.monotonic()
+        with tpu_compile._one_at_a_time():
+            assert time.monotonic() - start > 0.4
+        timer.join()
+    assert "Waiting for another compilation" in capfd.readouterr().out
+
+
+# --- What the compiler says
+
+
+def gradient_bytes(model):
+    return sum(4 * math.prod(v.shape) for v in model.trainable_variables)
+
+
+@needs_compiler
+def test_the_gradients_are_summed_over_all_replicas():
+    model = make_model()
+    slice_ = tpu_type("v4-8")
+    answer = compile_hlo(lower(*train_step(model), 4), slice_, 4)
+    assert answer["device"] == "TPU v4"
+    found = collectives(answer["text"])
+    # And the loss and the wish to stop.
+    assert set(found) == {"all-reduce"}
+    assert found["all-reduce"]["bytes"] == gradient_bytes(model) + 8
+    assert "replica_groups={{0,1,2,3}}" in answer["text"]
+    optimizer = build_optimizer("adam", 0.01)
+    optimizer.build(model.trainable_variables)
+    parts = estimate_bytes(model, optimizer, B, T)
+    exact = parts["weights"] + parts["optimizer"] + parts["memory"]
+    # Tiles are filled up: a vector of 12 takes 128.
+    assert exact < answer["arguments"] < 100 * exact
+    # All that a step changes stays where it is.
+    assert exact < answer["aliased"] <= answer["outputs"]
+
+
+@needs_compiler
+def test_pieces_do_the_work_of_the_whole():
+    slice_ = tpu_type("v2-8")
+    model = make_model(dropout=0.0, attention_dropout=0.0)
+    facts = {}
+    for pieces in (1, 3):
+        function, arguments = train_step(model, accumulate_steps=pieces)
+        answer = compile_hlo(lower(function, arguments, 8), slice_, 8)
+        step = make_step(accumulate_steps=pieces)
+        facts[pieces] = report(step, slice_, answer)
+        assert facts[pieces]["collectives"]["all-reduce"]["count"] == 1
+    ratio = facts[3]["flops"] / facts[1]["flops"]
+    assert 0.9 < ratio < 2
+    assert facts[3]["bytes_accessed"] > facts[1]["bytes_accessed"]
+
+
+@needs_compiler
+def test_a_step_too_large_for_the_chip_is_refused_with_its_bytes():
+    slice_ = tpu_type("v2-8")
+    ones = tf.ones((64, 1024))
+
+    def step(x):
+        y = tf.tile(x[:, None], (1, 60_000, 1))
+        return tf.reduce_sum(tf.sort(y, axis=1), axis=1)
+
+    answer = compile_hlo(lower(step, [ones], 8), slice_, 8)
+    facts = report(make_step(num_replicas=8), slice_, answer)
+    assert not facts["fits"]
+    assert facts["peak"] > 64 * 1024 * 60_000 * 4
+
+
+# --- The command
+
+
+def run_main(tmp_path, *args):
+    return subprocess.run(
+        [sys.executable, str(ROOT / "train/main.py"), "--compile_only", *args],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+
+
+TINY = (
+    "--num_layers=1", "--num_heads=2", "--head_dim=4", "--hidden_dim=8",
+    "--intermediate_dim=12", "--memory_length=6", "--segment_length=5",
+    "--batch_size=8", "--eval_batch_size=8", "--precision=bfloat16",
+)  # fmt: skip
+
+
+@needs_compiler
+def test_the_command_reports_all_steps_of_a_run(tmp_path):
+    done = run_main(tmp_path, *TINY, "--tpu_type=v5litepod-4")
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "tpu_compile_quickstart_v5litepod-4.json"
+    assert os.listdir(tmp_path) == [path.name]
+    facts = json.loads(path.read_text())
+    steps = {step["step"]: step for step in facts["steps"]}
+    assert list(steps) == ["train", "evaluation", "generation"]
+    assert [step["replicas"] for step in steps.values()] == [4, 4, 1]
+    assert [step["rows"] for step in steps.values()] == [2, 2, 1]
+    assert all(step["chip"] == "v5e" for step in steps.values())
+    assert set(steps["train"]["collectives"]) == {"all-reduce"}
+    assert not steps["generation"]["collectives"]
+    assert done.stdout.count("fits: takes") == 3
+
+
+@pytest.mark.tpu
+@pytest.mark.parametrize(
+    "flag, message",
+    [
+        ("--tpu_type=v3-32", "batch_size=8, 32 replicas"),
+        ("--tpu_type=v9-8", "must be one of v2-8, "),
+        ("--accumulate_steps=3", "accumulate_steps=3"),
+        ("--cutoffs=auto", "reads no run and no text"),
+    ],
+)
+def test_bad_flags_end_the_command_with_their_names(flag, message, tmp_path):
+    done = run_main(tmp_path, *TINY, "--tpu_type=v4-8", flag)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert not os.listdir(tmp_path)
+
+
+@needs_compiler
+@pytest.mark.tpu
+def test_what_does_not_fit_ends_the_command_and_its_advice_fits(tmp_path):
+    flags = (
+        "--tpu_type=v2-8", "--compile_steps=train", "--num_layers=2",
+        "--batch_size=16384", "--segment_length=512", "--precision=bfloat16",
+    )  # fmt: skip
+    done = run_main(tmp_path, *flags)
+    assert done.returncode == 1
+    found = re.search(
+        r"(--batch_size=\d+) or (--acc\w+=\d+) would", done.stdout
+    )
+    for advised in found.groups():
+        done = run_main(tmp_path, *flags, advised)
+        assert done.returncode == 0, done.stdout
+
+
+@needs_compiler
+@pytest.mark.tpu
+def test_a_published_size_compiles(tmp_path):
+    flagfiles = ("train/configs/enwik8_base", "tpu_configs/v2_8")
+    done = run_main(
+        tmp_path, *(f"--flagfile={ROOT / name}.flags" for name in flagfiles)
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.iterdir()
+    train, *_ = json.loads(path.read_text())["steps"]
+    assert 1 * GIB < train["peak"] < 2 * GIB
+    assert train["weights"] == 4 * 41_055_436
+    # Nominal operations leave out some, and count some that a mask shuts.
+    assert 0.9 < train["flops"] / train["model_flops"] < 1.3

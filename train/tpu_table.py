@@ -1,0 +1,289 @@
+r"""Compiles what tpu_configs/ claims, and writes the tables of the READMEs.
+
+    python train/tpu_table.py
+    python train/tpu_table.py --only=v4_8,enwik8_large,enwik8_base
+    python train/tpu_table.py --write_only
+
+tpu_configs/claims.csv names slices, experiments and pieces. The training step
+of each is compiled by `train/main.py --compile_only`, which takes minutes
+where the model is large, and is kept as a line of tpu_configs/compiled.jsonl:
+what is there, by the same versions, is not compiled again. So the command may
+be stopped, and goes on; after a change of model or step it needs --force.
+It needs `pip install "txl_keras[tpu_compile]"`.
+
+A pair that does not fit, or does not compile, is not written, and the command
+ends with code 1.
+"""
+
+import csv
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import keras
+import tensorflow as tf
+from absl import flags
+
+from txl_keras.scripts import running
+from txl_keras.training.tpu_compile import VERSIONS
+from txl_keras.training.tpu_compile import check_compiler
+from txl_keras.training.tpu_types import tpu_type
+
+FLAGS = flags.FLAGS
+_SCRIPTS = pathlib.Path(__file__).parent
+
+flags.DEFINE_list(
+    "only", [], "Slices, experiments or both; of a kind not named, all."
+)
+flags.DEFINE_bool("force", False, "Compile again what was compiled.")
+flags.DEFINE_bool("write_only", False, "Compile nothing, write the tables.")
+flags.DEFINE_string(
+    "root", str(_SCRIPTS.parent),
+    "Folder of README.md, tpu_configs and train/configs.",
+)  # fmt: skip
+
+_COLUMNS = (
+    "slice", "experiment", "rows a replica", "`--accumulate_steps`",
+    "peak, GiB", "of", "code, GiB", "TFLOP", "GB accessed", "in HBM",
+    "at least, ms", "by", "tokens/s a chip, at most", "utilization, at most",
+    "compiled in, s",
+)  # fmt: skip
+
+
+def main(_):
+    root = pathlib.Path(FLAGS.root)
+    claims = _read_claims(root)
+    reports = _read_reports(root)
+    chosen = _chosen(claims)
+    failed = []
+    if not FLAGS.write_only:
+        check_compiler()
+        for claim in chosen:
+            if FLAGS.force or not _is_current(reports.get(claim)):
+                print(f"--- {' '.join(map(str, claim))}", flush=True)
+                reports[claim] = _compile(root, *claim)
+                if not (reports[claim] or {}).get("fits"):
+                    failed.append(claim)
+                    del reports[claim]
+                _write_reports(root, claims, reports)
+    _write_reports(root, claims, reports)
+    _write_tables(root, claims, reports)
+    for claim in failed:
+        print(f"Does not fit or compile: {' '.join(map(str, claim))}")
+    sys.exit(1 if failed else 0)
+
+
+def _read_claims(root):
+    """List of slice, experiment, pieces."""
+    path = root / "tpu_configs" / "claims.csv"
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    claims = [
+        (row["slice"], row["experiment"], int(row["accumulate_steps"]))
+        for row in rows
+    ]
+    for slice_, experiment, _ in claims:
+        for flagfile in _flagfiles(root, slice_, experiment):
+            if not flagfile.exists():
+                raise ValueError(
+                    f"{path} must name flagfiles that are there. Received: "
+                    f"{flagfile}"
+                )
+    return claims
+
+
+def _flagfiles(root, slice_, experiment):
+    return (
+        root / "train" / "configs" / f"{experiment}.flags",
+        root / "tpu_configs" / f"{slice_}.flags",
+    )
+
+
+def _chosen(claims):
+    """Those that `--only` leaves."""
+    chosen = claims
+    names = set(FLAGS.only)
+    known = [{claim[i] for claim in claims} for i in (0, 1)]
+    unknown = names - known[0] - known[1]
+    if unknown:
+        raise ValueError(
+            "`only` must name slices and experiments that are claimed. "
+            f"Received: {', '.join(sorted(unknown))}"
+        )
+    for i in (0, 1):
+        of_kind = names & known[i]
+        if of_kind:
+            chosen = [claim for claim in chosen if claim[i] in of_kind]
+    return chosen
+
+
+def _versions():
+    return {
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        **VERSIONS,
+    }
+
+
+def _is_current(report):
+    return report is not None and report["versions"] == _versions()
+
+
+def _compile(root, slice_, experiment, pieces):
+    """The report of a training step, or `None` if there is none."""
+    flagfiles = _flagfiles(root, slice_, experiment)
+    with tempfile.TemporaryDirectory() as workdir:
+        subprocess.run(
+            [
+                sys.executable,
+                _SCRIPTS / "main.py",
+                *(f"--flagfile={path}" for path in flagfiles),
+                f"--accumulate_steps={pieces}",
+                "--compile_only",
+                "--compile_steps=train",
+                f"--workdir={workdir}",
+            ],
+            check=False,
+        )
+        path = pathlib.Path(workdir, "tpu_compile.json")
+        if not path.exists():
+            return None
+        found = json.loads(path.read_text())
+    return {
+        "slice": slice_,
+        "experiment": experiment,
+        **found["steps"][0],
+        "date": found["date"],
+        "versions": found["versions"],
+    }
+
+
+def _reports_path(root):
+    return root / "tpu_configs" / "compiled.jsonl"
+
+
+def _read_reports(root):
+    """Dictionary of reports by slice, experiment and pieces."""
+    path = _reports_path(root)
+    lines = path.read_text().splitlines() if path.exists() else []
+    reports = [json.loads(line) for line in lines]
+    names = ("slice", "experiment", "accumulate_steps")
+    return {tuple(report[name] for name in names): report for report in reports}
+
+
+def _write_reports(root, claims, reports):
+    """In the order of the claims; others are no longer claimed."""
+    path = _reports_path(root)
+    lines = [
+        json.dumps(reports[claim], separators=(",", ":")) + "\n"
+        for claim in claims
+        if claim in reports
+    ]
+    # Written aside: who stops the command keeps what was there.
+    aside = path.with_suffix(".tmp")
+    aside.write_text("".join(lines))
+    os.replace(aside, path)
+
+
+def _write_tables(root, claims, reports):
+    found = [reports[claim] for claim in claims if claim in reports]
+    status = _status(claims, found)
+    for path, table in (
+        (root / "tpu_configs" / "README.md", _table(found)),
+        (root / "README.md", _matrix(found)),
+    ):
+        text = path.read_text("utf-8")
+        text, count = re.subn(
+            r"(<!-- tpu_table -->\n).*?(<!-- end of tpu_table -->)",
+            lambda match, table=table: (
+                f"{match[1]}{status}\n\n{table}{match[2]}"
+            ),
+            text,
+            flags=re.DOTALL,
+        )
+        if count != 1:
+            raise ValueError(
+                f"{path} must have one place between <!-- tpu_table --> and "
+                f"<!-- end of tpu_table -->. Received: {count}"
+            )
+        path.write_text(text, "utf-8")
+
+
+def _status(claims, found):
+    """How much is compiled, when and by what."""
+    text = f"Compiled: {len(found)} of {len(claims)} claimed."
+    by_versions = {}
+    for report in found:
+        versions = ", ".join(f"{k} {v}" for k, v in report["versions"].items())
+        by_versions.setdefault(versions, set()).add(report["date"])
+    for versions, dates in by_versions.items():
+        first, last = min(dates), max(dates)
+        days = first if first == last else f"{first} to {last}"
+        text += f" {days}, {versions}."
+    return text
+
+
+def _table(reports):
+    """All numbers, a line a pair."""
+    return _markdown(_COLUMNS, [_cells(report) for report in reports])
+
+
+def _cells(report):
+    return (
+        f"`{report['slice']}`",
+        f"`{report['experiment']}`",
+        report["rows"],
+        report["accumulate_steps"],
+        f"{report['peak'] / 2**30:.1f}",
+        f"{report['usable'] / 2**30:.1f}",
+        f"{report['code'] / 2**30:.1f}",
+        f"{report['flops'] / 1e12:.2f}",
+        f"{report['bytes_accessed'] / 1e9:.1f}",
+        f"{report['hbm_bytes_accessed'] / 1e9:.1f}",
+        f"{1e3 * report['bound_seconds']:.1f}",
+        report["bound_by"],
+        f"{report['tokens_per_second_of_chip']:,.0f}",
+        f"{report['utilization']:.0%}",
+        f"{report['compile_seconds']:.0f}",
+    )
+
+
+def _matrix(reports):
+    """Slices by experiments: the tokens/s a chip, at most, in thousands."""
+    slices = list(dict.fromkeys(report["slice"] for report in reports))
+    experiments = list(dict.fromkeys(r["experiment"] for r in reports))
+    chips = {r["slice"]: _chips(r) for r in reports}
+    cells = {
+        (r["slice"], r["experiment"]): (
+            f"{r['tokens_per_second_of_chip'] / 1e3:,.1f}"
+        )
+        for r in reports
+    }
+    return _markdown(
+        ("slice", "chips", *(f"`{name}`" for name in experiments)),
+        [
+            (
+                f"`{name}`",
+                chips[name],
+                *(cells.get((name, other), "") for other in experiments),
+            )
+            for name in slices
+        ],
+    )
+
+
+def _chips(report):
+    return tpu_type(report["tpu_type"]).num_chips
+
+
+def _markdown(columns, rows):
+    lines = (columns, ["---"] * len(columns), *rows)
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    running.run(main)

@@ -1,0 +1,237 @@
+"""`--compile_only`: the steps of a run, compiled for a TPU slice."""
+
+import datetime
+import json
+import os
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import flags
+
+from txl_keras.data import Segments
+from txl_keras.data.corpora.files import write_text
+from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.models import presets
+from txl_keras.scripts import model_flags
+from txl_keras.scripts import training_flags
+from txl_keras.serving import Generator
+from txl_keras.training.compile_report import Step
+from txl_keras.training.compile_report import describe
+from txl_keras.training.compile_report import report
+from txl_keras.training.memory_estimate import estimate_bytes
+from txl_keras.training.tpu_compile import VERSIONS
+from txl_keras.training.tpu_compile import check_compiler
+from txl_keras.training.tpu_compile import compile_hlo
+from txl_keras.training.tpu_compile import lower
+from txl_keras.training.tpu_types import names
+from txl_keras.training.tpu_types import rows_of_replica
+from txl_keras.training.tpu_types import tpu_type
+from txl_keras.training.trainer import Trainer
+from txl_keras.training.utilization import model_flops
+from txl_keras.training.workdir import Workdir
+
+FLAGS = flags.FLAGS
+STEPS = ("train", "evaluation", "generation")
+
+
+def define_compile_flags():
+    """Defines the flags of a run that is only compiled."""
+    flags.DEFINE_string(
+        "tpu_type", None,
+        f"What the slice is, as gcloud calls it: {', '.join(names())}.",
+    )  # fmt: skip
+    flags.DEFINE_bool(
+        "compile_only", False,
+        "Compile the steps for --tpu_type, without a TPU or text, and say "
+        "what they take.",
+    )  # fmt: skip
+    flags.DEFINE_multi_enum(
+        "compile_steps", list(STEPS), STEPS, "Which, with --compile_only."
+    )
+
+
+def compile_run():
+    """Compiles the steps of the run that the flags name.
+
+    Prints a report of each and stores all: in the workdir, tpu_compile.json,
+    or, without one, here, tpu_compile_PRESET_TYPE.json.
+
+    Returns:
+        Boolean, whether all fit.
+
+    Raises:
+        ValueError: If the flags are not those of a run on such a slice.
+        RuntimeError, ImportError: If there is no compiler, or it fails.
+    """
+    slice_ = tpu_type(FLAGS.tpu_type)
+    rows_of_replica(FLAGS.batch_size, slice_)
+    rows_of_replica(FLAGS.eval_batch_size, slice_, "eval_batch_size")
+    check_compiler()
+    path = _output()
+    keras.utils.set_random_seed(FLAGS.seed)
+    with tf.device("CPU:0"):  # where it is lowered
+        model = _build_model()
+        run = _Run(model, slice_)
+    facts = _facts(model, slice_)
+    print(_describe(facts, model), flush=True)
+    for name in FLAGS.compile_steps:
+        step, function, arguments = getattr(run, name)()
+        hlo = lower(function, arguments, step.num_replicas)
+        answer = compile_hlo(hlo, slice_, step.num_replicas)
+        facts["steps"].append(report(step, slice_, answer))
+        print(describe(facts["steps"][-1]), flush=True)
+        write_text(json.dumps(facts, indent=2) + "\n", path)
+    print(f"In {path}")
+    return all(step["fits"] for step in facts["steps"])
+
+
+def _facts(model, slice_):
+    return {
+        "preset": FLAGS.preset,
+        "vocabulary_size": model.backbone.vocabulary_size,
+        "tpu_type": slice_.name,
+        "date": datetime.date.today().isoformat(),
+        "versions": {
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            **VERSIONS,
+        },
+        "steps": [],
+    }
+
+
+def _output():
+    """Where to write, which is seen now and not after minutes."""
+    workdir = Workdir(FLAGS.workdir or ".")
+    workdir.check_writable()
+    if FLAGS.workdir:
+        tf.io.gfile.makedirs(workdir.path)
+        return workdir.file("tpu_compile.json")
+    name = f"tpu_compile_{FLAGS.preset}_{FLAGS.tpu_type}.json"
+    return os.path.relpath(workdir.file(name))
+
+
+def _build_model():
+    if FLAGS.initialize_from or FLAGS.cutoffs == ["auto"]:
+        raise ValueError(
+            "`compile_only` reads no run and no text, so `initialize_from` and "
+            "cutoffs=auto have no meaning: name the sizes. Received: "
+            f"initialize_from={FLAGS.initialize_from}, cutoffs={FLAGS.cutoffs}"
+        )
+    return model_flags.build_model(
+        FLAGS.vocabulary_size
+        or presets.preset_config(FLAGS.preset)["vocabulary_size"],
+        None,
+        training_flags.dtype_policy(),
+    )
+
+
+class _Run:
+    """One replica of a run, whose neighbours `lower` makes up.
+
+    Its methods return a `Step`, and the function and arguments to lower.
+    """
+
+    def __init__(self, model, slice_):
+        self._model = model
+        self._slice = slice_
+        self._rows = rows_of_replica(FLAGS.batch_size, slice_)
+        self._eval_rows = rows_of_replica(FLAGS.eval_batch_size, slice_)
+        self._segments = _segments(self._rows, FLAGS.varlen)
+        strategy = tf.distribute.get_strategy()
+        self._trainer = Trainer(
+            model,
+            training_flags.build_optimizer(),
+            strategy,
+            self._rows,
+            clip_norm=FLAGS.clip_norm or None,
+            seed=FLAGS.seed,
+            segment_lengths=self._segments.segment_lengths,
+            accumulate_steps=FLAGS.accumulate_steps,
+        )
+        self._evaluator = Evaluator(
+            model, strategy, self._eval_rows, FLAGS.segment_length
+        )
+        self._parts = estimate_bytes(
+            model,
+            self._trainer.optimizer,
+            self._rows,
+            FLAGS.segment_length,
+            FLAGS.accumulate_steps,
+        )
+        del self._parts["activations"]
+
+    def train(self):
+        step = self._step(
+            name="train",
+            rows=self._rows,
+            model_flops=model_flops(
+                self._model, self._rows, FLAGS.segment_length, training=True
+            ),
+            accumulate_steps=FLAGS.accumulate_steps,
+            parts=self._parts,
+            beside=self._evaluator.num_bytes,
+        )
+        arguments = _batch(self._segments), tf.constant(0.0)
+        return step, self._trainer.replica_step, arguments
+
+    def evaluation(self):
+        memory = self._evaluator.num_bytes
+        step = self._step(
+            name="evaluation",
+            rows=self._eval_rows,
+            parts={"weights": self._parts["weights"], "memory": memory},
+            beside=self._parts["optimizer"] + self._parts["memory"],
+        )
+        arguments = _batch(_segments(self._eval_rows)), tf.constant(0.0)
+        return step, self._evaluator.replica_step, arguments
+
+    def generation(self):
+        step = self._step(
+            name="generation",
+            rows=1,
+            segment_length=1,
+            num_replicas=1,
+            parts={"weights": self._parts["weights"]},
+        )
+        return step, *Generator(self._model).replica_step()
+
+    def _step(self, **facts):
+        of_all = {
+            "segment_length": FLAGS.segment_length,
+            "memory_length": self._model.backbone.memory_length,
+            "num_replicas": self._slice.replicas,
+            "precision": FLAGS.precision,
+        }
+        return Step(**of_all | facts)
+
+
+def _segments(rows, varlen=False):
+    """Of a text of zeros, as only their shapes count."""
+    return Segments(
+        np.zeros(4 * rows * (FLAGS.segment_length + 1), "uint8"),
+        rows,
+        FLAGS.segment_length,
+        drop_remainder=True,
+        varlen=varlen,
+    )
+
+
+def _batch(segments):
+    return {
+        name: tf.constant(value) for name, value in segments.batch(0).items()
+    }
+
+
+def _describe(facts, model):
+    cutoffs = model.get_config()["backbone"]["config"]["cutoffs"]
+    versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
+    source = "--vocabulary_size" if FLAGS.vocabulary_size else "the preset"
+    return (
+        f"{FLAGS.preset}, a vocabulary of {facts['vocabulary_size']:,}"
+        + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
+        + f", by {source} (a run has that of its text); "
+        f"{model.count_params():,} weights, {FLAGS.optimizer}\n"
+        f"Compiled, not run, by {versions}"
+    )

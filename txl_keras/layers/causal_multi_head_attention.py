@@ -307,7 +307,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             float32 `(B, N, T, M)`, unless M is 0, and `(B, N, T, T)`.
         """
         segment_mask = ops.ones(ops.shape(projected)[:2], "bool")
-        lengths = part_lengths(past.keys.shape[2], ops.shape(projected)[1])
+        num_memory = past.keys.shape[2]
+        lengths = [num_memory] * (num_memory > 0) + [ops.shape(projected)[1]]
         masks = self._masks(
             lengths, ops.concatenate([past.mask, segment_mask], axis=1)
         )

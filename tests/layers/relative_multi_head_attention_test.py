@@ -17,8 +17,6 @@ from attention_loops import with_random_weights
 from layer_checks import check_layer
 
 from txl_keras.layers import RelativeMultiHeadAttention
-from txl_keras.layers import relative_shift
-from txl_keras.layers.relative_shift import shift_nearest
 
 B, T, M, D, N, H = 2, 3, 5, 8, 4, 7
 
@@ -422,41 +420,3 @@ def test_one_initializer_object_does_not_make_all_kernels_alike():
     kernels = ("query", "key", "value", "position")
     for one, other in itertools.combinations(kernels, 2):
         assert np.abs(weights[one] - weights[other]).max() > 1e-2
-
-
-def test_relative_shift_of_distances_is_this():
-    scores = np.tile(np.arange(5)[::-1], (2, 3, 3, 1)).astype("float32")
-    shifted = np.array(relative_shift(scores))
-    assert shifted.shape == (2, 3, 3, 5)
-    for b in range(2):
-        for n in range(3):
-            assert shifted[b, n, 0, :3].tolist() == [2, 1, 0]
-            assert shifted[b, n, 1, :4].tolist() == [3, 2, 1, 0]
-            assert shifted[b, n, 2].tolist() == [4, 3, 2, 1, 0]
-
-
-@pytest.mark.parametrize("length,num_keys", [(1, 1), (1, 6), (4, 4), (3, 7)])
-def test_relative_shift_equals_indexing_by_distance(length, num_keys):
-    scores = random(2, 5, length, num_keys)
-    shifted = np.array(relative_shift(scores))
-    for i in range(length):
-        for j in range(num_keys - length + i + 1):
-            distance = num_keys - length + i - j
-            np.testing.assert_array_equal(
-                shifted[:, :, i, j], scores[:, :, i, num_keys - 1 - distance]
-            )
-
-
-@pytest.mark.parametrize("num_distances", [1, 4, 7, 8, 9, 12])
-def test_shift_nearest_equals_indexing_by_the_nearest_distances(num_distances):
-    length, num_keys = 3, 7
-    scores = random(5, 2, length, num_distances)  # (N, B, T, R)
-    shifted = np.array(shift_nearest(scores, num_keys))
-    assert shifted.shape == (2, 5, length, num_keys)
-    for i in range(length):
-        for j in range(num_keys - length + i + 1):
-            distance = min(num_keys - length + i - j, num_distances - 1)
-            np.testing.assert_array_equal(
-                shifted[:, :, i, j],
-                scores[:, :, i, num_distances - 1 - distance].T,
-            )

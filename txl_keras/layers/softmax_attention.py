@@ -31,8 +31,8 @@ def attend(scores, masks, values, keep=None, rate=0.0):
 
     Backward is written out, for the bytes that it moves: of all tensors as
     large as the scores only these, in their own dtype, are kept for it.
-    Probabilities come back from them and from one number a query, the
-    logarithm of its sum of exponentials; what dropout kept is computed again
+    Probabilities come back from them and from two numbers a query, its highest
+    score and its sum of exponentials; what dropout kept is computed again
     from its seeds; and the sum over keys in the gradient of a softmax is, for
     a query, the product of its output and the gradient of that (Dao et al.,
     2022, appendix B.2).
@@ -63,7 +63,7 @@ def attend(scores, masks, values, keep=None, rate=0.0):
 
     @tf.custom_gradient
     def attended(*tensors):
-        output, log_total = _forward(*_halves(tensors), masks, keep, rate)
+        output, *norms = _forward(*_halves(tensors), masks, keep, rate)
 
         def gradient(output_gradient):
             return _backward(
@@ -72,7 +72,7 @@ def attend(scores, masks, values, keep=None, rate=0.0):
                 keep,
                 rate,
                 output,
-                log_total,
+                *norms,
                 output_gradient,
             )
 
@@ -85,7 +85,11 @@ def attend(scores, masks, values, keep=None, rate=0.0):
 
 
 def _forward(scores, values, masks, keep, rate):
-    """The output, and the logarithm `(N, B, T, 1)` of sums of exponentials."""
+    """The output, the highest scores and sums of exponentials, `(N, B, T, 1)`.
+
+    As one number, the logarithm of the sum, these two would lose it where a
+    query may see no key.
+    """
     scores = [_closed(*part) for part in zip(scores, masks, strict=True)]
     highest = functools.reduce(
         tf.maximum,
@@ -105,11 +109,11 @@ def _forward(scores, values, masks, keep, rate):
         ]
     )
     output = tf.cast(attended / (total * (1 - rate)), values[0].dtype)
-    return output, highest + tf.math.log(total)
+    return output, highest, total
 
 
 def _backward(
-    scores, values, masks, keep, rate, output, log_total, output_gradient
+    scores, values, masks, keep, rate, output, highest, total, output_gradient
 ):
     """Gradients of the scores, then of the values."""
     dtype = output.dtype
@@ -118,11 +122,13 @@ def _backward(
         axis=-1,
         keepdims=True,
     )  # [N, B, T, 1]
+    scale = 1 / (1 - rate)
+    inverse = 1 / total
     probabilities = [
-        tf.exp(_closed(*part) - log_total)
+        tf.exp(_closed(*part) - highest) * inverse
         for part in zip(scores, masks, strict=True)
     ]
-    weights = [part / (1 - rate) for part in _kept(probabilities, keep)]
+    weights = [part * scale for part in _kept(probabilities, keep)]
     value_gradients = [
         tf.einsum("nbts,nbth->bsnh", tf.cast(part, dtype), output_gradient)
         for part in weights
@@ -132,7 +138,7 @@ def _backward(
     ]
     score_gradients = [
         # A query that may see no key has probabilities of those it may not.
-        tf.where(mask, part * (gradient / (1 - rate) - shift), 0)
+        tf.where(mask, part * (gradient * scale - shift), 0)
         for part, gradient, mask in zip(
             probabilities,
             _kept(weight_gradients, keep),

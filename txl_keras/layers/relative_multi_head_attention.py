@@ -28,7 +28,8 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
                 + v        . R_{i-j} W_k,R    (d) position bias
 
     and returns `softmax(A / sqrt(H)) E W_v W_o`. Terms (b) and (d) project
-    each of the S distances once and align them by `relative_shift`.
+    each of the S distances once and align them with the keys: see
+    `scores_by_key`.
 
     Args:
         num_heads, key_dim, dropout, same_length, kernel_initializer, seed:

@@ -650,7 +650,7 @@ def test_the_score_of_a_text_is_one_whatever_the_batch_size(run, here):
         scores[batch_size, warmup] = result["bits_per_token"]
     assert scores[3, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
     assert scores[16, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
-    assert abs(scores[16, "none"] - scores[1, "exact"]) > 1e-4
+    assert abs(scores[16, "none"] - scores[1, "exact"]) > 1e-5
 
 
 @pytest.mark.large

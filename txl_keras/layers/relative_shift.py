@@ -147,9 +147,8 @@ def scores_by_key(by_distance, positions, lengths):
 
 
 def _are_tiles(lengths):
-    return all(
-        isinstance(length, int) and length <= lengths[-1] for length in lengths
-    )
+    are_known = all(isinstance(length, int) for length in lengths)
+    return are_known and max(lengths) == lengths[-1]
 
 
 def _roll(scores):

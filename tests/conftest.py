@@ -5,7 +5,12 @@ import os
 # LLVM's optimizations are most of the time that XLA takes to compile, in the
 # tests and in the programs they start. `XLA_FLAGS= pytest` compiles as users
 # do. Set before TensorFlow is imported, which reads it once.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0"
+    # Two processes keep two cores busy by themselves.
+    " --xla_cpu_parallel_codegen_split_count=1",
+)
 
 import keras  # noqa: E402
 import pytest  # noqa: E402

@@ -214,6 +214,7 @@ def test_every_optimizer_does_the_same_anywhere(tmp_path):
             assert_alike(results[optimizer], one[optimizer])
 
 
+@pytest.mark.large
 def test_an_infinite_gradient_of_one_replica_is_skipped_by_all():
     process = start("overflow.py")
     out, errors = process.communicate()

@@ -307,6 +307,7 @@ def request_server(path):
     session.close()
 
 
+@pytest.mark.large
 def test_a_request_may_leave_sampling_parameters_out(request_server):
     request = {
         **request_server("initial_memory", batch_size=1),

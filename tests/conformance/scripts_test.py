@@ -439,6 +439,7 @@ def test_the_text_may_be_moved_and_its_newlines_left_out(
     assert len(written) == 1 + 9 + 1
 
 
+@pytest.mark.large
 def test_a_run_killed_at_its_very_end_is_finished_by_the_same_command(run):
     workdir, _, flags = run
     results = (workdir / "results.json").read_bytes()

@@ -308,7 +308,9 @@ def test_slots_remember_as_clients_do(served):
         step(served, random_ids(2, 3), [7, 1])  # which changes no other
 
 
-@pytest.mark.parametrize("cold_start", ["masked", "zeros"])
+@pytest.mark.parametrize(
+    "cold_start", ["masked", pytest.param("zeros", marks=pytest.mark.large)]
+)
 def test_a_reset_slot_begins_anew(cold_start, tmp_path):
     model = make_model(cold_start=cold_start, normalize_first=True)
     path = str(tmp_path / "1")

@@ -123,9 +123,11 @@ def _backward(
         keepdims=True,
     )  # [N, B, T, 1]
     scale = 1 / (1 - rate)
-    inverse = 1 / total
+    # Divided inside of the exponential: as `exp(x) / total` a compiler would
+    # find the exponentials of the forward pass, and keep them.
+    log_total = tf.math.log(total)
     probabilities = [
-        tf.exp(_closed(*part) - highest) * inverse
+        tf.exp(_closed(*part) - highest - log_total)
         for part in zip(scores, masks, strict=True)
     ]
     weights = [part * scale for part in _kept(probabilities, keep)]

@@ -637,7 +637,7 @@ def test_any_order_of_the_text_is_learned(order, corpus, here, tmp_path):
 def test_the_score_of_a_text_is_one_whatever_the_batch_size(run, here):
     scores = {}
     for batch_size, warmup in (
-        (1, "exact"), (3, "exact"), (16, "exact"), (16, "none")
+        (1, "exact"), (3, "exact"), (16, "exact"), (64, "none")
     ):  # fmt: skip
         _, error = here(
             "evaluate.py",
@@ -651,7 +651,7 @@ def test_the_score_of_a_text_is_one_whatever_the_batch_size(run, here):
         scores[batch_size, warmup] = result["bits_per_token"]
     assert scores[3, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
     assert scores[16, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
-    assert abs(scores[16, "none"] - scores[1, "exact"]) > 1e-5
+    assert abs(scores[64, "none"] - scores[1, "exact"]) > 1e-4
 
 
 @pytest.mark.large

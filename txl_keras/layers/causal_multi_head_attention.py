@@ -20,6 +20,7 @@ from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import is_kept
 from txl_keras.layers.softmax_attention import CLOSED
 from txl_keras.layers.softmax_attention import attend
+from txl_keras.layers.softmax_attention import exponentials_of_parts
 from txl_keras.layers.softmax_attention import masked_softmax
 
 SAME_LENGTHS = (False, True, "pytorch")
@@ -487,14 +488,7 @@ def _softmax_of_parts(scores, values):
     Returns:
         Tensor `(B, N, T, H)` of the dtype of the values.
     """
-    highest = functools.reduce(
-        tf.maximum,
-        [tf.reduce_max(part, axis=-1, keepdims=True) for part in scores],
-    )
-    exponentials = [tf.exp(part - highest) for part in scores]
-    total = tf.add_n(
-        [tf.reduce_sum(part, axis=-1, keepdims=True) for part in exponentials]
-    )
+    exponentials, _, total = exponentials_of_parts(scores)
     dtype = values[0].dtype
     attended = tf.add_n(
         [

@@ -26,6 +26,27 @@ def masked_softmax(scores, masks):
     return tf.nn.softmax(tf.concat(scores, axis=-1))
 
 
+def exponentials_of_parts(scores):
+    """What a softmax over all parts together is made of.
+
+    Args:
+        scores: List of float32 tensors `(..., S_i)`.
+
+    Returns:
+        Triple of a list of exponentials of what the scores are above the
+        highest, and the highest and the sums of exponentials, `(..., 1)`.
+    """
+    highest = functools.reduce(
+        tf.maximum,
+        [tf.reduce_max(part, axis=-1, keepdims=True) for part in scores],
+    )
+    exponentials = [tf.exp(part - highest) for part in scores]
+    total = tf.add_n(
+        [tf.reduce_sum(part, axis=-1, keepdims=True) for part in exponentials]
+    )
+    return exponentials, highest, total
+
+
 def attend(scores, masks, values, keep=None, rate=0.0):
     """`dropout(softmax(scores)) values`, over keys in several parts.
 
@@ -91,14 +112,7 @@ def _forward(scores, values, masks, keep, rate):
     query may see no key.
     """
     scores = [_closed(*part) for part in zip(scores, masks, strict=True)]
-    highest = functools.reduce(
-        tf.maximum,
-        [tf.reduce_max(part, axis=-1, keepdims=True) for part in scores],
-    )
-    exponentials = [tf.exp(part - highest) for part in scores]
-    total = tf.add_n(
-        [tf.reduce_sum(part, axis=-1, keepdims=True) for part in exponentials]
-    )
+    exponentials, highest, total = exponentials_of_parts(scores)
     # Divided at the end: N B T H numbers rather than N B T S.
     attended = tf.add_n(
         [

@@ -207,9 +207,13 @@ class CausalMultiHeadAttention(keras.layers.Layer):
 
         projected = self._project_query(query)
         keys, values = self._project_parts(query, memory, lengths)
-        content_query = terms.content_query(projected)
+        # Heads first here too: else XLA, which puts the batch axes of a product
+        # in the order of its left side, transposes the scores by distance.
+        content_query = ops.transpose(
+            terms.content_query(projected), (2, 0, 1, 3)
+        )
         scores = [
-            ops.einsum("btnh,bsnh->nbts", content_query, part) for part in keys
+            ops.einsum("nbth,bsnh->nbts", content_query, part) for part in keys
         ]
         if terms.by_distance is not None:
             by_key = scores_by_key(

@@ -136,14 +136,52 @@ def scores_by_key(by_distance, positions, lengths):
         _roll(by_distance(*(x[:, end - length - 1 : end] for x in positions)))
         for end in range(length + 1, length * len(lengths) + 2, length)
     ]
-    upper = ops.arange(length) >= ops.arange(length)[:, None]
-    parts = [
-        ops.where(upper, right[:, :, :-1], left[:, :, 1:])
-        for left, right in zip(tiles, tiles[1:], strict=False)
-    ]
-    parts.append(tiles[-1][:, :, 1:])
+    parts = _join(*tiles)
     parts[0] = parts[0][..., length - lengths[0] :]
     return parts
+
+
+@tf.custom_gradient
+def _join(*tiles):
+    """Parts of the keys from tiles `(N, B, T + 1, T)`, the farthest first.
+
+    The gradient is written out, so that a tile's is one selection and not a
+    sum of two parts that are selected, padded and written each.
+    """
+    *lefts, nearest = tiles
+    length = nearest.shape[-1]
+    column = tf.range(length)
+    upper = column >= tf.range(length)[:, None]
+    parts = [
+        tf.where(upper, right[:, :, :-1], left[:, :, 1:])
+        for left, right in zip(lefts, tiles[1:], strict=True)
+    ]
+    parts.append(nearest[:, :, 1:])
+
+    def gradient(*part_gradients):
+        row = tf.range(length + 1)[:, None]
+        # As the right one of the part before it, and as the left one of its
+        # own; the nearest is all there is of the last part, its diagonal too.
+        rights = [
+            tf.zeros((), nearest.dtype),
+            *(_pad_rows(part, 0, 1) for part in part_gradients[:-1]),
+        ]
+        lowers = [column < row - 1] * len(lefts) + [column < row]
+        return [
+            tf.where(column >= row, right, tf.where(lower, left, 0))
+            for right, lower, left in zip(
+                rights,
+                lowers,
+                (_pad_rows(part, 1, 0) for part in part_gradients),
+                strict=True,
+            )
+        ]
+
+    return parts, gradient
+
+
+def _pad_rows(scores, before, after):
+    return tf.pad(scores, [[0, 0], [0, 0], [before, after], [0, 0]])
 
 
 def _are_tiles(lengths):

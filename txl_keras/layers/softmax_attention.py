@@ -137,9 +137,13 @@ def _backward(
         keepdims=True,
     )  # [N, B, T, 1]
     scale = 1 / (1 - rate)
-    # Divided inside of the exponential: as `exp(x) / total` a compiler would
-    # find the exponentials of the forward pass, and keep them.
-    log_total = tf.math.log(total)
+    # Zero, but a compiler does not know it: what follows cannot be computed
+    # before the gradient is there, or XLA would make the probabilities of the
+    # backward pass beside those of the forward pass, and keep them.
+    after = tf.where(tf.math.is_nan(shift), shift, 0.0)
+    # Divided inside of the exponential: as `exp(x) / total` XLA would find the
+    # exponentials of the forward pass, and keep those.
+    log_total = tf.math.log(total) + after
     probabilities = [
         tf.exp(_closed(*part) - highest - log_total)
         for part in zip(scores, masks, strict=True)

@@ -1,10 +1,13 @@
 """What all scripts in train/ share: how they stop."""
 
+import concurrent.futures
+import multiprocessing
 import os
 import sys
 
 import tensorflow as tf
 from absl import app
+from absl import flags
 from absl import logging
 
 from txl_keras.training.stopping import EXIT_CODE
@@ -38,9 +41,36 @@ def run(main):
     Args:
         main: Function of the arguments that are no flags.
     """
+    _set_verbosity()
+    app.run(lambda argv: _run(main, argv))
+
+
+def in_a_child(function, *arguments):
+    """Calls a function in a process of its own, with the flags of this one.
+
+    Args:
+        function: Function of a module.
+        *arguments: Its arguments; they and what it returns must pickle.
+
+    Returns:
+        What it returns; what it raises is raised here.
+    """
+    with concurrent.futures.ProcessPoolExecutor(
+        max_workers=1, mp_context=multiprocessing.get_context("spawn")
+    ) as child:
+        return child.submit(_call, function, *arguments).result()
+
+
+def _call(function, *arguments):
+    # Spawning has imported the script, so the flags are defined.
+    _set_verbosity()
+    flags.FLAGS(sys.argv)
+    return function(*arguments)
+
+
+def _set_verbosity():
     # absl prints information by default, TensorFlow's own among it.
     logging.set_verbosity(logging.WARNING)
-    app.run(lambda argv: _run(main, argv))
 
 
 def _run(main, argv):

@@ -163,6 +163,7 @@ def test_a_finished_run_says_so_and_changes_nothing(run):
     assert (workdir / "results.json").read_bytes() == before
 
 
+@pytest.mark.large
 def test_a_killed_run_ends_as_if_it_had_never_been(run, tmp_path):
     whole, _, flags = run
     workdir = tmp_path / "killed"
@@ -315,9 +316,8 @@ def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, here):
     assert greedy != first
 
 
-@pytest.mark.parametrize(
-    "fixture", ["run", pytest.param("words_run", marks=pytest.mark.large)]
-)
+@pytest.mark.large
+@pytest.mark.parametrize("fixture", ["run", "words_run"])
 def test_the_savedmodel_loads_where_there_is_only_tensorflow(
     fixture, request, here, tmp_path
 ):
@@ -551,6 +551,7 @@ def test_words_are_counted_and_scored_in_perplexity(words_run):
     assert set(sample.split()) <= {*tokenizer.vocabulary.symbols}
 
 
+@pytest.mark.large
 def test_a_run_of_words_goes_on_as_if_it_had_never_stopped(
     words_run, here, tmp_path
 ):
@@ -624,12 +625,13 @@ def test_a_vocabulary_file_is_the_vocabulary(word_corpus, here, tmp_path):
     assert workdir.read_config()["flags"]["optimizer"] == "lamb"
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "order",
     [
-        pytest.param(["--order=roll"], marks=pytest.mark.large),
+        ["--order=roll"],
         ["--order=shuffle", "--reset_documents"],
-        pytest.param(["--varlen"], marks=pytest.mark.large),  # six programs
+        ["--varlen"],  # six programs
     ],
 )
 def test_any_order_of_the_text_is_learned(order, corpus, here, tmp_path):

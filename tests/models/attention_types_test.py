@@ -268,7 +268,7 @@ def make_iterator(tokens):
         ("relative", -1, (5,)),
         ("shaw", V, ()),
         pytest.param("vaswani", V, (), marks=pytest.mark.large),
-        ("al_rfou", -1, ()),
+        pytest.param("al_rfou", -1, (), marks=pytest.mark.large),
     ],
 )
 def test_keras_and_trainer_train_every_weight(

@@ -58,7 +58,12 @@ def compiled(model=None, learning_rate=0.01, **config):
 
 
 @pytest.mark.parametrize(
-    "policy", ["float32", "mixed_bfloat16", "mixed_float16"]
+    "policy",
+    [
+        "float32",
+        "mixed_bfloat16",
+        pytest.param("mixed_float16", marks=pytest.mark.large),
+    ],
 )
 def test_fit_learns_a_text_that_repeats(policy):
     model = compiled(small_model(policy, dropout=0.05, attention_dropout=0.05))
@@ -132,7 +137,9 @@ def test_datasets_give_what_arrays_give():
     )
 
 
-@pytest.mark.parametrize("as_dataset", [True, False])
+@pytest.mark.parametrize(
+    "as_dataset", [True, pytest.param(False, marks=pytest.mark.large)]
+)
 def test_the_last_batch_may_have_fewer_rows(as_dataset):
     model = compiled()
     _, x, y = hard_text()

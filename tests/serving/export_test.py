@@ -233,9 +233,9 @@ def test_what_is_written_is_the_most_likely_after_all_that_was_read(settings):
     [
         {"temperature": 0.0},
         {},
-        {"temperature": 0.7, "top_k": 3},
+        pytest.param({"temperature": 0.7, "top_k": 3}, marks=pytest.mark.large),
         {"top_p": 0.8, "repetition_penalty": 1.5},
-        {"typical_p": 0.7},
+        pytest.param({"typical_p": 0.7}, marks=pytest.mark.large),
     ],
     ids=lambda sampling: "-".join(sampling),
 )

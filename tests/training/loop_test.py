@@ -100,6 +100,7 @@ def test_lines_scores_and_checkpoints_come_where_they_are_due(tmp_path):
     assert run.loop.score_at(8) == {"nll": 1.0}
 
 
+@pytest.mark.large
 def test_a_score_that_was_stopped_is_made_up_for(tmp_path):
     whole = Run(tmp_path / "whole", [3.0, 2.0, 1.0])
     whole.loop.restore()

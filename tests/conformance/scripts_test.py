@@ -23,9 +23,11 @@ import tensorflow as tf
 from absl import flags as absl_flags
 
 from txl_keras.checkpoints import load_tf1
+from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
 from txl_keras.data import load_corpus
 from txl_keras.data import vocabulary
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.workdir import Workdir
 
@@ -1096,3 +1098,88 @@ def test_a_masked_cold_start_is_not_for_hugging_face(words_run, here, tmp_path):
     _, error = here(*flags, "--cold_start=zeros")
     assert error is None
     assert (tmp_path / "hf" / "model.safetensors").exists()
+
+
+# === Relative effective context length ===
+
+
+@pytest.fixture
+def group(tmp_path):
+    """Two runs of one tokenizer, never trained, and one of another."""
+    paths = []
+    for name, memory_length, tokenizer in (
+        ("memory", 7, ByteTokenizer()),
+        ("none", 0, ByteTokenizer()),
+        ("other", 0, ByteTokenizer(drop_newlines=True)),
+    ):
+        model = TransformerXLCausalLM.from_preset(
+            "quickstart", num_layers=1, hidden_dim=8, intermediate_dim=4,
+            num_heads=2, head_dim=3, memory_length=memory_length,
+        )  # fmt: skip
+        paths.append(tmp_path / name)
+        config = {"flags": {"segment_length": 5}}
+        Workdir(str(paths[-1])).create(model, 3, config, tokenizer)
+    return paths
+
+
+def test_context_lengths_of_a_group_are_measured(group, corpus, here, tmp_path):
+    memory, none, _ = group
+    printed, error = here(
+        "recl.py",
+        f"--workdirs={memory},{none}",
+        f"--corpus={corpus}",
+        "--context_lengths=4,8,12",
+        "--top_r=0.25,1",
+        "--num_positions=11",
+        "--segment_lengths=6,4",
+        f"--output={tmp_path / 'recl.json'}",
+    )
+    assert error is None
+    written = json.loads((tmp_path / "recl.json").read_text())
+    assert written["context_lengths"] == [4, 8, 12]
+    assert written["corpus"] == str(corpus)
+    first, second = written["models"]
+    assert (first["segment_length"], first["memory_length"]) == (6, 7)
+    assert (second["segment_length"], second["memory_length"]) == (4, 0)
+    assert (first["workdir"], first["step"]) == (str(memory), 3)
+    # Without memory the last segment is all it sees.
+    assert second["nll"] == pytest.approx([second["nll"][0]] * 3, abs=1e-6)
+    assert np.abs(np.diff(first["nll"])).min() > 1e-6
+    for model in written["models"]:
+        assert [r["top_r"] for r in model["recl"]] == [0.25, 1]
+        assert all(len(r["gains"]) == 2 for r in model["recl"])
+    assert (tmp_path / "recl.png").read_bytes()[:4] == b"\x89PNG"
+    # Weights are random: no context helps.
+    assert [line.split() for line in printed.splitlines()[1:4]] == [
+        ["model", "r", "=", "0.25", "r", "=", "1"],
+        [str(memory), "<=", "4", "<=", "4"],
+        [str(none), "<=", "4", "<=", "4"],
+    ]
+
+
+def test_what_is_no_group_is_refused_before_any_work(
+    group, corpus, here, tmp_path
+):
+    memory, none, other = group
+    two = f"--workdirs={memory},{none}"
+    output = tmp_path / "recl.json"
+    text = f"--corpus={corpus}"
+    few = "--num_positions=9"
+    for flags, messages in (
+        ([f"--workdirs={memory}", text], ["`workdirs` must be two"]),
+        ([f"--workdirs={memory},{memory}/", text], ["none of them twice"]),
+        ([f"--workdirs={memory},{other}", text], ["one tokenizer", str(other)]),
+        ([two], ["`corpus` must be given"]),
+        ([two, text, "--top_r=2"], ["`top_r`", "2.0"]),
+        ([two, text, "--top_r=x"], ["`top_r` must be numbers", "=x"]),
+        ([two, text, "--context_lengths=1,2,4"], ["`context_lengths`"]),
+        ([two, text, "--num_positions=99999"], ["`num_positions` must be"]),
+        ([two, text, few, "--memory_lengths=3"], ["`memory_lengths`", "2."]),
+        ([two, text, few, "--memory_lengths=3,-1"], ["memory_lengths=-1"]),
+        ([two, text, f"--output={tmp_path}/no/a.json"], ["`output`", "no/a"]),
+        ([two, text, "--output=a.txt"], ["`output` must end with .json"]),
+    ):
+        _, error = here("recl.py", f"--output={output}", *flags)
+        for message in messages:
+            assert message in error
+    assert not output.exists()

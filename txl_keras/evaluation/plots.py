@@ -3,6 +3,8 @@
 import tensorflow as tf
 from matplotlib.figure import Figure
 
+from txl_keras.evaluation.recl import recl_label
+
 
 def plot_learning_curve(metrics, path, unit="token", scores=None):
     """Draws bits per token against steps.
@@ -74,6 +76,51 @@ def plot_position_curve(curve, path, unit="token"):
     axes.set_xlabel(f"position of the {unit} in its document")
     axes.set_ylabel(f"bits per {unit}")
     axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def plot_recl(results, path, unit="token"):
+    """Draws relative effective context lengths, a bar for each model and r.
+
+    Args:
+        results: Dictionary from the name of a model to a dictionary from r to
+            what `effective_context_lengths` says of it. All have the same r.
+        path: String, a PNG file, local or `gs://`.
+        unit: String, what a token is.
+
+    Example:
+
+    ```python
+    from txl_keras.evaluation import plot_recl
+
+    recl = {"recl": 700, "bound": None}, {"recl": 900, "bound": "lower"}
+    plot_recl({"base": {0.1: recl[0]}, "large": {0.1: recl[1]}}, "recl.png")
+    ```
+    """
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
+    shares = list(next(iter(results.values())))
+    width = 0.8 / len(shares)
+    for i, share in enumerate(shares):
+        of_models = [by_share[share] for by_share in results.values()]
+        bars = axes.bar(
+            [place + i * width for place in range(len(of_models))],
+            [result["recl"] for result in of_models],
+            width,
+            label=f"r = {share:g}",
+        )
+        axes.bar_label(bars, map(recl_label, of_models), fontsize="small")
+    middle = (len(shares) - 1) / 2 * width
+    axes.set_xticks(
+        [place + middle for place in range(len(results))],
+        list(results),
+        rotation=20,
+        ha="right",
+    )
+    axes.set_ylabel(f"relative effective context length, {unit}s")
+    axes.grid(alpha=0.3, axis="y")
+    axes.set_axisbelow(True)
+    axes.legend()
     _save(figure, path)
 
 

@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+
+from txl_keras.evaluation.context_losses import context_losses
+from txl_keras.evaluation.context_losses import spread_positions
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+
+V = 11
+TEXT = np.random.default_rng(6).integers(V, size=60, dtype="int32")
+POSITIONS = np.array([37, 40, 58, 41, 59])
+LENGTHS = [1, 4, 9, 37]  # the last: more than can matter
+
+
+def small_model(**config):
+    sizes = {
+        "vocabulary_size": V,
+        "num_layers": 2,
+        "num_heads": 2,
+        "hidden_dim": 8,
+        "head_dim": 5,
+        "intermediate_dim": 12,
+        "memory_length": 6,
+        "initializer_stddev": 0.3,
+    }
+    return TransformerXLCausalLM(TransformerXLBackbone(**{**sizes, **config}))
+
+
+def last_nll(model, windows, segment_length):
+    """The last token of each window, by the training path."""
+    length = windows.shape[1] - 1
+    memory = model.initial_memory(len(windows))
+    start, stop = 0, (length - 1) % segment_length + 1
+    while stop <= length:
+        nll, memory = model.score(
+            windows[:, start:stop], windows[:, start + 1 : stop + 1], memory
+        )
+        start, stop = stop, stop + segment_length
+    return nll[:, -1].numpy()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"same_length": True, "cold_start": "zeros", "clamp_length": 3},
+        {"attention_type": "vaswani", "memory_length": 0},
+    ],
+    ids=["relative", "zeros", "vaswani"],
+)
+def test_each_token_is_predicted_from_its_window_alone(config):
+    model = small_model(**config)
+    progress = []
+    losses = context_losses(
+        model, TEXT, POSITIONS, LENGTHS, segment_length=5, batch_size=3,
+        on_progress=lambda done, total: progress.append((done, total)),
+    )  # fmt: skip
+    assert losses.shape == (4, 5)
+    assert losses.dtype == np.float32
+    for of_length, c in zip(losses, LENGTHS, strict=True):
+        windows = np.stack([TEXT[t - c : t + 1] for t in POSITIONS])
+        expected = last_nll(model, windows, 5)
+        np.testing.assert_allclose(of_length, expected, atol=1e-5)
+    assert progress == [(n, 20) for n in (3, 5, 8, 10, 13, 15, 18, 20)]
+    # More context changes all scores, unless the last 5 tokens are all that
+    # the model sees.
+    changes = np.abs(np.diff(losses, axis=0)).max(axis=1)
+    assert (changes[:2] > 1e-3).all()
+    assert (changes[2] > 1e-6) == (config.get("memory_length") != 0)
+
+
+def test_a_long_segment_reads_a_window_at_once():
+    model = small_model(memory_length=0)
+    losses = context_losses(
+        model, TEXT, POSITIONS[:3], [7, 11], 11, memory_length=4
+    )
+    for of_length, c in zip(losses, (7, 11), strict=True):
+        for loss, t in zip(of_length, POSITIONS, strict=False):
+            ids = TEXT[None, t - c : t + 1]
+            nll, _ = model.score(ids[:, :-1], ids[:, 1:])
+            assert loss == pytest.approx(float(nll[0, -1]), abs=1e-5)
+
+
+def test_positions_are_spread_over_the_text():
+    assert spread_positions(107, 4, 7).tolist() == [7, 32, 57, 82]
+    assert spread_positions(10, 3, 7).tolist() == [7, 8, 9]
+    with pytest.raises(ValueError, match="at most 3.*num_positions=4"):
+        spread_positions(10, 4, 7)
+    with pytest.raises(ValueError, match="at most 0.*num_positions=1"):
+        spread_positions(5, 1, 7)
+
+
+def test_what_cannot_be_scored_is_refused():
+    model = small_model()
+    for positions, received in (
+        ([12, 60], "from 12 to 60"),
+        ([8, 20], "from 8 to 20"),
+        ([], r"shape \(0,\)"),
+        ([[12]], r"shape \(1, 1\)"),
+        ([12.5], "float64"),
+    ):
+        with pytest.raises(ValueError, match=f"`positions`.*{received}"):
+            context_losses(model, TEXT, positions, [9], 4)
+    with pytest.raises(ValueError, match="context_lengths=0"):
+        context_losses(model, TEXT, [12], [0, 5], 4)
+    with pytest.raises(ValueError, match="`context_lengths` must be one"):
+        context_losses(model, TEXT, [12], [], 4)
+    with pytest.raises(ValueError, match=r"ids in \[0, 11\)"):
+        context_losses(model, TEXT + V, [12], [5], 4)
+    with pytest.raises(ValueError, match="segment_length=0"):
+        context_losses(model, TEXT, [12], [5], 0)
+    model.softmax.biases[0].assign(np.full(V, np.nan))
+    with pytest.raises(FloatingPointError, match="token 12 .* 5 tokens.*nan"):
+        context_losses(model, TEXT, [12], [5], 4)

@@ -1,0 +1,137 @@
+import math
+
+import numpy as np
+import pytest
+
+from txl_keras.evaluation.plots import plot_recl
+from txl_keras.evaluation.recl import effective_context_lengths
+from txl_keras.evaluation.recl import recl_label
+from txl_keras.evaluation.recl import relative_gains
+
+LENGTHS = [100, 200, 300, 400]
+
+
+def losses_of(*perplexities):
+    """A model of the same loss at 5 positions, for each context length."""
+    return np.log(np.tile(np.array(perplexities, float)[:, None], 5))
+
+
+def test_one_model_uses_300_tokens_and_another_100():
+    far = losses_of(50, 45, 42, 41.9)  # gains 10 %, 6.7 %, 0.2 %
+    near = losses_of(48, 47.9, 47.8, 47.7)
+    results = effective_context_lengths([far, near], LENGTHS)
+    assert [r["recl"] for r in results] == [300, 100]
+    assert [r["bound"] for r in results] == [None, "upper"]
+    # Relative to the best: 48 at 100 tokens, then that of `far` itself.
+    np.testing.assert_allclose(
+        results[0]["gains"], [1 - 45 / 48, 1 - 42 / 45, 1 - 41.9 / 42]
+    )
+    # Of 0.2 % each, but above 45 from the second step on.
+    np.testing.assert_allclose(
+        results[1]["gains"], [1 - 47.9 / 48, 0, 0], atol=1e-12
+    )
+
+
+def test_gains_are_those_of_the_paper_word_for_word():
+    rng = np.random.default_rng(5)
+    short, long = rng.uniform(1, 6, size=(2, 3, 7))  # G = 3, P = 7
+    baseline = [min(short[i, t] for i in range(3)) for t in range(7)]
+    hard = sorted(range(7), key=lambda t: baseline[t])[-4:]
+
+    def relative_loss(losses):
+        return sum(min(baseline[t], losses[t]) for t in hard) / len(hard)
+
+    for i, gain in enumerate(relative_gains(short, long, top_r=4 / 7)):
+        before = math.exp(relative_loss(short[i]))
+        after = math.exp(relative_loss(long[i]))
+        assert gain == pytest.approx((before - after) / before, abs=1e-12)
+        assert gain > 0
+
+
+def test_a_loss_above_the_baseline_earns_nothing():
+    # The second halves its perplexity at every step, and is never the best.
+    best, improving = losses_of(3, 3, 3, 3), losses_of(100, 50, 25, 12)
+    results = effective_context_lengths([best, improving], LENGTHS)
+    for result in results:
+        assert result["gains"] == [0, 0, 0]
+        assert (result["recl"], result["bound"]) == (100, "upper")
+
+
+def test_only_the_hardest_positions_count():
+    # 10 positions, the baseline at position 3 is the largest, then 8 and 1.
+    short = np.full((2, 10), 2.0)
+    short[:, 3], short[:, 8], short[0, 1] = 5.0, 4.0, 2.5
+    short[1, 6] = 9.0  # hard for one model, easy for the other
+    long = short.copy()
+    long[0, 3] -= 0.6
+    long[1, 8] -= 0.6
+
+    def gains(top_r):
+        return relative_gains(short, long, top_r)
+
+    np.testing.assert_allclose(gains(0.1), [1 - math.exp(-0.6), 0])
+    np.testing.assert_allclose(gains(0.2), [1 - math.exp(-0.3)] * 2)
+    np.testing.assert_allclose(gains(1.0), [1 - math.exp(-0.06)] * 2)
+    # 0.3 * 10 is more than 3 in floating point; less than one is one.
+    np.testing.assert_allclose(gains(0.3), [1 - math.exp(-0.2)] * 2)
+    np.testing.assert_allclose(gains(0.001), gains(0.1))
+
+
+def test_the_search_ends_at_the_first_step_that_does_not_pay():
+    results = effective_context_lengths(
+        [losses_of(50, 45, 45, 30), losses_of(60, 60, 60, 60)], LENGTHS
+    )
+    assert (results[0]["recl"], results[0]["bound"]) == (200, None)
+    # All are measured: whoever looks sees that more context would pay.
+    assert results[0]["gains"][2] == pytest.approx(1 / 3)
+
+
+def test_a_gain_that_never_falls_makes_a_lower_bound():
+    results = effective_context_lengths(
+        [losses_of(50, 45, 40, 35), losses_of(60, 60, 60, 60)], LENGTHS
+    )
+    assert (results[0]["recl"], results[0]["bound"]) == (400, "lower")
+    assert [recl_label(r) for r in results] == [">= 400", "<= 100"]
+    assert recl_label({"recl": 1200, "bound": None}) == "1,200"
+
+
+def test_a_gain_of_the_threshold_pays():
+    group = [losses_of(4, 2, 2, 2), losses_of(4, 4, 4, 4)]
+    for threshold, expected in ((0.499999, 200), (0.500001, 100)):
+        results = effective_context_lengths(group, LENGTHS, threshold=threshold)
+        assert results[0]["recl"] == expected
+
+
+def test_what_is_no_group_or_no_measurement_is_refused():
+    one, other = losses_of(4, 3, 3, 3), losses_of(5, 4, 3, 3)
+    refuse = effective_context_lengths
+    with pytest.raises(ValueError, match="two models or more.*Received: 1"):
+        refuse([one], LENGTHS)
+    with pytest.raises(ValueError, match=r"one shape \(4, P\).*\(4, 3\)"):
+        refuse([one, other[:, :3]], LENGTHS)
+    with pytest.raises(ValueError, match=r"one shape \(3, P\).*\(4, 5\)"):
+        refuse([one, other], LENGTHS[:3])
+    with pytest.raises(ValueError, match=r"one shape \(4, P\).*\(4, 0\)"):
+        refuse([one[:, :0], other[:, :0]], LENGTHS)
+    other[2, 1] = np.nan
+    with pytest.raises(ValueError, match=r"finite.*losses\[1\]\[2\]\[1\]=nan"):
+        refuse([one, other], LENGTHS)
+    for lengths in ([100, 200, 300, 500], [4, 3, 2, 1], [5, 5, 5, 5], [100]):
+        with pytest.raises(ValueError, match="`context_lengths` must be two"):
+            refuse([one, one], lengths)
+    with pytest.raises(ValueError, match="context_lengths=0"):
+        refuse([one, one], [0, 1, 2, 3])
+    for top_r in (0, 1.1, -0.5, math.nan):
+        with pytest.raises(ValueError, match="`top_r` must be"):
+            refuse([one, one], LENGTHS, top_r=top_r)
+    with pytest.raises(ValueError, match="`threshold` must be"):
+        refuse([one, one], LENGTHS, threshold=0)
+
+
+def test_the_lengths_are_drawn(tmp_path):
+    path = tmp_path / "recl.png"
+    few = {"recl": 100, "bound": "upper"}
+    many = {"recl": 400, "bound": "lower"}
+    plot_recl({"a": {0.1: many, 1: few}, "b": {0.1: few, 1: few}}, str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 5000

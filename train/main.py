@@ -128,7 +128,7 @@ def train(strategy, stop):
             origin and origin.read_config()["model"],
         )
         optimizer = training_flags.build_optimizer()
-    _check_positions(model.backbone)
+    training_flags.check_positions(model.backbone)
     trainer = Trainer(
         model,
         optimizer,
@@ -235,16 +235,6 @@ def _origin(workdir):
             )
     # Once it has begun, this run has its own.
     return workdir if workdir.is_claimed() else Workdir(FLAGS.initialize_from)
-
-
-def _check_positions(backbone):
-    limit = backbone.max_positions
-    if backbone.attention_type == "al_rfou" and FLAGS.segment_length > limit:
-        raise ValueError(
-            "`segment_length` must be at most `max_positions` with "
-            f"attention_type=al_rfou. Received: "
-            f"segment_length={FLAGS.segment_length}, max_positions={limit}"
-        )
 
 
 def _claim(workdir, model, tokenizer, splits, strategy):

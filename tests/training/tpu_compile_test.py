@@ -109,6 +109,11 @@ def generation_step(model):
 
 
 SHAW = {"attention_type": "shaw", "max_positions": 12}
+ABSOLUTE = {
+    "attention_type": "al_rfou",
+    "max_positions": 12,
+    "memory_length": 0,
+}
 CLUSTERS = {"cutoffs": [10, 20], "div_val": 2, "embedding_dim": 12}
 STEPS = {
     "relative": lambda: train_step(make_model()),
@@ -120,6 +125,9 @@ STEPS = {
     "lamb": lambda: train_step(make_model(), optimizer="lamb"),
     "evaluation": lambda: evaluation_step(make_model(**CLUSTERS)),
     "generation": lambda: generation_step(make_model(**CLUSTERS)),
+    "no memory": lambda: evaluation_step(make_model(memory_length=0)),
+    "absolute": lambda: train_step(make_model(**ABSOLUTE)),
+    "absolute evaluation": lambda: evaluation_step(make_model(**ABSOLUTE)),
 }
 
 
@@ -466,6 +474,7 @@ def test_the_gradients_are_summed_over_all_replicas():
 
 
 @needs_compiler
+@pytest.mark.tpu
 def test_pieces_do_the_work_of_the_whole():
     slice_ = tpu_type("v2-8")
     model = make_model(dropout=0.0, attention_dropout=0.0)
@@ -482,6 +491,7 @@ def test_pieces_do_the_work_of_the_whole():
 
 
 @needs_compiler
+@pytest.mark.tpu
 def test_a_step_too_large_for_the_chip_is_refused_with_its_bytes():
     slice_ = tpu_type("v2-8")
     ones = tf.ones((64, 1024))
@@ -541,6 +551,7 @@ def test_the_command_reports_all_steps_of_a_run(tmp_path):
         ("--tpu_type=v9-8", "must be one of v2-8, "),
         ("--accumulate_steps=3", "accumulate_steps=3"),
         ("--cutoffs=auto", "reads no run and no text"),
+        ("--varlen", "segments of one length"),
     ],
 )
 def test_bad_flags_end_the_command_with_their_names(flag, message, tmp_path):
@@ -548,6 +559,18 @@ def test_bad_flags_end_the_command_with_their_names(flag, message, tmp_path):
     assert done.returncode == 1
     assert message in done.stderr
     assert not os.listdir(tmp_path)
+
+
+@needs_compiler
+@pytest.mark.tpu
+def test_a_model_of_absolute_positions_compiles(tmp_path):
+    flags = (
+        "--tpu_type=v2-8", "--attention_type=al_rfou", "--max_positions=9",
+        "--memory_length=0",
+    )  # fmt: skip
+    done = run_main(tmp_path, *TINY, *flags)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fits: takes") == 3
 
 
 @needs_compiler

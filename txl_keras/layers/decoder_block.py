@@ -306,14 +306,15 @@ class DecoderBlock(keras.layers.Layer):
         return self._dropout(x, training=training, dropout_seed=seed)
 
     def _positions(self, inputs):
-        length = tf.shape(inputs)[1]
-        if (inputs.shape[1] or 0) > self.max_positions:
+        length = inputs.shape[1]
+        if length is None:  # it is known at run time only
+            length = tf.shape(inputs)[1]
+            tf.debugging.assert_less_equal(length, self.max_positions)
+        elif length > self.max_positions:
             raise ValueError(
                 "A segment must not be longer than `max_positions`, "
                 f"{self.max_positions}. Received: inputs.shape={inputs.shape}"
             )
-        # Where the length is known at run time only.
-        tf.debugging.assert_less_equal(length, self.max_positions)
         positions = self.position_embeddings[self.max_positions - length :]
         return tf.cast(positions, inputs.dtype)
 

@@ -83,7 +83,7 @@ def part_lengths(num_memory, length):
     """
     if isinstance(num_memory, int) and num_memory == 0:
         return [length]
-    if isinstance(num_memory, int) and isinstance(length, int):
+    if isinstance(num_memory, int) and isinstance(length, int) and length:
         full, rest = divmod(num_memory, length)
         lengths = [rest] * (rest > 0) + [length] * (full + 1)
         if len(lengths) <= _MAX_TILES:

@@ -17,6 +17,7 @@ from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import presets
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import training_flags
+from txl_keras.scripts.running import end_on_sigterm
 from txl_keras.scripts.running import in_a_child
 from txl_keras.serving import Generator
 from txl_keras.training.compile_report import Step
@@ -72,6 +73,7 @@ def compile_run():
     rows_of_replica(FLAGS.eval_batch_size, slice_, "eval_batch_size")
     check_compiler()
     path = _output()
+    end_on_sigterm()
     with tempfile.TemporaryDirectory() as folder:
         # What TensorFlow takes to trace and lower, 6 GB for 24 layers, it gives
         # back only where its process ends, and the compiler takes twice that.
@@ -99,11 +101,12 @@ def _lower_steps(folder):
     slice_ = tpu_type(FLAGS.tpu_type)
     with tf.device("CPU:0"):  # where it is lowered
         model = _build_model()
+        training_flags.check_positions(model.backbone)
         run = _Run(model, slice_)
     facts = _facts(model, slice_)
     print(_describe(facts, model), flush=True)
     steps = []
-    for name in FLAGS.compile_steps:
+    for name in dict.fromkeys(FLAGS.compile_steps):
         step, function, arguments = getattr(run, name)()
         hlo = lower(function, arguments, step.num_replicas)
         pathlib.Path(folder, name).write_bytes(hlo)
@@ -138,6 +141,12 @@ def _output():
 
 
 def _build_model():
+    if FLAGS.varlen:
+        raise ValueError(
+            "`compile_only` takes segments of one length, as a step of varlen "
+            "is a program for each: compile it for the longest. Received: "
+            "varlen=True"
+        )
     if FLAGS.initialize_from or FLAGS.cutoffs == ["auto"]:
         raise ValueError(
             "`compile_only` reads no run and no text, so `initialize_from` and "
@@ -163,7 +172,7 @@ class _Run:
         self._slice = slice_
         self._rows = rows_of_replica(FLAGS.batch_size, slice_)
         self._eval_rows = rows_of_replica(FLAGS.eval_batch_size, slice_)
-        self._segments = _segments(self._rows, FLAGS.varlen)
+        self._segments = _segments(self._rows)
         strategy = tf.distribute.get_strategy()
         self._trainer = Trainer(
             model,
@@ -213,6 +222,7 @@ class _Run:
         return step, self._evaluator.replica_step, arguments
 
     def generation(self):
+        self._generator = Generator(self._model)  # its step does not hold it
         step = self._step(
             name="generation",
             rows=1,
@@ -220,7 +230,7 @@ class _Run:
             num_replicas=1,
             parts={"weights": self._parts["weights"]},
         )
-        return step, *Generator(self._model).replica_step()
+        return step, *self._generator.replica_step()
 
     def _step(self, **facts):
         of_all = {
@@ -232,14 +242,13 @@ class _Run:
         return Step(**of_all | facts)
 
 
-def _segments(rows, varlen=False):
+def _segments(rows):
     """Of a text of zeros, as only their shapes count."""
     return Segments(
         np.zeros(4 * rows * (FLAGS.segment_length + 1), "uint8"),
         rows,
         FLAGS.segment_length,
         drop_remainder=True,
-        varlen=varlen,
     )
 
 

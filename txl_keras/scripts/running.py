@@ -1,9 +1,10 @@
 """What all scripts in train/ share: how they stop."""
 
-import concurrent.futures
 import multiprocessing
 import os
+import signal
 import sys
+import traceback
 
 import tensorflow as tf
 from absl import app
@@ -54,18 +55,53 @@ def in_a_child(function, *arguments):
 
     Returns:
         What it returns; what it raises is raised here.
+
+    Raises:
+        RuntimeError: If the process ends without an answer.
     """
-    with concurrent.futures.ProcessPoolExecutor(
-        max_workers=1, mp_context=multiprocessing.get_context("spawn")
-    ) as child:
-        return child.submit(_call, function, *arguments).result()
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(sender, function, *arguments))
+    # Ctrl-C goes to both, and this one tells the other.
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    sender.close()
+    try:
+        is_error, answer = receiver.recv()
+    except EOFError:
+        process.join()
+        raise RuntimeError(
+            f"A process of this one, {process.name}, ended with "
+            f"{process.exitcode}. It wrote the reason above, or memory was "
+            "short."
+        ) from None
+    except BaseException:
+        process.kill()  # whatever it does: nobody waits for it
+        raise
+    finally:
+        process.join()
+    if is_error:
+        raise answer
+    return answer
 
 
-def _call(function, *arguments):
+def _call(sender, function, *arguments):
     # Spawning has imported the script, so the flags are defined.
     _set_verbosity()
     flags.FLAGS(sys.argv)
-    return function(*arguments)
+    try:
+        sender.send((False, function(*arguments)))
+    except Exception as error:  # noqa: BLE001, it is raised by the caller
+        error.add_note(traceback.format_exc())
+        sender.send((True, error))
+
+
+def end_on_sigterm():
+    """Lets SIGTERM end the program as an error does, what it began with it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def _set_verbosity():

@@ -115,9 +115,16 @@ def _check_operation(operation, graph, known):
             _refuse(operation, graph, f"gives {_DTYPES[tensor.dtype]}")
         if id(tensor) in known:
             continue
-        if not tensor.shape.is_fully_defined():
+        if not _is_known(tensor.shape):
             shape = f"gives a tensor of the shape {tensor.shape}"
             _refuse(operation, graph, shape)
+
+
+def _is_known(shape):
+    # Of what has no elements TensorFlow may not know the other axes, for a
+    # reshape does not tell them; XLA, which has all sizes, does.
+    is_empty = shape.rank is not None and 0 in shape.as_list()
+    return is_empty or shape.is_fully_defined()
 
 
 def _refuse(operation, graph, reason):

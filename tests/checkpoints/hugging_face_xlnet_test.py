@@ -167,8 +167,7 @@ def test_the_configuration_becomes_ours(folder):
 def test_a_null_memory_length_is_none_unless_it_is_passed(folder):
     change_config(folder, mem_len=None)
     assert load_hugging_face_xlnet(folder).memory_length == 0
-    backbone = load_hugging_face_xlnet(folder, memory_length=5)
-    check_golden(backbone)
+    assert load_hugging_face_xlnet(folder, memory_length=4).memory_length == 4
 
 
 def test_the_head_of_a_model_is_dropped_only_if_asked_to(folder):
@@ -178,19 +177,18 @@ def test_the_head_of_a_model_is_dropped_only_if_asked_to(folder):
     check_golden(load_hugging_face_xlnet(folder, drop_head=True))
 
 
-@pytest.mark.parametrize("with_head", [True, False])
-def test_weights_that_do_not_fit_are_told_all_at_once(folder, with_head):
+def test_weights_that_do_not_fit_are_told_all_at_once(folder):
     def damage(tensors):
         tensors = dict(tensors)
         del tensors["layer.1.rel_attn.seg_embed"]
         tensors["layer.2.rel_attn.q"] = tensors["layer.1.rel_attn.q"].copy()
         tensors["layer.0.ff.layer_1.bias"] = np.zeros(41, np.float32)
         tensors["mask_emb"] = np.full((1, 1, 24), np.nan, np.float32)
-        return add_head(tensors) if with_head else tensors
+        return tensors
 
     change_tensors(folder, damage)
     with pytest.raises(ValueError) as error:
-        load_hugging_face_xlnet(folder, drop_head=True)
+        load_hugging_face_xlnet(folder)
     for line in (
         "missing: layer.1.rel_attn.seg_embed of shape (2, 3, 8)",
         "unexpected: layer.2.rel_attn.q of shape (24, 3, 8)",

@@ -57,7 +57,8 @@ class Loops:
         self.w = by_name(layer)
         self.clamp_length = layer.clamp_length
         self.call = call
-        memory = call.get("memory", np.zeros((B, 0, D)))
+        self.rows, self.length, _ = call["content"].shape
+        memory = call.get("memory", np.zeros((self.rows, 0, D)))
         self.num_memory = memory.shape[1]
         self.context = np.concatenate([memory, call["content"]], axis=1)
 
@@ -67,12 +68,11 @@ class Loops:
             return call["memory_mask"][b, j] if "memory_mask" in call else True
         if i == of_segment:
             return itself
-        return (
-            call.get("content_mask", np.ones((B, T), bool))[b, of_segment]
-            and call.get("permutation_mask", np.ones((B, T, T), bool))[
-                b, i, of_segment
-            ]
-        )
+        if "content_mask" in call and not call["content_mask"][b, of_segment]:
+            return False
+        if "permutation_mask" in call:
+            return call["permutation_mask"][b, i, of_segment]
+        return True
 
     def score(self, b, q, i, j, n):
         w = self.w
@@ -94,7 +94,7 @@ class Loops:
         output = np.zeros(D)
         seen = [
             j
-            for j in range(self.num_memory + T)
+            for j in range(self.context.shape[1])
             if self.sees(b, i, j, itself=itself)
         ]
         for n in range(N if seen else 0):
@@ -108,9 +108,9 @@ class Loops:
         return [
             [
                 self.attend(b, self.call["content"][b, i], i, itself=True)
-                for i in range(T)
+                for i in range(self.length)
             ]
-            for b in range(B)
+            for b in range(self.rows)
         ]
 
     def query(self):
@@ -255,14 +255,13 @@ def test_gradient_reaches_every_weight_and_input_through_targets():
 
 
 def test_bfloat16_tells_distances_of_a_long_memory_apart():
-    content, memory = random(1, T, D, seed=1), random(1, 2000, D, seed=2)
-    low, exact = attention(dtype="mixed_bfloat16"), attention()
-    for layer in (low, exact):
-        # The position terms alone.
-        layer._key_dense.kernel.assign(np.zeros((D, N, H)))
-    expected = exact(content, memory=memory)
+    call = {"content": random(1, 1, D, seed=1), "memory": random(1, 2000, D)}
+    layer = attention(dtype="mixed_bfloat16")
+    # The position terms alone.
+    layer._key_dense.kernel.assign(np.zeros((D, N, H)))
+    expected = np.array(Loops(layer, call).content())
     # Positions in bfloat16 would be off by up to 4 of 2000: a sine at random.
-    difference = np.array(low(content, memory=memory), "float32") - expected
+    difference = np.array(layer(**call), "float32") - expected
     assert np.abs(difference).max() < 0.05 * np.abs(expected).max()
 
 
@@ -282,6 +281,26 @@ def test_dropout_only_in_training_and_rows_seeded_alone():
         np.testing.assert_allclose(
             alone[stream], dropped[stream][1:], atol=1e-5
         )
+
+
+def test_the_streams_drop_other_keys():
+    layer = TwoStreamRelativeAttention(1, H, dropout=0.5)
+    layer = with_random_weights(layer, (B, 1, D))
+    # A token of zeros has no value: what it adds to the content stream is a
+    # share of the softmax, so both streams have one direction. Memory is long
+    # enough that not all of it is dropped.
+    token, memory = np.zeros((B, 1, D), "float32"), random(B, 30, D)
+
+    def directions(**call):
+        return [
+            np.array(x) / np.linalg.norm(x, axis=-1, keepdims=True)
+            for x in layer(token, token, memory=memory, **call)
+        ]
+
+    np.testing.assert_allclose(*directions(), atol=1e-5)
+    seeds = tf.constant([4, 6], tf.uint32)
+    one, other = directions(training=True, dropout_seed=seeds)
+    assert np.abs(one - other).max() > 1e-2
 
 
 @pytest.mark.parametrize("name", list(inputs())[1:])

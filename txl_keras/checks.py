@@ -33,6 +33,28 @@ def check_integer(name, value, minimum, maximum=None):
     return int(value)
 
 
+def check_shape(name, tensor, expected):
+    """Checks the sizes of a tensor that are known.
+
+    Args:
+        name: String, the argument's name.
+        tensor: Tensor or array, may be symbolic.
+        expected: Tuple of sizes; an integer, or `None` for any.
+
+    Raises:
+        ValueError: If the rank or a known size is another.
+    """
+    shape = tuple(tensor.shape)
+    if len(shape) != len(expected) or any(
+        None not in pair and pair[0] != pair[1]
+        for pair in zip(shape, expected, strict=True)
+    ):
+        raise ValueError(
+            f"`{name}` must have the shape {expected}. "
+            f"Received: {name}.shape={shape}"
+        )
+
+
 def check_vocabulary(tokenizer, vocabulary_size):
     """Checks that a tokenizer is one for a model.
 

@@ -10,11 +10,14 @@ from txl_keras.layers import RelativePositionEncoding
 
 
 def loops(num_keys, hidden_dim, clamp_length=None):
+    return sinusoids(range(num_keys - 1, -1, -1), hidden_dim, clamp_length)
+
+
+def sinusoids(distances, hidden_dim, clamp_length=None):
     rows = []
-    for j in range(num_keys):
-        d = num_keys - 1 - j
+    for d in distances:
         if clamp_length is not None:
-            d = min(d, clamp_length)
+            d = max(-clamp_length, min(d, clamp_length))
         angles = [
             d * 10000 ** (-2 * i / hidden_dim) for i in range(hidden_dim // 2)
         ]
@@ -24,11 +27,17 @@ def loops(num_keys, hidden_dim, clamp_length=None):
     return np.array(rows)
 
 
-@pytest.mark.parametrize("clamp_length", [None, 3])
-def test_keras_layer(tmp_path, clamp_length):
+@pytest.mark.parametrize(
+    "clamp_length, bidirectional", [(None, False), (3, False), (None, True)]
+)
+def test_keras_layer(tmp_path, clamp_length, bidirectional):
     check_layer(
         RelativePositionEncoding,
-        {"clamp_length": clamp_length, "max_wavelength": 500.0},
+        {
+            "clamp_length": clamp_length,
+            "max_wavelength": 500.0,
+            "bidirectional": bidirectional,
+        },
         {
             "inputs": np.ones((2, 3, 8), "float32"),
             "memory": np.ones((2, 4, 8), "float32"),
@@ -57,6 +66,22 @@ def test_distances_beyond_clamp_length_are_encoded_as_it():
     encoding = RelativePositionEncoding(clamp_length=2)(np.zeros((3, 5, 4)))
     np.testing.assert_allclose(encoding, loops(5, 4, 2), atol=1e-6)
     np.testing.assert_array_equal(encoding[0], encoding[2])
+
+
+@pytest.mark.parametrize("clamp_length", [None, 2])
+def test_both_directions_run_to_the_last_key_from_the_first_query(clamp_length):
+    encoding = RelativePositionEncoding(clamp_length, bidirectional=True)(
+        np.zeros((2, 3, 6)), np.zeros((2, 4, 6))
+    )
+    expected = sinusoids([7, 6, 5, 4, 3, 2, 1, 0, -1, -2], 6, clamp_length)
+    np.testing.assert_allclose(encoding, expected, atol=1e-6)
+
+
+def test_both_directions_are_clamped():
+    layer = RelativePositionEncoding(1, bidirectional=True)
+    encoding = layer(np.zeros((2, 4, 6)))
+    expected = sinusoids([1, 1, 1, 1, 0, -1, -1, -1], 6)
+    np.testing.assert_allclose(encoding, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])

@@ -6,6 +6,7 @@ import tensorflow as tf
 from attention_loops import random
 
 from txl_keras.layers import relative_shift
+from txl_keras.layers.relative_shift import bidirectional_shift
 from txl_keras.layers.relative_shift import part_lengths
 from txl_keras.layers.relative_shift import scores_by_key
 from txl_keras.layers.relative_shift import shift_nearest
@@ -36,6 +37,30 @@ def test_relative_shift_equals_indexing_by_distance(length, num_keys):
             np.testing.assert_array_equal(
                 shifted[:, :, i, j], scores[:, :, i, num_keys - 1 - distance]
             )
+
+
+def test_bidirectional_shift_of_distances_is_this():
+    scores = np.tile(np.arange(5, -3, -1), (4, 2, 3, 1)).astype("float32")
+    shifted = np.array(bidirectional_shift(scores))
+    assert shifted.shape == (4, 2, 3, 5)
+    for n, b in np.ndindex(4, 2):
+        assert shifted[n, b].tolist() == [
+            [2, 1, 0, -1, -2],
+            [3, 2, 1, 0, -1],
+            [4, 3, 2, 1, 0],
+        ]
+
+
+@pytest.mark.parametrize("length,num_keys", [(1, 1), (1, 6), (4, 4), (3, 7)])
+def test_bidirectional_shift_equals_indexing_by_distance(length, num_keys):
+    scores = random(5, 2, length, num_keys + length)
+    shifted = np.array(bidirectional_shift(scores))
+    assert shifted.shape == (5, 2, length, num_keys)
+    for i, j in np.ndindex(length, num_keys):
+        distance = num_keys - length + i - j
+        np.testing.assert_array_equal(
+            shifted[:, :, i, j], scores[:, :, i, num_keys - distance]
+        )
 
 
 @pytest.mark.parametrize("num_distances", [1, 4, 7, 8, 9, 12])

@@ -9,16 +9,14 @@ import numpy as np
 from txl_keras.checkpoints.configuration import build_model
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.configuration import read_json
-from txl_keras.checkpoints.layout import Tensors
+from txl_keras.checkpoints.hugging_face_files import config_path
+from txl_keras.checkpoints.hugging_face_files import folder_tensors
+from txl_keras.checkpoints.hugging_face_files import import_safetensors
 from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
-from txl_keras.checkpoints.torch_files import load_torch
-from txl_keras.checkpoints.torch_files import torch_tensors
 from txl_keras.checkpoints.torch_layout import HUGGING_FACE
 from txl_keras.checkpoints.torch_layout import torch_layout
 
-# In the order of preference, as in the transformers library.
-_FILES = ("model.safetensors", "pytorch_model.bin")
 # What the library takes where a configuration leaves it out.
 _DEFAULTS = {
     "attn_type": 0,
@@ -84,17 +82,15 @@ def load_hugging_face(folder, dtype=None, **overrides):
     ```
     """
     folder = pathlib.Path(folder)
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            "`folder` must be a folder with config.json and the weights. "
-            f"Received: folder={folder}"
-        )
-    config = _read_config(folder / "config.json", overrides)
+    config = _read_config(config_path(folder), overrides)
     tie_projections = config["tie_projs"]
     if tie_projections is None:
         shared = config["proj_share_all_but_first"]
         tie_projections = [False] + [shared] * len(config["cutoffs"])
-    tensors = _tensors(folder)
+    # Less what is no weight.
+    tensors = folder_tensors(folder).renamed(
+        lambda name: None if name == _FREQUENCIES else name
+    )
     _check_class(tensors, folder)
     model = build_model(
         config,
@@ -145,66 +141,6 @@ def _check_class(tensors, folder):
         )
 
 
-def _tensors(folder):
-    """`Tensors` of all files, less what is no weight."""
-    files = [_file_tensors(path) for path in _weight_files(folder)]
-    owners = {name: file for file in files for name in file}
-    return Tensors(
-        {name: file.shapes[name] for name, file in owners.items()},
-        lambda name: owners[name][name],
-    ).renamed(lambda name: None if name == _FREQUENCIES else name)
-
-
-def _weight_files(folder):
-    for name in _FILES:
-        if (folder / name).is_file():
-            return [folder / name]
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            return _shard_paths(index)
-    raise FileNotFoundError(
-        f"{folder} must hold one of {_FILES}, or an index of parts of it"
-    )
-
-
-def _shard_paths(index):
-    names = set(read_json(index).get("weight_map", {}).values())
-    if not names or any(pathlib.Path(name).name != name for name in names):
-        raise ValueError(
-            f"{index} must have a `weight_map` to files beside it. "
-            f"Received: {sorted(names)}"
-        )
-    return [index.parent / name for name in sorted(names)]
-
-
-def _file_tensors(path):
-    if path.suffix == ".bin":
-        return torch_tensors(load_torch(path), path)
-    safetensors = _import_safetensors()
-    try:
-        file = safetensors.safe_open(path, framework="np")
-        names = file.keys()
-    except safetensors.SafetensorError as error:
-        raise ValueError(
-            f"{path} cannot be read; it is damaged or cut short: {error}"
-        ) from error
-    return Tensors(
-        {name: file.get_slice(name).get_shape() for name in names},
-        file.get_tensor,
-    )
-
-
-def _import_safetensors():
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise ImportError(
-            "Files of safetensors are read and written with it: "
-            "`pip install safetensors`."
-        ) from error
-    return safetensors
-
-
 def save_hugging_face(model, folder):
     """Writes a model as a folder for Hugging Face's `from_pretrained`.
 
@@ -237,7 +173,7 @@ def save_hugging_face(model, folder):
     the_same = load_hugging_face(folder, memory_length=400)
     ```
     """
-    safetensors = _import_safetensors()
+    safetensors = import_safetensors()
     folder = pathlib.Path(folder)
     _check_expressible(model)
     _check_replaceable(folder)

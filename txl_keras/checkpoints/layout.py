@@ -139,7 +139,7 @@ def read(model, layout, tensors, source):
     """Assigns all weights of a model from a file, or none.
 
     Args:
-        model: `TransformerXLCausalLM`.
+        model: Keras model, such as `TransformerXLCausalLM`.
         layout: List of `Entry` that covers its weights.
         tensors: `Tensors` of the file; one is in memory at a time.
         source: What to call the file in an error.
@@ -171,7 +171,7 @@ def write(model, layout):
     """The foreign tensors of a model, each under the first of its names.
 
     Args:
-        model: `TransformerXLCausalLM`.
+        model: Keras model, such as `TransformerXLCausalLM`.
         layout: List of `Entry` that covers its weights.
 
     Returns:

@@ -17,6 +17,10 @@ from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.relative_shift import relative_shift
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.shaw_multi_head_attention import ShawMultiHeadAttention
+from txl_keras.layers.two_stream_block import TwoStreamBlock
+from txl_keras.layers.two_stream_relative_attention import (
+    TwoStreamRelativeAttention,
+)
 
 __all__ = [
     "AdaptiveEmbedding",
@@ -31,5 +35,7 @@ __all__ = [
     "RelativePositionEncoding",
     "RowDropout",
     "ShawMultiHeadAttention",
+    "TwoStreamBlock",
+    "TwoStreamRelativeAttention",
     "relative_shift",
 ]

@@ -21,13 +21,19 @@ class RelativePositionEncoding(keras.layers.Layer):
         d    = min(S - 1 - j, clamp_length)
         w_i  = max_wavelength ** (-2 i / D)
 
+    With `bidirectional=True`, where a query may also see the keys after it
+    (section 2.4 of Yang et al., 2019, and its code), row `j` of S + T encodes
+    `S - j`: from a distance that no key has, whose place the shift needs (see
+    `bidirectional_shift`), to `1 - T`, of the last key from the first query.
+
     Distances and sinusoids are float32 whatever the dtype policy: bfloat16
     counts exactly only to 256. The layer has no weights.
 
     Args:
         clamp_length: Optional integer. Distances beyond it are encoded as it,
             so that a memory longer than in training meets no unknown
-            distance. `None` clamps nothing.
+            distance; negative ones likewise. `None` clamps nothing.
+        bidirectional: Boolean, also the distances of keys after a query.
         max_wavelength: Float, the longest wavelength over `2 pi`.
 
     Call arguments:
@@ -36,7 +42,7 @@ class RelativePositionEncoding(keras.layers.Layer):
         memory: Optional tensor of shape `(B, M, D)`.
 
     Returns:
-        Tensor of shape `(S, D)`, float32.
+        Tensor of shape `(S, D)`, or `(S + T, D)` if bidirectional, float32.
 
     Raises:
         ValueError: If `D` is odd or `clamp_length` is not positive.
@@ -53,24 +59,36 @@ class RelativePositionEncoding(keras.layers.Layer):
     ```
 
     Reference:
-        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.3.
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.3, and
+        [Yang et al., 2019](https://arxiv.org/abs/1906.08237), section 2.4.
     """
 
-    def __init__(self, clamp_length=None, max_wavelength=10000.0, **kwargs):
+    def __init__(
+        self,
+        clamp_length=None,
+        max_wavelength=10000.0,
+        bidirectional=False,
+        **kwargs,
+    ):
         # Only shapes are read, so inputs are left in the dtype they come in.
         super().__init__(autocast=False, **kwargs)
         if clamp_length is not None:
             check_integer("clamp_length", clamp_length, 1)
         self.clamp_length = clamp_length
         self.max_wavelength = max_wavelength
+        self.bidirectional = bidirectional
 
     def call(self, inputs, memory=None):
-        num_keys = ops.shape(inputs)[1]
+        length = num_keys = ops.shape(inputs)[1]
         if memory is not None:
             num_keys = num_keys + ops.shape(memory)[1]
-        distance = ops.cast(num_keys - 1 - ops.arange(num_keys), "float32")
+        distance = num_keys - 1 - ops.arange(num_keys)
+        if self.bidirectional:
+            distance = num_keys - ops.arange(num_keys + length)
+        distance = ops.cast(distance, "float32")
         if self.clamp_length is not None:
-            distance = ops.minimum(distance, float(self.clamp_length))
+            farthest = float(self.clamp_length)
+            distance = ops.clip(distance, -farthest, farthest)
         hidden_dim = _even_hidden_dim(inputs.shape)
         exponent = ops.arange(0, hidden_dim, 2, dtype="float32") / hidden_dim
         frequency = ops.power(self.max_wavelength, -exponent)
@@ -78,12 +96,14 @@ class RelativePositionEncoding(keras.layers.Layer):
         return ops.concatenate([ops.sin(angle), ops.cos(angle)], axis=-1)
 
     def compute_output_spec(self, inputs, memory=None):
-        num_keys = inputs.shape[1]
-        if memory is not None and num_keys is not None:
-            num_memory = memory.shape[1]
-            num_keys = None if num_memory is None else num_keys + num_memory
+        lengths = [inputs.shape[1]]
+        if memory is not None:
+            lengths.append(memory.shape[1])
+        if self.bidirectional:
+            lengths.append(inputs.shape[1])
+        num_rows = None if None in lengths else sum(lengths)
         return keras.KerasTensor(
-            (num_keys, _even_hidden_dim(inputs.shape)), dtype="float32"
+            (num_rows, _even_hidden_dim(inputs.shape)), dtype="float32"
         )
 
     def get_config(self):
@@ -91,6 +111,7 @@ class RelativePositionEncoding(keras.layers.Layer):
             **super().get_config(),
             "clamp_length": self.clamp_length,
             "max_wavelength": self.max_wavelength,
+            "bidirectional": self.bidirectional,
         }
 
 

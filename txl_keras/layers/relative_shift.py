@@ -36,8 +36,29 @@ def relative_shift(scores):
     return _shear(ops.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]]))
 
 
+def bidirectional_shift(scores):
+    """`relative_shift` where a query also sees the keys after it.
+
+    Column `r` of the input is the distance `S - r`, down to `1 - T`. Column 0
+    belongs to no key; it stands where `relative_shift` pads. For T = 3, S = 5,
+    the numbers being distances:
+
+        5 4 3 2 1 0 -1 -2        2 1 0 -1 -2
+        5 4 3 2 1 0 -1 -2   ->   3 2 1  0 -1
+        5 4 3 2 1 0 -1 -2        4 3 2  1  0
+
+    Args:
+        scores: Tensor of shape `(N, B, T, S + T)` by distance.
+
+    Returns:
+        Tensor of shape `(N, B, T, S)` by key; none of it is garbage.
+    """
+    _, _, length, num_columns = ops.shape(scores)
+    return _shear(scores)[..., : num_columns - length]
+
+
 def _shear(padded):
-    """`(B, N, T, 1 + S)` to `(B, N, T, S)`: row `i` moves by `T - 1 - i`."""
+    """`(B, N, T, 1 + R)` to `(B, N, T, R)`: row `i` moves by `T - 1 - i`."""
     _, heads, length, num_columns = ops.shape(padded)
     reshaped = ops.reshape(padded, (-1, heads, num_columns, length))
     return ops.reshape(reshaped[:, :, 1:], (-1, heads, length, num_columns - 1))

@@ -1,0 +1,231 @@
+"""XLNet from folders of Hugging Face, and the numbers of its code.
+
+`golden.npz` and `golden_masks.npz` are outputs of `XLNetModel` of transformers
+4.35.2 for the stored weights. In the latter, "uni" has `clamp_len=3,
+reuse_len=4, mem_len=6` and its `create_mask`, which raises in that version,
+replaced by what it documents; "bi" has `clamp_len=2`, padding, three token
+types and an order a row.
+"""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from stored_models import GOLDEN
+from stored_models import save_torch
+
+from txl_keras.checkpoints import load_hugging_face_xlnet
+from txl_keras.layers import Memory
+
+safetensors = pytest.importorskip("safetensors.numpy")
+FOLDER = GOLDEN / "hf_xlnet_bi"
+T = 7
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the stored model."""
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(FOLDER / file, tmp_path)
+    return tmp_path
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config.update(changes)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def change_tensors(folder, change):
+    path = folder / "model.safetensors"
+    safetensors.save_file(change(safetensors.load_file(path)), path)
+
+
+def add_head(tensors):
+    """As an XLNetLMHeadModel stores them."""
+    body = {f"transformer.{name}": x for name, x in tensors.items()}
+    bias = np.zeros(37, np.float32)
+    weight = tensors["word_embedding.weight"].copy()
+    return {**body, "lm_loss.weight": weight, "lm_loss.bias": bias}
+
+
+def check_memory(memory, expected):
+    """Compares with `(L, M, B, D)`."""
+    for state, values in zip(memory.states, expected, strict=True):
+        np.testing.assert_allclose(state, values.transpose(1, 0, 2), atol=1e-5)
+
+
+def check_golden(backbone):
+    golden = np.load(FOLDER / "golden.npz")
+    tokens = golden["tokens"]
+    content, memory = backbone(tokens)
+    np.testing.assert_allclose(content, golden["plain_output"], atol=1e-5)
+    check_memory(memory, golden["mems"])
+    memory = Memory(
+        tuple(tf.constant(x.transpose(1, 0, 2)) for x in golden["mems"]),
+        tf.fill([len(tokens)], golden["mems"].shape[1]),
+    )
+    _, query, _ = backbone(
+        tokens,
+        permutation_mask=golden["perm_mask"] == 0,
+        target_mapping=golden["target_mapping"],
+        memory=memory,
+    )
+    np.testing.assert_allclose(query, golden["two_stream_output"], atol=1e-5)
+
+
+def test_equals_hugging_face():
+    check_golden(load_hugging_face_xlnet(FOLDER))
+
+
+def test_a_bin_file_is_read(folder):
+    arrays = safetensors.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save_torch(arrays, folder / "pytorch_model.bin")
+    check_golden(load_hugging_face_xlnet(folder))
+
+
+def test_equals_hugging_face_in_one_direction_over_segments():
+    backbone = load_hugging_face_xlnet(
+        FOLDER,
+        attention_type="uni",
+        clamp_length=3,
+        reuse_length=4,
+        memory_length=6,
+    )
+    golden = np.load(FOLDER / "golden_masks.npz")
+    memory = None
+    for segment in (slice(0, T), slice(T, 2 * T)):
+        content, memory = backbone(
+            golden["uni_tokens"][:, segment],
+            token_type_ids=golden["uni_types"][:, segment],
+            memory=memory,
+        )
+        np.testing.assert_allclose(
+            content, golden["uni_output"][:, segment], atol=1e-5
+        )
+    check_memory(memory, golden["uni_mems"])
+
+
+def test_equals_hugging_face_with_all_masks_over_segments():
+    backbone = load_hugging_face_xlnet(FOLDER, clamp_length=2)
+    golden = np.load(FOLDER / "golden_masks.npz")
+
+    def of_segment(segment):
+        return golden["bi_tokens"][:, segment], {
+            "token_type_ids": golden["bi_types"][:, segment],
+            "padding_mask": ~golden["bi_padding"][:, segment],
+        }
+
+    ids, call = of_segment(slice(0, T))
+    content, memory = backbone(ids, **call)
+    np.testing.assert_allclose(content, golden["bi_first"], atol=1e-5)
+    ids, call = of_segment(slice(T, 2 * T))
+    content, query, memory = backbone(
+        ids,
+        permutation_mask=golden["bi_perm_mask"] == 0,
+        target_mapping=golden["bi_target_mapping"],
+        memory=memory,
+        **call,
+    )
+    np.testing.assert_allclose(content, golden["bi_content"], atol=1e-5)
+    np.testing.assert_allclose(query, golden["bi_query"], atol=1e-5)
+    check_memory(memory, golden["bi_mems"])
+
+
+def test_the_configuration_becomes_ours(folder):
+    change_config(
+        folder,
+        reuse_len=3,
+        clamp_len=9,
+        dropout=0.1,
+        attn_type="uni",
+        initializer_range=0.05,
+    )
+    config = load_hugging_face_xlnet(folder).get_config()
+    expected = {
+        "vocabulary_size": 37,
+        "num_layers": 2,
+        "num_heads": 3,
+        "hidden_dim": 24,
+        "intermediate_dim": 40,
+        "head_dim": 8,
+        "memory_length": 5,
+        "reuse_length": 3,
+        "attention_type": "uni",
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "clamp_length": 9,
+        "layer_norm_epsilon": 1e-12,
+        "initializer_stddev": 0.05,
+    }
+    assert {name: config[name] for name in expected} == expected
+
+
+def test_a_null_memory_length_is_none_unless_it_is_passed(folder):
+    change_config(folder, mem_len=None)
+    assert load_hugging_face_xlnet(folder).memory_length == 0
+    assert load_hugging_face_xlnet(folder, memory_length=4).memory_length == 4
+
+
+def test_the_head_of_a_model_is_dropped_only_if_asked_to(folder):
+    change_tensors(folder, add_head)
+    with pytest.raises(ValueError, match="lm_loss.bias.*drop_head=True"):
+        load_hugging_face_xlnet(folder)
+    check_golden(load_hugging_face_xlnet(folder, drop_head=True))
+
+
+def test_weights_that_do_not_fit_are_told_all_at_once(folder):
+    def damage(tensors):
+        tensors = dict(tensors)
+        del tensors["layer.1.rel_attn.seg_embed"]
+        tensors["layer.2.rel_attn.q"] = tensors["layer.1.rel_attn.q"].copy()
+        tensors["layer.0.ff.layer_1.bias"] = np.zeros(41, np.float32)
+        tensors["mask_emb"] = np.full((1, 1, 24), np.nan, np.float32)
+        return tensors
+
+    change_tensors(folder, damage)
+    with pytest.raises(ValueError) as error:
+        load_hugging_face_xlnet(folder)
+    for line in (
+        "missing: layer.1.rel_attn.seg_embed of shape (2, 3, 8)",
+        "unexpected: layer.2.rel_attn.q of shape (24, 3, 8)",
+        "wrong shape: layer.0.ff.layer_1.bias is (41,), expected (40,)",
+        "not finite: mask_emb",
+    ):
+        assert line in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_type": "bert"}, "model_type 'xlnet'.*'bert'"),
+        ({"bi_data": True}, "bi_data"),
+        ({"same_length": True, "attn_type": "uni"}, "same_length"),
+        ({"ff_activation": "relu"}, "ff_activation='relu'"),
+        ({"attn_type": "tri"}, "attention_type='tri'"),
+        ({"n_head": "3"}, "num_heads='3'"),
+    ],
+)
+def test_a_configuration_that_is_not_understood_is_refused(
+    folder, changes, message
+):
+    change_config(folder, **changes)
+    with pytest.raises(ValueError, match=message):
+        load_hugging_face_xlnet(folder)
+
+
+def test_what_weights_depend_on_cannot_be_changed():
+    with pytest.raises(ValueError, match=r"Received: \['num_layers'\]"):
+        load_hugging_face_xlnet(FOLDER, num_layers=1)
+
+
+def test_an_empty_folder_is_an_error(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="pytorch_model.bin"):
+        load_hugging_face_xlnet(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="config.json"):
+        load_hugging_face_xlnet(folder)

@@ -1,0 +1,324 @@
+"""Two streams against sections 2.3 to 2.5 of the paper, written as loops."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from attention_loops import by_name
+from attention_loops import random
+from attention_loops import with_random_weights
+from layer_checks import check_layer
+
+from txl_keras.layers import TwoStreamRelativeAttention
+
+B, T, M, P, D, N, H = 2, 4, 5, 3, 6, 7, 8
+
+
+def attention(**config):
+    layer = TwoStreamRelativeAttention(N, H, **config)
+    return with_random_weights(layer, (B, T, D))
+
+
+def inputs():
+    """All arguments, of sizes that differ; row 1 has one target fewer."""
+    rng = np.random.default_rng(3)
+    places = [[2, 0, 3], [1, 3, None]]
+    mapping = np.zeros((B, P, T), "float32")
+    for b, row in enumerate(places):
+        for p, place in enumerate(row):
+            if place is not None:
+                mapping[b, p, place] = 1
+    return {
+        "content": random(B, T, D, seed=1),
+        "query": random(B, P, D, seed=2),
+        "target_mapping": mapping,
+        "memory": random(B, M, D, seed=3),
+        "content_mask": np.array([[1, 1, 0, 1], [1, 1, 1, 0]], bool),
+        "memory_mask": np.array([[0, 1, 1, 1, 1], [0, 0, 0, 1, 1]], bool),
+        "permutation_mask": rng.random((B, T, T)) < 0.6,
+        "token_type_ids": np.array([[0, 1, 1, 2], [1, 0, 0, 0]], "int32"),
+    }
+
+
+def sinusoid(distance, clamp_length):
+    if clamp_length is not None:
+        distance = max(-clamp_length, min(distance, clamp_length))
+    angles = [distance * 10000 ** (-2 * i / D) for i in range(D // 2)]
+    return np.array(
+        [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+    )
+
+
+class Loops:
+    """The definition, one query and one key at a time, in float64."""
+
+    def __init__(self, layer, call):
+        self.w = by_name(layer)
+        self.clamp_length = layer.clamp_length
+        self.call = call
+        self.rows, self.length, _ = call["content"].shape
+        memory = call.get("memory", np.zeros((self.rows, 0, D)))
+        self.num_memory = memory.shape[1]
+        self.context = np.concatenate([memory, call["content"]], axis=1)
+
+    def sees(self, b, i, j, itself):
+        call, of_segment = self.call, j - self.num_memory
+        if of_segment < 0:
+            return call["memory_mask"][b, j] if "memory_mask" in call else True
+        if i == of_segment:
+            return itself
+        if "content_mask" in call and not call["content_mask"][b, of_segment]:
+            return False
+        if "permutation_mask" in call:
+            return call["permutation_mask"][b, i, of_segment]
+        return True
+
+    def score(self, b, q, i, j, n):
+        w = self.w
+        key = self.context[b, j] @ w["key"][:, n]
+        distance = self.num_memory + i - j
+        r = sinusoid(distance, self.clamp_length) @ w["position"][:, n]
+        score = (q + w["content_attention_bias"][n]) @ key
+        score += (q + w["positional_attention_bias"][n]) @ r
+        if "token_type_ids" in self.call:
+            types = self.call["token_type_ids"][b]
+            of_key = types[j - self.num_memory] if j >= self.num_memory else 0
+            other = int(types[i] != of_key)
+            segment = w["segment_embeddings"][other, n]
+            score += (q + w["segment_attention_bias"][n]) @ segment
+        return score / math.sqrt(H)
+
+    def attend(self, b, state, i, itself):
+        """The output of one query that stands at `i`."""
+        output = np.zeros(D)
+        seen = [
+            j
+            for j in range(self.context.shape[1])
+            if self.sees(b, i, j, itself=itself)
+        ]
+        for n in range(N if seen else 0):
+            q = state.astype("float64") @ self.w["query"][:, n]
+            p = np.exp([self.score(b, q, i, j, n) for j in seen])
+            values = self.context[b, seen] @ self.w["value"][:, n]
+            output += self.w["output"][:, n] @ (p / p.sum() @ values)
+        return output
+
+    def content(self):
+        return [
+            [
+                self.attend(b, self.call["content"][b, i], i, itself=True)
+                for i in range(self.length)
+            ]
+            for b in range(self.rows)
+        ]
+
+    def query(self):
+        queries = self.call["query"]
+        outputs = np.zeros(queries.shape)
+        for b, p in np.ndindex(queries.shape[:2]):
+            place = p
+            if "target_mapping" in self.call:
+                mapping = self.call["target_mapping"][b, p]
+                if not mapping.any():
+                    continue
+                place = mapping.argmax()
+            outputs[b, p] = self.attend(b, queries[b, p], place, itself=False)
+        return outputs
+
+
+def assert_equals_loops(call, **config):
+    layer = attention(**config)
+    content, query = layer(**call)
+    loops = Loops(layer, call)
+    np.testing.assert_allclose(content, loops.content(), atol=5e-5)
+    np.testing.assert_allclose(query, loops.query(), atol=5e-5)
+
+
+def only(*names):
+    return {name: x for name, x in inputs().items() if name in names}
+
+
+def test_keras_layer(tmp_path):
+    check_layer(
+        TwoStreamRelativeAttention,
+        {
+            "num_heads": N,
+            "key_dim": H,
+            "dropout": 0.25,
+            "clamp_length": 3,
+            "seed": 9,
+        },
+        inputs(),
+        num_weights=9,
+        folder=tmp_path,
+    )
+
+
+def test_weights_have_these_shapes():
+    assert {name: w.shape for name, w in by_name(attention()).items()} == {
+        "content_attention_bias": (N, H),
+        "positional_attention_bias": (N, H),
+        "segment_attention_bias": (N, H),
+        "segment_embeddings": (2, N, H),
+        "query": (D, N, H),
+        "key": (D, N, H),
+        "value": (D, N, H),
+        "position": (D, N, H),
+        "output": (D, N, H),
+    }
+
+
+@pytest.mark.parametrize("clamp_length", [None, 2])
+def test_equals_the_paper_with_everything(clamp_length):
+    assert_equals_loops(inputs(), clamp_length=clamp_length)
+
+
+def test_equals_the_paper_without_memory():
+    call = inputs()
+    del call["memory"], call["memory_mask"]
+    # So that all see something.
+    call["permutation_mask"][:, :, 1] = True
+    assert_equals_loops(call)
+
+
+def test_equals_the_paper_with_nothing_but_memory():
+    assert_equals_loops(only("content", "query", "target_mapping", "memory"))
+
+
+def test_without_a_mapping_there_is_a_target_a_token():
+    call = only("content", "memory", "permutation_mask")
+    assert_equals_loops({**call, "query": random(B, T, D, seed=5)})
+
+
+def test_a_target_that_may_see_no_key_gets_zeros():
+    call = only("content", "query", "target_mapping", "permutation_mask")
+    call["permutation_mask"][0, 2] = False
+    _, query = attention()(**call)
+    np.testing.assert_array_equal(query[0, 0], np.zeros(D))
+    assert np.abs(query[0, 1:]).max() > 1e-2
+    assert_equals_loops(call)
+
+
+def test_content_alone_is_the_same_content():
+    call = inputs()
+    layer = attention()
+    both, _ = layer(**call)
+    del call["query"], call["target_mapping"]
+    np.testing.assert_allclose(layer(**call), both, atol=1e-6)
+
+
+@pytest.mark.parametrize("with_memory", [True, False])
+def test_no_target_sees_its_own_token(with_memory):
+    names = ["content", "memory"] if with_memory else ["content"]
+    call = {**only(*names), "query": random(B, T, D, seed=5)}
+    layer = attention()
+    content, query = (np.array(x) for x in layer(**call))
+    for t in range(T):
+        changed = call["content"].copy()
+        changed[:, t] += 1
+        after, after_query = layer(**{**call, "content": changed})
+        np.testing.assert_array_equal(after_query[:, t], query[:, t])
+        others = [i for i in range(T) if i != t]
+        moved = np.abs(after_query - query)[:, others].max(-1)
+        assert (moved > 1e-3).all()
+        assert (np.abs(after - content).max(-1) > 1e-3).all()
+
+
+def test_targets_at_once_equal_targets_one_at_a_time():
+    call = inputs()
+    layer = attention()
+    _, together = layer(**call)
+    for p in range(P):
+        one = {
+            "query": call["query"][:, p : p + 1],
+            "target_mapping": call["target_mapping"][:, p : p + 1],
+        }
+        _, alone = layer(**{**call, **one})
+        np.testing.assert_allclose(
+            alone[:, 0], together[:, p], atol=1e-5, rtol=1e-4
+        )
+
+
+def test_gradient_reaches_every_weight_and_input_through_targets():
+    call = inputs()
+    streams = [tf.constant(call[x]) for x in ("content", "query", "memory")]
+    layer = attention()
+    with tf.GradientTape() as tape:
+        tape.watch(streams)
+        call.update(zip(("content", "query", "memory"), streams, strict=True))
+        loss = tf.reduce_sum(layer(**call)[1] ** 2)
+    weights = [w.value for w in layer.trainable_variables]
+    for gradient in tape.gradient(loss, [*weights, *streams]):
+        assert np.isfinite(gradient).all()
+        assert np.abs(gradient).max() > 1e-3
+
+
+def test_bfloat16_tells_distances_of_a_long_memory_apart():
+    call = {"content": random(1, 1, D, seed=1), "memory": random(1, 2000, D)}
+    layer = attention(dtype="mixed_bfloat16")
+    # The position terms alone.
+    layer._key_dense.kernel.assign(np.zeros((D, N, H)))
+    expected = np.array(Loops(layer, call).content())
+    # Positions in bfloat16 would be off by up to 4 of 2000: a sine at random.
+    difference = np.array(layer(**call), "float32") - expected
+    assert np.abs(difference).max() < 0.05 * np.abs(expected).max()
+
+
+def test_dropout_only_in_training_and_rows_seeded_alone():
+    call = inputs()
+    layer = attention(dropout=0.5)
+    seeds = tf.constant([4, 6], tf.uint32)
+    exact = layer(**call)
+    dropped = layer(**call, training=True, dropout_seed=seeds)
+    alone = layer(
+        **{name: x[1:] for name, x in call.items()},
+        training=True,
+        dropout_seed=seeds[1:],
+    )
+    for stream in range(2):
+        assert np.abs(dropped[stream] - exact[stream]).max() > 1e-2
+        np.testing.assert_allclose(
+            alone[stream], dropped[stream][1:], atol=1e-5
+        )
+
+
+def test_the_streams_drop_other_keys():
+    layer = TwoStreamRelativeAttention(1, H, dropout=0.5)
+    layer = with_random_weights(layer, (B, 1, D))
+    # A token of zeros has no value: what it adds to the content stream is a
+    # share of the softmax, so both streams have one direction. Memory is long
+    # enough that not all of it is dropped.
+    token, memory = np.zeros((B, 1, D), "float32"), random(B, 30, D)
+
+    def directions(**call):
+        return [
+            np.array(x) / np.linalg.norm(x, axis=-1, keepdims=True)
+            for x in layer(token, token, memory=memory, **call)
+        ]
+
+    np.testing.assert_allclose(*directions(), atol=1e-5)
+    seeds = tf.constant([4, 6], tf.uint32)
+    one, other = directions(training=True, dropout_seed=seeds)
+    assert np.abs(one - other).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", list(inputs())[1:])
+def test_shapes_must_fit(name):
+    call = inputs()
+    call[name] = np.concatenate([call[name]] * 2, axis=-1)
+    with pytest.raises(ValueError, match=rf"`{name}` must .*{name}.shape="):
+        attention()(**call)
+
+
+def test_a_mapping_needs_a_query():
+    call = inputs()
+    del call["query"]
+    with pytest.raises(ValueError, match="Received: query=None"):
+        attention()(**call)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (2, 0), (2, 2.0), (2, None)])
+def test_sizes_must_be_positive_integers(sizes):
+    with pytest.raises(ValueError, match="must be an integer of at least 1"):
+        TwoStreamRelativeAttention(*sizes)

@@ -1,0 +1,101 @@
+"""Folders that Hugging Face's `save_pretrained` wrote: what lies in them."""
+
+import pathlib
+
+from txl_keras.checkpoints.configuration import read_json
+from txl_keras.checkpoints.layout import Tensors
+from txl_keras.checkpoints.torch_files import load_torch
+from txl_keras.checkpoints.torch_files import torch_tensors
+
+# In the order of preference, as in the transformers library.
+_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def config_path(folder):
+    """The path of a folder's configuration.
+
+    Args:
+        folder: `pathlib.Path`.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            "`folder` must be a folder with config.json and the weights. "
+            f"Received: folder={folder}"
+        )
+    return folder / "config.json"
+
+
+def folder_tensors(folder):
+    """The tensors of a folder, which may be in one file or many.
+
+    Args:
+        folder: `pathlib.Path`.
+
+    Returns:
+        `Tensors`.
+
+    Raises:
+        ImportError: If what reads the files is not installed.
+        FileNotFoundError: If there are none.
+        ValueError: If a file is damaged or names code.
+    """
+    files = [_file_tensors(path) for path in _weight_files(folder)]
+    owners = {name: file for file in files for name in file}
+    return Tensors(
+        {name: file.shapes[name] for name, file in owners.items()},
+        lambda name: owners[name][name],
+    )
+
+
+def _weight_files(folder):
+    for name in _FILES:
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _shard_paths(index)
+    raise FileNotFoundError(
+        f"{folder} must hold one of {_FILES}, or an index of parts of it"
+    )
+
+
+def _shard_paths(index):
+    names = set(read_json(index).get("weight_map", {}).values())
+    if not names or any(pathlib.Path(name).name != name for name in names):
+        raise ValueError(
+            f"{index} must have a `weight_map` to files beside it. "
+            f"Received: {sorted(names)}"
+        )
+    return [index.parent / name for name in sorted(names)]
+
+
+def _file_tensors(path):
+    if path.suffix == ".bin":
+        return torch_tensors(load_torch(path), path)
+    safetensors = import_safetensors()
+    try:
+        file = safetensors.safe_open(path, framework="np")
+        names = file.keys()
+    except safetensors.SafetensorError as error:
+        raise ValueError(
+            f"{path} cannot be read; it is damaged or cut short: {error}"
+        ) from error
+    return Tensors(
+        {name: file.get_slice(name).get_shape() for name in names},
+        file.get_tensor,
+    )
+
+
+def import_safetensors():
+    """The library, or an error that tells how to get it."""
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise ImportError(
+            "Files of safetensors are read and written with it: "
+            "`pip install safetensors`."
+        ) from error
+    return safetensors

@@ -1,0 +1,208 @@
+"""Checkpoints of Hugging Face's `XLNetModel`, read."""
+
+import pathlib
+
+from txl_keras.checkpoints.configuration import read_json
+from txl_keras.checkpoints.hugging_face_files import config_path
+from txl_keras.checkpoints.hugging_face_files import folder_tensors
+from txl_keras.checkpoints.layout import Entry
+from txl_keras.checkpoints.layout import read
+from txl_keras.models.xlnet_backbone import XLNetBackbone
+
+# What the library takes where a configuration leaves it out.
+_DEFAULTS = {
+    "attn_type": "bi",
+    "bi_data": False,
+    "clamp_len": -1,
+    "d_inner": 4096,
+    "d_model": 1024,
+    "dropout": 0.1,
+    "ff_activation": "gelu",
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "mem_len": 512,
+    "n_head": 16,
+    "n_layer": 24,
+    "reuse_len": None,
+    "same_length": False,
+    "vocab_size": 32000,
+}
+# Arguments of ours that may differ from the file's: no weight depends on them.
+_OVERRIDES = (
+    "memory_length",
+    "reuse_length",
+    "attention_type",
+    "clamp_length",
+    "dropout",
+    "attention_dropout",
+)
+# What the body's tensors are called in a model with a head.
+_BODY = "transformer."
+
+
+def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
+    """Loads an XLNet that Hugging Face's `save_pretrained` wrote.
+
+    In one file or many, of safetensors or PyTorch. Nothing in them is run.
+
+    A configuration whose `mem_len` is null, as those of the published models
+    are, makes a model without memory, unless `memory_length` is passed.
+
+    Args:
+        folder: String or path, with `config.json` and `model.safetensors`, or
+            `pytorch_model.bin`, for which PyTorch must be installed.
+        dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
+        drop_head: Boolean. Of a model with a head, such as an
+            `XLNetLMHeadModel`, load the body alone; otherwise that is an
+            error, since the head would be lost.
+        **overrides: `memory_length`, `reuse_length`, `attention_type`,
+            `clamp_length`, `dropout` or `attention_dropout`, where the model
+            is to be used otherwise than the configuration says.
+
+    Returns:
+        `XLNetBackbone`.
+
+    Raises:
+        ImportError: If what reads the file is not installed.
+        FileNotFoundError: If there is no configuration or no weights.
+        ValueError: If a file is damaged or names code, the model is of
+            another class or has what is not supported, or the configuration
+            does not fit the weights; the message lists all that does not.
+
+    Example, of files that the package does not have:
+
+    ```
+    backbone = load_hugging_face_xlnet("xlnet-base-cased", drop_head=True)
+    ```
+    """
+    folder = pathlib.Path(folder)
+    config = _read_config(config_path(folder), overrides)
+    tensors = _body(folder_tensors(folder), drop_head, folder)
+    backbone = XLNetBackbone(dtype=dtype, **{**_arguments(config), **overrides})
+    read(backbone, _layout(backbone), tensors, folder)
+    return backbone
+
+
+def _read_config(path, overrides):
+    unknown = sorted(set(overrides) - set(_OVERRIDES))
+    if unknown:
+        raise ValueError(
+            f"Only {_OVERRIDES} may be other than in the checkpoint. "
+            f"Received: {unknown}"
+        )
+    config = read_json(path)
+    if config.get("model_type", "xlnet") != "xlnet":
+        raise ValueError(
+            f"{path} must be of model_type 'xlnet'. Received: "
+            f"{config['model_type']!r}"
+        )
+    config = {**_DEFAULTS, **config}
+    checks = [
+        (config["bi_data"], "bi_data: rows that are read backwards"),
+        (
+            config["same_length"] and config["attn_type"] == "uni",
+            "same_length: tokens that see equally far back",
+        ),
+        (
+            config["ff_activation"] != "gelu",
+            f"ff_activation={config['ff_activation']!r}: only 'gelu'",
+        ),
+    ]
+    found = [problem for is_found, problem in checks if is_found]
+    if found:
+        raise ValueError(
+            f"{path} asks for what is not supported:\n"
+            + "\n".join(f"- {problem}" for problem in found)
+        )
+    return config
+
+
+def _arguments(config):
+    """The arguments of `XLNetBackbone`, in our words."""
+    clamp_length = config["clamp_len"]
+    return {
+        "vocabulary_size": config["vocab_size"],
+        "num_layers": config["n_layer"],
+        "num_heads": config["n_head"],
+        "hidden_dim": config["d_model"],
+        "intermediate_dim": config["d_inner"],
+        "head_dim": config.get("d_head"),
+        "memory_length": config["mem_len"] or 0,
+        "reuse_length": config["reuse_len"] or None,
+        "attention_type": config["attn_type"],
+        "dropout": config["dropout"],
+        "attention_dropout": config["dropout"],
+        "clamp_length": clamp_length if clamp_length > 0 else None,
+        "layer_norm_epsilon": config["layer_norm_eps"],
+        "initializer_stddev": config["initializer_range"],
+    }
+
+
+def _body(tensors, drop_head, folder):
+    """The tensors of the body, under the names they have in an XLNetModel."""
+    if not any(name.startswith(_BODY) for name in tensors):
+        return tensors
+    head = sorted(name for name in tensors if not name.startswith(_BODY))
+    if head and not drop_head:
+        raise ValueError(
+            f"{folder} holds a model with a head, {head}, which an "
+            "XLNetBackbone has not. Pass `drop_head=True` to load the body "
+            "alone. Received: drop_head=False"
+        )
+    return tensors.renamed(
+        lambda name: None if name in head else name.removeprefix(_BODY)
+    )
+
+
+def _layout(backbone):
+    """What every tensor of an XLNetModel is in a backbone of ours."""
+    size = backbone.hidden_dim
+    layout = [
+        Entry(
+            ("word_embedding.weight",),
+            ("token_embedding/embeddings_0",),
+            (backbone.vocabulary_size, size),
+        ),
+        Entry(("mask_emb",), ("mask_embedding",), (1, 1, size)),
+    ]
+    for i in range(backbone.num_layers):
+        for name, ours, shape, transposed in _block(backbone):
+            layout.append(
+                Entry(
+                    (f"layer.{i}.{name}",),
+                    (f"block_{i}/{ours}",),
+                    shape,
+                    transposed,
+                )
+            )
+    return layout
+
+
+def _block(backbone):
+    """Their name, ours, their shape, and whether it is a linear layer's."""
+    size, inner = backbone.hidden_dim, backbone.intermediate_dim
+    heads = (backbone.num_heads, backbone.head_dim)
+    for name, ours, shape in (
+        ("q", "query/kernel", (size, *heads)),
+        ("k", "key/kernel", (size, *heads)),
+        ("v", "value/kernel", (size, *heads)),
+        ("r", "position/kernel", (size, *heads)),
+        ("o", "output/kernel", (size, *heads)),
+        ("r_w_bias", "content_attention_bias", heads),
+        ("r_r_bias", "positional_attention_bias", heads),
+        ("r_s_bias", "segment_attention_bias", heads),
+        ("seg_embed", "segment_embeddings", (2, *heads)),
+    ):
+        yield f"rel_attn.{name}", f"attention/{ours}", shape, False
+    for name, ours in (
+        ("rel_attn.layer_norm", "attention_norm"),
+        ("ff.layer_norm", "feed_forward_norm"),
+    ):
+        yield f"{name}.weight", f"{ours}/gamma", (size,), False
+        yield f"{name}.bias", f"{ours}/beta", (size,), False
+    for name, ours, shape in (
+        ("ff.layer_1", "feed_forward_intermediate", (inner, size)),
+        ("ff.layer_2", "feed_forward_output", (size, inner)),
+    ):
+        yield f"{name}.weight", f"{ours}/kernel", shape, True
+        yield f"{name}.bias", f"{ours}/bias", shape[:1], False

@@ -1,0 +1,191 @@
+"""One block of XLNet.
+
+Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
+`D` hidden size.
+"""
+
+import keras
+
+from txl_keras.checks import check_integer
+from txl_keras.layers.row_dropout import RowDropout
+from txl_keras.layers.row_dropout import fold_in
+from txl_keras.layers.two_stream_relative_attention import (
+    TwoStreamRelativeAttention,
+)
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class TwoStreamBlock(keras.layers.Layer):
+    """Two-stream attention and a feed-forward network, each with a residual.
+
+    Post-norm (appendix A.2 of Yang et al., 2019), for each stream `x` and with
+    the same weights:
+
+        a = LayerNorm(x + Attention(x, content, memory))
+        y = LayerNorm(a + FeedForward(a)),   FeedForward = W_2 GELU(W_1 .)
+
+    Args:
+        num_heads: Integer.
+        head_dim: Integer, size of a head.
+        intermediate_dim: Integer, inner size of the feed-forward network.
+        dropout: Float in `[0, 1)`, dropout after the attention, after the
+            GELU and after the feed-forward network.
+        attention_dropout: Float in `[0, 1)`, on attention probabilities.
+        layer_norm_epsilon: Float.
+        clamp_length, kernel_initializer: See `TwoStreamRelativeAttention`.
+
+    Call arguments:
+        content, query, target_mapping, memory, content_mask, memory_mask,
+            permutation_mask, token_type_ids, position_encoding, training,
+            dropout_seed: See `TwoStreamRelativeAttention`.
+
+    Returns:
+        Tensor of shape `(B, T, D)`; with a `query` the pair of it and of
+        `(B, P, D)`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.layers import TwoStreamBlock
+
+    block = TwoStreamBlock(num_heads=2, head_dim=4, intermediate_dim=16)
+    content, query = block(np.ones((3, 5, 8)), np.ones((3, 5, 8)))
+    ```
+
+    Reference:
+        [Yang et al., 2019](https://arxiv.org/abs/1906.08237), appendix A.2.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        head_dim,
+        intermediate_dim,
+        dropout=0.0,
+        attention_dropout=0.0,
+        layer_norm_epsilon=1e-12,
+        clamp_length=None,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.intermediate_dim = check_integer(
+            "intermediate_dim", intermediate_dim, 1
+        )
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.layer_norm_epsilon = layer_norm_epsilon
+        self.clamp_length = clamp_length
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.attention = TwoStreamRelativeAttention(
+            num_heads,
+            head_dim,
+            dropout=attention_dropout,
+            clamp_length=clamp_length,
+            kernel_initializer=self.kernel_initializer.clone(),
+            dtype=self.dtype_policy,
+            name="attention",
+        )
+        self._attention_norm = self._layer_norm("attention_norm")
+        self._feed_forward_norm = self._layer_norm("feed_forward_norm")
+        self._intermediate_dense = self._dense(
+            intermediate_dim, "feed_forward_intermediate", "gelu"
+        )
+        self._output_dense = None  # its size, D, is known in `build`
+        self._dropout = RowDropout(
+            dropout, dtype=self.dtype_policy, name="dropout"
+        )
+
+    def _layer_norm(self, name):
+        return keras.layers.LayerNormalization(
+            epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name=name
+        )
+
+    def _dense(self, units, name, activation=None):
+        return keras.layers.Dense(
+            units,
+            activation=activation,
+            kernel_initializer=self.kernel_initializer.clone(),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def build(self, content_shape):
+        self._output_dense = self._dense(
+            content_shape[-1], "feed_forward_output"
+        )
+        self.attention.build(content_shape)
+        self._attention_norm.build(content_shape)
+        self._feed_forward_norm.build(content_shape)
+        self._intermediate_dense.build(content_shape)
+        self._output_dense.build((*content_shape[:-1], self.intermediate_dim))
+
+    def call(
+        self,
+        content,
+        query=None,
+        target_mapping=None,
+        memory=None,
+        content_mask=None,
+        memory_mask=None,
+        permutation_mask=None,
+        token_type_ids=None,
+        position_encoding=None,
+        training=None,
+        dropout_seed=None,
+    ):
+        attended = self.attention(
+            content,
+            query,
+            target_mapping=target_mapping,
+            memory=memory,
+            content_mask=content_mask,
+            memory_mask=memory_mask,
+            permutation_mask=permutation_mask,
+            token_type_ids=token_type_ids,
+            position_encoding=position_encoding,
+            training=training,
+            dropout_seed=fold_in(dropout_seed, 0),
+        )
+        of_content, of_query = (
+            fold_in(dropout_seed, 1),
+            fold_in(dropout_seed, 2),
+        )
+        if query is None:
+            return self._transform(content, attended, training, of_content)
+        return (
+            self._transform(content, attended[0], training, of_content),
+            self._transform(query, attended[1], training, of_query),
+        )
+
+    def _transform(self, x, attended, training, dropout_seed):
+        """The equations of the class, for one stream."""
+
+        def drop(x, site):
+            seed = fold_in(dropout_seed, site)
+            return self._dropout(x, training=training, dropout_seed=seed)
+
+        x = self._attention_norm(x + drop(attended, 0))
+        inner = drop(self._intermediate_dense(x), 1)
+        return self._feed_forward_norm(x + drop(self._output_dense(inner), 2))
+
+    def compute_output_spec(self, content, query=None, **kwargs):
+        return self.attention.compute_output_spec(content, query)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "head_dim": self.head_dim,
+            "intermediate_dim": self.intermediate_dim,
+            "dropout": self.dropout,
+            "attention_dropout": self.attention_dropout,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "clamp_length": self.clamp_length,
+            "kernel_initializer": keras.initializers.serialize(
+                self.kernel_initializer
+            ),
+        }

@@ -1,0 +1,367 @@
+"""The body of XLNet: tokens in, hidden states of two streams and memory out.
+
+Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
+`D` hidden size, `N` heads, `H` head size, `V` vocabulary, `L` layers.
+"""
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_shape
+from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
+from txl_keras.layers.memory_stack import Memory
+from txl_keras.layers.memory_stack import initial_memory
+from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
+from txl_keras.layers.row_dropout import RowDropout
+from txl_keras.layers.row_dropout import fold_in
+from txl_keras.layers.two_stream_block import TwoStreamBlock
+
+# Whether a token may see those after it.
+ATTENTION_TYPES = ("bi", "uni")
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class XLNetBackbone(keras.Model):
+    """Token embedding and L two-stream blocks over a segment and its memory.
+
+    A pure function: memory comes in and goes out as a value. The content
+    stream starts from the tokens, the query stream, which predicts, from one
+    vector for all targets (section 2.3 of Yang et al., 2019).
+
+    Args:
+        vocabulary_size: Integer `V`.
+        num_layers: Integer `L`.
+        num_heads: Integer `N`.
+        hidden_dim: Integer `D`, even.
+        intermediate_dim: Integer, inner size of the feed-forward networks.
+        head_dim: Integer `H`; by default `D / N`, which must then be whole.
+        memory_length: Integer `M`, how far back a block remembers unless a
+            memory of another length is passed in.
+        reuse_length: Optional integer. Only that many tokens from the start
+            of a segment are remembered; by default all.
+        attention_type: `"bi"`: a token sees those after it too, as far as the
+            permutation mask allows. `"uni"`: it does not.
+        dropout: Float, on embeddings, positions and inside the blocks.
+        attention_dropout: Float, on attention probabilities.
+        clamp_length: Optional integer, distances beyond it count as it.
+        layer_norm_epsilon: Float.
+        initializer_stddev: Float, standard deviation of the normal
+            distribution that all kernels, embeddings and biases of attention
+            start from.
+
+    Call arguments:
+        token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
+        token_type_ids: Optional integers `(B, T)`, the segment (sentence A, B)
+            of each token. Those of memory count as 0.
+        padding_mask: Optional boolean `(B, T)`, false at padding. Memory does
+            not know of it: a padded token that is remembered is seen.
+        permutation_mask: Optional boolean `(B, T, T)`, true where token `i`
+            may see token `j`; the opposite of Hugging Face's `perm_mask`. A
+            token always sees itself, and a target never its own token.
+        target_mapping: Optional tensor `(B, P, T)`: one-hot rows, where each
+            target stands, or rows of zeros for no target.
+        memory: Optional `Memory`; by default that of a cold start, of which
+            nothing is seen.
+        training: Boolean, for dropout.
+        dropout_seed: Optional uint32 scalar. With it, dropout is a function
+            of it and of the number of the row alone.
+        first_row: Integer, number of the batch's first row where the batch is
+            one replica's part of a larger one.
+
+    Returns:
+        The pair of the content stream `(B, T, D)` and the new `Memory`,
+        gradient stopped; with a `target_mapping` the triple of the content
+        stream, the query stream `(B, P, D)` and the new `Memory`.
+
+    Raises:
+        ValueError: On sizes and shapes that do not fit, or an unknown
+            `attention_type`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.models import XLNetBackbone
+
+    backbone = XLNetBackbone(
+        vocabulary_size=50, num_layers=2, num_heads=2, hidden_dim=16,
+        intermediate_dim=32, memory_length=12,
+    )
+    ids = np.ones((3, 4), "int32")
+    content, memory = backbone(ids)
+    # Each token is predicted from all others, and from memory.
+    targets = np.stack([np.eye(4)] * 3)
+    content, query, memory = backbone(
+        ids, target_mapping=targets, memory=memory
+    )
+    ```
+
+    Reference:
+        [Yang et al., 2019](https://arxiv.org/abs/1906.08237).
+    """
+
+    def __init__(
+        self,
+        vocabulary_size,
+        num_layers,
+        num_heads,
+        hidden_dim,
+        intermediate_dim,
+        head_dim=None,
+        memory_length=0,
+        reuse_length=None,
+        attention_type="bi",
+        dropout=0.0,
+        attention_dropout=0.0,
+        clamp_length=None,
+        layer_norm_epsilon=1e-12,
+        initializer_stddev=0.02,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.vocabulary_size = check_integer(
+            "vocabulary_size", vocabulary_size, 1
+        )
+        self.num_layers = check_integer("num_layers", num_layers, 1)
+        self.num_heads = check_integer("num_heads", num_heads, 1)
+        self.hidden_dim = check_integer("hidden_dim", hidden_dim, 2)
+        self.intermediate_dim = check_integer(
+            "intermediate_dim", intermediate_dim, 1
+        )
+        self.head_dim = _head_dim(head_dim, hidden_dim, num_heads)
+        self.memory_length = check_integer("memory_length", memory_length, 0)
+        if reuse_length is not None:
+            check_integer("reuse_length", reuse_length, 1)
+        if attention_type not in ATTENTION_TYPES:
+            raise ValueError(
+                f"`attention_type` must be one of {ATTENTION_TYPES}. "
+                f"Received: attention_type={attention_type!r}"
+            )
+        self.reuse_length = reuse_length
+        self.attention_type = attention_type
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.clamp_length = clamp_length
+        self.layer_norm_epsilon = layer_norm_epsilon
+        self.initializer_stddev = initializer_stddev
+
+        self.token_embedding = AdaptiveEmbedding(
+            vocabulary_size,
+            hidden_dim,
+            embeddings_initializer=self._kernel_initializer(),
+            dtype=self.dtype_policy,
+            name="token_embedding",
+        )
+        self._position_encoding = RelativePositionEncoding(
+            clamp_length, bidirectional=True, name="position_encoding"
+        )
+        self.blocks = [self._block(i) for i in range(num_layers)]
+        self._dropout = RowDropout(
+            dropout, dtype=self.dtype_policy, name="dropout"
+        )
+        self.build((None, None))
+
+    def _kernel_initializer(self):
+        return keras.initializers.RandomNormal(stddev=self.initializer_stddev)
+
+    def _block(self, index):
+        return TwoStreamBlock(
+            self.num_heads,
+            self.head_dim,
+            self.intermediate_dim,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            layer_norm_epsilon=self.layer_norm_epsilon,
+            clamp_length=self.clamp_length,
+            kernel_initializer=self._kernel_initializer(),
+            dtype=self.dtype_policy,
+            name=f"block_{index}",
+        )
+
+    def build(self, token_ids_shape):
+        self.token_embedding.build(token_ids_shape)
+        for block in self.blocks:
+            block.build((*token_ids_shape, self.hidden_dim))
+        # w of section 2.3, what every target starts from.
+        self.mask_embedding = self.add_weight(
+            shape=(self.hidden_dim,),
+            initializer=self._kernel_initializer(),
+            name="mask_embedding",
+        )
+
+    def initial_memory(self, batch_size, memory_length=None):
+        """Memory of a cold start.
+
+        Args:
+            batch_size: Integer `B`.
+            memory_length: Integer `M`; by default the model's own.
+
+        Returns:
+            `Memory` of L states `(B, M, D)`.
+        """
+        if memory_length is None:
+            memory_length = self.memory_length
+        return initial_memory(
+            self.num_layers,
+            batch_size,
+            memory_length,
+            self.hidden_dim,
+            dtype=self.compute_dtype,
+        )
+
+    def call(
+        self,
+        token_ids,
+        token_type_ids=None,
+        padding_mask=None,
+        permutation_mask=None,
+        target_mapping=None,
+        memory=None,
+        training=None,
+        dropout_seed=None,
+        first_row=0,
+    ):
+        self._check_inputs(
+            token_ids,
+            token_type_ids,
+            padding_mask,
+            permutation_mask,
+            target_mapping,
+            memory,
+        )
+        batch_size = ops.shape(token_ids)[0]
+        if memory is None:
+            memory = self.initial_memory(batch_size)
+        row_seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
+
+        def drop(x, site):
+            seeds = fold_in(row_seeds, site)
+            return self._dropout(x, training=training, dropout_seed=seeds)
+
+        h = drop(self.token_embedding(token_ids), 0)  # [B, T, D]
+        g = None
+        if target_mapping is not None:
+            g = drop(self._initial_query(target_mapping), 1)  # [B, P, D]
+        common = {
+            "target_mapping": target_mapping,
+            "content_mask": padding_mask,
+            "memory_mask": memory.mask(),
+            "permutation_mask": self._permutation_mask(h, permutation_mask),
+            "token_type_ids": token_type_ids,
+            "position_encoding": self._positions(
+                h, memory, training, fold_in(dropout_seed, 0)
+            ),
+            "training": training,
+        }
+
+        block_inputs = []
+        for i, block in enumerate(self.blocks):
+            block_inputs.append(h[:, : self.reuse_length])
+            seeds = fold_in(row_seeds, i + 2)
+            streams = block(
+                h, g, memory=memory.states[i], dropout_seed=seeds, **common
+            )
+            h, g = (streams, None) if g is None else streams
+        memory = memory.extend(block_inputs)
+        h = drop(h, self.num_layers + 2)
+        if g is None:
+            return h, memory
+        return h, drop(g, self.num_layers + 3), memory
+
+    def _initial_query(self, target_mapping):
+        shape = (*ops.shape(target_mapping)[:2], self.hidden_dim)
+        return ops.broadcast_to(
+            ops.cast(self.mask_embedding, self.compute_dtype), shape
+        )
+
+    def _permutation_mask(self, content, permutation_mask):
+        if self.attention_type == "bi":
+            return permutation_mask
+        batch_size, length, _ = ops.shape(content)
+        causal = ops.arange(length)[:, None] >= ops.arange(length)
+        causal = ops.broadcast_to(causal, (batch_size, length, length))
+        if permutation_mask is None:
+            return causal
+        return ops.logical_and(causal, permutation_mask)
+
+    def _positions(self, content, memory, training, dropout_seed):
+        """R, with one dropout mask for all rows."""
+        encoding = self._position_encoding(content, memory.states[0])
+        seed = None if dropout_seed is None else dropout_seed[None]
+        return self._dropout(
+            encoding[None], training=training, dropout_seed=seed
+        )[0]  # [S + T, D]
+
+    def _check_inputs(
+        self,
+        token_ids,
+        token_type_ids,
+        padding_mask,
+        permutation_mask,
+        target_mapping,
+        memory,
+    ):
+        check_shape("token_ids", token_ids, (None, None))
+        batch_size, length = token_ids.shape
+        for name, tensor, sizes in (
+            ("token_type_ids", token_type_ids, (length,)),
+            ("padding_mask", padding_mask, (length,)),
+            ("permutation_mask", permutation_mask, (length, length)),
+            ("target_mapping", target_mapping, (None, length)),
+        ):
+            if tensor is not None:
+                check_shape(name, tensor, (batch_size, *sizes))
+        if memory is None:
+            return
+        if not isinstance(memory, Memory):
+            raise ValueError(
+                "`memory` must be a Memory, such as `initial_memory` and a "
+                f"call return. Received: memory={type(memory).__name__}"
+            )
+        if len(memory.states) != self.num_layers:
+            raise ValueError(
+                f"`memory` must have {self.num_layers} states, one a layer. "
+                f"Received: {len(memory.states)} states"
+            )
+        for state in memory.states:
+            expected = (batch_size, None, self.hidden_dim)
+            check_shape("memory.states", state, expected)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "vocabulary_size": self.vocabulary_size,
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "hidden_dim": self.hidden_dim,
+            "intermediate_dim": self.intermediate_dim,
+            "head_dim": self.head_dim,
+            "memory_length": self.memory_length,
+            "reuse_length": self.reuse_length,
+            "attention_type": self.attention_type,
+            "dropout": self.dropout,
+            "attention_dropout": self.attention_dropout,
+            "clamp_length": self.clamp_length,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "initializer_stddev": self.initializer_stddev,
+        }
+
+
+def _head_dim(head_dim, hidden_dim, num_heads):
+    """H, checked; hidden states must be even besides."""
+    if hidden_dim % 2:
+        raise ValueError(
+            "`hidden_dim` must be even: half of the position encoding are "
+            f"sines, half cosines. Received: hidden_dim={hidden_dim}"
+        )
+    if head_dim is not None:
+        return check_integer("head_dim", head_dim, 1)
+    if hidden_dim % num_heads:
+        raise ValueError(
+            "`hidden_dim` must be divisible by `num_heads`, or `head_dim` "
+            f"be given. Received: hidden_dim={hidden_dim}, "
+            f"num_heads={num_heads}"
+        )
+    return hidden_dim // num_heads

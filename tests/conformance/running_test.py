@@ -18,8 +18,9 @@ def die():
 
 def test_an_error_of_a_child_is_one_of_its_parent(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["script"])
-    with pytest.raises(ValueError, match="^`sizes` must be others$") as caught:
+    with pytest.raises(ValueError) as caught:
         in_a_child(refuse)
+    assert str(caught.value) == "`sizes` must be others"
     assert "in refuse" in caught.value.__notes__[0]
 
 

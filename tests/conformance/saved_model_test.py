@@ -201,6 +201,7 @@ np.savez(outputs_path, **outputs)
 """
 
 
+@pytest.mark.large
 def test_openvino_gives_the_same_numbers(model, path, tmp_path):
     pytest.importorskip("openvino")
     segments, outputs = tmp_path / "segments.npz", tmp_path / "outputs.npz"

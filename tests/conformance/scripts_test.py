@@ -534,6 +534,7 @@ def words_run(word_corpus, tmp_path_factory):
     return workdir, succeed("main.py", *flags), flags
 
 
+@pytest.mark.large
 def test_words_are_counted_and_scored_in_perplexity(words_run):
     workdir, printed, _ = words_run
     tokenizer = Workdir(str(workdir)).load_tokenizer()
@@ -572,6 +573,7 @@ def test_a_run_of_words_goes_on_as_if_it_had_never_stopped(
         assert (workdir / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.large
 def test_a_run_of_words_is_scored_and_written_on(words_run, here):
     workdir = words_run[0]
     trained = json.loads((workdir / "results.json").read_text())["test"]
@@ -873,6 +875,7 @@ def test_a_run_begins_with_the_weights_of_another(
     assert "step 25 of 25" in printed
 
 
+@pytest.mark.large
 def test_the_average_of_a_run_is_a_run(words_run, here, tmp_path):
     workdir, output = words_run[0], tmp_path / "average"
     flags = ("average.py", f"--workdir={workdir}", f"--output={output}")
@@ -916,6 +919,7 @@ def test_the_average_of_a_run_is_a_run(words_run, here, tmp_path):
     assert (output / "config.json").read_bytes() == before
 
 
+@pytest.mark.large
 def test_an_average_of_more_checkpoints_than_there_are_is_refused(
     words_run, here, tmp_path
 ):
@@ -1084,6 +1088,7 @@ def test_what_cannot_be_converted_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.large
 def test_a_masked_cold_start_is_not_for_hugging_face(words_run, here, tmp_path):
     flags = (
         "convert.py",

@@ -29,7 +29,7 @@ def everything(b, i, j, distance):
     return True
 
 
-def attend(layer, query, memory, allowed, score):
+def attend(layer, query, memory, allowed, score, causal=True):
     """Outputs and probabilities, one number at a time.
 
     Args:
@@ -47,7 +47,8 @@ def attend(layer, query, memory, allowed, score):
         logits = np.full(num_keys, -math.inf)
         for j in range(num_keys):
             distance = num_memory + i - j
-            if distance >= 0 and allowed(b, i, j, distance):
+            is_past = distance >= 0 or not causal
+            if is_past and allowed(b, i, j, distance):
                 k = context[b, j] @ w["key"][:, n]
                 logits[j] = score(q, k, n, distance) / math.sqrt(key_dim)
         p = np.exp(logits - logits.max())
@@ -64,6 +65,9 @@ def assert_equals_loops(layer, query, memory, allowed, score, **call):
     )
     if memory is None:
         memory = np.zeros((len(query), 0, query.shape[-1]))
-    expected, expected_scores = attend(layer, query, memory, allowed, score)
+    causal = getattr(layer, "causal", True)
+    expected, expected_scores = attend(
+        layer, query, memory, allowed, score, causal
+    )
     np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
     np.testing.assert_allclose(output, expected, atol=2e-5)

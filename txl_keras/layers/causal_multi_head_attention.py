@@ -109,6 +109,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
         self.supports_masking = True
+        self._is_causal = True
         self._dropout = RowDropout(
             dropout, seed=seed, dtype=self.dtype_policy, name="dropout"
         )
@@ -216,7 +217,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             ops.einsum("nbth,bsnh->nbts", content_query, part) for part in keys
         ]
         if terms.by_distance is not None:
-            by_key = scores_by_key(
+            by_key = self._scores_by_key(
                 functools.partial(terms.by_distance, projected),
                 terms.positions,
                 lengths,
@@ -233,6 +234,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         if return_attention_scores:
             return output, ops.swapaxes(masked_softmax(scores, masks), 0, 1)
         return output
+
+    def _scores_by_key(self, by_distance, positions, lengths):
+        return scores_by_key(by_distance, positions, lengths)
 
     def _project_parts(self, query, memory, lengths):
         """Lists of the keys and the values of parts, `(B, S_i, N, H)`.
@@ -377,8 +381,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             if key_mask is not None:
                 conditions.append(key_mask[:, None, first:end])
             masks.append(conditions)
-        # What memory holds is before all queries.
-        masks[-1].append(distance >= 0)
+        if self._is_causal:
+            # What memory holds is before all queries.
+            masks[-1].append(distance >= 0)
         return [
             functools.reduce(ops.logical_and, conditions)[:, None]
             for conditions in masks

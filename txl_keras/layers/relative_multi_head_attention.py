@@ -13,11 +13,12 @@ from txl_keras.layers.causal_multi_head_attention import (
 )
 from txl_keras.layers.causal_multi_head_attention import PositionTerms
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
+from txl_keras.layers.relative_shift import bidirectional_shift
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class RelativeMultiHeadAttention(CausalMultiHeadAttention):
-    """Causal attention of a segment over its memory and itself.
+    """Attention of a segment over its memory and itself.
 
     Computes, for query `i` and key `j`, the score of section 3.3 in Dai et
     al., 2019, with `E` the hidden states and `R` the sinusoids of distances:
@@ -37,13 +38,17 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         clamp_length: Optional integer. Distances beyond it count as it.
         tie_attention_biases: Boolean. The layer owns no `u` and `v`; they
             come with each call, so that several layers share them.
+        causal: Boolean. If false, queries also see the keys after them, at
+            negative distances (as in XLNet, Yang et al., 2019), but for what
+            masks shut.
 
     Call arguments:
         query, memory, query_mask, memory_mask, attention_mask, training,
             dropout_seed, return_attention_scores: See
             `CausalMultiHeadAttention`.
         position_encoding: Optional tensor `(S, D)`, the output of
-            `RelativePositionEncoding`, to compute it once for many layers.
+            `RelativePositionEncoding`, to compute it once for many layers;
+            if not causal `(S + T, D)`, of a bidirectional one.
         attention_biases: The pair `(u, v)`, each `(N, H)`; only with
             `tie_attention_biases=True`.
 
@@ -53,7 +58,8 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
 
     Raises:
         ValueError: On sizes that are not positive, `same_length` without a
-            memory, `attention_biases` that are missing or one too many.
+            memory or where attention is not causal, `attention_biases` that
+            are missing or one too many.
 
     Example:
 
@@ -82,6 +88,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         clamp_length=None,
         same_length=False,
         tie_attention_biases=False,
+        causal=True,
         kernel_initializer="glorot_uniform",
         seed=None,
         **kwargs,
@@ -97,8 +104,15 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         )
         self.clamp_length = clamp_length
         self.tie_attention_biases = tie_attention_biases
+        self.causal = self._is_causal = causal
+        if same_length and not causal:
+            raise ValueError(
+                "`same_length` counts the keys before a query, so attention "
+                f"must be causal. Received: same_length={same_length!r}, "
+                f"causal={causal}"
+            )
         self._encode_positions = RelativePositionEncoding(
-            clamp_length, name="position_encoding"
+            clamp_length, bidirectional=not causal, name="position_encoding"
         )
         # "r" is a distance: an axis of length S without a batch.
         self._position_dense = self._projection("rd,dnh->rnh", "position")
@@ -157,6 +171,13 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         # Terms (a) + (c), then (b) + (d).
         return PositionTerms(u, by_distance, positions)
 
+    def _scores_by_key(self, by_distance, positions, lengths):
+        if self.causal:
+            return super()._scores_by_key(by_distance, positions, lengths)
+        return tf.split(
+            bidirectional_shift(by_distance(*positions)), lengths, axis=-1
+        )
+
     def _project_encoding(self, encoding):
         """`R W_k,R`: a tuple of one tensor `(N, R, H)`."""
         position = self._position_dense(ops.cast(encoding, self.compute_dtype))
@@ -190,7 +211,15 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             position_keys: What `project_positions` returned, of M + T
                 distances or more.
             attention_biases: As in a call.
+
+        Raises:
+            ValueError: If attention is not causal.
         """
+        if not self.causal:
+            raise ValueError(
+                "`attend_projected` reads on from what was read, so attention "
+                "must be causal. Received: causal=False"
+            )
         terms = self._terms((position_keys,), attention_biases)
         return self._attend_projected(terms, query, past)
 
@@ -213,4 +242,5 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             **super().get_config(),
             "clamp_length": self.clamp_length,
             "tie_attention_biases": self.tie_attention_biases,
+            "causal": self.causal,
         }

@@ -370,7 +370,7 @@ np.savez(sys.argv[2], **outputs)
     [
         (["--batch_size=3", "--num_cpu_devices=2"], ["batch_size=3", "2"]),
         (["--preset=huge"], ["preset", "enwik8_base"]),
-        (["--segment_length=0"], ["segment_length"]),
+        (["--attention_type=absolute"], ["attention_type", "vaswani"]),
         (
             ["--eval_batch_size=3", "--num_cpu_devices=2"],
             ["eval_batch_size=3"],
@@ -390,21 +390,12 @@ def test_bad_input_stops_before_any_work(corpus, tmp_path, flags, messages):
     assert not (workdir / "checkpoints").exists()
 
 
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--corpus=no/such/path", "no/such/path"),
-        ("--attention_type=absolute", "vaswani"),
-    ],
-)
-def test_what_is_not_there_stops_before_any_work(
-    corpus, here, tmp_path, flag, message
-):
+def test_a_text_that_is_not_there_stops_before_any_work(here, tmp_path):
     workdir = tmp_path / "run"
-    flags = (f"--corpus={corpus}", f"--workdir={workdir}", *TINY, flag)
+    flags = ("--corpus=no/such/path", f"--workdir={workdir}", *TINY)
     _, error = here("main.py", *flags)
-    assert message in error
-    assert flag.partition("=")[0][2:] in error
+    assert "corpus" in error
+    assert "no/such/path" in error
     assert not (workdir / "checkpoints").exists()
 
 

@@ -215,10 +215,9 @@ def _write_tables(root, claims, reports):
 
 def _status(claims, found):
     """How much is compiled, when and by what."""
-    text = (
-        f"Compiled: {len(found)} of the {len(claims)} pairs in claims.csv; "
-        "the others are not claimed yet."
-    )
+    text = f"Compiled: all {len(found)} pairs of claims.csv."
+    if len(found) < len(claims):
+        text = f"Compiled: {len(found)} of {len(claims)} pairs of claims.csv."
     by_versions = {}
     for report in found:
         versions = ", ".join(f"{k} {v}" for k, v in report["versions"].items())

@@ -89,14 +89,15 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole_runs(folder):
     """Results of Adam by where it ran; `folder` has a folder of each."""
-    workers = start_two_workers(folder / "workers")
     one, two = (start_training(n, folder / str(n)) for n in (1, 2))
-    return {
-        "1": results_of(one)["adam"],
-        "2": results_of(two)["adam"],
-        "worker 0": results_of(workers[0])["adam"],
-        "worker 1": results_of(workers[1])["adam"],
-    }
+    return {"1": results_of(one)["adam"], "2": results_of(two)["adam"]}
+
+
+@pytest.fixture(scope="module")
+def worker_runs(folder):
+    """The same of two workers."""
+    workers = start_two_workers(folder / "workers")
+    return [results_of(worker)["adam"] for worker in workers]
 
 
 @pytest.fixture(scope="module")
@@ -131,16 +132,29 @@ def assert_alike(results, expected):
     assert expected["loss"][-10:].mean() < expected["loss"][0] - 0.1
 
 
-@pytest.mark.parametrize("place", ["2", "worker 0", "worker 1"])
-def test_replicas_and_workers_have_the_losses_of_one(place, whole_runs):
-    assert_alike(whole_runs[place], whole_runs["1"])
+def test_two_replicas_have_the_losses_of_one(whole_runs):
+    assert_alike(whole_runs["2"], whole_runs["1"])
+    assert whole_runs["1"]["collectives"].size == 0
 
 
-@pytest.mark.parametrize("place", ["2", "workers"])
-def test_memory_is_that_of_one_row_by_row(place, whole_runs, folder):
-    one, other = (
-        memory_of(folder / name / "adam" / "whole") for name in ("1", place)
-    )
+@large
+def test_two_workers_have_the_losses_of_one(worker_runs, whole_runs):
+    for run in worker_runs:
+        assert_alike(run, whole_runs["1"])
+
+
+def test_memory_of_two_replicas_is_that_of_one(whole_runs, folder):
+    assert_same_memory(folder, "1", "2")
+
+
+@large
+def test_memory_of_two_workers_is_that_of_one(worker_runs, whole_runs, folder):
+    assert_same_memory(folder, "1", "workers")
+
+
+def assert_same_memory(folder, *names):
+    """Row by row."""
+    one, other = (memory_of(folder / name / "adam" / "whole") for name in names)
     assert len(one) == NUM_MEMORY_VARIABLES
     for name, value in one.items():
         assert value.shape[0] == BATCH_SIZE
@@ -149,11 +163,12 @@ def test_memory_is_that_of_one_row_by_row(place, whole_runs, folder):
     assert np.abs(states[0] - states[5]).max() > 0.1  # rows do differ
 
 
-def test_workers_meet_once_a_step_and_memory_stays_where_it_is(whole_runs):
-    (size,) = whole_runs["worker 0"]["collectives"]
+@large
+def test_workers_meet_once_a_step_and_memory_stays_where_it_is(worker_runs):
+    run = worker_runs[0]
+    (size,) = run["collectives"]
     # All gradients in one, and with them the loss and the wish to stop.
-    assert size == whole_runs["worker 0"]["weights"][0] + 2
-    assert whole_runs["1"]["collectives"].size == 0
+    assert size == run["weights"][0] + 2
 
 
 def assert_same_from_half_on(after, whole):

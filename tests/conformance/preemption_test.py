@@ -96,19 +96,24 @@ def assert_same_run(workdir, whole):
 
 
 @pytest.fixture(scope="module")
-def whole_run(corpus, tmp_path_factory):
-    """A run of 60 steps that nothing disturbed, and its flags."""
-    workdir = tmp_path_factory.mktemp("runs") / "whole"
-    flags = (
+def flags(corpus):
+    return (
         f"--corpus={corpus}",
         "--max_steps=60",
         "--eval_every=25",
         "--checkpoint_every=20",
     )
+
+
+@pytest.fixture(scope="module")
+def whole_run(flags, tmp_path_factory):
+    """A run of 60 steps that nothing disturbed, and its flags."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
     finish(workdir, flags)
     return workdir, flags
 
 
+@pytest.mark.large
 def test_a_run_told_to_stop_saves_the_step_and_goes_on(whole_run, tmp_path):
     whole, flags = whole_run
     workdir = tmp_path / "stopped"
@@ -141,9 +146,9 @@ def test_a_run_told_to_stop_saves_the_step_and_goes_on(whole_run, tmp_path):
     np.testing.assert_allclose(line["loss"], total / 60, rtol=1e-5)
 
 
-def test_a_stop_before_the_first_step_has_the_same_code(whole_run, tmp_path):
+def test_a_stop_before_the_first_step_has_the_same_code(flags, tmp_path):
     workdir = tmp_path / "early"
-    process = start(workdir, whole_run[1])
+    process = start(workdir, flags)
     # Once text is prepared, long before the first step.
     while not (workdir / "config.json").exists():
         assert process.poll() is None

@@ -266,7 +266,7 @@ def make_iterator(tokens):
     "attention_type,bad,cutoffs",
     [
         ("relative", -1, (5,)),
-        ("shaw", V, ()),
+        pytest.param("shaw", V, (), marks=pytest.mark.large),
         pytest.param("vaswani", V, (), marks=pytest.mark.large),
         pytest.param("al_rfou", -1, (), marks=pytest.mark.large),
     ],

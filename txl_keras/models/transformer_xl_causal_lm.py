@@ -51,7 +51,7 @@ class TransformerXLCausalLM(keras.Model):
     import numpy as np
     from txl_keras.models import TransformerXLCausalLM
 
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=2)
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
     ids = np.arange(60).reshape(3, 20)
     nll, memory = model.score(ids[:, :-1], ids[:, 1:])  # (3, 19)
 

@@ -33,6 +33,36 @@ def check_integer(name, value, minimum, maximum=None):
     return int(value)
 
 
+def check_head_dim(head_dim, hidden_dim, num_heads):
+    """Checks how hidden states are split into heads.
+
+    Args:
+        head_dim: Integer, or `None` for `hidden_dim / num_heads`.
+        hidden_dim, num_heads: Integers, checked.
+
+    Returns:
+        The size of a head.
+
+    Raises:
+        ValueError: If `hidden_dim` is odd, or is not divisible where it must
+            be.
+    """
+    if hidden_dim % 2:
+        raise ValueError(
+            "`hidden_dim` must be even: half of the position encoding are "
+            f"sines, half cosines. Received: hidden_dim={hidden_dim}"
+        )
+    if head_dim is not None:
+        return check_integer("head_dim", head_dim, 1)
+    if hidden_dim % num_heads:
+        raise ValueError(
+            "`hidden_dim` must be divisible by `num_heads`, or `head_dim` "
+            f"be given. Received: hidden_dim={hidden_dim}, "
+            f"num_heads={num_heads}"
+        )
+    return hidden_dim // num_heads
+
+
 def check_shape(name, tensor, expected):
     """Checks the sizes of a tensor that are known.
 

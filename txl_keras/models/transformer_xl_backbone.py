@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
 from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.decoder_block import DecoderBlock
@@ -126,26 +127,14 @@ class TransformerXLBackbone(keras.Model):
         check_integer("hidden_dim", hidden_dim, 2)
         check_integer("intermediate_dim", intermediate_dim, 1)
         check_integer("memory_length", memory_length, 0)
-        if hidden_dim % 2:
-            raise ValueError(
-                "`hidden_dim` must be even: half of the position encoding are "
-                f"sines, half cosines. Received: hidden_dim={hidden_dim}"
-            )
-        if head_dim is not None:
-            check_integer("head_dim", head_dim, 1)
-        elif hidden_dim % num_heads:
-            raise ValueError(
-                "`hidden_dim` must be divisible by `num_heads`, or `head_dim` "
-                f"be given. Received: hidden_dim={hidden_dim}, "
-                f"num_heads={num_heads}"
-            )
+        head_dim = check_head_dim(head_dim, hidden_dim, num_heads)
         check_attention_type(attention_type, max_positions, same_length)
         self.vocabulary_size = vocabulary_size
         self.num_layers = num_layers
         self.num_heads = num_heads
         self.hidden_dim = hidden_dim
         self.intermediate_dim = intermediate_dim
-        self.head_dim = head_dim or hidden_dim // num_heads
+        self.head_dim = head_dim
         self.attention_type = attention_type
         self.check_remembers(memory_length)
         self.memory_length = memory_length

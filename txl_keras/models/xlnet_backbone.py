@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
@@ -130,7 +131,7 @@ class XLNetBackbone(keras.Model):
         self.intermediate_dim = check_integer(
             "intermediate_dim", intermediate_dim, 1
         )
-        self.head_dim = _head_dim(head_dim, hidden_dim, num_heads)
+        self.head_dim = check_head_dim(head_dim, hidden_dim, num_heads)
         self.memory_length = check_integer("memory_length", memory_length, 0)
         if reuse_length is not None:
             check_integer("reuse_length", reuse_length, 1)
@@ -347,21 +348,3 @@ class XLNetBackbone(keras.Model):
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "initializer_stddev": self.initializer_stddev,
         }
-
-
-def _head_dim(head_dim, hidden_dim, num_heads):
-    """H, checked; hidden states must be even besides."""
-    if hidden_dim % 2:
-        raise ValueError(
-            "`hidden_dim` must be even: half of the position encoding are "
-            f"sines, half cosines. Received: hidden_dim={hidden_dim}"
-        )
-    if head_dim is not None:
-        return check_integer("head_dim", head_dim, 1)
-    if hidden_dim % num_heads:
-        raise ValueError(
-            "`hidden_dim` must be divisible by `num_heads`, or `head_dim` "
-            f"be given. Received: hidden_dim={hidden_dim}, "
-            f"num_heads={num_heads}"
-        )
-    return hidden_dim // num_heads

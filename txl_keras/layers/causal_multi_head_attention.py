@@ -14,6 +14,7 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.relative_shift import part_lengths
+from txl_keras.layers.relative_shift import scores_both_ways
 from txl_keras.layers.relative_shift import scores_by_key
 from txl_keras.layers.relative_shift import shift_nearest
 from txl_keras.layers.row_dropout import RowDropout
@@ -84,6 +85,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.
     """
 
+    causal = True
+
     def __init__(
         self,
         num_heads,
@@ -109,7 +112,6 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
         self.supports_masking = True
-        self._is_causal = True
         self._dropout = RowDropout(
             dropout, seed=seed, dtype=self.dtype_policy, name="dropout"
         )
@@ -217,7 +219,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             ops.einsum("nbth,bsnh->nbts", content_query, part) for part in keys
         ]
         if terms.by_distance is not None:
-            by_key = self._scores_by_key(
+            align = scores_by_key if self.causal else scores_both_ways
+            by_key = align(
                 functools.partial(terms.by_distance, projected),
                 terms.positions,
                 lengths,
@@ -234,9 +237,6 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         if return_attention_scores:
             return output, ops.swapaxes(masked_softmax(scores, masks), 0, 1)
         return output
-
-    def _scores_by_key(self, by_distance, positions, lengths):
-        return scores_by_key(by_distance, positions, lengths)
 
     def _project_parts(self, query, memory, lengths):
         """Lists of the keys and the values of parts, `(B, S_i, N, H)`.
@@ -381,7 +381,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             if key_mask is not None:
                 conditions.append(key_mask[:, None, first:end])
             masks.append(conditions)
-        if self._is_causal:
+        if self.causal:
             # What memory holds is before all queries.
             masks[-1].append(distance >= 0)
         return [

@@ -13,7 +13,6 @@ from txl_keras.layers.causal_multi_head_attention import (
 )
 from txl_keras.layers.causal_multi_head_attention import PositionTerms
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
-from txl_keras.layers.relative_shift import bidirectional_shift
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -104,7 +103,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         )
         self.clamp_length = clamp_length
         self.tie_attention_biases = tie_attention_biases
-        self.causal = self._is_causal = causal
+        self.causal = causal
         if same_length and not causal:
             raise ValueError(
                 "`same_length` counts the keys before a query, so attention "
@@ -170,13 +169,6 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
 
         # Terms (a) + (c), then (b) + (d).
         return PositionTerms(u, by_distance, positions)
-
-    def _scores_by_key(self, by_distance, positions, lengths):
-        if self.causal:
-            return super()._scores_by_key(by_distance, positions, lengths)
-        return tf.split(
-            bidirectional_shift(by_distance(*positions)), lengths, axis=-1
-        )
 
     def _project_encoding(self, encoding):
         """`R W_k,R`: a tuple of one tensor `(N, R, H)`."""

@@ -162,6 +162,22 @@ def scores_by_key(by_distance, positions, lengths):
     return parts
 
 
+def scores_both_ways(by_distance, positions, lengths):
+    """`scores_by_key` where a query also sees the keys after it.
+
+    Args:
+        by_distance: As there.
+        positions: Tuple of tensors `(N, S + T, ...)`: see
+            `bidirectional_shift`.
+        lengths: Those of the parts.
+
+    Returns:
+        List of tensors `(N, B, T, length)`, by key.
+    """
+    shifted = bidirectional_shift(by_distance(*positions))
+    return tf.split(shifted, lengths, axis=-1)
+
+
 @tf.custom_gradient
 def _join(*tiles):
     """Parts of the keys from tiles `(N, B, T + 1, T)`, the farthest first.

@@ -23,6 +23,7 @@ from txl_keras.layers.softmax_attention import CLOSED
 from txl_keras.layers.softmax_attention import attend
 from txl_keras.layers.softmax_attention import exponentials_of_parts
 from txl_keras.layers.softmax_attention import masked_softmax
+from txl_keras.layers.sublayers import heads_dense
 
 SAME_LENGTHS = (False, True, "pytorch")
 
@@ -115,22 +116,10 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         self._dropout = RowDropout(
             dropout, seed=seed, dtype=self.dtype_policy, name="dropout"
         )
-        self._query_dense = self._projection("btd,dnh->btnh", "query")
-        self._key_dense = self._projection("bsd,dnh->bsnh", "key")
-        self._value_dense = self._projection("bsd,dnh->bsnh", "value")
+        self._query_dense = heads_dense(self, "btd,dnh->btnh", "query")
+        self._key_dense = heads_dense(self, "bsd,dnh->bsnh", "key")
+        self._value_dense = heads_dense(self, "bsd,dnh->bsnh", "value")
         self._output_dense = None  # its size, D, is known in `build`
-
-    def _projection(self, equation, name, output_shape=None):
-        rank = len(equation.split("->")[1])
-        heads = [self.num_heads, self.key_dim]
-        return keras.layers.EinsumDense(
-            equation,
-            output_shape=output_shape or [None] * (rank - 3) + heads,
-            # A copy: one initializer object gives the same numbers each time.
-            kernel_initializer=self.kernel_initializer.clone(),
-            dtype=self.dtype_policy,
-            name=name,
-        )
 
     def _parameter(self, name, *shape):
         return self.add_weight(
@@ -141,8 +130,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
 
     def build(self, query_shape):
         hidden_dim = query_shape[-1]
-        self._output_dense = self._projection(
-            "btnh,nhd->btd", "output", output_shape=[None, hidden_dim]
+        self._output_dense = heads_dense(
+            self, "btnh,nhd->btd", "output", output_shape=[None, hidden_dim]
         )
         for dense in (self._query_dense, self._key_dense, self._value_dense):
             dense.build((None, None, hidden_dim))

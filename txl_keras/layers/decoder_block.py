@@ -16,6 +16,8 @@ from txl_keras.layers.relative_multi_head_attention import (
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import fold_in
 from txl_keras.layers.shaw_multi_head_attention import ShawMultiHeadAttention
+from txl_keras.layers.sublayers import dense
+from txl_keras.layers.sublayers import layer_norm
 
 # How a model knows where its tokens stand, and whether that lets it remember.
 ATTENTION_TYPES = ("relative", "shaw", "vaswani", "al_rfou")
@@ -120,10 +122,10 @@ class DecoderBlock(keras.layers.Layer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
         self.attention = self._attention()
-        self._attention_norm = self._layer_norm("attention_norm")
-        self._feed_forward_norm = self._layer_norm("feed_forward_norm")
-        self._intermediate_dense = self._dense(
-            intermediate_dim, "feed_forward_intermediate", "relu"
+        self._attention_norm = layer_norm(self, "attention_norm")
+        self._feed_forward_norm = layer_norm(self, "feed_forward_norm")
+        self._intermediate_dense = dense(
+            self, intermediate_dim, "feed_forward_intermediate", "relu"
         )
         self._output_dense = None  # its size, D, is known in `build`
         self._dropout = RowDropout(
@@ -154,23 +156,9 @@ class DecoderBlock(keras.layers.Layer):
             )
         return CausalMultiHeadAttention(**common)
 
-    def _layer_norm(self, name):
-        return keras.layers.LayerNormalization(
-            epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name=name
-        )
-
-    def _dense(self, units, name, activation=None):
-        return keras.layers.Dense(
-            units,
-            activation=activation,
-            kernel_initializer=self.kernel_initializer.clone(),
-            dtype=self.dtype_policy,
-            name=name,
-        )
-
     def build(self, inputs_shape):
-        self._output_dense = self._dense(
-            inputs_shape[-1], "feed_forward_output"
+        self._output_dense = dense(
+            self, inputs_shape[-1], "feed_forward_output"
         )
         self.attention.build(inputs_shape)
         self._attention_norm.build(inputs_shape)

@@ -13,6 +13,7 @@ from txl_keras.layers.causal_multi_head_attention import (
 )
 from txl_keras.layers.causal_multi_head_attention import PositionTerms
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
+from txl_keras.layers.sublayers import heads_dense
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -114,7 +115,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             clamp_length, bidirectional=not causal, name="position_encoding"
         )
         # "r" is a distance: an axis of length S without a batch.
-        self._position_dense = self._projection("rd,dnh->rnh", "position")
+        self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
 
     def build(self, query_shape):
         super().build(query_shape)

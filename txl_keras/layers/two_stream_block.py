@@ -9,6 +9,8 @@ import keras
 from txl_keras.checks import check_integer
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import fold_in
+from txl_keras.layers.sublayers import dense
+from txl_keras.layers.sublayers import layer_norm
 from txl_keras.layers.two_stream_relative_attention import (
     TwoStreamRelativeAttention,
 )
@@ -89,33 +91,19 @@ class TwoStreamBlock(keras.layers.Layer):
             dtype=self.dtype_policy,
             name="attention",
         )
-        self._attention_norm = self._layer_norm("attention_norm")
-        self._feed_forward_norm = self._layer_norm("feed_forward_norm")
-        self._intermediate_dense = self._dense(
-            intermediate_dim, "feed_forward_intermediate", "gelu"
+        self._attention_norm = layer_norm(self, "attention_norm")
+        self._feed_forward_norm = layer_norm(self, "feed_forward_norm")
+        self._intermediate_dense = dense(
+            self, intermediate_dim, "feed_forward_intermediate", "gelu"
         )
         self._output_dense = None  # its size, D, is known in `build`
         self._dropout = RowDropout(
             dropout, dtype=self.dtype_policy, name="dropout"
         )
 
-    def _layer_norm(self, name):
-        return keras.layers.LayerNormalization(
-            epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name=name
-        )
-
-    def _dense(self, units, name, activation=None):
-        return keras.layers.Dense(
-            units,
-            activation=activation,
-            kernel_initializer=self.kernel_initializer.clone(),
-            dtype=self.dtype_policy,
-            name=name,
-        )
-
     def build(self, content_shape):
-        self._output_dense = self._dense(
-            content_shape[-1], "feed_forward_output"
+        self._output_dense = dense(
+            self, content_shape[-1], "feed_forward_output"
         )
         self.attention.build(content_shape)
         self._attention_norm.build(content_shape)

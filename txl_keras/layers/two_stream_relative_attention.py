@@ -18,6 +18,7 @@ from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import fold_in
 from txl_keras.layers.row_dropout import is_kept
 from txl_keras.layers.softmax_attention import attend
+from txl_keras.layers.sublayers import heads_dense
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -117,32 +118,20 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
         self._encode_positions = RelativePositionEncoding(
             clamp_length, bidirectional=True, name="position_encoding"
         )
-        self._query_dense = self._projection("btd,dnh->btnh", "query")
-        self._key_dense = self._projection("bsd,dnh->bsnh", "key")
-        self._value_dense = self._projection("bsd,dnh->bsnh", "value")
+        self._query_dense = heads_dense(self, "btd,dnh->btnh", "query")
+        self._key_dense = heads_dense(self, "bsd,dnh->bsnh", "key")
+        self._value_dense = heads_dense(self, "bsd,dnh->bsnh", "value")
         # "r" is a distance: an axis without a batch.
-        self._position_dense = self._projection("rd,dnh->rnh", "position")
+        self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
         self._output_dense = None  # its size, D, is known in `build`
-
-    def _projection(self, equation, name, output_shape=None):
-        rank = len(equation.split("->")[1])
-        heads = [self.num_heads, self.key_dim]
-        return keras.layers.EinsumDense(
-            equation,
-            output_shape=output_shape or [None] * (rank - 3) + heads,
-            # A copy: one initializer object gives the same numbers each time.
-            kernel_initializer=self.kernel_initializer.clone(),
-            dtype=self.dtype_policy,
-            name=name,
-        )
 
     def build(self, content_shape):
         hidden_dim = content_shape[-1]
         for dense in (self._query_dense, self._key_dense, self._value_dense):
             dense.build((None, None, hidden_dim))
         self._position_dense.build((None, hidden_dim))
-        self._output_dense = self._projection(
-            "btnh,dnh->btd", "output", output_shape=[None, hidden_dim]
+        self._output_dense = heads_dense(
+            self, "btnh,dnh->btd", "output", output_shape=[None, hidden_dim]
         )
         self._output_dense.build((None, None, self.num_heads, self.key_dim))
         # u, v and b of the class.

@@ -30,7 +30,6 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from txl_keras.models import SegmentReader
 from txl_keras.models import presets
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
@@ -220,8 +219,8 @@ def _unprojected_generation(model):
 
 
 def _projected_evaluation(model):
-    reader = SegmentReader(
-        model.backbone, FLAGS.batch_size, FLAGS.segment_length
+    reader = model.backbone.segment_reader(
+        FLAGS.batch_size, FLAGS.segment_length
     )
     reader.begin()
 

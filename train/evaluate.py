@@ -96,6 +96,7 @@ flags.DEFINE_bool(
     "WORKDIR/evaluation_SPLIT_positions.png.",
 )  # fmt: skip
 
+_ATTENTION_FLAGS = ("same_length", "clamp_length")
 # Of a text: whether another is meant. Where its files lie is not of it.
 _TEXT_FLAGS = ("corpus", "document_separator", "text_key")
 
@@ -134,7 +135,7 @@ def _load_model(workdir):
     """The model, and which checkpoint it is of."""
     overrides = {
         name: FLAGS[name].value
-        for name in ("same_length", "clamp_length")
+        for name in _ATTENTION_FLAGS
         if FLAGS[name].value is not None
     }
     model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
@@ -190,11 +191,11 @@ def _settings(backbone, of_run):
     memory_length = FLAGS.memory_length
     if memory_length is None:
         memory_length = backbone.memory_length
-    warmup = {
-        "none": 0,
-        "memory": -(-memory_length // segment_length),
-        "exact": warmup_segments(backbone, segment_length, memory_length),
-    }[FLAGS.warmup]
+    warmup = 0
+    if FLAGS.warmup == "memory":
+        warmup = -(-memory_length // segment_length)
+    elif FLAGS.warmup == "exact":
+        warmup = warmup_segments(backbone, segment_length, memory_length)
     return {
         "max_eval_tokens": FLAGS.max_eval_tokens,
         "reset_documents": of_run.get("reset_documents", False),
@@ -203,8 +204,11 @@ def _settings(backbone, of_run):
         "warmup": FLAGS.warmup,
         "warmup_segments": warmup,
         "memory_length": memory_length,
-        "same_length": backbone.same_length,
-        "clamp_length": backbone.clamp_length,
+        **{
+            name: getattr(backbone, name)
+            for name in _ATTENTION_FLAGS
+            if hasattr(backbone, name)
+        },
     }
 
 

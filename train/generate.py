@@ -69,7 +69,7 @@ def main(_):
     model, _ = workdir.load_model(FLAGS.checkpoint)
     memory_length = FLAGS.memory_length
     if memory_length is None:
-        memory_length = workdir.generation_memory_length()
+        memory_length = workdir.generation_memory_length(model.backbone)
     write = Generator(model, sampler, memory_length)
     parts = _parts(write(prompts, FLAGS.num_tokens, FLAGS.seed), streams)
     if len(texts) == 1:

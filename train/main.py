@@ -15,6 +15,7 @@ import sys
 import time
 
 import keras
+import tensorflow as tf
 from absl import flags
 
 from txl_keras.data.preparation import tokenizer_hash
@@ -24,6 +25,7 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import score
+from txl_keras.models import TransformerXLBackbone
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
@@ -226,7 +228,12 @@ def _origin(workdir):
     """The run whose model and tokenizer this one has, or `None`."""
     if FLAGS.initialize_from is None:
         return None
-    for name in ("preset", "vocabulary", *data_flags.TOKENIZER_FLAGS):
+    for name in (
+        "preset",
+        "backbone",
+        "vocabulary",
+        *data_flags.TOKENIZER_FLAGS,
+    ):
         if FLAGS[name].present:
             raise ValueError(
                 f"`{name}` cannot be given with `initialize_from`, which "
@@ -271,7 +278,7 @@ def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):
     write = Generator(
         served,
         Sampler(temperature=0.8, top_p=0.95),
-        workdir.generation_memory_length(),
+        workdir.generation_memory_length(served.backbone),
     )
     prompt = test_tokens[: FLAGS.segment_length]
     sample = tokenizer.decode(
@@ -283,7 +290,8 @@ def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):
     workdir.write_sample(sample)
     tensorboard.write_text("sample", sample, step)
     tensorboard.close()
-    export_run(workdir, served, step, workdir.file(f"export/{step}"))
+    if isinstance(served.backbone, TransformerXLBackbone):
+        export_run(workdir, served, step, workdir.file(f"export/{step}"))
 
 
 def _say_nothing(*_, **__):
@@ -332,6 +340,8 @@ def _describe_speed(first_step, start):
 
 def _describe_results(workdir, tokenizer):
     results = workdir.read_results()
+    export = f"export/{results['step']}"
+    is_exported = tf.io.gfile.exists(workdir.file(export))
     lines = [
         f"{split}: {describe(results[split], tokenizer)}"
         for split in ("valid", "test")
@@ -343,8 +353,9 @@ def _describe_results(workdir, tokenizer):
             workdir.read_sample(),
             "---",
             f"In {workdir.path}: learning_curve.png, metrics.jsonl, "
-            "results.json, sample.txt, events (TensorBoard), "
-            f"export/{results['step']} (SavedModel of the best step)",
+            "results.json, sample.txt, events (TensorBoard)"
+            + f", {export} (SavedModel of the best step)"
+            * is_exported,
         ]
     )
 

@@ -350,6 +350,49 @@ def test_a_bucket_names_the_length_of_a_step():
     assert spec["bucket"] == tf.TensorSpec((), tf.int32)
 
 
+def test_half_loss_scores_the_later_half_of_what_is_read():
+    plain = Segments(np.arange(60), 2, 5, True)
+    half = Segments(np.arange(60), 2, 5, True, half_loss=True)
+    for step in range(len(plain)):
+        expected = plain.batch(step)
+        batch = half.batch(step)
+        assert batch["weights"].tolist() == [[0, 0, 1, 1, 1]] * 2
+        assert batch["num_targets"] == 6
+        for name in ("inputs", "targets", "reset"):
+            np.testing.assert_array_equal(batch[name], expected[name])
+    # Where documents end, the half is of what there is of each row.
+    segments = Segments(
+        np.arange(60), 2, 7, True, documents=DOCUMENTS, reset_documents=True,
+        half_loss=True,
+    )  # fmt: skip
+    lengths = set()
+    for step in range(len(segments)):
+        batch = segments.batch(step)
+        assert batch["num_targets"] == batch["weights"].sum()
+        for read, weights in zip(
+            batch["targets"] > 0, batch["weights"], strict=True
+        ):
+            length = read.sum()
+            lengths.add(length)
+            first = length // 2
+            assert weights.tolist() == [0] * first + [1] * (length - first) + [
+                0
+            ] * (7 - length)
+    assert len(lengths) > 2
+
+
+def test_with_half_loss_and_roll_all_but_the_ends_of_rows_are_targets():
+    segments = Segments(
+        np.arange(60), 2, 6, True, order="roll", half_loss=True, seed=3
+    )
+    seen = set()
+    for step in range(60 * len(segments)):
+        batch = segments.batch(step)
+        seen |= set(batch["targets"][batch["weights"] > 0].tolist())
+    # The first half of a segment at the start of each row's part of the text.
+    assert set(range(1, 60)) - seen == {1, 2, 3, 30, 31, 32, 59}
+
+
 def test_warm_up_fills_memory_and_scores_nothing():
     # 5 segments of 4, of rows 0-1 and 2-4.
     segments = Segments(np.arange(20), 2, 4, False, warmup_segments=1)
@@ -408,6 +451,10 @@ def test_positions_of_targets_are_of_evaluation_alone():
         ({"order": "roll", "drop_remainder": False}, "`order` .* training"),
         ({"varlen": True, "drop_remainder": False}, "`varlen` .* training"),
         ({"warmup_segments": 2}, "`warmup_segments` .*drop_remainder=True"),
+        (
+            {"half_loss": True, "drop_remainder": False},
+            "`half_loss` .*training",
+        ),
         ({"varlen": True, "order": "roll"}, "`varlen` needs .*order='roll'"),
         ({"order": "shuffle"}, "need `documents`.*documents=None"),
         ({"reset_documents": True}, "need `documents`.*documents=None"),

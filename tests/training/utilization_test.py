@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import utilization
@@ -36,6 +37,15 @@ def test_flops_of_a_step_are_a_count_by_hand():
     expected = 4 * (2 * layer + 2 * 6 * 8 * 101)
     assert model_flops(make_model(), 4, 6) == expected
     assert model_flops(make_model(), 4, 6, training=True) == 3 * expected
+
+
+def test_flops_of_an_lstm_are_a_count_by_hand():
+    # B, T = 4, 6; D, V, L = 8, 101, 2: four gates of two products.
+    model = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=101, num_layers=2, hidden_dim=8)
+    )
+    layer = 4 * 2 * (2 * 6 * 8 * 8)
+    assert model_flops(model, 4, 6) == 4 * (2 * layer + 2 * 6 * 8 * 101)
 
 
 def test_another_memory_has_other_keys():

@@ -6,6 +6,7 @@ import pytest
 
 from txl_keras.data import WordTokenizer
 from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.checkpointing import save_weights
@@ -49,12 +50,13 @@ def test_a_damaged_configuration_is_named(tmp_path, content):
         Workdir(str(tmp_path)).claim(CONFIG)
 
 
-def test_generation_remembers_at_least_a_segment(tmp_path):
+def test_generation_remembers_at_least_a_segment(model, tmp_path):
     workdir = Workdir(str(tmp_path))
-    backbone = {"config": {"memory_length": 0}}
-    sizes = {"model": {"backbone": backbone}, "flags": {"segment_length": 6}}
-    workdir.claim({**CONFIG, **sizes})
-    assert workdir.generation_memory_length() == 6
+    workdir.claim({**CONFIG, "flags": {"segment_length": 6}})
+    assert model.backbone.memory_length < 6
+    assert workdir.generation_memory_length(model.backbone) == 6
+    lstm = LSTMBackbone(vocabulary_size=5, num_layers=1, hidden_dim=4)
+    assert workdir.generation_memory_length(lstm) == 1
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
@@ -106,7 +108,7 @@ def test_a_run_of_foreign_weights_is_read_as_one_of_ours(model, tmp_path):
     for a, b in zip(model.weights, loaded.weights, strict=True):
         np.testing.assert_array_equal(a, b)
     assert workdir.load_tokenizer().vocabulary_size == 4
-    assert workdir.generation_memory_length() == 3
+    assert workdir.generation_memory_length(loaded.backbone) == 3
     read = workdir.read_config()
     assert read["source"] == {"format": "there"}
     assert read["corpus"] == {}

@@ -67,6 +67,11 @@ class Segments:
             `txl_keras.evaluation.evaluator.warmup_segments`.
         varlen: Boolean. True, in training only: the steps have segments of
             varying length around T, see `layouts.VaryingLength`.
+        half_loss: Boolean. True, in training only: of each segment the first
+            half is read and not scored, as it has less before it ("half
+            losses" of section 4.2 of Dai et al., 2019). With the order
+            `"roll"` all tokens are targets in some epoch, but a few where the
+            part of a row begins and ends.
         seed: Integer, of all that is drawn.
 
     A batch is a dict of:
@@ -109,6 +114,7 @@ class Segments:
         reset_documents=False,
         warmup_segments=0,
         varlen=False,
+        half_loss=False,
         seed=0,
     ):
         self.tokens = _check_integers("tokens", tokens)
@@ -121,6 +127,7 @@ class Segments:
             "warmup_segments", warmup_segments, 0
         )
         self.varlen = varlen
+        self.half_loss = half_loss
         self.seed = check_integer("seed", seed, 0)
         if documents is not None:
             documents = _check_integers("documents", documents)
@@ -165,16 +172,20 @@ class Segments:
         num_rows = self._check_rows(first_row, num_rows)
         epoch, step = divmod(step, self.steps_per_epoch)
         rows = self._layout.rows(epoch, step)
-        num_targets = rows.counts[rows.scored].sum()
-        starts, counts, scored, reset = (
-            array[first_row : first_row + num_rows] for array in rows
+        # Before them nothing is a target.
+        firsts = rows.counts // 2 if self.half_loss else 0 * rows.counts
+        num_targets = (rows.counts - firsts)[rows.scored].sum()
+        starts, counts, scored, reset, firsts = (
+            array[first_row : first_row + num_rows] for array in (*rows, firsts)
         )
         tokens = self._read(epoch, starts, counts)  # [rows, T + 1]
-        is_read = np.arange(self._width) < counts[:, None]
+        index = np.arange(self._width)
+        is_read = index < counts[:, None]
+        is_target = is_read & (index >= firsts[:, None]) & scored[:, None]
         batch = {
             "inputs": np.where(is_read, tokens[:, :-1], 0),
             "targets": np.where(is_read, tokens[:, 1:], 0),
-            "weights": (is_read & scored[:, None]).astype(np.float32),
+            "weights": is_target.astype(np.float32),
             "reset": reset,
             "num_targets": np.float32(num_targets),
         }
@@ -236,7 +247,8 @@ class Segments:
         ([4, 5, 6, 7], [5, 6, 7, 8])
         """
         is_plain = self.drop_remainder and self.order == "sequential"
-        if not is_plain or self.reset_documents or self.varlen:
+        others = self.reset_documents, self.varlen, self.half_loss
+        if not is_plain or any(others):
             raise ValueError(
                 "`arrays()` has no place for weights and resets, and needs "
                 "segments without. Received: " + self._describe()
@@ -426,6 +438,10 @@ class Segments:
                 "`order` and `varlen` are for training, `drop_remainder=True`",
             ),
             (
+                self.half_loss and not self.drop_remainder,
+                "`half_loss` is for training, `drop_remainder=True`",
+            ),
+            (
                 self.warmup_segments and self.drop_remainder,
                 "`warmup_segments` is for evaluation, `drop_remainder=False`",
             ),
@@ -455,6 +471,7 @@ class Segments:
             "reset_documents",
             "warmup_segments",
             "varlen",
+            "half_loss",
         )
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 

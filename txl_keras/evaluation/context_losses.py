@@ -4,6 +4,8 @@ Letters: `B` windows read side by side, `T` segment, `M` memory, `C` context
 lengths, `P` positions.
 """
 
+import sys
+
 import numpy as np
 import tensorflow as tf
 
@@ -11,7 +13,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
-from txl_keras.models.segment_reader import SegmentReader
+from txl_keras.models import LSTMBackbone
 
 
 def context_losses(
@@ -128,17 +130,15 @@ class _WindowScorer:
     def __init__(self, model, batch_size, segment_length, memory_length):
         backbone = model.backbone
         self._model = model
-        self._reader = SegmentReader(
-            backbone, batch_size, segment_length, memory_length
+        self._reader = backbone.segment_reader(
+            batch_size, segment_length, memory_length
         )
         self._batch_size = batch_size
         self._segment_length = segment_length
         # Positions that are counted from the end of a segment take no padding.
         self._pads = backbone.attention_type not in ABSOLUTE_TYPES
         # What is further back has no influence, and is not read.
-        self._farthest = segment_length * (
-            1 + warmup_segments(backbone, segment_length, memory_length)
-        )
+        self._farthest = _reach(backbone, segment_length, memory_length)
         self._score = tf.function(self._read_and_score, jit_compile=True)
         self._remember = tf.function(self._reader.remember, jit_compile=True)
         self._reader.begin()
@@ -185,6 +185,15 @@ class _WindowScorer:
         hidden, entries = self._reader.read(inputs)
         hidden = tf.gather(hidden, last, axis=1)[:, None]  # [B, 1, D]
         return self._model.softmax(hidden, targets)[:, 0], entries
+
+
+def _reach(backbone, segment_length, memory_length):
+    """How many tokens can have an influence on the next."""
+    if isinstance(backbone, LSTMBackbone):
+        return sys.maxsize
+    return segment_length * (
+        1 + warmup_segments(backbone, segment_length, memory_length)
+    )
 
 
 def _longest(context_lengths):

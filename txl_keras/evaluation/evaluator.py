@@ -13,7 +13,7 @@ from txl_keras.data.feed import Feed
 from txl_keras.data.segments import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
-from txl_keras.models.segment_reader import SegmentReader
+from txl_keras.models import LSTMBackbone
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
@@ -48,8 +48,7 @@ class Evaluator:
         self._model = model
         self._stop = stop or StopRequest()
         with strategy.scope():
-            self._reader = SegmentReader(
-                model.backbone,
+            self._reader = model.backbone.segment_reader(
                 replica_batch_size(batch_size, strategy),
                 segment_length,
                 memory_length,
@@ -307,6 +306,10 @@ def warmup_segments(backbone, segment_length, memory_length=None):
     Returns:
         Integer, for `Segments(..., warmup_segments=...)`.
 
+    Raises:
+        ValueError: If the backbone is an LSTM: what it reads first has an
+            influence for ever.
+
     Example:
 
     >>> from txl_keras.models import TransformerXLCausalLM
@@ -316,6 +319,11 @@ def warmup_segments(backbone, segment_length, memory_length=None):
     >>> warmup_segments(model.backbone, segment_length=64)
     6
     """
+    if isinstance(backbone, LSTMBackbone):
+        raise ValueError(
+            "`backbone` must have attention: no number of segments determines "
+            f"the state of an LSTM. Received: {type(backbone).__name__}"
+        )
     if memory_length is None:
         memory_length = backbone.memory_length
     return backbone.num_layers * -(-memory_length // segment_length)

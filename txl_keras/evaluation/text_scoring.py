@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.layers.decoder_block import check_takes_padding
-from txl_keras.models.segment_reader import SegmentReader
 
 
 def score_texts(model, tokenizer, texts, contexts=None, **sizes):
@@ -124,8 +123,8 @@ class TextScorer:
         self._tokenizer = tokenizer
         self._batch_size = batch_size
         self._segment_length = segment_length
-        self._reader = SegmentReader(
-            backbone, batch_size, segment_length, memory_length
+        self._reader = backbone.segment_reader(
+            batch_size, segment_length, memory_length
         )
         self._nll = tf.function(self._read_nll, jit_compile=True)
         self._hidden = tf.function(self._read_hidden, jit_compile=True)

@@ -1,11 +1,13 @@
 """Models built from the layers."""
 
+from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 
 __all__ = [
+    "LSTMBackbone",
     "SegmentReader",
     "TransformerXLBackbone",
     "TransformerXLCausalLM",

@@ -20,6 +20,7 @@ from txl_keras.layers.projected_memory import ProjectedMemory
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import fold_in
+from txl_keras.models.segment_reader import SegmentReader
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -287,6 +288,10 @@ class TransformerXLBackbone(keras.Model):
             dtype=self.dtype_policy,
             name=name,
         )
+
+    def segment_reader(self, batch_size, segment_length, memory_length=None):
+        """`SegmentReader` of this model, with these arguments."""
+        return SegmentReader(self, batch_size, segment_length, memory_length)
 
     def call(
         self,

@@ -4,6 +4,8 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
 `L` layers.
 """
 
+import inspect
+
 import keras
 from keras import ops
 
@@ -12,6 +14,9 @@ from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerCharacter
 from txl_keras.models.presets import preset_config
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
+
+# Those that are not of the backbone.
+SOFTMAX_ARGUMENTS = ("tie_embeddings", "tie_projections")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -33,7 +38,8 @@ class TransformerXLCausalLM(keras.Model):
       back the new one.
 
     Args:
-        backbone: A `TransformerXLBackbone`.
+        backbone: A `TransformerXLBackbone`, or what is compared with it, a
+            `LSTMBackbone`.
         tie_embeddings, tie_projections: Which weights the softmax shares with
             the token embedding, see `AdaptiveSoftmax`; by default all.
 
@@ -90,14 +96,18 @@ class TransformerXLCausalLM(keras.Model):
         self.softmax.build()
 
     @classmethod
-    def from_preset(cls, name, dtype=None, **overrides):
+    def from_preset(
+        cls, name, dtype=None, backbone_class=TransformerXLBackbone, **overrides
+    ):
         """Builds a preset, with fresh weights.
 
         Args:
             name: String, one of `txl_keras.models.presets.names()`.
             dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-            **overrides: Arguments of `TransformerXLBackbone`, or of this
-                class, to change.
+            backbone_class: `TransformerXLBackbone`, or `LSTMBackbone`, which
+                has those of the sizes that an LSTM has.
+            **overrides: Arguments of the backbone, or of this class, to
+                change.
 
         Returns:
             `TransformerXLCausalLM`.
@@ -105,13 +115,17 @@ class TransformerXLCausalLM(keras.Model):
         Raises:
             ValueError: If the name is unknown; the message lists the known.
         """
-        config = {**preset_config(name), **overrides}
-        ties = {
-            key: config.pop(key)
-            for key in ("tie_embeddings", "tie_projections")
-            if key in config
+        parameters = inspect.signature(backbone_class).parameters
+        sizes = {
+            key: value
+            for key, value in preset_config(name).items()
+            if key in parameters or key in SOFTMAX_ARGUMENTS
         }
-        return cls(TransformerXLBackbone(dtype=dtype, **config), **ties)
+        config = {**sizes, **overrides}
+        ties = {
+            key: config.pop(key) for key in SOFTMAX_ARGUMENTS if key in config
+        }
+        return cls(backbone_class(dtype=dtype, **config), **ties)
 
     def call(self, token_ids, training=None):
         stack = self._training_memory if training else self._inference_memory

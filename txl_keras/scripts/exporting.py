@@ -25,7 +25,7 @@ def export_run(
     if memory_length is None:
         memory_length = 0
         if model.backbone.attention_type not in ABSOLUTE_TYPES:
-            memory_length = workdir.generation_memory_length()
+            memory_length = workdir.generation_memory_length(model.backbone)
     assets = {"config.json": workdir.file("config.json")}
     if tf.io.gfile.exists(workdir.tokenizer):
         assets["tokenizer.json"] = workdir.tokenizer

@@ -5,14 +5,17 @@ from absl import flags
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
 from txl_keras.layers.decoder_block import ATTENTION_TYPES
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
+from txl_keras.models.transformer_xl_causal_lm import SOFTMAX_ARGUMENTS
 
 FLAGS = flags.FLAGS
 
 _TIES = {"all": True, "none": False}  # `all_but_first` is a value itself
+_BACKBONES = {"transformer_xl": TransformerXLBackbone, "lstm": LSTMBackbone}
 _MODEL_FLAGS = []
-_OF_SOFTMAX = ("tie_embeddings", "tie_projections")
 
 
 def _define(define, name, description, **kwargs):
@@ -30,7 +33,12 @@ def define_model_flags():
         flags.DEFINE_enum,
     )
     flags.DEFINE_enum("preset", "quickstart", presets.names(), "Model sizes.")
-    _define(integer, "num_layers", "Decoder blocks.")
+    flags.DEFINE_enum(
+        "backbone", "transformer_xl", _BACKBONES,
+        "What reads the text. An LSTM, to compare with, has those sizes and "
+        "flags alone that an LSTM can have.",
+    )  # fmt: skip
+    _define(integer, "num_layers", "Decoder blocks, or layers.")
     _define(integer, "num_heads", "Attention heads of a block.")
     _define(integer, "head_dim", "Size of a head.")
     _define(integer, "hidden_dim", "Hidden size.")
@@ -81,7 +89,7 @@ def define_model_flags():
 
 def names():
     """Tuple of the flags that `define_model_flags` defines."""
-    return ("preset", *_MODEL_FLAGS)
+    return ("preset", "backbone", *_MODEL_FLAGS)
 
 
 def build_model(vocabulary_size, train_tokens, dtype, config=None):
@@ -113,11 +121,11 @@ def build_model(vocabulary_size, train_tokens, dtype, config=None):
     changes["vocabulary_size"] = vocabulary_size
     if config is None:
         return TransformerXLCausalLM.from_preset(
-            FLAGS.preset, dtype=dtype, **changes
+            FLAGS.preset, dtype, _BACKBONES[FLAGS.backbone], **changes
         )
     backbone = config["backbone"]["config"]
     for name, value in changes.items():
-        (config if name in _OF_SOFTMAX else backbone)[name] = value
+        (config if name in SOFTMAX_ARGUMENTS else backbone)[name] = value
     config["dtype"] = backbone["dtype"] = dtype
     return TransformerXLCausalLM.from_config(config)
 

@@ -17,9 +17,9 @@ FLAGS = flags.FLAGS
 # What makes the results of a run, and may not change when it goes on.
 RESULT_FLAGS = (
     *TOKENIZER_FLAGS, "initialize_from", "precision", "seed", "batch_size",
-    "segment_length", "order", "reset_documents", "varlen", "max_steps",
-    "optimizer", "weight_decay", "momentum", "beta_1", "beta_2", "epsilon",
-    "clip_norm", "schedule", "learning_rate", "min_learning_rate",
+    "segment_length", "order", "reset_documents", "varlen", "half_loss",
+    "max_steps", "optimizer", "weight_decay", "momentum", "beta_1", "beta_2",
+    "epsilon", "clip_norm", "schedule", "learning_rate", "min_learning_rate",
     "warmup_steps", "subtract_warmup", "max_eval_tokens",
 )  # fmt: skip
 # The others.
@@ -60,6 +60,10 @@ def _define_result_flags():
         "reset_documents", False, "Forget memory where a document begins."
     )
     flags.DEFINE_bool("varlen", False, "Vary the length of segments.")
+    flags.DEFINE_bool(
+        "half_loss", False,
+        "Train on the later half of each segment; order=roll shifts it.",
+    )  # fmt: skip
     flags.DEFINE_integer("max_steps", 1000, "Steps of training.", lower_bound=1)
     flags.DEFINE_enum(
         "optimizer", "adam", OPTIMIZERS, "Optimizer; lamb is for large batches."
@@ -203,6 +207,7 @@ def training_segments(split):
         order=FLAGS.order,
         reset_documents=FLAGS.reset_documents,
         varlen=FLAGS.varlen,
+        half_loss=FLAGS.half_loss,
         seed=FLAGS.seed,
     )
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
 from txl_keras.layers.decoder_block import check_takes_padding
+from txl_keras.models import TransformerXLBackbone
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.signatures import FunctionalSignatures
 from txl_keras.serving.signatures import Reader
@@ -201,6 +202,11 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
 
 def _reader(model, path, memory_length, max_segment_length, weights_dtype):
     _check_path(path)
+    if not isinstance(model.backbone, TransformerXLBackbone):
+        raise ValueError(
+            "`model` must have a TransformerXLBackbone to be exported. "
+            f"Received: {type(model.backbone).__name__}"
+        )
     if memory_length is None:
         memory_length = model.backbone.memory_length
     check_integer("memory_length", memory_length, 0)

@@ -9,7 +9,6 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.row_dropout import fold_in
-from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.serving.samplers import Sampler
 
 # Longer prompts are read in segments of so many tokens: how they are cut
@@ -216,8 +215,8 @@ class _Step:
         self.num_rows = num_rows
         self._model = model
         self._sampler = sampler
-        self._reader = SegmentReader(
-            model.backbone, num_rows, PROMPT_SEGMENT, memory_length
+        self._reader = model.backbone.segment_reader(
+            num_rows, PROMPT_SEGMENT, memory_length
         )
         self._draw = self._reader.compile(self._read_and_draw)
         self._remember = tf.function(self._reader.remember, jit_compile=True)

@@ -10,6 +10,7 @@ import math
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.models.lstm_backbone import LSTMBackbone
 
 
 def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
@@ -21,13 +22,15 @@ def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
         one of them needs too  3 N T S + 2 T F
         and the softmax        2 T V
 
-    and 2 N T S, not 3, are kept without dropout of attention. Fitted to the
-    peak resident set of training steps that XLA compiled for a CPU in float32:
-    gradients and activations were 0.8 to 1.0 of its growth where that was 0.7
-    GB and more; compiling took 0.1 to 0.2 GB besides. In 16 bits (not
-    measured) the numbers are half as large, but for the softmax and a third
-    of the scores. With cutoffs V is the head and a sixteenth of the largest
-    tail.
+    and 2 N T S, not 3, are kept without dropout of attention. Of an LSTM L
+    layers keep 11 T D: input, output, cell, gates before and after.
+
+    Fitted to the peak resident set of training steps of Transformer-XL that
+    XLA compiled for a CPU in float32: gradients and activations were 0.8 to
+    1.0 of its growth where that was 0.7 GB and more; compiling took 0.1 to 0.2
+    GB besides. In 16 bits (not measured) the numbers are half as large, but
+    for the softmax and a third of the scores. With cutoffs V is the head and a
+    sixteenth of the largest tail.
 
     Args:
         model: `TransformerXLCausalLM`.
@@ -90,13 +93,26 @@ def _bytes_of(variables):
 def _memory_bytes(backbone, rows):
     entries = backbone.memory_length * backbone.hidden_dim
     state = entries * tf.as_dtype(backbone.compute_dtype).size
+    num_states = backbone.num_layers
+    if isinstance(backbone, LSTMBackbone):
+        num_states *= 2
     # And an int32, how many entries are valid.
-    return backbone.num_layers * rows * (state + 4)
+    return num_states * rows * (state + 4)
 
 
 def _activation_bytes(model, segment_length):
     """Of one row: see `estimate_bytes`."""
     backbone = model.backbone
+    logits = 4 * segment_length * _entries_of_softmax(backbone.token_embedding)
+    if isinstance(backbone, LSTMBackbone):
+        kept = 11 * segment_length * backbone.hidden_dim
+        kept *= tf.as_dtype(backbone.compute_dtype).size
+        return backbone.num_layers * kept + 2 * logits
+    return _block_bytes(backbone, segment_length) + 2 * logits
+
+
+def _block_bytes(backbone, segment_length):
+    """Of one row: all blocks."""
     size = tf.as_dtype(backbone.compute_dtype).size
     num_keys = backbone.memory_length + segment_length
     width = backbone.num_heads * backbone.head_dim
@@ -110,8 +126,7 @@ def _activation_bytes(model, segment_length):
     )
     needed = (4 + 2 * size) * scores
     needed += 2 * size * segment_length * backbone.intermediate_dim
-    logits = 4 * segment_length * _entries_of_softmax(backbone.token_embedding)
-    return backbone.num_layers * kept + needed + 2 * logits
+    return backbone.num_layers * kept + needed
 
 
 def _entries_of_softmax(embedding):

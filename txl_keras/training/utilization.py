@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
+from txl_keras.models.lstm_backbone import LSTMBackbone
 
 # From what a CPU does in milliseconds to what keeps an accelerator busy.
 _SIZES = (512, 1024, 2048, 4096, 8192)
@@ -35,7 +36,8 @@ def model_flops(
     and the softmax `2 T D V`. Attention without position scores
     (`"vaswani"`, `"al_rfou"`) has `4 T S NH`. What the causal mask shuts
     counts, look-ups, norms and the projection of positions, made once for
-    all rows, do not. Backward is twice as much as forward.
+    all rows, do not. Backward is twice as much as forward. A layer of an LSTM
+    counts `16 T D D`, four gates of two products.
 
     Of an adaptive softmax only what every token needs counts, the head: its
     `V_0 + C` entries in the place of V, and where the embedding has a size
@@ -69,18 +71,26 @@ def model_flops(
     check_integer("batch_size", batch_size, 1)
     check_integer("segment_length", segment_length, 1)
     check_integer("memory_length", memory_length, 0)
+    if isinstance(backbone, LSTMBackbone):
+        layer = 16 * segment_length * backbone.hidden_dim**2
+    else:
+        layer = _block_flops(backbone, segment_length, memory_length)
+    softmax = segment_length * _softmax_flops(backbone.token_embedding)
+    forward = batch_size * (backbone.num_layers * layer + softmax)
+    return 3 * forward if training else forward
+
+
+def _block_flops(backbone, segment_length, memory_length):
+    """Of one row."""
     num_keys = memory_length + segment_length
     width = backbone.num_heads * backbone.head_dim
     products = 2 if backbone.attention_type in ABSOLUTE_TYPES else 3
-    layer = (
+    return (
         4 * segment_length * backbone.hidden_dim * width
         + 4 * num_keys * backbone.hidden_dim * width
         + 4 * segment_length * backbone.hidden_dim * backbone.intermediate_dim
         + 2 * products * segment_length * num_keys * width
     )
-    softmax = segment_length * _softmax_flops(backbone.token_embedding)
-    forward = batch_size * (backbone.num_layers * layer + softmax)
-    return 3 * forward if training else forward
 
 
 def _softmax_flops(embedding):

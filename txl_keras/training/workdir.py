@@ -24,6 +24,7 @@ from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.training.checkpointing import DamagedCheckpointError
 from txl_keras.training.checkpointing import restore_weights
@@ -254,17 +255,19 @@ class Workdir:
             self.file("config.json"),
         )
 
-    def generation_memory_length(self):
+    def generation_memory_length(self, backbone):
         """How far back a model that writes token by token should remember.
 
         In training a token saw its segment too, not memory alone: a model
         without memory would write from the last token only.
+
+        Args:
+            backbone: That of the run's model.
         """
-        config = self.read_config()
-        return max(
-            config["model"]["backbone"]["config"]["memory_length"],
-            config["flags"].get("segment_length", 0),
-        )
+        if isinstance(backbone, LSTMBackbone):
+            return backbone.memory_length
+        segment_length = self.read_config()["flags"].get("segment_length", 0)
+        return max(backbone.memory_length, segment_length)
 
     def is_finished(self):
         """Whether results were written."""

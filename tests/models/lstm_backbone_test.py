@@ -1,0 +1,217 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.data import Segments
+from txl_keras.evaluation import context_losses
+from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.evaluation.evaluator import warmup_segments
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.serving import Generator
+from txl_keras.serving import Sampler
+from txl_keras.serving import export
+from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.trainer import Trainer
+
+B, T, V, D, L = 3, 7, 13, 6, 2
+
+
+def make_model(dtype=None, **changes):
+    keras.utils.set_random_seed(5)
+    settings = {
+        "vocabulary_size": V,
+        "num_layers": L,
+        "hidden_dim": D,
+        "initializer_stddev": 0.5,
+        **changes,
+    }
+    return TransformerXLCausalLM(LSTMBackbone(dtype=dtype, **settings))
+
+
+def random_ids(*shape):
+    return np.random.default_rng(2).integers(0, V, shape, "int32")
+
+
+def test_the_layers_are_those_of_keras():
+    backbone = make_model().backbone
+    ids = random_ids(B, T)
+    hidden, memory = backbone(ids)
+    x = backbone.token_embedding(ids) * D**0.5
+    for i, layer in enumerate(backbone.layers_of_cells):
+        expected = keras.layers.LSTM(
+            D, return_sequences=True, return_state=True
+        )
+        expected.build(x.shape)
+        expected.set_weights(layer.get_weights())
+        x, *state = expected(x)
+        for ours, theirs in zip(
+            memory.states[2 * i : 2 * i + 2], state, strict=True
+        ):
+            np.testing.assert_allclose(ours[:, 0], theirs, atol=1e-6)
+    np.testing.assert_allclose(hidden, x, atol=1e-6)
+
+
+def test_segments_go_on_where_the_last_one_ended():
+    model = make_model()
+    ids = random_ids(B, 2 * T + 1)
+    whole, end = model.score(ids[:, :-1], ids[:, 1:])
+    first, memory = model.score(ids[:, :T], ids[:, 1 : T + 1])
+    second, memory = model.score(ids[:, T:-1], ids[:, T + 1 :], memory=memory)
+    np.testing.assert_allclose(tf.concat([first, second], 1), whole, atol=1e-6)
+    for ours, expected in zip(memory.states, end.states, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-6)
+    cold, _ = model.score(ids[:, T:-1], ids[:, T + 1 :])
+    assert np.abs(cold - second)[:, 0].min() > 1e-4
+
+
+def test_no_gradient_goes_back_through_the_memory():
+    model = make_model()
+    ids = random_ids(B, T + 1)
+    weights = model.trainable_variables
+    with tf.GradientTape() as tape:
+        memory = model.score(ids[:, :-1], ids[:, 1:])[1]
+        loss = tf.add_n([tf.reduce_sum(state) for state in memory.states])
+    assert all(g is None for g in tape.gradient(loss, weights))
+    with tf.GradientTape() as tape:
+        nll, _ = model.score(ids[:, :-1], ids[:, 1:], memory=memory)
+    for weight, gradient in zip(
+        weights, tape.gradient(nll, weights), strict=True
+    ):
+        gradient = tf.convert_to_tensor(gradient)
+        assert np.abs(gradient).max() > 0, weight.path
+
+
+def test_rows_are_reset_one_by_one():
+    model = make_model()
+    ids = random_ids(B, T + 1)
+    cold, memory = model.score(ids[:, :-1], ids[:, 1:])
+    warm, _ = model.score(ids[:, :-1], ids[:, 1:], memory=memory)
+    mixed, _ = model.score(
+        ids[:, :-1], ids[:, 1:], memory=memory,
+        reset=tf.constant([False, True, False]),
+    )  # fmt: skip
+    np.testing.assert_allclose(mixed[1], cold[1], atol=1e-6)
+    np.testing.assert_allclose(mixed[::2], warm[::2], atol=1e-6)
+    assert np.abs(cold - warm).max(axis=1).min() > 1e-4
+
+
+def test_dropout_belongs_to_the_row():
+    model = make_model(dropout=0.4)
+    ids = random_ids(B, T + 1)
+
+    def score(rows, first_row):
+        return model.score(
+            ids[rows, :-1], ids[rows, 1:], training=True,
+            dropout_seed=tf.constant(7, tf.uint32), first_row=first_row,
+        )[0]  # fmt: skip
+
+    together = score(slice(None), 0)
+    np.testing.assert_allclose(score(slice(1, 3), 1), together[1:], atol=1e-6)
+    assert np.abs(score(slice(1, 3), 0) - together[1:]).max() > 1e-3
+
+
+def test_a_reader_remembers_the_real_tokens_of_each_row():
+    model = make_model()
+    ids = random_ids(B, 2 * T)
+    lengths = np.array([T, 0, 3], "int32")
+    reader = model.backbone.segment_reader(B, T)
+    reader.begin()
+    hidden, entries = reader.read(ids[:, :T])
+    np.testing.assert_allclose(hidden, model.backbone(ids[:, :T])[0], atol=1e-6)
+    reader.remember(*entries, lengths)
+    hidden, _ = reader.read(ids[:, T:])
+    for row, length in enumerate(lengths):
+        text = np.concatenate([ids[row, :length], ids[row, T:]])[None]
+        expected = model.backbone(text)[0][0, length:]
+        np.testing.assert_allclose(hidden[row], expected, atol=1e-6)
+    reader.reset_rows(tf.constant([True, False, False]))
+    hidden, _ = reader.read(ids[:, :T])
+    cold = model.backbone(ids[:, :T])[0]
+    np.testing.assert_allclose(hidden[0], cold[0], atol=1e-6)
+    assert np.abs(hidden[2] - cold[2]).max() > 1e-4
+    # B rows of 2 L states, and a count each.
+    assert reader.num_bytes == B * 2 * L * 4 * (D + 1)
+
+
+def test_it_is_trained_scored_and_sampled_as_transformer_xl_is():
+    model = make_model()
+    strategy = tf.distribute.get_strategy()
+    text = np.tile(np.arange(V), 40)
+    trainer = Trainer(
+        model, build_optimizer("adam", learning_rate=0.05), strategy, B
+    )
+    segments = Segments(text, B, T, drop_remainder=True)
+    losses = trainer.train(iter(segments.distribute(strategy)), 150)["loss"]
+    assert losses[0] > 2 and losses[-1] < 0.1
+
+    nll = Evaluator(model, strategy, 2, T).token_nll(
+        Segments(text[:30], 2, T, drop_remainder=False)
+    )
+    expected, _ = model.score(text[None, :14], text[None, 1:15])
+    np.testing.assert_allclose(nll[1:15], expected[0], atol=1e-5)
+    written = Generator(model, Sampler(temperature=0))(
+        [[1, 2, 3, 4], [8, 9, 10]], 3
+    )
+    assert np.stack(list(written), 1).tolist() == [[5, 6, 7], [11, 12, 0]]
+
+
+def test_losses_by_context_have_no_older_tokens_in_them():
+    model = make_model()
+    text = random_ids(50)
+    positions = [31, 40]
+    losses = context_losses(
+        model, text, positions, [4, 30], segment_length=T, batch_size=2
+    )
+    for of_length, length in zip(losses, [4, 30], strict=True):
+        for loss, t in zip(of_length, positions, strict=True):
+            window = text[None, t - length : t + 1]
+            expected = model.score(window[:, :-1], window[:, 1:])[0][0, -1]
+            np.testing.assert_allclose(loss, expected, atol=1e-5)
+
+
+def test_it_is_saved_and_loaded_whole(tmp_path):
+    model = make_model(cutoffs=(4, 9), div_val=2, dropout=0.1)
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    assert loaded.get_config() == model.get_config()
+    ids = random_ids(B, T + 1)
+    np.testing.assert_array_equal(
+        loaded.score(ids[:, :-1], ids[:, 1:])[0],
+        model.score(ids[:, :-1], ids[:, 1:])[0],
+    )
+
+
+def test_16_bits_are_close_to_32():
+    ids = random_ids(B, T + 1)
+    expected, _ = make_model().score(ids[:, :-1], ids[:, 1:])
+    nll, memory = make_model("mixed_bfloat16").score(ids[:, :-1], ids[:, 1:])
+    assert memory.states[0].dtype == "bfloat16"
+    np.testing.assert_allclose(nll, expected, atol=0.05)
+
+
+def test_a_preset_gives_it_the_sizes_that_it_has():
+    model = TransformerXLCausalLM.from_preset(
+        "enwik8_base", backbone_class=LSTMBackbone, num_layers=1
+    )
+    backbone = model.backbone
+    assert (backbone.hidden_dim, backbone.dropout) == (512, 0.1)
+    assert backbone.num_layers == 1
+    with pytest.raises(ValueError, match="num_heads"):
+        TransformerXLCausalLM.from_preset(
+            "enwik8_base", backbone_class=LSTMBackbone, num_heads=3
+        )
+
+
+def test_what_an_lstm_has_not_is_refused(tmp_path):
+    model = make_model()
+    with pytest.raises(ValueError, match="`memory_length`.*memory_length=9"):
+        model.backbone.initial_memory(B, memory_length=9)
+    with pytest.raises(ValueError, match="`memory_length`.*memory_length=0"):
+        model.backbone.segment_reader(B, T, memory_length=0)
+    with pytest.raises(ValueError, match="`backbone`.*LSTMBackbone"):
+        warmup_segments(model.backbone, T)
+    with pytest.raises(ValueError, match="`model`.*LSTMBackbone"):
+        export(model, str(tmp_path / "1"))

@@ -1,0 +1,258 @@
+"""The LSTM that Transformer-XL is compared with.
+
+Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `L` layers.
+"""
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from txl_keras.checks import check_integer
+from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
+from txl_keras.layers.memory_stack import MemoryStack
+from txl_keras.layers.memory_stack import initial_memory
+from txl_keras.layers.row_dropout import RowDropout
+from txl_keras.layers.row_dropout import fold_in
+from txl_keras.models.state_reader import StateReader
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class LSTMBackbone(keras.Model):
+    """Token embedding and L LSTM layers over a segment, by truncated BPTT.
+
+    It takes the place of `TransformerXLBackbone` in `TransformerXLCausalLM`
+    and whatever trains and scores that. Its memory is the state after the last
+    token of a segment: the next one starts there, and no gradient goes back
+    through it. Rows are reset by the same rules.
+
+    Args:
+        vocabulary_size: Integer `V`.
+        num_layers: Integer `L`.
+        hidden_dim: Integer `D`, units of each layer.
+        cutoffs, embedding_dim, div_val, project_same_dim: Of the token
+            embedding, see `AdaptiveEmbedding`; by default it is an ordinary
+            one of size D.
+        dropout: Float, on embeddings and on the outputs of layers, not on
+            what goes from one token to the next (Zaremba et al., 2014).
+        initializer_stddev: Float, standard deviation of the normal
+            distribution that embeddings start from. All else starts as
+            `keras.layers.LSTM` does.
+
+    Call arguments:
+        token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
+        memory, reset, training, dropout_seed, first_row: See
+            `TransformerXLBackbone`.
+
+    Returns:
+        The pair of hidden states `(B, T, D)` and the new `Memory`: 2 L states
+        `(B, 1, D)`, hidden state and cell of each layer.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.models import LSTMBackbone, TransformerXLCausalLM
+
+    backbone = LSTMBackbone(vocabulary_size=50, num_layers=2, hidden_dim=16)
+    model = TransformerXLCausalLM(backbone)
+    ids = np.arange(45).reshape(3, 15)
+    nll, memory = model.score(ids[:, :7], ids[:, 1:8])  # (3, 7)
+    nll, memory = model.score(ids[:, 7:-1], ids[:, 8:], memory=memory)
+    ```
+
+    Reference:
+        [Hochreiter and Schmidhuber, 1997](
+        https://doi.org/10.1162/neco.1997.9.8.1735).
+    """
+
+    # It attends to nothing: no kind of attention, no positions to run out of.
+    attention_type = None
+    max_positions = None
+    # Of one entry, the state.
+    memory_length = 1
+
+    def __init__(
+        self,
+        vocabulary_size,
+        num_layers,
+        hidden_dim,
+        cutoffs=(),
+        embedding_dim=None,
+        div_val=1,
+        project_same_dim=True,
+        dropout=0.0,
+        initializer_stddev=0.02,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.vocabulary_size = check_integer(
+            "vocabulary_size", vocabulary_size, 1
+        )
+        self.num_layers = check_integer("num_layers", num_layers, 1)
+        self.hidden_dim = check_integer("hidden_dim", hidden_dim, 1)
+        self.dropout = dropout
+        self.initializer_stddev = initializer_stddev
+        self.token_embedding = AdaptiveEmbedding(
+            vocabulary_size,
+            hidden_dim,
+            cutoffs=cutoffs,
+            embedding_dim=embedding_dim,
+            div_val=div_val,
+            project_same_dim=project_same_dim,
+            embeddings_initializer=self.kernel_initializer(),
+            dtype=self.dtype_policy,
+            name="token_embedding",
+        )
+        self.layers_of_cells = [
+            keras.layers.RNN(
+                _Cell(hidden_dim, dtype=self.dtype_policy, name="cell"),
+                return_sequences=True,
+                dtype=self.dtype_policy,
+                name=f"lstm_{i}",
+            )
+            for i in range(num_layers)
+        ]
+        self._dropout = RowDropout(
+            dropout, dtype=self.dtype_policy, name="dropout"
+        )
+        self.build((None, None))
+
+    def kernel_initializer(self):
+        """Initializer of tables."""
+        return keras.initializers.RandomNormal(stddev=self.initializer_stddev)
+
+    def projection_initializer(self):
+        """Initializer of projections between tables and hidden states."""
+        return self.token_embedding.projection_initializer.clone()
+
+    def build(self, token_ids_shape):
+        self.token_embedding.build(token_ids_shape)
+        for layer in self.layers_of_cells:
+            layer.build((*token_ids_shape, self.hidden_dim))
+
+    def check_remembers(self, memory_length):
+        """Raises `ValueError` if the model can have no such memory."""
+        if memory_length != self.memory_length:
+            raise ValueError(
+                "`memory_length` is not a matter of an LSTM, which remembers "
+                f"one state. Received: memory_length={memory_length}"
+            )
+
+    def initial_memory(self, batch_size, memory_length=1):
+        """Memory of a cold start, zeros.
+
+        Args:
+            batch_size: Integer `B`.
+            memory_length: Integer, 1.
+
+        Returns:
+            `Memory` of 2 L states `(B, 1, D)`.
+        """
+        self.check_remembers(memory_length)
+        return initial_memory(
+            2 * self.num_layers,
+            batch_size,
+            memory_length,
+            self.hidden_dim,
+            "zeros",
+            self.compute_dtype,
+        )
+
+    def memory_stack(self, batch_size, memory_length=1, name=None):
+        """Variables that hold the memory: see `TransformerXLBackbone`."""
+        self.check_remembers(memory_length)
+        return MemoryStack(
+            2 * self.num_layers,
+            batch_size,
+            memory_length,
+            self.hidden_dim,
+            cold_start="zeros",
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def segment_reader(self, batch_size, segment_length, memory_length=None):
+        """`StateReader` of this model; any segment length will do."""
+        del segment_length
+        if memory_length is not None:
+            self.check_remembers(memory_length)
+        return StateReader(self, batch_size)
+
+    def call(
+        self,
+        token_ids,
+        memory=None,
+        reset=None,
+        training=None,
+        dropout_seed=None,
+        first_row=0,
+    ):
+        batch_size = ops.shape(token_ids)[0]
+        if memory is None:
+            memory = self.initial_memory(batch_size)
+        if reset is not None:
+            memory = memory.reset_rows(reset, "zeros")
+        seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
+        x, states = self.states_after(token_ids, memory, training, seeds)
+        last = tuple(
+            tf.stop_gradient(state[:, -1:]) for state in states
+        )  # truncated BPTT
+        return x, memory._replace(states=last)
+
+    def states_after(self, token_ids, memory, training=False, row_seeds=None):
+        """Hidden states, and what could be remembered after every token.
+
+        Args:
+            token_ids: Integer tensor of shape `(B, T)`.
+            memory: `Memory`.
+            training: Boolean, for dropout.
+            row_seeds: Optional uint32 tensor `(B,)`, of dropout.
+
+        Returns:
+            The pair of hidden states `(B, T, D)` and 2 L tensors `(B, T, D)`,
+            hidden state and cell of each layer.
+        """
+
+        def drop(x, place):
+            return self._dropout(
+                x, training=training, dropout_seed=fold_in(row_seeds, place)
+            )
+
+        x = drop(self.token_embedding(token_ids) * self.hidden_dim**0.5, 0)
+        states = []
+        for i, layer in enumerate(self.layers_of_cells):
+            before = [s[:, 0] for s in memory.states[2 * i : 2 * i + 2]]
+            after = layer(x, initial_state=before)  # [B, T, 2 D]
+            states += ops.split(after, 2, axis=-1)
+            x = drop(states[-2], i + 1)
+        return x, tuple(states)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "vocabulary_size": self.vocabulary_size,
+            "num_layers": self.num_layers,
+            "hidden_dim": self.hidden_dim,
+            "cutoffs": list(self.token_embedding.cutoffs),
+            "embedding_dim": self.token_embedding.embedding_dim,
+            "div_val": self.token_embedding.div_val,
+            "project_same_dim": self.token_embedding.project_same_dim,
+            "dropout": self.dropout,
+            "initializer_stddev": self.initializer_stddev,
+        }
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class _Cell(keras.layers.LSTMCell):
+    """An LSTM that hands back its whole state, not the hidden state alone.
+
+    So that reading can go on after any token of a segment.
+    """
+
+    def __init__(self, units, **kwargs):
+        super().__init__(units, **kwargs)
+        self.output_size = 2 * units
+
+    def call(self, inputs, states, training=False):
+        hidden, states = super().call(inputs, states, training=training)
+        return ops.concatenate([hidden, states[1]], axis=-1), states

@@ -1,0 +1,92 @@
+"""The configs of what Transformer-XL is compared with."""
+
+import pathlib
+
+import pytest
+from script_flags import flags_of
+
+from txl_keras.scripts import model_flags
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIGS = ROOT / "train" / "configs"
+REQUIRED = ("--workdir=w", "--corpus=c")
+# Backbone, memory, kind of attention, loss of the later half. None is the
+# preset's.
+XL, RELATIVE = "transformer_xl", None
+EXPECTED = {
+    "comparison/transformer_xl": (XL, None, RELATIVE, False),
+    "comparison/no_recurrence": (XL, 0, RELATIVE, False),
+    "comparison/shaw": (XL, None, "shaw", False),
+    "comparison/vanilla": (XL, 0, "al_rfou", False),
+    "comparison/vanilla_half_loss": (XL, 0, "al_rfou", True),
+    "comparison/lstm": ("lstm", None, None, False),
+    "table_6/transformer_xl": (XL, 128, RELATIVE, False),
+    "table_6/shaw": (XL, 128, "shaw", False),
+    "table_6/half_loss": (XL, 128, RELATIVE, True),
+    "table_6/no_recurrence": (XL, 0, RELATIVE, False),
+    "table_6/no_recurrence_half_loss": (XL, 0, RELATIVE, True),
+    "table_6/no_recurrence_shaw": (XL, 0, "shaw", False),
+    "table_6/no_recurrence_shaw_half_loss": (XL, 0, "shaw", True),
+    "table_6/no_recurrence_vaswani_half_loss": (XL, 0, "vaswani", True),
+    "table_6/al_rfou_half_loss": (XL, 0, "al_rfou", True),
+    "table_6/transformer_xl_151m": (XL, None, RELATIVE, False),
+    "table_7/transformer_xl": (XL, None, RELATIVE, False),
+    "table_7/shaw": (XL, None, "shaw", False),
+    "table_7/no_recurrence": (XL, 0, RELATIVE, False),
+}
+COMPARED = [name for name in EXPECTED if name.startswith("comparison/")]
+
+
+@pytest.fixture(scope="module")
+def parse():
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        flags_of("main.py", *REQUIRED) as parse,
+    ):
+        patch.chdir(ROOT)  # where flagfiles name others from
+        yield lambda name: parse(CONFIGS / f"{name}.flags")
+
+
+def test_each_is_expected_here():
+    files = CONFIGS.glob("[ct]*_*/*.flags"), CONFIGS.glob("comparison/*.flags")
+    names = {f"{p.parent.name}/{p.stem}" for paths in files for p in paths}
+    assert names == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_it_is_the_model_of_its_name(name, parse):
+    flags = parse(name)
+    assert EXPECTED[name] == (
+        flags.backbone,
+        flags.memory_length,
+        flags.attention_type,
+        flags.half_loss,
+    )
+    # Of what the whole text is read in; half of it else never is a target.
+    assert flags.order != "sequential" or not flags.half_loss
+    if flags.attention_type == "shaw":
+        keys = flags.memory_length
+        if keys is None:
+            keys = {"comparison": 128, "table_7": 256}[name.split("/")[0]]
+        assert flags.max_positions == keys + flags.segment_length
+    lines = (CONFIGS / f"{name}.flags").read_text("utf-8").splitlines()
+    command = f"# python train/main.py --flagfile=train/configs/{name}.flags"
+    assert lines[0] == f"{command} \\"
+    assert lines[1].startswith(f"#     --workdir=runs/{name}")
+
+
+def test_those_that_are_compared_have_as_many_weights(parse):
+    weights, steps = [], set()
+    for name in COMPARED:
+        flags = parse(name)
+        model = model_flags.build_model(256, None, "float32")
+        weights.append(model.count_params())
+        steps.add((flags.max_steps, flags.batch_size, flags.segment_length))
+    assert max(weights) < 1.005 * min(weights)
+    assert len(steps) == 1
+
+
+def test_the_ablation_has_the_published_sizes(parse):
+    flags = parse("table_6/transformer_xl")
+    assert (flags.segment_length, flags.num_layers) == (128, 7)
+    assert parse("table_7/transformer_xl").num_layers == 20

@@ -140,6 +140,7 @@ def train(strategy, stop):
         seed=FLAGS.seed,
         segment_lengths=segments.segment_lengths,
         accumulate_steps=FLAGS.accumulate_steps,
+        intermediate_loss_steps=training_flags.intermediate_loss_steps(),
         stop=stop,
     )
     evaluator = Evaluator(

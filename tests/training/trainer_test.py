@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from txl_keras.data import Segments
+from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.checkpointing import Checkpoints
@@ -160,6 +161,42 @@ def test_rows_in_pieces_are_the_same_step(varlen):
             tf.nest.flatten(run), tf.nest.flatten(runs[0]), strict=True
         ):
             np.testing.assert_allclose(ours, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_blocks_below_the_last_predict_for_their_share_of_the_steps(pieces):
+    # Block 1 of 3 in the first 2 steps, block 2 in the first 4.
+    model = make_model(num_layers=3)
+    trainer = make_trainer(
+        model, 1e-12, intermediate_loss_steps=6, accumulate_steps=pieces
+    )
+    results = trainer.train(make_iterator(), 6)
+    iterator, memory = make_iterator(), None
+    for step in range(6):
+        batch = next(iterator)
+        with tf.GradientTape() as tape:
+            blocks, memory = model.backbone(
+                batch["inputs"], memory=memory, return_blocks=True
+            )
+            losses = [
+                tf.reduce_mean(model.softmax(hidden, batch["targets"]))
+                for hidden in blocks
+            ]
+            loss = tf.add_n(losses[2 - (step < 2) - (step < 4) :])
+        gradients = tape.gradient(loss, model.trainable_variables)
+        norm = tf.linalg.global_norm(gradients)
+        np.testing.assert_allclose(
+            results["gradient_norm"][step], norm, rtol=1e-4
+        )
+        np.testing.assert_allclose(results["loss"][step], losses[2], rtol=1e-5)
+
+
+def test_an_lstm_has_no_blocks_below_the_last():
+    lstm = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=7, num_layers=2, hidden_dim=4)
+    )
+    with pytest.raises(ValueError, match="`intermediate_loss_steps`.*LSTM"):
+        make_trainer(lstm, intermediate_loss_steps=6)
 
 
 def test_pieces_must_divide_the_rows():

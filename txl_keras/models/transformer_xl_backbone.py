@@ -71,9 +71,11 @@ class TransformerXLBackbone(keras.Model):
             of it and of the number of the row alone.
         first_row: Integer, number of the batch's first row where the batch is
             one replica's part of a larger one.
+        return_blocks: Boolean, return what every block puts out, too.
 
     Returns:
-        The pair of hidden states `(B, T, D)` and the new `Memory`.
+        The pair of hidden states `(B, T, D)` and the new `Memory`. With
+        `return_blocks` L hidden states, those of the last block at the end.
 
     Example:
 
@@ -301,6 +303,7 @@ class TransformerXLBackbone(keras.Model):
         training=None,
         dropout_seed=None,
         first_row=0,
+        return_blocks=False,
     ):
         batch_size = ops.shape(token_ids)[0]
         if memory is None:
@@ -324,9 +327,8 @@ class TransformerXLBackbone(keras.Model):
             }
         memory_mask = memory.mask()
 
-        block_inputs = []
+        states = [x]
         for i, block in enumerate(self.blocks):
-            block_inputs.append(x)
             x = block(
                 x,
                 memory=memory.states[i],
@@ -335,14 +337,21 @@ class TransformerXLBackbone(keras.Model):
                 dropout_seed=fold_in(row_seeds, i + 1),
                 **positions,
             )
-        if self._output_norm is not None:
-            x = self._output_norm(x)
-        x = self._dropout(
-            x,
-            training=training,
-            dropout_seed=fold_in(row_seeds, self.num_layers + 1),
-        )
-        return x, memory.extend(block_inputs)
+            states.append(x)
+        memory = memory.extend(states[:-1])
+
+        def finish(x):
+            if self._output_norm is not None:
+                x = self._output_norm(x)
+            return self._dropout(
+                x,
+                training=training,
+                dropout_seed=fold_in(row_seeds, self.num_layers + 1),
+            )
+
+        if return_blocks:
+            return tuple(finish(state) for state in states[1:]), memory
+        return finish(x), memory
 
     def _embed(self, token_ids):
         x = self.token_embedding(token_ids) * self.hidden_dim**0.5  # [B, T, D]

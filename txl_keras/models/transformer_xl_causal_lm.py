@@ -4,9 +4,11 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
 `L` layers.
 """
 
+import functools
 import inspect
 
 import keras
+import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_token_ids
@@ -173,6 +175,33 @@ class TransformerXLCausalLM(keras.Model):
             first_row=first_row,
         )
         return self.softmax(hidden, targets), memory
+
+    def score_blocks(self, inputs, targets, weights, is_scored, **kwargs):
+        """Loss of what every block predicts, through the softmax of all.
+
+        The intermediate losses of Al-Rfou et al. (2018), section 3.2.
+
+        Args:
+            inputs, targets: See `score`.
+            weights: float32 tensor `(B, T)`, of the sums.
+            is_scored: Sequence of L - 1 boolean scalars, whether a block but
+                the last is scored; a loss that is not is 0, at no cost.
+            **kwargs: Others of `score`.
+
+        Returns:
+            The pair of L float32 scalars, weighted sums in nats, and the new
+            `Memory`.
+        """
+        blocks, memory = self.backbone(inputs, return_blocks=True, **kwargs)
+
+        def loss(hidden):
+            return tf.reduce_sum(self.softmax(hidden, targets) * weights)
+
+        intermediate = [
+            tf.cond(scored, functools.partial(loss, hidden), lambda: 0.0)
+            for scored, hidden in zip(is_scored, blocks[:-1], strict=True)
+        ]
+        return [*intermediate, loss(blocks[-1])], memory
 
     def log_probs(self, inputs, memory=None, reset=None):
         """Log-probabilities of the next token at every position.

@@ -18,9 +18,10 @@ FLAGS = flags.FLAGS
 RESULT_FLAGS = (
     *TOKENIZER_FLAGS, "initialize_from", "precision", "seed", "batch_size",
     "segment_length", "order", "reset_documents", "varlen", "half_loss",
-    "max_steps", "optimizer", "weight_decay", "momentum", "beta_1", "beta_2",
-    "epsilon", "clip_norm", "schedule", "learning_rate", "min_learning_rate",
-    "warmup_steps", "subtract_warmup", "max_eval_tokens",
+    "intermediate_losses", "max_steps", "optimizer", "weight_decay",
+    "momentum", "beta_1", "beta_2", "epsilon", "clip_norm", "schedule",
+    "learning_rate", "min_learning_rate", "warmup_steps", "subtract_warmup",
+    "max_eval_tokens",
 )  # fmt: skip
 # The others.
 HABIT_FLAGS = (
@@ -63,6 +64,10 @@ def _define_result_flags():
     flags.DEFINE_bool(
         "half_loss", False,
         "Train on the later half of each segment; order=roll shifts it.",
+    )  # fmt: skip
+    flags.DEFINE_bool(
+        "intermediate_losses", False,
+        "Blocks below the last predict too, in the first half of the steps.",
     )  # fmt: skip
     flags.DEFINE_integer("max_steps", 1000, "Steps of training.", lower_bound=1)
     flags.DEFINE_enum(
@@ -194,6 +199,11 @@ def build_optimizer():
         FLAGS.beta_2,
         FLAGS.epsilon,
     )
+
+
+def intermediate_loss_steps():
+    """Steps of `--intermediate_losses`, as in Al-Rfou et al. (2018)."""
+    return FLAGS.max_steps // 2 if FLAGS.intermediate_losses else 0
 
 
 def training_segments(split):

@@ -13,6 +13,7 @@ from txl_keras.checks import check_integer
 from txl_keras.data.segments import replica_batch_size
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.row_dropout import fold_in
+from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.optimizers import apply_gradients
 from txl_keras.training.stopping import StopRequest
@@ -48,6 +49,10 @@ class Trainer:
             many pieces, one after the other, and their gradients added up:
             the same step with the activations of fewer rows. Each piece has
             the memory of its rows.
+        intermediate_loss_steps: Integer. Blocks below the last predict too,
+            for so many steps: block l of L for the first l / L of them. That
+            is half of all steps in Al-Rfou et al. (2018), section 3.2. Their
+            losses are added to what is minimized, not to `loss`.
         stop: Optional `StopRequest`: steps end early where it was heard.
 
     Attributes:
@@ -98,6 +103,7 @@ class Trainer:
         seed=0,
         segment_lengths=None,
         accumulate_steps=1,
+        intermediate_loss_steps=0,
         stop=None,
     ):
         if clip_norm is not None and not 0 < clip_norm < math.inf:
@@ -107,6 +113,12 @@ class Trainer:
             )
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
+        check_integer("intermediate_loss_steps", intermediate_loss_steps, 0)
+        if intermediate_loss_steps and isinstance(model.backbone, LSTMBackbone):
+            raise ValueError(
+                "`intermediate_loss_steps` is for models with blocks. "
+                f"Received: {intermediate_loss_steps} steps of an LSTM"
+            )
         self._rows = replica_batch_size(batch_size, strategy)
         if self._rows % accumulate_steps:
             raise ValueError(
@@ -122,6 +134,7 @@ class Trainer:
         self.seed = seed
         self.segment_lengths = segment_lengths
         self.accumulate_steps = accumulate_steps
+        self.intermediate_loss_steps = intermediate_loss_steps
         self.stopped = False
         names = ["loss", "gradient_norm", "learning_rate"]
         with strategy.scope():
@@ -323,26 +336,40 @@ class Trainer:
     def _of_rows(self, batch, memory, seed, first_row):
         """Loss, new memory and gradient of some rows."""
         weights = batch["weights"]
+        arguments = {
+            "memory": memory,
+            "reset": batch["reset"],
+            "training": True,
+            "dropout_seed": seed,
+            "first_row": first_row,
+        }
+        texts = batch["inputs"], batch["targets"]
         with tf.GradientTape() as tape:
-            nll, memory = self.model.score(
-                batch["inputs"],
-                batch["targets"],
-                memory=memory,
-                reset=batch["reset"],
-                training=True,
-                dropout_seed=seed,
-                first_row=first_row,
-            )
-            loss = tf.reduce_sum(nll * weights)
-            target = loss
+            if self.intermediate_loss_steps:
+                losses, memory = self.model.score_blocks(
+                    *texts, weights, self._scored_blocks(), **arguments
+                )
+            else:
+                nll, memory = self.model.score(*texts, **arguments)
+                losses = [tf.reduce_sum(nll * weights)]
+            loss = losses[-1]
+            target = tf.add_n(losses)
             if self.loss_scale:
-                target = self.loss_scale.scale(loss)
+                target = self.loss_scale.scale(target)
         gradients = tape.gradient(target, self.model.trainable_variables)
         if self.loss_scale:
             memory = _forget_overflows(memory, self.memory.cold_start)
         # Sparse ones have a row twice where a token comes twice: their norm
         # would be another.
         return loss, memory, [tf.convert_to_tensor(g) for g in gradients]
+
+    def _scored_blocks(self):
+        """Which blocks below the last predict in this step."""
+        num_blocks = self.model.backbone.num_layers
+        return [
+            self.step * num_blocks < block * self.intermediate_loss_steps
+            for block in range(1, num_blocks)
+        ]
 
 
 def _rows_from(tensor, start, rows):

@@ -169,7 +169,7 @@ class Segments:
         starts, counts, scored, reset = (
             array[first_row : first_row + num_rows] for array in rows
         )
-        tokens = self._read(epoch, starts, counts)  # [rows, T + 1]
+        tokens = self._read(epoch, starts, counts, self._width)
         is_read = np.arange(self._width) < counts[:, None]
         batch = {
             "inputs": np.where(is_read, tokens[:, :-1], 0),
@@ -370,9 +370,9 @@ class Segments:
         """T, or the longest of varying lengths."""
         return self.segment_lengths[-1]
 
-    def _read(self, epoch, starts, counts):
-        """`(rows, T + 1)`: the inputs of rows and the token after them."""
-        tokens = np.zeros((len(starts), self._width + 1), np.int32)
+    def _read(self, epoch, starts, counts, width):
+        """`(rows, width + 1)`: inputs of rows and the token after them."""
+        tokens = np.zeros((len(starts), width + 1), np.int32)
         for row, start, count in zip(
             tokens, starts.tolist(), counts.tolist(), strict=True
         ):

@@ -54,7 +54,7 @@ def test_a_window_never_begins_before_its_document():
     found = predictions(windows)
     assert sorted(found) == sorted(set(range(23)) - set(DOCUMENTS.tolist()))
     for position, inputs in found.items():
-        begin = DOCUMENTS[DOCUMENTS < position].max()
+        begin = DOCUMENTS[position > DOCUMENTS].max()
         assert inputs == TOKENS[position - len(inputs) : position].tolist()
         assert len(inputs) >= min(position - begin, 4)
         assert inputs[0] >= 100 + begin

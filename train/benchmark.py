@@ -8,16 +8,26 @@ r"""Times the model on this machine, side by side with other ways to do it.
         --clamp_length=400 --same_length --batch_size=10
     python train/benchmark.py --experiment=long_generation \
         --preset=enwik8_base --memory_length=2100 --num_tokens=10000
+    python train/benchmark.py --experiment=evaluation_speed \
+        --preset=enwik8_base --same_length --picture=evaluation_speed.png
 
 Weights are random. What is compared runs in turns in one process, and the
 medians of all turns count: times of a shared machine come and go, ratios stay.
 --peer=hugging_face adds Hugging Face's Transformer-XL, in an environment of
 its own (--peer_python, see train/peers/hugging_face.py).
 
+evaluation_speed is table 9 of Dai et al., 2019: how many times as long as
+Transformer-XL a model without memory takes for a token, where each sees as
+many tokens back, the attention length. Transformer-XL reads segments, with a
+memory of that length; the other, of the same sizes, with the learned positions
+of Al-Rfou et al., a window of that length for each token, of which one is
+scored. It may read some windows at once: as many as are fastest.
+
 Prints a table and one JSON object; --output=FILE appends that to a file.
 """
 
 import concurrent.futures
+import functools
 import json
 import os
 import pathlib
@@ -30,6 +40,8 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.evaluation.plots import plot_slowdowns
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
@@ -39,7 +51,8 @@ from txl_keras.serving import Sampler
 FLAGS = flags.FLAGS
 
 flags.DEFINE_enum(
-    "experiment", None, ["generation", "long_generation", "evaluation"],
+    "experiment", None,
+    ["generation", "long_generation", "evaluation", "evaluation_speed"],
     "What is timed.", required=True,
 )  # fmt: skip
 model_flags.define_model_flags()
@@ -49,6 +62,15 @@ flags.DEFINE_integer("segment_length", 128, "Of evaluation.", lower_bound=2)
 flags.DEFINE_integer(
     "num_tokens", 10, "Tokens, or segments, of one turn.", lower_bound=2
 )
+flags.DEFINE_multi_integer(
+    "attention_lengths", [800, 1800, 2800, 3800], "Of evaluation_speed.",
+    lower_bound=1,
+)  # fmt: skip
+flags.DEFINE_multi_integer(
+    "windows", [1, 2, 4],
+    "How many windows the model without memory may read at once: the fastest "
+    "at the shortest length, and at others as many tokens.", lower_bound=1,
+)  # fmt: skip
 flags.DEFINE_integer("turns", 5, "How often each has its turn.", lower_bound=1)
 flags.DEFINE_enum(
     "precision", "float32", ["float32", "mixed_bfloat16"], "Dtype policy."
@@ -56,9 +78,12 @@ flags.DEFINE_enum(
 flags.DEFINE_enum("peer", None, ["hugging_face"], "Whom to compare with.")
 flags.DEFINE_string("peer_python", None, "Its Python.")
 flags.DEFINE_string("output", None, "File to append the JSON object to.")
+flags.DEFINE_string("picture", None, "PNG file, of evaluation_speed.")
 
 _PEERS = pathlib.Path(__file__).parent / "peers"
 _BANDWIDTH_BYTES = 1 << 29
+# By attention length: table 9 of Dai et al., 2019.
+_PUBLISHED_SLOWDOWNS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 
 def main(_):
@@ -72,14 +97,21 @@ def main(_):
             "`peer_python` must be a Python that can be run. Received: "
             f"{FLAGS.peer_python}"
         )
-    if FLAGS.output:
-        _open_output().close()  # before anything is timed
+    if FLAGS.picture and FLAGS.experiment != "evaluation_speed":
+        raise ValueError(
+            "`picture` is of --experiment=evaluation_speed alone. Received: "
+            f"--picture={FLAGS.picture}, --experiment={FLAGS.experiment}"
+        )
+    for name in ("output", "picture"):
+        if FLAGS[name].value:
+            _open(name).close()  # before anything is timed
     vocabulary_size = presets.preset_config(FLAGS.preset)["vocabulary_size"]
     model = model_flags.build_model(vocabulary_size, None, FLAGS.precision)
     experiment = {
         "generation": _generation,
         "long_generation": _long_generation,
         "evaluation": _evaluation,
+        "evaluation_speed": _evaluation_speed,
     }[FLAGS.experiment]
     results = {
         "experiment": FLAGS.experiment,
@@ -103,17 +135,19 @@ def main(_):
     line = json.dumps(results)
     print(line)
     if FLAGS.output:
-        with _open_output() as file:
+        with _open("output") as file:
             file.write(line + "\n")
 
 
-def _open_output():
+def _open(name):
+    """The file of a flag, to write at its end."""
+    path = FLAGS[name].value
     try:
-        return open(FLAGS.output, "a")
+        return open(path, "a")
     except OSError as error:
         raise ValueError(
-            "`output` must be a file that can be written. Received: "
-            f"--output={FLAGS.output} ({error.strerror})"
+            f"`{name}` must be a file that can be written. Received: "
+            f"--{name}={path} ({error.strerror})"
         ) from error
 
 
@@ -190,6 +224,130 @@ def _evaluation(model):
     return {"seconds": seconds, "segment_length": FLAGS.segment_length}
 
 
+def _evaluation_speed(model):
+    lengths = sorted(set(FLAGS.attention_lengths))
+    if lengths[0] < 2 * FLAGS.segment_length:
+        raise ValueError(
+            "`attention_lengths` must be at least 2 segments, "
+            f"{2 * FLAGS.segment_length} tokens. Received: {lengths[0]}"
+        )
+    vanilla = _like(
+        model,
+        attention_type="al_rfou",
+        max_positions=lengths[-1],
+        memory_length=0,
+        same_length=False,
+    )
+    num_tokens = lengths[0] * _fastest_windows(vanilla, lengths[0])
+    batch = _segments(model)
+    results = []
+    for length in lengths:
+        score, reader = _segment_scorer(model, length)
+        differences = _check_scores(model, score, reader, length)
+        windows = max(1, num_tokens // length)
+        seconds = _take_turns(
+            {
+                "Transformer-XL": _timed(functools.partial(score, *batch)),
+                "sliding": _sliding_evaluation(vanilla, length, windows),
+            }
+        )
+        seconds["Transformer-XL"] /= FLAGS.batch_size * FLAGS.segment_length
+        seconds["sliding"] /= windows
+        results.append(
+            {
+                "attention_length": length,
+                "windows": windows,
+                "seconds_per_token": seconds,
+                "slowdown": seconds["sliding"] / seconds["Transformer-XL"],
+                "published_slowdown": _PUBLISHED_SLOWDOWNS.get(length),
+                **differences,
+            }
+        )
+        _print_slowdown(results[-1])
+    if FLAGS.picture:
+        plot_slowdowns(results, FLAGS.picture)
+        print(f"Written to {FLAGS.picture}")
+    return {
+        "memory_length": lengths,
+        "segment_length": FLAGS.segment_length,
+        "results": results,
+    }
+
+
+def _like(model, **changes):
+    """A model of the same sizes."""
+    config = model.get_config()
+    config["backbone"]["config"].update(changes)
+    return TransformerXLCausalLM.from_config(config)
+
+
+def _fastest_windows(vanilla, length):
+    """How many windows at once take the least time a window."""
+    numbers = sorted(set(FLAGS.windows))
+    if len(numbers) == 1:
+        return numbers[0]
+    seconds = _take_turns(
+        {n: _sliding_evaluation(vanilla, length, n) for n in numbers}
+    )
+    for number in numbers:
+        seconds[number] /= number
+        print(
+            f"Windows of {length:,}, {number} at once: "
+            f"{1e3 * seconds[number]:,.0f} ms each"
+        )
+    return min(seconds, key=seconds.get)
+
+
+def _check_scores(model, score, reader, length):
+    """Sees that segments with memory score what a window scores.
+
+    At the beginning of a text memory holds all of it. So the last segment of
+    as many as make up the attention length must have the scores that the same
+    weights give its tokens where they read them all in one window.
+
+    Returns:
+        Dictionary of the largest differences, in nats, from the scores of the
+        window: with memory, and without.
+    """
+    plain = _like(model, memory_length=0, same_length=False)
+    plain.set_weights(model.get_weights())
+    num_segments = length // FLAGS.segment_length
+    text = _text(model, num_segments * FLAGS.segment_length + 1)
+    segments = [
+        tf.split(part, num_segments, axis=1)
+        for part in (text[:, :-1], text[:, 1:])
+    ]
+    expected = _window_scorer(plain, text[:, :-1], segments[1][-1])()
+    reader.begin()
+    found = [score(*segment) for segment in zip(*segments, strict=True)][-1]
+    reader.begin()
+    alone = score(segments[0][-1], segments[1][-1])
+    with_memory, without = (
+        float(tf.reduce_max(tf.abs(nll - expected))) for nll in (found, alone)
+    )
+    if not with_memory < 0.1 * without:
+        raise RuntimeError(
+            f"Transformer-XL must score tokens with a memory of {length:,} as "
+            "in one window of all of them. The scores differ by up to "
+            f"{with_memory:.2g} nats; without memory by {without:.2g}"
+        )
+    return {"difference": with_memory, "difference_without_memory": without}
+
+
+def _print_slowdown(result):
+    ours, other = result["seconds_per_token"].values()
+    published = result["published_slowdown"]
+    print(
+        f"{result['attention_length']:6,} tokens back: {1e3 * ours:.3f} ms a "
+        f"token, sliding {1e3 * other:,.1f} ms, {result['slowdown']:,.0f} "
+        "times as long" + (f" (published: {published:,})" if published else "")
+    )
+    print(
+        f"{'':6} Scores are those of one window to {result['difference']:.1g} "
+        f"nats, without memory to {result['difference_without_memory']:.1g}"
+    )
+
+
 def _projected_generation(model):
     write = Generator(model, Sampler(temperature=0))
 
@@ -219,26 +377,55 @@ def _unprojected_generation(model):
 
 
 def _projected_evaluation(model):
+    score, _ = _segment_scorer(model)
+    batch = _segments(model)
+    return _timed(functools.partial(score, *batch))
+
+
+def _segment_scorer(model, memory_length=None):
+    """What scores a segment and remembers it, and its `SegmentReader`."""
     reader = model.backbone.segment_reader(
-        FLAGS.batch_size, FLAGS.segment_length
+        FLAGS.batch_size, FLAGS.segment_length, memory_length
     )
     reader.begin()
 
     @tf.function(jit_compile=True)
-    def score(inputs, targets):
+    def read(inputs, targets):
         hidden, entries = reader.read(inputs)
         return model.softmax(hidden, targets), entries
 
     remember = tf.function(reader.remember, jit_compile=True)
 
     @tf.function
-    def step(inputs, targets):
-        nll, entries = score(inputs, targets)
+    def score(inputs, targets):
+        nll, entries = read(inputs, targets)
         remember(*entries)
         return nll
 
-    batch = _segments(model)
-    return lambda: _time_calls(lambda: step(*batch).numpy())
+    return score, reader
+
+
+def _sliding_evaluation(vanilla, length, windows):
+    """One call a turn: it takes as long as many segments."""
+    text = _text(vanilla, length + windows)[0]
+    inputs = tf.stack([text[i : i + length] for i in range(windows)])
+    score = _window_scorer(vanilla, inputs, text[length:, None])
+    return _timed(score, num_calls=1)
+
+
+def _window_scorer(model, inputs, targets):
+    """What scores the last tokens of windows, as many as there are targets."""
+    reader = model.backbone.segment_reader(*inputs.shape)
+    reader.begin()
+
+    @tf.function(jit_compile=True)
+    def score(inputs, targets):
+        hidden, _ = reader.read(inputs)
+        return model.softmax(hidden[:, -targets.shape[1] :], targets)
+
+    # Traced here, or TensorFlow would warn of one more with each length.
+    score.get_concrete_function(inputs, targets)
+    return lambda: score(inputs, targets)
 
 
 def _unprojected_evaluation(model):
@@ -263,11 +450,17 @@ def _advance(state, step):
 
 
 def _segments(model):
+    """Inputs and targets `(B, T)`."""
+    text = _text(model, FLAGS.segment_length + 1)
+    return text[:, :-1], text[:, 1:]
+
+
+def _text(model, num_tokens):
     """Ids as frequent as words are: word r of V with a share of 1 / r."""
-    shape = (2, FLAGS.batch_size, FLAGS.segment_length)
+    shape = (FLAGS.batch_size, num_tokens)
     uniform = np.random.default_rng(0).uniform(size=shape)
     ids = model.backbone.vocabulary_size**uniform - 1
-    return tf.unstack(tf.constant(ids, tf.int32))
+    return tf.constant(ids, tf.int32)
 
 
 def _prompts(model):
@@ -275,8 +468,13 @@ def _prompts(model):
     return ids[:, None]
 
 
-def _time_calls(call):
-    return _time_items(call() for _ in range(FLAGS.num_tokens))
+def _timed(score, num_calls=None):
+    """A turn: seconds of calls that return scores."""
+    return lambda: _time_calls(lambda: score().numpy(), num_calls)
+
+
+def _time_calls(call, num_calls=None):
+    return _time_items(call() for _ in range(num_calls or FLAGS.num_tokens))
 
 
 def _time_items(items):
@@ -288,14 +486,16 @@ def _time_items(items):
 
 def _read_memory():
     """Seconds to read `_BANDWIDTH_BYTES` with all cores."""
-    parts = np.array_split(_BIG, os.cpu_count())
+    parts = np.array_split(_big(), os.cpu_count())
     start = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
         list(pool.map(np.max, parts))
     return [time.perf_counter() - start]
 
 
-_BIG = np.ones(_BANDWIDTH_BYTES // 4, np.float32)
+@functools.cache
+def _big():
+    return np.ones(_BANDWIDTH_BYTES // 4, np.float32)
 
 
 def _take_turns(contenders):

@@ -5,12 +5,19 @@ r"""Measures bits per character and perplexity of a run.
         --flagfile=train/configs/evaluation/enwik8_base.flags
     python train/evaluate.py --workdir=runs/quickstart --corpus=my_text.txt \
         --split=all --token_nll --position_curve
+    python train/evaluate.py --workdir=runs/vanilla --stride=1 \
+        --max_eval_tokens=100000
 
 Every token of the split but the first is scored once, whatever the batch size.
 Each row reads a part of the split and begins with an empty memory, which costs
 its first tokens some bits. --warmup=memory first reads as many segments before
 the row's part as memory holds; --warmup=exact as many as what is in memory can
 depend on, L times that: then the result is that of --batch_size=1.
+
+A model without memory sees little at the beginning of each segment. --stride=1
+predicts every token from segment_length tokens before it, by a window of its
+own: the evaluation of Al-Rfou et al., which takes segment_length times as long.
+--stride=K predicts K tokens by a window, in a K-th of that.
 
 Written to the workdir: evaluation_SPLIT.json, a list of results, one for each
 checkpoint, text and settings, the newest last; with --token_nll the nats of
@@ -27,11 +34,13 @@ from absl import flags
 from tqdm import tqdm
 
 from txl_keras.data import Segments
+from txl_keras.data import SlidingWindows
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
 from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.evaluation.evaluator import check_slides
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.report import add_bits_per_byte
@@ -65,6 +74,11 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "segment_length", None, "Default: as in training.", lower_bound=1
 )
+flags.DEFINE_integer(
+    "stride", None,
+    "Tokens that a window slides on, of which alone it has scores; needs "
+    "memory_length=0. Default: segments side by side.", lower_bound=1,
+)  # fmt: skip
 flags.DEFINE_bool(
     "same_length", None, "Every token sees exactly memory_length tokens back."
 )
@@ -106,18 +120,10 @@ def main(_):
     config = workdir.read_config()
     tokenizer = workdir.load_tokenizer()
     model, checkpoint = _load_model(workdir)
+    settings = _settings(model.backbone, config["flags"])
     name, text, split = _prepare_text(config, tokenizer)
     tokens, documents = split.head(FLAGS.max_eval_tokens)
-    settings = _settings(model.backbone, config["flags"])
-    segments = Segments(
-        tokens,
-        settings["batch_size"],
-        settings["segment_length"],
-        drop_remainder=False,
-        documents=documents,
-        reset_documents=settings["reset_documents"],
-        warmup_segments=settings["warmup_segments"],
-    )
+    segments = _segments(tokens, documents, settings)
     result = {"split": FLAGS.split, **checkpoint, **text, **settings}
     with _token_nll(workdir, len(tokens)) as (nll, path):
         scores = _score(model, segments, settings["memory_length"], nll)
@@ -191,6 +197,8 @@ def _settings(backbone, of_run):
     memory_length = FLAGS.memory_length
     if memory_length is None:
         memory_length = backbone.memory_length
+    if FLAGS.stride:
+        check_slides(backbone, memory_length)
     warmup = 0
     if FLAGS.warmup == "memory":
         warmup = -(-memory_length // segment_length)
@@ -201,6 +209,7 @@ def _settings(backbone, of_run):
         "reset_documents": of_run.get("reset_documents", False),
         "batch_size": FLAGS.batch_size,
         "segment_length": segment_length,
+        "stride": FLAGS.stride,
         "warmup": FLAGS.warmup,
         "warmup_segments": warmup,
         "memory_length": memory_length,
@@ -210,6 +219,23 @@ def _settings(backbone, of_run):
             if hasattr(backbone, name)
         },
     }
+
+
+def _segments(tokens, documents, settings):
+    sizes = settings["batch_size"], settings["segment_length"]
+    resets = {
+        "documents": documents,
+        "reset_documents": settings["reset_documents"],
+    }
+    if settings["stride"]:
+        return SlidingWindows(tokens, *sizes, settings["stride"], **resets)
+    return Segments(
+        tokens,
+        *sizes,
+        drop_remainder=False,
+        warmup_segments=settings["warmup_segments"],
+        **resets,
+    )
 
 
 @contextlib.contextmanager

@@ -130,7 +130,7 @@ def train(strategy, stop):
             origin and origin.read_config()["model"],
         )
         optimizer = training_flags.build_optimizer()
-    training_flags.check_positions(model.backbone)
+    model.backbone.check_positions(FLAGS.segment_length)
     trainer = Trainer(
         model,
         optimizer,

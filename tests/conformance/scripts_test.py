@@ -9,6 +9,7 @@ import io
 import json
 import math
 import pathlib
+import re
 import runpy
 import shutil
 import signal
@@ -303,6 +304,73 @@ def test_evaluate_writes_nats_and_a_curve_of_any_text(run, here, tmp_path):
     _, error = here("evaluate.py", *flags, f"--token_nll_path={tmp_path}")
     assert "`token_nll_path` must be a file" in error
     assert str(tmp_path) in error
+
+
+def test_evaluate_slides_a_window_over_a_text(run, corpus, here):
+    flags = (
+        f"--workdir={run[0]}",
+        "--segment_length=6",
+        "--max_eval_tokens=40",
+        "--batch_size=5",
+    )
+    printed, error = here(
+        "evaluate.py", *flags, "--stride=1", "--memory_length=0"
+    )
+    assert error is None
+    assert "over 39 tokens" in printed
+    result = evaluation_of(run[0])
+    assert result["stride"] == 1
+    # Each token by the 6 before it, the first ones by as many as there are.
+    ids = np.frombuffer(load_corpus(str(corpus)).read("test")[:40], np.uint8)
+    windows = np.stack([ids[max(0, t - 6) :][:7] for t in range(1, 40)])
+    model, _ = Workdir(str(run[0])).load_model("best", memory_length=0)
+    nll, _ = model.score(windows[:, :-1], windows[:, 1:])
+    last = np.minimum(np.arange(39), 5)
+    expected = nll.numpy()[np.arange(39), last].mean()
+    assert result["nll"] == pytest.approx(expected, abs=1e-5)
+
+    for wrong, message in (
+        (["--stride=1"], "`memory_length` must be 0 .*=12"),
+        (["--stride=7", "--memory_length=0"], "`stride` .* most 6.*stride=7"),
+        (
+            ["--stride=1", "--memory_length=0", "--same_length"],
+            "`same_length` must be False",
+        ),
+    ):
+        _, error = here("evaluate.py", *flags, *wrong)
+        assert re.search(message, error)
+    assert evaluation_of(run[0]) == result
+
+
+def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
+    picture, output = tmp_path / "slow.png", tmp_path / "slow.jsonl"
+    flags = (
+        *("--num_layers=1", "--num_heads=2", "--hidden_dim=16"),
+        *("--intermediate_dim=24", "--segment_length=4", "--num_tokens=2"),
+        *("--turns=1", "--windows=2", f"--picture={picture}"),
+    )
+    speed = ("benchmark.py", "--experiment=evaluation_speed", *flags)
+    printed, error = here(*speed, "--attention_lengths=9", f"--output={output}")
+    assert error is None
+    assert "9 tokens back: " in printed
+    line = json.loads(output.read_text())
+    assert line["memory_length"] == [9]
+    (result,) = line["results"]
+    assert (result["attention_length"], result["windows"]) == (9, 2)
+    ours, sliding = result["seconds_per_token"].values()
+    assert result["slowdown"] == pytest.approx(sliding / ours)
+    assert result["published_slowdown"] is None
+    # The scores are those of a window, and not of the segment alone.
+    assert result["difference"] < 1e-5
+    assert result["difference_without_memory"] > 1e-3
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+    _, error = here(*speed, "--attention_lengths=7")
+    assert "`attention_lengths` must be at least 2 segments, 8" in error
+    _, error = here("benchmark.py", "--experiment=evaluation", *flags)
+    assert "`picture` is of --experiment=evaluation_speed alone" in error
+    _, error = here(*speed, f"--picture={tmp_path}/no/slow.png")
+    assert "`picture` must be a file that can be written" in error
 
 
 def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, here):

@@ -7,10 +7,12 @@ import pytest
 import tensorflow as tf
 
 from txl_keras.data import Segments
+from txl_keras.data import SlidingWindows
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.token_file import create_token_file
+from txl_keras.layers.decoder_block import ATTENTION_TYPES
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 
@@ -20,16 +22,19 @@ TOKENS = np.random.default_rng(1).integers(0, 13, 120)
 
 @pytest.fixture(scope="module")
 def model():
+    return make_model(memory_length=7, dropout=0.5)
+
+
+def make_model(num_layers=2, **config):
     return TransformerXLCausalLM(
         TransformerXLBackbone(
             vocabulary_size=13,
-            num_layers=2,
+            num_layers=num_layers,
             num_heads=2,
             hidden_dim=16,
             intermediate_dim=24,
-            memory_length=7,
-            dropout=0.5,
             initializer_stddev=0.3,
+            **config,
         )
     )
 
@@ -266,3 +271,46 @@ print("done", end="")
         [sys.executable, "-c", script], capture_output=True, text=True
     )
     assert done.stdout == "done", done.stderr
+
+
+# === Windows that slide ===
+
+
+def sliding_nll(model, length, stride):
+    """Nats of every target of the first tokens, by the training path.
+
+    Each token by a window of its own: the one that ends with its group of
+    `stride` tokens, or begins with the text.
+    """
+    groups = np.arange(23) // stride
+    stops = np.minimum((groups + 1) * stride, 23)
+    starts = np.maximum(stops - length, 0)
+    windows = np.stack([TOKENS[a : a + length + 1] for a in starts])
+    nll, _ = model.score(windows[:, :-1], windows[:, 1:])
+    return nll.numpy()[np.arange(23), np.arange(23) - starts]
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("attention_type", ATTENTION_TYPES)
+def test_windows_that_slide_score_each_token_by_its_own(attention_type, stride):
+    model = make_model(1, attention_type=attention_type, max_positions=7)
+    windows = SlidingWindows(TOKENS[:24], 4, 6, stride)
+    evaluator = Evaluator(model, STRATEGY, 4, 6)
+    found = np.empty(24, np.float32)
+    scores = evaluator.evaluate(windows, token_nll=found)
+    expected = sliding_nll(model, 6, stride)
+    assert np.isnan(found[0])
+    np.testing.assert_allclose(found[1:], expected, atol=1e-5)
+    assert scores["num_tokens"] == 23
+    assert scores["nll"] == pytest.approx(expected.mean(), abs=1e-5)
+    assert scores["perplexity"] == pytest.approx(np.exp(scores["nll"]))
+    assert scores["bits_per_token"] == pytest.approx(scores["nll"] / np.log(2))
+
+
+def test_windows_do_not_slide_for_a_model_that_remembers(model):
+    windows = SlidingWindows(TOKENS, 3, 5)
+    with pytest.raises(ValueError, match="`memory_length` must be 0.*=7"):
+        Evaluator(model, STRATEGY, 3, 5).evaluate(windows)
+    looks_back = make_model(1, same_length=True)
+    with pytest.raises(ValueError, match="`same_length` must be False"):
+        Evaluator(looks_back, STRATEGY, 3, 5, 0).evaluate(windows)

@@ -229,6 +229,15 @@ def test_segments_that_are_too_long_are_refused():
         reader.read(TOKENS[:, :5])
 
 
+def test_segments_longer_than_the_positions_are_refused():
+    backbone = make_backbone(
+        attention_type="al_rfou", max_positions=4, memory_length=0
+    )
+    SegmentReader(backbone, 1, 4)
+    with pytest.raises(ValueError, match="segment_length=5, max_positions=4"):
+        SegmentReader(backbone, 1, 5)
+
+
 def test_memory_is_refused_where_positions_are_absolute():
     backbone = make_backbone(attention_type="vaswani", memory_length=0)
     with pytest.raises(ValueError, match="memory_length=4"):

@@ -27,6 +27,7 @@ from txl_keras.data.preparation import prepare_tokenizer
 
 # Token stream to batches of segments.
 from txl_keras.data.segments import Segments
+from txl_keras.data.sliding_windows import SlidingWindows
 
 # Text to ids and back.
 from txl_keras.data.tokenizers import ByteTokenizer
@@ -48,6 +49,7 @@ __all__ = [
     "PreparedSplit",
     "Segments",
     "SentencePieceTokenizer",
+    "SlidingWindows",
     "Vocabulary",
     "WordPieceTokenizer",
     "WordTokenizer",

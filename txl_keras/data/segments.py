@@ -178,7 +178,7 @@ class Segments:
         starts, counts, scored, reset, firsts = (
             array[first_row : first_row + num_rows] for array in (*rows, firsts)
         )
-        tokens = self._read(epoch, starts, counts)  # [rows, T + 1]
+        tokens = self._read(epoch, starts, counts, self._width)
         index = np.arange(self._width)
         is_read = index < counts[:, None]
         is_target = is_read & (index >= firsts[:, None]) & scored[:, None]
@@ -382,9 +382,9 @@ class Segments:
         """T, or the longest of varying lengths."""
         return self.segment_lengths[-1]
 
-    def _read(self, epoch, starts, counts):
-        """`(rows, T + 1)`: the inputs of rows and the token after them."""
-        tokens = np.zeros((len(starts), self._width + 1), np.int32)
+    def _read(self, epoch, starts, counts, width):
+        """`(rows, width + 1)`: inputs of rows and the token after them."""
+        tokens = np.zeros((len(starts), width + 1), np.int32)
         for row, start, count in zip(
             tokens, starts.tolist(), counts.tolist(), strict=True
         ):

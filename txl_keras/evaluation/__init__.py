@@ -19,6 +19,7 @@ from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.plots import plot_recl
+from txl_keras.evaluation.plots import plot_slowdowns
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import relative_gains
 from txl_keras.evaluation.report import position_curve
@@ -37,6 +38,7 @@ __all__ = [
     "plot_learning_curve",
     "plot_position_curve",
     "plot_recl",
+    "plot_slowdowns",
     "position_curve",
     "relative_gains",
     "score_texts",

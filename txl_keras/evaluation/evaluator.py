@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from txl_keras.data.feed import Feed
 from txl_keras.data.segments import replica_batch_size
+from txl_keras.data.sliding_windows import SlidingWindows
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 from txl_keras.models import LSTMBackbone
@@ -44,8 +45,11 @@ class Evaluator:
         memory_length=None,
         stop=None,
     ):
+        if memory_length is None:
+            memory_length = model.backbone.memory_length
         self._strategy = strategy
         self._model = model
+        self._memory_length = memory_length
         self._stop = stop or StopRequest()
         with strategy.scope():
             self._reader = model.backbone.segment_reader(
@@ -99,10 +103,12 @@ class Evaluator:
         Raises:
             ValueError: If `token_nll` has another shape or is of integers,
                 or replicas are on other machines, whose scores never come
-                here.
+                here; or windows slide over a text for a model that remembers.
             FloatingPointError: If `token_nll` is given and a score is not
                 finite, with the position of the token.
         """
+        if isinstance(segments, SlidingWindows):
+            check_slides(self._model.backbone, self._memory_length)
         if token_nll is not None:
             self._check_token_nll(token_nll, segments)
             token_nll[:] = np.nan
@@ -229,7 +235,7 @@ class Evaluator:
 
         Returns:
             The pair of the sums of all replicas, a dictionary of float32
-            scalars, and the nats `(b, T)` of this one's `b` rows.
+            scalars, and the nats of the targets of this one's rows.
         """
         self._reader.reset_rows(batch["reset"])
         nll, sums, entries = self._compiled_score(batch)
@@ -243,6 +249,10 @@ class Evaluator:
     def _score(self, batch):
         """A segment of this replica's rows: nats, their sums, new entries."""
         hidden, entries = self._reader.read(batch["inputs"])
+        if "target_places" in batch:  # of a window, its last tokens alone
+            hidden = tf.gather(
+                hidden, batch["target_places"], axis=1, batch_dims=1
+            )
         nll = self._model.softmax(hidden, batch["targets"])
         weights = batch["weights"]
         sums = tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
@@ -287,6 +297,32 @@ def _in_a_second(steps, seconds):
     At most twice as many: the first ones wait for the compiler.
     """
     return max(1, min(2 * steps, int(steps / max(seconds, 1e-6))))
+
+
+def check_slides(backbone, memory_length):
+    """Checks that a model may read a text by `SlidingWindows`.
+
+    Args:
+        backbone: `TransformerXLBackbone`.
+        memory_length: Integer M, how much it is to remember.
+
+    Raises:
+        ValueError: If it is to remember anything: then each window would hold
+            again what is in memory.
+    """
+    if memory_length:
+        raise ValueError(
+            "`memory_length` must be 0 with `stride`: windows that slide hold "
+            "all that a token is predicted from, and a model with memory "
+            "needs none. Received: memory_length="
+            f"{memory_length}"
+        )
+    if backbone.same_length:
+        raise ValueError(
+            "`same_length` must be False with `stride`: without memory a "
+            "token would see itself alone. Received: "
+            f"same_length={backbone.same_length}"
+        )
 
 
 def warmup_segments(backbone, segment_length, memory_length=None):

@@ -124,6 +124,45 @@ def plot_recl(results, path, unit="token"):
     _save(figure, path)
 
 
+def plot_slowdowns(results, path):
+    """Draws how many times as long evaluation takes without memory.
+
+    Args:
+        results: List of dictionaries with `attention_length`, `slowdown` and
+            `published_slowdown`, the last one or `None`: of
+            train/benchmark.py, --experiment=evaluation_speed.
+        path: String, a PNG file, local or `gs://`.
+
+    Example:
+
+    ```python
+    from txl_keras.evaluation import plot_slowdowns
+
+    sizes = {"attention_length": 800, "published_slowdown": 363}
+    plot_slowdowns([{"slowdown": 500.0, **sizes}], "slowdowns.png")
+    ```
+    """
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
+    for name, label, marker in (
+        ("slowdown", "measured", "o"),
+        ("published_slowdown", "Dai et al., 2019, table 9", "s"),
+    ):
+        points = [
+            (result["attention_length"], result[name])
+            for result in results
+            if result[name] is not None
+        ]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=marker, label=label)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("attention length, tokens")
+    axes.set_ylabel("sliding / Transformer-XL, time a token")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    _save(figure, path)
+
+
 def _label(bucket):
     first, last = bucket["start"], bucket["stop"] - 1
     return f"{first:,}" if first == last else f"{first:,}-{last:,}"

@@ -13,7 +13,7 @@ COMPRESSED_BYTES = 1 << 25  # xz takes a minute for these
 # What makes one evaluation of a split another than the next.
 SETTINGS = (
     "checkpoint", "step", "corpus", "fingerprint", "split", "max_eval_tokens",
-    "reset_documents", "batch_size", "segment_length", "warmup",
+    "reset_documents", "batch_size", "segment_length", "stride", "warmup",
     "memory_length", "same_length", "clamp_length",
 )  # fmt: skip
 _BLOCK = 1 << 20  # tokens looked at at once

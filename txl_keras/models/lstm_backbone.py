@@ -65,9 +65,8 @@ class LSTMBackbone(keras.Model):
         https://doi.org/10.1162/neco.1997.9.8.1735).
     """
 
-    # It attends to nothing: no kind of attention, no positions to run out of.
+    # It attends to nothing.
     attention_type = None
-    max_positions = None
     # Of one entry, the state.
     memory_length = 1
 
@@ -137,6 +136,9 @@ class LSTMBackbone(keras.Model):
                 "`memory_length` is not a matter of an LSTM, which remembers "
                 f"one state. Received: memory_length={memory_length}"
             )
+
+    def check_positions(self, segment_length):
+        """Of no use here: a segment may have any length."""
 
     def initial_memory(self, batch_size, memory_length=1):
         """Memory of a cold start, zeros.

@@ -34,8 +34,8 @@ class SegmentReader:
         memory_length: Optional integer `M`; by default the backbone's own.
 
     Raises:
-        ValueError: On sizes that are not positive, or memory of a model that
-            can have none.
+        ValueError: On sizes that are not positive, memory of a model that can
+            have none, or a segment of more tokens than it has positions.
 
     Example:
 
@@ -66,6 +66,7 @@ class SegmentReader:
         check_integer("segment_length", segment_length, 1)
         check_integer("memory_length", memory_length, 0)
         backbone.check_remembers(memory_length)
+        backbone.check_positions(segment_length)
         self._backbone = backbone
         self._segment_length = segment_length
         self._num_distances = memory_length + segment_length

@@ -244,6 +244,16 @@ class TransformerXLBackbone(keras.Model):
         received = f"memory_length={memory_length}"
         check_remembers(self.attention_type, memory_length, received)
 
+    def check_positions(self, segment_length):
+        """Raises `ValueError` if a segment has more tokens than positions."""
+        limit = self.max_positions
+        if self.attention_type == "al_rfou" and segment_length > limit:
+            raise ValueError(
+                "`segment_length` must be at most `max_positions` with "
+                f"attention_type=al_rfou. Received: "
+                f"segment_length={segment_length}, max_positions={limit}"
+            )
+
     def initial_memory(self, batch_size, memory_length=None):
         """Memory of a cold start.
 

@@ -1,0 +1,124 @@
+"""Windows that slide over a text, for models without memory.
+
+Letters: `B` rows of a batch, `T` tokens of a window, `K` of them that are
+scored.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.checks import check_integer
+from txl_keras.data.segments import Segments
+
+
+class SlidingWindows(Segments):
+    """A text as windows of T tokens, each moved on by K: the stride.
+
+    The evaluation of Al-Rfou et al., 2018, for models that read each segment
+    for itself: with K = 1 every token is predicted from the T tokens before
+    it, by a window of its own. With a larger K only the last K predictions of
+    a window count, made from T - K + 1 to T tokens, at a K-th of the cost.
+
+    ```
+    T = 4, K = 2    inputs     targets
+    window 0        0 1 . .    1 2
+    window 1        0 1 2 3    3 4
+    window 2        2 3 4 5    5 6
+    ```
+
+    Every token but the first is scored once. Those that have fewer than T
+    before them are scored where they are in the first T of the text, with
+    padding after them: so positions that are counted inside of a segment are
+    those of training, where a segment's first tokens have few before them,
+    too, and its last place has many.
+
+    Args:
+        tokens, batch_size: See `Segments`.
+        segment_length: Integer T.
+        stride: Integer K.
+        documents: Optional integer array, see `Segments`. Only
+            `reset_documents` looks at it.
+        reset_documents: Boolean. True: a window never begins before the
+            document of its targets.
+
+    A batch is a dict of `Segments`, but that there are K `targets` and
+    `weights` a row, `(B, K)`, and besides:
+        target_places: `(B, K)` int32, which of the T inputs each of them
+            follows.
+
+    Raises:
+        ValueError: If the stride is less than 1 or more than T, or see
+            `Segments`.
+
+    Example:
+
+    >>> windows = SlidingWindows(np.arange(20), 3, segment_length=4, stride=2)
+    >>> batch = windows.batch(1)
+    >>> batch["inputs"].tolist()
+    [[0, 1, 2, 3], [6, 7, 8, 9], [12, 13, 14, 15]]
+    >>> batch["targets"].tolist()
+    [[3, 4], [9, 10], [15, 16]]
+    >>> batch["target_places"].tolist()
+    [[2, 3], [2, 3], [2, 3]]
+
+    Reference:
+        [Al-Rfou et al., 2018](https://arxiv.org/abs/1808.04444), section 3.
+    """
+
+    def __init__(
+        self,
+        tokens,
+        batch_size,
+        segment_length,
+        stride=1,
+        documents=None,
+        reset_documents=False,
+    ):
+        check_integer("segment_length", segment_length, 1)
+        check_integer("stride", stride, 1, maximum=segment_length)
+        # The targets are those of segments of K.
+        super().__init__(
+            tokens,
+            batch_size,
+            stride,
+            drop_remainder=False,
+            documents=documents,
+            reset_documents=reset_documents,
+        )
+        self.segment_length = segment_length
+        self.stride = stride
+        begins = documents if reset_documents else [0]
+        self._begins = np.asarray(begins, np.int64)
+
+    def batch(self, step, first_row=0, num_rows=None):
+        batch = super().batch(step, first_row, num_rows)
+        rows = self._layout.rows(0, step % self.steps_per_epoch)
+        last_row = first_row + len(batch["targets"])
+        starts, counts, *_ = (array[first_row:last_row] for array in rows)
+        windows, lengths = self._windows(starts, counts)
+        tokens = self._read(0, windows, lengths, self.segment_length)
+        is_read = np.arange(self.segment_length) < lengths[:, None]
+        places = (starts - windows)[:, None] + np.arange(self.stride)
+        # Beyond the window where there are fewer targets, of weight 0.
+        places = np.minimum(places, self.segment_length - 1)
+        return {
+            **batch,
+            "inputs": np.where(is_read, tokens[:, :-1], 0),
+            "target_places": places.astype(np.int32),
+        }
+
+    def _windows(self, starts, counts):
+        """Where windows begin that end with some inputs, and their lengths."""
+        stops = starts + counts
+        begin = np.searchsorted(self._begins, starts, "right") - 1
+        windows = np.maximum(stops - self.segment_length, self._begins[begin])
+        return windows, np.where(counts, stops - windows, 0)
+
+    def _signature(self, num_rows):
+        shape = (num_rows, self.segment_length)
+        targets = super()._signature(num_rows)
+        return {
+            **targets,
+            "inputs": tf.TensorSpec(shape, tf.int32),
+            "target_places": targets["targets"],
+        }

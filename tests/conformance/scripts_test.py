@@ -347,7 +347,8 @@ def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
     flags = (
         *("--num_layers=1", "--num_heads=2", "--hidden_dim=16"),
         *("--intermediate_dim=24", "--segment_length=4", "--num_tokens=2"),
-        *("--turns=1", "--windows=2", f"--picture={picture}"),
+        *("--turns=1", "--windows=2", "--initializer_stddev=0.3"),
+        f"--picture={picture}",
     )
     speed = ("benchmark.py", "--experiment=evaluation_speed", *flags)
     printed, error = here(*speed, "--attention_lengths=9", f"--output={output}")
@@ -361,8 +362,8 @@ def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
     assert result["slowdown"] == pytest.approx(sliding / ours)
     assert result["published_slowdown"] is None
     # The scores are those of a window, and not of the segment alone.
-    assert result["difference"] < 1e-5
-    assert result["difference_without_memory"] > 1e-3
+    assert result["difference"] < 1e-4
+    assert result["difference_without_memory"] > 0.01
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
     _, error = here(*speed, "--attention_lengths=7")

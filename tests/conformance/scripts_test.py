@@ -321,7 +321,7 @@ def test_evaluate_slides_a_window_over_a_text(run, corpus, here):
     result = evaluation_of(run[0])
     assert result["stride"] == 1
     # Each token by the 6 before it, the first ones by as many as there are.
-    ids = np.frombuffer(load_corpus(str(corpus)).read("test")[:40], np.uint8)
+    ids = np.array(list(load_corpus(str(corpus)).read("test")[:40]))
     windows = np.stack([ids[max(0, t - 6) :][:7] for t in range(1, 40)])
     model, _ = Workdir(str(run[0])).load_model("best", memory_length=0)
     nll, _ = model.score(windows[:, :-1], windows[:, 1:])

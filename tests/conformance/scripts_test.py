@@ -321,7 +321,7 @@ def test_evaluate_slides_a_window_over_a_text(run, corpus, here):
     result = evaluation_of(run[0])
     assert result["stride"] == 1
     # Each token by the 6 before it, the first ones by as many as there are.
-    ids = np.frombuffer(load_corpus(str(corpus)).read("test")[:40], np.uint8)
+    ids = np.array(list(load_corpus(str(corpus)).read("test")[:40]))
     windows = np.stack([ids[max(0, t - 6) :][:7] for t in range(1, 40)])
     model, _ = Workdir(str(run[0])).load_model("best", memory_length=0)
     nll, _ = model.score(windows[:, :-1], windows[:, 1:])
@@ -347,7 +347,8 @@ def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
     flags = (
         *("--num_layers=1", "--num_heads=2", "--hidden_dim=16"),
         *("--intermediate_dim=24", "--segment_length=4", "--num_tokens=2"),
-        *("--turns=1", "--windows=2", f"--picture={picture}"),
+        *("--turns=1", "--windows=2", "--initializer_stddev=0.3"),
+        f"--picture={picture}",
     )
     speed = ("benchmark.py", "--experiment=evaluation_speed", *flags)
     printed, error = here(*speed, "--attention_lengths=9", f"--output={output}")
@@ -361,8 +362,8 @@ def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
     assert result["slowdown"] == pytest.approx(sliding / ours)
     assert result["published_slowdown"] is None
     # The scores are those of a window, and not of the segment alone.
-    assert result["difference"] < 1e-5
-    assert result["difference_without_memory"] > 1e-3
+    assert result["difference"] < 1e-4
+    assert result["difference_without_memory"] > 0.01
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
     _, error = here(*speed, "--attention_lengths=7")

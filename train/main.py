@@ -128,7 +128,7 @@ def train(strategy, stop):
             origin and origin.read_config()["model"],
         )
         optimizer = training_flags.build_optimizer()
-    training_flags.check_positions(model.backbone)
+    training_flags.check_positions(model.backbone, FLAGS.segment_length)
     trainer = Trainer(
         model,
         optimizer,

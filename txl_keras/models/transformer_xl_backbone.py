@@ -70,9 +70,12 @@ class TransformerXLBackbone(keras.Model):
             of it and of the number of the row alone.
         first_row: Integer, number of the batch's first row where the batch is
             one replica's part of a larger one.
+        return_attention_scores: Boolean.
 
     Returns:
-        The pair of hidden states `(B, T, D)` and the new `Memory`.
+        The pair of hidden states `(B, T, D)` and the new `Memory`; with
+        `return_attention_scores=True` also a tuple of L float32 tensors
+        `(B, N, T, S)`, the probabilities of each block.
 
     Example:
 
@@ -296,6 +299,7 @@ class TransformerXLBackbone(keras.Model):
         training=None,
         dropout_seed=None,
         first_row=0,
+        return_attention_scores=False,
     ):
         batch_size = ops.shape(token_ids)[0]
         if memory is None:
@@ -319,7 +323,7 @@ class TransformerXLBackbone(keras.Model):
             }
         memory_mask = memory.mask()
 
-        block_inputs = []
+        block_inputs, scores = [], []
         for i, block in enumerate(self.blocks):
             block_inputs.append(x)
             x = block(
@@ -328,8 +332,12 @@ class TransformerXLBackbone(keras.Model):
                 memory_mask=memory_mask,
                 training=training,
                 dropout_seed=fold_in(row_seeds, i + 1),
+                return_attention_scores=return_attention_scores,
                 **positions,
             )
+            if return_attention_scores:
+                x, probabilities = x
+                scores.append(probabilities)
         if self._output_norm is not None:
             x = self._output_norm(x)
         x = self._dropout(
@@ -337,7 +345,10 @@ class TransformerXLBackbone(keras.Model):
             training=training,
             dropout_seed=fold_in(row_seeds, self.num_layers + 1),
         )
-        return x, memory.extend(block_inputs)
+        memory = memory.extend(block_inputs)
+        if return_attention_scores:
+            return x, memory, tuple(scores)
+        return x, memory
 
     def _embed(self, token_ids):
         x = self.token_embedding(token_ids) * self.hidden_dim**0.5  # [B, T, D]

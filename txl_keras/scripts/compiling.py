@@ -101,7 +101,7 @@ def _lower_steps(folder):
     slice_ = tpu_type(FLAGS.tpu_type)
     with tf.device("CPU:0"):  # where it is lowered
         model = _build_model()
-        training_flags.check_positions(model.backbone)
+        training_flags.check_positions(model.backbone, FLAGS.segment_length)
         run = _Run(model, slice_)
     facts = _facts(model, slice_)
     print(_describe(facts, model), flush=True)

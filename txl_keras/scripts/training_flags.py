@@ -140,14 +140,14 @@ def result_settings():
     return {name: FLAGS[name].value for name in RESULT_FLAGS}
 
 
-def check_positions(backbone):
+def check_positions(backbone, segment_length):
     """Raises `ValueError` if a segment has more tokens than positions."""
     limit = backbone.max_positions
-    if backbone.attention_type == "al_rfou" and FLAGS.segment_length > limit:
+    if backbone.attention_type == "al_rfou" and segment_length > limit:
         raise ValueError(
             "`segment_length` must be at most `max_positions` with "
             f"attention_type=al_rfou. Received: "
-            f"segment_length={FLAGS.segment_length}, max_positions={limit}"
+            f"segment_length={segment_length}, max_positions={limit}"
         )
 
 

@@ -94,7 +94,10 @@ flags.DEFINE_integer(
     "segment_length", None, "Default: as in training.", lower_bound=1
 )
 flags.DEFINE_integer(
-    "memory_length", None, "Default: as in training.", lower_bound=0
+    "memory_length",
+    None,
+    "Default: as in training. Not for memory_lengths.",
+    lower_bound=0,
 )
 flags.DEFINE_bool(
     "same_length", None, "Every token sees exactly memory_length tokens back."
@@ -179,10 +182,11 @@ def _read():
     pictures = [FLAGS.picture]
     if FLAGS.picture == "context_losses":
         pictures.append("recl")  # which come from such losses
-    if numbers.get("picture") not in pictures:
+    received = numbers.get("picture") if isinstance(numbers, dict) else None
+    if received not in pictures:
         raise ValueError(
-            f"`numbers` must be a file of {' or '.join(pictures)}. Received: "
-            f"{path}, of {numbers.get('picture')}"
+            f"`numbers` must be those of {' or '.join(pictures)}, a file that "
+            f"a picture came with. Received: {path}, of {received}"
         )
     models = numbers["models"]
     for model, label in zip(

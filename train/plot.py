@@ -271,7 +271,7 @@ def _open_runs(check=lambda model: None):
     ):
         model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
         check(model)
-        facts = {"label": label, "workdir": path, "step": step}
+        facts = {"label": label, "workdir": path, "step": step, **overrides}
         facts |= _lengths(model.backbone, config["flags"])
         resets = config["flags"].get("reset_documents", False)
         runs.append(_Run(model, facts, resets))
@@ -518,6 +518,8 @@ def _layers_and_heads(backbone):
 def _shown(tokenizer, token):
     """A token as it can be written at an axis."""
     text = tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
+    if tokenizer.unit == "word":  # all have one
+        text = text.removeprefix(" ")
     return text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
 
 

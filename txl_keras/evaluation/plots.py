@@ -18,7 +18,7 @@ _COLORS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
 )  # fmt: skip
 _MARKERS = "osD^vP*"
-_MOST_LABELS = 40  # tokens that can be written at the side of a map
+_FEW = 48  # so many points can be marked, or tokens written, along an axis
 
 
 def plot_learning_curve(metrics, path, unit="token", scores=None):
@@ -204,7 +204,7 @@ def plot_losses(curves, path, x_label, unit="token", ticks=None):
         color, marker = _style(i)
         axes.plot(
             x, [*map(of_nats, nll)], color=color, label=label,
-            marker=marker if len(x) <= _MOST_LABELS else None,
+            marker=marker if len(x) <= _FEW else None,
         )  # fmt: skip
     first = min(n for x, _ in curves.values() for n in x if n > 0)
     # Linear up to the first of them: logarithms have no place for 0.
@@ -255,7 +255,7 @@ def plot_attention_by_distance(models, path, unit="token"):
             label="segment length",
         )  # fmt: skip
         axes.set_xscale("symlog", base=2, linthresh=1)
-        axes.set_yscale("log")
+        axes.set_yscale("log", nonpositive="mask")
         powers = [2**i for i in range(len(model["attention"][0]).bit_length())]
         axes.set_xticks([0, *powers], [f"{n:,}" for n in (0, *powers)])
         axes.set_xlim(left=-0.2)
@@ -278,7 +278,7 @@ def plot_attention_maps(models, path, unit="token"):
     Args:
         models: List of dictionaries: `label`; `layers` and `heads`, their
             numbers; `maps`, an array `(layers, heads, T, S)`; and `tokens`,
-            S strings, of which a few are written at the axes.
+            S strings, written at the axes where they are 48 at most.
         path: String, a file of one of `FORMATS`, local or `gs://`.
         unit: String, what a token is.
 
@@ -327,7 +327,7 @@ def _panel_sizes(maps):
     lengths = [of_model.shape[-2] for of_model in maps]
     num_keys = max(of_model.shape[-1] for of_model in maps)
     width = max(2.4, 8 / num_columns)
-    if min(lengths) <= _MOST_LABELS:  # each is written
+    if num_keys <= _FEW:  # each is written
         width = max(width, 0.14 * num_keys)
     heights = [width * length / num_keys for length in lengths]
     return width, [min(max(height, 1.5), 8) + 0.4 for height in heights]
@@ -354,11 +354,14 @@ def _draw_map(axes, attention):
 def _label_map(axes, model, layer, head, unit):
     tokens, (length, num_keys) = model["tokens"], model["maps"].shape[-2:]
     num_memory = num_keys - length
-    if length <= _MOST_LABELS:
+    if num_keys <= _FEW:
         # A `$` in a text begins no formula.
         font = {"fontsize": "x-small", "family": "monospace"}
         font["parse_math"] = False
-        axes.set_xticks(range(-num_memory, length), tokens, **font)
+        rotation = 90 if max(map(len, tokens)) > 2 else 0
+        axes.set_xticks(
+            range(-num_memory, length), tokens, rotation=rotation, **font
+        )
         axes.set_yticks(range(length), tokens[num_memory:], **font)
     if layer == len(model["layers"]) - 1:
         memory = "memory | " if num_memory else ""

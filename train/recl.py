@@ -23,16 +23,11 @@ name with .png.
 
 import os
 
-import tensorflow as tf
 from absl import flags
 from tqdm import tqdm
 
 from txl_keras.checks import check_integer
 from txl_keras.data.corpora.corpus import SPLITS
-from txl_keras.data.corpora.files import write_text
-from txl_keras.data.preparation import prepare
-from txl_keras.data.preparation import token_folder
-from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.plots import plot_recl
@@ -43,7 +38,7 @@ from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import recl_label
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
-from txl_keras.training.workdir import Workdir
+from txl_keras.scripts import several_runs
 from txl_keras.training.workdir import write_json
 
 FLAGS = flags.FLAGS
@@ -79,16 +74,18 @@ flags.DEFINE_integer("batch_size", 16, "Rows.", lower_bound=1)
 
 
 def main(_):
-    output = _output()
-    context_lengths = _numbers("context_lengths", int)
+    output = several_runs.output_path((".json",), "a .png comes beside it")
+    context_lengths = several_runs.numbers("context_lengths", int)
     check_context_lengths(context_lengths)
-    shares = _numbers("top_r", float)
+    shares = several_runs.numbers("top_r", float)
     for share in shares:
         check_top_r(share)
     workdirs, configs, tokenizer = _group()
-    name, text, tokens = _prepare_text(configs, tokenizer)
+    name, text, split = several_runs.prepare_split(
+        FLAGS.workdirs, configs, tokenizer
+    )
     positions = spread_positions(
-        len(tokens), FLAGS.num_positions, max(context_lengths)
+        len(split.tokens), FLAGS.num_positions, max(context_lengths)
     )
     # All of them first: what is amiss with the last comes before any work.
     loaded = [workdir.load_model(FLAGS.checkpoint) for workdir in workdirs]
@@ -99,7 +96,7 @@ def main(_):
         )
     ]
     losses = [
-        _losses(model, tokens, positions, context_lengths, of_model)
+        _losses(model, split.tokens, positions, context_lengths, of_model)
         for (model, _), of_model in zip(loaded, models, strict=True)
     ]
     results = {workdir: {} for workdir in FLAGS.workdirs}
@@ -112,8 +109,8 @@ def main(_):
         by_share = results[model["workdir"]]
         model["recl"] = [{"top_r": r, **by_share[r]} for r in shares]
     written = {
+        "picture": "recl",
         **text,
-        "split": FLAGS.split,
         "num_positions": len(positions),
         "context_lengths": context_lengths,
         "threshold": THRESHOLD,
@@ -126,43 +123,12 @@ def main(_):
     print(f"Written to {output}\nWritten to {_picture(output)}")
 
 
-def _output():
-    """Path of the JSON file, which can be written."""
-    output = os.path.expanduser(FLAGS.output)
-    if not output.endswith(".json"):
-        raise ValueError(
-            "`output` must end with .json: a .png comes beside it. Received: "
-            f"--output={FLAGS.output}"
-        )
-    try:
-        write_text("", f"{output}.new")
-        tf.io.gfile.remove(f"{output}.new")
-    except tf.errors.OpError as error:
-        raise ValueError(
-            "`output` must be a file that can be written. Received: "
-            f"--output={FLAGS.output} ({error.message})"
-        ) from error
-    return output
-
-
 def _picture(output):
     return output.removesuffix(".json") + ".png"
 
 
-def _numbers(name, kind):
-    """The values of a flag that is a list."""
-    texts = FLAGS[name].value
-    try:
-        return [kind(text) for text in texts]
-    except ValueError as error:
-        raise ValueError(
-            f"`{name}` must be numbers ({kind.__name__}) with commas between "
-            f"them. Received: --{name}={','.join(texts)}"
-        ) from error
-
-
 def _group():
-    """The workdirs, their configurations, and the tokenizer of all."""
+    """What `open_group` returns, of two runs or more."""
     paths = FLAGS.workdirs
     if len({os.path.realpath(path) for path in paths}) < max(2, len(paths)):
         raise ValueError(
@@ -170,42 +136,7 @@ def _group():
             "length is relative to the best of the group. Received: "
             f"--workdirs={','.join(paths)}"
         )
-    workdirs = [Workdir(path) for path in paths]
-    tokenizers = [workdir.load_tokenizer() for workdir in workdirs]
-    hashes = [tokenizer_hash(tokenizer) for tokenizer in tokenizers]
-    for path, received in zip(paths, hashes, strict=True):
-        if received != hashes[0]:
-            raise ValueError(
-                "`workdirs` must be runs of one tokenizer, or their losses "
-                f"are of other tokens. Received: {paths[0]}, of tokenizer "
-                f"{hashes[0]}, and {path}, of {received}"
-            )
-    configs = [workdir.read_config() for workdir in workdirs]
-    return workdirs, configs, tokenizers[0]
-
-
-def _prepare_text(configs, tokenizer):
-    """The name of the text, what JSON says of it, and the ids of the split."""
-    options = data_flags.corpus_options(configs[0]["corpus"])
-    if options["corpus"] is None:
-        raise ValueError(
-            "`corpus` must be given: the first model was not trained here. "
-            "Received: --corpus=None"
-        )
-    corpus = data_flags.load_corpus(options)
-    folder = token_folder(options["data_dir"])
-    split = prepare(corpus, tokenizer, folder, [FLAGS.split])[FLAGS.split]
-    fingerprint = split.fingerprint()
-    for path, config in zip(FLAGS.workdirs, configs, strict=True):
-        expected = config["data"].get(FLAGS.split)
-        if FLAGS.corpus is None and expected != fingerprint:
-            raise ValueError(
-                "`corpus` must be given where the runs are not all of one "
-                f"text, as it was when they began. Expected by {path}: "
-                f"{expected}. Received: {fingerprint}, of {options['corpus']}"
-            )
-    text = {"corpus": options["corpus"], "fingerprint": fingerprint}
-    return corpus.name, text, split.tokens
+    return several_runs.open_group(paths)
 
 
 def _settings(loaded, configs):
@@ -235,7 +166,7 @@ def _lengths(name, defaults):
     """One for each run."""
     if FLAGS[name].value is None:
         return defaults
-    lengths = _numbers(name, int)
+    lengths = several_runs.numbers(name, int)
     if len(lengths) != len(defaults):
         raise ValueError(
             f"`{name}` must be as many as `workdirs`, {len(defaults)}. "

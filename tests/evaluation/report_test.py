@@ -5,13 +5,16 @@ import pytest
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
+from txl_keras.data import Segments
 from txl_keras.data import WordTokenizer
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import compressed_bits_per_byte
 from txl_keras.evaluation.report import describe
+from txl_keras.evaluation.report import measure
 from txl_keras.evaluation.report import position_curve
+from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.evaluation.report import with_result
 from txl_keras.evaluation.token_file import create_token_file
 
@@ -204,3 +207,39 @@ def test_a_token_file_that_cannot_be_written_is_refused_at_once(tmp_path):
             raise AssertionError
         assert "`token_nll_path`" in str(error.value)
         assert str(path) in str(error.value)
+
+
+def test_each_unit_has_the_measure_of_the_field():
+    nll = math.log(8)
+    for unit, name, value in (
+        ("byte", "bits per byte", 3),
+        ("character", "bpc", 3),
+        ("word", "ppl", 8),
+        ("subword", "ppl", 8),
+    ):
+        received, of_nats = measure(unit)
+        assert received == name
+        assert of_nats(nll) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("batch_size, warmup", [(1, 0), (3, 2)])
+def test_losses_by_position_are_means_over_the_segments(batch_size, warmup):
+    nll = np.random.default_rng(3).uniform(1, 9, 23).astype("float32")
+    nll[0] = np.nan
+    segments = Segments(
+        np.arange(23), batch_size, 4, drop_remainder=False,
+        warmup_segments=warmup,
+    )  # fmt: skip
+    # Segments begin at the multiples of 4; the last one has 2 targets.
+    expected = [
+        np.mean([nll[t] for t in range(1, 23) if (t - 1) % 4 == place])
+        for place in range(4)
+    ]
+    losses = segment_position_losses(nll, segments)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+def test_positions_that_no_segment_has_are_left_out():
+    segments = Segments(np.arange(4), 2, 9, drop_remainder=False)
+    losses = segment_position_losses(np.array([np.nan, 1, 2, 4]), segments)
+    assert losses == [1, 2, 4]

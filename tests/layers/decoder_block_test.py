@@ -115,6 +115,47 @@ def test_masks_reach_the_attention(normalize_first):
 
 
 @pytest.mark.parametrize("normalize_first", [True, False])
+def test_attention_scores_are_those_that_the_output_is_made_of(
+    normalize_first,
+):
+    layer = block(normalize_first=normalize_first)
+    x, memory = random(B, T, D), random(B, M, D, seed=1)
+    y, scores = layer(x, memory=memory, return_attention_scores=True)
+    np.testing.assert_array_equal(y, layer(x, memory=memory))
+    states = np.concatenate([memory, x], axis=1)
+    if normalize_first:
+        states = layer_norm(layer, "attention_norm", states)
+    values = np.einsum("bsd,dnh->bsnh", states, weight(layer, "value/kernel"))
+    a = np.einsum(
+        "bnts,bsnh,nhd->btd",
+        scores,
+        values,
+        weight(layer, "attention/output/kernel"),
+    )
+    a = x + a
+    if normalize_first:
+        expected = a + feed_forward(
+            layer, layer_norm(layer, "feed_forward_norm", a)
+        )
+    else:
+        a = layer_norm(layer, "attention_norm", a)
+        expected = layer_norm(
+            layer, "feed_forward_norm", a + feed_forward(layer, a)
+        )
+    np.testing.assert_allclose(y, expected, atol=1e-4)
+
+
+def test_attention_scores_of_a_symbolic_call():
+    segment, memory = keras.Input((T, D)), keras.Input((M, D))
+    outputs = block()(segment, memory=memory, return_attention_scores=True)
+    model = keras.Model([segment, memory], outputs)
+    assert outputs[0].shape == (None, T, D)
+    assert outputs[1].shape == (None, N, T, M + T)
+    _, scores = model([random(B, T, D), random(B, M, D)])
+    assert scores.shape == (B, N, T, M + T)
+
+
+@pytest.mark.parametrize("normalize_first", [True, False])
 def test_mask_of_an_embedding_is_passed_by_keras(normalize_first):
     ids = keras.Input((4,), dtype="int32")
     embedding = keras.layers.Embedding(9, D, mask_zero=True)

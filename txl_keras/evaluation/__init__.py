@@ -12,17 +12,25 @@ for ids, nll in score_texts(model, ByteTokenizer(), texts, contexts):
 ```
 """
 
+from txl_keras.evaluation.attention_maps import attention_by_distance
+from txl_keras.evaluation.attention_maps import attention_maps
+from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
+from txl_keras.evaluation.plots import plot_attention_by_distance
+from txl_keras.evaluation.plots import plot_attention_maps
 from txl_keras.evaluation.plots import plot_learning_curve
+from txl_keras.evaluation.plots import plot_learning_curves
+from txl_keras.evaluation.plots import plot_losses
 from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.plots import plot_slowdowns
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import relative_gains
 from txl_keras.evaluation.report import position_curve
+from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.evaluation.text_scoring import TextScorer
 from txl_keras.evaluation.text_scoring import embed_texts
 from txl_keras.evaluation.text_scoring import score_texts
@@ -31,17 +39,25 @@ from txl_keras.evaluation.token_file import create_token_file
 __all__ = [
     "Evaluator",
     "TextScorer",
+    "attention_by_distance",
+    "attention_maps",
+    "attention_maps_at",
     "context_losses",
     "create_token_file",
     "effective_context_lengths",
     "embed_texts",
+    "plot_attention_by_distance",
+    "plot_attention_maps",
     "plot_learning_curve",
+    "plot_learning_curves",
+    "plot_losses",
     "plot_position_curve",
     "plot_recl",
     "plot_slowdowns",
     "position_curve",
     "relative_gains",
     "score_texts",
+    "segment_position_losses",
     "spread_positions",
     "warmup_segments",
 ]

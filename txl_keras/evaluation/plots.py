@@ -1,9 +1,24 @@
 """Pictures of runs."""
 
+import os
+
+import numpy as np
 import tensorflow as tf
+from matplotlib import colormaps
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from txl_keras.evaluation.recl import recl_label
+from txl_keras.evaluation.report import measure
+
+FORMATS = ("png", "svg", "pdf")
+# Of Okabe and Ito, 2008: the colour-blind tell them apart, too. Without their
+# yellow, which is weak on white.
+_COLORS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
+)  # fmt: skip
+_MARKERS = "osD^vP*"
+_FEW = 48  # so many points can be marked, or tokens written, along an axis
 
 
 def plot_learning_curve(metrics, path, unit="token", scores=None):
@@ -124,6 +139,85 @@ def plot_recl(results, path, unit="token"):
     _save(figure, path)
 
 
+def plot_learning_curves(curves, path, unit="token", x_label="step"):
+    """Draws the losses of several runs in training, and on valid.
+
+    Args:
+        curves: Dictionary from the name of a run to a dictionary of `train`
+            and `valid`, each a pair of lists: x and nats a token.
+        path: String, a file of one of `FORMATS`, local or `gs://`.
+        unit: String, what a token is.
+        x_label: String.
+
+    Example:
+
+    ```python
+    from txl_keras.evaluation import plot_learning_curves
+
+    base = {"train": ([1, 2, 3], [5.0, 4.0, 3.5]), "valid": ([3], [3.7])}
+    plot_learning_curves({"base": base}, "curves.svg", "byte")
+    ```
+    """
+    name, of_nats = measure(unit)
+    figure, axes = _figure(x_label, name)
+    for i, (label, curve) in enumerate(curves.items()):
+        (x, train), (x_valid, valid) = curve["train"], curve["valid"]
+        color, marker = _style(i)
+        axes.plot(
+            x, [*map(of_nats, train)], color=color, alpha=0.5, linewidth=1,
+            label=f"{label}, train",
+        )  # fmt: skip
+        axes.plot(
+            x_valid, [*map(of_nats, valid)], color=color, marker=marker,
+            markersize=4, label=f"{label}, valid",
+        )  # fmt: skip
+    if name == "ppl":  # it begins at the size of the vocabulary
+        axes.set_yscale("log")
+    axes.legend()
+    _save(figure, path)
+
+
+def plot_losses(curves, path, x_label, unit="token", ticks=None):
+    """Draws losses of several models against the powers of something.
+
+    Args:
+        curves: Dictionary from the name of a model to a pair of lists: x, from
+            0 or more up, and nats a token.
+        path: String, a file of one of `FORMATS`, local or `gs://`.
+        x_label: String.
+        unit: String, what a token is.
+        ticks: Optional list, the x to write at the axis; by default powers of
+            two.
+
+    Example:
+
+    ```python
+    from txl_keras.evaluation import plot_losses
+
+    curves = {"base": ([0, 8, 16], [1.6, 1.4, 1.3])}
+    plot_losses(curves, "memory.png", "memory length", "byte", [0, 8, 16])
+    ```
+    """
+    name, of_nats = measure(unit)
+    figure, axes = _figure(x_label, name)
+    for i, (label, (x, nll)) in enumerate(curves.items()):
+        color, marker = _style(i)
+        axes.plot(
+            x, [*map(of_nats, nll)], color=color, label=label,
+            marker=marker if len(x) <= _FEW else None,
+        )  # fmt: skip
+    first = min(n for x, _ in curves.values() for n in x if n > 0)
+    # Linear up to the first of them: logarithms have no place for 0.
+    axes.set_xscale("symlog", base=2, linthresh=first)
+    if ticks is None:
+        last = max(x[-1] for x, _ in curves.values())
+        ticks = [2**i for i in range(int(last).bit_length())]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.minorticks_off()
+    axes.legend()
+    _save(figure, path)
+
+
 def plot_slowdowns(results, path):
     """Draws how many times as long evaluation takes without memory.
 
@@ -131,7 +225,7 @@ def plot_slowdowns(results, path):
         results: List of dictionaries with `attention_length`, `slowdown` and
             `published_slowdown`, the last one or `None`: of
             train/benchmark.py, --experiment=evaluation_speed.
-        path: String, a PNG file, local or `gs://`.
+        path: String, a file of one of `FORMATS`, local or `gs://`.
 
     Example:
 
@@ -142,11 +236,14 @@ def plot_slowdowns(results, path):
     plot_slowdowns([{"slowdown": 500.0, **sizes}], "slowdowns.png")
     ```
     """
-    figure = Figure(figsize=(8, 5))
-    axes = figure.subplots()
-    for name, label, marker in (
-        ("slowdown", "measured", "o"),
-        ("published_slowdown", "Dai et al., 2019, table 9", "s"),
+    figure, axes = _figure(
+        "attention length, tokens", "sliding / Transformer-XL, time a token"
+    )
+    for i, (name, label) in enumerate(
+        [
+            ("slowdown", "measured"),
+            ("published_slowdown", "Dai et al., 2019, table 9"),
+        ]
     ):
         points = [
             (result["attention_length"], result[name])
@@ -154,13 +251,182 @@ def plot_slowdowns(results, path):
             if result[name] is not None
         ]
         if points:
-            axes.plot(*zip(*points, strict=True), marker=marker, label=label)
+            color, marker = _style(i)
+            x, y = zip(*points, strict=True)
+            axes.plot(x, y, color=color, marker=marker, label=label)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("attention length, tokens")
-    axes.set_ylabel("sliding / Transformer-XL, time a token")
-    axes.grid(alpha=0.3)
     axes.legend()
     _save(figure, path)
+
+
+def plot_attention_by_distance(models, path, unit="token"):
+    """Draws how much attention goes how far back, a panel for each model.
+
+    Args:
+        models: List of dictionaries: `label`; `layers`, numbers of layers;
+            `attention`, of each layer the mean probability at the distances 0,
+            1, 2, and so on, see `attention_by_distance`; and
+            `segment_length`, beyond which all is memory.
+        path: String, a file of one of `FORMATS`, local or `gs://`.
+        unit: String, what a token is.
+
+    Example:
+
+    ```python
+    from txl_keras.evaluation import plot_attention_by_distance
+
+    model = {
+        "label": "base", "layers": [0], "segment_length": 2,
+        "attention": [[0.5, 0.3, 0.1]],
+    }
+    plot_attention_by_distance([model], "distance.png")
+    ```
+    """
+    figure = Figure(figsize=(7 * len(models), 5), layout="constrained")
+    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=True):
+        # In the order of the layers, dark to light, in grey as well.
+        colors = colormaps["viridis"](np.linspace(0, 0.9, len(model["layers"])))
+        for layer, color, attention in zip(
+            model["layers"], colors, model["attention"], strict=True
+        ):
+            axes.plot(attention, color=color, label=f"layer {layer}")
+        axes.axvline(
+            model["segment_length"], color="grey", linestyle="--",
+            label="segment length",
+        )  # fmt: skip
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        axes.set_yscale("log", nonpositive="mask")
+        powers = [2**i for i in range(len(model["attention"][0]).bit_length())]
+        axes.set_xticks([0, *powers], [f"{n:,}" for n in (0, *powers)])
+        axes.set_xlim(left=-0.2)
+        axes.minorticks_off()
+        axes.set_xlabel(f"distance of query and key, {unit}s")
+        axes.set_title(model["label"])
+        axes.grid(alpha=0.3)
+        axes.legend()
+    panels[0].set_ylabel("mean attention probability of a key")
+    _save(figure, path)
+
+
+def plot_attention_maps(models, path, unit="token"):
+    """Draws the attention of heads over memory and segment.
+
+    A row of panels for each layer, a column for each head. Grey is a
+    probability of 0, as of what a query may not see; a line stands between
+    memory and segment.
+
+    Args:
+        models: List of dictionaries: `label`; `layers` and `heads`, their
+            numbers; `maps`, an array `(layers, heads, T, S)`; and `tokens`,
+            S strings, written at the axes where they are 48 at most.
+        path: String, a file of one of `FORMATS`, local or `gs://`.
+        unit: String, what a token is.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.evaluation import plot_attention_maps
+
+    maps = np.array([[[[0.5, 0.5, 0], [0.2, 0.2, 0.6]]]])
+    model = {
+        "label": "base", "layers": [3], "heads": [0], "maps": maps,
+        "tokens": ["a", "b", "c"],
+    }
+    plot_attention_maps([model], "maps.png")
+    ```
+    """
+    rows = [(model, i) for model in models for i in range(len(model["layers"]))]
+    num_columns = max(len(model["heads"]) for model in models)
+    width, heights = _panel_sizes([model["maps"] for model, _ in rows])
+    figure = Figure(
+        figsize=(num_columns * width + 1.5, sum(heights) + 1),
+        layout="constrained",
+    )
+    grid = figure.subplots(
+        len(rows), num_columns, squeeze=False, height_ratios=heights
+    )
+    for panels, (model, i) in zip(grid, rows, strict=True):
+        for j, axes in enumerate(panels):
+            if j >= len(model["heads"]):
+                axes.set_axis_off()
+                continue
+            image = _draw_map(axes, model["maps"][i, j])
+            axes.set_title(f"head {model['heads'][j]}", fontsize="small")
+            _label_map(axes, model, i, j, unit)
+    figure.colorbar(
+        image, ax=grid, label="attention probability", extend="min",
+        aspect=40, shrink=min(1, 6 / sum(heights)),
+    )  # fmt: skip
+    _save(figure, path)
+
+
+def _panel_sizes(maps):
+    """Inches: the width of all panels, and the height of each row of them."""
+    num_columns = max(len(of_model[0]) for of_model in maps)
+    lengths = [of_model.shape[-2] for of_model in maps]
+    num_keys = max(of_model.shape[-1] for of_model in maps)
+    width = max(2.4, 8 / num_columns)
+    if num_keys <= _FEW:  # each is written
+        width = max(width, 0.14 * num_keys)
+    heights = [width * length / num_keys for length in lengths]
+    return width, [min(max(height, 1.5), 8) + 0.4 for height in heights]
+
+
+def _draw_map(axes, attention):
+    """The image of a map `(T, S)`."""
+    length, num_keys = attention.shape
+    image = axes.imshow(
+        np.ma.masked_equal(attention, 0),
+        # Places in the segment, those in memory are negative.
+        extent=(length - num_keys - 0.5, length - 0.5, length - 0.5, -0.5),
+        norm=LogNorm(1e-3, 1),
+        cmap="viridis",
+        aspect="auto",
+        interpolation="nearest",
+    )
+    axes.set_facecolor("lightgrey")
+    if num_keys > length:
+        axes.axvline(-0.5, color=_COLORS[1], linewidth=1.5)
+    return image
+
+
+def _label_map(axes, model, layer, head, unit):
+    tokens, (length, num_keys) = model["tokens"], model["maps"].shape[-2:]
+    num_memory = num_keys - length
+    if num_keys <= _FEW:
+        # A `$` in a text begins no formula.
+        font = {"fontsize": "x-small", "family": "monospace"}
+        font["parse_math"] = False
+        rotation = 90 if max(map(len, tokens)) > 2 else 0
+        axes.set_xticks(
+            range(-num_memory, length), tokens, rotation=rotation, **font
+        )
+        axes.set_yticks(range(length), tokens[num_memory:], **font)
+    if layer == len(model["layers"]) - 1:
+        memory = "memory | " if num_memory else ""
+        axes.set_xlabel(f"{memory}segment: {unit} attended to")
+    if head == 0:
+        axes.set_ylabel(
+            f"{model['label']}, layer {model['layers'][layer]}\n{unit} that "
+            "attends"
+        )
+
+
+def _figure(x_label, y_label):
+    """A figure of one panel: no window, no state of pyplot."""
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _style(index):
+    """Colour and marker of a model: told apart by each of them."""
+    return _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)]
 
 
 def _label(bucket):
@@ -169,5 +435,6 @@ def _label(bucket):
 
 
 def _save(figure, path):
+    format = os.path.splitext(path)[1].removeprefix(".")
     with tf.io.gfile.GFile(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
+        figure.savefig(file, format=format, dpi=120, bbox_inches="tight")

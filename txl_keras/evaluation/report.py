@@ -81,10 +81,24 @@ def score(nll, tokenizer):
     Returns:
         String, such as `"1.0612 bpc"`.
     """
-    units = {"byte": "bits per byte", "character": "bpc"}
-    if tokenizer.unit in units:
-        return f"{bits_per_token(nll):.4f} {units[tokenizer.unit]}"
-    return f"{perplexity(nll):.2f} ppl"
+    name, of_nats = measure(tokenizer.unit)
+    digits = 2 if of_nats is perplexity else 4
+    return f"{of_nats(nll):.{digits}f} {name}"
+
+
+def measure(unit):
+    """By what the field measures a loss.
+
+    Args:
+        unit: String, what a token is.
+
+    Returns:
+        The pair of its name and a function of nats a token.
+    """
+    names = {"byte": "bits per byte", "character": "bpc"}
+    if unit in names:
+        return names[unit], bits_per_token
+    return "ppl", perplexity
 
 
 def describe(scores, tokenizer):
@@ -177,6 +191,40 @@ def _scores_by_bucket(nll, documents, bounds, start):
     bucket = np.searchsorted(bounds, tokens - documents[document], "right") - 1
     is_scored = ~np.isnan(found)
     return bucket[is_scored], found[is_scored]
+
+
+def segment_position_losses(nll, segments):
+    """How scores depend on the place of a token in its segment.
+
+    A model without memory knows of nothing before its segment, so the first
+    tokens of one score badly: the context fragmentation of section 3.1 of Dai
+    et al., 2019. Memory removes it.
+
+    Args:
+        nll: Float array of shape `(P + 1,)`, nats of every token: of
+            `Evaluator.token_nll`.
+        segments: The `Segments` of the text that it was read in.
+
+    Returns:
+        List of T floats, the mean nats at each place; of fewer where no
+        segment of the text is so long.
+
+    Example: the first token is no target, and the last segment is shorter.
+
+    >>> from txl_keras.data import Segments
+    >>> segments = Segments(np.arange(8), 1, 3, drop_remainder=False)
+    >>> nll = np.array([np.nan, 9, 2, 1, 7, 4, 3, 5])
+    >>> segment_position_losses(nll, segments)
+    [7.0, 3.0, 2.0]
+    """
+    sums = np.zeros(segments.segment_length)
+    counts = np.zeros(segments.segment_length, np.int64)
+    for step in range(len(segments)):
+        positions = segments.target_positions(step)  # [B, T]
+        is_scored = positions >= 0
+        sums += np.where(is_scored, nll[positions], 0).sum(axis=0, dtype=float)
+        counts += is_scored.sum(axis=0)
+    return (sums[counts > 0] / counts[counts > 0]).tolist()
 
 
 def with_result(results, result):

@@ -70,9 +70,11 @@ class DecoderBlock(keras.layers.Layer):
         memory_mask, training, dropout_seed: See `CausalMultiHeadAttention`.
         position_encoding, attention_biases: See `RelativeMultiHeadAttention`;
             only of `"relative"`.
+        return_attention_scores: Boolean.
 
     Returns:
-        Tensor of shape `(B, T, D)`.
+        Tensor of shape `(B, T, D)`; with `return_attention_scores=True` also
+        the probabilities, see `CausalMultiHeadAttention`.
 
     Example:
 
@@ -183,7 +185,10 @@ class DecoderBlock(keras.layers.Layer):
         attention_biases=None,
         training=None,
         dropout_seed=None,
+        return_attention_scores=False,
     ):
+        scores = []
+
         def attention(x):
             positions = {}
             if self.attention_type == "relative":
@@ -198,8 +203,12 @@ class DecoderBlock(keras.layers.Layer):
                 memory_mask=memory_mask,
                 training=training,
                 dropout_seed=fold_in(dropout_seed, 0),
+                return_attention_scores=return_attention_scores,
                 **positions,
             )
+            if return_attention_scores:
+                attended, probabilities = attended
+                scores.append(probabilities)
             return self._drop(attended, training, dropout_seed, site=1)
 
         if memory is not None:
@@ -208,7 +217,8 @@ class DecoderBlock(keras.layers.Layer):
                 memory.shape[1],
                 f"memory.shape={memory.shape}",
             )
-        return self._transform(inputs, attention, training, dropout_seed)
+        outputs = self._transform(inputs, attention, training, dropout_seed)
+        return (outputs, *scores) if return_attention_scores else outputs
 
     def attend_projected(
         self, inputs, past, positions=(), attention_biases=None
@@ -309,8 +319,12 @@ class DecoderBlock(keras.layers.Layer):
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
 
-    def compute_output_spec(self, inputs, **kwargs):
-        return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
+    def compute_output_spec(
+        self, inputs, memory=None, return_attention_scores=False, **kwargs
+    ):
+        return self.attention.compute_output_spec(
+            inputs, memory, return_attention_scores
+        )
 
     def get_config(self):
         return {

@@ -72,10 +72,13 @@ class TransformerXLBackbone(keras.Model):
         first_row: Integer, number of the batch's first row where the batch is
             one replica's part of a larger one.
         return_blocks: Boolean, return what every block puts out, too.
+        return_attention_scores: Boolean.
 
     Returns:
         The pair of hidden states `(B, T, D)` and the new `Memory`. With
-        `return_blocks` L hidden states, those of the last block at the end.
+        `return_blocks=True` there are L hidden states, those of the last block
+        at the end. With `return_attention_scores=True` the third is a tuple of
+        L float32 tensors `(B, N, T, S)`, the probabilities of each block.
 
     Example:
 
@@ -314,6 +317,7 @@ class TransformerXLBackbone(keras.Model):
         dropout_seed=None,
         first_row=0,
         return_blocks=False,
+        return_attention_scores=False,
     ):
         batch_size = ops.shape(token_ids)[0]
         if memory is None:
@@ -337,7 +341,7 @@ class TransformerXLBackbone(keras.Model):
             }
         memory_mask = memory.mask()
 
-        states = [x]
+        states, scores = [x], []
         for i, block in enumerate(self.blocks):
             x = block(
                 x,
@@ -345,10 +349,13 @@ class TransformerXLBackbone(keras.Model):
                 memory_mask=memory_mask,
                 training=training,
                 dropout_seed=fold_in(row_seeds, i + 1),
+                return_attention_scores=return_attention_scores,
                 **positions,
             )
+            if return_attention_scores:
+                x, probabilities = x
+                scores.append(probabilities)
             states.append(x)
-        memory = memory.extend(states[:-1])
 
         def finish(x):
             if self._output_norm is not None:
@@ -359,9 +366,13 @@ class TransformerXLBackbone(keras.Model):
                 dropout_seed=fold_in(row_seeds, self.num_layers + 1),
             )
 
+        hidden = finish(x)
         if return_blocks:
-            return tuple(finish(state) for state in states[1:]), memory
-        return finish(x), memory
+            hidden = (*map(finish, states[1:-1]), hidden)
+        memory = memory.extend(states[:-1])
+        if return_attention_scores:
+            return hidden, memory, tuple(scores)
+        return hidden, memory
 
     def _embed(self, token_ids):
         x = self.token_embedding(token_ids) * self.hidden_dim**0.5  # [B, T, D]

@@ -1,0 +1,167 @@
+import types
+
+import numpy as np
+import pytest
+
+from txl_keras.evaluation.attention_maps import attention_by_distance
+from txl_keras.evaluation.attention_maps import attention_maps
+from txl_keras.evaluation.attention_maps import attention_maps_at
+from txl_keras.evaluation.attention_maps import check_attends
+from txl_keras.evaluation.attention_maps import check_heads
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+
+V, L, N, B, T, M = 11, 3, 2, 4, 5, 7
+TEXT = np.random.default_rng(6).integers(V, size=60, dtype="uint8")
+ABSOLUTE = ("vaswani", "al_rfou")
+
+
+def small_model(attention_type="relative", **config):
+    sizes = {
+        "vocabulary_size": V,
+        "num_layers": L,
+        "num_heads": N,
+        "hidden_dim": 8,
+        "head_dim": 6,
+        "intermediate_dim": 12,
+        "memory_length": 0 if attention_type in ABSOLUTE else M,
+        "max_positions": 13,
+        "initializer_stddev": 0.3,
+    }
+    return TransformerXLCausalLM(
+        TransformerXLBackbone(
+            attention_type=attention_type, **{**sizes, **config}
+        )
+    )
+
+
+def rows_of_text(*starts, length):
+    return np.stack([TEXT[start : start + length] for start in starts])
+
+
+@pytest.mark.parametrize(
+    "attention_type", ["relative", "shaw", "vaswani", "al_rfou"]
+)
+def test_heads_without_weights_look_at_all_alike(attention_type):
+    model = small_model(attention_type)
+    for weight in model.backbone.weights:
+        if "embedding" not in weight.path:
+            weight.assign(np.zeros(weight.shape))
+    ids = rows_of_text(0, 9, 20, 31, length=T)
+    maps, memory = attention_maps(model, ids)
+    num_memory = model.backbone.memory_length
+    assert maps.shape == (L, B, N, T, num_memory + T)
+    assert maps.dtype == np.float32
+    triangle = np.tril(np.ones((T, T))) / np.arange(1, T + 1)[:, None]
+    cold = np.concatenate([np.zeros((T, num_memory)), triangle], axis=1)
+    np.testing.assert_allclose(
+        maps, np.broadcast_to(cold, maps.shape), rtol=1e-6
+    )
+    if num_memory:  # T of M entries are there now
+        maps, _ = attention_maps(model, ids, memory)
+        seen = np.tril(np.ones((T, M + T)), M)
+        seen[:, : M - T] = 0
+        expected = seen / seen.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(
+            maps, np.broadcast_to(expected, maps.shape), rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    "attention_type, config",
+    [
+        ("relative", {"normalize_first": True, "dropout": 0.3}),
+        ("relative", {"clamp_length": 3, "tie_attention_biases": False}),
+        ("shaw", {"attention_dropout": 0.3}),
+    ],
+)
+def test_maps_of_two_segments_are_those_of_one_long_segment(
+    attention_type, config
+):
+    model = small_model(attention_type, memory_length=T, **config)
+    ids = rows_of_text(3, 12, 40, length=2 * T)
+    long, _ = attention_maps(model, ids, model.initial_memory(3, 0))
+    first, memory = attention_maps(model, ids[:, :T])
+    second, _ = attention_maps(model, ids[:, T:], memory)
+    np.testing.assert_allclose(first[..., T:], long[..., :T, :T], atol=1e-6)
+    np.testing.assert_allclose(second, long[..., T:, :], atol=1e-6)
+    np.testing.assert_allclose(second.sum(axis=-1), 1, atol=1e-6)
+    # Not those of nothing: heads, rows and layers differ.
+    for axis in range(3):
+        assert np.abs(np.diff(second, axis=axis)).max() > 1e-3
+    later = np.triu(np.ones((T, 2 * T), bool), T + 1)
+    assert (second[..., later] == 0).all()
+
+
+def test_equal_lengths_see_no_farther_than_memory():
+    model = small_model(same_length=True)
+    maps = attention_maps_at(model, TEXT, [20, 30], T)
+    by_distance = attention_by_distance(maps)
+    assert by_distance.shape == (L, 2, N, M + T)
+    assert (by_distance[..., : M + 1] > 0).all()
+    assert (by_distance[..., M + 1 :] == 0).all()
+
+
+def test_maps_in_a_text_are_read_with_memory_full():
+    model = small_model()
+    starts = [10, 41, 55]  # two segments before each
+    maps = attention_maps_at(model, TEXT, starts, T)
+    for row, start in enumerate(starts):
+        memory = model.initial_memory(1)
+        for first in range(start - 2 * T, start, T):
+            ids = rows_of_text(first, length=T)
+            _, memory = model.backbone(ids, memory=memory)
+        ids = rows_of_text(start, length=T)
+        expected, _ = attention_maps(model, ids, memory)
+        np.testing.assert_allclose(maps[:, row], expected[:, 0], atol=1e-6)
+    assert (maps[..., 0, : M + 1] > 0).all()
+    without = attention_maps_at(model, TEXT, [0], 4, memory_length=0)
+    assert without.shape == (L, 1, N, 4, 4)
+
+
+def test_attention_by_distance_is_a_mean_over_the_diagonals():
+    maps = np.array(
+        [  # M = 2, T = 3: the distances are 2 1 0, 3 2 1 0, 4 3 2 1 0
+            [0.3, 0.5, 0.2, 0.0, 0.0],
+            [0.1, 0.2, 0.3, 0.4, 0.0],
+            [0.9, 0.0, 0.0, 0.0, 0.1],
+        ]
+    )
+    expected = [0.7 / 3, 0.8 / 3, 0.5 / 3, 0.1 / 2, 0.9]
+    np.testing.assert_allclose(attention_by_distance(maps), expected)
+    stacked = attention_by_distance(np.stack([maps, 2 * maps])[:, None])
+    assert stacked.shape == (2, 1, 5)
+    np.testing.assert_allclose(stacked[1, 0], np.multiply(2, expected))
+    with pytest.raises(ValueError, match=r"S at least T.*\(5, 3\)"):
+        attention_by_distance(maps.T)
+
+
+def test_what_cannot_be_looked_at_is_refused():
+    model = small_model()
+    other = types.SimpleNamespace(backbone=model.softmax)
+    for look in (
+        lambda: check_attends(other),
+        lambda: attention_maps(other, TEXT[None, :T]),
+        lambda: attention_maps_at(other, TEXT, [20], T),
+    ):
+        with pytest.raises(ValueError, match="attention.*AdaptiveSoftmax"):
+            look()
+    with pytest.raises(ValueError, match=r"ids in \[0, 11\)"):
+        attention_maps(model, TEXT[None, :T] + V)
+    with pytest.raises(ValueError, match="from 10, .* to 55.*from 9 to 30"):
+        attention_maps_at(model, TEXT, [9, 30], T)
+    with pytest.raises(ValueError, match="from 10, .* to 55.*from 20 to 56"):
+        attention_maps_at(model, TEXT, [20, 56], T)
+    with pytest.raises(ValueError, match="al_rfou.*memory_length=3"):
+        attention_maps_at(small_model("al_rfou"), TEXT, [20], T, 3)
+
+
+def test_layers_and_heads_that_do_not_exist_are_named():
+    backbone = small_model().backbone
+    check_heads(backbone, [0, 2], [1])
+    with pytest.raises(ValueError, match=r"`layers` .* 0 to 2.*\[0, 3\]"):
+        check_heads(backbone, [0, 3], [1])
+    with pytest.raises(ValueError, match=r"`heads` .* 0 to 1.*\[-1\]"):
+        check_heads(backbone, [0], [-1])
+    with pytest.raises(ValueError, match=r"`heads` .*heads=\[\]"):
+        check_heads(backbone, [0], [])

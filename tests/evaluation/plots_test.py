@@ -1,0 +1,89 @@
+"""Pictures: what is written in them, as SVG says it in comments."""
+
+import numpy as np
+import pytest
+
+from txl_keras.evaluation.plots import FORMATS
+from txl_keras.evaluation.plots import plot_attention_by_distance
+from txl_keras.evaluation.plots import plot_attention_maps
+from txl_keras.evaluation.plots import plot_learning_curves
+from txl_keras.evaluation.plots import plot_losses
+
+CURVES = {"a": ([1, 2, 4], [2.0, 1.5, 1.4]), "b": ([1, 2], [1.9, 1.8])}
+
+
+def texts_of(path):
+    """All texts of an SVG file."""
+    parts = path.read_text("utf-8").split("<!-- ")[1:]
+    return [part.split(" -->")[0] for part in parts]
+
+
+@pytest.mark.parametrize(
+    "ending, beginning",
+    [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF-")],
+)
+def test_the_ending_is_the_kind_of_file(ending, beginning, tmp_path):
+    assert ending in FORMATS
+    path = tmp_path / f"losses.{ending}"
+    plot_losses(CURVES, str(path), "context")
+    assert path.read_bytes().startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    "unit, name",
+    [("byte", "bits per byte"), ("character", "bpc"), ("word", "ppl")],
+)
+def test_losses_are_in_the_measure_of_the_field(unit, name, tmp_path):
+    path = tmp_path / "curves.svg"
+    curve = {"train": ([10, 20], [4.0, 3.0]), "valid": ([20], [3.5])}
+    plot_learning_curves({"one": curve, "two": curve}, str(path), unit)
+    texts = texts_of(path)
+    assert {name, "step", "one, train", "two, valid"} <= set(texts)
+    path = tmp_path / "losses.svg"
+    plot_losses(
+        {"a": ([0, 3, 1200], [0.0, 0.0, 0.0])}, str(path), "memory", unit,
+        [0, 3, 1200],
+    )  # fmt: skip
+    assert {name, "memory", "0", "3", "1,200"} <= set(texts_of(path))
+
+
+def test_maps_name_heads_layers_and_few_tokens(tmp_path):
+    path = tmp_path / "maps.svg"
+    maps = np.random.default_rng(0).uniform(0, 1, (2, 2, 4, 6))
+    remembering = {
+        "label": "memory", "layers": [0, 5], "heads": [1, 7], "maps": maps,
+        "tokens": ["x", "y", "$", "␣", "$", "é"],
+    }  # fmt: skip
+    alone = {
+        "label": "none", "layers": [3], "heads": [4],
+        "maps": np.tril(np.full((1, 1, 50, 50), 0.5)), "tokens": ["q"] * 50,
+    }  # fmt: skip
+    plot_attention_maps([remembering, alone], str(path), "byte")
+    texts = texts_of(path)
+    assert [t for t in texts if t.startswith("head")] == [
+        "head 1", "head 7"] * 2 + ["head 4"]  # fmt: skip
+    for label in (
+        "memory, layer 0", "memory, layer 5", "none, layer 3",
+        "memory | segment: byte attended to", "segment: byte attended to",
+    ):  # fmt: skip
+        assert any(label in text for text in texts)
+    # Below each of four maps, the segment at their sides too.
+    assert [texts.count(token) for token in "xy$q"] == [4, 4, 16, 0]
+
+
+def test_a_panel_for_each_model_has_a_line_for_each_layer(tmp_path):
+    path = tmp_path / "distance.svg"
+    models = [
+        {
+            "label": label,
+            "layers": layers,
+            "segment_length": 2,
+            "attention": [[0.5, 0.3, 0.0]] * len(layers),
+        }
+        for label, layers in (("one", [0, 4]), ("two", [4]))
+    ]
+    plot_attention_by_distance(models, str(path), "word")
+    texts = texts_of(path)
+    assert [texts.count(t) for t in ("layer 0", "layer 4")] == [1, 2]
+    assert texts.count("distance of query and key, words") == 2
+    assert {"one", "two", "segment length"} <= set(texts)

@@ -1,0 +1,599 @@
+r"""Draws pictures of runs, several beside each other.
+
+    python train/plot.py --picture=learning_curves \
+        --workdirs=runs/memory,runs/no_memory --output=runs/curves.png
+    python train/plot.py --picture=positions --labels=Transformer-XL,vanilla \
+        --workdirs=runs/memory,runs/no_memory --output=runs/positions.svg
+    python train/plot.py --picture=attention --workdirs=runs/memory \
+        --segment_length=24 --memory_length=24 --layers=0,3 --heads=0,1 \
+        --output=runs/attention.png
+    python train/plot.py --picture=recl --numbers=runs/recl.json \
+        --output=runs/recl.pdf
+
+Pictures, of the text of the runs unless --corpus gives another:
+
+learning_curves        the loss of train and valid, by step
+context_losses         the loss of --num_positions tokens, each predicted from
+                       exactly c tokens, for each c of --context_lengths
+memory_lengths         the loss with each of --memory_lengths in evaluation
+positions              the loss by position in the segment. Without memory the
+                       first tokens of a segment are hard: context fragmentation
+attention              where heads look from a segment, over it and memory
+attention_by_distance  how far back they look: means over heads and over
+                       --num_positions queries, spread over the split
+recl                   relative effective context lengths: train/recl.py
+                       measures them, and --numbers is the file that it wrote
+
+The runs must be of one tokenizer; for learning curves of one kind of token.
+Losses are shown in bits of bytes and characters, and as perplexity of words.
+
+The numbers in a picture are written beside it, as .json (maps of attention:
+.npz), losses in nats. With --numbers such a file is drawn again, as another
+kind of file, or with other --labels.
+"""
+
+import dataclasses
+import io
+import os
+
+import numpy as np
+import tensorflow as tf
+from absl import flags
+from tqdm import tqdm
+
+from txl_keras.checks import check_integer
+from txl_keras.data import Segments
+from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.evaluation.attention_maps import attention_by_distance
+from txl_keras.evaluation.attention_maps import attention_maps_at
+from txl_keras.evaluation.attention_maps import check_attends
+from txl_keras.evaluation.attention_maps import check_heads
+from txl_keras.evaluation.attention_maps import warmup_length
+from txl_keras.evaluation.context_losses import context_losses
+from txl_keras.evaluation.context_losses import spread_positions
+from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.evaluation.plots import FORMATS
+from txl_keras.evaluation.plots import plot_attention_by_distance
+from txl_keras.evaluation.plots import plot_attention_maps
+from txl_keras.evaluation.plots import plot_learning_curves
+from txl_keras.evaluation.plots import plot_losses
+from txl_keras.evaluation.plots import plot_recl
+from txl_keras.evaluation.report import segment_position_losses
+from txl_keras.scripts import data_flags
+from txl_keras.scripts import running
+from txl_keras.scripts import several_runs
+from txl_keras.training.workdir import Workdir
+from txl_keras.training.workdir import read_json
+from txl_keras.training.workdir import write_json
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_enum(
+    "picture", None,
+    ["learning_curves", "context_losses", "memory_lengths", "positions",
+     "attention", "attention_by_distance", "recl"],
+    "What to draw.", required=True,
+)  # fmt: skip
+flags.DEFINE_string(
+    "output", None, f"Picture to write: {', '.join(FORMATS)}.", required=True
+)
+flags.DEFINE_list("workdirs", None, "Folders of one run or more.")
+flags.DEFINE_string(
+    "numbers", None, "JSON file to draw, rather than to measure --workdirs."
+)
+flags.DEFINE_list("labels", None, "Names of the runs. Default: their folders.")
+flags.DEFINE_enum(
+    "checkpoint", "best", ["best", "latest"], "Best by valid, or newest."
+)
+# Default: that of the runs.
+data_flags.define_corpus_flags(required=False)
+flags.adopt_module_key_flags(data_flags)
+flags.DEFINE_enum("split", "test", SPLITS, "Which text.")
+flags.DEFINE_integer(
+    "segment_length", None, "Default: as in training.", lower_bound=1
+)
+flags.DEFINE_integer(
+    "memory_length",
+    None,
+    "Default: as in training. Not for memory_lengths.",
+    lower_bound=0,
+)
+flags.DEFINE_bool(
+    "same_length", None, "Every token sees exactly memory_length tokens back."
+)
+flags.DEFINE_integer(
+    "clamp_length", None, "Distances beyond it count as it.", lower_bound=1
+)
+flags.DEFINE_integer("batch_size", 16, "Rows.", lower_bound=1)
+flags.DEFINE_enum(
+    "x_axis", "steps", ["steps", "tokens"], "learning_curves: by what."
+)
+flags.DEFINE_list(
+    "context_lengths", [str(2**i) for i in range(10)], "context_losses: c."
+)
+flags.DEFINE_integer(
+    "num_positions", 1000,
+    "context_losses and attention_by_distance: how many tokens to look at.",
+    lower_bound=1,
+)  # fmt: skip
+flags.DEFINE_list(
+    "memory_lengths", ["0", "16", "32", "64", "128", "256", "512"],
+    "memory_lengths: those to compare.",
+)  # fmt: skip
+flags.DEFINE_integer(
+    "max_eval_tokens", None,
+    "memory_lengths and positions: score only the first tokens. Default: all.",
+    lower_bound=2,
+)  # fmt: skip
+flags.DEFINE_list(
+    "layers", None, "attention...: which ones, from 0. Default: all."
+)
+flags.DEFINE_list(
+    "heads", None, "attention...: which ones, from 0. Default: all."
+)
+flags.DEFINE_integer(
+    "start", None,
+    "attention: the token of the split, from 0, that the segment begins with. "
+    "Default: the one in the middle.",
+    lower_bound=0,
+)  # fmt: skip
+
+
+def main(_):
+    endings = tuple(f".{name}" for name in FORMATS)
+    output = several_runs.output_path(endings, "the kind of file")
+    measure, draw = _PICTURES[FLAGS.picture]
+    if FLAGS.numbers:
+        numbers = _read()
+    else:
+        _check_workdirs()
+        numbers = measure()
+        _write(numbers, os.path.splitext(output)[0])
+    draw(numbers, output)
+    print(f"Written to {output}")
+
+
+def _check_workdirs():
+    if FLAGS.picture == "recl":
+        raise ValueError(
+            "`numbers` must be given for --picture=recl, the file that "
+            "train/recl.py wrote. Received: --numbers=None"
+        )
+    if not FLAGS.workdirs:
+        raise ValueError(
+            "`workdirs` must be one run or more, or `numbers` a file to draw. "
+            f"Received: --workdirs={FLAGS.workdirs}, --numbers=None"
+        )
+
+
+# === Numbers from files ===
+
+
+def _read():
+    """The numbers of `--numbers`, under the names of `--labels`."""
+    if FLAGS.workdirs:
+        raise ValueError(
+            "`numbers` and `workdirs` exclude each other. Received: "
+            f"--numbers={FLAGS.numbers}, --workdirs={','.join(FLAGS.workdirs)}"
+        )
+    path = os.path.expanduser(FLAGS.numbers)
+    numbers = read_json(path)
+    pictures = [FLAGS.picture]
+    if FLAGS.picture == "context_losses":
+        pictures.append("recl")  # which come from such losses
+    received = numbers.get("picture") if isinstance(numbers, dict) else None
+    if received not in pictures:
+        raise ValueError(
+            f"`numbers` must be those of {' or '.join(pictures)}, a file that "
+            f"a picture came with. Received: {path}, of {received}"
+        )
+    models = numbers["models"]
+    for model, label in zip(
+        models, _labels([m["workdir"] for m in models]), strict=True
+    ):
+        if FLAGS.labels or "label" not in model:
+            model["label"] = label
+    if FLAGS.picture == "attention":
+        with tf.io.gfile.GFile(f"{os.path.splitext(path)[0]}.npz", "rb") as f:
+            arrays = np.load(io.BytesIO(f.read()))
+        for i, model in enumerate(models):
+            model["maps"] = arrays[f"maps_{i}"]
+    return numbers
+
+
+def _write(numbers, path):
+    """Writes numbers to the path with .json, maps to that with .npz."""
+    models = numbers["models"]
+    if FLAGS.picture == "attention":
+        buffer = io.BytesIO()
+        maps = {f"maps_{i}": model["maps"] for i, model in enumerate(models)}
+        np.savez_compressed(buffer, **maps)
+        with tf.io.gfile.GFile(f"{path}.npz", "wb") as file:
+            file.write(buffer.getvalue())
+        print(f"Written to {path}.npz")
+        models = [
+            {name: value for name, value in model.items() if name != "maps"}
+            for model in models
+        ]
+    write_json(
+        {"picture": FLAGS.picture, **numbers, "models": models}, f"{path}.json"
+    )
+    print(f"Written to {path}.json")
+
+
+def _labels(paths):
+    """A name for each run, all of them different."""
+    labels = FLAGS.labels
+    if not labels:
+        labels = [os.path.basename(path.rstrip("/")) for path in paths]
+        if len(set(labels)) < len(labels):
+            labels = paths
+    if len(labels) != len(paths) or len(set(labels)) < len(labels):
+        raise ValueError(
+            f"`labels` must be as many as the runs, {len(paths)}, and all "
+            f"different. Received: {','.join(labels)}"
+        )
+    return labels
+
+
+# === Numbers of runs ===
+
+
+@dataclasses.dataclass
+class _Run:
+    """A model, and what JSON says of it."""
+
+    model: object
+    facts: dict
+    reset_documents: bool
+
+
+def _open_runs(check=lambda model: None):
+    """The runs, their tokenizer, what JSON says of the text, and the split.
+
+    Args:
+        check: Function of a model, which raises where it cannot be measured.
+    """
+    paths = FLAGS.workdirs
+    labels = _labels(paths)
+    workdirs, configs, tokenizer = several_runs.open_group(paths)
+    _, text, split = several_runs.prepare_split(paths, configs, tokenizer)
+    overrides = {
+        name: FLAGS[name].value
+        for name in ("same_length", "clamp_length")
+        if FLAGS[name].value is not None
+    }
+    runs = []
+    # All of them first: what is amiss with the last comes before any work.
+    for path, label, workdir, config in zip(
+        paths, labels, workdirs, configs, strict=True
+    ):
+        model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
+        check(model)
+        facts = {"label": label, "workdir": path, "step": step, **overrides}
+        facts |= _lengths(model.backbone, config["flags"])
+        resets = config["flags"].get("reset_documents", False)
+        runs.append(_Run(model, facts, resets))
+    return runs, tokenizer, text, split
+
+
+def _lengths(backbone, of_run):
+    """Segment and memory of a model, as JSON shall say."""
+    segment_length = FLAGS.segment_length or of_run.get("segment_length")
+    check_integer("segment_length", segment_length, 1)
+    backbone.check_positions(segment_length)
+    memory_length = FLAGS.memory_length
+    if memory_length is None:
+        memory_length = backbone.memory_length
+    backbone.check_remembers(memory_length)
+    return {"segment_length": segment_length, "memory_length": memory_length}
+
+
+def _progress(run, total, unit):
+    return tqdm(total=total, desc=run.facts["label"], unit=unit, disable=None)
+
+
+def _measure_learning_curves():
+    workdirs = [Workdir(path) for path in FLAGS.workdirs]
+    units = [workdir.load_tokenizer().unit for workdir in workdirs]
+    if len(set(units)) > 1:
+        raise ValueError(
+            "`workdirs` must be runs whose tokens are of one kind. Received: "
+            + ", ".join(map("{} of {}s".format, FLAGS.workdirs, units))
+        )
+    models = [
+        {"label": label, "workdir": workdir.path, **_learning_curve(workdir)}
+        for workdir, label in zip(
+            workdirs, _labels(FLAGS.workdirs), strict=True
+        )
+    ]
+    return {"unit": units[0], "models": models}
+
+
+def _learning_curve(workdir):
+    """Of a run: steps and nats a token, of train and of valid."""
+    metrics = workdir.read_metrics()
+    if not metrics:
+        raise ValueError(
+            "`workdirs` must be runs that were trained. Received: "
+            f"{workdir.path}, without {workdir.metrics}"
+        )
+    of_run = workdir.read_config()["flags"]
+    losses = {
+        # None is where loss scaling skipped all steps.
+        "train": [
+            (m["step"], m["loss"]) for m in metrics if m.get("loss") is not None
+        ],
+        "valid": [
+            (m["step"], m["valid"]["nll"]) for m in metrics if "valid" in m
+        ],
+    }
+    return {
+        "tokens_per_step": of_run["batch_size"] * of_run["segment_length"],
+        **{
+            name: {
+                "steps": [s for s, _ in points],
+                "nll": [n for _, n in points],
+            }
+            for name, points in losses.items()
+        },
+    }
+
+
+def _measure_context_losses():
+    runs, _, text, split = _open_runs()
+    lengths = sorted(several_runs.numbers("context_lengths", int))
+    positions = spread_positions(
+        len(split.tokens), FLAGS.num_positions, max(lengths, default=1)
+    )
+    for run in runs:
+        with _progress(run, len(lengths) * len(positions), "reading") as bar:
+            losses = context_losses(
+                run.model,
+                split.tokens,
+                positions,
+                lengths,
+                run.facts["segment_length"],
+                run.facts["memory_length"],
+                FLAGS.batch_size,
+                lambda done, _: bar.update(done - bar.n),
+            )
+        run.facts["nll"] = losses.mean(axis=1, dtype=float).tolist()
+    return {
+        **text,
+        "num_positions": len(positions),
+        "context_lengths": lengths,
+        "models": [run.facts for run in runs],
+    }
+
+
+def _measure_memory_lengths():
+    lengths = sorted(several_runs.numbers("memory_lengths", int))
+    if len(set(lengths)) < 2:
+        raise ValueError(
+            "`memory_lengths` must be two or more. Received: "
+            f"--memory_lengths={','.join(FLAGS.memory_lengths)}"
+        )
+    for length in lengths:
+        check_integer("memory_lengths", length, 0)
+
+    def check(model):
+        check_attends(model)
+        model.backbone.check_remembers(lengths[-1])
+
+    runs, _, text, split = _open_runs(check)
+    for run in runs:
+        del run.facts["memory_length"]
+        run.facts["nll"] = [
+            _evaluate(run, split, length)[0]["nll"] for length in lengths
+        ]
+    return {
+        **text,
+        "max_eval_tokens": FLAGS.max_eval_tokens,
+        "memory_lengths": lengths,
+        "models": [run.facts for run in runs],
+    }
+
+
+def _measure_positions():
+    runs, _, text, split = _open_runs()
+    for run in runs:
+        _, nll, segments = _evaluate(run, split, run.facts["memory_length"])
+        run.facts["nll"] = segment_position_losses(nll, segments)
+    return {
+        **text,
+        "max_eval_tokens": FLAGS.max_eval_tokens,
+        "models": [run.facts for run in runs],
+    }
+
+
+def _evaluate(run, split, memory_length):
+    """Scores, nats of all tokens, and the segments they were read in.
+
+    A row first fills its memory with the text before its own: the loss is
+    that of a memory of this length.
+    """
+    tokens, documents = split.head(FLAGS.max_eval_tokens)
+    segment_length = run.facts["segment_length"]
+    segments = Segments(
+        tokens,
+        FLAGS.batch_size,
+        segment_length,
+        drop_remainder=False,
+        documents=documents,
+        reset_documents=run.reset_documents,
+        warmup_segments=warmup_length(segment_length, memory_length)
+        // segment_length,
+    )
+    evaluator = Evaluator(
+        run.model,
+        tf.distribute.get_strategy(),
+        FLAGS.batch_size,
+        segment_length,
+        memory_length,
+    )
+    nll = np.empty(len(tokens), np.float32)
+    with _progress(run, len(segments), "segment") as bar:
+        scores = evaluator.evaluate(
+            segments, None, lambda done, _: bar.update(done - bar.n), nll
+        )
+    return scores, nll, segments
+
+
+def _measure_attention():
+    runs, tokenizer, text, split = _open_runs(_check_heads)
+    start = FLAGS.start
+    if start is None:
+        start = len(split.tokens) // 2
+    for run in runs:
+        length, memory_length = (
+            run.facts["segment_length"],
+            run.facts["memory_length"],
+        )
+        layers, heads = _layers_and_heads(run.model.backbone)
+        maps = attention_maps_at(
+            run.model, split.tokens, [start], length, memory_length
+        )[:, 0]
+        seen = split.tokens[start - memory_length : start + length]
+        run.facts |= {
+            "layers": layers,
+            "heads": heads,
+            "tokens": [_shown(tokenizer, token) for token in seen],
+            "maps": maps[layers][:, heads],
+        }
+    return {**text, "start": start, "models": [run.facts for run in runs]}
+
+
+def _measure_attention_by_distance():
+    runs, _, text, split = _open_runs(_check_heads)
+    for run in runs:
+        length, memory_length = (
+            run.facts["segment_length"],
+            run.facts["memory_length"],
+        )
+        starts = spread_positions(
+            len(split.tokens) - length + 1,
+            -(-FLAGS.num_positions // length),
+            max(1, warmup_length(length, memory_length)),
+        )
+        layers, heads = _layers_and_heads(run.model.backbone)
+        means = []  # [layers, S] of each segment
+        with _progress(run, len(starts), "segment") as bar:
+            for first in range(0, len(starts), FLAGS.batch_size):
+                rows = starts[first : first + FLAGS.batch_size]
+                maps = attention_maps_at(
+                    run.model, split.tokens, rows, length, memory_length
+                )
+                of_heads = attention_by_distance(maps[layers][:, :, heads])
+                means.extend(of_heads.mean(axis=2).swapaxes(0, 1))
+                bar.update(len(rows))
+        run.facts |= {
+            "layers": layers,
+            "heads": heads,
+            "num_segments": len(starts),
+            "attention": np.mean(means, axis=0, dtype=float).tolist(),
+        }
+    return {**text, "models": [run.facts for run in runs]}
+
+
+def _check_heads(model):
+    check_attends(model)
+    check_heads(model.backbone, *_layers_and_heads(model.backbone))
+
+
+def _layers_and_heads(backbone):
+    """Numbers of those to look at."""
+    return (
+        list(range(size))
+        if FLAGS[name].value is None
+        else several_runs.numbers(name, int)
+        for name, size in (
+            ("layers", backbone.num_layers),
+            ("heads", backbone.num_heads),
+        )
+    )
+
+
+def _shown(tokenizer, token):
+    """A token as it can be written at an axis."""
+    text = tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
+    if tokenizer.unit == "word":  # all have one
+        text = text.removeprefix(" ")
+    return text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+
+
+# === Drawing ===
+
+
+def _draw_learning_curves(numbers, path):
+    by_tokens = FLAGS.x_axis == "tokens"
+    curves = {}
+    for model in numbers["models"]:
+        scale = model["tokens_per_step"] if by_tokens else 1
+        curves[model["label"]] = {
+            name: (
+                [step * scale for step in model[name]["steps"]],
+                model[name]["nll"],
+            )
+            for name in ("train", "valid")
+        }
+    x_label = f"{numbers['unit']}s read" if by_tokens else "step"
+    plot_learning_curves(curves, path, numbers["unit"], x_label)
+
+
+def _draw_context_losses(numbers, path):
+    x = numbers["context_lengths"]
+    curves = {m["label"]: (x, m["nll"]) for m in numbers["models"]}
+    unit = numbers["unit"]
+    plot_losses(curves, path, f"context length, {unit}s", unit, x)
+
+
+def _draw_memory_lengths(numbers, path):
+    x = numbers["memory_lengths"]
+    curves = {m["label"]: (x, m["nll"]) for m in numbers["models"]}
+    unit = numbers["unit"]
+    plot_losses(curves, path, f"memory length, {unit}s", unit, x)
+
+
+def _draw_positions(numbers, path):
+    curves = {
+        model["label"]: (range(1, len(model["nll"]) + 1), model["nll"])
+        for model in numbers["models"]
+    }
+    unit = numbers["unit"]
+    x_label = f"{unit}s of the segment that were read before"
+    plot_losses(curves, path, x_label, unit)
+
+
+def _draw_attention(numbers, path):
+    plot_attention_maps(numbers["models"], path, numbers["unit"])
+
+
+def _draw_attention_by_distance(numbers, path):
+    plot_attention_by_distance(numbers["models"], path, numbers["unit"])
+
+
+def _draw_recl(numbers, path):
+    results = {
+        model["label"]: {of_r["top_r"]: of_r for of_r in model["recl"]}
+        for model in numbers["models"]
+    }
+    plot_recl(results, path, numbers["unit"])
+
+
+# What measures and what draws each of them.
+_PICTURES = {
+    "learning_curves": (_measure_learning_curves, _draw_learning_curves),
+    "context_losses": (_measure_context_losses, _draw_context_losses),
+    "memory_lengths": (_measure_memory_lengths, _draw_memory_lengths),
+    "positions": (_measure_positions, _draw_positions),
+    "attention": (_measure_attention, _draw_attention),
+    "attention_by_distance": (
+        _measure_attention_by_distance, _draw_attention_by_distance,
+    ),
+    "recl": (None, _draw_recl),
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    running.run(main)

@@ -1,0 +1,134 @@
+"""What scripts share that hold several runs against each other."""
+
+import os
+
+import tensorflow as tf
+from absl import flags
+
+from txl_keras.data.corpora.files import write_text
+from txl_keras.data.preparation import prepare
+from txl_keras.data.preparation import token_folder
+from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.scripts import data_flags
+from txl_keras.training.workdir import Workdir
+
+FLAGS = flags.FLAGS
+
+
+def output_path(endings, reason):
+    """Path of `--output`, which can be written.
+
+    Args:
+        endings: Tuple of strings, one of which it must have.
+        reason: String, for the error.
+
+    Returns:
+        String.
+
+    Raises:
+        ValueError: If it has another ending, or cannot be written.
+    """
+    output = os.path.expanduser(FLAGS.output)
+    if not output.endswith(endings):
+        raise ValueError(
+            f"`output` must end with {' or '.join(endings)}: {reason}. "
+            f"Received: --output={FLAGS.output}"
+        )
+    try:
+        write_text("", f"{output}.new")
+        tf.io.gfile.remove(f"{output}.new")
+    except tf.errors.OpError as error:
+        raise ValueError(
+            "`output` must be a file that can be written. Received: "
+            f"--output={FLAGS.output} ({error.message})"
+        ) from error
+    return output
+
+
+def numbers(name, kind):
+    """The values of a flag that is a list.
+
+    Args:
+        name: String.
+        kind: `int` or `float`.
+
+    Raises:
+        ValueError: If one is no such number.
+    """
+    texts = FLAGS[name].value
+    try:
+        return [kind(text) for text in texts]
+    except ValueError as error:
+        raise ValueError(
+            f"`{name}` must be numbers ({kind.__name__}) with commas between "
+            f"them. Received: --{name}={','.join(texts)}"
+        ) from error
+
+
+def open_group(paths):
+    """Runs whose losses are of the same tokens.
+
+    Args:
+        paths: List of strings, their workdirs.
+
+    Returns:
+        Triple of the `Workdir`s, their configurations, and the tokenizer.
+
+    Raises:
+        ValueError: If they have not the same tokenizer.
+    """
+    workdirs = [Workdir(path) for path in paths]
+    tokenizers = [workdir.load_tokenizer() for workdir in workdirs]
+    hashes = [tokenizer_hash(tokenizer) for tokenizer in tokenizers]
+    for path, received in zip(paths, hashes, strict=True):
+        if received != hashes[0]:
+            raise ValueError(
+                "`workdirs` must be runs of one tokenizer, or their losses "
+                f"are of other tokens. Received: {paths[0]}, of tokenizer "
+                f"{hashes[0]}, and {path}, of {received}"
+            )
+    configs = [workdir.read_config() for workdir in workdirs]
+    return workdirs, configs, tokenizers[0]
+
+
+def prepare_split(paths, configs, tokenizer):
+    """The `--split` of the text that all runs are of, or of `--corpus`.
+
+    Args:
+        paths: List of strings, the workdirs.
+        configs: Their configurations.
+        tokenizer: Their tokenizer.
+
+    Returns:
+        Triple of the name of the text, what JSON shall say of it, and the
+        `PreparedSplit`.
+
+    Raises:
+        ValueError: If no corpus is given, and the runs have none, or not the
+            same, or it was changed.
+    """
+    options = data_flags.corpus_options(configs[0]["corpus"])
+    if options["corpus"] is None:
+        raise ValueError(
+            "`corpus` must be given: the first model was not trained here. "
+            "Received: --corpus=None"
+        )
+    corpus = data_flags.load_corpus(options)
+    folder = token_folder(options["data_dir"])
+    split = prepare(corpus, tokenizer, folder, [FLAGS.split])[FLAGS.split]
+    fingerprint = split.fingerprint()
+    for path, config in zip(paths, configs, strict=True):
+        expected = config["data"].get(FLAGS.split)
+        if FLAGS.corpus is None and expected != fingerprint:
+            raise ValueError(
+                "`corpus` must be given where the runs are not all of one "
+                f"text, as it was when they began. Expected by {path}: "
+                f"{expected}. Received: {fingerprint}, of {options['corpus']}"
+            )
+    text = {
+        "corpus": options["corpus"],
+        "fingerprint": fingerprint,
+        "split": FLAGS.split,
+        "unit": tokenizer.unit,
+    }
+    return corpus.name, text, split

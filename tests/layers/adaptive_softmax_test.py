@@ -345,6 +345,17 @@ def test_nll_is_in_the_order_of_the_tokens():
     )
 
 
+def test_bytes_may_be_targets_of_a_vocabulary_of_256():
+    embedding = AdaptiveEmbedding(256, D)
+    embedding.build()
+    softmax = AdaptiveSoftmax(embedding)
+    hidden = np.random.default_rng(3).normal(size=(T, D))
+    targets = np.linspace(0, 255, T)
+    nll = softmax(hidden, targets.astype("uint8"))
+    np.testing.assert_array_equal(nll, softmax(hidden, targets.astype("int32")))
+    assert np.isfinite(nll).all()
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64", "int16", "uint8"])
 def test_targets_of_any_integer_dtype(dtype):
     softmax = softmax_of("half_each")

@@ -147,6 +147,8 @@ class AdaptiveSoftmax(keras.layers.Layer):
             return self.log_probs(hidden)
         check_token_ids("targets", targets, self.embedding.input_dim)
         targets = tf.convert_to_tensor(targets)
+        if targets.dtype.size < 4:  # 256 of uint8 would be 0
+            targets = tf.cast(targets, tf.int32)
         shape = tf.shape(targets)
         hidden = tf.cast(hidden, tf.float32)
         hidden = tf.reshape(hidden, (-1, self.embedding.output_dim))  # [R, D]

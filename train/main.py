@@ -18,7 +18,7 @@ import keras
 from absl import flags
 
 from txl_keras.data.preparation import tokenizer_hash
-from txl_keras.data.segments import replica_batch_size
+from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.report import add_bits_per_byte

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.data.segments import replica_batch_size
+from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.row_dropout import fold_in
 from txl_keras.training.loss_scale import LossScale
@@ -34,8 +34,13 @@ class Trainer:
     (`LossScale`): a step whose summed gradient is not finite is skipped by all
     replicas, and counts as a step, though not for the optimizer.
 
+    Batches are those of `Segments` for a `TransformerXLCausalLM`, and those of
+    `PermutedSegments` for an `XLNetPermutationLM`: all that is in them but
+    `weights`, `num_targets` and `bucket` is an argument of `model.score`.
+
     Args:
-        model: `TransformerXLCausalLM` made in the scope of `strategy`.
+        model: `TransformerXLCausalLM` or `XLNetPermutationLM`, made in the
+            scope of `strategy`.
         optimizer: An optimizer of `txl_keras.training.optimizers`, made in
             the scope of `strategy`.
         strategy: The `tf.distribute.Strategy`.
@@ -153,8 +158,8 @@ class Trainer:
         """Runs steps, without a word from the host in between.
 
         Args:
-            iterator: Iterator over a distributed dataset of `Segments`, at
-                `self.step`.
+            iterator: Iterator over a distributed dataset of the model's
+                batches, at `self.step`.
             num_steps: Integer.
 
         Returns:
@@ -191,8 +196,7 @@ class Trainer:
         `train` runs it on all replicas. Public for who compiles it elsewhere.
 
         Args:
-            batch: Dictionary of tensors, a batch of `Segments` of the rows of
-                one replica.
+            batch: Dictionary of tensors, a batch of the rows of one replica.
             stop: float32 scalar, `StopRequest.variable` of this worker.
 
         Returns:
@@ -260,13 +264,12 @@ class Trainer:
     def _of_length(self, length, batch, memory, step, first_row):
         """Loss, new memory and gradient of the first tokens of a batch."""
         seed = fold_in(tf.cast(self.seed, tf.uint32), step)
-        batch = {
-            "inputs": batch["inputs"][:, :length],
-            "targets": batch["targets"][:, :length],
-            # Of the mean over all targets of the step, on all replicas.
-            "weights": batch["weights"][:, :length] / batch["num_targets"],
-            "reset": batch["reset"],
-        }
+        batch = dict(batch)
+        # Of the mean over all targets of the step, on all replicas.
+        batch["weights"] /= batch.pop("num_targets")
+        if batch.pop("bucket", None) is not None:
+            for name in ("inputs", "targets", "weights"):
+                batch[name] = batch[name][:, :length]
         if self.accumulate_steps == 1:
             return self._of_rows(batch, memory, seed, first_row)
         return self._in_pieces(batch, memory, seed, first_row)
@@ -322,22 +325,25 @@ class Trainer:
 
     def _of_rows(self, batch, memory, seed, first_row):
         """Loss, new memory and gradient of some rows."""
-        weights = batch["weights"]
+        inputs = {name: x for name, x in batch.items() if name != "weights"}
         with tf.GradientTape() as tape:
             nll, memory = self.model.score(
-                batch["inputs"],
-                batch["targets"],
+                **inputs,
                 memory=memory,
-                reset=batch["reset"],
                 training=True,
                 dropout_seed=seed,
                 first_row=first_row,
             )
-            loss = tf.reduce_sum(nll * weights)
+            loss = tf.reduce_sum(nll * batch["weights"])
             target = loss
             if self.loss_scale:
                 target = self.loss_scale.scale(loss)
-        gradients = tape.gradient(target, self.model.trainable_variables)
+        gradients = tape.gradient(
+            target,
+            self.model.trainable_variables,
+            # Such as of the segments of XLNet, in batches without any.
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
         if self.loss_scale:
             memory = _forget_overflows(memory, self.memory.cold_start)
         # Sparse ones have a row twice where a token comes twice: their norm

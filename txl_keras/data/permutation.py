@@ -41,7 +41,8 @@ class PermutedSegments(StepBatches):
 
     Args:
         segments: `Segments`, without `varlen` and `warmup_segments`. Their
-            order, resets of memory and padding hold here too.
+            order, resets of memory and padding hold here too. (The last token
+            of a text, which is no input of theirs, is left out.)
         context_factor: Integer K.
         max_span: Integer, the longest span.
         not_predicted: Optional integers, ids that are never targets, such as

@@ -16,6 +16,7 @@ from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
+from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.plots import plot_recl
@@ -29,6 +30,7 @@ from txl_keras.evaluation.token_file import create_token_file
 
 __all__ = [
     "Evaluator",
+    "PermutationEvaluator",
     "TextScorer",
     "context_losses",
     "create_token_file",

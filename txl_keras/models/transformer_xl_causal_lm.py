@@ -66,6 +66,11 @@ class TransformerXLCausalLM(keras.Model):
     def __init__(
         self, backbone, tie_embeddings=True, tie_projections=True, **kwargs
     ):
+        if not isinstance(backbone, TransformerXLBackbone):
+            raise ValueError(
+                "`backbone` must be a TransformerXLBackbone. Received: "
+                f"backbone={type(backbone).__name__}"
+            )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         self.backbone = backbone

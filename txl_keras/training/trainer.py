@@ -338,17 +338,18 @@ class Trainer:
             target = loss
             if self.loss_scale:
                 target = self.loss_scale.scale(loss)
-        gradients = tape.gradient(
-            target,
-            self.model.trainable_variables,
-            # Such as of the segments of XLNet, in batches without any.
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
+        variables = self.model.trainable_variables
+        gradients = tape.gradient(target, variables)
         if self.loss_scale:
             memory = _forget_overflows(memory, self.memory.cold_start)
-        # Sparse ones have a row twice where a token comes twice: their norm
-        # would be another.
-        return loss, memory, [tf.convert_to_tensor(g) for g in gradients]
+        return loss, memory, [
+            # A batch without token types has no use for those weights.
+            tf.zeros(variable.shape) if gradient is None
+            # Sparse ones have a row twice where a token comes twice: their
+            # norm would be another.
+            else tf.convert_to_tensor(gradient)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]  # fmt: skip
 
 
 def _rows_from(tensor, start, rows):

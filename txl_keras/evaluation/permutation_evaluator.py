@@ -88,7 +88,7 @@ class PermutationEvaluator:
             ValueError: If the model remembers other tokens of a segment than
                 the segments go on from, or there is no target.
         """
-        check_reuse_length(self._model, segments)
+        _check_reuse_length(self._model, segments)
         sums = dict.fromkeys(_SUMS, 0.0)
         feed = Feed(segments, self._strategy, num_steps=len(segments))
         for done in range(0, len(segments), steps_per_execution):
@@ -140,7 +140,7 @@ class PermutationEvaluator:
         )
 
 
-def check_reuse_length(model, segments):
+def _check_reuse_length(model, segments):
     """Checks that a model remembers what its segments go on from.
 
     Otherwise it would look into memory for what it is to predict, or take

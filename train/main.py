@@ -18,8 +18,7 @@ import keras
 import tensorflow as tf
 from absl import flags
 
-from txl_keras.data.preparation import tokenizer_hash
-from txl_keras.data.segments import replica_batch_size
+from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.report import add_bits_per_byte
@@ -31,6 +30,7 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
+from txl_keras.scripts.claiming import claim
 from txl_keras.scripts.exporting import export_run
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
@@ -160,7 +160,8 @@ def train(strategy, stop):
         source = Workdir(FLAGS.initialize_from)
         at = source.restore_weights(model, "best")
         say(f"Begins with the best weights of {source.path}, step {at}.")
-    _claim(workdir, model, tokenizer, splits, strategy)
+    settings = training_flags.result_settings()
+    claim(workdir, settings, model, tokenizer, splits, strategy)
     tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)
     loop = TrainingLoop(
         trainer,
@@ -243,27 +244,6 @@ def _origin(workdir):
             )
     # Once it has begun, this run has its own.
     return workdir if workdir.is_claimed() else Workdir(FLAGS.initialize_from)
-
-
-def _claim(workdir, model, tokenizer, splits, strategy):
-    """Makes the workdir that of this run, or sees that it is."""
-    config = {
-        "flags": training_flags.result_settings(),
-        "model": model.get_config(),
-        "tokenizer": tokenizer_hash(tokenizer),
-        "corpus": data_flags.corpus_options(),
-        "data": {name: s.fingerprint() for name, s in splits.items()},
-    }
-    if is_chief(strategy):
-        workdir.claim(config, tokenizer)
-    wait_for_all(strategy)
-    if not workdir.is_claimed():
-        raise ValueError(
-            "`workdir` must be a folder that all workers see, such as a "
-            f"bucket. This one does not see the chief's: {workdir.path}"
-        )
-    # Of the other workers: do they have the same flags and text?
-    workdir.check_config(config)
 
 
 def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):

@@ -4,7 +4,8 @@
 4.35.2 for the stored weights. In the latter, "uni" has `clamp_len=3,
 reuse_len=4, mem_len=6` and its `create_mask`, which raises in that version,
 replaced by what it documents; "bi" has `clamp_len=2`, padding, three token
-types and an order a row.
+types and an order a row. `golden_head.npz` has the logits of an
+`XLNetLMHeadModel` of the same body, over two segments, with an order a row.
 """
 
 import json
@@ -43,10 +44,10 @@ def change_tensors(folder, change):
     safetensors.save_file(change(safetensors.load_file(path)), path)
 
 
-def add_head(tensors):
+def add_head(tensors, bias=None):
     """As an XLNetLMHeadModel stores them."""
     body = {f"transformer.{name}": x for name, x in tensors.items()}
-    bias = np.zeros(37, np.float32)
+    bias = np.zeros(37, np.float32) if bias is None else bias
     weight = tensors["word_embedding.weight"].copy()
     return {**body, "lm_loss.weight": weight, "lm_loss.bias": bias}
 
@@ -170,10 +171,53 @@ def test_a_null_memory_length_is_none_unless_it_is_passed(folder):
     assert load_hugging_face_xlnet(folder, memory_length=4).memory_length == 4
 
 
-def test_the_head_of_a_model_is_dropped_only_if_asked_to(folder):
-    change_tensors(folder, add_head)
-    with pytest.raises(ValueError, match="lm_loss.bias.*drop_head=True"):
+def test_the_head_of_a_language_model_equals_hugging_face(folder):
+    golden = np.load(FOLDER / "golden_head.npz")
+    change_tensors(folder, lambda x: add_head(x, golden["bias"]))
+    model = load_hugging_face_xlnet(folder)
+    ids = golden["tokens"]
+    _, memory = model.backbone(ids[:, :T])
+    log_probs, _ = model.log_probs(
+        ids[:, T:],
+        golden["sees"],
+        np.eye(T, dtype="float32")[golden["places"]],
+        memory=memory,
+    )
+    expected = tf.nn.log_softmax(golden["logits"])
+    np.testing.assert_allclose(log_probs, expected, atol=1e-5)
+
+
+def test_a_table_of_the_softmax_is_that_of_the_embedding_if_tied(folder):
+    def untie(tensors):
+        tensors = add_head(tensors)
+        tensors["lm_loss.weight"] = 2 * tensors["lm_loss.weight"]
+        return tensors
+
+    change_tensors(folder, untie)
+    with pytest.raises(ValueError, match="different in the file.*lm_loss"):
         load_hugging_face_xlnet(folder)
+    change_config(folder, tie_word_embeddings=False)
+    model = load_hugging_face_xlnet(folder)
+    np.testing.assert_array_equal(
+        model.softmax.kernels[0],
+        2 * model.backbone.token_embedding.embeddings[0],
+    )
+
+
+def test_another_head_is_dropped_only_if_asked_to(folder):
+    def classify(tensors):
+        tensors = add_head(tensors)
+        del tensors["lm_loss.weight"], tensors["lm_loss.bias"]
+        return {**tensors, "logits_proj.bias": np.zeros(2, np.float32)}
+
+    change_tensors(folder, classify)
+    with pytest.raises(ValueError, match="logits_proj.bias.*drop_head=True"):
+        load_hugging_face_xlnet(folder)
+    check_golden(load_hugging_face_xlnet(folder, drop_head=True))
+
+
+def test_the_head_of_a_language_model_is_dropped_if_asked_to(folder):
+    change_tensors(folder, add_head)
     check_golden(load_hugging_face_xlnet(folder, drop_head=True))
 
 

@@ -4,7 +4,7 @@ import socket
 import pytest
 import tensorflow as tf
 
-from txl_keras.data.segments import replica_batch_size
+from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.training import strategy as strategies
 
 

@@ -1,5 +1,6 @@
-"""Checkpoints of Hugging Face's `XLNetModel`, read."""
+"""Checkpoints of Hugging Face's XLNet, read."""
 
+import dataclasses
 import pathlib
 
 from txl_keras.checkpoints.configuration import read_json
@@ -8,6 +9,7 @@ from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import read
 from txl_keras.models.xlnet_backbone import XLNetBackbone
+from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
 
 # What the library takes where a configuration leaves it out.
 _DEFAULTS = {
@@ -25,6 +27,7 @@ _DEFAULTS = {
     "n_layer": 24,
     "reuse_len": None,
     "same_length": False,
+    "tie_word_embeddings": True,
     "vocab_size": 32000,
 }
 # Arguments of ours that may differ from the file's: no weight depends on them.
@@ -52,15 +55,16 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
         folder: String or path, with `config.json` and `model.safetensors`, or
             `pytorch_model.bin`, for which PyTorch must be installed.
         dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-        drop_head: Boolean. Of a model with a head, such as an
-            `XLNetLMHeadModel`, load the body alone; otherwise that is an
+        drop_head: Boolean. Of a model with a head load the body alone. Of
+            other heads than that of an `XLNetLMHeadModel`, not to do so is an
             error, since the head would be lost.
         **overrides: `memory_length`, `reuse_length`, `attention_type`,
             `clamp_length`, `dropout` or `attention_dropout`, where the model
             is to be used otherwise than the configuration says.
 
     Returns:
-        `XLNetBackbone`.
+        `XLNetPermutationLM`, of an `XLNetLMHeadModel` as the published models
+        are; otherwise `XLNetBackbone`.
 
     Raises:
         ImportError: If what reads the file is not installed.
@@ -72,15 +76,23 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
     Example, of files that the package does not have:
 
     ```
+    model = load_hugging_face_xlnet("xlnet-base-cased")
     backbone = load_hugging_face_xlnet("xlnet-base-cased", drop_head=True)
     ```
     """
     folder = pathlib.Path(folder)
     config = _read_config(config_path(folder), overrides)
-    tensors = _body(folder_tensors(folder), drop_head, folder)
-    backbone = XLNetBackbone(dtype=dtype, **{**_arguments(config), **overrides})
-    read(backbone, _layout(backbone), tensors, folder)
-    return backbone
+    tensors = folder_tensors(folder)
+    model = XLNetBackbone(dtype=dtype, **{**_arguments(config), **overrides})
+    layout = _layout(model)
+    if "lm_loss.bias" in tensors and not drop_head:
+        tensors = tensors.renamed(lambda name: name.removeprefix(_BODY))
+        model = XLNetPermutationLM(model, config["tie_word_embeddings"])
+        layout = _with_head(layout, model)
+    else:
+        tensors = _body(tensors, drop_head, folder)
+    read(model, layout, tensors, folder)
+    return model
 
 
 def _read_config(path, overrides):
@@ -176,6 +188,19 @@ def _layout(backbone):
                 )
             )
     return layout
+
+
+def _with_head(layout, model):
+    """What the tensors of an XLNetLMHeadModel are, besides the body's."""
+    embedding, *others = layout
+    size = model.backbone.vocabulary_size
+    bias = Entry(("lm_loss.bias",), ("softmax/bias_0",), (size,))
+    table = Entry(("lm_loss.weight",), ("softmax/kernel_0",), embedding.shape)
+    if not model.softmax.tie_embeddings:
+        return [*layout, table, bias]
+    # One table, which the file may have under either name or under both.
+    names = embedding.names + table.names
+    return [dataclasses.replace(embedding, names=names), *others, bias]
 
 
 def _block(backbone):

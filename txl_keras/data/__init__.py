@@ -20,6 +20,9 @@ segments.batch(0)["inputs"]  # [B, T] int32
 from txl_keras.data.corpora import Corpus
 from txl_keras.data.corpora import load_corpus
 
+# Batches of segments, of which some tokens are predicted in any order: XLNet.
+from txl_keras.data.permutation import PermutedSegments
+
 # Text to ids on disk, once.
 from txl_keras.data.preparation import PreparedSplit
 from txl_keras.data.preparation import prepare
@@ -46,6 +49,7 @@ __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "Corpus",
+    "PermutedSegments",
     "PreparedSplit",
     "Segments",
     "SentencePieceTokenizer",

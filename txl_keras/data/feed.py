@@ -4,7 +4,7 @@ import tensorflow as tf
 
 
 class Feed:
-    """Iterators over the next steps of `Segments`, on any strategy.
+    """Iterators over the next steps of a text, on any strategy.
 
     Where the hosts of the replicas run this program, each reads its own rows
     in the background, by one iterator without end. The hosts of a TPU slice
@@ -13,7 +13,7 @@ class Feed:
     rows.
 
     Args:
-        segments: `Segments`.
+        segments: `Segments` or `PermutedSegments`.
         strategy: A `tf.distribute.Strategy`.
         first_step: Integer, 0 or more.
         num_steps: Optional integer. None is without end.

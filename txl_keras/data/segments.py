@@ -14,12 +14,12 @@ from txl_keras.data.layouts import Shuffle
 from txl_keras.data.layouts import TextSegments
 from txl_keras.data.layouts import VaryingLength
 from txl_keras.data.layouts import WholeSegments
+from txl_keras.data.step_batches import StepBatches
 
 ORDERS = ("sequential", "roll", "shuffle")
-_NO_END = np.iinfo(np.int64).max
 
 
-class Segments:
+class Segments(StepBatches):
     """A token stream as batches of segments, a pure function of the step.
 
     A stream of P + 1 tokens has P predictions: prediction p reads token p and
@@ -150,9 +150,6 @@ class Segments:
         """Tuple of the lengths that segments have: more with `varlen`."""
         return self._layout.lengths
 
-    def __len__(self):
-        return self.steps_per_epoch
-
     def batch(self, step, first_row=0, num_rows=None):
         """Computes the batch of a step, or some of its rows.
 
@@ -257,111 +254,6 @@ class Segments:
         return tuple(
             np.concatenate([batch[key] for batch in batches])
             for key in ("inputs", "targets")
-        )
-
-    def dataset(self, first_step=0, num_steps=None, first_row=0, num_rows=None):
-        """Makes a dataset of batches that starts at a step at once.
-
-        Args:
-            first_step: Integer, 0 or more.
-            num_steps: Optional integer. None is without end.
-            first_row: Integer.
-            num_rows: Optional integer. Defaults to all rows from `first_row`.
-
-        Returns:
-            A `tf.data.Dataset` of dicts with static shapes.
-
-        Raises:
-            ValueError: If a step is negative or a row is not in the batch.
-        """
-        num_rows = self._check_rows(first_row, num_rows)
-        return self._dataset(first_step, num_steps, first_row, 1, num_rows)
-
-    def distribute(
-        self, strategy, first_step=0, num_steps=None, in_memory=False
-    ):
-        """Makes a distributed dataset with row r always on the same replica.
-
-        With R replicas, replica k gets the rows from `k * B // R` up to
-        `(k + 1) * B // R` in every step, whichever host it is on.
-
-        Args:
-            strategy: A `tf.distribute.Strategy`.
-            first_step: Integer, 0 or more.
-            num_steps: Optional integer. None is without end.
-            in_memory: Boolean. True: all steps are read here and now, and
-                sent to the hosts. Otherwise each host reads its own by
-                Python, which must run there. See `Feed`.
-
-        Returns:
-            A `tf.distribute.DistributedDataset` of dicts, one step an element.
-
-        Raises:
-            ValueError: If the rows do not divide by the replicas, or the
-                replicas by the workers.
-        """
-        replicas = strategy.num_replicas_in_sync
-        rows = replica_batch_size(self.batch_size, strategy)
-
-        def worker_dataset(context):
-            local, rest = divmod(replicas, context.num_input_pipelines)
-            if rest:
-                raise ValueError(
-                    "All workers must have as many replicas. Received: "
-                    f"{replicas} replicas on {context.num_input_pipelines} "
-                    "workers"
-                )
-            first_row = context.input_pipeline_id * local * rows
-            make = self._dataset_in_memory if in_memory else self._dataset
-            return make(first_step, num_steps, first_row, local, rows)
-
-        return strategy.distribute_datasets_from_function(worker_dataset)
-
-    def _dataset(self, first_step, num_steps, first_row, num_parts, num_rows):
-        """Yields `num_parts` elements of `num_rows` rows for each step.
-
-        Consecutive elements of a worker go to its consecutive replicas.
-        """
-        check_integer("first_step", first_step, 0)
-        end = _NO_END
-        if num_steps is not None:
-            check_integer("num_steps", num_steps, 1)
-            end = (first_step + num_steps) * num_parts
-
-        signature = self._signature(num_rows)
-        dtypes = [spec.dtype for spec in signature.values()]
-
-        def element(index):
-            step, part = divmod(int(index), num_parts)
-            batch = self.batch(step, first_row + part * num_rows, num_rows)
-            return [batch[key] for key in signature]
-
-        def load(index):
-            arrays = tf.numpy_function(element, [index], dtypes)
-            return {
-                key: tf.ensure_shape(array, signature[key].shape)
-                for key, array in zip(signature, arrays, strict=True)
-            }
-
-        dataset = tf.data.Dataset.range(first_step * num_parts, end)
-        return dataset.map(load).prefetch(tf.data.AUTOTUNE)
-
-    def _dataset_in_memory(
-        self, first_step, num_steps, first_row, num_parts, num_rows
-    ):
-        """The elements of `_dataset`, as tensors on the device of the host."""
-        signature = self._signature(num_rows)
-        steps = range(first_step, first_step + num_steps)
-        batches = [
-            self.batch(step, first_row + part * num_rows, num_rows)
-            for step in steps
-            for part in range(num_parts)
-        ]
-        return tf.data.Dataset.from_tensor_slices(
-            {
-                key: np.stack([batch[key] for batch in batches])
-                for key in signature
-            }
         )
 
     def _signature(self, num_rows):
@@ -475,19 +367,6 @@ class Segments:
         )
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
-    def _check_rows(self, first_row, num_rows):
-        check_integer("first_row", first_row, 0)
-        if num_rows is None:
-            num_rows = self.batch_size - first_row
-        check_integer("num_rows", num_rows, 1)
-        if first_row + num_rows > self.batch_size:
-            raise ValueError(
-                "`first_row` and `num_rows` must be within the batch. "
-                f"Received: first_row={first_row}, num_rows={num_rows}, "
-                f"batch_size={self.batch_size}"
-            )
-        return num_rows
-
 
 def _check_int32(ids, position):
     """Raises ValueError for ids that would wrap around to others."""
@@ -512,26 +391,3 @@ def _check_integers(name, values):
         )
     # Slices of a memmap itself are slow to make.
     return np.asarray(values) if isinstance(values, np.ndarray) else values
-
-
-def replica_batch_size(batch_size, strategy, name="batch_size"):
-    """Rows of a replica.
-
-    Args:
-        batch_size: Integer, rows over all replicas.
-        strategy: The `tf.distribute.Strategy`.
-        name: String, what the caller calls `batch_size`.
-
-    Returns:
-        Integer.
-
-    Raises:
-        ValueError: If the rows do not divide over the replicas.
-    """
-    replicas = strategy.num_replicas_in_sync
-    if batch_size % replicas:
-        raise ValueError(
-            f"`{name}` must be divisible by the number of replicas. "
-            f"Received: {name}={batch_size}, {replicas} replicas"
-        )
-    return batch_size // replicas

@@ -23,6 +23,32 @@ def token_counts(tokens, vocabulary_size):
     return counts
 
 
+def unigram_scores(train_counts, counts):
+    """What a guess by frequency alone scores, to hold a model against.
+
+    Args:
+        train_counts, counts: Arrays of shape `(V,)`, of `token_counts`, of
+            the text that frequencies are taken from and of that to guess. One
+            is added to the first, so that nothing is impossible.
+
+    Returns:
+        Dictionary: `nll` (nats a token) and `accuracy` (the share of the most
+        frequent token).
+
+    Example:
+
+    >>> scores = unigram_scores(np.array([9, 4, 0, 0]), np.array([1, 0, 0, 1]))
+    >>> round(scores["nll"], 3), scores["accuracy"]  # of 10/17 and 1/17
+    (1.682, 0.5)
+    """
+    likely = (train_counts + 1) / (train_counts + 1).sum()
+    share = counts / counts.sum()
+    return {
+        "nll": float(-(share * np.log(likely)).sum()),
+        "accuracy": float(share[train_counts.argmax()]),
+    }
+
+
 def describe_split(split):
     """Sizes of a split.
 

@@ -19,6 +19,7 @@ from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
+from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.evaluation.plots import plot_attention_by_distance
 from txl_keras.evaluation.plots import plot_attention_maps
 from txl_keras.evaluation.plots import plot_learning_curve
@@ -38,6 +39,7 @@ from txl_keras.evaluation.token_file import create_token_file
 
 __all__ = [
     "Evaluator",
+    "PermutationEvaluator",
     "TextScorer",
     "attention_by_distance",
     "attention_maps",

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.feed import Feed
-from txl_keras.data.segments import replica_batch_size
 from txl_keras.data.sliding_windows import SlidingWindows
+from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 from txl_keras.models import LSTMBackbone

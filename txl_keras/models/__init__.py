@@ -5,6 +5,7 @@ from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.models.xlnet_backbone import XLNetBackbone
+from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
 
 __all__ = [
     "LSTMBackbone",
@@ -12,4 +13,5 @@ __all__ = [
     "TransformerXLBackbone",
     "TransformerXLCausalLM",
     "XLNetBackbone",
+    "XLNetPermutationLM",
 ]

@@ -14,6 +14,7 @@ from keras import ops
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerCharacter
+from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.presets import preset_config
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
@@ -74,6 +75,11 @@ class TransformerXLCausalLM(keras.Model):
     def __init__(
         self, backbone, tie_embeddings=True, tie_projections=True, **kwargs
     ):
+        if not isinstance(backbone, (TransformerXLBackbone, LSTMBackbone)):
+            raise ValueError(
+                "`backbone` must be a TransformerXLBackbone or an "
+                f"LSTMBackbone. Received: backbone={type(backbone).__name__}"
+            )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         self.backbone = backbone

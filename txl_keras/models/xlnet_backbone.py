@@ -13,6 +13,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.memory_stack import Memory
+from txl_keras.layers.memory_stack import MemoryStack
 from txl_keras.layers.memory_stack import initial_memory
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.row_dropout import RowDropout
@@ -65,6 +66,7 @@ class XLNetBackbone(keras.Model):
             target stands, or rows of zeros for no target.
         memory: Optional `Memory`; by default that of a cold start, of which
             nothing is seen.
+        reset: Optional boolean `(B,)`, rows to forget before reading.
         training: Boolean, for dropout.
         dropout_seed: Optional uint32 scalar. With it, dropout is a function
             of it and of the number of the row alone.
@@ -212,6 +214,29 @@ class XLNetBackbone(keras.Model):
             dtype=self.compute_dtype,
         )
 
+    def memory_stack(self, batch_size, memory_length=None, name=None):
+        """Variables that hold the memory of this model.
+
+        Args:
+            batch_size: Integer, the rows of one replica, or `None`: see
+                `MemoryStack`.
+            memory_length: Integer `M`; by default the model's own.
+            name: Optional string.
+
+        Returns:
+            `MemoryStack`, which the caller owns.
+        """
+        if memory_length is None:
+            memory_length = self.memory_length
+        return MemoryStack(
+            self.num_layers,
+            batch_size,
+            memory_length,
+            self.hidden_dim,
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
     def call(
         self,
         token_ids,
@@ -220,6 +245,7 @@ class XLNetBackbone(keras.Model):
         permutation_mask=None,
         target_mapping=None,
         memory=None,
+        reset=None,
         training=None,
         dropout_seed=None,
         first_row=0,
@@ -235,6 +261,8 @@ class XLNetBackbone(keras.Model):
         batch_size = ops.shape(token_ids)[0]
         if memory is None:
             memory = self.initial_memory(batch_size)
+        if reset is not None:
+            memory = memory.reset_rows(reset)
         row_seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
 
         def drop(x, site):

@@ -5,6 +5,7 @@ from absl import flags
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import xlnet_flags
 from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
 from txl_keras.training import optimizers
 from txl_keras.training.optimizers import OPTIMIZERS
@@ -32,15 +33,36 @@ HABIT_FLAGS = (
 
 def define_training_flags():
     """Defines the flags of what is trained, and of how it is watched."""
+    define_common_flags()
+    _define_language_model_flags()
+
+
+def define_common_flags():
+    """Defines those of them that training any model has."""
     _define_result_flags()
     _define_habit_flags()
 
 
-def _define_result_flags():
+def _define_language_model_flags():
     flags.DEFINE_string(
         "initialize_from", None,
         "Workdir whose best weights, model and tokenizer to begin with.",
     )  # fmt: skip
+    flags.DEFINE_bool("varlen", False, "Vary the length of segments.")
+    flags.DEFINE_bool(
+        "half_loss", False,
+        "Train on the later half of each segment; order=roll shifts it.",
+    )  # fmt: skip
+    flags.DEFINE_bool(
+        "intermediate_losses", False,
+        "Blocks below the last predict too, in the first half of the steps.",
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "sample_length", 500, "Tokens of the sample at the end.", lower_bound=0
+    )
+
+
+def _define_result_flags():
     flags.DEFINE_enum(
         "precision", "float32", ["float32", "bfloat16", "float16"],
         "Of activations; weights, softmax, norms and loss are float32 always.",
@@ -60,15 +82,6 @@ def _define_result_flags():
     flags.DEFINE_bool(
         "reset_documents", False, "Forget memory where a document begins."
     )
-    flags.DEFINE_bool("varlen", False, "Vary the length of segments.")
-    flags.DEFINE_bool(
-        "half_loss", False,
-        "Train on the later half of each segment; order=roll shifts it.",
-    )  # fmt: skip
-    flags.DEFINE_bool(
-        "intermediate_losses", False,
-        "Blocks below the last predict too, in the first half of the steps.",
-    )  # fmt: skip
     flags.DEFINE_integer("max_steps", 1000, "Steps of training.", lower_bound=1)
     flags.DEFINE_enum(
         "optimizer", "adam", OPTIMIZERS, "Optimizer; lamb is for large batches."
@@ -139,20 +152,22 @@ def _define_habit_flags():
         "Steps in one call of TensorFlow.",
         lower_bound=1,
     )
-    flags.DEFINE_integer(
-        "sample_length", 500, "Tokens of the sample at the end.", lower_bound=0
-    )
 
 
 def result_settings():
     """Dictionary of the values of `RESULT_FLAGS`."""
-    return {name: FLAGS[name].value for name in RESULT_FLAGS}
+    return _values(RESULT_FLAGS)
+
+
+def _values(names):
+    """Of those flags that the script has."""
+    return {name: FLAGS[name].value for name in names if name in FLAGS}
 
 
 def check_workers(strategy):
     """Raises ValueError if other workers have other flags."""
-    names = (*RESULT_FLAGS, *HABIT_FLAGS, *model_flags.names())
-    check_alike(strategy, {name: FLAGS[name].value for name in names})
+    of_model = (*model_flags.names(), *xlnet_flags.names())
+    check_alike(strategy, _values((*RESULT_FLAGS, *HABIT_FLAGS, *of_model)))
 
 
 def dtype_policy():

@@ -30,7 +30,7 @@ class TrainingLoop:
 
     Args:
         trainer: `Trainer`.
-        segments: `Segments` to train on.
+        segments: `Segments` or `PermutedSegments` to train on.
         validate: Function without arguments that returns the scores of valid,
             a dictionary with `nll`; `None` if it was stopped.
         workdir: `Workdir`.

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from txl_keras.data.segments import replica_batch_size
+from txl_keras.data.step_batches import replica_batch_size
 
 _GIB = 2**30
 

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.data.segments import replica_batch_size
+from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.row_dropout import fold_in
-from txl_keras.models.lstm_backbone import LSTMBackbone
+from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.optimizers import apply_gradients
 from txl_keras.training.stopping import StopRequest
@@ -35,8 +35,13 @@ class Trainer:
     (`LossScale`): a step whose summed gradient is not finite is skipped by all
     replicas, and counts as a step, though not for the optimizer.
 
+    Batches are those of `Segments` for a `TransformerXLCausalLM`, and those of
+    `PermutedSegments` for an `XLNetPermutationLM`: all that is in them but
+    `weights`, `num_targets` and `bucket` is an argument of `model.score`.
+
     Args:
-        model: `TransformerXLCausalLM` made in the scope of `strategy`.
+        model: `TransformerXLCausalLM` or `XLNetPermutationLM`, made in the
+            scope of `strategy`.
         optimizer: An optimizer of `txl_keras.training.optimizers`, made in
             the scope of `strategy`.
         strategy: The `tf.distribute.Strategy`.
@@ -114,10 +119,13 @@ class Trainer:
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
         check_integer("intermediate_loss_steps", intermediate_loss_steps, 0)
-        if intermediate_loss_steps and isinstance(model.backbone, LSTMBackbone):
+        if intermediate_loss_steps and not isinstance(
+            model.backbone, TransformerXLBackbone
+        ):
             raise ValueError(
-                "`intermediate_loss_steps` is for models with blocks. "
-                f"Received: {intermediate_loss_steps} steps of an LSTM"
+                "`intermediate_loss_steps` needs the blocks of a "
+                f"TransformerXLBackbone. Received: {intermediate_loss_steps} "
+                f"steps of {type(model.backbone).__name__}"
             )
         self._rows = replica_batch_size(batch_size, strategy)
         if self._rows % accumulate_steps:
@@ -166,8 +174,8 @@ class Trainer:
         """Runs steps, without a word from the host in between.
 
         Args:
-            iterator: Iterator over a distributed dataset of `Segments`, at
-                `self.step`.
+            iterator: Iterator over a distributed dataset of the model's
+                batches, at `self.step`.
             num_steps: Integer.
 
         Returns:
@@ -204,8 +212,7 @@ class Trainer:
         `train` runs it on all replicas. Public for who compiles it elsewhere.
 
         Args:
-            batch: Dictionary of tensors, a batch of `Segments` of the rows of
-                one replica.
+            batch: Dictionary of tensors, a batch of the rows of one replica.
             stop: float32 scalar, `StopRequest.variable` of this worker.
 
         Returns:
@@ -273,13 +280,12 @@ class Trainer:
     def _of_length(self, length, batch, memory, step, first_row):
         """Loss, new memory and gradient of the first tokens of a batch."""
         seed = fold_in(tf.cast(self.seed, tf.uint32), step)
-        batch = {
-            "inputs": batch["inputs"][:, :length],
-            "targets": batch["targets"][:, :length],
-            # Of the mean over all targets of the step, on all replicas.
-            "weights": batch["weights"][:, :length] / batch["num_targets"],
-            "reset": batch["reset"],
-        }
+        batch = dict(batch)
+        # Of the mean over all targets of the step, on all replicas.
+        batch["weights"] /= batch.pop("num_targets")
+        if batch.pop("bucket", None) is not None:
+            for name in ("inputs", "targets", "weights"):
+                batch[name] = batch[name][:, :length]
         if self.accumulate_steps == 1:
             return self._of_rows(batch, memory, seed, first_row)
         return self._in_pieces(batch, memory, seed, first_row)
@@ -335,33 +341,43 @@ class Trainer:
 
     def _of_rows(self, batch, memory, seed, first_row):
         """Loss, new memory and gradient of some rows."""
-        weights = batch["weights"]
-        arguments = {
-            "memory": memory,
-            "reset": batch["reset"],
-            "training": True,
-            "dropout_seed": seed,
-            "first_row": first_row,
-        }
-        texts = batch["inputs"], batch["targets"]
         with tf.GradientTape() as tape:
-            if self.intermediate_loss_steps:
-                losses, memory = self.model.score_blocks(
-                    *texts, weights, self._scored_blocks(), **arguments
-                )
-            else:
-                nll, memory = self.model.score(*texts, **arguments)
-                losses = [tf.reduce_sum(nll * weights)]
+            losses, memory = self._losses(
+                batch,
+                memory=memory,
+                training=True,
+                dropout_seed=seed,
+                first_row=first_row,
+            )
             loss = losses[-1]
             target = tf.add_n(losses)
             if self.loss_scale:
                 target = self.loss_scale.scale(target)
-        gradients = tape.gradient(target, self.model.trainable_variables)
+        variables = self.model.trainable_variables
+        gradients = tape.gradient(target, variables)
         if self.loss_scale:
             memory = _forget_overflows(memory, self.memory.cold_start)
-        # Sparse ones have a row twice where a token comes twice: their norm
-        # would be another.
-        return loss, memory, [tf.convert_to_tensor(g) for g in gradients]
+        return loss, memory, [
+            # A batch without token types has no use for those weights.
+            tf.zeros(variable.shape) if gradient is None
+            # Sparse ones have a row twice where a token comes twice: their
+            # norm would be another.
+            else tf.convert_to_tensor(gradient)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]  # fmt: skip
+
+    def _losses(self, batch, **arguments):
+        """The loss of some rows, below it those of blocks, and new memory."""
+        inputs = {name: x for name, x in batch.items() if name != "weights"}
+        if self.intermediate_loss_steps:
+            return self.model.score_blocks(
+                **inputs,
+                weights=batch["weights"],
+                is_scored=self._scored_blocks(),
+                **arguments,
+            )
+        nll, memory = self.model.score(**inputs, **arguments)
+        return [tf.reduce_sum(nll * batch["weights"])], memory
 
     def _scored_blocks(self):
         """Which blocks below the last predict in this step."""

@@ -44,8 +44,11 @@ def model_flops(
     `E` of its own, `2 T D E` to get there and E in the place of D. So the
     count is a lower bound, by the tails that a text happens to need.
 
+    Of an XLNet the content stream counts, with a softmax for every token: its
+    query stream, of the targets alone, is left out.
+
     Args:
-        model: `TransformerXLCausalLM`.
+        model: `TransformerXLCausalLM` or `XLNetPermutationLM`.
         batch_size: Integer `B`.
         segment_length: Integer `T`.
         memory_length: Integer `M`; by default the model's own.

@@ -147,22 +147,29 @@ class Workdir:
             raise ValueError(f"{path} is damaged: it lacks {sorted(missing)}.")
         return config
 
-    def load_model(self, checkpoint="latest", **overrides):
+    def load_model(
+        self,
+        checkpoint="latest",
+        model_class=TransformerXLCausalLM,
+        **overrides,
+    ):
         """The model of the run, with its weights.
 
         Args:
             checkpoint: String, `"latest"` or `"best"` by the score of valid.
                 What was not trained here has but one.
-            **overrides: Arguments of `TransformerXLBackbone` that do not
-                change the weights, such as `memory_length`.
+            model_class: The class of the model, such as `XLNetPermutationLM`.
+            **overrides: Arguments of the backbone that do not change the
+                weights, such as `memory_length`.
 
         Returns:
             The pair of model and step.
 
         Raises:
             FileNotFoundError: If there is no run or no checkpoint.
+            ValueError: If the run is one of another class.
         """
-        model = self.build_model(**overrides)
+        model = self.build_model(model_class, **overrides)
         return model, self.restore_weights(model, checkpoint)
 
     def restore_weights(self, model, checkpoint="latest"):
@@ -186,11 +193,11 @@ class Workdir:
                 logging.error("%s The newest weights are taken.", error)
         return restore_weights(model, self.checkpoints)
 
-    def build_model(self, **overrides):
+    def build_model(self, model_class=TransformerXLCausalLM, **overrides):
         """The model of the run, with fresh weights: see `load_model`."""
         config = self.read_config()["model"]
         config["backbone"]["config"].update(overrides)
-        return TransformerXLCausalLM.from_config(config)
+        return model_class.from_config(config)
 
     def load_tokenizer(self):
         """The tokenizer of the run.

@@ -1,0 +1,238 @@
+"""What is drawn for permutation language modelling, and who sees what."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.data import PermutedSegments
+from txl_keras.data import Segments
+
+B, T = 3, 26
+
+
+def permuted(num_tokens=400, segment_length=T, drop_remainder=True, **kwargs):
+    """Of tokens that are their own positions."""
+    segments = Segments(
+        np.arange(num_tokens), B, segment_length, drop_remainder
+    )
+    return PermutedSegments(segments, **{"context_factor": 4, **kwargs})
+
+
+def ranks(batch, row):
+    """The place of each target in the order: how many targets it sees."""
+    targets = batch["target_mapping"][row].argmax(axis=-1)
+    return batch["permutation_mask"][row][np.ix_(targets, targets)].sum(-1)
+
+
+def test_a_batch_has_these_targets():
+    batch = permuted(max_span=3).batch(2)
+    assert batch["inputs"].tolist() == [
+        list(range(start, start + T)) for start in (52, 185, 318)
+    ]
+    places = batch["target_mapping"].argmax(axis=-1)
+    assert places.shape == (B, T // 4)
+    np.testing.assert_array_equal(batch["target_mapping"].sum(-1), 1)
+    assert (np.diff(places) > 0).all()
+    np.testing.assert_array_equal(
+        batch["targets"], places + batch["inputs"][:, :1]
+    )
+    np.testing.assert_array_equal(batch["weights"], np.ones((B, T // 4)))
+    assert batch["num_targets"] == B * (T // 4)
+    assert not batch["reset"].any()
+    assert permuted().batch(0)["reset"].all()
+
+
+@pytest.mark.parametrize("context_factor", [1, 3, 26])
+def test_tokens_that_are_no_targets_are_seen_by_all_and_targets_by_later_ones(
+    context_factor,
+):
+    batch = permuted(context_factor=context_factor).batch(1)
+    num_targets = T // context_factor
+    for row in range(B):
+        sees = batch["permutation_mask"][row]
+        is_target = batch["target_mapping"][row].any(axis=0)
+        assert is_target.sum() == num_targets
+        assert sees[:, ~is_target].all()
+        assert not sees[np.ix_(~is_target, is_target)].any()
+        # A strict order: each sees those before it, the first sees none.
+        among = sees[np.ix_(is_target, is_target)]
+        rank = among.sum(axis=1)
+        np.testing.assert_array_equal(np.sort(rank), np.arange(num_targets))
+        np.testing.assert_array_equal(among, rank[:, None] > rank)
+
+
+def test_all_orders_of_targets_are_as_likely():
+    segments = permuted(segment_length=3, context_factor=1)
+    orders = [
+        tuple(ranks(segments.batch(step), row))
+        for step in range(400)
+        for row in range(B)
+    ]
+    for order in itertools.permutations(range(3)):
+        assert 160 < orders.count(order) < 240  # 1200 / 6, deviation 13
+
+
+def run_lengths(is_target):
+    edges = np.flatnonzero(np.diff([0, *is_target.astype(int), 0]))
+    return np.diff(edges)[::2]
+
+
+def test_spans_have_the_lengths_of_the_original_code():
+    # A large K, so that hardly two of them meet.
+    segments = permuted(9001, 1000, context_factor=20, max_span=4)
+    is_target = [
+        row
+        for step in range(20)
+        for row in segments.batch(step)["target_mapping"].any(axis=1)
+    ]
+    lengths = np.concatenate([run_lengths(row) for row in is_target])
+    assert lengths.sum() == 20 * B * 50
+    shares = np.bincount(lengths)[1:5] / len(lengths)
+    expected = np.array([1, 1 / 2, 1 / 3, 1 / 4]) / (25 / 12)
+    np.testing.assert_allclose(shares, expected, atol=0.03)
+    assert (lengths > 4).mean() < 0.03
+
+
+def test_a_span_is_anywhere_in_its_window():
+    segments = permuted(max_span=1, segment_length=10)
+    places = np.concatenate(
+        [
+            segments.batch(step)["target_mapping"].argmax(-1)
+            for step in range(300)
+        ]
+    )  # two targets, two tokens to spare
+    first, second = places.T
+    assert set(first) == set(range(6))
+    assert set(second) == set(range(4, 10))
+    assert set(second - first) == set(range(1, 8))
+
+
+def test_what_is_drawn_is_a_function_of_seed_step_and_row():
+    segments = permuted()
+    batch = segments.batch(5)
+    again = permuted().batch(5)
+    some = segments.batch(5, first_row=1, num_rows=2)
+    for name, value in batch.items():
+        np.testing.assert_array_equal(again[name], value)
+        if name != "num_targets":
+            np.testing.assert_array_equal(some[name], value[1:])
+    assert some["num_targets"] == batch["num_targets"]
+    # The same tokens, an epoch later, and with another seed.
+    later = segments.batch(5 + len(segments))
+    other = permuted(seed=1).batch(5)
+    for others in (later, other):
+        np.testing.assert_array_equal(others["inputs"], batch["inputs"])
+        for name in ("targets", "permutation_mask"):
+            assert (others[name] != batch[name]).any()
+    mapping = batch["target_mapping"]
+    assert (mapping[0] != mapping[1]).any()
+
+
+def test_with_the_next_segment_none_of_it_is_seen_from_the_first():
+    segments = permuted(segment_length=13, with_next=True)
+    assert (segments.segment_length, segments.reuse_length) == (T, 13)
+    assert len(segments) == 133 // 13 - 1
+    first, second = segments.batch(0), segments.batch(1)
+    np.testing.assert_array_equal(
+        first["inputs"][:, 13:], second["inputs"][:, :13]
+    )
+    assert first["reset"].all()
+    assert not second["reset"].any()
+    sees = second["permutation_mask"]
+    assert not sees[:, :13, 13:].any()
+    assert sees[:, 13:, :13].all()
+    # Both have targets and an order of their own.
+    is_target = second["target_mapping"].any(axis=1)
+    np.testing.assert_array_equal(is_target[:, :13].sum(-1), [3] * B)
+    np.testing.assert_array_equal(is_target[:, 13:].sum(-1), [3] * B)
+    for row in range(B):
+        np.testing.assert_array_equal(
+            np.sort(ranks(second, row)), [0, 1, 2, 3, 4, 5]
+        )
+    # An epoch later row r begins where it began.
+    again = segments.batch(len(segments))
+    np.testing.assert_array_equal(again["inputs"], first["inputs"])
+    assert again["reset"].all()
+
+
+def test_padding_is_neither_seen_nor_predicted():
+    # 36 inputs in segments of 10: rows of 1, 1 and 2, the last one of 6.
+    segments = permuted(37, 10, drop_remainder=False, context_factor=2)
+    assert len(segments) == 2
+    assert segments.batch(0)["num_targets"] == B * 5
+    batch = segments.batch(1)
+    assert batch["inputs"][2].tolist() == [*range(30, 36), 0, 0, 0, 0]
+    assert not batch["permutation_mask"][:2].any()
+    assert not batch["permutation_mask"][2, :, 6:].any()
+    np.testing.assert_array_equal(batch["weights"][:2], 0)
+    mapping, weights = batch["target_mapping"], batch["weights"]
+    assert 0 < weights[2].sum() < 5
+    assert weights.sum() == batch["num_targets"]
+    np.testing.assert_array_equal(mapping.sum(-1), weights)
+    np.testing.assert_array_equal(
+        batch["targets"], np.einsum("bpt,bt->bp", mapping, batch["inputs"])
+    )
+    # What is real and no target is seen by all.
+    is_context = (np.arange(10) < 6) & ~mapping[2].any(axis=0)
+    assert batch["permutation_mask"][2][:, is_context].all()
+
+
+def test_some_ids_are_never_predicted_and_seen_by_all():
+    tokens = np.arange(400) % 7
+    segments = Segments(tokens, B, T, drop_remainder=True)
+    batch = PermutedSegments(
+        segments, context_factor=2, not_predicted=[2, 5]
+    ).batch(3)
+    is_target = batch["weights"] == 1
+    assert not np.isin(batch["targets"][is_target], [2, 5]).any()
+    assert 0 < is_target.sum() < is_target.size
+    assert is_target.sum() == batch["num_targets"]
+    np.testing.assert_array_equal(batch["target_mapping"].sum(-1), is_target)
+    special = np.isin(batch["inputs"], [2, 5])
+    for row in range(B):
+        assert batch["permutation_mask"][row][:, special[row]].all()
+
+
+def test_datasets_hold_the_batches():
+    segments = permuted()
+    strategy = tf.distribute.get_strategy()
+    for dataset in (
+        segments.dataset(first_step=2, num_steps=2),
+        segments.distribute(strategy, 2, 2, in_memory=True),
+    ):
+        for step, batch in enumerate(dataset, start=2):
+            for name, value in segments.batch(step).items():
+                np.testing.assert_array_equal(batch[name], value)
+        assert step == 3
+    assert batch["permutation_mask"].shape == (B, T, T)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_factor": 0}, "`context_factor` must.*context_factor=0"),
+        ({"context_factor": T + 1}, f"no target.*={T}, context_factor={T + 1}"),
+        ({"max_span": 0}, "`max_span` must be.*max_span=0"),
+        ({"not_predicted": [3, -1]}, "`not_predicted` must.*not_predicted=-1"),
+        ({"seed": -1}, "`seed` must.*seed=-1"),
+        ({"with_next": True, "segment_length": 133}, "`with_next`.*1 a row"),
+    ],
+)
+def test_bad_arguments_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        permuted(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "with_next", "message"),
+    [
+        ({"varlen": True}, False, "`segments` must be of one.*varlen=True"),
+        ({"order": "roll"}, True, "`with_next` needs.*order='roll'"),
+    ],
+)
+def test_segments_that_do_not_fit_are_refused(options, with_next, message):
+    segments = Segments(np.arange(400), B, T, True, **options)
+    with pytest.raises(ValueError, match=message):
+        PermutedSegments(segments, with_next=with_next)

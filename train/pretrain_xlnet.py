@@ -1,0 +1,249 @@
+r"""Trains an XLNet to predict tokens of a text from any others.
+
+    python train/pretrain_xlnet.py --workdir=runs/xlnet \
+        --corpus=path/to/text_or_folder
+    python train/pretrain_xlnet.py --workdir=runs/xlnet_large --corpus=FOLDER \
+        --tokenizer=sentencepiece --vocabulary=spiece.model --num_layers=24 \
+        --num_heads=16 --hidden_dim=1024 --intermediate_dim=4096 \
+        --segment_length=512 --memory_length=384 --reuse_half --tpu=local
+
+The objective is permutation language modelling with spans (Yang et al., 2019).
+A score is the mean over the tokens that were drawn to be predicted, and is
+given beside that of a guess by frequency. Text, flags of training and what
+lies in the workdir are those of main.py; `model.keras` is the model with the
+best score of valid, for `keras.saving.load_model`. The same command again goes
+on where the run was stopped.
+"""
+
+import os
+import sys
+import tempfile
+
+import keras
+import tensorflow as tf
+from absl import flags
+
+from txl_keras.data.statistics import token_counts
+from txl_keras.data.statistics import unigram_scores
+from txl_keras.data.step_batches import replica_batch_size
+from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
+from txl_keras.evaluation.plots import plot_learning_curve
+from txl_keras.metrics import bits_per_token
+from txl_keras.models import XLNetPermutationLM
+from txl_keras.scripts import data_flags
+from txl_keras.scripts import running
+from txl_keras.scripts import training_flags
+from txl_keras.scripts import xlnet_flags
+from txl_keras.scripts.claiming import claim
+from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.loop import TrainingLoop
+from txl_keras.training.profiler import Profile
+from txl_keras.training.progress import Progress
+from txl_keras.training.stopping import EXIT_CODE
+from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import create_strategy
+from txl_keras.training.strategy import describe as describe_strategy
+from txl_keras.training.strategy import is_chief
+from txl_keras.training.strategy import wait_for_all
+from txl_keras.training.tensorboard import TensorBoard
+from txl_keras.training.trainer import Trainer
+from txl_keras.training.workdir import Workdir
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string(
+    "workdir", None, "Folder of the run, local or gs://.", required=True
+)
+flags.DEFINE_string(
+    "tpu", None, "Name of a TPU; `local` or empty is that of this machine."
+)
+flags.DEFINE_integer(
+    "num_cpu_devices", None, "Replicas to split the CPU into.", lower_bound=1
+)
+data_flags.define_corpus_flags()
+data_flags.define_tokenizer_flags()
+flags.adopt_module_key_flags(data_flags)
+xlnet_flags.define_xlnet_flags()
+flags.adopt_module_key_flags(xlnet_flags)
+training_flags.define_common_flags()
+flags.adopt_module_key_flags(training_flags)
+
+
+def main(_):
+    strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
+    with StopRequest() as stop:
+        if not train(strategy, stop):
+            sys.exit(EXIT_CODE)
+
+
+def train(strategy, stop):
+    """Trains, and scores test; false if it was stopped."""
+    training_flags.check_workers(strategy)
+    keras.utils.set_random_seed(FLAGS.seed)
+    replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
+    data_flags.check_outside_text("workdir", FLAGS.workdir)
+    workdir = Workdir(FLAGS.workdir)
+    if is_chief(strategy):
+        workdir.check_writable()
+    profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
+
+    # Text, model, optimizer.
+    corpus, tokenizer, splits = data_flags.prepare_text()
+    vocabulary_size = tokenizer.vocabulary_size
+    segments = xlnet_flags.training_segments(splits["train"], vocabulary_size)
+    valid, test = (
+        xlnet_flags.held_out_segments(
+            *splits[name].head(FLAGS.max_eval_tokens), vocabulary_size
+        )
+        for name in ("valid", "test")
+    )
+    with strategy.scope():
+        model = xlnet_flags.build_model(
+            vocabulary_size, training_flags.dtype_policy()
+        )
+        optimizer = training_flags.build_optimizer()
+    trainer = Trainer(
+        model,
+        optimizer,
+        strategy,
+        FLAGS.batch_size,
+        clip_norm=FLAGS.clip_norm or None,
+        seed=FLAGS.seed,
+        accumulate_steps=FLAGS.accumulate_steps,
+        stop=stop,
+    )
+    evaluator = PermutationEvaluator(
+        model, strategy, FLAGS.eval_batch_size, stop=stop
+    )
+
+    # Start afresh, go on, or see that all is done.
+    say = print if is_chief(strategy) else _say_nothing
+    settings = {
+        **training_flags.result_settings(),
+        **xlnet_flags.objective_settings(),
+    }
+    claim(workdir, settings, model, tokenizer, splits, strategy)
+    checkpoints = Checkpoints(
+        workdir.checkpoints, trainer, FLAGS.max_to_keep, workdir.best
+    )
+    loop = TrainingLoop(
+        trainer,
+        segments,
+        lambda: evaluator.evaluate(valid),
+        workdir,
+        checkpoints,
+        max_steps=FLAGS.max_steps,
+        eval_every=FLAGS.eval_every,
+        checkpoint_every=FLAGS.checkpoint_every,
+        steps_per_execution=FLAGS.steps_per_execution,
+        progress=Progress(
+            FLAGS.max_steps,
+            FLAGS.batch_size * FLAGS.segment_length,
+            _bits,
+            is_shown=is_chief(strategy),
+        ),
+        tensorboard=TensorBoard(workdir.events if is_chief(strategy) else None),
+        profile=profile,
+    )
+    step = loop.restore()
+    say(_describe_start(workdir, corpus, splits, trainer, segments))
+    say(f"step {step} of {FLAGS.max_steps}", flush=True)
+    if step == FLAGS.max_steps and workdir.is_finished():
+        say("The run is finished.")
+        say(_describe_results(workdir))
+        return True
+
+    # Train.
+    with stop.looked_at():
+        is_done = loop.run()
+    # Before others go on, or leave, the chief has written all.
+    wait_for_all(strategy)
+    if not is_done:
+        reached = int(trainer.step.numpy())
+        say(f"Stopped after step {reached}; the same command goes on there.")
+        return False
+
+    # Finish, with the best weights.
+    best_step = workdir.restore_weights(model, "best")
+    scores = {"valid": loop.score_at(best_step)}
+    with stop.looked_at():
+        scores["test"] = evaluator.evaluate(test)
+    if scores["test"] is None:
+        say("Stopped; the same command scores test again.")
+        return False
+    if is_chief(strategy):
+        _finish(workdir, tokenizer)
+        scores["guess"] = _guess(splits, test, vocabulary_size)
+        workdir.write_results({"step": best_step, **scores})
+        say(_describe_results(workdir))
+    wait_for_all(strategy)
+    return True
+
+
+def _finish(workdir, tokenizer):
+    """Draws the curve and saves the model."""
+    plot_learning_curve(
+        workdir.read_metrics(),
+        workdir.file("learning_curve.png"),
+        f"predicted {tokenizer.unit}",
+    )
+    # A copy on one device: the model itself may live on many.
+    model, _ = workdir.load_model("best", XLNetPermutationLM)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.keras")
+        model.save(path)
+        tf.io.gfile.copy(path, workdir.file("model.keras"), overwrite=True)
+
+
+def _guess(splits, test, vocabulary_size):
+    """Scores of a guess of test, by the frequencies in train."""
+    train, test = (
+        token_counts(tokens, vocabulary_size)
+        for tokens in (splits["train"].tokens, test.segments.tokens)
+    )
+    return unigram_scores(train, test)
+
+
+def _say_nothing(*_, **__):
+    """Of several workers one speaks."""
+
+
+def _describe_start(workdir, corpus, splits, trainer, segments):
+    tokens = ", ".join(
+        f"{len(s.tokens):,} {name}" for name, s in splits.items()
+    )
+    model = trainer.model
+    return (
+        f"{workdir.path}: {corpus.name}, {tokens} tokens, a vocabulary of "
+        f"{model.backbone.vocabulary_size:,}; {model.count_params():,} "
+        f"weights, {FLAGS.precision}\n"
+        f"{describe_strategy(trainer.strategy)}; of each "
+        f"{segments.segment_length:,} tokens {segments.num_targets:,} are "
+        f"predicted, {FLAGS.batch_size * segments.num_targets:,} a step"
+    )
+
+
+def _bits(nll):
+    return f"{bits_per_token(nll):.4f} bits per predicted token"
+
+
+def _describe_results(workdir):
+    results = workdir.read_results()
+    lines = [
+        f"{split}: {_bits(results[split]['nll'])}, "
+        f"{results[split]['accuracy']:.2%} right"
+        for split in ("valid", "test", "guess")
+    ]
+    lines[-1] += " (by the frequency of tokens alone)"
+    return "\n".join(
+        [
+            *lines,
+            f"In {workdir.path}: model.keras (of step {results['step']}), "
+            "learning_curve.png, metrics.jsonl, results.json, events "
+            "(TensorBoard)",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    running.run(main)

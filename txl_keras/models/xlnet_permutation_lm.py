@@ -1,0 +1,213 @@
+"""XLNet as a language model over permutations.
+
+Letters: `B` batch, `T` segment, `P` targets of a row, `M` memory, `D` hidden
+size, `V` vocabulary.
+"""
+
+import keras
+
+from txl_keras.checks import check_shape
+from txl_keras.checks import check_token_ids
+from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.models.xlnet_backbone import XLNetBackbone
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class XLNetPermutationLM(keras.Model):
+    """Predicts tokens from any others, in the order of a permutation.
+
+    For a factorization order `z` the log-likelihood of the targets of a
+    segment is (equations 3 to 5 of Yang et al., 2019)
+
+        sum over targets t of  log p(x[z_t] | x[z_<t])
+        p(x | x[z_<t]) = softmax(E g[z_t] + b)
+
+    with `g` the query stream of `XLNetBackbone`, `E` the embedding of tokens,
+    which the softmax shares, and `b` a bias. The order is the permutation
+    mask, the targets are in the target mapping: `PermutedSegments` draws both.
+
+    Training, which goes on with the memory of the segment before, takes it as
+    a value: `score`, which `Trainer` calls. A call, and so `fit`, `evaluate`
+    and `predict`, reads segments without memory, each for itself.
+
+    Args:
+        backbone: An `XLNetBackbone`.
+        tie_embeddings: Boolean, the softmax shares the embedding of tokens.
+
+    Call arguments:
+        batch: Dictionary of `inputs`, ids `(B, T)`, and optionally
+            `permutation_mask` `(B, T, T)` and `target_mapping` `(B, P, T)`,
+            see `XLNetBackbone`. Without a mapping every token is a target.
+        training: Boolean, for dropout.
+
+    Returns:
+        Logits of the targets, float32 tensor of shape `(B, P, V)`.
+
+    Raises:
+        ValueError: If the backbone is another, and on shapes and ids that do
+            not fit.
+
+    Example:
+
+    ```python
+    import keras
+    import numpy as np
+    from txl_keras.data import PermutedSegments, Segments
+    from txl_keras.models import XLNetBackbone, XLNetPermutationLM
+
+    backbone = XLNetBackbone(
+        vocabulary_size=256, num_layers=1, num_heads=2, hidden_dim=16,
+        intermediate_dim=32, memory_length=24,
+    )
+    model = XLNetPermutationLM(backbone)
+    text = np.frombuffer(b"to be or not to be, " * 50, "uint8")
+    segments = PermutedSegments(
+        Segments(text, batch_size=4, segment_length=24, drop_remainder=True)
+    )
+    batch = segments.batch(0)
+    nll, memory = model.score(
+        batch["inputs"],
+        batch["targets"],
+        permutation_mask=batch["permutation_mask"],
+        target_mapping=batch["target_mapping"],
+    )  # (4, 4): each fourth of six tokens
+    loss = (nll * batch["weights"]).numpy().sum() / batch["num_targets"]
+
+    # By `fit`, without memory.
+    def features(batch):
+        names = ("inputs", "permutation_mask", "target_mapping")
+        x = {name: batch[name] for name in names}
+        return x, batch["targets"], batch["weights"]
+
+    crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", crossentropy)
+    model.fit(segments.dataset(num_steps=3).map(features), verbose=0)
+    ```
+
+    Reference:
+        [Yang et al., 2019](https://arxiv.org/abs/1906.08237), section 2.
+    """
+
+    def __init__(self, backbone, tie_embeddings=True, **kwargs):
+        if not isinstance(backbone, XLNetBackbone):
+            raise ValueError(
+                "`backbone` must be an XLNetBackbone. Received: "
+                f"backbone={type(backbone).__name__}"
+            )
+        kwargs.setdefault("dtype", backbone.dtype_policy)
+        super().__init__(**kwargs)
+        self.backbone = backbone
+        self.softmax = AdaptiveSoftmax(
+            backbone.token_embedding,
+            tie_embeddings=tie_embeddings,
+            kernel_initializer=keras.initializers.RandomNormal(
+                stddev=backbone.initializer_stddev
+            ),
+            dtype=self.dtype_policy,
+            name="softmax",
+        )
+        self.build((None, None))
+
+    def build(self, token_ids_shape):
+        self.softmax.build()
+
+    def call(self, batch, training=None):
+        query, _ = self._query_stream(**batch, training=training)
+        return self.softmax.logits(query)
+
+    def initial_memory(self, batch_size, memory_length=None):
+        """Memory of a cold start: see `XLNetBackbone`."""
+        return self.backbone.initial_memory(batch_size, memory_length)
+
+    def score(
+        self,
+        inputs,
+        targets,
+        permutation_mask=None,
+        target_mapping=None,
+        token_type_ids=None,
+        padding_mask=None,
+        memory=None,
+        reset=None,
+        training=False,
+        dropout_seed=None,
+        first_row=0,
+    ):
+        """Negative log-likelihood of every target.
+
+        Args:
+            inputs: Integer tensor of shape `(B, T)`.
+            targets: Integer tensor of shape `(B, P)`, the tokens that stand
+                where `target_mapping` says.
+            permutation_mask, target_mapping, token_type_ids, padding_mask,
+                memory, reset, training, dropout_seed, first_row: See
+                `XLNetBackbone`. Without a mapping every token is a target: P
+                is T.
+
+        Returns:
+            The pair `(nll, memory)`: float32 `(B, P)` in nats, and the new
+            `Memory`.
+        """
+        query, memory = self._query_stream(
+            inputs,
+            permutation_mask,
+            target_mapping,
+            token_type_ids=token_type_ids,
+            padding_mask=padding_mask,
+            memory=memory,
+            reset=reset,
+            training=training,
+            dropout_seed=dropout_seed,
+            first_row=first_row,
+        )
+        check_shape("targets", targets, tuple(query.shape[:2]))
+        return self.softmax(query, targets), memory
+
+    def log_probs(
+        self, inputs, permutation_mask=None, target_mapping=None, **kwargs
+    ):
+        """Log-probabilities of all tokens at every target.
+
+        Args:
+            inputs, permutation_mask, target_mapping: See `score`.
+            **kwargs: Of `XLNetBackbone`, such as `memory` and `reset`.
+
+        Returns:
+            The pair `(log_probs, memory)`: float32 `(B, P, V)` and the new
+            `Memory`.
+        """
+        query, memory = self._query_stream(
+            inputs, permutation_mask, target_mapping, **kwargs
+        )
+        return self.softmax.log_probs(query), memory
+
+    def _query_stream(
+        self, inputs, permutation_mask=None, target_mapping=None, **kwargs
+    ):
+        """The hidden states of the targets, `(B, P, D)`, and the memory."""
+        check_token_ids("inputs", inputs, self.backbone.vocabulary_size)
+        if target_mapping is None:
+            batch_size, length = keras.ops.shape(inputs)
+            target_mapping = keras.ops.broadcast_to(
+                keras.ops.eye(length, dtype=self.compute_dtype),
+                (batch_size, length, length),
+            )
+        _, query, memory = self.backbone(
+            inputs,
+            permutation_mask=permutation_mask,
+            target_mapping=target_mapping,
+            **kwargs,
+        )
+        return query, memory
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "backbone": keras.saving.serialize_keras_object(self.backbone),
+            "tie_embeddings": self.softmax.tie_embeddings,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        backbone = keras.saving.deserialize_keras_object(config["backbone"])
+        return cls(**{**config, "backbone": backbone})

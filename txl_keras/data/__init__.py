@@ -20,6 +20,10 @@ segments.batch(0)["inputs"]  # [B, T] int32
 from txl_keras.data.corpora import Corpus
 from txl_keras.data.corpora import load_corpus
 
+# Texts with labels.
+from txl_keras.data.labelled_texts import LabelledTexts
+from txl_keras.data.labelled_texts import read_labelled_texts
+
 # Text to ids on disk, once.
 from txl_keras.data.preparation import PreparedSplit
 from txl_keras.data.preparation import prepare
@@ -27,6 +31,10 @@ from txl_keras.data.preparation import prepare_tokenizer
 
 # Token stream to batches of segments.
 from txl_keras.data.segments import Segments
+
+# Texts with labels to batches of about the same length.
+from txl_keras.data.text_batches import TextBatches
+from txl_keras.data.text_batches import pad_texts
 
 # Text to ids and back.
 from txl_keras.data.tokenizers import ByteTokenizer
@@ -45,9 +53,11 @@ __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "Corpus",
+    "LabelledTexts",
     "PreparedSplit",
     "Segments",
     "SentencePieceTokenizer",
+    "TextBatches",
     "Vocabulary",
     "WordPieceTokenizer",
     "WordTokenizer",
@@ -56,7 +66,9 @@ __all__ = [
     "choose_cutoffs",
     "load_corpus",
     "load_tokenizer",
+    "pad_texts",
     "prepare",
     "prepare_tokenizer",
+    "read_labelled_texts",
     "save_tokenizer",
 ]

@@ -3,11 +3,15 @@
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
+from txl_keras.models.transformer_xl_text_classifier import (
+    TransformerXLTextClassifier,
+)
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 
 __all__ = [
     "SegmentReader",
     "TransformerXLBackbone",
     "TransformerXLCausalLM",
+    "TransformerXLTextClassifier",
     "XLNetBackbone",
 ]

@@ -140,6 +140,17 @@ def result_settings():
     return {name: FLAGS[name].value for name in RESULT_FLAGS}
 
 
+def check_brings_its_own():
+    """Raises `ValueError` if a flag says what `--initialize_from` brings."""
+    for name in ("preset", "vocabulary", *TOKENIZER_FLAGS):
+        if FLAGS[name].present:
+            raise ValueError(
+                f"`{name}` cannot be given with `initialize_from`, which "
+                f"brings its own. Received: {name}={FLAGS[name].value}, "
+                f"initialize_from={FLAGS.initialize_from}"
+            )
+
+
 def check_positions(backbone):
     """Raises `ValueError` if a segment has more tokens than positions."""
     limit = backbone.max_positions

@@ -160,6 +160,7 @@ class Workdir:
 
         Raises:
             FileNotFoundError: If there is no run or no checkpoint.
+            ValueError: If the run is that of a classifier.
         """
         model = self.build_model(**overrides)
         return model, self.restore_weights(model, checkpoint)
@@ -188,6 +189,11 @@ class Workdir:
     def build_model(self, **overrides):
         """The model of the run, with fresh weights: see `load_model`."""
         config = self.read_config()["model"]
+        if "num_classes" in config:
+            raise ValueError(
+                "`workdir` must be that of a language model. Received: "
+                f"{self.path}, which holds a classifier of texts"
+            )
         config["backbone"]["config"].update(overrides)
         return TransformerXLCausalLM.from_config(config)
 

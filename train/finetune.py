@@ -19,8 +19,8 @@ become better for --patience epochs, and the best weights are kept.
 
 Written to the workdir: config.json, tokenizer.json, metrics.jsonl (a line an
 epoch), best.keras (`keras.saving.load_model`, after `import txl_keras.models`),
-results.json (accuracy, F1, confusion) and export/STEP, a SavedModel that takes
-raw text.
+results.json (accuracy, F1, confusion; those of texts longer than a segment,
+too) and export/STEP, a SavedModel that takes raw text.
 """
 
 import os
@@ -181,12 +181,13 @@ def main(_):
         callbacks=_callbacks(workdir, steps),
         verbose=1 if sys.stdout.isatty() else 2,
     )
-    scores = history.history[f"val_{FLAGS.monitor}"]
-    best = np.argmin(scores) if FLAGS.monitor == "loss" else np.argmax(scores)
+    _check_finite(history.history["loss"])
 
     # Score and export the best.
-    model = keras.saving.load_model(workdir.file("best.keras"))
-    results = {"step": int(best + 1) * steps, "epoch": int(best + 1)}
+    epoch = _best_epoch(history.history[f"val_{FLAGS.monitor}"])
+    model = keras.saving.load_model(workdir.file("best.keras"), compile=False)
+    model.save(workdir.file("best.keras"))  # without the optimizer
+    results = {"step": epoch * steps, "epoch": epoch}
     for split in ("valid", "test"):
         if split in texts:
             results[split] = _scores(
@@ -206,6 +207,20 @@ def main(_):
     )
     workdir.write_results(results)
     print(_describe_results(workdir, results))
+
+
+def _check_finite(losses):
+    if not np.isfinite(losses).all():
+        raise FloatingPointError(
+            f"The loss is {losses[-1]} in epoch {len(losses)}. Try a lower "
+            f"--learning_rate. Received: learning_rate={FLAGS.learning_rate}"
+        )
+
+
+def _best_epoch(scores):
+    """Counted from 1: the first of the best."""
+    is_loss = FLAGS.monitor == "loss"
+    return int(np.argmin(scores) if is_loss else np.argmax(scores)) + 1
 
 
 def predict(model, batches):

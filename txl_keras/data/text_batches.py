@@ -161,12 +161,11 @@ class TextBatches:
             generate,
             output_signature=({"token_ids": ids, "lengths": row}, row),
         )
-        if num_steps is None:
-            num_steps = tf.data.INFINITE_CARDINALITY
-        # Keras wants to know it.
-        return dataset.prefetch(2).apply(
-            tf.data.experimental.assert_cardinality(num_steps)
-        )
+        if num_steps is not None:  # what Keras wants to know
+            dataset = dataset.apply(
+                tf.data.experimental.assert_cardinality(num_steps)
+            )
+        return dataset.prefetch(2)
 
 
 def _starts(widths, batch_size, max_batch_tokens):

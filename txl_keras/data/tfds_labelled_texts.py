@@ -53,9 +53,9 @@ def load_tfds_texts(
 
 
 def _read(builder, split, text_column, label_column):
-    examples = tfds.as_numpy(builder.as_dataset(split=split))
     pairs = [
-        (example[text_column], example[label_column]) for example in examples
+        (example[text_column], example[label_column])
+        for example in tfds.as_numpy(builder.as_dataset(split=split))
     ]
     feature = builder.info.features[label_column]
     name_of = getattr(feature, "int2str", _as_string)

@@ -116,6 +116,7 @@ class TransformerXLTextClassifier(keras.Model):
             name="logits",
         )
         self._seed_generator = keras.random.SeedGenerator()
+        self.jit_compile = False  # see `compile`; for `predict` without it
         self.build((None, None))
 
     def build(self, inputs_shape):
@@ -152,7 +153,7 @@ class TransformerXLTextClassifier(keras.Model):
         return cls(backbone, num_classes, segment_length, pooling)
 
     def call(self, inputs, training=None):
-        token_ids, lengths = _unpack(inputs)
+        token_ids, lengths = (ops.cast(x, "int32") for x in _unpack(inputs))
         is_text = ops.arange(ops.shape(token_ids)[1]) < lengths[:, None]
         token_ids = ops.where(is_text, token_ids, 0)
         pooled = self._pool(token_ids, self._shares(lengths, is_text), training)

@@ -105,27 +105,6 @@ def test_ids_alone_are_all_text():
     np.testing.assert_array_equal(model([ids, np.array([6, 6])]), expected)
 
 
-def test_xla_compiles_the_loop_and_its_gradient():
-    model = classifier(pooling="mean")
-
-    def gradient(ids):
-        with tf.GradientTape() as tape:
-            logits = model(ids)
-        weights = [model.logits.kernel, model.backbone.trainable_weights[-1]]
-        return logits, tape.gradient(logits, [w.value for w in weights])
-
-    spec = tf.TensorSpec((None, None), tf.int32)
-    compiled = tf.function(gradient, input_signature=[spec], jit_compile=True)
-    for ids in texts([9, 3]):
-        tf.nest.map_structure(
-            lambda one, other: np.testing.assert_allclose(
-                one, other, atol=1e-5
-            ),
-            compiled(ids[None]),
-            gradient(ids[None]),
-        )
-
-
 def test_gradients_are_those_of_the_segments_with_memory_held_fixed():
     # Two segments, the first as a memory that is a constant.
     model = classifier(small_backbone(num_layers=2))
@@ -183,8 +162,7 @@ def test_fit_learns_from_what_was_read_before_the_last_segment(fitted):
     assert set(history) == {"loss", "accuracy", "f1"}
     assert history["accuracy"][-1] > 0.9
     assert history["f1"][-1] > 0.9
-    predicted = model.predict(x, verbose=0).argmax(axis=1)
-    assert (predicted == labels).mean() > 0.9
+    assert (np.argmax(model(x), axis=1) == labels).mean() > 0.9
 
 
 def test_a_saved_model_gives_the_same(fitted, tmp_path):
@@ -292,4 +270,5 @@ def test_bad_inputs_are_errors():
                 use(inputs)
     # Behind the text is no text.
     behind = np.concatenate([ids, ids + V], axis=1)
-    model.predict((behind, np.array([6, 6])), verbose=0)
+    logits = model.predict((behind, np.array([6, 6])), verbose=0)
+    np.testing.assert_allclose(logits, model(ids), atol=1e-6)

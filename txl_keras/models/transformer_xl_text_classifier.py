@@ -116,7 +116,9 @@ class TransformerXLTextClassifier(keras.Model):
             name="logits",
         )
         self._seed_generator = keras.random.SeedGenerator()
-        self.jit_compile = False  # see `compile`; for `predict` without it
+        # XLA would compile the loop anew for every W, which takes longer than
+        # it saves, and its gradient only where the batch size never changes.
+        self.supports_jit = False
         self.build((None, None))
 
     def build(self, inputs_shape):
@@ -195,8 +197,6 @@ class TransformerXLTextClassifier(keras.Model):
                 self.backbone.initial_memory(batch_size),
                 tf.zeros((batch_size, self.backbone.hidden_dim)),
             ),
-            # XLA must know it, for the gradient.
-            maximum_iterations=num_segments,
         )
         return pooled
 
@@ -221,14 +221,12 @@ class TransformerXLTextClassifier(keras.Model):
 
         By default the loss is the cross-entropy of integer labels `(B,)` in
         nats, and accuracy and F1 are reported beside it. With a `loss` of
-        your own only your own metrics are. `jit_compile` is False by default:
-        XLA would compile anew for every W.
+        your own only your own metrics are.
         """
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             f1 = SparseF1Score(self.num_classes)
             kwargs.setdefault("metrics", ["accuracy", f1])
-        kwargs.setdefault("jit_compile", False)
         super().compile(optimizer, loss, **kwargs)
 
     def compile_from_config(self, config):

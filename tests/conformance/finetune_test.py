@@ -6,14 +6,16 @@ import re
 import keras
 import numpy as np
 import pytest
+import scripts_test
 import tensorflow as tf
-from scripts_test import here  # noqa: F401, a fixture
 
 import txl_keras.models  # noqa: F401, what Keras loads
 from txl_keras.data import ByteTokenizer
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.workdir import Workdir
+
+here = scripts_test.here  # a fixture
 
 SIZES = (
     "--num_layers=1", "--hidden_dim=16", "--num_heads=2",
@@ -67,7 +69,7 @@ def test_a_run_learns_scores_and_exports(
     here,
     files,
     language_model,
-    tmp_path,  # noqa: F811
+    tmp_path,
 ):
     path, model = language_model
     run = tmp_path / "run"
@@ -146,7 +148,7 @@ def test_bad_input_is_one_message_before_any_work(
     tmp_path,
     change,
     others,
-    message,  # noqa: F811
+    message,
 ):
     contents = {
         "unseen": "label\ttext\nham\ta\neggs\tb\n",

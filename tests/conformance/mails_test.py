@@ -1,6 +1,6 @@
 """Spam or ham: what a classifier gains by pre-training and by memory.
 
-pytest -m large -n 0 -s tests/conformance/mails_test.py
+XLA_FLAGS= pytest -m large -n 0 -s tests/conformance/mails_test.py
 
 Half an hour on 2 cores: a small language model reads the 7.7 MB of train once,
 and then each of three classifiers twice.
@@ -12,9 +12,11 @@ import pathlib
 
 import numpy as np
 import pytest
-from scripts_test import here  # noqa: F401, a fixture
+import scripts_test
 
 from txl_keras.data import read_labelled_texts
+
+here = scripts_test.here  # a fixture
 
 DATA = pathlib.Path(__file__).parents[3] / "shared/data"
 TRAIN, TEST = DATA / "spam_train.tsv.gz", DATA / "spam_test.tsv.gz"
@@ -41,7 +43,7 @@ def word_count_accuracy():
     return np.mean(predicted == np.array(test.labels))
 
 
-def test_memory_and_pre_training_help(here, tmp_path):  # noqa: F811
+def test_memory_and_pre_training_help(here, tmp_path):
     mails = read_labelled_texts(str(TRAIN), "1", "0")
     with gzip.open(tmp_path / "mails.txt.gz", "wt", encoding="utf-8") as file:
         file.write("\n".join(mails.texts))

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from txl_keras.data.corpora.tfds_builder import tfds
@@ -17,7 +18,7 @@ class SmallReviews(tfds.core.GeneratorBasedBuilder):
                 {
                     "text": tfds.features.Text(),
                     "label": tfds.features.ClassLabel(names=["bad", "good"]),
-                    "stars": "int64",
+                    "stars": np.int64,
                     "language": tfds.features.Text(),
                 }
             ),

@@ -65,6 +65,7 @@ def flags_of(workdir, files, *others):
     return [f"--workdir={workdir}", *named, *others]
 
 
+@pytest.mark.large  # Keras traces for 20 seconds
 def test_a_run_learns_scores_and_exports(
     here,
     files,

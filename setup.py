@@ -52,6 +52,8 @@ setup(
             "pytest-xdist",
             "ruff",
             "safetensors",
+            # A baseline that classifiers are compared with.
+            "scikit-learn",
             *SUBWORDS,
         ],
     },

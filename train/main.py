@@ -230,18 +230,7 @@ def _origin(workdir):
     """The run whose model and tokenizer this one has, or `None`."""
     if FLAGS.initialize_from is None:
         return None
-    for name in (
-        "preset",
-        "backbone",
-        "vocabulary",
-        *data_flags.TOKENIZER_FLAGS,
-    ):
-        if FLAGS[name].present:
-            raise ValueError(
-                f"`{name}` cannot be given with `initialize_from`, which "
-                f"brings its own. Received: {name}={FLAGS[name].value}, "
-                f"initialize_from={FLAGS.initialize_from}"
-            )
+    training_flags.check_brings_its_own()
     # Once it has begun, this run has its own.
     return workdir if workdir.is_claimed() else Workdir(FLAGS.initialize_from)
 

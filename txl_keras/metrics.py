@@ -3,6 +3,7 @@
 import math
 
 import keras
+from keras import ops
 
 
 def bits_per_token(nll):
@@ -69,3 +70,50 @@ def _bits(y_true, y_pred):
         y_true, y_pred, from_logits=True
     )
     return bits_per_token(nll)
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class SparseF1Score(keras.metrics.F1Score):
+    """Mean over classes of their F1 score, for integer labels.
+
+    F1 is the harmonic mean of precision and recall. `keras.metrics.F1Score`
+    wants labels as one-hot vectors.
+
+    Args:
+        num_classes: Integer `C`.
+        name: String.
+        dtype: Dtype of the computation.
+
+    Call arguments:
+        y_true: Integer labels of shape `(B,)`.
+        y_pred: Logits or probabilities of shape `(B, C)`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.metrics import SparseF1Score
+
+    metric = SparseF1Score(num_classes=2)
+    logits = np.array([[0.1, 0.9], [0.2, 0.8], [0.7, 0.3]])
+    metric.update_state(np.array([1, 0, 0]), logits)
+    metric.result()  # 0.667: of either class
+    ```
+    """
+
+    def __init__(self, num_classes, name="f1", dtype=None):
+        super().__init__(average="macro", name=name, dtype=dtype)
+        self.num_classes = num_classes
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        y_true = ops.one_hot(
+            ops.cast(ops.reshape(y_true, (-1,)), "int32"), self.num_classes
+        )
+        return super().update_state(y_true, y_pred, sample_weight)
+
+    def get_config(self):
+        return {
+            "num_classes": self.num_classes,
+            "name": self.name,
+            "dtype": self.dtype,
+        }

@@ -20,6 +20,10 @@ segments.batch(0)["inputs"]  # [B, T] int32
 from txl_keras.data.corpora import Corpus
 from txl_keras.data.corpora import load_corpus
 
+# Texts with labels.
+from txl_keras.data.labelled_texts import LabelledTexts
+from txl_keras.data.labelled_texts import read_labelled_texts
+
 # Batches of segments, of which some tokens are predicted in any order: XLNet.
 from txl_keras.data.permutation import PermutedSegments
 
@@ -31,6 +35,10 @@ from txl_keras.data.preparation import prepare_tokenizer
 # Token stream to batches of segments.
 from txl_keras.data.segments import Segments
 from txl_keras.data.sliding_windows import SlidingWindows
+
+# Texts with labels to batches of about the same length.
+from txl_keras.data.text_batches import TextBatches
+from txl_keras.data.text_batches import pad_texts
 
 # Text to ids and back.
 from txl_keras.data.tokenizers import ByteTokenizer
@@ -49,11 +57,13 @@ __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "Corpus",
+    "LabelledTexts",
     "PermutedSegments",
     "PreparedSplit",
     "Segments",
     "SentencePieceTokenizer",
     "SlidingWindows",
+    "TextBatches",
     "Vocabulary",
     "WordPieceTokenizer",
     "WordTokenizer",
@@ -62,7 +72,9 @@ __all__ = [
     "choose_cutoffs",
     "load_corpus",
     "load_tokenizer",
+    "pad_texts",
     "prepare",
     "prepare_tokenizer",
+    "read_labelled_texts",
     "save_tokenizer",
 ]

@@ -4,6 +4,9 @@ from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
+from txl_keras.models.transformer_xl_text_classifier import (
+    TransformerXLTextClassifier,
+)
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
 
@@ -12,6 +15,7 @@ __all__ = [
     "SegmentReader",
     "TransformerXLBackbone",
     "TransformerXLCausalLM",
+    "TransformerXLTextClassifier",
     "XLNetBackbone",
     "XLNetPermutationLM",
 ]

@@ -132,7 +132,7 @@ def prepare_text(tokenizer=None):
     folder = token_folder(options["data_dir"])
     check_outside_text("data_dir", folder)
     corpus = load_corpus(options)
-    tokenizer = tokenizer or _make_tokenizer(corpus, folder)
+    tokenizer = tokenizer or make_tokenizer(corpus, folder)
     return corpus, tokenizer, prepare(corpus, tokenizer, folder)
 
 
@@ -156,7 +156,16 @@ def check_outside_text(name, folder):
         )
 
 
-def _make_tokenizer(corpus, folder):
+def make_tokenizer(corpus, folder):
+    """Makes the tokenizer that the flags name, or finds it.
+
+    Args:
+        corpus: `Corpus`.
+        folder: String, where it is kept: see `prepare_tokenizer`.
+
+    Returns:
+        The tokenizer.
+    """
     options = {name: FLAGS[name].value for name in TOKENIZER_FLAGS}
     name = options.pop("tokenizer")
     vocabulary = FLAGS.vocabulary and os.path.expanduser(FLAGS.vocabulary)

@@ -23,8 +23,12 @@ def _define(define, name, description, **kwargs):
     _MODEL_FLAGS.append(name)
 
 
-def define_model_flags():
-    """Defines `--preset` and a flag for whatever may differ from it."""
+def define_model_flags(has_softmax=True):
+    """Defines `--preset` and a flag for whatever may differ from it.
+
+    Args:
+        has_softmax: Boolean. Whether the model is one of language.
+    """
     _MODEL_FLAGS.clear()
     integer, real, boolean, enum = (
         flags.DEFINE_integer,
@@ -55,11 +59,14 @@ def define_model_flags():
     _define(integer, "embedding_dim", "Size of the first cluster.")
     _define(integer, "div_val", "How many times smaller the next is.")
     _define(boolean, "project_same_dim", "Project tables of the hidden size.")
-    _define(boolean, "tie_embeddings", "Softmax shares the embedding tables.")
-    _define(
-        enum, "tie_projections", "Softmax shares their projections.",
-        enum_values=["all", "all_but_first", "none"],
-    )  # fmt: skip
+    if has_softmax:
+        _define(
+            boolean, "tie_embeddings", "Softmax shares the embedding tables."
+        )
+        _define(
+            enum, "tie_projections", "Softmax shares their projections.",
+            enum_values=["all", "all_but_first", "none"],
+        )  # fmt: skip
     _define(
         enum, "attention_type", "Of the ablation of the paper.",
         enum_values=ATTENTION_TYPES,

@@ -164,6 +164,17 @@ def _values(names):
     return {name: FLAGS[name].value for name in names if name in FLAGS}
 
 
+def check_brings_its_own():
+    """Raises `ValueError` if a flag says what `--initialize_from` brings."""
+    for name in ("preset", "backbone", "vocabulary", *TOKENIZER_FLAGS):
+        if name in FLAGS and FLAGS[name].present:
+            raise ValueError(
+                f"`{name}` cannot be given with `initialize_from`, which "
+                f"brings its own. Received: {name}={FLAGS[name].value}, "
+                f"initialize_from={FLAGS.initialize_from}"
+            )
+
+
 def check_workers(strategy):
     """Raises ValueError if other workers have other flags."""
     of_model = (*model_flags.names(), *xlnet_flags.names())

@@ -4,19 +4,15 @@ Letters: `B` batch, `T` segment, `P` prompt, `M` memory, `D` hidden size, `N`
 heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to write.
 """
 
-import contextlib
 import functools
-import json
-import os
-
-import keras
-import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
 from txl_keras.layers.decoder_block import check_takes_padding
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
+from txl_keras.serving.saved_models import check_path
+from txl_keras.serving.saved_models import write_saved_model
 from txl_keras.serving.signatures import FunctionalSignatures
 from txl_keras.serving.signatures import Reader
 from txl_keras.serving.slots import Slots
@@ -201,7 +197,7 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
 
 
 def _reader(model, path, memory_length, max_segment_length, weights_dtype):
-    _check_path(path)
+    check_path(path)
     if not isinstance(model.backbone, TransformerXLBackbone):
         raise ValueError(
             "`model` must have a TransformerXLBackbone to be exported. "
@@ -223,11 +219,10 @@ def _reader(model, path, memory_length, max_segment_length, weights_dtype):
 
 
 def _write(path, reader, endpoints, tracked, settings, assets):
-    archive = keras.export.ExportArchive()
-    for part in tracked:
-        archive.track(part)
-    for name, (function, specs) in endpoints.items():
-        archive.add_endpoint(name, _with_weights(reader, function), specs)
+    endpoints = {
+        name: (_with_weights(reader, function), specs)
+        for name, (function, specs) in endpoints.items()
+    }
     settings = {
         "model": reader.model.get_config(),
         "memory_length": reader.memory_length,
@@ -236,26 +231,7 @@ def _write(path, reader, endpoints, tracked, settings, assets):
         "weights_dtype": reader.weights_dtype,
         **settings,
     }
-    with _whole_or_not_at_all(path) as unfinished:
-        archive.write_out(unfinished, verbose=False)
-        _write_assets(unfinished, settings, assets or {})
-
-
-def _check_path(path):
-    if not path or path.startswith("~"):
-        raise ValueError(
-            "`path` must be a folder, its name written out. "
-            f"Received: path={path!r}"
-        )
-    if tf.io.gfile.exists(path) and not _is_saved_model(path):
-        raise ValueError(
-            "`path` must be new or a SavedModel, which is then replaced. "
-            f"Received: path={path}"
-        )
-
-
-def _is_saved_model(path):
-    return tf.io.gfile.exists(os.path.join(path, "saved_model.pb"))
+    write_saved_model(path, endpoints, tracked, settings, assets)
 
 
 def _checked_segment_length(backbone, max_segment_length):
@@ -281,47 +257,3 @@ def _with_weights(reader, function):
             return function(*args)
 
     return call
-
-
-def _write_assets(path, settings, assets):
-    folder = os.path.join(path, "assets")
-    tf.io.gfile.makedirs(folder)
-    with tf.io.gfile.GFile(os.path.join(folder, "settings.json"), "w") as file:
-        file.write(json.dumps(settings, indent=1) + "\n")
-    for name, source in assets.items():
-        tf.io.gfile.copy(source, os.path.join(folder, name))
-
-
-@contextlib.contextmanager
-def _whole_or_not_at_all(path):
-    """A folder to write in, which takes the place of `path` at the end."""
-    # Beside it, and of a name that no server takes for a version.
-    parent, name = os.path.split(path.rstrip("/"))
-    unfinished = os.path.join(parent, f"unfinished.{name}")
-    _remove(unfinished)
-    try:
-        yield unfinished
-        _remove(path)
-        _move(unfinished, path)
-    finally:
-        _remove(unfinished)
-
-
-def _remove(path):
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.rmtree(path)
-
-
-def _move(source, target):
-    gfile = tf.io.gfile
-    if "://" not in target:
-        gfile.rename(source, target)
-        return
-    # Buckets have no folders to rename. What servers look for comes last.
-    for folder, _, names in sorted(gfile.walk(source), reverse=True):
-        new_folder = target + folder[len(source) :]
-        gfile.makedirs(new_folder)
-        for name in sorted(names, key="saved_model.pb".__eq__):
-            gfile.copy(
-                os.path.join(folder, name), os.path.join(new_folder, name)
-            )

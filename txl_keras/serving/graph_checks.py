@@ -17,6 +17,21 @@ def check(condition, *message):
     return tf.debugging.Assert(condition, message, summarize=8)
 
 
+def check_not_empty(name, lengths):
+    """Fails if a text has no token.
+
+    Args:
+        name: String, the argument's name.
+        lengths: int32 tensor `(B,)`, tokens of each text.
+    """
+    return check(
+        tf.reduce_all(lengths >= 1),
+        f"`{name}` must have at least one token in every row. Received tokens, "
+        "by row:",
+        lengths,
+    )
+
+
 def check_not_negative(name, value):
     """Fails if a number is negative.
 

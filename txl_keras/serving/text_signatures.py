@@ -5,7 +5,7 @@ Letters: `B` batch, `P` tokens of the longest text, `M` memory.
 
 import tensorflow as tf
 
-from txl_keras.serving.graph_checks import check
+from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_checks import check_not_negative
 from txl_keras.serving.graph_writer import GraphWriter
 from txl_keras.serving.samplers import Sampler
@@ -45,7 +45,7 @@ class TextSignatures:
     def score_text(self, text):
         """Negative log-likelihood of texts and of their tokens."""
         ids, lengths = self._tokenizer.encode(text)
-        with tf.control_dependencies([_check_not_empty("text", lengths)]):
+        with tf.control_dependencies([check_not_empty("text", lengths)]):
             token_nll = self._token_nll(ids, lengths)
         return {
             "nll": tf.reduce_sum(token_nll, axis=1),
@@ -110,7 +110,7 @@ class TextSignatures:
             temperature, top_k, top_p, typical_p, repetition_penalty
         )
         checks = [
-            _check_not_empty("prompt", lengths),
+            check_not_empty("prompt", lengths),
             check_not_negative("length", length),
         ]
         with tf.control_dependencies(checks):
@@ -131,12 +131,3 @@ class TextSignatures:
     def _cold_ring(self, batch_size):
         empty = self._reader.empty(batch_size)
         return self._reader.from_tensors(*empty).as_ring()
-
-
-def _check_not_empty(name, lengths):
-    return check(
-        tf.reduce_all(lengths >= 1),
-        f"`{name}` must have at least one token in every row. Received tokens, "
-        "by row:",
-        lengths,
-    )

@@ -196,6 +196,11 @@ class Workdir:
     def build_model(self, model_class=TransformerXLCausalLM, **overrides):
         """The model of the run, with fresh weights: see `load_model`."""
         config = self.read_config()["model"]
+        if "num_classes" in config:
+            raise ValueError(
+                "`workdir` must be that of a language model. Received: "
+                f"{self.path}, which holds a classifier of texts"
+            )
         config["backbone"]["config"].update(overrides)
         return model_class.from_config(config)
 

@@ -49,15 +49,7 @@ def load(name, data_dir=None, manual_dir=None, text_key=None):
             is not in one feature, or if there are too few examples.
         ConnectionError: If the dataset is not there and cannot be downloaded.
     """
-    try:
-        builder = prepare(lambda: _find(name, data_dir), manual_dir)
-    except (requests.RequestException, DownloadError) as error:
-        raise ConnectionError(
-            f"The TFDS dataset {name!r} could not be downloaded: "
-            f"{describe_failure(error)}. Prepare it where there is a network, "
-            "and copy its folder to `data_dir`. "
-            f"Received: data_dir={data_dir!r}"
-        ) from None
+    builder = open_dataset(name, data_dir, manual_dir)
     key = _text_feature(builder, text_key)
     splits = _choose_splits(builder)
     # About 1 MB. One by one, sentences take three times as long.
@@ -79,6 +71,19 @@ class Documents(Records):
     def __iter__(self):
         for text in super().__iter__():
             yield text if text.endswith(b"\n") else text + b"\n"
+
+
+def open_dataset(name, data_dir=None, manual_dir=None):
+    """Prepares a dataset if it is not there: its builder. As `load`."""
+    try:
+        return prepare(lambda: _find(name, data_dir), manual_dir)
+    except (requests.RequestException, DownloadError) as error:
+        raise ConnectionError(
+            f"The TFDS dataset {name!r} could not be downloaded: "
+            f"{describe_failure(error)}. Prepare it where there is a network, "
+            "and copy its folder to `data_dir`. "
+            f"Received: data_dir={data_dir!r}"
+        ) from None
 
 
 def _find(name, data_dir):

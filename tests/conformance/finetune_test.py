@@ -1,0 +1,171 @@
+"""train/finetune.py, from files to a SavedModel."""
+
+import json
+import re
+
+import keras
+import numpy as np
+import pytest
+import scripts_test
+import tensorflow as tf
+
+import txl_keras.models  # noqa: F401, what Keras loads
+from txl_keras.data import ByteTokenizer
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.training.workdir import Workdir
+
+here = scripts_test.here  # a fixture
+
+SIZES = (
+    "--num_layers=1", "--hidden_dim=16", "--num_heads=2",
+    "--intermediate_dim=16", "--memory_length=8", "--segment_length=8",
+)  # fmt: skip
+
+
+def write_mails(path, numbers):
+    """The first word tells the class; the rest is as long as it likes."""
+    lines = ["label\tn\ttext"]
+    for i in numbers:
+        label, word = (("spam", "WIN"), ("ham", "meet"))[i % 2]
+        lines.append(f'{label}\t{i}\t{word} {i * i} "{"x" * (i % 30)}')
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mails")
+    return {
+        "train_file": write_mails(folder / "train.tsv", range(160)),
+        "test_file": write_mails(folder / "test.tsv", range(200, 230)),
+    }
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("runs") / "lm")
+    model = TransformerXLCausalLM(
+        TransformerXLBackbone(
+            vocabulary_size=256,
+            num_layers=1,
+            num_heads=2,
+            hidden_dim=16,
+            intermediate_dim=16,
+            memory_length=8,
+        )
+    )
+    config = {"flags": {"segment_length": 8}}
+    Workdir(path).create(model, 12, config, ByteTokenizer())
+    return path, model
+
+
+def flags_of(workdir, files, *others):
+    named = [f"--{name}={path}" for name, path in files.items()]
+    return [f"--workdir={workdir}", *named, *others]
+
+
+@pytest.mark.large  # Keras traces for 20 seconds
+def test_a_run_learns_scores_and_exports(
+    here,
+    files,
+    language_model,
+    tmp_path,
+):
+    path, model = language_model
+    run = tmp_path / "run"
+    printed, stop = here(
+        "finetune.py",
+        *flags_of(run, files, f"--initialize_from={path}"),
+        "--pooling=mean",
+        "--epochs=8",
+        "--patience=8",
+        "--learning_rate=0.02",
+        "--class_weight=balanced",
+        "--monitor=f1",
+        "--dropout=0.01",
+    )
+    assert stop is None
+    assert f"Begins with the best weights of {path}, step 12." in printed
+
+    results = json.loads((run / "results.json").read_text())
+    metrics = [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["epoch"] for line in metrics] == list(range(1, 9))
+    best = max(metrics, key=lambda line: line["val_f1"])
+    assert (best["epoch"], best["step"]) == (results["epoch"], results["step"])
+    assert results["valid"]["f1"] == pytest.approx(best["val_f1"], abs=1e-5)
+    assert np.sum(results["test"]["confusion"]) == 30
+    assert results["test"]["accuracy"] > 0.9
+    long = results["test"]["longer_than_segment"]
+    assert 15 < np.sum(long["confusion"]) <= 30
+
+    # The best, in both forms.
+    loaded = keras.saving.load_model(run / "best.keras")
+    assert loaded.segment_length == 8 and loaded.backbone.dropout == 0.01
+    texts = ["WIN 9 xxxxxxxxxxxxxxxxxxxxx", "meet 4"]
+    served = tf.saved_model.load(str(run / "export" / str(results["step"])))
+    answer = served.signatures["classify"](text=tf.constant(texts))
+    assert answer["label"].numpy().tolist() == [b"spam", b"ham"]
+    for text, row in zip(texts, answer["probabilities"], strict=True):
+        ids = np.frombuffer(text.encode(), "uint8").astype("int32")
+        np.testing.assert_allclose(
+            tf.nn.softmax(loaded(ids[None]))[0], row, atol=1e-5
+        )
+    # It began with these weights, and they stay what they were.
+    start = model.backbone.blocks[0].weights[0].numpy()
+    assert np.abs(loaded.backbone.blocks[0].weights[0] - start).max() > 1e-4
+
+    _, stop = here("finetune.py", *flags_of(run, files))
+    assert "`workdir` must be new" in stop
+    _, stop = here("generate.py", f"--workdir={run}", "--num_tokens=1")
+    assert "holds a classifier of texts" in stop
+
+
+@pytest.mark.parametrize(
+    "change,others,message",
+    [
+        ({"test_file": "unseen"}, (), "'eggs' at .*unseen.tsv, line 3"),
+        ({"test_file": "empty"}, (), "text .*' ' at .*empty.tsv, line 2"),
+        ({}, ("--text_column=body",), "'label', 'n', 'text'.*'body'"),
+        ({"train_file": "one"}, (), r"two labels or more.*\['ham'\]"),
+        ({"train_file": None}, (), "Either `train_file` or `tfds_name`"),
+        ({}, ("--valid_share=1.5",), "between 0 and 1.*1.5"),
+        ({}, ("--from_scratch",), "`from_scratch` is for `initialize_from`"),
+        ({}, ("--initialize_from=/none",), "there is no /none/config.json"),
+        (
+            {},
+            ("--initialize_from=/none", "--tokenizer=words"),
+            "`tokenizer` cannot be given",
+        ),
+        ({}, ("--attention_type=vaswani", "--memory_length=0"), "'vaswani'"),
+    ],
+)
+def test_bad_input_is_one_message_before_any_work(
+    here,
+    files,
+    tmp_path,
+    change,
+    others,
+    message,
+):
+    contents = {
+        "unseen": "label\ttext\nham\ta\neggs\tb\n",
+        "empty": "label\ttext\nham\t \n",
+        "one": "label\ttext\nham\ta\nham\tb\n",
+    }
+    named = dict(files)
+    for name, content in change.items():
+        named.pop(name)
+        if content:
+            path = tmp_path / f"{content}.tsv"
+            path.write_text(contents[content])
+            named[name] = path
+    if "one" in change.values():
+        named = {"train_file": path, "valid_file": path}
+    run = tmp_path / "run"
+    _, stop = here("finetune.py", *flags_of(run, named, *SIZES, *others))
+    assert re.search(message, stop, re.DOTALL), stop
+    assert not run.exists()

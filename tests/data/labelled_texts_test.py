@@ -1,0 +1,118 @@
+import gzip
+import json
+
+import pytest
+
+from txl_keras.data import LabelledTexts
+from txl_keras.data import read_labelled_texts
+
+NUMBERS = {"text_column": "1", "label_column": "0"}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, content):
+        path = tmp_path / name
+        content = content.encode("utf-8")
+        path.write_bytes(
+            gzip.compress(content) if name.endswith(".gz") else content
+        )
+        return str(path)
+
+    return write
+
+
+def test_tsv_without_names_is_read_as_it_stands(write):
+    path = write("a.tsv.gz", 'ham\t"quoted", né\\n\r\n\nspam\t1\u2028 2\n')
+    mails = read_labelled_texts(path, **NUMBERS)
+    assert mails.texts == ['"quoted", né\\n', "1\u2028 2"]
+    assert mails.labels == ["ham", "spam"]
+    assert mails.place(1) == f"{path}, line 3"
+
+
+def test_csv_has_quotes_newlines_and_long_values(write):
+    long = "x" * 200_000
+    content = f'id,label,text\n1,a,"one, ""two""\nthree"\n2,b,{long}\n'
+    texts = read_labelled_texts(write("a.csv", "\ufeff" + content))
+    assert texts.texts == ['one, "two"\nthree', long]
+    assert texts.labels == ["a", "b"]
+    assert texts.place(1).endswith("line 4")
+
+
+def test_json_lines_may_have_integers_as_labels(write):
+    rows = [{"stars": 5, "review": "good"}, {"stars": 1, "review": "bad\n"}]
+    path = write("a.jsonl", "\n".join(map(json.dumps, rows)))
+    texts = read_labelled_texts(path, "review", "stars")
+    assert (texts.texts, texts.labels) == (["good", "bad\n"], ["5", "1"])
+
+
+@pytest.mark.parametrize(
+    "name,content,columns,message",
+    [
+        ("a.txt", "a\tb", NUMBERS, r"must end with \.tsv, \.csv or \.jsonl"),
+        ("a.tsv", "ham\thi\n", {}, r"'ham', 'hi'.*numbers.*none"),
+        ("a.tsv", "label\tbody\nham\thi\n", {}, "text_column='text'.*line 2"),
+        ("a.csv", "text,class\nhi,ham\n", {}, "label_column='label'"),
+        ("a.tsv", "ham\thi\n", {**NUMBERS, "text_column": "2"}, "'0', '1'"),
+        ("a.jsonl", '{"text": "hi"}', {}, "label_column='label', .*line 1"),
+        ("a.tsv", "ham\thi\nspam\n", NUMBERS, "2 columns.*1 at .*line 2"),
+        ("a.tsv", "ham\thi\tho\nspam\thi\n", NUMBERS, "3 columns.*2 at"),
+        ("a.csv", "text,text\na,b\n", {}, "different names"),
+        ("a.csv", 'text,label\n"a"b,c\n', {}, "line 2"),
+        ("a.tsv", "ham\t \n", NUMBERS, "Every text .*line 1"),
+        ("a.tsv", "\thi\n", NUMBERS, "Every label .*line 1"),
+        ("a.tsv", "\n", NUMBERS, "must have texts"),
+        ("a.jsonl", '{"text": 3, "label": "a"}', {}, "strings.*3 at"),
+        ("a.jsonl", '{"text": "a", "label": null}', {}, "None at"),
+        ("a.jsonl", '{"text": "a", "label"\n', {}, "line 1"),
+        ("a.jsonl", "[]", {}, r"JSON object. Received: \[\] at"),
+    ],
+)
+def test_a_bad_file_is_an_error_with_its_place(
+    write, name, content, columns, message
+):
+    if message.endswith("none"):  # a file without names, read as one with
+        content, message = content * 2, message.removesuffix(".*none")
+    with pytest.raises(ValueError, match=message):
+        read_labelled_texts(write(name, content), **columns)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.tsv"):
+        read_labelled_texts(str(tmp_path / "none.tsv"))
+
+
+def test_labels_are_numbered_as_in_train():
+    train = LabelledTexts(["a", "b", "c"], ["spam", "ham", "spam"], "train")
+    names = train.label_names()
+    assert names == ["ham", "spam"]
+    assert train.label_ids(names) == [1, 0, 1]
+    test = LabelledTexts(["a", "b"], ["ham", "eggs"], "mails.tsv", [3, 8])
+    with pytest.raises(
+        ValueError, match=r"\['ham', 'spam'\].*'eggs' at mails.tsv, text 8"
+    ):
+        test.label_ids(names)
+
+
+def test_a_text_is_always_on_the_same_side_of_a_split():
+    words = [f"text {i % 150}" for i in range(200)]  # 50 of them twice
+    texts = LabelledTexts(words, [str(i) for i in range(200)], "all")
+    first, second = texts.split(0.2)
+    assert len(first) + len(second) == 200
+    assert 20 < len(second) < 60
+    assert not set(first.texts) & set(second.texts)
+    for part in (first, second):
+        for i, (text, label) in enumerate(
+            zip(part.texts, part.labels, strict=True)
+        ):
+            assert words[int(label)] == text
+            assert part.place(i) == f"all, text {label}"
+    backwards = texts.take(range(199, -1, -1)).split(0.2)[1]
+    assert backwards.texts == second.texts[::-1]
+
+
+def test_too_little_cannot_be_split():
+    texts = LabelledTexts(["a"], ["b"], "few")
+    for share, message in ((0.5, "few has too few"), (1.0, "between 0 and 1")):
+        with pytest.raises(ValueError, match=message):
+            texts.split(share)

@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+
+from txl_keras.data.corpora.tfds_builder import tfds
+from txl_keras.data.tfds_labelled_texts import load_tfds_texts
+
+
+class SmallReviews(tfds.core.GeneratorBasedBuilder):
+    """Reviews with a class, a number and a string that may all be labels."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    SIZES = {"train": 7, "test": 3, "unsupervised": 2}
+
+    def _info(self):
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(
+                {
+                    "text": tfds.features.Text(),
+                    "label": tfds.features.ClassLabel(names=["bad", "good"]),
+                    "stars": np.int64,
+                    "language": tfds.features.Text(),
+                }
+            ),
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager):
+        return {
+            split: self._generate_examples(split, size)
+            for split, size in self.SIZES.items()
+        }
+
+    def _generate_examples(self, split, size):
+        for i in range(size):
+            yield (
+                i,
+                {
+                    "text": f"né {split} {i}",
+                    "label": i % 2,
+                    "stars": i % 5,
+                    "language": "fr",
+                },
+            )
+
+
+@pytest.mark.parametrize(
+    "column,label",
+    [("label", ["bad", "good"]), ("stars", ["0", "1"]), ("language", ["fr"])],
+)
+def test_splits_have_texts_with_labels(tmp_path, column, label):
+    splits = load_tfds_texts(
+        "small_reviews", str(tmp_path), label_column=column
+    )
+    assert list(splits) == ["train", "test"]
+    test = splits["test"]
+    assert test.texts == ["né test 0", "né test 1", "né test 2"]
+    assert test.labels[: len(label)] == label
+    assert test.place(2) == "small_reviews test, example 2"
+    assert len(splits["train"]) == 7
+
+
+def test_a_feature_that_is_not_there_is_an_error(tmp_path):
+    for column in ("text_column", "label_column"):
+        with pytest.raises(
+            ValueError, match=f"'language', 'stars', 'text'.*{column}='body'"
+        ):
+            load_tfds_texts("small_reviews", str(tmp_path), **{column: "body"})
+
+
+def test_there_must_be_a_train(tmp_path, monkeypatch):
+    monkeypatch.setattr(SmallReviews, "SIZES", {"test": 3})
+    with pytest.raises(ValueError, match=r"split 'train'.*\['test'\]"):
+        load_tfds_texts("small_reviews", str(tmp_path))

@@ -1,0 +1,50 @@
+import keras
+import numpy as np
+import pytest
+
+from txl_keras.evaluation.classification import classification_scores
+from txl_keras.metrics import SparseF1Score
+
+NAMES = ["a", "b", "c", "d"]
+LABELS = np.array([0, 0, 0, 1, 1, 2])
+TAKEN_FOR = np.array([0, 0, 1, 1, 2, 2])  # `d` is neither there nor taken
+
+
+def logits():
+    rng = np.random.default_rng(3)
+    return 5 * np.eye(4)[TAKEN_FOR] + rng.normal(size=(6, 4))
+
+
+def test_scores_are_those_counted_by_hand():
+    scores = classification_scores(LABELS, logits(), NAMES)
+    assert scores["confusion"] == [
+        [2, 1, 0, 0],
+        [0, 1, 1, 0],
+        [0, 0, 1, 0],
+        [0, 0, 0, 0],
+    ]
+    assert scores["accuracy"] == pytest.approx(4 / 6)
+    expected = {
+        "a": (1, 2 / 3, 4 / 5, 3),
+        "b": (1 / 2, 1 / 2, 1 / 2, 2),
+        "c": (1 / 2, 1, 2 / 3, 1),
+        "d": (0, 0, 0, 0),
+    }
+    for name, numbers in expected.items():
+        of_class = scores["classes"][name]
+        got = [of_class[k] for k in ("precision", "recall", "f1", "count")]
+        assert got == pytest.approx(numbers)
+    f1 = [numbers[2] for numbers in expected.values()]
+    assert scores["f1"] == pytest.approx(np.mean(f1))
+
+
+def test_keras_says_the_same():
+    scores = classification_scores(LABELS, logits(), NAMES)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    assert scores["loss"] == pytest.approx(float(loss(LABELS, logits())), 1e-5)
+    f1 = SparseF1Score(num_classes=4)
+    for rows in (slice(4), slice(4, None)):
+        f1.update_state(LABELS[rows, None], logits()[rows])
+    assert float(f1.result()) == pytest.approx(scores["f1"])
+    again = SparseF1Score.from_config(f1.get_config())
+    assert (again.num_classes, again.name) == (4, "f1")

@@ -1,0 +1,274 @@
+"""Texts of different lengths, read by segments of 4 with a memory of 6."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_models import V
+from small_models import small_backbone as backbone_of
+from small_models import small_model
+
+from txl_keras.data import pad_texts
+from txl_keras.models import TransformerXLTextClassifier
+
+C, T = 3, 4
+LENGTHS = [5, 1, 14, 4, 9]
+
+
+def small_backbone(dtype=None, **config):
+    """With one block: loops take seconds to trace through more."""
+    return backbone_of(dtype, **{"num_layers": 1, **config})
+
+
+def classifier(backbone=None, pooling="last", **config):
+    config = {"segment_length": T, **config}
+    model = TransformerXLTextClassifier(
+        backbone or small_backbone(), C, pooling=pooling, **config
+    )
+    model.logits.kernel.assign(
+        np.random.default_rng(1).normal(size=model.logits.kernel.shape)
+    )
+    return model
+
+
+def texts(lengths=LENGTHS):
+    rng = np.random.default_rng(2)
+    return [rng.integers(V, size=length, dtype="int32") for length in lengths]
+
+
+def states_of(backbone, ids):
+    """Hidden states `(n, D)` of a text that is read alone, by segments."""
+    memory, states = None, []
+    for start in range(0, len(ids), T):
+        segment = ids[None, start : start + T]
+        hidden, memory = backbone(segment, memory=memory)
+        states.append(hidden[0])
+    return np.concatenate(states)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_layers": 2},
+        {"pooling": "mean", "memory_length": 0},
+        {"pooling": "mean", "cold_start": "zeros"},
+        {"attention_type": "shaw", "max_positions": 5},
+    ],
+    ids=str,
+)
+def test_each_text_is_read_as_if_alone(config):
+    config = config.copy()
+    pooling = config.pop("pooling", "last")
+    backbone = small_backbone(**config)
+    model = classifier(backbone, pooling)
+    logits = model(pad_texts(texts()))
+    assert logits.shape == (len(LENGTHS), C)
+    for ids, row in zip(texts(), logits, strict=True):
+        states = states_of(backbone, ids)
+        pooled = states[-1] if pooling == "last" else states.mean(axis=0)
+        expected = pooled @ model.logits.kernel.numpy()
+        np.testing.assert_allclose(row, expected, atol=1e-5)
+
+
+def test_what_comes_after_a_text_does_not_matter():
+    model = classifier(pooling="mean")
+    padded = pad_texts(texts())
+    expected = model(padded)
+    ids, lengths = padded["token_ids"], padded["lengths"]
+    is_text = np.arange(ids.shape[1]) < lengths[:, None]
+    wider = np.pad(np.where(is_text, ids, V + 5), ((0, 0), (0, 9)))
+    np.testing.assert_allclose(model((wider, lengths)), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        classifier(model.backbone)((wider, lengths))[1],
+        classifier(model.backbone)(padded)[1],
+        atol=1e-6,
+    )
+
+
+def test_a_text_reaches_back_past_its_last_segment():
+    model = classifier()
+    (ids,) = texts([7])
+    changed = ids.copy()
+    changed[1] = (changed[1] + 1) % V
+    assert np.abs(model(ids[None]) - model(changed[None])).max() > 1e-4
+    forgetful = classifier(small_backbone(memory_length=0))
+    np.testing.assert_array_equal(
+        forgetful(ids[None]), forgetful(changed[None])
+    )
+
+
+def test_ids_alone_are_all_text():
+    model = classifier()
+    ids = np.stack(texts([6, 6]))
+    expected = model({"token_ids": ids, "lengths": np.array([6, 6])})
+    np.testing.assert_array_equal(model(ids), expected)
+    np.testing.assert_array_equal(model([ids, np.array([6, 6])]), expected)
+
+
+def test_gradients_are_those_of_the_segments_with_memory_held_fixed():
+    # Two segments, the first as a memory that is a constant.
+    model = classifier(small_backbone(num_layers=2))
+    backbone = model.backbone
+    (ids,) = texts([7])
+    weights = [w.value for w in backbone.trainable_variables]
+    _, memory = backbone(ids[None, :T])
+    with tf.GradientTape() as tape:
+        hidden, _ = backbone(ids[None, T:], memory=memory)
+        logits = hidden[:, -1] @ model.logits.kernel
+    expected = tape.gradient(logits, weights)
+    with tf.GradientTape() as tape:
+        logits = model(ids[None])
+    got = tape.gradient(logits, weights)
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(
+            tf.convert_to_tensor(one), tf.convert_to_tensor(other), atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("pooling,learns", [("last", False), ("mean", True)])
+def test_the_mean_teaches_every_segment_and_the_last_state_its_own(
+    pooling, learns
+):
+    model = classifier(pooling=pooling)
+    ids = np.array([3, 1, 2, 4, 5, 6], "int32")  # 3 is in the first segment
+    table = model.backbone.token_embedding.trainable_weights[0].value
+    assert table.shape[0] == V
+    with tf.GradientTape() as tape:
+        logits = model(ids[None])
+    gradient = tf.convert_to_tensor(tape.gradient(logits, table))
+    assert (np.abs(gradient[3]).max() > 0) == learns
+    assert np.abs(gradient[6]).max() > 0
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A model, what it learned, and how: the first of nine tokens counts."""
+    rng = np.random.default_rng(5)
+    ids = rng.integers(V, size=(90, 9), dtype="int32")
+    labels = ids[:, 0] % C
+    keras.utils.set_random_seed(3)
+    model = classifier(small_backbone(dropout=0.02, memory_length=8), "mean")
+    model.compile(keras.optimizers.Adam(0.03))
+    x = {"token_ids": ids, "lengths": np.full(90, 9)}
+    weights = {0: 1.0, 1: 1.0, 2: 1.0}
+    history = model.fit(
+        x, labels, batch_size=30, epochs=40, class_weight=weights, verbose=0
+    )
+    return model, x, labels, history.history
+
+
+def test_fit_learns_from_what_was_read_before_the_last_segment(fitted):
+    model, x, labels, history = fitted
+    assert set(history) == {"loss", "accuracy", "f1"}
+    assert history["accuracy"][-1] > 0.9
+    assert history["f1"][-1] > 0.9
+    assert (np.argmax(model(x), axis=1) == labels).mean() > 0.9
+
+
+def test_a_saved_model_gives_the_same(fitted, tmp_path):
+    model, x, _, _ = fitted
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert (loaded.pooling, loaded.segment_length) == ("mean", T)
+    assert (loaded.num_classes, loaded.jit_compile) == (C, False)
+    assert int(loaded.optimizer.iterations) == 120
+    np.testing.assert_array_equal(loaded(x), model(x))
+
+
+def test_logits_are_of_full_precision():
+    model = classifier(small_backbone("mixed_bfloat16"), "mean")
+    logits = model(pad_texts(texts()))
+    assert (model.compute_dtype, logits.dtype) == ("bfloat16", "float32")
+    full = classifier(small_backbone(), "mean")
+    full.set_weights(model.get_weights())
+    np.testing.assert_allclose(logits, full(pad_texts(texts())), atol=0.1)
+
+
+def test_dropout_is_another_in_every_segment_and_call():
+    # Without memory, equal segments would be equal with one mask.
+    backbone = small_backbone(dropout=0.5, memory_length=0)
+
+    def seeded():
+        keras.utils.set_random_seed(7)
+        return classifier(backbone, "mean")
+
+    model = seeded()
+    ids = np.array([[1, 2, 3, 4, 1, 2, 3, 4]])
+    first, second = (model(ids, training=True) for _ in range(2))
+    assert np.abs(first - second).max() > 1e-3
+    same = seeded()
+    np.testing.assert_array_equal(same(ids, training=True), first)
+    assert np.abs(seeded()(ids[:, :4], training=True) - first).max() > 1e-3
+
+
+def test_the_backbone_is_that_of_the_language_model():
+    language_model = small_model()
+    model = classifier(language_model.backbone)
+    assert model.backbone is language_model.backbone
+    weights = {id(w) for w in language_model.backbone.weights}
+    assert weights < {id(w) for w in model.weights}
+
+
+def test_from_preset_takes_every_preset_with_other_sizes():
+    model = TransformerXLTextClassifier.from_preset(
+        "wikitext103_large",
+        2,
+        segment_length=7,
+        pooling="mean",
+        vocabulary_size=30,
+        cutoffs=(8,),
+        num_layers=1,
+        hidden_dim=16,
+        num_heads=2,
+        intermediate_dim=12,
+        memory_length=5,
+    )
+    assert model.backbone.memory_length == 5
+    assert (model.segment_length, model.pooling) == (7, "mean")
+    assert model(np.array([[29, 3]])).shape == (1, 2)
+
+
+def test_a_length_that_cannot_be_is_not_passed_over():
+    model = classifier(small_backbone())
+    ids = np.stack(texts([6, 6, 6]))
+    logits = model((ids, np.array([0, 6, 7])))
+    assert np.isnan(logits).tolist() == [[True] * C, [False] * C, [True] * C]
+
+
+def test_bad_arguments_are_errors():
+    backbone = small_backbone()
+    for arguments, message in (
+        ({"num_classes": 1}, "num_classes=1"),
+        ({"segment_length": 0}, "segment_length=0"),
+        ({"pooling": "max"}, "pooling='max'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TransformerXLTextClassifier(
+                backbone, **{"num_classes": 2, **arguments}
+            )
+    absolute = small_backbone(
+        num_layers=1, attention_type="vaswani", memory_length=0
+    )
+    with pytest.raises(ValueError, match="attention_type='vaswani'"):
+        TransformerXLTextClassifier(absolute, 2)
+
+
+def test_bad_inputs_are_errors():
+    model = classifier(small_backbone())
+    model.compile("sgd")
+    ids, labels = np.stack(texts([6, 6])), np.array([0, 1])
+    for inputs, message in (
+        ((ids, np.array([6, 0])), "Received: 0"),
+        ((ids, np.array([7, 6])), "Received: 7"),
+        ({"token_ids": ids, "lengths": np.array([6])}, "lengths"),
+        ({"token_ids": ids, "sizes": np.array([6, 6])}, "sizes"),
+        ((ids, ids, ids), "3 values"),
+        (ids + V, "Received ids"),
+    ):
+        for use in (model.predict, lambda x: model.fit(x, labels)):
+            with pytest.raises(ValueError, match=message):
+                use(inputs)
+    # Behind the text is no text.
+    behind = np.concatenate([ids, ids + V], axis=1)
+    logits = model.predict((behind, np.array([6, 6])), verbose=0)
+    np.testing.assert_allclose(logits, model(ids), atol=1e-6)

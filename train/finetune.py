@@ -1,0 +1,427 @@
+r"""Trains a classifier of texts, on the body of a language model.
+
+    python train/finetune.py --workdir=runs/mails --initialize_from=runs/lm \
+        --train_file=mails.tsv --test_file=more_mails.tsv
+    python train/finetune.py --workdir=runs/imdb --initialize_from=runs/lm \
+        --tfds_name=imdb_reviews --epochs=3 --max_tokens=1024
+    python train/finetune.py --workdir=runs/scratch --tokenizer=words \
+        --min_count=2 --train_file=reviews.csv --label_column=stars
+
+Texts of any length are read segment by segment with memory; none is cut,
+unless --max_tokens says so. --initialize_from names the workdir of a run of
+train/main.py or of a checkpoint that train/convert.py converted, and brings
+its weights, sizes and tokenizer; with --from_scratch all but the weights, which
+shows what they are worth.
+
+Files are .tsv, .csv or .jsonl (and .gz). Without --valid_file, --valid_share of
+train is split off, by a hash of each text. Training ends when --monitor has not
+become better for --patience epochs, and the best weights are kept.
+
+Written to the workdir: config.json, tokenizer.json, metrics.jsonl (a line an
+epoch), best.keras (`keras.saving.load_model`, after `import txl_keras.models`),
+results.json (accuracy, F1, confusion; those of texts longer than a segment,
+too) and export/STEP, a SavedModel that takes raw text.
+"""
+
+import os
+import sys
+
+import keras
+import numpy as np
+from absl import flags
+
+from txl_keras.checks import check_vocabulary
+from txl_keras.data import Corpus
+from txl_keras.data import TextBatches
+from txl_keras.data import read_labelled_texts
+from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.preparation import token_folder
+from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.evaluation.classification import classification_scores
+from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.models.transformer_xl_text_classifier import POOLINGS
+from txl_keras.scripts import data_flags
+from txl_keras.scripts import model_flags
+from txl_keras.scripts import running
+from txl_keras.scripts import training_flags
+from txl_keras.serving import export_classifier
+from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.optimizers import takes_weight_decay
+from txl_keras.training.schedules import build_schedule
+from txl_keras.training.workdir import Workdir
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string("workdir", None, "New folder of the run.", required=True)
+flags.DEFINE_string("train_file", None, "File of texts and labels.")
+flags.DEFINE_string("valid_file", None, "Default: a share of train.")
+flags.DEFINE_string("test_file", None, "Scored at the end. Default: none.")
+flags.DEFINE_string(
+    "tfds_name", None, "Dataset of TFDS instead, such as imdb_reviews."
+)
+flags.DEFINE_string(
+    "text_column", "text",
+    "Column of the texts: its name; or, both columns, their numbers from 0, "
+    "of a .tsv or .csv file without names in its first row.",
+)  # fmt: skip
+flags.DEFINE_string("label_column", "label", "Column of the labels.")
+flags.DEFINE_float(
+    "valid_share", 0.1, "Of train, where there is no other valid."
+)
+flags.DEFINE_string(
+    "data_dir", None,
+    "Folder for what is fetched. Default: TFDS_DATA_DIR, or "
+    "~/tensorflow_datasets.",
+)  # fmt: skip
+
+flags.DEFINE_string(
+    "initialize_from", None,
+    "Workdir of a language model: weights, sizes, tokenizer.",
+)  # fmt: skip
+flags.DEFINE_bool(
+    "from_scratch", False, "Leave the weights of initialize_from."
+)
+data_flags.define_tokenizer_flags()
+flags.adopt_module_key_flags(data_flags)
+model_flags.define_model_flags(has_softmax=False)
+flags.adopt_module_key_flags(model_flags)
+flags.DEFINE_enum(
+    "pooling", "last", POOLINGS, "Of hidden states: of the last token, or all."
+)
+flags.DEFINE_integer(
+    "segment_length", None, "Default: that of initialize_from, or 128.",
+    lower_bound=1,
+)  # fmt: skip
+flags.DEFINE_integer(
+    "max_tokens", None, "Cut longer texts. Default: none is cut.",
+    lower_bound=1,
+)  # fmt: skip
+
+flags.DEFINE_integer("epochs", 5, "At most.", lower_bound=1)
+flags.DEFINE_integer(
+    "patience", 2, "Epochs to wait for a better score of valid.", lower_bound=0
+)
+flags.DEFINE_enum("monitor", "loss", ["loss", "f1", "accuracy"], "Which score.")
+flags.DEFINE_integer("batch_size", 16, "Texts of a step.", lower_bound=1)
+flags.DEFINE_integer(
+    "max_batch_tokens", 16384,
+    "Fewer texts, where they are longer: what bounds the space of a step.",
+    lower_bound=1,
+)  # fmt: skip
+flags.DEFINE_enum(
+    "class_weight", "none", ["none", "balanced"],
+    "balanced: all classes weigh the same in the loss of training.",
+)  # fmt: skip
+flags.DEFINE_float("learning_rate", 5e-4, "Peak of adamw's, then down to 0.")
+flags.DEFINE_float(
+    "warmup_share", 0.1, "Of all steps, to the peak.", 0, upper_bound=0.99
+)
+flags.DEFINE_float("weight_decay", 0.01, "Of kernels.", lower_bound=0)
+flags.DEFINE_float("clip_norm", 1.0, "Of the gradient; 0: any.", lower_bound=0)
+flags.DEFINE_enum(
+    "precision", "float32", ["float32", "bfloat16"], "Of activations."
+)
+flags.DEFINE_integer("seed", 0, "Of initial weights, order and dropout.")
+
+
+def main(_):
+    workdir = Workdir(FLAGS.workdir)
+    workdir.check_writable()
+    if workdir.is_claimed():
+        raise ValueError(
+            "`workdir` must be new: a run lives there, and a classifier does "
+            f"not go on. Received: workdir={workdir.path}"
+        )
+    keras.utils.set_random_seed(FLAGS.seed)
+    origin = _origin()
+
+    # Texts, labels, tokens.
+    texts = _read_texts()
+    label_names = texts["train"].label_names()
+    if len(label_names) < 2:
+        raise ValueError(
+            f"Texts must have two labels or more. Received: {label_names} in "
+            f"{texts['train'].name}"
+        )
+    label_ids = {split: texts[split].label_ids(label_names) for split in texts}
+    tokenizer = origin.load_tokenizer() if origin else _make_tokenizer(texts)
+    whole = {split: _encode(tokenizer, texts[split]) for split in texts}
+    token_ids = {
+        split: [ids[: FLAGS.max_tokens] for ids in whole[split]]
+        for split in texts
+    }
+
+    # Model and optimizer.
+    model = _build_model(origin, tokenizer, token_ids["train"], label_names)
+    batches = {
+        split: TextBatches(
+            token_ids[split],
+            label_ids[split],
+            FLAGS.batch_size,
+            model.segment_length,
+            FLAGS.max_batch_tokens,
+            seed=FLAGS.seed if split == "train" else None,
+        )
+        for split in texts
+    }
+    steps = batches["train"].steps_per_epoch
+    model.compile(_build_optimizer(model, FLAGS.epochs * steps))
+    _claim(workdir, model, tokenizer, texts, label_names)
+    print(_describe_start(workdir, model, texts, token_ids, label_names))
+
+    # Train.
+    valid = batches["valid"]
+    history = model.fit(
+        batches["train"].dataset(),
+        epochs=FLAGS.epochs,
+        steps_per_epoch=steps,
+        shuffle=False,  # the batches are mixed already
+        validation_data=valid.dataset(valid.steps_per_epoch),
+        class_weight=_class_weight(label_ids["train"]),
+        callbacks=_callbacks(workdir, steps),
+        verbose=1 if sys.stdout.isatty() else 2,
+    )
+    _check_finite(history.history["loss"])
+
+    # Score and export the best.
+    epoch = _best_epoch(history.history[f"val_{FLAGS.monitor}"])
+    model = keras.saving.load_model(workdir.file("best.keras"), compile=False)
+    model.save(workdir.file("best.keras"))  # without the optimizer
+    results = {"step": epoch * steps, "epoch": epoch}
+    for split in ("valid", "test"):
+        if split in texts:
+            results[split] = _scores(
+                label_ids[split],
+                predict(model, batches[split]),
+                label_names,
+                [len(ids) > model.segment_length for ids in whole[split]],
+            )
+    export_classifier(
+        model,
+        tokenizer,
+        label_names,
+        workdir.file(f"export/{results['step']}"),
+        FLAGS.max_tokens,
+        {"step": results["step"]},
+        {"config.json": workdir.file("config.json")},
+    )
+    workdir.write_results(results)
+    print(_describe_results(workdir, results))
+
+
+def _check_finite(losses):
+    if not np.isfinite(losses).all():
+        raise FloatingPointError(
+            f"The loss is {losses[-1]} in epoch {len(losses)}. Try a lower "
+            f"--learning_rate. Received: learning_rate={FLAGS.learning_rate}"
+        )
+
+
+def _best_epoch(scores):
+    """Counted from 1: the first of the best."""
+    is_loss = FLAGS.monitor == "loss"
+    return int(np.argmin(scores) if is_loss else np.argmax(scores)) + 1
+
+
+def predict(model, batches):
+    """Logits `(n, C)` of all texts, in their own order."""
+    steps = batches.steps_per_epoch
+    logits = model.predict(batches.dataset(steps), verbose=0)
+    return logits[np.argsort(batches.order())]
+
+
+def _scores(label_ids, logits, label_names, is_long):
+    """Scores of all texts, and of those longer than a segment."""
+    scores = classification_scores(label_ids, logits, label_names)
+    if any(is_long):
+        scores["longer_than_segment"] = classification_scores(
+            np.array(label_ids)[is_long], logits[is_long], label_names
+        )
+    return scores
+
+
+def _origin():
+    """Workdir of the language model to begin with, or `None`."""
+    if FLAGS.initialize_from is None:
+        if FLAGS.from_scratch:
+            raise ValueError(
+                "`from_scratch` is for `initialize_from`, whose weights it "
+                "leaves. Received: initialize_from=None"
+            )
+        return None
+    training_flags.check_brings_its_own()
+    return Workdir(FLAGS.initialize_from)
+
+
+def _read_texts():
+    """Dictionary of split to `LabelledTexts`; there may be no test."""
+    if (FLAGS.train_file is None) == (FLAGS.tfds_name is None):
+        raise ValueError(
+            "Either `train_file` or `tfds_name` must be given. Received: "
+            f"train_file={FLAGS.train_file}, tfds_name={FLAGS.tfds_name}"
+        )
+    columns = FLAGS.text_column, FLAGS.label_column
+    paths = {split: FLAGS[f"{split}_file"].value for split in SPLITS}
+    texts = {
+        split: read_labelled_texts(os.path.expanduser(path), *columns)
+        for split, path in paths.items()
+        if path
+    }
+    if FLAGS.tfds_name:
+        texts = _load_tfds_texts(texts, columns)
+    if "valid" not in texts:
+        texts["train"], texts["valid"] = texts["train"].split(FLAGS.valid_share)
+    return texts
+
+
+def _load_tfds_texts(texts, columns):
+    if texts:
+        raise ValueError(
+            "`valid_file` and `test_file` must be left out with `tfds_name`, "
+            f"which has its own. Received: files of {list(texts)}"
+        )
+    # Only here: not everyone has TensorFlow Datasets.
+    from txl_keras.data.tfds_labelled_texts import load_tfds_texts
+
+    return load_tfds_texts(FLAGS.tfds_name, FLAGS.data_dir, *columns)
+
+
+def _make_tokenizer(texts):
+    """The tokenizer that the flags name, made from train."""
+    documents = [f"{text}\n".encode() for text in texts["train"].texts]
+    corpus = Corpus(texts["train"].name, {s: documents for s in SPLITS})
+    return data_flags.make_tokenizer(corpus, token_folder(FLAGS.data_dir))
+
+
+def _encode(tokenizer, texts):
+    token_ids = [tokenizer.encode(text) for text in texts.texts]
+    for i, ids in enumerate(token_ids):
+        if not len(ids):
+            raise ValueError(
+                "Every text must have at least one token. Received: "
+                f"{texts.texts[i]!r:.40} at {texts.place(i)}"
+            )
+    return token_ids
+
+
+def _build_model(origin, tokenizer, train_ids, label_names):
+    config = origin.read_config() if origin else {"flags": {}, "model": None}
+    language_model = model_flags.build_model(
+        tokenizer.vocabulary_size,
+        np.concatenate(train_ids),
+        training_flags.dtype_policy(),
+        config["model"],
+    )
+    if origin:
+        check_vocabulary(tokenizer, language_model.backbone.vocabulary_size)
+        if not FLAGS.from_scratch:
+            step = origin.restore_weights(language_model, "best")
+            print(
+                f"Begins with the best weights of {origin.path}, step {step}."
+            )
+    return TransformerXLTextClassifier(
+        language_model.backbone,
+        len(label_names),
+        FLAGS.segment_length or config["flags"].get("segment_length", 128),
+        FLAGS.pooling,
+    )
+
+
+def _build_optimizer(model, max_steps):
+    warmup_steps = int(FLAGS.warmup_share * max_steps)
+    optimizer = build_optimizer(
+        "adamw",
+        build_schedule("linear", FLAGS.learning_rate, max_steps, warmup_steps),
+        FLAGS.weight_decay,
+    )
+    optimizer.global_clipnorm = FLAGS.clip_norm or None
+    optimizer.exclude_from_weight_decay(
+        [w for w in model.trainable_variables if not takes_weight_decay(w)]
+    )
+    return optimizer
+
+
+def _class_weight(label_ids):
+    """Dictionary of class to its weight, or `None`; 1 on average."""
+    if FLAGS.class_weight == "none":
+        return None
+    counts = np.bincount(label_ids)
+    return dict(enumerate(len(label_ids) / (len(counts) * counts)))
+
+
+def _callbacks(workdir, steps_per_epoch):
+    best = {
+        "monitor": f"val_{FLAGS.monitor}",
+        "mode": "min" if FLAGS.monitor == "loss" else "max",
+    }
+
+    def append(epoch, logs):
+        step = (epoch + 1) * steps_per_epoch
+        workdir.append_metrics({"step": step, "epoch": epoch + 1, **logs})
+
+    return [
+        keras.callbacks.TerminateOnNaN(),
+        keras.callbacks.LambdaCallback(on_epoch_end=append),
+        keras.callbacks.ModelCheckpoint(
+            workdir.file("best.keras"), save_best_only=True, **best
+        ),
+        keras.callbacks.EarlyStopping(patience=FLAGS.patience, **best),
+    ]
+
+
+def _claim(workdir, model, tokenizer, texts, label_names):
+    workdir.claim(
+        {
+            "flags": {
+                flag.name: flag.value
+                for flag in FLAGS.get_key_flags_for_module(sys.argv[0])
+            },
+            "labels": label_names,
+            "model": model.get_config(),
+            "tokenizer": tokenizer_hash(tokenizer),
+            "corpus": {split: texts[split].name for split in texts},
+            "data": {split: texts[split].fingerprint() for split in texts},
+        },
+        tokenizer,
+    )
+
+
+def _describe_start(workdir, model, texts, token_ids, label_names):
+    lines = [
+        f"{workdir.path}: classes {label_names}; {model.count_params():,} "
+        f"weights, {FLAGS.precision}; segments of {model.segment_length}, "
+        f"memory of {model.backbone.memory_length}"
+    ]
+    for split in texts:
+        sizes = np.array([len(ids) for ids in token_ids[split]])
+        lines.append(
+            f"{split}: {len(sizes):,} texts, {sizes.sum():,} tokens, "
+            f"{np.mean(sizes > model.segment_length):.0%} longer than a segment"
+        )
+    return "\n".join(lines)
+
+
+def _describe_results(workdir, results):
+    lines = []
+    for split in ("valid", "test"):
+        if split in results:
+            lines.append(f"{split}: {_describe(results[split])}")
+            long = results[split].get("longer_than_segment")
+            if long:
+                lines.append(f"  longer than a segment: {_describe(long)}")
+    lines.append(
+        f"In {workdir.path}: best.keras, metrics.jsonl, results.json, "
+        f"export/{results['step']} (SavedModel of the best epoch)"
+    )
+    return "\n".join(lines)
+
+
+def _describe(scores):
+    return (
+        f"accuracy {scores['accuracy']:.4f}, F1 {scores['f1']:.4f}, loss "
+        f"{scores['loss']:.4f} nats ({np.sum(scores['confusion']):,} texts)"
+    )
+
+
+if __name__ == "__main__":
+    running.run(main)

@@ -1,0 +1,71 @@
+"""Texts with labels from TFDS, such as `imdb_reviews`."""
+
+from txl_keras.data.corpora.tfds_builder import tfds
+from txl_keras.data.corpora.tfds_text import VALID_NAMES
+from txl_keras.data.corpora.tfds_text import open_dataset
+from txl_keras.data.labelled_texts import LabelledTexts
+
+
+def load_tfds_texts(
+    name, data_dir=None, text_column="text", label_column="label"
+):
+    """Opens a dataset of TFDS, and prepares it the first time.
+
+    Args:
+        name: String, such as `"imdb_reviews"`.
+        data_dir: Optional string. The folder for what is prepared and
+            downloaded. Default: `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
+        text_column: String, the feature with the text.
+        label_column: String, the feature with the label: a class, an integer
+            or a string.
+
+    Returns:
+        Dictionary of `"train"` and, where the dataset has them, `"valid"` and
+        `"test"` to `LabelledTexts`.
+
+    Raises:
+        ValueError: If the name or a feature is unknown, there is no split
+            train, or a text is empty.
+        ConnectionError: If the dataset is not there and cannot be downloaded.
+    """
+    builder = open_dataset(name, data_dir)
+    features, infos = builder.info.features, builder.info.splits
+    for flag, column in (
+        ("text_column", text_column),
+        ("label_column", label_column),
+    ):
+        if column not in features:
+            raise ValueError(
+                f"`{flag}` must be a feature of {name}, one of "
+                f"{sorted(features)}. Received: {flag}={column!r}"
+            )
+    if "train" not in infos:
+        raise ValueError(
+            f"{name} must have a split 'train'. Received: {list(infos)}"
+        )
+    valid = next((split for split in VALID_NAMES if split in infos), None)
+    names = {"train": "train", "valid": valid, "test": "test"}
+    return {
+        split: _read(builder, split_name, text_column, label_column)
+        for split, split_name in names.items()
+        if split_name in infos
+    }
+
+
+def _read(builder, split, text_column, label_column):
+    pairs = [
+        (example[text_column], example[label_column])
+        for example in tfds.as_numpy(builder.as_dataset(split=split))
+    ]
+    feature = builder.info.features[label_column]
+    name_of = getattr(feature, "int2str", _as_string)
+    return LabelledTexts(
+        [text.decode("utf-8") for text, _ in pairs],
+        [name_of(label) for _, label in pairs],
+        f"{builder.name} {split}",
+        unit="example",
+    )
+
+
+def _as_string(label):
+    return label.decode("utf-8") if isinstance(label, bytes) else str(label)

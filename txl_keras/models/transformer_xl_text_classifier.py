@@ -1,0 +1,308 @@
+"""Transformer-XL as a classifier of whole texts.
+
+Letters: `B` batch, `W` tokens of the longest text, `T` segment, `M` memory,
+`D` hidden size, `C` classes.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_shape
+from txl_keras.checks import check_token_ids
+from txl_keras.layers.decoder_block import check_takes_padding
+from txl_keras.layers.row_dropout import fold_in
+from txl_keras.metrics import SparseF1Score
+from txl_keras.models.presets import preset_config
+from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
+
+POOLINGS = ("last", "mean")
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class TransformerXLTextClassifier(keras.Model):
+    """Tells the class of texts of any length.
+
+    A text is read segment by segment, each with the memory of those before
+    it, so that none is cut: the cost grows with its length, and not with the
+    square of it. What is pooled, of the hidden states of its own tokens
+    alone, goes through one dense layer.
+
+    Texts of a batch are padded on the right, and each is read as if it were
+    alone: no token looks ahead, so none sees the padding.
+
+    No gradient flows through memory (section 3.2 of the paper). With
+    `pooling="last"` the layers below thus learn from the segment that a text
+    ends in, and what earlier segments hand on is what they learned there, or
+    in language modeling; with `"mean"` every segment teaches them.
+
+    Args:
+        backbone: A `TransformerXLBackbone` with relative positions, such as
+            that of a language model: `language_model.backbone`. It is not
+            copied.
+        num_classes: Integer `C`, at least 2.
+        segment_length: Integer `T`.
+        pooling: `"last"`: the state of a text's last token, which has seen
+            what the backbone remembers. `"mean"`: the mean over all of its
+            tokens, whatever the length of memory.
+
+    Call arguments:
+        inputs: Integer tensor of shape `(B, W)`, ids of which all are text;
+            or, for texts of different lengths, a pair of it and of integers
+            `(B,)`, how many of a row's ids are text, 1 to W; or both as a
+            dictionary of `token_ids` and `lengths`, as
+            `txl_keras.data.pad_texts` makes it. Ids after the text may be
+            any.
+        training: Boolean, for dropout.
+
+    Returns:
+        Logits, float32 tensor of shape `(B, C)`. A row is NaN where its
+        length is not in `[1, W]`.
+
+    Raises:
+        ValueError: If an argument is out of range, positions are absolute, or
+            an array that is passed to `fit`, `evaluate` or `predict` has ids
+            that are not in the vocabulary or lengths that are not in range.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.data import pad_texts
+    from txl_keras.models import TransformerXLTextClassifier
+
+    model = TransformerXLTextClassifier.from_preset(
+        "quickstart", num_classes=2, num_layers=1, segment_length=8
+    )
+    texts = [b"good", b"bad, and too long for a segment", b"very good"]
+    x = pad_texts([np.frombuffer(text, "uint8") for text in texts])
+    model.compile("adam")
+    model.fit(x, np.array([1, 0, 1]), epochs=2, verbose=0)
+    logits = model.predict(x, verbose=0)  # (3, 2)
+    ```
+
+    Reference:
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.2, for
+        memory; [Radford et al., 2018](https://openai.com/research/language-unsupervised),
+        section 3.2, for the dense layer on the last state.
+    """
+
+    def __init__(
+        self,
+        backbone,
+        num_classes,
+        segment_length=128,
+        pooling="last",
+        **kwargs,
+    ):
+        kwargs.setdefault("dtype", backbone.dtype_policy)
+        super().__init__(**kwargs)
+        check_takes_padding(backbone.attention_type)
+        if pooling not in POOLINGS:
+            raise ValueError(
+                f"`pooling` must be one of {POOLINGS}. "
+                f"Received: pooling={pooling!r}"
+            )
+        self.backbone = backbone
+        self.num_classes = check_integer("num_classes", num_classes, 2)
+        self.segment_length = check_integer("segment_length", segment_length, 1)
+        self.pooling = pooling
+        self.logits = keras.layers.Dense(
+            num_classes,
+            kernel_initializer=backbone.kernel_initializer(),
+            dtype="float32",
+            name="logits",
+        )
+        self._seed_generator = keras.random.SeedGenerator()
+        # XLA would compile the loop anew for every W, which takes longer than
+        # it saves, and its gradient only where the batch size never changes.
+        self.supports_jit = False
+        self.build((None, None))
+
+    def build(self, inputs_shape):
+        self.logits.build((None, self.backbone.hidden_dim))
+
+    @classmethod
+    def from_preset(
+        cls,
+        name,
+        num_classes,
+        segment_length=128,
+        pooling="last",
+        dtype=None,
+        **overrides,
+    ):
+        """Builds a classifier with the body of a preset, with fresh weights.
+
+        Args:
+            name: String, one of `txl_keras.models.presets.names()`.
+            num_classes, segment_length, pooling: See the class.
+            dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
+            **overrides: Arguments of `TransformerXLBackbone` to change.
+
+        Returns:
+            `TransformerXLTextClassifier`.
+
+        Raises:
+            ValueError: If the name is unknown; the message lists the known.
+        """
+        config = preset_config(name)
+        # Of the softmax of a language model, which is not here.
+        config.pop("tie_projections", None)
+        backbone = TransformerXLBackbone(dtype=dtype, **{**config, **overrides})
+        return cls(backbone, num_classes, segment_length, pooling)
+
+    def call(self, inputs, training=None):
+        token_ids, lengths = (ops.cast(x, "int32") for x in _unpack(inputs))
+        is_text = ops.arange(ops.shape(token_ids)[1]) < lengths[:, None]
+        token_ids = ops.where(is_text, token_ids, 0)
+        pooled = self._pool(token_ids, self._shares(lengths, is_text), training)
+        logits = self.logits(pooled)
+        is_right = (lengths >= 1) & (lengths <= ops.shape(token_ids)[1])
+        return ops.where(is_right[:, None], logits, float("nan"))
+
+    def _shares(self, lengths, is_text):
+        """`(B, W)`: how much each token counts in what is pooled."""
+        if self.pooling == "last":
+            return ops.one_hot(lengths - 1, ops.shape(is_text)[1])
+        lengths = ops.maximum(lengths, 1)[:, None]
+        return ops.cast(is_text, "float32") / ops.cast(lengths, "float32")
+
+    def _pool(self, token_ids, shares, training):
+        """Reads all segments: `(B, D)` float32, the weighted hidden states."""
+        segments = self._segments(token_ids)
+        shares = self._segments(shares)
+        seed = self._draw_seed() if training else None
+        batch_size = tf.shape(token_ids)[0]
+
+        def read(number, memory, pooled):
+            hidden, memory = self.backbone(
+                segments[number],
+                memory=memory,
+                training=training,
+                dropout_seed=fold_in(seed, number),
+            )
+            hidden = tf.cast(hidden, tf.float32)
+            pooled += tf.einsum("bt,btd->bd", shares[number], hidden)
+            return number + 1, memory, pooled
+
+        num_segments = tf.shape(segments)[0]
+        *_, pooled = tf.while_loop(
+            lambda number, *_: number < num_segments,
+            read,
+            (
+                tf.constant(0),
+                self.backbone.initial_memory(batch_size),
+                tf.zeros((batch_size, self.backbone.hidden_dim)),
+            ),
+        )
+        return pooled
+
+    def _segments(self, x):
+        """Cuts `(B, W)` into segments `(segments, B, T)`, the last padded."""
+        width = tf.shape(x)[1]
+        x = tf.pad(x, [[0, 0], [0, -width % self.segment_length]])
+        x = tf.reshape(x, (tf.shape(x)[0], -1, self.segment_length))
+        return tf.transpose(x, (1, 0, 2))
+
+    def _draw_seed(self):
+        return tf.random.stateless_uniform(
+            (),
+            seed=tf.cast(self._seed_generator.next(), tf.int32),
+            minval=None,
+            maxval=None,
+            dtype=tf.uint32,
+        )
+
+    def compile(self, optimizer="adam", loss="auto", **kwargs):
+        """`keras.Model.compile`, with the loss and metrics of a classifier.
+
+        By default the loss is the cross-entropy of integer labels `(B,)` in
+        nats, and accuracy and F1 are reported beside it. With a `loss` of
+        your own only your own metrics are.
+        """
+        if loss == "auto":
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            f1 = SparseF1Score(self.num_classes)
+            kwargs.setdefault("metrics", ["accuracy", f1])
+        super().compile(optimizer, loss, **kwargs)
+
+    def compile_from_config(self, config):
+        """Compiles a loaded model as it was compiled when it was saved."""
+        # Keras leaves this to every model with a `compile` of its own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
+    def fit(self, x=None, *args, **kwargs):
+        """`keras.Model.fit`; arrays are checked first."""
+        self._check_arrays(x)
+        return super().fit(x, *args, **kwargs)
+
+    def evaluate(self, x=None, *args, **kwargs):
+        """`keras.Model.evaluate`; arrays are checked first."""
+        self._check_arrays(x)
+        return super().evaluate(x, *args, **kwargs)
+
+    def predict(self, x, *args, **kwargs):
+        """`keras.Model.predict`; arrays are checked first."""
+        self._check_arrays(x)
+        return super().predict(x, *args, **kwargs)
+
+    def _check_arrays(self, x):
+        """Bad values would make NaN of the loss, and so of all weights."""
+        if not isinstance(x, (dict, tuple, list, np.ndarray)):
+            return
+        token_ids, lengths = (np.asarray(part) for part in _unpack(x))
+        width = token_ids.shape[1]
+        wrong = lengths[(lengths < 1) | (lengths > width)]
+        if wrong.size:
+            raise ValueError(
+                "`lengths` must be of at least one token and at most the "
+                f"{width} of a row. Received: {wrong[0]}"
+            )
+        is_text = np.arange(width) < lengths[:, None]
+        vocabulary_size = self.backbone.vocabulary_size
+        check_token_ids("x", token_ids[is_text], vocabulary_size)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "backbone": keras.saving.serialize_keras_object(self.backbone),
+            "num_classes": self.num_classes,
+            "segment_length": self.segment_length,
+            "pooling": self.pooling,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        backbone = keras.saving.deserialize_keras_object(config["backbone"])
+        return cls(**{**config, "backbone": backbone})
+
+
+def _unpack(inputs):
+    """The pair of ids `(B, W)` and lengths `(B,)` of what was passed."""
+    if isinstance(inputs, dict):
+        if set(inputs) != {"token_ids", "lengths"}:
+            raise ValueError(
+                "A dictionary of inputs must have the keys 'token_ids' and "
+                f"'lengths'. Received: {sorted(inputs)}"
+            )
+        token_ids, lengths = inputs["token_ids"], inputs["lengths"]
+    elif isinstance(inputs, (tuple, list)):
+        if len(inputs) != 2:
+            raise ValueError(
+                "Inputs must be token ids, or the pair of them and lengths. "
+                f"Received: {len(inputs)} values"
+            )
+        token_ids, lengths = inputs
+    else:
+        width = ops.shape(inputs)[1]
+        token_ids, lengths = (
+            inputs,
+            ops.full(ops.shape(inputs)[:1], width, dtype="int32"),
+        )
+    check_shape("token_ids", token_ids, (None, None))
+    check_shape("lengths", lengths, (token_ids.shape[0],))
+    return token_ids, lengths

@@ -3,9 +3,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from txl_keras.checkpoints import save_hugging_face
 from txl_keras.data import Segments
 from txl_keras.evaluation import context_losses
 from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.evaluation.evaluator import check_slides
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -88,6 +90,10 @@ def test_rows_are_reset_one_by_one():
     ids = random_ids(B, T + 1)
     cold, memory = model.score(ids[:, :-1], ids[:, 1:])
     warm, _ = model.score(ids[:, :-1], ids[:, 1:], memory=memory)
+    begun, _ = model.score(
+        ids[:, :-1], ids[:, 1:], memory=model.initial_memory(B)
+    )
+    np.testing.assert_array_equal(begun, cold)
     mixed, _ = model.score(
         ids[:, :-1], ids[:, 1:], memory=memory,
         reset=tf.constant([False, True, False]),
@@ -213,5 +219,9 @@ def test_what_an_lstm_has_not_is_refused(tmp_path):
         model.backbone.segment_reader(B, T, memory_length=0)
     with pytest.raises(ValueError, match="`backbone`.*LSTMBackbone"):
         warmup_segments(model.backbone, T)
+    with pytest.raises(ValueError, match="`stride`.*LSTMBackbone"):
+        check_slides(model.backbone, memory_length=0)
     with pytest.raises(ValueError, match="`model`.*LSTMBackbone"):
         export(model, str(tmp_path / "1"))
+    with pytest.raises(ValueError, match="`model`.*LSTMBackbone"):
+        save_hugging_face(model, tmp_path / "2")

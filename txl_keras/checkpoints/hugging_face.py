@@ -16,6 +16,7 @@ from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.torch_layout import HUGGING_FACE
 from txl_keras.checkpoints.torch_layout import torch_layout
+from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 # What the library takes where a configuration leaves it out.
 _DEFAULTS = {
@@ -198,6 +199,11 @@ def save_hugging_face(model, folder):
 
 def _check_expressible(model):
     backbone = model.backbone
+    if not isinstance(backbone, TransformerXLBackbone):
+        raise ValueError(
+            "`model` must have a TransformerXLBackbone to be written for "
+            f"TransfoXLLMHeadModel. Received: {type(backbone).__name__}"
+        )
     embedding = backbone.token_embedding
     checks = [
         (

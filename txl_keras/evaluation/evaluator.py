@@ -303,13 +303,18 @@ def check_slides(backbone, memory_length):
     """Checks that a model may read a text by `SlidingWindows`.
 
     Args:
-        backbone: `TransformerXLBackbone`.
+        backbone: That of the model.
         memory_length: Integer M, how much it is to remember.
 
     Raises:
         ValueError: If it is to remember anything: then each window would hold
-            again what is in memory.
+            again what is in memory. An LSTM always does.
     """
+    if isinstance(backbone, LSTMBackbone):
+        raise ValueError(
+            "`stride` is for models that read a window at once: an LSTM goes "
+            f"on from one state. Received: {type(backbone).__name__}"
+        )
     if memory_length:
         raise ValueError(
             "`memory_length` must be 0 with `stride`: windows that slide hold "

@@ -130,8 +130,12 @@ class LSTMBackbone(keras.Model):
             layer.build((*token_ids_shape, self.hidden_dim))
 
     def check_remembers(self, memory_length):
-        """Raises `ValueError` if the model can have no such memory."""
-        if memory_length != self.memory_length:
+        """Raises `ValueError` if the model can have no such memory.
+
+        Args:
+            memory_length: Integer; or None, the model's own.
+        """
+        if memory_length not in (None, self.memory_length):
             raise ValueError(
                 "`memory_length` is not a matter of an LSTM, which remembers "
                 f"one state. Received: memory_length={memory_length}"
@@ -140,12 +144,12 @@ class LSTMBackbone(keras.Model):
     def check_positions(self, segment_length):
         """Of no use here: a segment may have any length."""
 
-    def initial_memory(self, batch_size, memory_length=1):
+    def initial_memory(self, batch_size, memory_length=None):
         """Memory of a cold start, zeros.
 
         Args:
             batch_size: Integer `B`.
-            memory_length: Integer, 1.
+            memory_length: Optional integer, 1.
 
         Returns:
             `Memory` of 2 L states `(B, 1, D)`.
@@ -154,19 +158,19 @@ class LSTMBackbone(keras.Model):
         return initial_memory(
             2 * self.num_layers,
             batch_size,
-            memory_length,
+            self.memory_length,
             self.hidden_dim,
             "zeros",
             self.compute_dtype,
         )
 
-    def memory_stack(self, batch_size, memory_length=1, name=None):
+    def memory_stack(self, batch_size, memory_length=None, name=None):
         """Variables that hold the memory: see `TransformerXLBackbone`."""
         self.check_remembers(memory_length)
         return MemoryStack(
             2 * self.num_layers,
             batch_size,
-            memory_length,
+            self.memory_length,
             self.hidden_dim,
             cold_start="zeros",
             dtype=self.dtype_policy,
@@ -176,8 +180,7 @@ class LSTMBackbone(keras.Model):
     def segment_reader(self, batch_size, segment_length, memory_length=None):
         """`StateReader` of this model; any segment length will do."""
         del segment_length
-        if memory_length is not None:
-            self.check_remembers(memory_length)
+        self.check_remembers(memory_length)
         return StateReader(self, batch_size)
 
     def call(

@@ -305,12 +305,12 @@ def _encode(tokenizer, texts):
 
 
 def _build_model(origin, tokenizer, train_ids, label_names):
-    config = origin.read_config() if origin else {"flags": {}, "model": None}
+    of_origin = origin.read_config()["flags"] if origin else {}
     language_model = model_flags.build_model(
         tokenizer.vocabulary_size,
         np.concatenate(train_ids),
         training_flags.dtype_policy(),
-        config["model"],
+        origin and origin.read_model_config(),
     )
     if origin:
         check_vocabulary(tokenizer, language_model.backbone.vocabulary_size)
@@ -322,7 +322,7 @@ def _build_model(origin, tokenizer, train_ids, label_names):
     return TransformerXLTextClassifier(
         language_model.backbone,
         len(label_names),
-        FLAGS.segment_length or config["flags"].get("segment_length", 128),
+        FLAGS.segment_length or of_origin.get("segment_length", 128),
         FLAGS.pooling,
     )
 

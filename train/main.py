@@ -127,7 +127,7 @@ def train(strategy, stop):
             tokenizer.vocabulary_size,
             splits["train"].tokens,
             training_flags.dtype_policy(),
-            origin and origin.read_config()["model"],
+            origin and origin.read_model_config(),
         )
         optimizer = training_flags.build_optimizer()
     model.backbone.check_positions(FLAGS.segment_length)

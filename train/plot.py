@@ -295,7 +295,7 @@ def _progress(run, total, unit):
 
 def _measure_learning_curves():
     workdirs = [Workdir(path) for path in FLAGS.workdirs]
-    units = [workdir.load_tokenizer().unit for workdir in workdirs]
+    units = [_scored_unit(workdir) for workdir in workdirs]
     if len(set(units)) > 1:
         raise ValueError(
             "`workdirs` must be runs whose tokens are of one kind. Received: "
@@ -308,6 +308,15 @@ def _measure_learning_curves():
         )
     ]
     return {"unit": units[0], "models": models}
+
+
+def _scored_unit(workdir):
+    """What the losses of a run are of."""
+    unit = workdir.load_tokenizer().unit
+    if workdir.model_class_name() == "XLNetPermutationLM":
+        return f"predicted {unit}"  # from others than those before it
+    workdir.read_model_config()
+    return unit
 
 
 def _learning_curve(workdir):

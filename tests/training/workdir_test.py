@@ -9,6 +9,7 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.scripts.several_runs import open_group
 from txl_keras.training.checkpointing import save_weights
 from txl_keras.training.workdir import Workdir
 
@@ -131,6 +132,28 @@ def test_a_tokenizer_that_was_changed_is_refused(model, tmp_path):
     (tmp_path / "tokenizer.json").write_text(text.replace("word1", "word9"))
     with pytest.raises(ValueError, match="tokenizer.json is not that of the"):
         workdir.load_tokenizer()
+
+
+@pytest.mark.parametrize(
+    "change,name",
+    [
+        ({"num_classes": 2}, "TransformerXLTextClassifier"),
+        ({"backbone": {"class_name": "XLNetBackbone"}}, "XLNetPermutationLM"),
+    ],
+)
+def test_a_run_of_another_model_is_named(model, tmp_path, change, name):
+    workdir = Workdir(str(tmp_path))
+    content = {"corpus": None, "flags": {}, "data": {}}
+    workdir.claim({**content, "model": {**model.get_config(), **change}})
+    for read in (
+        workdir.load_model,
+        workdir.read_model_config,
+        lambda: open_group([workdir.path]),
+    ):
+        with pytest.raises(
+            ValueError, match=f"TransformerXLCausalLM.* {tmp_path}, of a {name}"
+        ):
+            read()
 
 
 def test_a_run_is_not_written_over(model, tmp_path):

@@ -75,9 +75,12 @@ def open_group(paths):
         Triple of the `Workdir`s, their configurations, and the tokenizer.
 
     Raises:
-        ValueError: If they have not the same tokenizer.
+        ValueError: If they have not the same tokenizer, or one is not of a
+            language model.
     """
     workdirs = [Workdir(path) for path in paths]
+    for workdir in workdirs:
+        workdir.read_model_config()
     tokenizers = [workdir.load_tokenizer() for workdir in workdirs]
     hashes = [tokenizer_hash(tokenizer) for tokenizer in tokenizers]
     for path, received in zip(paths, hashes, strict=True):

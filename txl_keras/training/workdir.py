@@ -195,14 +195,37 @@ class Workdir:
 
     def build_model(self, model_class=TransformerXLCausalLM, **overrides):
         """The model of the run, with fresh weights: see `load_model`."""
-        config = self.read_config()["model"]
-        if "num_classes" in config:
-            raise ValueError(
-                "`workdir` must be that of a language model. Received: "
-                f"{self.path}, which holds a classifier of texts"
-            )
+        config = self.read_model_config(model_class)
         config["backbone"]["config"].update(overrides)
         return model_class.from_config(config)
+
+    def read_model_config(self, model_class=TransformerXLCausalLM):
+        """`get_config()` of the model of the run.
+
+        Args:
+            model_class: The class that it must be of.
+
+        Raises:
+            FileNotFoundError: If there is no run.
+            ValueError: If it is of another class.
+        """
+        received = self.model_class_name()
+        if received != model_class.__name__:
+            raise ValueError(
+                "`workdir` must be that of a run of a "
+                f"{model_class.__name__}. Received: {self.path}, of a "
+                f"{received}"
+            )
+        return self.read_config()["model"]
+
+    def model_class_name(self):
+        """String, the class of the model of the run."""
+        config = self.read_config()["model"]
+        if "num_classes" in config:
+            return "TransformerXLTextClassifier"
+        if config["backbone"]["class_name"] == "XLNetBackbone":
+            return "XLNetPermutationLM"
+        return "TransformerXLCausalLM"
 
     def load_tokenizer(self):
         """The tokenizer of the run.

@@ -40,6 +40,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.evaluation.plots import FORMATS
 from txl_keras.evaluation.plots import plot_slowdowns
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
@@ -78,8 +79,11 @@ flags.DEFINE_enum(
 flags.DEFINE_enum("peer", None, ["hugging_face"], "Whom to compare with.")
 flags.DEFINE_string("peer_python", None, "Its Python.")
 flags.DEFINE_string("output", None, "File to append the JSON object to.")
-flags.DEFINE_string("picture", None, "PNG file, of evaluation_speed.")
+flags.DEFINE_string(
+    "picture", None, f"Of evaluation_speed: {', '.join(FORMATS)}."
+)
 
+_ENDINGS = tuple(f".{name}" for name in FORMATS)
 _PEERS = pathlib.Path(__file__).parent / "peers"
 _BANDWIDTH_BYTES = 1 << 29
 # By attention length: table 9 of Dai et al., 2019.
@@ -101,6 +105,11 @@ def main(_):
         raise ValueError(
             "`picture` is of --experiment=evaluation_speed alone. Received: "
             f"--picture={FLAGS.picture}, --experiment={FLAGS.experiment}"
+        )
+    if FLAGS.picture and not FLAGS.picture.endswith(_ENDINGS):
+        raise ValueError(
+            f"`picture` must end with {' or '.join(_ENDINGS)}. Received: "
+            f"--picture={FLAGS.picture}"
         )
     for name in ("output", "picture"):
         if FLAGS[name].value:

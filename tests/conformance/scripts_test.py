@@ -374,6 +374,8 @@ def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
     assert "`attention_lengths` must be at least 2 segments, 8" in error
     _, error = here("benchmark.py", "--experiment=evaluation", *flags)
     assert "`picture` is of --experiment=evaluation_speed alone" in error
+    _, error = here(*speed, f"--picture={tmp_path}/slow.gif")
+    assert "`picture` must end with .png or .svg or .pdf" in error
     _, error = here(*speed, f"--picture={tmp_path}/no/slow.png")
     assert "`picture` must be a file that can be written" in error
 

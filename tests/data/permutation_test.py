@@ -229,6 +229,7 @@ def test_bad_arguments_are_refused(options, message):
     ("options", "with_next", "message"),
     [
         ({"varlen": True}, False, "`segments` must be of one.*varlen=True"),
+        ({"half_loss": True}, False, "`segments` must be.*half_loss=True"),
         ({"order": "roll"}, True, "`with_next` needs.*order='roll'"),
     ],
 )

@@ -40,9 +40,10 @@ class PermutedSegments(StepBatches):
     the row: epochs differ, and steps of the same number do not.
 
     Args:
-        segments: `Segments`, without `varlen` and `warmup_segments`. Their
-            order, resets of memory and padding hold here too. (The last token
-            of a text, which is no input of theirs, is left out.)
+        segments: `Segments`, without `varlen`, `half_loss` and
+            `warmup_segments`. Their order, resets of memory and padding hold
+            here too. (The last token of a text, which is no input of theirs,
+            is left out.)
         context_factor: Integer K.
         max_span: Integer, the longest span.
         not_predicted: Optional integers, ids that are never targets, such as
@@ -262,10 +263,10 @@ def _draw_sizes(drawn, max_span):
 
 
 def _check_segments(segments, context_factor, with_next):
-    if segments.varlen or segments.warmup_segments:
+    if segments.varlen or segments.warmup_segments or segments.half_loss:
         raise ValueError(
             "`segments` must be of one length and all be scored. Received: "
-            f"varlen={segments.varlen}, "
+            f"varlen={segments.varlen}, half_loss={segments.half_loss}, "
             f"warmup_segments={segments.warmup_segments}"
         )
     if segments.segment_length < context_factor:

@@ -212,9 +212,8 @@ class Workdir:
         received = self.model_class_name()
         if received != model_class.__name__:
             raise ValueError(
-                "`workdir` must be that of a run of a "
-                f"{model_class.__name__}. Received: {self.path}, of a "
-                f"{received}"
+                f"`workdir` must be that of a {model_class.__name__}. "
+                f"Received: {self.path}, of class {received}"
             )
         return self.read_config()["model"]
 

@@ -153,6 +153,7 @@ def _settings(loaded, configs):
     ):
         check_integer("segment_lengths", segment_length, 1)
         check_integer("memory_lengths", memory_length, 0)
+        model.backbone.check_positions(segment_length)
         model.backbone.check_remembers(memory_length)
     return [
         {"segment_length": segment_length, "memory_length": memory_length}

@@ -9,6 +9,7 @@ from small_models import small_backbone as backbone_of
 from small_models import small_model
 
 from txl_keras.data import pad_texts
+from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLTextClassifier
 
 C, T = 3, 4
@@ -53,13 +54,17 @@ def states_of(backbone, ids):
         {"pooling": "mean", "memory_length": 0},
         {"pooling": "mean", "cold_start": "zeros"},
         {"attention_type": "shaw", "max_positions": 5},
+        {"lstm": True},
     ],
     ids=str,
 )
 def test_each_text_is_read_as_if_alone(config):
     config = config.copy()
     pooling = config.pop("pooling", "last")
-    backbone = small_backbone(**config)
+    if config.pop("lstm", False):
+        backbone = LSTMBackbone(V, num_layers=2, hidden_dim=6)
+    else:
+        backbone = small_backbone(**config)
     model = classifier(backbone, pooling)
     logits = model(pad_texts(texts()))
     assert logits.shape == (len(LENGTHS), C)

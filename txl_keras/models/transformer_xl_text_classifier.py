@@ -39,9 +39,9 @@ class TransformerXLTextClassifier(keras.Model):
     in language modeling; with `"mean"` every segment teaches them.
 
     Args:
-        backbone: A `TransformerXLBackbone` with relative positions, such as
-            that of a language model: `language_model.backbone`. It is not
-            copied.
+        backbone: A `TransformerXLBackbone` with relative positions, or an
+            `LSTMBackbone`, such as that of a language model:
+            `language_model.backbone`. It is not copied.
         num_classes: Integer `C`, at least 2.
         segment_length: Integer `T`.
         pooling: `"last"`: the state of a text's last token, which has seen

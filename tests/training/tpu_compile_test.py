@@ -123,6 +123,7 @@ STEPS = {
     "varlen": lambda: train_step(make_model(), varlen=True),
     "float16": lambda: train_step(make_model("mixed_float16")),
     "lamb": lambda: train_step(make_model(), optimizer="lamb"),
+    "blocks": lambda: train_step(make_model(), intermediate_loss_steps=9),
     "evaluation": lambda: evaluation_step(make_model(**CLUSTERS)),
     "generation": lambda: generation_step(make_model(**CLUSTERS)),
     "no memory": lambda: evaluation_step(make_model(memory_length=0)),
@@ -552,6 +553,7 @@ def test_the_command_reports_all_steps_of_a_run(tmp_path):
         ("--accumulate_steps=3", "accumulate_steps=3"),
         ("--cutoffs=auto", "reads no run and no text"),
         ("--varlen", "segments of one length"),
+        ("--backbone=lstm", "takes Transformer-XL alone"),
     ],
 )
 def test_bad_flags_end_the_command_with_their_names(flag, message, tmp_path):

@@ -153,6 +153,12 @@ def _build_model():
             "cutoffs=auto have no meaning: name the sizes. Received: "
             f"initialize_from={FLAGS.initialize_from}, cutoffs={FLAGS.cutoffs}"
         )
+    if FLAGS.backbone == "lstm":
+        raise ValueError(
+            "`compile_only` takes Transformer-XL alone: the gradient of an "
+            "LSTM's loop grows lists, and those it cannot tell to be static. "
+            "Received: backbone=lstm"
+        )
     return model_flags.build_model(
         FLAGS.vocabulary_size
         or presets.preset_config(FLAGS.preset)["vocabulary_size"],

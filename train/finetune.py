@@ -181,7 +181,8 @@ def main(_):
         callbacks=_callbacks(workdir, steps),
         verbose=1 if sys.stdout.isatty() else 2,
     )
-    _check_finite(history.history["loss"])
+    for name in ("loss", "val_loss"):  # a last step may spoil valid alone
+        _check_finite(history.history[name])
 
     # Score and export the best.
     epoch = _best_epoch(history.history[f"val_{FLAGS.monitor}"])

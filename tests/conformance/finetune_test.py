@@ -169,3 +169,17 @@ def test_bad_input_is_one_message_before_any_work(
     _, stop = here("finetune.py", *flags_of(run, named, *SIZES, *others))
     assert re.search(message, stop, re.DOTALL), stop
     assert not run.exists()
+
+
+@pytest.mark.large  # Keras traces
+def test_weights_that_a_last_step_spoils_are_not_exported(
+    here, files, tmp_path
+):
+    run = tmp_path / "run"
+    _, stop = here(
+        "finetune.py", *flags_of(run, files, *SIZES), "--epochs=1",
+        "--batch_size=200", "--learning_rate=1e38", "--clip_norm=0",
+        "--warmup_share=0", "--monitor=accuracy",
+    )  # fmt: skip
+    assert "The loss is nan in epoch 1" in stop
+    assert not (run / "export").exists()

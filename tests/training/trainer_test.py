@@ -191,7 +191,9 @@ def test_blocks_below_the_last_predict_for_their_share_of_the_steps(pieces):
         np.testing.assert_allclose(results["loss"][step], losses[2], rtol=1e-5)
 
 
-def test_an_lstm_has_no_blocks_below_the_last():
+def test_there_must_be_blocks_below_the_last():
+    with pytest.raises(ValueError, match="two blocks or more.*num_layers=1"):
+        make_trainer(make_model(num_layers=1), intermediate_loss_steps=6)
     lstm = TransformerXLCausalLM(
         LSTMBackbone(vocabulary_size=7, num_layers=2, hidden_dim=4)
     )

@@ -119,13 +119,15 @@ class Trainer:
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
         check_integer("intermediate_loss_steps", intermediate_loss_steps, 0)
-        if intermediate_loss_steps and not isinstance(
-            model.backbone, TransformerXLBackbone
+        has_blocks = isinstance(model.backbone, TransformerXLBackbone)
+        if intermediate_loss_steps and not (
+            has_blocks and model.backbone.num_layers > 1
         ):
             raise ValueError(
-                "`intermediate_loss_steps` needs the blocks of a "
+                "`intermediate_loss_steps` needs two blocks or more of a "
                 f"TransformerXLBackbone. Received: {intermediate_loss_steps} "
-                f"steps of {type(model.backbone).__name__}"
+                f"steps of {type(model.backbone).__name__}, "
+                f"num_layers={model.backbone.num_layers}"
             )
         self._rows = replica_batch_size(batch_size, strategy)
         if self._rows % accumulate_steps:

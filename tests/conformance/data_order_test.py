@@ -23,6 +23,7 @@ from two_workers import tf_configs
 
 SCRIPT = pathlib.Path(__file__).with_name("print_rows.py")
 REPLICAS = [1, 2, 4]
+pytestmark = pytest.mark.large
 TIMEOUT = 300
 
 

@@ -16,6 +16,7 @@ def die():
     os._exit(3)
 
 
+@pytest.mark.large
 def test_an_error_of_a_child_is_one_of_its_parent(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["script"])
     with pytest.raises(ValueError) as caught:

@@ -155,6 +155,7 @@ np.savez(outputs_path, nll=scores["nll"], ids=written["ids"])
 """
 
 
+@pytest.mark.large
 def test_tensorflow_alone_takes_text(tmp_path):
     model = TransformerXLCausalLM.from_preset(
         "quickstart", num_layers=1, hidden_dim=12, initializer_stddev=0.3
@@ -258,6 +259,7 @@ def tensor_names(path):
     return [tensor.name for tensor in tensors]
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(("batch_size", "length"), SHAPES)
 def test_a_c_program_prints_the_same_numbers(
     model, path, c_program, batch_size, length

@@ -394,7 +394,9 @@ def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, here):
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("fixture", ["run", "words_run"])
+@pytest.mark.parametrize(
+    "fixture", ["run", pytest.param("words_run", marks=pytest.mark.large)]
+)
 def test_the_savedmodel_loads_where_there_is_only_tensorflow(
     fixture, request, here, tmp_path
 ):
@@ -722,6 +724,7 @@ def test_any_order_of_the_text_is_learned(order, corpus, here, tmp_path):
     assert here("main.py", *flags, "--max_steps=61")[1] is not None
 
 
+@pytest.mark.large
 def test_the_score_of_a_text_is_one_whatever_the_batch_size(run, here):
     scores = {}
     for batch_size, warmup in (
@@ -1018,6 +1021,7 @@ def published(tmp_path):
     )
 
 
+@pytest.mark.large
 def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
     published, here, tmp_path
 ):
@@ -1280,6 +1284,7 @@ def picture_numbers(path):
     return json.loads(path.with_suffix(".json").read_text())
 
 
+@pytest.mark.large
 def test_learning_curves_are_those_of_the_metrics(
     run, words_run, here, tmp_path
 ):
@@ -1359,6 +1364,7 @@ def test_losses_by_position_and_memory_are_those_of_reading(
     assert abs(losses[0] - losses[1]) > 1e-6
 
 
+@pytest.mark.large
 def test_attention_of_a_run_is_drawn_with_its_words(words_run, here, tmp_path):
     output = tmp_path / "attention.png"
     flags = (f"--output={output}", f"--workdirs={words_run[0]}")

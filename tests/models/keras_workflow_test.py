@@ -118,6 +118,7 @@ def test_predict_gives_logits_with_memory():
     )
 
 
+@pytest.mark.large
 def test_datasets_give_what_arrays_give():
     _, x, y = hard_text()
     model = compiled(learning_rate=0.0)

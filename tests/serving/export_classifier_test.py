@@ -92,6 +92,7 @@ assert abs(float(tf.reduce_sum(answer["probabilities"])) - 1) < 1e-6
 """
 
 
+@pytest.mark.large
 def test_it_needs_nothing_but_tensorflow(path):
     subprocess.run([sys.executable, "-c", ONLY_TENSORFLOW, path], check=True)
 

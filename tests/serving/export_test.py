@@ -173,6 +173,7 @@ def test_answers_are_those_of_the_model(settings):
         )
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("memory_length", [0, 1, 15])
 def test_memory_may_be_of_another_length(model, memory_length):
     signatures = Signatures(model, memory_length)
@@ -543,6 +544,7 @@ def test_models_that_compute_in_bfloat16_are_written_too():
     write(signatures, [[1], [2, 3]], 3, memory)
 
 
+@pytest.mark.large
 def test_settings_and_other_files_lie_beside(model, tmp_path):
     (tmp_path / "tokens").write_text("abc")
     path = str(tmp_path / "name" / "7")
@@ -614,6 +616,7 @@ def test_arguments_that_cannot_be_are_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.large
 def test_a_segment_has_as_many_tokens_as_there_are_positions(tmp_path):
     model = make_model(
         attention_type="al_rfou", memory_length=0, max_positions=30

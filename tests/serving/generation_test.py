@@ -62,6 +62,7 @@ def test_a_row_is_written_as_if_it_were_alone(model):
     assert len(np.unique(together, axis=0)) == 4
 
 
+@pytest.mark.large
 def test_texts_may_be_written_at_the_same_time(model):
     generator = Generator(model)
     prompts, both = ([[1, 2, 3]], [[8]]), [[], []]

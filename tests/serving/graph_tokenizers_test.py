@@ -361,6 +361,7 @@ print(json.dumps(result))
 """
 
 
+@pytest.mark.large
 def test_a_fresh_process_needs_tensorflow_alone(tmp_path):
     pytest.importorskip("tensorflow_text")
     texts = [text for text in TEXTS if "\0" not in text]

@@ -123,7 +123,9 @@ STEPS = {
     "varlen": lambda: train_step(make_model(), varlen=True),
     "float16": lambda: train_step(make_model("mixed_float16")),
     "lamb": lambda: train_step(make_model(), optimizer="lamb"),
-    "blocks": lambda: train_step(make_model(), intermediate_loss_steps=9),
+    "blocks": lambda: train_step(
+        make_model(num_layers=2), intermediate_loss_steps=9
+    ),
     "evaluation": lambda: evaluation_step(make_model(**CLUSTERS)),
     "generation": lambda: generation_step(make_model(**CLUSTERS)),
     "no memory": lambda: evaluation_step(make_model(memory_length=0)),

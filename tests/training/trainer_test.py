@@ -163,7 +163,9 @@ def test_rows_in_pieces_are_the_same_step(varlen):
             np.testing.assert_allclose(ours, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize(
+    "pieces", [1, pytest.param(3, marks=pytest.mark.large)]
+)
 def test_blocks_below_the_last_predict_for_their_share_of_the_steps(pieces):
     # Block 1 of 3 in the first 2 steps, block 2 in the first 4.
     model = make_model(num_layers=3)

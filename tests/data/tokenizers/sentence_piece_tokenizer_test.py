@@ -205,6 +205,7 @@ def test_configurations_are_json(tokenizer):
     assert read.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
 
 
+@pytest.mark.large
 def test_the_same_text_gives_the_same_model():
     code = f"""
 import hashlib

@@ -14,7 +14,6 @@ stop it after the step that runs, save, and exit with code 75.
 import sys
 import time
 
-import keras
 import tensorflow as tf
 from absl import flags
 
@@ -30,15 +29,12 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
-from txl_keras.scripts.claiming import claim
+from txl_keras.scripts import training_run
 from txl_keras.scripts.exporting import export_run
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.training.checkpointing import Checkpoints
-from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.memory_estimate import estimate_bytes
-from txl_keras.training.profiler import Profile
-from txl_keras.training.progress import Progress
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
@@ -100,14 +96,7 @@ def main(_):
 
 def train(strategy, stop):
     """Trains, and scores test; false if it was stopped."""
-    training_flags.check_workers(strategy)
-    keras.utils.set_random_seed(FLAGS.seed)
-    replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
-    data_flags.check_outside_text("workdir", FLAGS.workdir)
-    workdir = Workdir(FLAGS.workdir)
-    if is_chief(strategy):
-        workdir.check_writable()
-    profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
+    workdir, profile = training_run.begin(strategy)
 
     # Text, model, optimizer.
     origin = _origin(workdir)
@@ -152,7 +141,7 @@ def train(strategy, stop):
     )
 
     # Start afresh, go on, or see that all is done.
-    say = print if is_chief(strategy) else _say_nothing
+    say = training_run.speaker(strategy)
     checkpoints = Checkpoints(
         workdir.checkpoints, trainer, FLAGS.max_to_keep, workdir.best
     )
@@ -161,24 +150,15 @@ def train(strategy, stop):
         at = source.restore_weights(model, "best")
         say(f"Begins with the best weights of {source.path}, step {at}.")
     settings = training_flags.result_settings()
-    claim(workdir, settings, model, tokenizer, splits, strategy)
+    training_run.claim(workdir, settings, model, tokenizer, splits, strategy)
     tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)
-    loop = TrainingLoop(
+    loop = training_run.build_loop(
         trainer,
         segments,
         lambda: evaluator.evaluate(valid),
         workdir,
         checkpoints,
-        max_steps=FLAGS.max_steps,
-        eval_every=FLAGS.eval_every,
-        checkpoint_every=FLAGS.checkpoint_every,
-        steps_per_execution=FLAGS.steps_per_execution,
-        progress=Progress(
-            FLAGS.max_steps,
-            FLAGS.batch_size * FLAGS.segment_length,
-            lambda nll: score(nll, tokenizer),
-            is_shown=is_chief(strategy),
-        ),
+        lambda nll: score(nll, tokenizer),
         tensorboard=tensorboard,
         profile=profile,
     )
@@ -262,10 +242,6 @@ def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):
     tensorboard.close()
     if isinstance(served.backbone, TransformerXLBackbone):
         export_run(workdir, served, step, workdir.file(f"export/{step}"))
-
-
-def _say_nothing(*_, **__):
-    """Of several workers one speaks."""
 
 
 def _describe_start(workdir, corpus, tokenizer, splits, trainer):

@@ -19,13 +19,11 @@ import os
 import sys
 import tempfile
 
-import keras
 import tensorflow as tf
 from absl import flags
 
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.statistics import unigram_scores
-from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.metrics import bits_per_token
@@ -33,12 +31,9 @@ from txl_keras.models import XLNetPermutationLM
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
+from txl_keras.scripts import training_run
 from txl_keras.scripts import xlnet_flags
-from txl_keras.scripts.claiming import claim
 from txl_keras.training.checkpointing import Checkpoints
-from txl_keras.training.loop import TrainingLoop
-from txl_keras.training.profiler import Profile
-from txl_keras.training.progress import Progress
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
@@ -47,7 +42,6 @@ from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
-from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
@@ -78,14 +72,7 @@ def main(_):
 
 def train(strategy, stop):
     """Trains, and scores test; false if it was stopped."""
-    training_flags.check_workers(strategy)
-    keras.utils.set_random_seed(FLAGS.seed)
-    replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
-    data_flags.check_outside_text("workdir", FLAGS.workdir)
-    workdir = Workdir(FLAGS.workdir)
-    if is_chief(strategy):
-        workdir.check_writable()
-    profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
+    workdir, profile = training_run.begin(strategy)
 
     # Text, model, optimizer.
     corpus, tokenizer, splits = data_flags.prepare_text()
@@ -117,31 +104,22 @@ def train(strategy, stop):
     )
 
     # Start afresh, go on, or see that all is done.
-    say = print if is_chief(strategy) else _say_nothing
+    say = training_run.speaker(strategy)
     settings = {
         **training_flags.result_settings(),
         **xlnet_flags.objective_settings(),
     }
-    claim(workdir, settings, model, tokenizer, splits, strategy)
+    training_run.claim(workdir, settings, model, tokenizer, splits, strategy)
     checkpoints = Checkpoints(
         workdir.checkpoints, trainer, FLAGS.max_to_keep, workdir.best
     )
-    loop = TrainingLoop(
+    loop = training_run.build_loop(
         trainer,
         segments,
         lambda: evaluator.evaluate(valid),
         workdir,
         checkpoints,
-        max_steps=FLAGS.max_steps,
-        eval_every=FLAGS.eval_every,
-        checkpoint_every=FLAGS.checkpoint_every,
-        steps_per_execution=FLAGS.steps_per_execution,
-        progress=Progress(
-            FLAGS.max_steps,
-            FLAGS.batch_size * FLAGS.segment_length,
-            _bits,
-            is_shown=is_chief(strategy),
-        ),
+        _bits,
         tensorboard=TensorBoard(workdir.events if is_chief(strategy) else None),
         profile=profile,
     )
@@ -202,10 +180,6 @@ def _guess(splits, test, vocabulary_size):
         for tokens in (splits["train"].tokens, test.segments.tokens)
     )
     return unigram_scores(train, test)
-
-
-def _say_nothing(*_, **__):
-    """Of several workers one speaks."""
 
 
 def _describe_start(workdir, corpus, splits, trainer, segments):

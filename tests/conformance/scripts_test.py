@@ -1500,7 +1500,8 @@ def test_an_xlnet_is_trained_and_comes_back(corpus, here, tmp_path):
         _, error = here("pretrain_xlnet.py", *flags, changed)
         assert message in error
     _, error = here("generate.py", f"--workdir={workdir}")
-    assert "`backbone` must be a TransformerXLBackbone or" in error
+    assert "`workdir` must be that of a TransformerXLCausalLM" in error
+    assert f"{workdir}, of class XLNetPermutationLM" in error
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,9 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.layers.block_attention import attend_in_blocks
+from txl_keras.layers.block_attention import split_queries
+from txl_keras.layers.fusing import is_compiled_whole
 from txl_keras.layers.relative_shift import part_lengths
 from txl_keras.layers.relative_shift import scores_both_ways
 from txl_keras.layers.relative_shift import scores_by_key
@@ -195,37 +198,103 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         lengths = part_lengths(
             0 if memory is None else ops.shape(memory)[1], ops.shape(query)[1]
         )
-        masks = self._masks(lengths, key_mask, attention_mask)
-
         projected = self._project_query(query)
+        seeds = None
+        if training and self.dropout:
+            seeds = self._dropout.row_seeds(ops.shape(query)[0], dropout_seed)
+        arguments = terms, projected, query, memory, lengths
+        masks = key_mask, attention_mask
+        # For training alone: it saves what the backward pass needs.
+        if training and self.causal and not return_attention_scores and (
+            not is_compiled_whole() and _are_known(lengths, projected)
+        ):
+            attended = self._attend_in_blocks(*arguments, *masks, seeds)
+        else:
+            attended, probabilities = self._attend_at_once(
+                *arguments, self._masks(lengths, *masks), seeds
+            )
+        # [B, T, D]
+        output = self._output_dense(ops.transpose(attended, (1, 2, 0, 3)))
+        if return_attention_scores:
+            return output, probabilities()
+        return output
+
+    def _attend_at_once(
+        self, terms, projected, query, memory, lengths, masks, seeds
+    ):
+        """Attention of all queries: see `attend`.
+
+        Returns:
+            Pair of a tensor `(N, B, T, H)` and a function that returns the
+            probabilities, `(B, N, T, S)`.
+        """
         keys, values = self._project_parts(query, memory, lengths)
         # Heads first here too: else XLA, which puts the batch axes of a product
         # in the order of its left side, transposes the scores by distance.
-        content_query = ops.transpose(
-            terms.content_query(projected), (2, 0, 1, 3)
-        )
+        content_query, position_query = terms.queries(projected)
         scores = [
             ops.einsum("nbth,bsnh->nbts", content_query, part) for part in keys
         ]
         if terms.by_distance is not None:
             align = scores_by_key if self.causal else scores_both_ways
             by_key = align(
-                functools.partial(terms.by_distance, projected),
+                functools.partial(terms.by_distance, position_query),
                 terms.positions,
                 lengths,
             )
             scores = [a + b for a, b in zip(scores, by_key, strict=True)]
         keep, rate = None, 0.0
-        if training and self.dropout:
+        if seeds is not None:
             rate = self.dropout
-            keep = self._keep(projected, lengths, dropout_seed)
+            keep = self._keep(projected, lengths, seeds)
         masks = [ops.swapaxes(mask, 0, 1) for mask in masks]
-        attended = attend(scores, masks, values, keep, rate)  # [N, B, T, H]
-        # [B, T, D]
-        output = self._output_dense(ops.transpose(attended, (1, 2, 0, 3)))
-        if return_attention_scores:
-            return output, ops.swapaxes(masked_softmax(scores, masks), 0, 1)
-        return output
+        attended = attend(scores, masks, values, keep, rate)
+        return attended, lambda: ops.swapaxes(
+            masked_softmax(scores, masks), 0, 1
+        )
+
+    def _attend_in_blocks(
+        self,
+        terms,
+        projected,
+        query,
+        memory,
+        lengths,
+        key_mask,
+        attention_mask,
+        seeds,
+    ):
+        """The same, `(N, B, T, H)`, a block after the other."""
+        *of_memory, length = lengths
+        num_memory = sum(of_memory)
+        blocks = split_queries(
+            length,
+            num_memory=num_memory,
+            farthest=self._farthest(num_memory) if self.same_length else None,
+            rate=0.0 if seeds is None else float(self.dropout),
+            sizes=(self.num_heads, length, num_memory + length),
+        )
+        masks = [
+            _mask_of_block(block, key_mask, attention_mask) for block in blocks
+        ]
+        # Heads first, memory and segment joined.
+        keys, values = (
+            ops.transpose(ops.concatenate(parts, axis=1), (2, 0, 1, 3))
+            for parts in self._project_parts(
+                query, memory, [num_memory] * (num_memory > 0) + [length]
+            )
+        )
+        content_query, position_query = terms.queries(projected)
+        return attend_in_blocks(
+            blocks,
+            content_query,
+            keys,
+            values,
+            terms.by_distance,
+            (position_query, *terms.positions) if terms.by_distance else (),
+            masks,
+            seeds,
+        )
 
     def _project_parts(self, query, memory, lengths):
         """Lists of the keys and the values of parts, `(B, S_i, N, H)`.
@@ -241,10 +310,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         values.append(self._value_dense(query))
         return keys, values
 
-    def _keep(self, query, lengths, dropout_seed):
+    def _keep(self, query, lengths, seeds):
         """Function of the probabilities that dropout keeps: see `attend`."""
-        batch_size, length, heads, _ = ops.shape(query)
-        seeds = self._dropout.row_seeds(batch_size, dropout_seed)
+        _, length, heads, _ = ops.shape(query)
         sizes = [heads, length, sum(lengths)]
         ends = list(itertools.accumulate(lengths))
 
@@ -281,8 +349,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         if past.keys.shape[2]:
             # In the order of its slots; the segment comes after it.
             parts = [(past.keys, past.values), *parts]
-        content_query = ops.swapaxes(terms.content_query(projected), 1, 2)
-        biases = self._position_biases(terms, projected, past)
+        content_query, position_query = terms.queries(projected)
+        content_query = ops.swapaxes(content_query, 0, 1)
+        biases = self._position_biases(terms, projected, position_query, past)
         # As products of matrices: of an einsum XLA transposes the keys first.
         content = [
             tf.matmul(content_query, keys, transpose_b=True)
@@ -295,7 +364,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         attended = _softmax_of_parts(scores, [values for _, values in parts])
         return self._output_dense(ops.swapaxes(attended, 1, 2)), key, value
 
-    def _position_biases(self, terms, projected, past):
+    def _position_biases(self, terms, projected, position_query, past):
         """What is added to the scores of content.
 
         Made in the order of the text, where positions are a shift, and then
@@ -312,7 +381,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         )
         scores = [ops.zeros((), "float32")] * len(lengths)
         if terms.by_distance is not None:
-            by_distance = terms.by_distance(projected, *terms.positions)
+            by_distance = terms.by_distance(position_query, *terms.positions)
             shifted = shift_nearest(by_distance, past.num_keys(projected))
             scores = _split(ops.cast(shifted, "float32"), lengths)
         *memory, segment = [
@@ -439,24 +508,51 @@ class PositionTerms:
     """What a kind of attention adds to the products of queries and keys.
 
     Attributes:
-        content_bias: Optional tensor that broadcasts to `(B, T, N, H)`, added
-            to the scaled queries before they meet the keys.
-        by_distance: Optional function of the scaled queries and of
-            `positions`. Returns scores `(N, B, T, R)`: heads first, as the
-            product leaves them.
+        content_bias, position_bias: Optional tensors that broadcast to
+            `(B, T, N, H)`, added to the scaled queries before they meet the
+            keys, and the positions.
+        by_distance: Optional function of the queries `(N, B, T, H)` and of
+            `positions`. Returns scores `(N, B, T, R)`.
         positions: Tuple of tensors `(N, R, ...)`, a row a distance, the
             farthest first.
     """
 
     content_bias: object = None
+    position_bias: object = None
     by_distance: object = None
     positions: tuple = ()
 
-    def content_query(self, query):
-        """Queries that meet the keys."""
-        if self.content_bias is None:
-            return query
-        return query + self.content_bias
+    def queries(self, query):
+        """What meets the keys and what meets the positions.
+
+        Args:
+            query: Tensor `(B, T, N, H)`.
+
+        Returns:
+            Pair of tensors `(N, B, T, H)`.
+        """
+        return [
+            ops.transpose(query if bias is None else query + bias, (2, 0, 1, 3))
+            for bias in (self.content_bias, self.position_bias)
+        ]
+
+
+def _are_known(lengths, query):
+    return all(isinstance(x, int) for x in (*lengths, query.shape[0]))
+
+
+def _mask_of_block(block, key_mask, attention_mask):
+    """What else shuts keys, broadcasts to `(N, B, t, s)`."""
+    conditions = [ops.ones((1, 1, 1), "bool")]
+    if key_mask is not None:
+        conditions.append(key_mask[:, None, : block.num_keys])
+    if attention_mask is not None:
+        mask = ops.cast(attention_mask, "bool")
+        mask = ops.logical_and(conditions[0], mask)  # of rank 3
+        if mask.shape[1] != 1:
+            mask = mask[:, block.first : block.end]
+        conditions.append(_columns(mask, 0, block.num_keys))
+    return functools.reduce(ops.logical_and, conditions)[None]
 
 
 def _columns(mask, first, end):

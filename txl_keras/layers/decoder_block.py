@@ -18,6 +18,7 @@ from txl_keras.layers.row_dropout import fold_in
 from txl_keras.layers.shaw_multi_head_attention import ShawMultiHeadAttention
 from txl_keras.layers.sublayers import dense
 from txl_keras.layers.sublayers import layer_norm
+from txl_keras.layers.sublayers import normalized_sum
 
 # How a model knows where its tokens stand, and whether that lets it remember.
 ATTENTION_TYPES = ("relative", "shaw", "vaswani", "al_rfou")
@@ -292,10 +293,15 @@ class DecoderBlock(keras.layers.Layer):
                 self._output_dense(inner), training, dropout_seed, site=3
             )
 
+        def normalize(norm, x, residual):
+            if training:
+                return normalized_sum(norm, x, residual)
+            return norm(x + residual)
+
         attended = attention(self._attended(inputs))
         if not self.normalize_first:
-            x = self._attention_norm(inputs + attended)
-            return self._feed_forward_norm(x + feed_forward(x))
+            x = normalize(self._attention_norm, inputs, attended)
+            return normalize(self._feed_forward_norm, x, feed_forward(x))
         x = inputs + attended
         return x + feed_forward(self._feed_forward_norm(x))
 

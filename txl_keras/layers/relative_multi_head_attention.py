@@ -165,11 +165,8 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         u, v = self._attention_biases(attention_biases)
         u, v = u * scale, v * scale
 
-        def by_distance(query, keys):
-            return ops.einsum("btnh,nrh->nbtr", query + v, keys)
-
         # Terms (a) + (c), then (b) + (d).
-        return PositionTerms(u, by_distance, positions)
+        return PositionTerms(u, v, _by_distance, positions)
 
     def _project_encoding(self, encoding):
         """`R W_k,R`: a tuple of one tensor `(N, R, H)`."""
@@ -237,3 +234,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             "tie_attention_biases": self.tie_attention_biases,
             "causal": self.causal,
         }
+
+
+def _by_distance(query, keys):
+    return ops.einsum("nbth,nrh->nbtr", query, keys)

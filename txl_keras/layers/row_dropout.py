@@ -8,6 +8,8 @@ import math
 import keras
 import tensorflow as tf
 
+from txl_keras.layers.fusing import fused
+
 
 def fold_in(seed, data):
     """Derives a new uint32 seed from a seed and a number.
@@ -95,13 +97,16 @@ class RowDropout(keras.layers.Layer):
     def call(self, inputs, training=None, dropout_seed=None):
         if not training or self.rate == 0:
             return inputs
-        shape = tf.unstack(tf.shape(inputs))
-        seeds = self.row_seeds(shape[0], dropout_seed)
-        places = [tf.range(size) for size in shape[1:]]
-        keep = is_kept(self.rate, seeds, shape[1:], places)
-        scale = tf.cast(1 / (1 - self.rate), inputs.dtype)
-        dropped = tf.where(keep, inputs * scale, tf.zeros((), inputs.dtype))
-        return tf.ensure_shape(dropped, inputs.shape)
+        seeds = self.row_seeds(tf.shape(inputs)[0], dropout_seed)
+
+        @tf.custom_gradient
+        def drop(x):
+            # The gradient has the same mask: made again, it need not be kept.
+            return _drop(x, seeds, self.rate), lambda y: _drop(
+                y, seeds, self.rate
+            )
+
+        return tf.ensure_shape(drop(inputs), inputs.shape)
 
     def row_seeds(self, batch_size, dropout_seed=None):
         """Seeds of the rows of a call: those given, or freshly drawn ones.
@@ -131,6 +136,15 @@ class RowDropout(keras.layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), "rate": self.rate, "seed": self.seed}
+
+
+@fused
+def _drop(inputs, seeds, rate):
+    shape = tf.unstack(tf.shape(inputs))
+    places = [tf.range(size) for size in shape[1:]]
+    keep = is_kept(rate, seeds, shape[1:], places)
+    scale = tf.cast(1 / (1 - rate), inputs.dtype)
+    return tf.where(keep, inputs * scale, tf.zeros((), inputs.dtype))
 
 
 def is_kept(rate, seeds, sizes, places, batch_axis=0):

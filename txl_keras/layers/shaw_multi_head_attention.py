@@ -125,11 +125,11 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         scale = self.key_dim**-0.5
 
         def by_distance(query, keys, biases):
-            scores = ops.einsum("btnh,nrh->nbtr", query, keys)
+            scores = ops.einsum("nbth,nrh->nbtr", query, keys)
             return scores + (biases * scale)[:, None, None, :]
 
         bias = ops.cast(self.content_attention_bias, self.compute_dtype)
-        return PositionTerms(bias * scale, by_distance, positions)
+        return PositionTerms(bias * scale, None, by_distance, positions)
 
     def project_positions(self, num_distances):
         """Keys and biases of distances.

@@ -1,6 +1,9 @@
 """Layers inside of a layer, with its dtype policy and initializer."""
 
 import keras
+import tensorflow as tf
+
+from txl_keras.layers.fusing import fused
 
 
 def heads_dense(layer, equation, name, output_shape=None):
@@ -39,4 +42,65 @@ def layer_norm(layer, name):
     """A layer norm of a layer with a `layer_norm_epsilon`."""
     return keras.layers.LayerNormalization(
         epsilon=layer.layer_norm_epsilon, dtype=layer.dtype_policy, name=name
+    )
+
+
+def normalized_sum(norm, x, residual):
+    """`norm(x + residual)` for training, fused.
+
+    Args:
+        norm: `keras.layers.LayerNormalization` of the last axis, built.
+        x, residual: Tensors `(..., D)` of one dtype.
+
+    Returns:
+        Tensor of their shape and dtype.
+    """
+    # Variables are read here, so that gradients find them.
+    gamma, beta = map(tf.convert_to_tensor, (norm.gamma, norm.beta))
+
+    @tf.custom_gradient
+    def normalized(x, residual, gamma, beta):
+        output, total, mean, inverse = _normalize(
+            x, residual, gamma, beta, norm.epsilon
+        )
+
+        def gradient(output_gradient):
+            of_sum, *of_weights = _normalize_gradient(
+                total, mean, inverse, gamma, output_gradient
+            )
+            return of_sum, of_sum, *of_weights
+
+        return output, gradient
+
+    return normalized(x, residual, gamma, beta)
+
+
+@fused
+def _normalize(x, residual, gamma, beta, epsilon):
+    """The norm, the sum, and its mean and inverse deviation `(..., 1)`."""
+    total = x + residual
+    exact = tf.cast(total, tf.float32)
+    mean = tf.reduce_mean(exact, axis=-1, keepdims=True)
+    variance = tf.reduce_mean(
+        tf.square(exact - mean), axis=-1, keepdims=True
+    )
+    inverse = tf.math.rsqrt(variance + epsilon)
+    output = (exact - mean) * inverse * gamma + beta
+    return tf.cast(output, x.dtype), total, mean, inverse
+
+
+@fused
+def _normalize_gradient(total, mean, inverse, gamma, output_gradient):
+    """Gradients of the sum, of gamma and of beta."""
+    gradient = tf.cast(output_gradient, tf.float32)
+    normalized = (tf.cast(total, tf.float32) - mean) * inverse
+    scaled = gradient * gamma
+    of_mean = tf.reduce_mean(scaled, axis=-1, keepdims=True)
+    of_scale = tf.reduce_mean(scaled * normalized, axis=-1, keepdims=True)
+    of_sum = (scaled - of_mean - normalized * of_scale) * inverse
+    rows = list(range(total.shape.rank - 1))
+    return (
+        tf.cast(of_sum, total.dtype),
+        tf.reduce_sum(gradient * normalized, axis=rows),
+        tf.reduce_sum(gradient, axis=rows),
     )

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.data.step_batches import replica_batch_size
+from txl_keras.layers.fusing import is_compiled_whole
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.row_dropout import fold_in
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
@@ -155,15 +156,17 @@ class Trainer:
             if model.compute_dtype == "float16":
                 self.loss_scale = LossScale()
                 names += ["loss_scale", "skipped"]
-        self._compiled_gradients = compile_replica_function(
-            self._gradients, strategy
-        )
-        self._compiled_update = compile_replica_function(self._update, strategy)
+            whole = is_compiled_whole()
+        compiled = functools.partial(compile_replica_function, strategy=strategy)
+        # Where not the whole step is compiled, its layers compile their parts.
+        compute = compiled if whole else tf.function
+        self._compiled_gradients = compute(self._gradients)
+        self._compiled_update = compiled(self._update)
         step = self.replica_step
-        if strategy.num_replicas_in_sync == 1:
+        if whole and strategy.num_replicas_in_sync == 1:
             # XLA has no collectives on CPU and GPU: with several replicas
             # only what lies around the sum of gradients is compiled.
-            step = compile_replica_function(self.replica_step, strategy)
+            step = compiled(self.replica_step)
         self._stop = stop or StopRequest()
         self._run = host_loop(strategy, step, names, self._stop.variable)
 

@@ -168,15 +168,18 @@ def _block_gradients(by_distance, values, operands, outputs, softmax):
         scores = _scores(
             by_distance, *operands, *[None] * (by_distance is None)
         )
-    weights, score_gradients = _softmax_gradient(
+    weights, score_gradient = _softmax_gradient(
         scores,
         tf.matmul(output_gradient, values, transpose_b=True),
         output,
         output_gradient,
         *softmax,
     )
-    value_gradient = tf.matmul(weights, output_gradient, transpose_a=True)
-    return value_gradient, *tape.gradient(scores, operands, score_gradients)
+    score_gradients = [score_gradient, _by_distance(score_gradient)]
+    return (
+        tf.matmul(weights, output_gradient, transpose_a=True),
+        *tape.gradient(scores, operands, score_gradients[: len(scores)]),
+    )
 
 
 def _joined(blocks, of_blocks):
@@ -228,7 +231,7 @@ def _softmax_gradient(
     seeds,
     block,
 ):
-    """Probabilities that dropout keeps, and gradients of the scores.
+    """Probabilities that dropout keeps, and the gradient of the scores.
 
     See `softmax_attention.attend`.
     """
@@ -248,8 +251,7 @@ def _softmax_gradient(
     ) * probabilities
     # A query that may see no key has probabilities of those it may not.
     gradient = tf.cast(tf.where(sees, gradient, 0), dtype)
-    gradients = [gradient, _by_distance(gradient)][: len(scores)]
-    return tf.cast(weights, dtype), gradients
+    return tf.cast(weights, dtype), gradient
 
 
 def _visible(scores, mask, block):
@@ -284,5 +286,6 @@ def _by_distance(scores):
     """The gradient of `_by_key`."""
     heads, batch, length, num_keys = scores.shape
     flat = tf.reshape(scores, (heads, batch, length * num_keys))
-    flat = tf.pad(flat, [[0, 0], [0, 0], [length, 0]])
+    # A copy: XLA would compute the scores a second time as it pads them.
+    flat = tf.concat([tf.zeros((heads, batch, length), flat.dtype), flat], -1)
     return tf.reshape(flat, (heads, batch, length, num_keys + 1))

@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.layers.fusing import fused
+from txl_keras.layers.fusing import is_compiled_whole
 
 
 def heads_dense(layer, equation, name, output_shape=None):
@@ -17,7 +18,7 @@ def heads_dense(layer, equation, name, output_shape=None):
     """
     rank = len(equation.split("->")[1])
     heads = [layer.num_heads, layer.key_dim]
-    return keras.layers.EinsumDense(
+    return HeadsDense(
         equation,
         output_shape=output_shape or [None] * (rank - 3) + heads,
         # A copy: one initializer object gives the same numbers each time.
@@ -25,6 +26,21 @@ def heads_dense(layer, equation, name, output_shape=None):
         dtype=layer.dtype_policy,
         name=name,
     )
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class HeadsDense(keras.layers.EinsumDense):
+    """The last axes of the inputs times the first axes of the kernel.
+
+    As one product of matrices: Keras makes a batch of small ones of it, and
+    their gradients are summed up in a pass of their own.
+    """
+
+    def call(self, inputs):
+        if is_compiled_whole():
+            return super().call(inputs)
+        num_axes = 2 if inputs.shape.rank == 4 else 1
+        return tf.tensordot(inputs, self.kernel, num_axes)
 
 
 def dense(layer, units, name, activation=None):

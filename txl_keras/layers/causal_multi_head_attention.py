@@ -508,9 +508,8 @@ class PositionTerms:
     """What a kind of attention adds to the products of queries and keys.
 
     Attributes:
-        content_bias, position_bias: Optional tensors that broadcast to
-            `(B, T, N, H)`, added to the scaled queries before they meet the
-            keys, and the positions.
+        content_bias, position_bias: Optional tensors `(N, H)`, added to the
+            scaled queries before they meet the keys, and the positions.
         by_distance: Optional function of the queries `(N, B, T, H)` and of
             `positions`. Returns scores `(N, B, T, R)`.
         positions: Tuple of tensors `(N, R, ...)`, a row a distance, the
@@ -531,8 +530,9 @@ class PositionTerms:
         Returns:
             Pair of tensors `(N, B, T, H)`.
         """
+        query = ops.transpose(query, (2, 0, 1, 3))
         return [
-            ops.transpose(query if bias is None else query + bias, (2, 0, 1, 3))
+            query if bias is None else query + bias[:, None, None]
             for bias in (self.content_bias, self.position_bias)
         ]
 

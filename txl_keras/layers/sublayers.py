@@ -96,10 +96,8 @@ def _normalize(x, residual, gamma, beta, epsilon):
     """The norm, the sum, and its mean and inverse deviation `(..., 1)`."""
     total = x + residual
     exact = tf.cast(total, tf.float32)
-    mean = tf.reduce_mean(exact, axis=-1, keepdims=True)
-    variance = tf.reduce_mean(
-        tf.square(exact - mean), axis=-1, keepdims=True
-    )
+    mean = _mean(exact)
+    variance = _mean(tf.square(exact - mean))
     inverse = tf.math.rsqrt(variance + epsilon)
     output = (exact - mean) * inverse * gamma + beta
     return tf.cast(output, x.dtype), total, mean, inverse
@@ -111,12 +109,19 @@ def _normalize_gradient(total, mean, inverse, gamma, output_gradient):
     gradient = tf.cast(output_gradient, tf.float32)
     normalized = (tf.cast(total, tf.float32) - mean) * inverse
     scaled = gradient * gamma
-    of_mean = tf.reduce_mean(scaled, axis=-1, keepdims=True)
-    of_scale = tf.reduce_mean(scaled * normalized, axis=-1, keepdims=True)
-    of_sum = (scaled - of_mean - normalized * of_scale) * inverse
+    of_sum = scaled - _mean(scaled) - normalized * _mean(scaled * normalized)
     rows = list(range(total.shape.rank - 1))
     return (
-        tf.cast(of_sum, total.dtype),
+        tf.cast(of_sum * inverse, total.dtype),
         tf.reduce_sum(gradient * normalized, axis=rows),
         tf.reduce_sum(gradient, axis=rows),
     )
+
+
+def _mean(x):
+    """Of the last axis, which stays.
+
+    As a product: XLA sums up rows on a CPU in two passes, a fifth slower.
+    """
+    size = x.shape[-1]
+    return tf.linalg.matvec(x, tf.fill([size], 1 / size))[..., None]

@@ -1,5 +1,8 @@
 """How long a segment takes to score.
 
+`txl_keras` keeps memory projected, `training path` as hidden states. `bare`
+and `plain` are what training.py says, forward alone.
+
 Letters: `B` batch, `T` segment.
 """
 
@@ -8,29 +11,54 @@ import functools
 import tensorflow as tf
 
 from txl_keras.benchmarks.made_up_text import made_up_segment
-from txl_keras.benchmarks.turns import print_times
+from txl_keras.benchmarks.peer import peer_contenders
+from txl_keras.benchmarks.report import report
+from txl_keras.benchmarks.training import bare_contenders
 from txl_keras.benchmarks.turns import take_turns
 from txl_keras.benchmarks.turns import timed
+from txl_keras.training.utilization import device_memory
+from txl_keras.training.utilization import model_flops
 
 
 def run(model, settings, peer=None):
     """Times segments: see the package."""
+    batch_size, length = settings.batch_size, settings.segment_length
+    segment = made_up_segment(model, batch_size, length)
+    scorers = {}
+    if "txl_keras" in settings.contenders:
+        scorers["txl_keras"], _ = segment_scorer(model, batch_size, length)
+    if "training_path" in settings.contenders:
+        scorers["training path"] = _training_path(model, batch_size)
+    for name, bare in bare_contenders(model, settings).items():
+        scorers[name] = _bare(bare, batch_size)
     contenders = {
-        "projected memory": _projected(model, settings),
-        "training path": _unprojected(model, settings),
+        name: timed(functools.partial(_score, score, segment), num_calls)
+        for name, score in scorers.items()
+        for num_calls in [settings.num_tokens]
     }
-    if peer:
-        contenders[settings.peer] = lambda: peer(
-            "evaluate",
-            segment_length=settings.segment_length,
-            num_segments=settings.num_tokens,
-        )
-    seconds = take_turns(contenders, settings.turns)
-    print_times(seconds, "ms a segment")
-    tokens = settings.batch_size * settings.segment_length
-    speed = tokens / seconds["projected memory"]
-    print(f"With projected memory {speed:,.0f} tokens/s")
-    return {"seconds": seconds, "segment_length": settings.segment_length}
+    contenders |= peer_contenders(
+        peer,
+        "evaluate",
+        segment_length=length,
+        num_segments=settings.num_tokens,
+    )
+    before = device_memory()["peak"]
+    times = take_turns(contenders, settings.turns)
+    return {
+        "segment_length": length,
+        "start_bytes": before,
+        **report(
+            times,
+            "a segment",
+            batch_size * length,
+            model_flops(model, batch_size, length),
+            model.compute_dtype,
+        ),
+    }
+
+
+def _score(score, segment):
+    score(*segment).numpy()
 
 
 def segment_scorer(model, batch_size, segment_length, memory_length=None):
@@ -67,26 +95,19 @@ def segment_scorer(model, batch_size, segment_length, memory_length=None):
     return score, reader
 
 
-def _projected(model, settings):
-    sizes = settings.batch_size, settings.segment_length
-    score, _ = segment_scorer(model, *sizes)
-    score = functools.partial(score, *made_up_segment(model, *sizes))
-    return timed(lambda: score().numpy(), settings.num_tokens)
-
-
-def _unprojected(model, settings):
+def _training_path(model, batch_size):
     """The same model, its memory hidden states."""
+    step = tf.function(model.score, jit_compile=True)
+    memory = [model.initial_memory(batch_size)]
 
-    @tf.function(jit_compile=True)
-    def step(inputs, targets, memory):
-        return model.score(inputs, targets, memory)
+    def score(inputs, targets):
+        nll, memory[0] = step(inputs, targets, memory[0])
+        return nll
 
-    sizes = settings.batch_size, settings.segment_length
-    segment = made_up_segment(model, *sizes)
-    memory = [model.initial_memory(settings.batch_size)]
+    return score
 
-    def score():
-        nll, memory[0] = step(*segment, memory[0])
-        nll.numpy()
 
-    return timed(score, settings.num_tokens)
+def _bare(bare, batch_size):
+    reset = tf.zeros(batch_size, tf.bool)
+    score = tf.function(bare.score, jit_compile=True)
+    return lambda inputs, targets: score(inputs, targets, reset)

@@ -73,7 +73,7 @@ def _compare(model, vanilla, length, windows, settings):
             "sliding": _sliding(vanilla, length, windows),
         },
         settings.turns,
-    )
+    ).seconds
     seconds["Transformer-XL"] /= settings.batch_size * settings.segment_length
     seconds["sliding"] /= windows
     return {
@@ -100,7 +100,7 @@ def _fastest_windows(vanilla, length, settings):
         return numbers[0]
     seconds = take_turns(
         {n: _sliding(vanilla, length, n) for n in numbers}, settings.turns
-    )
+    ).seconds
     for number in numbers:
         seconds[number] /= number
         print(

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.benchmarks.turns import print_times
+from txl_keras.benchmarks.report import report
 from txl_keras.benchmarks.turns import take_turns
 from txl_keras.benchmarks.turns import time_items
 from txl_keras.benchmarks.turns import timed
@@ -26,25 +26,27 @@ def run(model, settings, peer=None):
     """Times greedy tokens: see the package."""
     batch_size, num_tokens = settings.batch_size, settings.num_tokens
     contenders = {
-        "projected memory": _projected(model, batch_size, num_tokens),
+        "txl_keras": _projected(model, batch_size, num_tokens),
         "training path": _unprojected(model, batch_size, num_tokens),
         "bandwidth": _read_memory,
     }
     if peer:
-        contenders[settings.peer] = lambda: peer(
+        contenders["hugging_face"] = lambda: peer(
             "generate", num_tokens=num_tokens
         )
-    seconds = take_turns(contenders, settings.turns)
+    times = take_turns(contenders, settings.turns)
+    seconds = times.seconds
     bandwidth = _BANDWIDTH_BYTES / seconds.pop("bandwidth")
+    times.compile_seconds.pop("bandwidth")
     num_bytes = _bytes_of_a_token(model, batch_size)
-    print_times(seconds, "ms a token")
+    results = report(times, "a token", batch_size)
     bound = num_bytes / bandwidth
     print(
         f"A token reads {num_bytes / 1e6:,.0f} MB, at {bandwidth / 1e9:.1f} "
         f"GB/s {1e3 * bound:.1f} ms: "
-        f"{seconds['projected memory'] / bound:.2f} times that"
+        f"{seconds['txl_keras'] / bound:.2f} times that"
     )
-    return {"seconds": seconds, "bytes": num_bytes, "bytes_per_s": bandwidth}
+    return {**results, "bytes": num_bytes, "bytes_per_s": bandwidth}
 
 
 def prompts(model, batch_size):

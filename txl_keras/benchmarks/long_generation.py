@@ -5,9 +5,9 @@ import time
 import numpy as np
 
 from txl_keras.benchmarks.generation import prompts
-from txl_keras.benchmarks.turns import peak_mebibytes
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
+from txl_keras.training.utilization import device_memory
 
 
 def run(model, settings, peer=None):
@@ -29,7 +29,7 @@ def run(model, settings, peer=None):
         if start is not None:
             times.append(now - start)
         start = now
-        peaks.append(peak_mebibytes())
+        peaks.append(device_memory()["peak"] / 2**20)
     step = max(1, num_tokens // 10)
     by_position = {}
     for first in range(100, num_tokens - 1, step):

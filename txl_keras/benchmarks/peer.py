@@ -1,9 +1,12 @@
 """A program in another environment that does the same on request."""
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
+
+from txl_keras.benchmarks.turns import CannotRunError
 
 
 @contextlib.contextmanager
@@ -17,10 +20,11 @@ def open_peer(script, python, model, batch_size):
         batch_size: Integer `B`.
 
     Yields:
-        Function of a task and its sizes by name. Returns seconds.
+        Function of a task and its sizes by name. Returns seconds. Raises
+        `CannotRunError` where the peer's compiler fails.
 
     Raises:
-        RuntimeError: If the peer ends, or answers that it cannot.
+        RuntimeError: If the peer ends, or does not understand.
     """
     process = subprocess.Popen(
         [python, "-Wignore", script, json.dumps(_sizes(model, batch_size))],
@@ -34,6 +38,8 @@ def open_peer(script, python, model, batch_size):
         answered = json.loads(line) if line else {"error": "it has ended"}
         if "error" in answered:
             raise RuntimeError(f"The peer {script}: {answered['error']}")
+        if "cannot" in answered:
+            raise CannotRunError(answered["cannot"])
         return answered
 
     def ask(task, **sizes):
@@ -47,6 +53,26 @@ def open_peer(script, python, model, batch_size):
     finally:
         process.kill()
         process.wait()
+
+
+def peer_contenders(peer, task, **sizes):
+    """A peer as it is, and compiled.
+
+    Args:
+        peer: What `open_peer` yields, or `None`.
+        task: String, one that the peer can also do compiled.
+        **sizes: Of the task.
+
+    Returns:
+        Dictionary of contenders, for `take_turns`; empty without a peer.
+    """
+    if peer is None:
+        return {}
+    ask = functools.partial(peer, task, **sizes)
+    return {
+        "hugging_face": functools.partial(ask, compiled=False),
+        "hugging_face compiled": functools.partial(ask, compiled=True),
+    }
 
 
 def _sizes(model, batch_size):
@@ -64,6 +90,9 @@ def _sizes(model, batch_size):
         "clamp_length": backbone.clamp_length or 0,
         "cutoffs": list(embedding.cutoffs),
         "div_val": embedding.div_val,
+        "dropout": backbone.dropout,
+        "attention_dropout": backbone.attention_dropout,
+        "bfloat16": backbone.compute_dtype == "bfloat16",
         "batch_size": batch_size,
         "num_threads": os.cpu_count(),
         "seed": 0,

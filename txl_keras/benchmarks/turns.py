@@ -3,10 +3,27 @@
 Times of a shared machine come and go; of what runs in turns ratios stay.
 """
 
-import resource
 import time
+import typing
 
 import numpy as np
+
+
+class CannotRunError(RuntimeError):
+    """A contender cannot run here, and why."""
+
+
+class Times(typing.NamedTuple):
+    """What turns took, by the name of the contender.
+
+    Attributes:
+        seconds: Dictionary of medians, of what a contender says it took.
+        compile_seconds: Dictionary: how much longer the first turn took than a
+            median one. That is tracing and compiling.
+    """
+
+    seconds: dict
+    compile_seconds: dict
 
 
 def take_turns(contenders, num_turns):
@@ -15,24 +32,50 @@ def take_turns(contenders, num_turns):
     Args:
         contenders: Dictionary from the name of each to a function without
             arguments, which returns seconds of what it did: see `timed`.
-        num_turns: Integer, how often each has its turn.
+        num_turns: Integer, how often each has its turn, after a first one that
+            does not count. Who raises `CannotRunError` in it is left out.
 
     Returns:
-        Dictionary of the median seconds of each, after a first turn that does
-        not count.
+        `Times`.
+
+    Raises:
+        ValueError: If there are none.
 
     Example:
 
-    >>> take_turns({"one": lambda: [1.0], "two": lambda: [2.0, 2.0]}, 3)
+    >>> contenders = {"one": lambda: [1.0], "two": lambda: [2.0, 2.0]}
+    >>> take_turns(contenders, 3).seconds
     {'one': 1.0, 'two': 2.0}
     """
-    seconds = {name: [] for name in contenders}
-    for turn in range(num_turns + 1):
-        for name, contender in contenders.items():
-            times = contender()
-            if turn:
-                seconds[name].extend(times)
-    return {name: float(np.median(times)) for name, times in seconds.items()}
+    firsts = {}
+    for name, contender in contenders.items():
+        try:
+            firsts[name], _ = _turn(contender)
+        except CannotRunError as error:
+            print(f"{name} is left out: {error}")
+    if not firsts:
+        raise ValueError(
+            "`contenders` must have one that can be run. Received: "
+            f"{list(contenders)}"
+        )
+    turns = {name: [] for name in firsts}
+    for _ in range(num_turns):
+        for name in turns:
+            turns[name].append(_turn(contenders[name]))
+    seconds, compile_seconds = {}, {}
+    for name, of_contender in turns.items():
+        whole, parts = zip(*of_contender, strict=True)
+        seconds[name] = float(np.median(np.concatenate(parts)))
+        later = float(np.median(whole))
+        compile_seconds[name] = max(0.0, firsts[name] - later)
+    return Times(seconds, compile_seconds)
+
+
+def _turn(contender):
+    """Seconds of a turn, and of what was done in it."""
+    start = time.perf_counter()
+    seconds = contender()
+    return time.perf_counter() - start, seconds
 
 
 def timed(call, num_calls):
@@ -53,20 +96,3 @@ def time_items(items):
     times = [time.perf_counter()]
     times.extend(time.perf_counter() for _ in items)
     return np.diff(times)[1:] if len(times) > 2 else np.diff(times)
-
-
-def print_times(seconds, unit):
-    """Prints milliseconds, and how many times those of the first one.
-
-    Args:
-        seconds: Dictionary, what `take_turns` returned.
-        unit: String, such as `"ms a token"`.
-    """
-    ours = next(iter(seconds.values()))
-    for name, value in seconds.items():
-        print(f"{name:20} {1e3 * value:10.2f} {unit} {value / ours:8.2f} x")
-
-
-def peak_mebibytes():
-    """The largest resident set of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

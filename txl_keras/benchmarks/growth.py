@@ -1,7 +1,8 @@
 """How time and memory of a step grow with T, M, L and B.
 
 Each point is a process of its own: the peak of memory of a process only ever
-rises. Only one size at a time differs from the flags.
+rises. Only one size at a time differs from the flags. What a step takes
+includes what compiling it takes, some hundred MiB.
 
 Letters: `B` batch, `T` segment, `M` memory, `L` layers.
 """
@@ -86,5 +87,6 @@ def _print(result):
         f"{result['by']}={result['size']:<6} {result['contender']:14} "
         f"{1e3 * result['seconds']:10,.1f} ms, utilization "
         f"{result['utilization']:.3f}, peak {result['peak_bytes'] / 2**20:,.0f}"
-        f" MiB, {grown:,.0f} of them for the step"
+        f" MiB, {grown:,.0f} of them for the step",
+        flush=True,
     )

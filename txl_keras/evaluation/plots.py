@@ -295,6 +295,12 @@ def plot_growth(results, path):
                 if (result["by"], result["contender"]) == (name, contender)
             ]
             _draw_growth(column, points, contender, *_style(i))
+        for axes in column:
+            # From 0, so that what grows in proportion is seen to. Once all is
+            # drawn: from here on the other ends stay where they are.
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+            axes.grid(alpha=0.3)
         column[1].set_xlabel(name.replace("_", " "))
     grid[0, 0].set_ylabel("ms a step")
     grid[1, 0].set_ylabel("MiB more than before the first step")
@@ -311,10 +317,6 @@ def _draw_growth(column, points, label, color, marker):
     milliseconds = [1e3 * point["seconds"] for point in points]
     for axes, values in zip(column, (milliseconds, of_step), strict=True):
         axes.plot(sizes, values, color=color, marker=marker, label=label)
-        # From 0, so that what grows in proportion is seen to.
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
 
 
 def plot_attention_by_distance(models, path, unit="token"):

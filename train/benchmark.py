@@ -22,9 +22,9 @@ compared runs in turns in one process, and the medians of all turns count:
 times of a shared machine come and go, ratios stay. Utilization is
 `model_flops` over that time, over the speed of the best matrix product of the
 precision in this process. --peer=hugging_face adds Hugging Face's
-Transformer-XL, as it is and by torch.compile, in an environment of its own
-(--peer_python, see train/peers/hugging_face.py). What an experiment does says
-its file in txl_keras/benchmarks.
+Transformer-XL, as it is and by torch.compile, always in float32, in an
+environment of its own (--peer_python, see train/peers/hugging_face.py). What
+an experiment does says its file in txl_keras/benchmarks.
 
 Prints a table and one JSON object; --output=FILE appends that to a file.
 """

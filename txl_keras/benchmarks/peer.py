@@ -92,7 +92,6 @@ def _sizes(model, batch_size):
         "div_val": embedding.div_val,
         "dropout": backbone.dropout,
         "attention_dropout": backbone.attention_dropout,
-        "bfloat16": backbone.compute_dtype == "bfloat16",
         "batch_size": batch_size,
         "num_threads": os.cpu_count(),
         "seed": 0,

@@ -8,6 +8,16 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 # What a part may import, besides itself.
 ALLOWED = {
+    "benchmarks": {
+        "checks",
+        "data",
+        "evaluation",
+        "layers",
+        "models",
+        "scripts",
+        "serving",
+        "training",
+    },
     "checkpoints": {"checks", "data", "layers", "models"},
     "checks": set(),
     "data": {"checks"},

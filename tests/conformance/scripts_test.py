@@ -23,6 +23,8 @@ import pytest
 import tensorflow as tf
 from absl import flags as absl_flags
 
+from txl_keras.benchmarks import growth
+from txl_keras.benchmarks import report
 from txl_keras.checkpoints import load_tf1
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
@@ -373,11 +375,162 @@ def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
     _, error = here(*speed, "--attention_lengths=7")
     assert "`attention_lengths` must be at least 2 segments, 8" in error
     _, error = here("benchmark.py", "--experiment=evaluation", *flags)
-    assert "`picture` is of --experiment=evaluation_speed alone" in error
+    assert "is of --experiment=growth or evaluation_speed alone" in error
     _, error = here(*speed, f"--picture={tmp_path}/slow.gif")
     assert "`picture` must end with .png or .svg or .pdf" in error
     _, error = here(*speed, f"--picture={tmp_path}/no/slow.png")
     assert "`picture` must be a file that can be written" in error
+
+
+TINY_BENCHMARK = (
+    *("--num_layers=1", "--num_heads=2", "--hidden_dim=16", "--turns=1"),
+    *("--intermediate_dim=24", "--memory_length=6", "--segment_length=4"),
+    *("--num_tokens=2", "--batch_size=3", "--vocabulary_size=7"),
+)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("experiment", ["training", "evaluation"])
+def test_benchmark_times_steps_in_turns(experiment, here, tmp_path):
+    output = tmp_path / "steps.jsonl"
+    _, error = here(
+        "benchmark.py",
+        f"--experiment={experiment}",
+        f"--output={output}",
+        *TINY_BENCHMARK,
+    )
+    assert error is None
+    line = json.loads(output.read_text())
+    assert line["vocabulary_size"] == 7
+    others = {"training": [], "evaluation": ["training path"]}[experiment]
+    assert list(line["seconds"]) == ["txl_keras", *others, "bare", "plain"]
+    assert line["peak_bytes"] >= line["start_bytes"]
+    for name, seconds in line["seconds"].items():
+        assert line["tokens_per_s"][name] == pytest.approx(3 * 4 / seconds)
+        assert line["utilization"][name] == pytest.approx(
+            line["flops"] / seconds / line["peak_flops"]
+        )
+        assert line["compile_seconds"][name] > 0
+
+
+def test_benchmark_times_attention_alone_and_batches(
+    here, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(report, "peak_flops", lambda dtype, strategy: 1e9)
+    output = tmp_path / "parts.jsonl"
+    flags = (f"--output={output}", *TINY_BENCHMARK)
+    _, error = here(
+        "benchmark.py", "--experiment=attention", *flags, "--contenders=plain"
+    )
+    assert error is None
+    _, error = here(
+        "benchmark.py",
+        "--experiment=input_pipeline",
+        *flags,
+        "--corpus_tokens=200",
+    )
+    assert error is None
+    attention, batches = map(json.loads, output.read_text().splitlines())
+    work = [
+        attention[name]["flops"] for name in ("forward", "forward_and_backward")
+    ]
+    # 4 (T + S) D N H and 6 T S N H, of three rows.
+    assert work[0] == 3 * (4 * (4 + 10) * 16 * 16 + 6 * 4 * 10 * 16)
+    assert work[1] == 3 * work[0]
+    assert list(attention["forward"]["seconds"]) == ["plain"]
+    assert batches["tokens_per_s"]["txl_keras"] > 0
+
+
+def test_benchmark_measures_each_point_of_growth_alone(
+    here, tmp_path, monkeypatch
+):
+    points = []
+
+    def in_a_child(function, experiment, changes):
+        points.append(changes)
+        return {
+            "contender": changes["contenders"][0], "seconds": 0.5,
+            "compile_seconds": 1.0, "utilization": 0.25,
+            "start_bytes": 3 * 2**20, "peak_bytes": 5 * 2**20,
+        }  # fmt: skip
+
+    monkeypatch.setattr(growth, "in_a_child", in_a_child)
+    picture = tmp_path / "growth.png"
+    growing = ("benchmark.py", "--experiment=growth", *TINY_BENCHMARK)
+    printed, error = here(
+        *growing,
+        *("--segment_lengths=8", "--segment_lengths=4", "--memory_lengths=9"),
+        *("--layer_counts=2", "--batch_sizes=5", f"--picture={picture}"),
+    )
+    assert error is None
+    sizes = [("segment_length", 4), ("segment_length", 8)]
+    sizes += [("memory_length", 9), ("num_layers", 2), ("batch_size", 5)]
+    assert points == [
+        {name: size, "contenders": [contender]}
+        for name, size in sizes
+        for contender in ("txl_keras", "plain")
+    ]
+    assert "peak 5 MiB, 2 of them for the step" in printed
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    results = json.loads(printed.splitlines()[-1])["results"]
+    assert [(r["by"], r["size"]) for r in results[::2]] == sizes
+
+    _, error = here(*growing, "--contenders=training_path")
+    assert "`contenders` of --experiment=growth must be of" in error
+
+
+@pytest.mark.large
+def test_a_point_of_growth_is_another_experiment(tmp_path):
+    output = tmp_path / "growth.jsonl"
+    succeed(
+        "benchmark.py",
+        *("--experiment=growth", "--contenders=plain", f"--output={output}"),
+        *TINY_BENCHMARK,
+        *("--segment_lengths=8", "--memory_lengths=9", "--layer_counts=2"),
+        "--batch_sizes=5",
+    )
+    results = json.loads(output.read_text())["results"]
+    assert [r["contender"] for r in results] == ["plain"] * 4
+    assert all(r["peak_bytes"] > r["start_bytes"] > 2**20 for r in results)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--experiment=training", "--backbone=lstm"], "`backbone` must be"),
+        (
+            ["--experiment=training", "--contenders=training_path"],
+            "`contenders` of --experiment=training must be of",
+        ),
+        (
+            ["--experiment=attention", "--peer=hugging_face"],
+            "`peer` is of --experiment=training or evaluation or generation",
+        ),
+        (
+            ["--experiment=training", "--peer=hugging_face"],
+            "`peer_python` must be given with `peer`",
+        ),
+        (
+            [
+                "--experiment=attention",
+                "--attention_type=vaswani",
+                "--memory_length=0",
+            ],
+            "`attention_type` must be relative",
+        ),
+        (
+            [
+                "--experiment=training",
+                "--contenders=bare",
+                "--same_length",
+            ],
+            "`contenders` must have one that can be run",
+        ),
+    ],
+)
+def test_benchmark_says_what_it_cannot_time(flags, message, here):
+    _, error = here("benchmark.py", *TINY_BENCHMARK, *flags)
+    assert message in error
 
 
 def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, here):

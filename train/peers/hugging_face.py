@@ -15,21 +15,29 @@ requests. Each is a line of JSON on stdin, each answer a line on stdout.
         "hidden_dim": 512, "head_dim": 64, "intermediate_dim": 2048,
         "memory_length": 2100, "same_length": true, "clamp_length": 820,
         "cutoffs": [], "div_val": 1, "batch_size": 1, "num_threads": 2,
-        "seed": 0}'
+        "seed": 0, "dropout": 0, "attention_dropout": 0}'
     {"ready": true, "num_weights": 41066700}
     {"task": "generate", "num_tokens": 3}
     {"seconds": [0.41, 0.36, 0.38]}
-    {"task": "evaluate", "segment_length": 80, "num_segments": 1}
+    {"task": "evaluate", "segment_length": 80, "num_segments": 1, \
+        "compiled": false}
     {"seconds": [0.53]}
+    {"task": "train", "segment_length": 80, "num_steps": 2, "compiled": true}
+    {"seconds": [61.4, 0.98]}
     {"task": "exit"}
 
-A bad request is answered with `{"error": message}`; `exit`, or the end of
-stdin, ends the program without an answer. `"clamp_length": 0` does not
-clamp. A model without cutoffs wants `"div_val": 1`: with a larger one,
-Hugging Face projects the only table from `hidden_dim` to `hidden_dim`.
+A step of training is forward, backward, clipping to a norm of 0.25, and Adam.
+`"compiled": true` goes through torch.compile, which takes the first of the
+seconds; where that fails, the answer is `{"cannot": message}`. All is in
+float32: under autocast to bfloat16 their loss fails. A bad request is answered
+with `{"error": message}`; `exit`, or the end of stdin, ends the program without
+an answer. `"clamp_length": 0` does not clamp. A model without cutoffs wants
+`"div_val": 1`: with a larger one, Hugging Face projects the only table from
+`hidden_dim` to `hidden_dim`.
 """
 
 import json
+import logging
 import sys
 import time
 
@@ -52,12 +60,23 @@ CONFIG_LEAST = {
     "num_threads": 1,
     "seed": 0,
 }
+CONFIG_RATES = ("dropout", "attention_dropout")
+CONFIG_BOOLEANS = ("same_length",)
 REQUEST_LEAST = {
     "generate": {"num_tokens": 1},
     # The labels are shifted inside: one token has nothing to predict.
     "evaluate": {"segment_length": 2, "num_segments": 1},
+    "train": {"segment_length": 2, "num_steps": 1},
     "exit": {},
 }
+# Tasks that say whether they are `compiled`.
+COMPILED = ("evaluate", "train")
+LEARNING_RATE = 1e-4
+CLIP_NORM = 0.25
+
+
+class CannotCompile(Exception):
+    """torch.compile failed."""
 
 
 class Peer:
@@ -68,6 +87,8 @@ class Peer:
         self.vocabulary_size = config["vocabulary_size"]
         self.batch_size = config["batch_size"]
         self.model = TransfoXLLMHeadModel(_hugging_face_config(config)).eval()
+        self.optimizer = None  # of who only evaluates there is none
+        self.compiled_model = None
         # The layout is theirs. Full from the start: a token costs the same
         # as any later one.
         shape = config["memory_length"], self.batch_size, config["hidden_dim"]
@@ -82,12 +103,38 @@ class Peer:
         """The seconds of each token, of which the next one is chosen."""
         return [_seconds(self._write_token) for _ in range(num_tokens)]
 
-    def evaluate(self, segment_length, num_segments):
+    def evaluate(self, segment_length, num_segments, compiled):
         """The seconds of each segment, with its losses."""
+        self.model.eval()
+        return self._time(self._score, segment_length, num_segments, compiled)
+
+    def train(self, segment_length, num_steps, compiled):
+        """The seconds of each step."""
+        self.model.train()
+        if self.optimizer is None:
+            self.optimizer = torch.optim.Adam(
+                self.model.parameters(), LEARNING_RATE
+            )
+        with torch.enable_grad():
+            return self._time(self._step, segment_length, num_steps, compiled)
+
+    def _time(self, function, segment_length, times, compiled):
+        model = self.model
+        if compiled:
+            if self.compiled_model is None:
+                self.compiled_model = torch.compile(model)
+            model = self.compiled_model
         seconds = []
-        for _ in range(num_segments):
+        for _ in range(times):
             tokens = self._random_tokens(segment_length)
-            seconds.append(_seconds(self._score, tokens))
+            try:
+                seconds.append(_seconds(function, model, tokens))
+            except Exception as error:
+                if not compiled:
+                    raise
+                raise CannotCompile(
+                    f"{type(error).__name__}: {error}"
+                ) from error
         return seconds
 
     def _write_token(self):
@@ -95,9 +142,16 @@ class Peer:
         self.mems = output.mems
         self.token = output.prediction_scores[:, -1].argmax(-1, keepdim=True)
 
-    def _score(self, tokens):
-        output = self.model(input_ids=tokens, mems=self.mems, labels=tokens)
+    def _score(self, model, tokens):
+        output = model(input_ids=tokens, mems=self.mems, labels=tokens)
         self.mems = output.mems
+        return output.loss
+
+    def _step(self, model, tokens):
+        self.optimizer.zero_grad()
+        self._score(model, tokens).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+        self.optimizer.step()
 
     def _random_tokens(self, length):
         """Ids as frequent as words are: word r of V with a share of 1 / r."""
@@ -108,6 +162,8 @@ class Peer:
 def main():
     config = _read_config(sys.argv[1:])
     torch.set_num_threads(config["num_threads"])
+    # Not where graphs break: there are many places.
+    torch._logging.set_logs(all=logging.ERROR)
     with torch.no_grad():
         peer = Peer(config)
         _write({"ready": True, "num_weights": peer.num_weights()})
@@ -119,7 +175,10 @@ def main():
                 continue
             if task == "exit":
                 return
-            _write({"seconds": getattr(peer, task)(**sizes)})
+            try:
+                _write({"seconds": getattr(peer, task)(**sizes)})
+            except CannotCompile as error:
+                _write({"cannot": str(error)})
 
 
 def _hugging_face_config(config):
@@ -136,6 +195,8 @@ def _hugging_face_config(config):
         mem_len=config["memory_length"],
         clamp_len=config["clamp_length"],
         same_length=config["same_length"],
+        dropout=config["dropout"],
+        dropatt=config["attention_dropout"],
     )
 
 
@@ -154,9 +215,13 @@ def _read_config(arguments):
                 f"Received: {len(arguments)} arguments"
             )
         config = _read_object(arguments[0])
-        _check_names(config, {*CONFIG_LEAST, "same_length", "cutoffs"})
+        _check_names(
+            config,
+            {*CONFIG_LEAST, *CONFIG_RATES, *CONFIG_BOOLEANS, "cutoffs"},
+        )
         _check_numbers(config, CONFIG_LEAST)
-        _check_same_length(config["same_length"])
+        _check_rates(config)
+        _check_booleans(config, CONFIG_BOOLEANS)
         _check_cutoffs(config["cutoffs"], config["vocabulary_size"])
     except ValueError as error:
         sys.exit(f"{error}\nSee the top of {__file__}")
@@ -174,9 +239,11 @@ def _read_request(line):
             f"Received: task={task!r}"
         )
     least = REQUEST_LEAST[task]
-    _check_names(request, {"task", *least})
+    booleans = ["compiled"] if task in COMPILED else []
+    _check_names(request, {"task", *least, *booleans})
     _check_numbers(request, least)
-    return task, {name: request[name] for name in least}
+    _check_booleans(request, booleans)
+    return task, {name: request[name] for name in (*least, *booleans)}
 
 
 def _read_object(text):
@@ -208,12 +275,23 @@ def _check_numbers(values, least):
             )
 
 
-def _check_same_length(same_length):
-    if not isinstance(same_length, bool):
-        raise ValueError(
-            "`same_length` must be true or false. "
-            f"Received: same_length={same_length!r}"
-        )
+def _check_rates(config):
+    for name in CONFIG_RATES:
+        value = config[name]
+        if type(value) not in (int, float) or not 0 <= value < 1:
+            raise ValueError(
+                f"`{name}` must be a number in [0, 1). "
+                f"Received: {name}={value!r}"
+            )
+
+
+def _check_booleans(values, names):
+    for name in names:
+        if not isinstance(values[name], bool):
+            raise ValueError(
+                f"`{name}` must be true or false. "
+                f"Received: {name}={values[name]!r}"
+            )
 
 
 def _check_cutoffs(cutoffs, vocabulary_size):

@@ -22,6 +22,7 @@ from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.evaluation.plots import plot_attention_by_distance
 from txl_keras.evaluation.plots import plot_attention_maps
+from txl_keras.evaluation.plots import plot_growth
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
@@ -50,6 +51,7 @@ __all__ = [
     "embed_texts",
     "plot_attention_by_distance",
     "plot_attention_maps",
+    "plot_growth",
     "plot_learning_curve",
     "plot_learning_curves",
     "plot_losses",

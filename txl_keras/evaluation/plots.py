@@ -259,6 +259,66 @@ def plot_slowdowns(results, path):
     _save(figure, path)
 
 
+def plot_growth(results, path):
+    """Draws how time and memory of a step grow, a column for each size.
+
+    Args:
+        results: List of dictionaries: `by`, the name of the size that grows,
+            `size`, `contender`, `seconds`, `start_bytes` and `peak_bytes`, of
+            train/benchmark.py, --experiment=growth.
+        path: String, a file of one of `FORMATS`, local or `gs://`.
+
+    Example:
+
+    ```python
+    from txl_keras.evaluation import plot_growth
+
+    one = {
+        "by": "batch_size", "contender": "txl_keras", "start_bytes": 5 * 10**8,
+    }
+    results = [
+        {"size": 2, "seconds": 0.5, "peak_bytes": 7 * 10**8, **one},
+        {"size": 4, "seconds": 0.9, "peak_bytes": 9 * 10**8, **one},
+    ]
+    plot_growth(results, "growth.png")
+    ```
+    """
+    names = list(dict.fromkeys(result["by"] for result in results))
+    contenders = list(dict.fromkeys(r["contender"] for r in results))
+    figure = Figure(figsize=(3.5 * len(names) + 1, 7), layout="constrained")
+    grid = figure.subplots(2, len(names), sharex="col", squeeze=False)
+    for name, column in zip(names, grid.T, strict=True):
+        for i, contender in enumerate(contenders):
+            points = [
+                result
+                for result in results
+                if (result["by"], result["contender"]) == (name, contender)
+            ]
+            _draw_growth(column, points, contender, *_style(i))
+        for axes in column:
+            # From 0, so that what grows in proportion is seen to. Once all is
+            # drawn: from here on the other ends stay where they are.
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+            axes.grid(alpha=0.3)
+        column[1].set_xlabel(name.replace("_", " "))
+    grid[0, 0].set_ylabel("ms a step")
+    grid[1, 0].set_ylabel("MiB more than before the first step")
+    grid[0, 0].legend()
+    _save(figure, path)
+
+
+def _draw_growth(column, points, label, color, marker):
+    """Time above, memory below."""
+    sizes = [point["size"] for point in points]
+    of_step = [
+        (point["peak_bytes"] - point["start_bytes"]) / 2**20 for point in points
+    ]
+    milliseconds = [1e3 * point["seconds"] for point in points]
+    for axes, values in zip(column, (milliseconds, of_step), strict=True):
+        axes.plot(sizes, values, color=color, marker=marker, label=label)
+
+
 def plot_attention_by_distance(models, path, unit="token"):
     """Draws how much attention goes how far back, a panel for each model.
 

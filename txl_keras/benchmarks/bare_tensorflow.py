@@ -1,0 +1,356 @@
+"""A training step of Transformer-XL in bare TensorFlow: no Keras at all.
+
+To hold against the step of a run: the same mathematics, loss, clipping, Adam
+and memory, with variables and functions alone. Attention is one of
+
+- `attend_by_kernels`: the functions that the layers call, so that what differs
+  is the cost of layers, model, optimizer and trainer;
+- `attend_by_definition`: the textbook. Memory and segment joined, two einsums
+  for the scores, a pad and two reshapes for the shift, a mask, a softmax; the
+  gradient is left to TensorFlow. What a plain rewrite would be.
+
+Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
+head size, `D` hidden size, `V` vocabulary, `L` layers.
+"""
+
+import tensorflow as tf
+
+from txl_keras.layers.relative_shift import part_lengths
+from txl_keras.layers.relative_shift import scores_by_key
+from txl_keras.layers.softmax_attention import attend
+from txl_keras.models import TransformerXLBackbone
+
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-9
+
+
+def what_is_missing(model):
+    """Says why a model has no bare step.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+
+    Returns:
+        String, what of the model is not written here; empty if all is.
+    """
+    backbone = model.backbone
+    if not isinstance(backbone, TransformerXLBackbone):
+        return "an LSTM"
+    embedding = backbone.token_embedding
+    parts = {
+        "cutoffs": embedding.cutoffs,
+        "embedding_dim": embedding.needs_projection(0),
+        "tie_embeddings=False": not model.softmax.tie_embeddings,
+        "tie_attention_biases=False": not backbone.tie_attention_biases,
+        f"attention_type={backbone.attention_type}": (
+            backbone.attention_type != "relative"
+        ),
+        "same_length": backbone.same_length,
+        "normalize_first": backbone.normalize_first,
+        "normalize_output": backbone.normalize_output,
+        "cold_start=zeros": backbone.cold_start != "masked",
+        "dropout": backbone.dropout or backbone.attention_dropout,
+    }
+    return ", ".join(name for name, is_there in parts.items() if is_there)
+
+
+class BareTensorFlow:
+    """The step, with weights, Adam's moments and memory of its own.
+
+    Args:
+        model: `TransformerXLCausalLM` with nothing missing; its weights are
+            copied.
+        batch_size: Integer `B`.
+        attention: `attend_by_kernels` or `attend_by_definition`.
+        learning_rate: Float, of Adam; `None` for what only scores.
+        clip_norm: Float, the largest global norm of the gradient.
+
+    Attributes:
+        weights: Dictionary from names, as `"block_0/attention/key/kernel"`, to
+            `tf.Variable`, in the order of `model.trainable_variables`.
+
+    Raises:
+        ValueError: If `what_is_missing(model)`.
+
+    Example:
+
+    ```python
+    from txl_keras.benchmarks import bare_tensorflow
+    from txl_keras.data import Segments
+    from txl_keras.models import TransformerXLCausalLM
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    step = bare_tensorflow.BareTensorFlow(
+        model, 2, bare_tensorflow.attend_by_definition
+    )
+    segments = Segments(list(b"to be or not to be"), 2, 4, drop_remainder=True)
+    batch = next(iter(segments.dataset()))
+    loss, gradients = step.loss_and_gradients(batch)
+    ```
+    """
+
+    def __init__(
+        self, model, batch_size, attention, learning_rate=None, clip_norm=0.25
+    ):
+        missing = what_is_missing(model)
+        if missing:
+            raise ValueError(
+                "`model` must be one that bare TensorFlow has: a backbone "
+                "with one table, relative attention and no dropout. Received: "
+                f"a model with {missing}"
+            )
+        backbone = model.backbone
+        self.dtype = tf.as_dtype(backbone.compute_dtype)
+        self.clamp_length = backbone.clamp_length
+        self.layer_norm_epsilon = backbone.layer_norm_epsilon
+        self.learning_rate = learning_rate
+        self.clip_norm = clip_norm
+        self.attend = attention
+        self.weights = {
+            weight.path.split("/", 1)[1]: tf.Variable(weight)
+            for weight in model.trainable_variables
+        }
+        self._moments = [
+            tuple(tf.Variable(tf.zeros_like(weight)) for _ in range(2))
+            for weight in self.weights.values()
+            if learning_rate is not None
+        ]
+        self._step = tf.Variable(0, dtype=tf.int64)
+        shape = batch_size, backbone.memory_length, backbone.hidden_dim
+        self.memory = [
+            tf.Variable(tf.zeros(shape, self.dtype))
+            for _ in range(backbone.num_layers)
+        ]
+        self.valid_length = tf.Variable(tf.zeros(batch_size, tf.int32))
+        self._run = tf.function(self._train, reduce_retracing=True)
+        self._compiled_step = tf.function(self.step, jit_compile=True)
+
+    def train(self, iterator, num_steps):
+        """Runs steps, without a word from the host in between.
+
+        Args:
+            iterator: Iterator over a dataset of batches: see `Segments`.
+            num_steps: Integer.
+
+        Returns:
+            float32 array of `num_steps`, the losses.
+        """
+        return self._run(iterator, tf.constant(num_steps)).numpy()
+
+    def _train(self, iterator, num_steps):
+        losses = tf.TensorArray(tf.float32, num_steps, element_shape=())
+        for i in tf.range(num_steps):
+            losses = losses.write(i, self._compiled_step(next(iterator)))
+        return losses.stack()
+
+    def step(self, batch):
+        """One step; returns its loss, nats a target."""
+        loss, gradients = self.loss_and_gradients(batch)
+        clipped, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
+        self._adam(clipped)
+        return loss
+
+    def _adam(self, gradients):
+        self._step.assign_add(1)
+        step = tf.cast(self._step, tf.float32)
+        rate = self.learning_rate * tf.sqrt(1 - tf.pow(_BETA_2, step))
+        rate /= 1 - tf.pow(_BETA_1, step)
+        for weight, (first, second), gradient in zip(
+            self.weights.values(), self._moments, gradients, strict=True
+        ):
+            first.assign_add((gradient - first) * (1 - _BETA_1))
+            second.assign_add((tf.square(gradient) - second) * (1 - _BETA_2))
+            weight.assign_sub(rate * first / (tf.sqrt(second) + _EPSILON))
+
+    def loss_and_gradients(self, batch):
+        """Forward and backward; what was read is remembered.
+
+        Args:
+            batch: Dictionary of tensors: see `Segments`.
+
+        Returns:
+            The pair of the loss, nats a target, and a list of its gradients by
+            the weights.
+        """
+        weights = list(self.weights.values())
+        with tf.GradientTape() as tape:
+            nll = self.score(batch["inputs"], batch["targets"], batch["reset"])
+            loss = tf.reduce_sum(nll * batch["weights"] / batch["num_targets"])
+        gradients = tape.gradient(loss, weights)
+        return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    def score(self, inputs, targets, reset):
+        """Reads a segment and remembers it.
+
+        Args:
+            inputs, targets: int32 tensors `(B, T)`.
+            reset: Boolean tensor `(B,)`, rows to forget before.
+
+        Returns:
+            Float32 tensor `(B, T)`, nats of each target.
+        """
+        valid_length = tf.where(reset, 0, self.valid_length)
+        hidden, states = self._hidden_states(inputs, valid_length)
+        self._remember(states, valid_length)
+        return self._nll(hidden, targets)
+
+    def _remember(self, states, valid_length):
+        length = self.memory[0].shape[1]
+        for memory, state in zip(self.memory, states, strict=True):
+            together = tf.concat([memory, tf.stop_gradient(state)], axis=1)
+            memory.assign(together[:, together.shape[1] - length :])
+        num_valid = tf.minimum(valid_length + states[0].shape[1], length)
+        self.valid_length.assign(num_valid)
+
+    def _hidden_states(self, inputs, valid_length):
+        """`(B, T, D)` of the last block, and the inputs of all blocks."""
+        table = self.weights["token_embedding/embeddings_0"]
+        x = tf.cast(tf.gather(table, inputs), self.dtype)
+        x *= tf.constant(table.shape[1] ** 0.5, x.dtype)
+        num_memory = self.memory[0].shape[1]
+        places = tf.range(num_memory)
+        memory_mask = places >= num_memory - valid_length[:, None]  # [B, M]
+        encoding = tf.cast(
+            sinusoids(num_memory + x.shape[1], x.shape[2], self.clamp_length),
+            self.dtype,
+        )
+        states = []
+        for layer, memory in enumerate(self.memory):
+            states.append(x)
+            x = self._block(layer, x, memory, memory_mask, encoding)
+        return x, states
+
+    def _block(self, layer, x, memory, memory_mask, encoding):
+        name = f"block_{layer}"
+        attended = self.attend(
+            x,
+            tf.identity(memory),
+            memory_mask,
+            encoding,
+            self.attention_weights(layer),
+        )
+        x = self._layer_norm(f"{name}/attention_norm", x + attended)
+        inner = tf.nn.relu(self._dense(f"{name}/feed_forward_intermediate", x))
+        outer = self._dense(f"{name}/feed_forward_output", inner)
+        return self._layer_norm(f"{name}/feed_forward_norm", x + outer)
+
+    def attention_weights(self, layer):
+        """What attention of a block is called with, in its dtype."""
+        names = {
+            name: f"block_{layer}/attention/{name}/kernel"
+            for name in ("query", "key", "value", "position", "output")
+        }
+        names["u"] = "content_attention_bias"
+        names["v"] = "positional_attention_bias"
+        return {short: self._cast(name) for short, name in names.items()}
+
+    def _cast(self, name):
+        return tf.cast(self.weights[name], self.dtype)
+
+    def _dense(self, name, x):
+        kernel = self._cast(f"{name}/kernel")
+        return tf.tensordot(x, kernel, axes=1) + self._cast(f"{name}/bias")
+
+    def _layer_norm(self, name, x):
+        x = tf.cast(x, tf.float32)
+        mean, variance = tf.nn.moments(x, axes=-1, keepdims=True)
+        x = (x - mean) * tf.math.rsqrt(variance + self.layer_norm_epsilon)
+        gamma, beta = (self.weights[f"{name}/{k}"] for k in ("gamma", "beta"))
+        return tf.cast(x * gamma + beta, self.dtype)
+
+    def _nll(self, hidden, targets):
+        table = self.weights["token_embedding/embeddings_0"]
+        flat = tf.reshape(tf.cast(hidden, tf.float32), (-1, table.shape[1]))
+        logits = tf.matmul(flat, table, transpose_b=True)
+        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            tf.reshape(targets, (-1,)), logits + self.weights["softmax/bias_0"]
+        )
+        return tf.reshape(nll, targets.shape)
+
+
+def sinusoids(num_keys, hidden_dim, clamp_length=None):
+    """Of the distances `S - 1` to 0: float32 `(S, D)`."""
+    distance = tf.cast(tf.range(num_keys - 1, -1, -1), tf.float32)
+    if clamp_length is not None:
+        distance = tf.minimum(distance, float(clamp_length))
+    exponent = tf.range(0, hidden_dim, 2, dtype=tf.float32) / hidden_dim
+    angle = distance[:, None] * tf.pow(10000.0, -exponent)
+    return tf.concat([tf.sin(angle), tf.cos(angle)], axis=-1)
+
+
+def attend_by_definition(x, memory, memory_mask, encoding, weights):
+    """Attention of section 3.3 and appendix B of Dai et al., 2019.
+
+    Args:
+        x: Tensor `(B, T, D)`.
+        memory: Tensor `(B, M, D)`, of any M.
+        memory_mask: Boolean `(B, M)`.
+        encoding: Tensor `(S, D)`, of `sinusoids`.
+        weights: Dictionary of `query`, `key`, `value`, `position`, each
+            `(D, N, H)`, `output`, `(N, H, D)`, `u` and `v`, `(N, H)`.
+
+    Returns:
+        Tensor `(B, T, D)`.
+    """
+    num_memory, length = memory.shape[1], x.shape[1]
+    together = tf.concat([memory, x], axis=1)  # [B, S, D]
+    query = tf.einsum("btd,dnh->btnh", x, weights["query"])
+    key = tf.einsum("bsd,dnh->bsnh", together, weights["key"])
+    value = tf.einsum("bsd,dnh->bsnh", together, weights["value"])
+    position = tf.einsum("rd,dnh->rnh", encoding, weights["position"])
+    content = tf.einsum("btnh,bsnh->bnts", query + weights["u"], key)
+    by_distance = tf.einsum("btnh,rnh->bntr", query + weights["v"], position)
+    scale = tf.constant(query.shape[-1] ** -0.5, x.dtype)
+    scores = (content + _shift(by_distance)) * scale  # [B, N, T, S]
+    distance = num_memory + tf.range(length)[:, None]
+    is_past = tf.range(num_memory + length) <= distance
+    known = tf.concat([memory_mask, tf.ones(x.shape[:2], tf.bool)], axis=1)
+    mask = is_past & known[:, None, None]
+    scores = tf.where(mask, tf.cast(scores, tf.float32), -1e30)
+    probabilities = tf.cast(tf.nn.softmax(scores), x.dtype)
+    attended = tf.einsum("bnts,bsnh->btnh", probabilities, value)
+    return tf.einsum("btnh,nhd->btd", attended, weights["output"])
+
+
+def _shift(scores):
+    """By distance to by key, `(B, N, T, S)`: appendix B."""
+    batch, heads, length, num_keys = scores.shape
+    padded = tf.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]])
+    reshaped = tf.reshape(padded, (batch, heads, num_keys + 1, length))
+    return tf.reshape(reshaped[:, :, 1:], scores.shape)
+
+
+def attend_by_kernels(x, memory, memory_mask, encoding, weights):
+    """The same by the functions of the layers: see `attend_by_definition`."""
+    lengths = part_lengths(memory.shape[1], x.shape[1])
+    *of_memory, length = lengths
+    scale = tf.constant(weights["query"].shape[-1] ** -0.5, x.dtype)
+    query = _project(x, weights["query"]) * scale
+    keys, values = [], []
+    if of_memory:
+        keys = tf.split(_project(memory, weights["key"]), of_memory, 1)
+        values = tf.split(_project(memory, weights["value"]), of_memory, 1)
+    keys.append(_project(x, weights["key"]))
+    values.append(_project(x, weights["value"]))
+    position = tf.einsum("rd,dnh->nrh", encoding, weights["position"])
+
+    def by_distance(position):
+        biased = query + weights["v"] * scale
+        return tf.einsum("btnh,nrh->nbtr", biased, position)
+
+    content_query = query + weights["u"] * scale
+    scores = [
+        tf.einsum("btnh,bsnh->nbts", content_query, key) + by_key
+        for key, by_key in zip(
+            keys, scores_by_key(by_distance, (position,), lengths), strict=True
+        )
+    ]
+    masks = [tf.linalg.band_part(tf.ones((length, length), tf.bool), -1, 0)]
+    if of_memory:
+        parts = tf.split(memory_mask, of_memory, axis=1)
+        masks = [part[:, None] for part in parts] + masks
+    attended = attend(scores, masks, values)  # [N, B, T, H]
+    return tf.einsum("nbth,nhd->btd", attended, weights["output"])
+
+
+def _project(x, kernel):
+    return tf.einsum("bsd,dnh->bsnh", x, kernel)

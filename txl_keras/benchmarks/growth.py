@@ -1,0 +1,92 @@
+"""How time and memory of a step grow with T, M, L and B.
+
+Each point is a process of its own: the peak of memory of a process only ever
+rises. Only one size at a time differs from the flags. What a step takes
+includes what compiling it takes, some hundred MiB.
+
+Letters: `B` batch, `T` segment, `M` memory, `L` layers.
+"""
+
+import contextlib
+import io
+
+from absl import flags
+
+from txl_keras.benchmarks import evaluation
+from txl_keras.benchmarks import training
+from txl_keras.benchmarks.model import build_model
+from txl_keras.evaluation.plots import plot_growth
+from txl_keras.scripts.running import in_a_child
+
+FLAGS = flags.FLAGS
+
+_EXPERIMENTS = {"training": training, "evaluation": evaluation}
+# What grows, and the flag of the sizes that it grows to.
+_POINTS = {
+    "segment_length": "segment_lengths",
+    "memory_length": "memory_lengths",
+    "num_layers": "layer_counts",
+    "batch_size": "batch_sizes",
+}
+
+
+def run(model, settings, peer=None):
+    """Times all points: see the package."""
+    results = []
+    for name, sizes in _POINTS.items():
+        for size in sorted(set(getattr(settings, sizes))):
+            for contender in settings.contenders:
+                found = in_a_child(
+                    measure_point,
+                    settings.growth_of,
+                    {name: size, "contenders": [contender]},
+                )
+                results += [{"by": name, "size": size, **found}]
+                _print(results[-1])
+    if settings.picture:
+        plot_growth(results, settings.picture)
+        print(f"Written to {settings.picture}")
+    return {
+        "growth_of": settings.growth_of,
+        "segment_length": settings.segment_length,
+        "results": results,
+    }
+
+
+def measure_point(experiment, changes):
+    """Runs another experiment in this process, with other flags.
+
+    Args:
+        experiment: String, `"training"` or `"evaluation"`.
+        changes: Dictionary of flags and their values: sizes, and `contenders`
+            with one name.
+
+    Returns:
+        Dictionary of `contender`, its `seconds`, `compile_seconds` and
+        `utilization`, and the `start_bytes` and `peak_bytes` of memory.
+    """
+    for name, value in changes.items():
+        FLAGS[name].value = value
+    model = build_model(FLAGS)
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = _EXPERIMENTS[experiment].run(model, FLAGS)
+    ((name, _),) = found["seconds"].items()
+    return {
+        "contender": name,
+        **{
+            key: found[key][name]
+            for key in ("seconds", "compile_seconds", "utilization")
+        },
+        **{key: found[key] for key in ("start_bytes", "peak_bytes")},
+    }
+
+
+def _print(result):
+    grown = (result["peak_bytes"] - result["start_bytes"]) / 2**20
+    print(
+        f"{result['by']}={result['size']:<6} {result['contender']:14} "
+        f"{1e3 * result['seconds']:10,.1f} ms, utilization "
+        f"{result['utilization']:.3f}, peak {result['peak_bytes'] / 2**20:,.0f}"
+        f" MiB, {grown:,.0f} of them for the step",
+        flush=True,
+    )

@@ -1,0 +1,70 @@
+"""How fast batches come, where no model waits for them.
+
+A made-up text in a file, as a run reads it, goes through the pipeline of a
+run, and a compiled loop takes one batch after the other.
+
+Letters: `B` batch, `T` segment.
+"""
+
+import functools
+import os
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.benchmarks.made_up_text import made_up_ids
+from txl_keras.benchmarks.report import report
+from txl_keras.benchmarks.turns import take_turns
+from txl_keras.benchmarks.turns import timed
+from txl_keras.data import Segments
+from txl_keras.data.token_files import open_token_file
+
+_WRITTEN = 1 << 20  # ids, again and again
+_BATCHES = 100  # that are taken at once, as a run takes steps
+
+
+def run(model, settings, peer=None):
+    """Times batches: see the package."""
+    batch_size, length = settings.batch_size, settings.segment_length
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = _write_text(
+            os.path.join(folder, "tokens"),
+            model.backbone.vocabulary_size,
+            settings.corpus_tokens,
+        )
+        segments = Segments(tokens, batch_size, length, drop_remainder=True)
+        steps = iter(segments.distribute(tf.distribute.get_strategy()))
+        take = functools.partial(_take, steps)
+        times = take_turns(
+            {"txl_keras": timed(take, settings.num_tokens)}, settings.turns
+        )
+    for seconds in times:
+        seconds["txl_keras"] /= _BATCHES
+    return {
+        "segment_length": length,
+        "corpus_tokens": settings.corpus_tokens,
+        **report(times, "a batch", batch_size * length),
+    }
+
+
+def _write_text(path, vocabulary_size, num_tokens):
+    """Ids in a file, in the smallest dtype that has them all."""
+    dtype = np.min_scalar_type(vocabulary_size - 1)
+    ids = made_up_ids(vocabulary_size, min(num_tokens, _WRITTEN)).astype(dtype)
+    with open(path, "wb") as file:
+        for first in range(0, num_tokens, _WRITTEN):
+            file.write(ids[: num_tokens - first])
+    return open_token_file(path, dtype)
+
+
+def _take(steps):
+    _take_batches(steps).numpy()
+
+
+@tf.function
+def _take_batches(steps):
+    total = 0
+    for _ in tf.range(_BATCHES):
+        total += next(steps)["inputs"][0, 0]
+    return total

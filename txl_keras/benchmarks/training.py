@@ -1,0 +1,121 @@
+"""How long a training step takes.
+
+`txl_keras` is the step of a run: `Trainer` on `Segments`, with Adam and the
+gradient clipped to 0.25. `bare` is the same mathematics without Keras, `plain`
+that with the textbook's attention: see bare_tensorflow.py.
+
+Letters: `B` batch, `T` segment.
+"""
+
+import functools
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.benchmarks import bare_tensorflow
+from txl_keras.benchmarks.made_up_text import made_up_ids
+from txl_keras.benchmarks.peer import peer_contenders
+from txl_keras.benchmarks.report import report
+from txl_keras.benchmarks.turns import take_turns
+from txl_keras.data import Segments
+from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.trainer import Trainer
+from txl_keras.training.utilization import device_memory
+from txl_keras.training.utilization import model_flops
+
+_LEARNING_RATE = 1e-4
+_CLIP_NORM = 0.25
+_SEGMENTS = 64  # of a row, before the text begins again
+
+
+def run(model, settings, peer=None):
+    """Times steps: see the package."""
+    batch_size, length = settings.batch_size, settings.segment_length
+    contenders = {
+        name: functools.partial(_turn, train, steps, settings.num_tokens)
+        for name, train in _trainers(model, settings).items()
+        for steps in [_steps(model, batch_size, length)]
+    }
+    contenders |= peer_contenders(
+        peer, "train", segment_length=length, num_steps=settings.num_tokens
+    )
+    before = device_memory()["peak"]
+    times = take_turns(contenders, settings.turns)
+    return {
+        "segment_length": length,
+        "start_bytes": before,
+        **report(
+            times,
+            "a step",
+            batch_size * length,
+            model_flops(model, batch_size, length, training=True),
+            model.compute_dtype,
+        ),
+    }
+
+
+def bare_contenders(model, settings, learning_rate=None):
+    """`BareTensorFlow` of each attention that the settings ask for, by name.
+
+    Says so where the model has what bare TensorFlow has not.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+        settings: See the package.
+        learning_rate: Optional float; without it they cannot train.
+
+    Returns:
+        Dictionary.
+    """
+    attentions = {
+        "bare": bare_tensorflow.attend_by_kernels,
+        "plain": bare_tensorflow.attend_by_definition,
+    }
+    wanted = [name for name in attentions if name in settings.contenders]
+    missing = bare_tensorflow.what_is_missing(model)
+    if wanted and missing:
+        print(f"{' and '.join(wanted)} left out: they have no {missing}")
+        return {}
+    return {
+        name: bare_tensorflow.BareTensorFlow(
+            model,
+            settings.batch_size,
+            attentions[name],
+            learning_rate,
+            _CLIP_NORM,
+        )
+        for name in wanted
+    }
+
+
+def _trainers(model, settings):
+    """Functions of an iterator and a number of steps, by name."""
+    trainers = {}
+    if "txl_keras" in settings.contenders:
+        trainers["txl_keras"] = Trainer(
+            model,
+            build_optimizer("adam", _LEARNING_RATE),
+            tf.distribute.get_strategy(),
+            settings.batch_size,
+            clip_norm=_CLIP_NORM,
+        )
+    trainers |= bare_contenders(model, settings, _LEARNING_RATE)
+    return {name: trainer.train for name, trainer in trainers.items()}
+
+
+def _steps(model, batch_size, segment_length):
+    """Iterator over the steps of a text."""
+    num_tokens = batch_size * segment_length * _SEGMENTS + 1
+    ids = made_up_ids(model.backbone.vocabulary_size, num_tokens)
+    if model.backbone.vocabulary_size <= 256:
+        ids = ids.astype(np.uint8)  # as the text of a run is stored
+    segments = Segments(ids, batch_size, segment_length, drop_remainder=True)
+    return iter(segments.distribute(tf.distribute.get_strategy()))
+
+
+def _turn(train, steps, num_steps):
+    """Seconds of a step, of some that the host does not interrupt."""
+    start = time.perf_counter()
+    train(steps, num_steps)
+    return [(time.perf_counter() - start) / num_steps]

@@ -324,6 +324,10 @@ class TransformerXLBackbone(keras.Model):
             memory = self.initial_memory(batch_size)
         if reset is not None:
             memory = memory.reset_rows(reset, self.cold_start)
+        if not (self.dropout or self.attention_dropout):
+            # A seventh of all operations of a small model's training step are
+            # hashes of seeds, and to trace and compile them takes seconds.
+            dropout_seed = None
         row_seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
 
         x = self._dropout(

@@ -157,7 +157,11 @@ class Trainer:
                 self.loss_scale = LossScale()
                 names += ["loss_scale", "skipped"]
             whole = is_compiled_whole()
-        compiled = functools.partial(compile_replica_function, strategy=strategy)
+        # Others than CPUs would round what they multiply.
+        self._norm = tf.linalg.global_norm if whole else _norm_by_products
+        compiled = functools.partial(
+            compile_replica_function, strategy=strategy
+        )
         # Where not the whole step is compiled, its layers compile their parts.
         compute = compiled if whole else tf.function
         self._compiled_gradients = compute(self._gradients)
@@ -211,6 +215,9 @@ class Trainer:
             )
         return results
 
+    # Nothing below has Python's `if` or `for` on tensors. AutoGraph would see
+    # to it for seconds all the same, function by function, before step one.
+    @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch, stop):
         """One step of one replica; its results are those of all.
 
@@ -237,13 +244,14 @@ class Trainer:
         self.step.assign_add(1)
         return {**results, "loss": loss, "stop": stop}
 
+    @tf.autograph.experimental.do_not_convert
     def _update(self, gradients):
         """Clips the summed gradients and applies them to this replica."""
         is_finite = True
         results = {"learning_rate": tf.identity(self.optimizer.learning_rate)}
         if self.loss_scale:
             gradients = self.loss_scale.unscale(gradients)
-        norm = tf.linalg.global_norm(gradients)
+        norm = self._norm(gradients)
         if self.loss_scale:
             is_finite = tf.math.is_finite(norm)
             results["loss_scale"] = self.loss_scale.value.read_value()
@@ -266,6 +274,7 @@ class Trainer:
             apply()
         return {**results, "gradient_norm": norm}, is_finite
 
+    @tf.autograph.experimental.do_not_convert
     def _gradients(self, batch, step, first_row):
         """This replica's part of the loss and of its gradient."""
         arguments = batch, self.memory.read(), step, first_row
@@ -391,6 +400,20 @@ class Trainer:
             self.step * num_blocks < block * self.intermediate_loss_steps
             for block in range(1, num_blocks)
         ]
+
+
+def _norm_by_products(gradients):
+    """The global norm; squares are summed up by a product with ones.
+
+    XLA fuses the two: one pass over the gradients, at the speed of memory.
+    Squares that are summed otherwise it writes down before it sums them, which
+    on a CPU takes five times as long (WikiText-103's model: 100 ms, not 20).
+    """
+    sums = [
+        tf.reduce_sum(tf.linalg.matvec(tf.square(rows), tf.ones(rows.shape[1])))
+        for rows in (tf.reshape(g, (-1, g.shape[-1])) for g in gradients)
+    ]
+    return tf.sqrt(tf.add_n(sums))
 
 
 def _rows_from(tensor, start, rows):

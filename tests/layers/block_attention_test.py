@@ -1,0 +1,167 @@
+"""Attention by blocks of queries, against attention at once."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from attention_loops import random
+
+from txl_keras.layers import CausalMultiHeadAttention
+from txl_keras.layers import RelativeMultiHeadAttention
+from txl_keras.layers import ShawMultiHeadAttention
+from txl_keras.layers import block_attention
+from txl_keras.layers.fusing import compiled_whole
+
+B, T, M, D = 2, 7, 5, 12
+KINDS = {
+    "causal": (CausalMultiHeadAttention, {}),
+    "relative": (RelativeMultiHeadAttention, {}),
+    "clamped": (RelativeMultiHeadAttention, {"clamp_length": 4}),
+    "same_length": (RelativeMultiHeadAttention, {"same_length": True}),
+    "pytorch": (RelativeMultiHeadAttention, {"same_length": "pytorch"}),
+    "shaw": (ShawMultiHeadAttention, {"max_positions": 9}),
+}
+MASKS = {
+    "nothing": {},
+    "padding": {"query_mask": np.arange(T) < np.array([[T], [4]])},
+    "cold_start": {"memory_mask": np.arange(M) >= np.array([[0], [M]])},
+    "for_all_queries": {"attention_mask": random(1, 1, T + M, seed=5) > -0.5},
+    "by_query": {"attention_mask": random(B, T, T + M, seed=6) > -0.5},
+}
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch):
+    """Three blocks of a segment, of 2, 2 and 3 queries."""
+    monkeypatch.setattr(block_attention, "BLOCK_LENGTH", 3)
+
+
+def make(kind, dtype="float32", **settings):
+    layer_class, own = KINDS[kind]
+    layer = layer_class(
+        num_heads=3, key_dim=4, dtype=dtype, **{**own, **settings}
+    )
+    layer.build((B, T, D))
+    for i, weight in enumerate(layer.trainable_variables):
+        weight.assign(0.5 * random(*weight.shape, seed=40 + i))
+    return layer
+
+
+def output_and_gradients(layer, memory=True, **arguments):
+    query = tf.constant(random(B, T, D, seed=1), layer.compute_dtype)
+    memory = tf.constant(random(B, M * memory, D, seed=2), layer.compute_dtype)
+    seeds = tf.constant([3, 4], tf.uint32)
+    with tf.GradientTape() as tape:
+        tape.watch([query, memory])
+        output = layer(
+            query,
+            memory=memory if memory.shape[1] else None,
+            training=True,
+            dropout_seed=seeds,
+            **arguments,
+        )
+        total = tf.reduce_sum(
+            tf.cast(output, tf.float32) * random(B, T, D, seed=3)
+        )
+    sources = [query, *layer.trainable_variables]
+    if memory.shape[1]:
+        sources.append(memory)
+    return [output, *tape.gradient(total, sources)]
+
+
+def at_once(layer, **arguments):
+    with compiled_whole():
+        return output_and_gradients(layer, **arguments)
+
+
+def assert_alike(found, expected, atol=1e-5):
+    for one, other in zip(found, expected, strict=True):
+        one, other = (
+            tf.cast(tf.convert_to_tensor(x), tf.float32).numpy()
+            for x in (one, other)
+        )
+        assert np.abs(other).max() > 0.01
+        np.testing.assert_allclose(
+            one, other, rtol=0, atol=atol * max(1, np.abs(other).max())
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_and_gradients_are_those_of_attention_at_once(kind):
+    layer = make(kind, dropout=0.3)
+    assert_alike(output_and_gradients(layer), at_once(layer))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_shut_the_same_keys(mask):
+    layer = make("relative")
+    arguments = {name: tf.constant(x) for name, x in MASKS[mask].items()}
+    assert_alike(
+        output_and_gradients(layer, **arguments), at_once(layer, **arguments)
+    )
+
+
+def test_there_need_not_be_a_memory():
+    layer = make("relative")
+    assert_alike(
+        output_and_gradients(layer, memory=False), at_once(layer, memory=False)
+    )
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_graph_gives_the_same_numbers(jit_compile):
+    layer = make("relative", dropout=0.3)
+    compiled = tf.function(
+        lambda: output_and_gradients(layer), jit_compile=jit_compile
+    )
+    assert_alike(compiled(), at_once(layer))
+
+
+def test_bfloat16_is_near():
+    layer = make("relative", dtype="mixed_bfloat16")
+    assert_alike(
+        output_and_gradients(layer), at_once(make("relative")), atol=0.05
+    )
+
+
+def test_nothing_as_large_as_the_scores_is_kept_for_the_backward_pass():
+    """Of a graph's forward part, backward reads no tensor of T x S."""
+    layer = make("relative", dropout=0.3)
+    query = tf.constant(random(B, T, D, seed=1))
+    memory = tf.constant(random(B, M, D, seed=2))
+
+    @tf.function
+    def gradients():
+        with tf.GradientTape() as tape:
+            tape.watch(query)
+            output = layer(query, memory=memory, training=True)
+        forward = {op.name for op in tf.compat.v1.get_default_graph().get_operations()}
+        gradient = tape.gradient(output, query)
+        kept = {
+            tensor.shape.num_elements()
+            for op in gradient.graph.get_operations()
+            if op.name not in forward
+            for tensor in op.inputs
+            if tensor.op.name in forward
+        }
+        sizes.extend(kept)
+        return gradient
+
+    sizes = []
+    gradients.get_concrete_function()
+    # Hidden states and keys; of scores there were N B t s at least.
+    smallest_scores = 3 * B * 2 * (M + 2)
+    largest_kept = B * (T + M + 1) * D
+    assert sizes
+    assert all(size <= largest_kept for size in sizes if size)
+    assert smallest_scores < largest_kept
+
+
+def test_blocks_are_alike_and_make_up_the_segment():
+    blocks = block_attention.split_queries(
+        T, num_memory=M, farthest=None, rate=0.0, sizes=(3, T, T + M)
+    )
+    assert [(b.first, b.end, b.num_keys) for b in blocks] == [
+        (0, 2, 7),
+        (2, 4, 9),
+        (4, 7, 12),
+    ]

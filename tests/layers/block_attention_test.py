@@ -134,7 +134,9 @@ def test_nothing_as_large_as_the_scores_is_kept_for_the_backward_pass():
         with tf.GradientTape() as tape:
             tape.watch(query)
             output = layer(query, memory=memory, training=True)
-        forward = {op.name for op in tf.compat.v1.get_default_graph().get_operations()}
+        forward = {
+            op.name for op in tf.compat.v1.get_default_graph().get_operations()
+        }
         gradient = tape.gradient(output, query)
         kept = {
             tensor.shape.num_elements()

@@ -277,9 +277,7 @@ def _by_key(scores):
     """
     heads, batch, length, columns = scores.shape
     flat = tf.reshape(scores, (heads, batch, length * columns))
-    return tf.reshape(
-        flat[:, :, length:], (heads, batch, length, columns - 1)
-    )
+    return tf.reshape(flat[:, :, length:], (heads, batch, length, columns - 1))
 
 
 def _by_distance(scores):

@@ -205,8 +205,11 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         arguments = terms, projected, query, memory, lengths
         masks = key_mask, attention_mask
         # For training alone: it saves what the backward pass needs.
-        if training and self.causal and not return_attention_scores and (
-            not is_compiled_whole() and _are_known(lengths, projected)
+        if (
+            training
+            and self.causal
+            and not return_attention_scores
+            and (not is_compiled_whole() and _are_known(lengths, projected))
         ):
             attended = self._attend_in_blocks(*arguments, *masks, seeds)
         else:

@@ -15,9 +15,10 @@ head size, `D` hidden size, `V` vocabulary, `L` layers.
 
 import tensorflow as tf
 
-from txl_keras.layers.relative_shift import part_lengths
-from txl_keras.layers.relative_shift import scores_by_key
-from txl_keras.layers.softmax_attention import attend
+from txl_keras.layers.block_attention import attend_in_blocks
+from txl_keras.layers.block_attention import split_queries
+from txl_keras.layers.fusing import is_compiled_whole
+from txl_keras.layers.sublayers import normalized_sum
 from txl_keras.models import TransformerXLBackbone
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-9
@@ -122,7 +123,9 @@ class BareTensorFlow:
         ]
         self.valid_length = tf.Variable(tf.zeros(batch_size, tf.int32))
         self._run = tf.function(self._train, reduce_retracing=True)
-        self._compiled_step = tf.function(self.step, jit_compile=True)
+        whole = attention is attend_by_definition or is_compiled_whole()
+        self._compiled_step = tf.function(self.step, jit_compile=whole or None)
+        self._compiled_update = tf.function(self._update, jit_compile=True)
 
     def train(self, iterator, num_steps):
         """Runs steps, without a word from the host in between.
@@ -145,11 +148,11 @@ class BareTensorFlow:
     def step(self, batch):
         """One step; returns its loss, nats a target."""
         loss, gradients = self.loss_and_gradients(batch)
-        clipped, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
-        self._adam(clipped)
+        self._compiled_update(gradients)
         return loss
 
-    def _adam(self, gradients):
+    def _update(self, gradients):
+        gradients, _ = tf.clip_by_global_norm(gradients, self.clip_norm)
         self._step.assign_add(1)
         step = tf.cast(self._step, tf.float32)
         rate = self.learning_rate * tf.sqrt(1 - tf.pow(_BETA_2, step))
@@ -228,10 +231,10 @@ class BareTensorFlow:
             encoding,
             self.attention_weights(layer),
         )
-        x = self._layer_norm(f"{name}/attention_norm", x + attended)
+        x = self._normalize(f"{name}/attention_norm", x, attended)
         inner = tf.nn.relu(self._dense(f"{name}/feed_forward_intermediate", x))
         outer = self._dense(f"{name}/feed_forward_output", inner)
-        return self._layer_norm(f"{name}/feed_forward_norm", x + outer)
+        return self._normalize(f"{name}/feed_forward_norm", x, outer)
 
     def attention_weights(self, layer):
         """What attention of a block is called with, in its dtype."""
@@ -250,11 +253,18 @@ class BareTensorFlow:
         kernel = self._cast(f"{name}/kernel")
         return tf.tensordot(x, kernel, axes=1) + self._cast(f"{name}/bias")
 
-    def _layer_norm(self, name, x):
-        x = tf.cast(x, tf.float32)
+    def _normalize(self, name, x, residual):
+        """Layer norm of a sum, by the definition or by the layers' function."""
+        gamma, beta = (
+            tf.identity(self.weights[f"{name}/{k}"]) for k in ("gamma", "beta")
+        )
+        if self.attend is attend_by_kernels:
+            return normalized_sum(
+                x, residual, gamma, beta, self.layer_norm_epsilon
+            )
+        x = tf.cast(x + residual, tf.float32)
         mean, variance = tf.nn.moments(x, axes=-1, keepdims=True)
         x = (x - mean) * tf.math.rsqrt(variance + self.layer_norm_epsilon)
-        gamma, beta = (self.weights[f"{name}/{k}"] for k in ("gamma", "beta"))
         return tf.cast(x * gamma + beta, self.dtype)
 
     def _nll(self, hidden, targets):
@@ -321,36 +331,42 @@ def _shift(scores):
 
 def attend_by_kernels(x, memory, memory_mask, encoding, weights):
     """The same by the functions of the layers: see `attend_by_definition`."""
-    lengths = part_lengths(memory.shape[1], x.shape[1])
-    *of_memory, length = lengths
-    scale = tf.constant(weights["query"].shape[-1] ** -0.5, x.dtype)
-    query = _project(x, weights["query"]) * scale
-    keys, values = [], []
-    if of_memory:
-        keys = tf.split(_project(memory, weights["key"]), of_memory, 1)
-        values = tf.split(_project(memory, weights["value"]), of_memory, 1)
-    keys.append(_project(x, weights["key"]))
-    values.append(_project(x, weights["value"]))
-    position = tf.einsum("rd,dnh->nrh", encoding, weights["position"])
-
-    def by_distance(position):
-        biased = query + weights["v"] * scale
-        return tf.einsum("btnh,nrh->nbtr", biased, position)
-
-    content_query = query + weights["u"] * scale
-    scores = [
-        tf.einsum("btnh,bsnh->nbts", content_query, key) + by_key
-        for key, by_key in zip(
-            keys, scores_by_key(by_distance, (position,), lengths), strict=True
+    num_memory, length = memory.shape[1], x.shape[1]
+    num_heads = weights["query"].shape[1]
+    blocks = split_queries(
+        length,
+        num_memory=num_memory,
+        farthest=None,
+        rate=0.0,
+        sizes=(num_heads, length, num_memory + length),
+    )
+    known = tf.concat([memory_mask, tf.ones(x.shape[:2], tf.bool)], axis=1)
+    query, *of_segment = _project(x, weights, "query", "key", "value")
+    keys, values = (
+        tf.concat(parts, axis=2)
+        for parts in zip(
+            _project(memory, weights, "key", "value"), of_segment, strict=True
         )
-    ]
-    masks = [tf.linalg.band_part(tf.ones((length, length), tf.bool), -1, 0)]
-    if of_memory:
-        parts = tf.split(memory_mask, of_memory, axis=1)
-        masks = [part[:, None] for part in parts] + masks
-    attended = attend(scores, masks, values)  # [N, B, T, H]
-    return tf.einsum("nbth,nhd->btd", attended, weights["output"])
+    )
+    scale = tf.constant(query.shape[-1] ** -0.5, x.dtype)
+    u, v = (weights[name][:, None, None] * scale for name in ("u", "v"))
+    position = tf.tensordot(encoding, weights["position"], 1)
+    attended = attend_in_blocks(
+        blocks,
+        query * scale + u,
+        keys,
+        values,
+        lambda query, keys: tf.einsum("nbth,nrh->nbtr", query, keys),
+        (query * scale + v, tf.transpose(position, (1, 0, 2))),
+        [known[None, :, None, : block.num_keys] for block in blocks],
+        seeds=None,
+    )
+    attended = tf.transpose(attended, (1, 2, 0, 3))
+    return tf.tensordot(attended, weights["output"], 2)
 
 
-def _project(x, kernel):
-    return tf.einsum("bsd,dnh->bsnh", x, kernel)
+def _project(states, weights, *names):
+    """`(B, S, D)` by kernels side by side: tensors `(N, B, S, H)`."""
+    kernel = tf.concat([weights[name] for name in names], axis=1)
+    projected = tf.tensordot(states, kernel, 1)
+    return tf.split(tf.transpose(projected, (2, 0, 1, 3)), len(names))

@@ -198,18 +198,18 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         lengths = part_lengths(
             0 if memory is None else ops.shape(memory)[1], ops.shape(query)[1]
         )
-        projected = self._project_query(query)
         seeds = None
         if training and self.dropout:
             seeds = self._dropout.row_seeds(ops.shape(query)[0], dropout_seed)
-        arguments = terms, projected, query, memory, lengths
+        arguments = terms, query, memory, lengths
         masks = key_mask, attention_mask
         # For training alone: it saves what the backward pass needs.
         if (
             training
             and self.causal
             and not return_attention_scores
-            and (not is_compiled_whole() and _are_known(lengths, projected))
+            and not is_compiled_whole()
+            and _are_known(lengths, query)
         ):
             attended = self._attend_in_blocks(*arguments, *masks, seeds)
         else:
@@ -222,9 +222,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             return output, probabilities()
         return output
 
-    def _attend_at_once(
-        self, terms, projected, query, memory, lengths, masks, seeds
-    ):
+    def _attend_at_once(self, terms, query, memory, lengths, masks, seeds):
         """Attention of all queries: see `attend`.
 
         Returns:
@@ -234,6 +232,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         keys, values = self._project_parts(query, memory, lengths)
         # Heads first here too: else XLA, which puts the batch axes of a product
         # in the order of its left side, transposes the scores by distance.
+        projected = ops.transpose(self._project_query(query), (2, 0, 1, 3))
         content_query, position_query = terms.queries(projected)
         scores = [
             ops.einsum("nbth,bsnh->nbts", content_query, part) for part in keys
@@ -249,7 +248,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         keep, rate = None, 0.0
         if seeds is not None:
             rate = self.dropout
-            keep = self._keep(projected, lengths, seeds)
+            keep = self._keep(lengths, seeds)
         masks = [ops.swapaxes(mask, 0, 1) for mask in masks]
         attended = attend(scores, masks, values, keep, rate)
         return attended, lambda: ops.swapaxes(
@@ -259,7 +258,6 @@ class CausalMultiHeadAttention(keras.layers.Layer):
     def _attend_in_blocks(
         self,
         terms,
-        projected,
         query,
         memory,
         lengths,
@@ -280,13 +278,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         masks = [
             _mask_of_block(block, key_mask, attention_mask) for block in blocks
         ]
-        # Heads first, memory and segment joined.
-        keys, values = (
-            ops.transpose(ops.concatenate(parts, axis=1), (2, 0, 1, 3))
-            for parts in self._project_parts(
-                query, memory, [num_memory] * (num_memory > 0) + [length]
-            )
-        )
+        projected, keys, values = self._project_together(query, memory)
         content_query, position_query = terms.queries(projected)
         return attend_in_blocks(
             blocks,
@@ -313,9 +305,25 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         values.append(self._value_dense(query))
         return keys, values
 
-    def _keep(self, query, lengths, seeds):
+    def _project_together(self, query, memory):
+        """Scaled queries `(N, B, T, H)`, keys and values `(N, B, S, H)`.
+
+        With kernels side by side, one product of all that is to be projected.
+        """
+        query, keys, values = _project(
+            query, self._query_dense, self._key_dense, self._value_dense
+        )
+        if memory is not None and memory.shape[1]:
+            of_memory = _project(memory, self._key_dense, self._value_dense)
+            keys, values = (
+                ops.concatenate(parts, axis=2)
+                for parts in zip(of_memory, (keys, values), strict=True)
+            )
+        return query * self.key_dim**-0.5, keys, values
+
+    def _keep(self, lengths, seeds):
         """Function of the probabilities that dropout keeps: see `attend`."""
-        _, length, heads, _ = ops.shape(query)
+        heads, length = self.num_heads, lengths[-1]
         sizes = [heads, length, sum(lengths)]
         ends = list(itertools.accumulate(lengths))
 
@@ -346,7 +354,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         return self._attend_projected(PositionTerms(), query, past)
 
     def _attend_projected(self, terms, query, past):
-        projected = self._project_query(query)
+        projected = ops.transpose(self._project_query(query), (2, 0, 1, 3))
         key, value = self.project(query)
         parts = [(key, value)]
         if past.keys.shape[2]:
@@ -354,7 +362,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             parts = [(past.keys, past.values), *parts]
         content_query, position_query = terms.queries(projected)
         content_query = ops.swapaxes(content_query, 0, 1)
-        biases = self._position_biases(terms, projected, position_query, past)
+        biases = self._position_biases(terms, query, position_query, past)
         # As products of matrices: of an einsum XLA transposes the keys first.
         content = [
             tf.matmul(content_query, keys, transpose_b=True)
@@ -367,7 +375,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         attended = _softmax_of_parts(scores, [values for _, values in parts])
         return self._output_dense(ops.swapaxes(attended, 1, 2)), key, value
 
-    def _position_biases(self, terms, projected, position_query, past):
+    def _position_biases(self, terms, query, position_query, past):
         """What is added to the scores of content.
 
         Made in the order of the text, where positions are a shift, and then
@@ -376,16 +384,16 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         Returns:
             float32 `(B, N, T, M)`, unless M is 0, and `(B, N, T, T)`.
         """
-        segment_mask = ops.ones(ops.shape(projected)[:2], "bool")
+        segment_mask = ops.ones(ops.shape(query)[:2], "bool")
         num_memory = past.keys.shape[2]
-        lengths = [num_memory] * (num_memory > 0) + [ops.shape(projected)[1]]
+        lengths = [num_memory] * (num_memory > 0) + [ops.shape(query)[1]]
         masks = self._masks(
             lengths, ops.concatenate([past.mask, segment_mask], axis=1)
         )
         scores = [ops.zeros((), "float32")] * len(lengths)
         if terms.by_distance is not None:
             by_distance = terms.by_distance(position_query, *terms.positions)
-            shifted = shift_nearest(by_distance, past.num_keys(projected))
+            shifted = shift_nearest(by_distance, past.num_keys(query))
             scores = _split(ops.cast(shifted, "float32"), lengths)
         *memory, segment = [
             ops.where(mask, part, CLOSED)
@@ -528,16 +536,22 @@ class PositionTerms:
         """What meets the keys and what meets the positions.
 
         Args:
-            query: Tensor `(B, T, N, H)`.
+            query: Tensor `(N, B, T, H)`.
 
         Returns:
-            Pair of tensors `(N, B, T, H)`.
+            Pair of tensors of that shape.
         """
-        query = ops.transpose(query, (2, 0, 1, 3))
         return [
             query if bias is None else query + bias[:, None, None]
             for bias in (self.content_bias, self.position_bias)
         ]
+
+
+def _project(states, *layers):
+    """States `(B, S, D)` by several layers: tensors `(N, B, S, H)`."""
+    kernel = ops.concatenate([layer.kernel for layer in layers], axis=1)
+    projected = ops.transpose(tf.tensordot(states, kernel, 1), (2, 0, 1, 3))
+    return tf.split(projected, len(layers), axis=0)
 
 
 def _are_known(lengths, query):

@@ -295,7 +295,9 @@ class DecoderBlock(keras.layers.Layer):
 
         def normalize(norm, x, residual):
             if training:
-                return normalized_sum(norm, x, residual)
+                # Variables are read out here, where gradients find them.
+                gamma, beta = map(tf.convert_to_tensor, (norm.gamma, norm.beta))
+                return normalized_sum(x, residual, gamma, beta, norm.epsilon)
             return norm(x + residual)
 
         attended = attention(self._attended(inputs))

@@ -61,23 +61,22 @@ def layer_norm(layer, name):
     )
 
 
-def normalized_sum(norm, x, residual):
-    """`norm(x + residual)` for training, fused.
+def normalized_sum(x, residual, gamma, beta, epsilon):
+    """Layer norm of `x + residual` for training, fused.
 
     Args:
-        norm: `keras.layers.LayerNormalization` of the last axis, built.
         x, residual: Tensors `(..., D)` of one dtype.
+        gamma, beta: Float32 tensors `(D,)`.
+        epsilon: Float, added to the variance.
 
     Returns:
-        Tensor of their shape and dtype.
+        Tensor of the shape and dtype of `x`.
     """
-    # Variables are read here, so that gradients find them.
-    gamma, beta = map(tf.convert_to_tensor, (norm.gamma, norm.beta))
 
     @tf.custom_gradient
     def normalized(x, residual, gamma, beta):
         output, total, mean, inverse = _normalize(
-            x, residual, gamma, beta, norm.epsilon
+            x, residual, gamma, beta, epsilon
         )
 
         def gradient(output_gradient):

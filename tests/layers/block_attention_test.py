@@ -9,7 +9,7 @@ from txl_keras.layers import CausalMultiHeadAttention
 from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers import ShawMultiHeadAttention
 from txl_keras.layers import block_attention
-from txl_keras.layers.fusing import compiled_whole
+from txl_keras.layers.fusing import compiled_in_parts
 
 B, T, M, D = 2, 7, 5, 12
 KINDS = {
@@ -46,7 +46,12 @@ def make(kind, dtype="float32", **settings):
     return layer
 
 
-def output_and_gradients(layer, memory=True, **arguments):
+def output_and_gradients(layer, **arguments):
+    with compiled_in_parts():
+        return at_once(layer, **arguments)
+
+
+def at_once(layer, memory=True, **arguments):
     query = tf.constant(random(B, T, D, seed=1), layer.compute_dtype)
     memory = tf.constant(random(B, M * memory, D, seed=2), layer.compute_dtype)
     seeds = tf.constant([3, 4], tf.uint32)
@@ -66,11 +71,6 @@ def output_and_gradients(layer, memory=True, **arguments):
     if memory.shape[1]:
         sources.append(memory)
     return [output, *tape.gradient(total, sources)]
-
-
-def at_once(layer, **arguments):
-    with compiled_whole():
-        return output_and_gradients(layer, **arguments)
 
 
 def assert_alike(found, expected, atol=1e-5):
@@ -149,7 +149,8 @@ def test_no_scores_are_kept_for_the_backward_pass():
                     shapes.add(tuple(tensor.shape[-2:]))
         return result
 
-    gradient.get_concrete_function()
+    with compiled_in_parts():
+        gradient.get_concrete_function()
     of_scores = {
         (block.end - block.first, block.num_keys)
         for block in blocks_of_segment()

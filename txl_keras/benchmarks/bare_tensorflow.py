@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from txl_keras.layers.block_attention import attend_in_blocks
 from txl_keras.layers.block_attention import split_queries
-from txl_keras.layers.fusing import is_compiled_whole
+from txl_keras.layers.fusing import in_parts
 from txl_keras.layers.sublayers import normalized_sum
 from txl_keras.models import TransformerXLBackbone
 
@@ -123,8 +123,10 @@ class BareTensorFlow:
         ]
         self.valid_length = tf.Variable(tf.zeros(batch_size, tf.int32))
         self._run = tf.function(self._train, reduce_retracing=True)
-        whole = attention is attend_by_definition or is_compiled_whole()
-        self._compiled_step = tf.function(self.step, jit_compile=whole or None)
+        if attention is attend_by_kernels:
+            self._compiled_step = in_parts(self.step)
+        else:
+            self._compiled_step = tf.function(self.step, jit_compile=True)
         self._compiled_update = tf.function(self._update, jit_compile=True)
 
     def train(self, iterator, num_steps):

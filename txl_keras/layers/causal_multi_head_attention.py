@@ -15,7 +15,7 @@ from keras import ops
 from txl_keras.checks import check_integer
 from txl_keras.layers.block_attention import attend_in_blocks
 from txl_keras.layers.block_attention import split_queries
-from txl_keras.layers.fusing import is_compiled_whole
+from txl_keras.layers.fusing import is_compiled_in_parts
 from txl_keras.layers.relative_shift import part_lengths
 from txl_keras.layers.relative_shift import scores_both_ways
 from txl_keras.layers.relative_shift import scores_by_key
@@ -203,12 +203,10 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             seeds = self._dropout.row_seeds(ops.shape(query)[0], dropout_seed)
         arguments = terms, query, memory, lengths
         masks = key_mask, attention_mask
-        # For training alone: it saves what the backward pass needs.
         if (
-            training
+            is_compiled_in_parts()
             and self.causal
             and not return_attention_scores
-            and not is_compiled_whole()
             and _are_known(lengths, query)
         ):
             attended = self._attend_in_blocks(*arguments, *masks, seeds)

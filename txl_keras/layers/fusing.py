@@ -1,9 +1,9 @@
-"""How the steps of a layer are put together on this kind of device.
+"""How the operations of layers are put together on a CPU.
 
-TPUs, and GPUs, run a training step that XLA compiled as a whole. On a CPU
-XLA's matrix products are the slower ones (half as fast in bfloat16), and it
-takes a minute to compile the step of a deep model. There a step is a plain
-graph of TensorFlow's products, and XLA compiles what lies between them: small
+A TPU or a GPU runs steps that XLA compiled as a whole. On a CPU XLA's products
+of matrices are no faster than TensorFlow's, in bfloat16 half as fast, and it
+compiles the step of a model of 16 layers for a minute. There a step is a graph
+of TensorFlow's products, and XLA compiles what lies between them: small
 functions, each once for all layers, which TensorFlow alone would do in many
 passes over memory.
 """
@@ -13,40 +13,46 @@ import functools
 
 import tensorflow as tf
 
-_is_whole = False
+_is_in_parts = False
 
 
 @contextlib.contextmanager
-def compiled_whole():
-    """What is traced inside is compiled by XLA in one piece, for another
-    device than those of this machine.
-    """
-    global _is_whole
-    before, _is_whole = _is_whole, True
+def compiled_in_parts():
+    """Where a graph is traced whose layers compile their own parts."""
+    global _is_in_parts
+    before, _is_in_parts = _is_in_parts, True
     try:
         yield
     finally:
-        _is_whole = before
+        _is_in_parts = before
 
 
-def is_compiled_whole():
-    """Whether training steps are compiled by XLA in one piece.
+def is_compiled_in_parts():
+    """Whether this is inside of `compiled_in_parts`."""
+    return _is_in_parts
+
+
+def in_parts(function):
+    """Makes a graph of a function, whose layers compile their own parts.
+
+    Args:
+        function: Function of tensors.
 
     Returns:
-        Boolean: true for a TPU, where there is a GPU, and inside of
-        `compiled_whole`.
+        `tf.function`.
     """
-    return (
-        _is_whole
-        or isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
-        or bool(tf.config.list_logical_devices("GPU"))
-    )
+
+    def traced(*args):
+        with compiled_in_parts():
+            return function(*args)
+
+    # Without AutoGraph, which would look for Python's `if` on tensors, in all
+    # functions that are called from here, for seconds.
+    return tf.function(traced, autograph=False)
 
 
 def fused(function):
-    """Lets XLA compile a function of tensors where graphs are built.
-
-    Eager calls stay eager: they would compile for each new shape.
+    """Lets XLA compile a function where graphs are compiled in parts.
 
     Args:
         function: Function of tensors and of hashable Python values. It must
@@ -60,8 +66,8 @@ def fused(function):
 
     @functools.wraps(function)
     def call(*args):
-        if tf.executing_eagerly() or is_compiled_whole():
-            return function(*args)
-        return compiled(*args)
+        if is_compiled_in_parts() and not tf.executing_eagerly():
+            return compiled(*args)
+        return function(*args)
 
     return call

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.layers.fusing import fused
-from txl_keras.layers.fusing import is_compiled_whole
+from txl_keras.layers.fusing import is_compiled_in_parts
 
 
 def heads_dense(layer, equation, name, output_shape=None):
@@ -30,17 +30,21 @@ def heads_dense(layer, equation, name, output_shape=None):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class HeadsDense(keras.layers.EinsumDense):
-    """The last axes of the inputs times the first axes of the kernel.
+    """`keras.layers.EinsumDense`, on a CPU as one product of matrices.
 
-    As one product of matrices: Keras makes a batch of small ones of it, and
-    their gradients are summed up in a pass of their own.
+    TensorFlow makes a batch of small ones of it, and their gradients are
+    summed up in a pass of their own.
     """
 
     def call(self, inputs):
-        if is_compiled_whole():
+        axes, kernel_axes = self.equation.split("->")[0].split(",")
+        summed = [axis for axis in axes if axis in kernel_axes]
+        leads = axes.endswith("".join(summed)) and kernel_axes.startswith(
+            "".join(summed)
+        )
+        if not (is_compiled_in_parts() and leads):
             return super().call(inputs)
-        num_axes = 2 if inputs.shape.rank == 4 else 1
-        return tf.tensordot(inputs, self.kernel, num_axes)
+        return tf.tensordot(inputs, self.kernel, len(summed))
 
 
 def dense(layer, units, name, activation=None):

@@ -10,6 +10,7 @@ import zlib
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.layers.fusing import in_parts
 
 WORKER_TIMEOUT = 50  # seconds
 
@@ -254,6 +255,34 @@ def describe(strategy):
         # On a machine with GPUs the CPU may be split all the same.
         device = strategy.extended.worker_devices[0].split(":")[-2]
     return f"{replicas} x {device}"
+
+
+def compiles_whole(strategy):
+    """Whether layers leave it to XLA to compile what they are part of.
+
+    Args:
+        strategy: The `tf.distribute.Strategy`.
+
+    Returns:
+        Boolean, false on CPUs: see `txl_keras.layers.fusing`.
+    """
+    return not describe(strategy).endswith("CPU")
+
+
+def compile_layers(function, strategy):
+    """Compiles a pass through a model's layers, in the way of the device.
+
+    Args:
+        function: Function of tensors, with static shapes; what one replica
+            does between collectives.
+        strategy: The `tf.distribute.Strategy`.
+
+    Returns:
+        `tf.function`.
+    """
+    if compiles_whole(strategy):
+        return compile_replica_function(function, strategy)
+    return in_parts(function)
 
 
 def compile_replica_function(function, strategy):

@@ -20,7 +20,6 @@ import tempfile
 
 import tensorflow as tf
 
-from txl_keras.layers.fusing import compiled_whole
 from txl_keras.training.cross_replica import OneOfManyReplicas
 from txl_keras.training.static_checks import check_static
 
@@ -86,11 +85,7 @@ def lower(function, arguments, num_replicas):
     """
     # A function of its own: one traced outside of the context would be reused.
     step = tf.function(lambda *args: function(*args), jit_compile=True)
-    with (
-        tf.device("CPU:0"),
-        OneOfManyReplicas(num_replicas),
-        compiled_whole(),
-    ):
+    with tf.device("CPU:0"), OneOfManyReplicas(num_replicas):
         check_static(step.get_concrete_function(*arguments))
         compiler_ir = step.experimental_get_compiler_ir(*arguments)
         # For a GPU it would be other HLO, with calls of the GPU's libraries.

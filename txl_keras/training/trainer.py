@@ -11,14 +11,15 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.data.step_batches import replica_batch_size
-from txl_keras.layers.fusing import is_compiled_whole
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.row_dropout import fold_in
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.optimizers import apply_gradients
 from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
+from txl_keras.training.strategy import compiles_whole
 from txl_keras.training.strategy import host_loop
 
 
@@ -156,21 +157,16 @@ class Trainer:
             if model.compute_dtype == "float16":
                 self.loss_scale = LossScale()
                 names += ["loss_scale", "skipped"]
-            whole = is_compiled_whole()
+        whole = compiles_whole(strategy)
         # Others than CPUs would round what they multiply.
         self._norm = tf.linalg.global_norm if whole else _norm_by_products
-        compiled = functools.partial(
-            compile_replica_function, strategy=strategy
-        )
-        # Where not the whole step is compiled, its layers compile their parts.
-        compute = compiled if whole else tf.function
-        self._compiled_gradients = compute(self._gradients)
-        self._compiled_update = compiled(self._update)
+        self._compiled_gradients = compile_layers(self._gradients, strategy)
+        self._compiled_update = compile_replica_function(self._update, strategy)
         step = self.replica_step
         if whole and strategy.num_replicas_in_sync == 1:
-            # XLA has no collectives on CPU and GPU: with several replicas
-            # only what lies around the sum of gradients is compiled.
-            step = compiled(self.replica_step)
+            # XLA has no collectives on GPUs: with several replicas only what
+            # lies around the sum of gradients is compiled.
+            step = compile_replica_function(self.replica_step, strategy)
         self._stop = stop or StopRequest()
         self._run = host_loop(strategy, step, names, self._stop.variable)
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_token_ids
+from txl_keras.layers.fusing import fused
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -186,10 +187,8 @@ class AdaptiveSoftmax(keras.layers.Layer):
 
     def _head_nll(self, hidden, words, cluster):
         """Of words of the first cluster, -1 elsewhere, and of the clusters."""
-        logits, *of_tails = self._head_logit_parts(hidden)
-        if not of_tails:
-            return _cross_entropy(logits, words)
-        return _nll_of_parts([logits, *of_tails], [words, cluster - 1])
+        parts, biases = self._head_products(hidden)
+        return _nll_of_parts(parts, biases, [words, cluster - 1][: len(parts)])
 
     def _rows_of_a_pass(self, hidden):
         if self.tail_rows is not None:
@@ -214,21 +213,28 @@ class AdaptiveSoftmax(keras.layers.Layer):
             if weight is not None
         ]
 
-    def _head_logit_parts(self, hidden):
-        """Of the words of the first cluster; if there are tails, of these."""
+    def _head_products(self, hidden):
+        """Of the words of the first cluster; if there are tails, of these.
+
+        Returns:
+            Pair of lists: logits without biases, and biases.
+        """
         if not self.built:  # `log_probs` may be what is called first
             self.build()
         kernel, bias, *projection = self._parameters(0)
         hidden = _project(hidden, *projection)
-        parts = [_logits(hidden, kernel, bias)]
+        kernels, biases = [kernel], [bias]
         if self.embedding.cutoffs:
             # Two products: to join the kernels would copy all of the first.
-            kernel, bias = self.cluster_kernel, self.cluster_bias
-            parts.append(_logits(hidden, kernel, bias))
-        return parts
+            kernels.append(self.cluster_kernel)
+            biases.append(self.cluster_bias)
+        biases = list(map(tf.convert_to_tensor, biases))
+        return [_products(hidden, kernel) for kernel in kernels], biases
 
     def _head_logits(self, hidden):
-        return tf.concat(self._head_logit_parts(hidden), axis=-1)
+        parts, biases = self._head_products(hidden)
+        logits = [a + b for a, b in zip(parts, biases, strict=True)]
+        return tf.concat(logits, axis=-1)
 
     def logits(self, hidden):
         """What a softmax over the vocabulary makes probabilities of.
@@ -408,10 +414,14 @@ def _one_a_cluster(tie_projections, num_clusters):
 
 def _logits(hidden, kernel, bias, projection=None):
     """`(..., D)` to `(..., n)`, for a table `(n, e)`."""
+    return _products(_project(hidden, projection), kernel) + bias
+
+
+def _products(hidden, kernel):
     if kernel.shape[1] == 0:  # words that only a bias tells apart
-        return tf.zeros_like(hidden[..., :1]) + bias
-    hidden = _project(hidden, projection)
-    return tf.matmul(hidden, kernel, transpose_b=True) + bias
+        shape = [*tf.unstack(tf.shape(hidden)[:-1]), kernel.shape[0]]
+        return tf.zeros(shape, hidden.dtype)
+    return tf.matmul(hidden, kernel, transpose_b=True)
 
 
 def _project(hidden, projection=None):
@@ -421,48 +431,97 @@ def _project(hidden, projection=None):
 
 
 def _cross_entropy_of_few_rows(targets, hidden, kernel, bias, *projection):
-    """As `_cross_entropy` of `_logits`, for a large table `(n, e)`.
+    """Negative log-likelihood of rows, by a large table `(n, e)`.
 
     The table times the rows and not the rows times the table: XLA's product on
     a CPU then takes 0.8 (48 rows) to 0.5 (16 rows) of the time.
     """
     if kernel.shape[1] == 0:
-        return _cross_entropy(_logits(hidden, kernel, bias), targets)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(
+            targets, _logits(hidden, kernel, bias)
+        )
     hidden = _project(hidden, *projection)
-    logits = tf.matmul(kernel, hidden, transpose_b=True)  # [n, K]
-    logits += bias[:, None]
-    return _nll_of_parts([logits], [targets], axis=0)
+    products = tf.matmul(kernel, hidden, transpose_b=True)  # [n, K]
+    return _nll_of_parts([products], [bias], [targets], axis=0)
 
 
-def _nll_of_parts(parts, targets, axis=-1):
+def _nll_of_parts(parts, biases, targets, axis=-1):
     """Negative log-likelihood where the classes lie in several tensors.
 
+    The gradient is written out: forward and backward are one pass each over
+    what may be hundreds of thousands of classes.
+
     Args:
-        parts: Logits, `(K, n_i)`; `(n_i, K)` if `axis` is 0.
+        parts: Logits without biases, `(K, n_i)`; `(n_i, K)` if `axis` is 0.
+        biases: For each part float32 `(n_i,)`.
         targets: For each part int32 `(K,)`; -1 where the class is in another.
         axis: Integer, that of the classes.
 
     Returns:
         Float32 tensor `(K,)`.
     """
+
+    @tf.custom_gradient
+    def nll(*tensors):
+        value, *norm = _softmax_nll(tensors, targets, axis)
+
+        def gradient(upstream):
+            return _softmax_nll_gradient(tensors, targets, axis, norm, upstream)
+
+        return value, gradient
+
+    return nll(*parts, *biases)
+
+
+def _logits_of_parts(tensors, axis):
+    half = len(tensors) // 2
+    return [
+        part + tf.expand_dims(bias, axis + 1 if axis == 0 else 0)
+        for part, bias in zip(tensors[:half], tensors[half:], strict=True)
+    ]
+
+
+def _is_target(ids, logits, axis):
+    return tf.one_hot(
+        ids, logits.shape[axis], on_value=True, off_value=False, axis=axis
+    )
+
+
+@fused
+def _softmax_nll(tensors, targets, axis):
+    """The result, the highest logit and the logarithm of the sum, `(K,)`."""
+    parts = _logits_of_parts(tensors, axis)
     highest = functools.reduce(
         tf.maximum, [tf.reduce_max(logits, axis) for logits in parts]
     )
-    # Taken off first, or large logits would cost the digits of the result.
-    highest = tf.expand_dims(tf.stop_gradient(highest), axis)
     total, target = 0.0, 0.0
     for logits, ids in zip(parts, targets, strict=True):
-        logits = logits - highest
-        is_target = tf.one_hot(
-            ids, logits.shape[axis], on_value=True, off_value=False, axis=axis
-        )
+        # Taken off first, or large logits would cost the digits of the result.
+        logits = logits - tf.expand_dims(highest, axis)
         total += tf.reduce_sum(tf.exp(logits), axis)
+        is_target = _is_target(ids, logits, axis)
         target += tf.reduce_sum(tf.where(is_target, logits, 0.0), axis)
-    return tf.math.log(total) - target
+    log_total = tf.math.log(total)
+    return log_total - target, highest, log_total
 
 
-def _cross_entropy(logits, targets):
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
+@fused
+def _softmax_nll_gradient(tensors, targets, axis, norm, upstream):
+    """Gradients of the parts, then of the biases."""
+    highest, log_total, upstream = (
+        tf.expand_dims(x, axis) for x in (*norm, upstream)
+    )
+    gradients = []
+    for logits, ids in zip(
+        _logits_of_parts(tensors, axis), targets, strict=True
+    ):
+        probabilities = tf.exp(logits - highest - log_total)
+        is_target = _is_target(ids, logits, axis)
+        gradients.append(
+            upstream * (probabilities - tf.cast(is_target, tf.float32))
+        )
+    rows = 1 if axis == 0 else 0
+    return *gradients, *(tf.reduce_sum(part, rows) for part in gradients)
 
 
 def _nll_of_some_rows(

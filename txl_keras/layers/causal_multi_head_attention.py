@@ -540,7 +540,7 @@ class PositionTerms:
             Pair of tensors of that shape.
         """
         return [
-            query if bias is None else query + bias[:, None, None]
+            query if bias is None else query + ops.expand_dims(bias, (1, 2))
             for bias in (self.content_bias, self.position_bias)
         ]
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from txl_keras.benchmarks import bare_tensorflow
 from txl_keras.benchmarks.report import report
 from txl_keras.benchmarks.training import bare_contenders
+from txl_keras.benchmarks.training import compile_way
 from txl_keras.benchmarks.turns import take_turns
 from txl_keras.benchmarks.turns import timed
 
@@ -38,7 +39,10 @@ def run(model, settings, peer=None):
         ("forward and backward", _forward_and_backward, 3),
     ):
         contenders = {
-            name: timed(wrap(attend, weights, inputs), settings.num_tokens)
+            name: timed(
+                wrap(attend, weights, inputs, compile_way(name)),
+                settings.num_tokens,
+            )
             for name, (attend, weights) in _attentions(model, settings).items()
         }
         times = take_turns(contenders, settings.turns)
@@ -129,13 +133,13 @@ def _bare(bare):
     return attend, weights
 
 
-def _forward(attend, weights, inputs):
-    forward = tf.function(attend, jit_compile=True)
+def _forward(attend, weights, inputs, compiled):
+    forward = compiled(attend)
     return lambda: _wait(forward(*inputs))
 
 
-def _forward_and_backward(attend, weights, inputs):
-    @tf.function(jit_compile=True)
+def _forward_and_backward(attend, weights, inputs, compiled):
+    @compiled
     def gradients(x, *others):
         with tf.GradientTape() as tape:
             tape.watch(x)

@@ -14,6 +14,7 @@ from txl_keras.benchmarks.made_up_text import made_up_segment
 from txl_keras.benchmarks.peer import peer_contenders
 from txl_keras.benchmarks.report import report
 from txl_keras.benchmarks.training import bare_contenders
+from txl_keras.benchmarks.training import compile_way
 from txl_keras.benchmarks.turns import take_turns
 from txl_keras.benchmarks.turns import timed
 from txl_keras.training.utilization import device_memory
@@ -30,7 +31,7 @@ def run(model, settings, peer=None):
     if "training_path" in settings.contenders:
         scorers["training path"] = _training_path(model, batch_size)
     for name, bare in bare_contenders(model, settings).items():
-        scorers[name] = _bare(bare, batch_size)
+        scorers[name] = _bare(bare, batch_size, compile_way(name))
     contenders = {
         name: timed(functools.partial(_score, score, segment), num_calls)
         for name, score in scorers.items()
@@ -97,7 +98,7 @@ def segment_scorer(model, batch_size, segment_length, memory_length=None):
 
 def _training_path(model, batch_size):
     """The same model, its memory hidden states."""
-    step = tf.function(model.score, jit_compile=True)
+    step = compile_way("training path")(model.score)
     memory = [model.initial_memory(batch_size)]
 
     def score(inputs, targets):
@@ -107,7 +108,7 @@ def _training_path(model, batch_size):
     return score
 
 
-def _bare(bare, batch_size):
+def _bare(bare, batch_size, compiled):
     reset = tf.zeros(batch_size, tf.bool)
-    score = tf.function(bare.score, jit_compile=True)
+    score = compiled(bare.score)
     return lambda inputs, targets: score(inputs, targets, reset)

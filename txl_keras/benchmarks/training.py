@@ -20,6 +20,7 @@ from txl_keras.benchmarks.report import report
 from txl_keras.benchmarks.turns import take_turns
 from txl_keras.data import Segments
 from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.strategy import compile_layers
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
@@ -87,6 +88,21 @@ def bare_contenders(model, settings, learning_rate=None):
         )
         for name in wanted
     }
+
+
+def compile_way(name):
+    """How a contender is compiled: the textbook by XLA, as a whole.
+
+    Args:
+        name: String, `"plain"` or another.
+
+    Returns:
+        Function of a function of tensors; it returns a `tf.function`.
+    """
+    if name == "plain":
+        return functools.partial(tf.function, jit_compile=True)
+    strategy = tf.distribute.get_strategy()
+    return functools.partial(compile_layers, strategy=strategy)
 
 
 def _trainers(model, settings):

@@ -37,6 +37,7 @@ from txl_keras.training.hlo_text import moved
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.static_checks import check_static
+from txl_keras.training.strategy import for_another_device
 from txl_keras.training.tpu_compile import check_compiler
 from txl_keras.training.tpu_compile import compile_hlo
 from txl_keras.training.tpu_compile import lower
@@ -83,15 +84,16 @@ def batch_of(segments):
 
 def train_step(model, varlen=False, optimizer="adam", **kwargs):
     segments = segments_of(varlen)
-    trainer = Trainer(
-        model,
-        build_optimizer(optimizer, 0.01),
-        STRATEGY,
-        B,
-        clip_norm=0.25,
-        segment_lengths=segments.segment_lengths,
-        **kwargs,
-    )
+    with for_another_device():
+        trainer = Trainer(
+            model,
+            build_optimizer(optimizer, 0.01),
+            STRATEGY,
+            B,
+            clip_norm=0.25,
+            segment_lengths=segments.segment_lengths,
+            **kwargs,
+        )
     return trainer.replica_step, (batch_of(segments), tf.constant(0.0))
 
 

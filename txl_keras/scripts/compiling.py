@@ -24,6 +24,7 @@ from txl_keras.training.compile_report import Step
 from txl_keras.training.compile_report import describe
 from txl_keras.training.compile_report import report
 from txl_keras.training.memory_estimate import estimate_bytes
+from txl_keras.training.strategy import for_another_device
 from txl_keras.training.tpu_compile import VERSIONS
 from txl_keras.training.tpu_compile import check_compiler
 from txl_keras.training.tpu_compile import compile_hlo
@@ -99,7 +100,7 @@ def _lower_steps(folder):
     """
     keras.utils.set_random_seed(FLAGS.seed)
     slice_ = tpu_type(FLAGS.tpu_type)
-    with tf.device("CPU:0"):  # where it is lowered
+    with tf.device("CPU:0"), for_another_device():  # where it is lowered
         model = _build_model()
         model.backbone.check_positions(FLAGS.segment_length)
         run = _Run(model, slice_)

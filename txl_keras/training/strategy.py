@@ -14,6 +14,8 @@ from txl_keras.layers.fusing import in_parts
 
 WORKER_TIMEOUT = 50  # seconds
 
+_is_for_another_device = False
+
 
 def create_strategy(tpu=None, num_cpu_devices=None):
     """Chooses the `tf.distribute` strategy for this machine.
@@ -264,9 +266,21 @@ def compiles_whole(strategy):
         strategy: The `tf.distribute.Strategy`.
 
     Returns:
-        Boolean, false on CPUs: see `txl_keras.layers.fusing`.
+        Boolean, false on CPUs: see `txl_keras.layers.fusing`. Inside of
+        `for_another_device` always true.
     """
-    return not describe(strategy).endswith("CPU")
+    return _is_for_another_device or not describe(strategy).endswith("CPU")
+
+
+@contextlib.contextmanager
+def for_another_device():
+    """Where steps are built on a CPU, but will run on a TPU."""
+    global _is_for_another_device
+    before, _is_for_another_device = _is_for_another_device, True
+    try:
+        yield
+    finally:
+        _is_for_another_device = before
 
 
 def compile_layers(function, strategy):

@@ -157,10 +157,14 @@ class Trainer:
             if model.compute_dtype == "float16":
                 self.loss_scale = LossScale()
                 names += ["loss_scale", "skipped"]
-        whole = compiles_whole(strategy)
+        # Only those blocks compile their own parts, and TensorFlow has no
+        # gradient of such a part inside of a `tf.cond`.
+        whole = compiles_whole(strategy) or not has_blocks
+        whole |= intermediate_loss_steps > 0
         # Others than CPUs would round what they multiply.
         self._norm = tf.linalg.global_norm if whole else _norm_by_products
-        self._compiled_gradients = compile_layers(self._gradients, strategy)
+        compile_ = compile_replica_function if whole else compile_layers
+        self._compiled_gradients = compile_(self._gradients, strategy)
         self._compiled_update = compile_replica_function(self._update, strategy)
         step = self.replica_step
         if whole and strategy.num_replicas_in_sync == 1:

@@ -110,26 +110,32 @@ def attend_in_blocks(
     def attended(values, *tensors):
         outputs, norms = [], []
         for block, mask in zip(blocks, masks, strict=True):
-            scores = _scores(by_distance, *_of_block(block, *tensors))
-            weights, highest, total = _weights(scores, mask, seeds, block)
-            product = tf.matmul(weights, values[:, :, : block.num_keys])
-            outputs.append(_divided(product, total, block.rate))
+            # One after the other: TensorFlow would make the scores of all
+            # blocks first.
+            with tf.control_dependencies(outputs[-1:]):
+                scores = _scores(by_distance, *_of_block(block, *tensors))
+                weights, highest, total = _weights(scores, mask, seeds, block)
+                product = tf.matmul(weights, values[:, :, : block.num_keys])
+                outputs.append(_divided(product, total, block.rate))
             norms.append((highest, total))
 
         def gradient(output_gradient):
-            of_blocks = [
-                _block_gradients(
-                    by_distance,
-                    values[:, :, : block.num_keys],
-                    _of_block(block, *tensors),
-                    (output, output_gradient[:, :, block.first : block.end]),
-                    (*norm, mask, seeds, block),
-                )
-                for block, mask, output, norm in zip(
-                    blocks, masks, outputs, norms, strict=True
-                )
-            ]
-            return _joined(blocks, of_blocks)
+            of_blocks = []
+            for block, mask, output, norm in zip(
+                blocks, masks, outputs, norms, strict=True
+            ):
+                done = [x for before in of_blocks[-1:] for x in before]
+                with tf.control_dependencies(done):
+                    gradients = _block_gradients(
+                        by_distance,
+                        values[:, :, : block.num_keys],
+                        _of_block(block, *tensors),
+                        output,
+                        output_gradient[:, :, block.first : block.end],
+                        (*norm, mask, seeds, block),
+                    )
+                of_blocks.append(gradients)
+            return _joined(of_blocks)
 
         return tf.concat(outputs, axis=2), gradient
 
@@ -159,9 +165,10 @@ def _scores(by_distance, keys, query, position_query, *rows):
     return [content, by_distance(position_query, *rows)]
 
 
-def _block_gradients(by_distance, values, operands, outputs, softmax):
+def _block_gradients(
+    by_distance, values, operands, output, output_gradient, softmax
+):
     """Gradients of the values and of the operands of a block's scores."""
-    output, output_gradient = outputs
     operands = [x for x in operands if x is not None]
     with tf.GradientTape() as tape:
         tape.watch(operands)
@@ -182,7 +189,7 @@ def _block_gradients(by_distance, values, operands, outputs, softmax):
     )
 
 
-def _joined(blocks, of_blocks):
+def _joined(of_blocks):
     """Gradients of whole tensors from those of the parts that blocks use."""
 
     def padded(parts, axis, at_end):

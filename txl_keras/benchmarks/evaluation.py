@@ -12,12 +12,10 @@ import tensorflow as tf
 
 from txl_keras.benchmarks.made_up_text import made_up_segment
 from txl_keras.benchmarks.peer import peer_contenders
-from txl_keras.benchmarks.report import report
+from txl_keras.benchmarks.report import measure
 from txl_keras.benchmarks.training import bare_contenders
 from txl_keras.benchmarks.training import compile_way
-from txl_keras.benchmarks.turns import take_turns
 from txl_keras.benchmarks.turns import timed
-from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
 
 
@@ -33,9 +31,10 @@ def run(model, settings, peer=None):
     for name, bare in bare_contenders(model, settings).items():
         scorers[name] = _bare(bare, batch_size, compile_way(name))
     contenders = {
-        name: timed(functools.partial(_score, score, segment), num_calls)
+        name: timed(
+            functools.partial(_score, score, segment), settings.num_tokens
+        )
         for name, score in scorers.items()
-        for num_calls in [settings.num_tokens]
     }
     contenders |= peer_contenders(
         peer,
@@ -43,19 +42,10 @@ def run(model, settings, peer=None):
         segment_length=length,
         num_segments=settings.num_tokens,
     )
-    before = device_memory()["peak"]
-    times = take_turns(contenders, settings.turns)
-    return {
-        "segment_length": length,
-        "start_bytes": before,
-        **report(
-            times,
-            "a segment",
-            batch_size * length,
-            model_flops(model, batch_size, length),
-            model.compute_dtype,
-        ),
-    }
+    flops = model_flops(model, batch_size, length)
+    return measure(
+        contenders, settings, "a segment", flops, model.compute_dtype
+    )
 
 
 def _score(score, segment):

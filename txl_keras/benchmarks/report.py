@@ -2,8 +2,31 @@
 
 import tensorflow as tf
 
+from txl_keras.benchmarks.turns import take_turns
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import peak_flops
+
+
+def measure(contenders, settings, unit, flops, dtype):
+    """Lets contenders take turns at B segments of T tokens, and reports.
+
+    Args:
+        contenders: See `take_turns`.
+        settings: See the package.
+        unit, flops, dtype: See `report`.
+
+    Returns:
+        Dictionary of `segment_length`, `start_bytes`, the peak of memory
+        before the first turn, and what `report` returns.
+    """
+    length = settings.segment_length
+    before = device_memory()["peak"]
+    times = take_turns(contenders, settings.turns)
+    return {
+        "segment_length": length,
+        "start_bytes": before,
+        **report(times, unit, settings.batch_size * length, flops, dtype),
+    }
 
 
 def report(times, unit, num_tokens, flops=None, dtype="float32"):

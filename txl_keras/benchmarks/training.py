@@ -16,13 +16,12 @@ import tensorflow as tf
 from txl_keras.benchmarks import bare_tensorflow
 from txl_keras.benchmarks.made_up_text import made_up_ids
 from txl_keras.benchmarks.peer import peer_contenders
-from txl_keras.benchmarks.report import report
-from txl_keras.benchmarks.turns import take_turns
+from txl_keras.benchmarks.report import measure
 from txl_keras.data import Segments
+from txl_keras.layers.fusing import in_parts
 from txl_keras.training.optimizers import build_optimizer
-from txl_keras.training.strategy import compile_layers
+from txl_keras.training.strategy import compiles_whole
 from txl_keras.training.trainer import Trainer
-from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
 
 _LEARNING_RATE = 1e-4
@@ -34,26 +33,19 @@ def run(model, settings, peer=None):
     """Times steps: see the package."""
     batch_size, length = settings.batch_size, settings.segment_length
     contenders = {
-        name: functools.partial(_turn, train, steps, settings.num_tokens)
+        name: functools.partial(
+            _turn,
+            train,
+            _steps(model, batch_size, length),
+            settings.num_tokens,
+        )
         for name, train in _trainers(model, settings).items()
-        for steps in [_steps(model, batch_size, length)]
     }
     contenders |= peer_contenders(
         peer, "train", segment_length=length, num_steps=settings.num_tokens
     )
-    before = device_memory()["peak"]
-    times = take_turns(contenders, settings.turns)
-    return {
-        "segment_length": length,
-        "start_bytes": before,
-        **report(
-            times,
-            "a step",
-            batch_size * length,
-            model_flops(model, batch_size, length, training=True),
-            model.compute_dtype,
-        ),
-    }
+    flops = model_flops(model, batch_size, length, training=True)
+    return measure(contenders, settings, "a step", flops, model.compute_dtype)
 
 
 def bare_contenders(model, settings, learning_rate=None):
@@ -99,10 +91,9 @@ def compile_way(name):
     Returns:
         Function of a function of tensors; it returns a `tf.function`.
     """
-    if name == "plain":
+    if name == "plain" or compiles_whole(tf.distribute.get_strategy()):
         return functools.partial(tf.function, jit_compile=True)
-    strategy = tf.distribute.get_strategy()
-    return functools.partial(compile_layers, strategy=strategy)
+    return in_parts
 
 
 def _trainers(model, settings):

@@ -437,9 +437,7 @@ def _cross_entropy_of_few_rows(targets, hidden, kernel, bias, *projection):
     a CPU then takes 0.8 (48 rows) to 0.5 (16 rows) of the time.
     """
     if kernel.shape[1] == 0:
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(
-            targets, _logits(hidden, kernel, bias)
-        )
+        return _nll_of_parts([_products(hidden, kernel)], [bias], [targets])
     hidden = _project(hidden, *projection)
     products = tf.matmul(kernel, hidden, transpose_b=True)  # [n, K]
     return _nll_of_parts([products], [bias], [targets], axis=0)
@@ -476,7 +474,7 @@ def _nll_of_parts(parts, biases, targets, axis=-1):
 def _logits_of_parts(tensors, axis):
     half = len(tensors) // 2
     return [
-        part + tf.expand_dims(bias, axis + 1 if axis == 0 else 0)
+        part + tf.expand_dims(bias, -1 - axis)  # the other axis
         for part, bias in zip(tensors[:half], tensors[half:], strict=True)
     ]
 
@@ -520,8 +518,7 @@ def _softmax_nll_gradient(tensors, targets, axis, norm, upstream):
         gradients.append(
             upstream * (probabilities - tf.cast(is_target, tf.float32))
         )
-    rows = 1 if axis == 0 else 0
-    return *gradients, *(tf.reduce_sum(part, rows) for part in gradients)
+    return *gradients, *(tf.reduce_sum(part, -1 - axis) for part in gradients)
 
 
 def _nll_of_some_rows(

@@ -15,6 +15,7 @@ import tensorflow as tf
 from txl_keras.layers.fusing import fused
 from txl_keras.layers.row_dropout import is_kept
 from txl_keras.layers.softmax_attention import CLOSED
+from txl_keras.layers.softmax_attention import mean_weight_gradient
 
 # Fewer make products of matrices that are too flat, more take more memory.
 BLOCK_LENGTH = 256
@@ -97,7 +98,8 @@ def attend_in_blocks(
         by_distance: Function of queries and of keys of distances, which are
             `positions`. Returns scores `(N, B, t, R)`. Or `None`.
         positions: Tuple of tensors for it: queries `(N, B, T, H)`, and some
-            `(N, S, ...)` with a row a distance, the farthest first.
+            `(N, S, ...)` with a row a distance, the farthest first. Empty
+            where there is no `by_distance`.
         masks: List of booleans that broadcast to `(N, B, t, s)`, one a block:
             what a query may see, of the keys that are not after it.
         seeds: uint32 `(B,)`, of dropout; or `None`.
@@ -147,34 +149,28 @@ def attend_in_blocks(
     return attended(values, keys, query, *positions[:1], *rows)
 
 
-def _of_block(block, keys, query, position_query=None, *rows):
+def _of_block(block, keys, query, *positions):
     """What the scores of a block are made of."""
     queries = [
-        x if x is None else x[:, :, block.first : block.end]
-        for x in (query, position_query)
+        x[:, :, block.first : block.end] for x in (query, *positions[:1])
     ]
-    nearest = [x[:, -block.num_keys - 1 :] for x in rows]
+    nearest = [x[:, -block.num_keys - 1 :] for x in positions[1:]]
     return keys[:, :, : block.num_keys], *queries, *nearest
 
 
-def _scores(by_distance, keys, query, position_query, *rows):
+def _scores(by_distance, keys, query, *positions):
     """Scores `(N, B, t, s)`, and `(N, B, t, s + 1)` by distance or none."""
     content = tf.matmul(query, keys, transpose_b=True)
-    if by_distance is None:
-        return [content]
-    return [content, by_distance(position_query, *rows)]
+    return [content, by_distance(*positions)] if positions else [content]
 
 
 def _block_gradients(
     by_distance, values, operands, output, output_gradient, softmax
 ):
     """Gradients of the values and of the operands of a block's scores."""
-    operands = [x for x in operands if x is not None]
     with tf.GradientTape() as tape:
         tape.watch(operands)
-        scores = _scores(
-            by_distance, *operands, *[None] * (by_distance is None)
-        )
+        scores = _scores(by_distance, *operands)
     weights, score_gradient = _softmax_gradient(
         scores,
         tf.matmul(output_gradient, values, transpose_b=True),
@@ -243,11 +239,7 @@ def _softmax_gradient(
     See `softmax_attention.attend`.
     """
     dtype = output.dtype
-    shift = tf.reduce_sum(
-        tf.cast(output_gradient, tf.float32) * tf.cast(output, tf.float32),
-        axis=-1,
-        keepdims=True,
-    )  # [N, B, t, 1]
+    shift = mean_weight_gradient(output, output_gradient)  # [N, B, t, 1]
     visible, sees = _visible(scores, mask, block)
     probabilities = tf.exp(visible - highest - tf.math.log(total))
     scale = 1 / (1 - block.rate)

@@ -440,13 +440,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         for first, end in zip([0, *ends[:-1]], ends, strict=True):
             keys = ops.arange(first, end)
             distance = num_memory + ops.arange(length)[:, None] - keys
-            conditions = [ops.ones((1, 1, 1), "bool")]
+            conditions = _given_masks(key_mask, attention_mask, first, end)
             if self.same_length:
                 conditions.append(distance <= self._farthest(num_memory))
-            if attention_mask is not None:
-                conditions.append(_columns(attention_mask, first, end))
-            if key_mask is not None:
-                conditions.append(key_mask[:, None, first:end])
             masks.append(conditions)
         if self.causal:
             # What memory holds is before all queries.
@@ -558,16 +554,24 @@ def _are_known(lengths, query):
 
 def _mask_of_block(block, key_mask, attention_mask):
     """What else shuts keys, broadcasts to `(N, B, t, s)`."""
-    conditions = [ops.ones((1, 1, 1), "bool")]
-    if key_mask is not None:
-        conditions.append(key_mask[:, None, : block.num_keys])
+    conditions = _given_masks(key_mask, attention_mask, 0, block.num_keys)
+    mask = functools.reduce(ops.logical_and, conditions)
+    if mask.shape[1] != 1:
+        mask = mask[:, block.first : block.end]
+    return mask[None]
+
+
+def _given_masks(key_mask, attention_mask, first, end):
+    """What a call shuts of some keys: booleans that broadcast to `(B, T, n)`.
+
+    The first has three axes, and so has what they make together.
+    """
+    masks = [ops.ones((1, 1, 1), "bool")]
     if attention_mask is not None:
-        mask = ops.cast(attention_mask, "bool")
-        mask = ops.logical_and(conditions[0], mask)  # of rank 3
-        if mask.shape[1] != 1:
-            mask = mask[:, block.first : block.end]
-        conditions.append(_columns(mask, 0, block.num_keys))
-    return functools.reduce(ops.logical_and, conditions)[None]
+        masks.append(_columns(attention_mask, first, end))
+    if key_mask is not None:
+        masks.append(key_mask[:, None, first:end])
+    return masks
 
 
 def _columns(mask, first, end):

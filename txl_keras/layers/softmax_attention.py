@@ -131,11 +131,7 @@ def _backward(
 ):
     """Gradients of the scores, then of the values."""
     dtype = output.dtype
-    shift = tf.reduce_sum(
-        tf.cast(output_gradient, tf.float32) * tf.cast(output, tf.float32),
-        axis=-1,
-        keepdims=True,
-    )  # [N, B, T, 1]
+    shift = mean_weight_gradient(output, output_gradient)  # [N, B, T, 1]
     scale = 1 / (1 - rate)
     # Zero, but a compiler does not know it: what follows cannot be computed
     # before the gradient is there, or XLA would make the probabilities of the
@@ -167,6 +163,19 @@ def _backward(
         )
     ]
     return *(tf.cast(part, dtype) for part in score_gradients), *value_gradients
+
+
+def mean_weight_gradient(output, output_gradient):
+    """The gradient of the weights of a query, weighted by them and summed.
+
+    Args:
+        output, output_gradient: Tensors `(..., T, H)`.
+
+    Returns:
+        Float32 tensor `(..., T, 1)`.
+    """
+    product = tf.cast(output_gradient, tf.float32) * tf.cast(output, tf.float32)
+    return tf.reduce_sum(product, axis=-1, keepdims=True)
 
 
 def _closed(scores, mask):

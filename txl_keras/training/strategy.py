@@ -10,7 +10,6 @@ import zlib
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.layers.fusing import in_parts
 
 WORKER_TIMEOUT = 50  # seconds
 
@@ -281,22 +280,6 @@ def for_another_device():
         yield
     finally:
         _is_for_another_device = before
-
-
-def compile_layers(function, strategy):
-    """Compiles a pass through a model's layers, in the way of the device.
-
-    Args:
-        function: Function of tensors, with static shapes; what one replica
-            does between collectives.
-        strategy: The `tf.distribute.Strategy`.
-
-    Returns:
-        `tf.function`.
-    """
-    if compiles_whole(strategy):
-        return compile_replica_function(function, strategy)
-    return in_parts(function)
 
 
 def compile_replica_function(function, strategy):

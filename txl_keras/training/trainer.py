@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.data.step_batches import replica_batch_size
+from txl_keras.layers.fusing import in_parts
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.row_dropout import fold_in
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.optimizers import apply_gradients
 from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import compiles_whole
 from txl_keras.training.strategy import host_loop
@@ -163,8 +163,11 @@ class Trainer:
         whole |= intermediate_loss_steps > 0
         # Others than CPUs would round what they multiply.
         self._norm = tf.linalg.global_norm if whole else _norm_by_products
-        compile_ = compile_replica_function if whole else compile_layers
-        self._compiled_gradients = compile_(self._gradients, strategy)
+        self._compiled_gradients = (
+            compile_replica_function(self._gradients, strategy)
+            if whole
+            else in_parts(self._gradients)
+        )
         self._compiled_update = compile_replica_function(self._update, strategy)
         step = self.replica_step
         if whole and strategy.num_replicas_in_sync == 1:

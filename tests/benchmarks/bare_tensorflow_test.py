@@ -103,9 +103,17 @@ def test_a_step_is_adam_of_the_clipped_gradient():
         clipped, _ = tf.clip_by_global_norm(gradients, 0.25)
         optimizer.apply(clipped, variables)
         bare.step(batch)  # the first of a text: what was read is forgotten
-        for name, weight in zip(bare.weights, variables, strict=True):
+        for name, weight, gradient in zip(
+            bare.weights, variables, clipped, strict=True
+        ):
+            # Adam makes a step of any gradient: also of what is but rounding.
+            is_sure = np.abs(gradient) > 1e-4
+            assert is_sure.mean() > 0.1
             np.testing.assert_allclose(
-                bare.weights[name], weight, atol=1e-6, err_msg=name
+                bare.weights[name].numpy()[is_sure],
+                weight.numpy()[is_sure],
+                atol=1e-6,
+                err_msg=name,
             )
 
 

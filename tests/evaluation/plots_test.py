@@ -95,7 +95,7 @@ def test_growth_has_a_column_for_each_size(tmp_path):
     results = [
         {
             "by": by, "size": size, "contender": name, "seconds": 0.1 * size,
-            "start_bytes": 10 * 2**20, "peak_bytes": (10 + size) * 2**20,
+            "step_bytes": size * 2**20,
         }
         for by in ("segment_length", "batch_size")
         for name in ("ours", "plain")
@@ -104,4 +104,4 @@ def test_growth_has_a_column_for_each_size(tmp_path):
     plot_growth(results, str(path))
     texts = set(texts_of(path))
     assert {"segment length", "batch size", "ours", "plain"} <= texts
-    assert {"ms a step", "MiB more than before the first step"} <= texts
+    assert {"ms a step", "MiB that a step takes, at its peak"} <= texts

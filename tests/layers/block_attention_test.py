@@ -9,7 +9,10 @@ from txl_keras.layers import CausalMultiHeadAttention
 from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers import ShawMultiHeadAttention
 from txl_keras.layers import block_attention
-from txl_keras.layers.fusing import compiled_in_parts
+from txl_keras.layers.fusing import compile_for_cpu
+from txl_keras.layers.fusing import for_cpu
+from txl_keras.layers.projected_memory import Past
+from txl_keras.models import TransformerXLBackbone
 
 B, T, M, D = 2, 7, 5, 12
 KINDS = {
@@ -47,7 +50,7 @@ def make(kind, dtype="float32", **settings):
 
 
 def output_and_gradients(layer, **arguments):
-    with compiled_in_parts():
+    with for_cpu():
         return at_once(layer, **arguments)
 
 
@@ -149,7 +152,7 @@ def test_no_scores_are_kept_for_the_backward_pass():
                     shapes.add(tuple(tensor.shape[-2:]))
         return result
 
-    with compiled_in_parts():
+    with for_cpu():
         gradient.get_concrete_function()
     of_scores = {
         (block.end - block.first, block.num_keys)
@@ -166,3 +169,52 @@ def test_blocks_are_alike_and_make_up_the_segment():
         (2, 4, 9),
         (4, 7, 12),
     ]
+
+
+def attend_to_memory(layer, num_distances):
+    """Projected attention of a segment; the second row has an empty memory."""
+    past = Past(
+        *(tf.constant(random(B, 3, M, 4, seed=i)) for i in (7, 8)),
+        mask=tf.constant(np.arange(M) >= np.array([[1], [M]])),
+        order=None,
+    )
+    positions = ()
+    if hasattr(layer, "project_positions"):
+        positions = layer.project_positions(num_distances)
+    query = tf.constant(random(B, T, D, seed=1))
+    return layer.attend_projected(query, past, *positions)
+
+
+@pytest.mark.parametrize("num_distances", [M + T, M + T + 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_projected_memory_is_attended_to_alike(kind, num_distances):
+    layer = make(kind)
+    with for_cpu():
+        found = attend_to_memory(layer, num_distances)
+    assert_alike(found, attend_to_memory(layer, num_distances))
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_ring_is_read_in_the_order_of_the_text(in_parts):
+    backbone = TransformerXLBackbone(
+        vocabulary_size=11,
+        num_layers=2,
+        num_heads=3,
+        head_dim=4,
+        hidden_dim=12,
+        intermediate_dim=10,
+        memory_length=M,
+        clamp_length=6,
+    )
+    readers = [backbone.segment_reader(B, T) for _ in range(2)]
+    compiled = compile_for_cpu(readers[0].read, in_parts)
+    ids = np.random.default_rng(0).integers(11, size=(3, B, T), dtype=np.int32)
+    for reader in readers:
+        reader.begin()
+    for segment in ids[..., :4], ids[..., 4:], ids:
+        for x in segment:
+            hidden, entries = compiled(tf.constant(x))
+            expected, expected_entries = readers[1].read(tf.constant(x))
+            np.testing.assert_allclose(hidden, expected, atol=1e-5)
+            readers[0].remember(*entries)
+            readers[1].remember(*expected_entries)

@@ -32,6 +32,7 @@ def run(model, settings, peer=None):
             f"Received: attention_type={backbone.attention_type}"
         )
     batch_size, length = settings.batch_size, settings.segment_length
+    dtype = backbone.compute_dtype
     inputs = _inputs(backbone, batch_size, length)
     results = {}
     for unit, wrap, work in (
@@ -40,7 +41,7 @@ def run(model, settings, peer=None):
     ):
         contenders = {
             name: timed(
-                wrap(attend, weights, inputs, compile_way(name)),
+                wrap(attend, weights, inputs, compile_way(name, dtype)),
                 settings.num_tokens,
             )
             for name, (attend, weights) in _attentions(model, settings).items()
@@ -51,7 +52,7 @@ def run(model, settings, peer=None):
             unit,
             batch_size * length,
             work * attention_flops(backbone, batch_size, length),
-            model.compute_dtype,
+            dtype,
         )
     return {"segment_length": length, **results}
 

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from txl_keras.layers.block_attention import attend_in_blocks
 from txl_keras.layers.block_attention import split_queries
-from txl_keras.layers.fusing import in_parts
 from txl_keras.layers.sublayers import normalized_sum
 from txl_keras.models import TransformerXLBackbone
+from txl_keras.training.strategy import compile_layers
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-9
 
@@ -123,8 +123,14 @@ class BareTensorFlow:
         ]
         self.valid_length = tf.Variable(tf.zeros(batch_size, tf.int32))
         self._run = tf.function(self._train, reduce_retracing=True)
+        self._compiled_gradients = self.loss_and_gradients
+        self._compiled_step = self.step
         if attention is attend_by_kernels:
-            self._compiled_step = in_parts(self.step)
+            self._compiled_gradients = compile_layers(
+                self.loss_and_gradients,
+                tf.distribute.get_strategy(),
+                self.dtype.name,
+            )
         else:
             self._compiled_step = tf.function(self.step, jit_compile=True)
         self._compiled_update = tf.function(self._update, jit_compile=True)
@@ -149,7 +155,7 @@ class BareTensorFlow:
 
     def step(self, batch):
         """One step; returns its loss, nats a target."""
-        loss, gradients = self.loss_and_gradients(batch)
+        loss, gradients = self._compiled_gradients(batch)
         self._compiled_update(gradients)
         return loss
 

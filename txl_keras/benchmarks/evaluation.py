@@ -28,24 +28,23 @@ def run(model, settings, peer=None):
         scorers["txl_keras"], _ = segment_scorer(model, batch_size, length)
     if "training_path" in settings.contenders:
         scorers["training path"] = _training_path(model, batch_size)
+    dtype = model.compute_dtype
     for name, bare in bare_contenders(model, settings).items():
-        scorers[name] = _bare(bare, batch_size, compile_way(name))
+        scorers[name] = _bare(bare, batch_size, compile_way(name, dtype))
     contenders = {
         name: timed(
             functools.partial(_score, score, segment), settings.num_tokens
         )
         for name, score in scorers.items()
     }
-    contenders |= peer_contenders(
+    peers = peer_contenders(
         peer,
         "evaluate",
         segment_length=length,
         num_segments=settings.num_tokens,
     )
     flops = model_flops(model, batch_size, length)
-    return measure(
-        contenders, settings, "a segment", flops, model.compute_dtype
-    )
+    return measure(contenders, peers, settings, "a segment", flops, dtype)
 
 
 def _score(score, segment):
@@ -70,7 +69,7 @@ def segment_scorer(model, batch_size, segment_length, memory_length=None):
     )
     reader.begin()
 
-    @tf.function(jit_compile=True)
+    @compile_way("txl_keras", model.compute_dtype)
     def read(inputs, targets):
         hidden, entries = reader.read(inputs)
         return model.softmax(hidden, targets), entries
@@ -88,7 +87,7 @@ def segment_scorer(model, batch_size, segment_length, memory_length=None):
 
 def _training_path(model, batch_size):
     """The same model, its memory hidden states."""
-    step = compile_way("training path")(model.score)
+    step = compile_way("training path", model.compute_dtype)(model.score)
     memory = [model.initial_memory(batch_size)]
 
     def score(inputs, targets):

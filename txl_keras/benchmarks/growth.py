@@ -1,8 +1,7 @@
 """How time and memory of a step grow with T, M, L and B.
 
 Each point is a process of its own: the peak of memory of a process only ever
-rises. Only one size at a time differs from the flags. What a step takes
-includes what compiling it takes, some hundred MiB.
+rises. Only one size at a time differs from the flags.
 
 Letters: `B` batch, `T` segment, `M` memory, `L` layers.
 """
@@ -63,7 +62,7 @@ def measure_point(experiment, changes):
 
     Returns:
         Dictionary of `contender`, its `seconds`, `compile_seconds` and
-        `utilization`, and the `start_bytes` and `peak_bytes` of memory.
+        `utilization` and `step_bytes`, and the `peak_bytes` of memory.
     """
     for name, value in changes.items():
         FLAGS[name].value = value
@@ -75,18 +74,22 @@ def measure_point(experiment, changes):
         "contender": name,
         **{
             key: found[key][name]
-            for key in ("seconds", "compile_seconds", "utilization")
+            for key in (
+                "seconds",
+                "compile_seconds",
+                "utilization",
+                "step_bytes",
+            )
         },
-        **{key: found[key] for key in ("start_bytes", "peak_bytes")},
+        "peak_bytes": found["peak_bytes"],
     }
 
 
 def _print(result):
-    grown = (result["peak_bytes"] - result["start_bytes"]) / 2**20
     print(
         f"{result['by']}={result['size']:<6} {result['contender']:14} "
         f"{1e3 * result['seconds']:10,.1f} ms, utilization "
         f"{result['utilization']:.3f}, peak {result['peak_bytes'] / 2**20:,.0f}"
-        f" MiB, {grown:,.0f} of them for the step",
+        f" MiB, {(result['step_bytes'] or 0) / 2**20:,.0f} of them come and go",
         flush=True,
     )

@@ -4,29 +4,31 @@ import tensorflow as tf
 
 from txl_keras.benchmarks.turns import take_turns
 from txl_keras.training.utilization import device_memory
+from txl_keras.training.utilization import memory_of
 from txl_keras.training.utilization import peak_flops
 
 
-def measure(contenders, settings, unit, flops, dtype):
+def measure(contenders, peers, settings, unit, flops, dtype):
     """Lets contenders take turns at B segments of T tokens, and reports.
 
     Args:
         contenders: See `take_turns`.
+        peers: More of them, that work in another process.
         settings: See the package.
         unit, flops, dtype: See `report`.
 
     Returns:
-        Dictionary of `segment_length`, `start_bytes`, the peak of memory
-        before the first turn, and what `report` returns.
+        Dictionary of `segment_length`, `step_bytes`, see `memory_of`, by
+        contender of this process, and what `report` returns.
     """
     length = settings.segment_length
-    before = device_memory()["peak"]
-    times = take_turns(contenders, settings.turns)
-    return {
-        "segment_length": length,
-        "start_bytes": before,
-        **report(times, unit, settings.batch_size * length, flops, dtype),
-    }
+    times = take_turns(contenders | peers, settings.turns)
+    results = report(times, unit, settings.batch_size * length, flops, dtype)
+    step_bytes = {name: memory_of(call) for name, call in contenders.items()}
+    for name, number in step_bytes.items():
+        if number is not None:
+            print(f"{name}: {number / 2**20:,.0f} MiB come and go with a turn")
+    return {"segment_length": length, "step_bytes": step_bytes, **results}
 
 
 def report(times, unit, num_tokens, flops=None, dtype="float32"):

@@ -18,9 +18,8 @@ from txl_keras.benchmarks.made_up_text import made_up_ids
 from txl_keras.benchmarks.peer import peer_contenders
 from txl_keras.benchmarks.report import measure
 from txl_keras.data import Segments
-from txl_keras.layers.fusing import in_parts
 from txl_keras.training.optimizers import build_optimizer
-from txl_keras.training.strategy import compiles_whole
+from txl_keras.training.strategy import compile_layers
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import model_flops
 
@@ -41,11 +40,13 @@ def run(model, settings, peer=None):
         )
         for name, train in _trainers(model, settings).items()
     }
-    contenders |= peer_contenders(
+    peers = peer_contenders(
         peer, "train", segment_length=length, num_steps=settings.num_tokens
     )
     flops = model_flops(model, batch_size, length, training=True)
-    return measure(contenders, settings, "a step", flops, model.compute_dtype)
+    return measure(
+        contenders, peers, settings, "a step", flops, model.compute_dtype
+    )
 
 
 def bare_contenders(model, settings, learning_rate=None):
@@ -82,18 +83,21 @@ def bare_contenders(model, settings, learning_rate=None):
     }
 
 
-def compile_way(name):
+def compile_way(name, dtype):
     """How a contender is compiled: the textbook by XLA, as a whole.
 
     Args:
         name: String, `"plain"` or another.
+        dtype: String, the compute dtype of the model.
 
     Returns:
         Function of a function of tensors; it returns a `tf.function`.
     """
-    if name == "plain" or compiles_whole(tf.distribute.get_strategy()):
+    if name == "plain":
         return functools.partial(tf.function, jit_compile=True)
-    return in_parts
+    return functools.partial(
+        compile_layers, strategy=tf.distribute.get_strategy(), dtype=dtype
+    )
 
 
 def _trainers(model, settings):

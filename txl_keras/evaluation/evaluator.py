@@ -16,6 +16,7 @@ from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 from txl_keras.models import LSTMBackbone
 from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
 
@@ -57,7 +58,12 @@ class Evaluator:
                 segment_length,
                 memory_length,
             )
-        self._compiled_score = compile_replica_function(self._score, strategy)
+        self._compiled_score = compile_layers(
+            self._score,
+            strategy,
+            model.compute_dtype,
+            in_parts=not isinstance(model.backbone, LSTMBackbone),
+        )
         self._compiled_remember = compile_replica_function(
             self._reader.remember, strategy
         )

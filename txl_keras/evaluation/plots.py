@@ -264,7 +264,7 @@ def plot_growth(results, path):
 
     Args:
         results: List of dictionaries: `by`, the name of the size that grows,
-            `size`, `contender`, `seconds`, `start_bytes` and `peak_bytes`, of
+            `size`, `contender`, `seconds` and `step_bytes`, or `None`, of
             train/benchmark.py, --experiment=growth.
         path: String, a file of one of `FORMATS`, local or `gs://`.
 
@@ -273,12 +273,10 @@ def plot_growth(results, path):
     ```python
     from txl_keras.evaluation import plot_growth
 
-    one = {
-        "by": "batch_size", "contender": "txl_keras", "start_bytes": 5 * 10**8,
-    }
+    one = {"by": "batch_size", "contender": "txl_keras"}
     results = [
-        {"size": 2, "seconds": 0.5, "peak_bytes": 7 * 10**8, **one},
-        {"size": 4, "seconds": 0.9, "peak_bytes": 9 * 10**8, **one},
+        {"size": 2, "seconds": 0.5, "step_bytes": 2 * 10**8, **one},
+        {"size": 4, "seconds": 0.9, "step_bytes": 4 * 10**8, **one},
     ]
     plot_growth(results, "growth.png")
     ```
@@ -303,7 +301,7 @@ def plot_growth(results, path):
             axes.grid(alpha=0.3)
         column[1].set_xlabel(name.replace("_", " "))
     grid[0, 0].set_ylabel("ms a step")
-    grid[1, 0].set_ylabel("MiB more than before the first step")
+    grid[1, 0].set_ylabel("MiB that a step takes, at its peak")
     grid[0, 0].legend()
     _save(figure, path)
 
@@ -311,9 +309,7 @@ def plot_growth(results, path):
 def _draw_growth(column, points, label, color, marker):
     """Time above, memory below."""
     sizes = [point["size"] for point in points]
-    of_step = [
-        (point["peak_bytes"] - point["start_bytes"]) / 2**20 for point in points
-    ]
+    of_step = [(point["step_bytes"] or np.nan) / 2**20 for point in points]
     milliseconds = [1e3 * point["seconds"] for point in points]
     for axes, values in zip(column, (milliseconds, of_step), strict=True):
         axes.plot(sizes, values, color=color, marker=marker, label=label)

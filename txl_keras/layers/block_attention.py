@@ -8,6 +8,7 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
 head size; `t` queries of a block, `s` the keys that its last one sees.
 """
 
+import itertools
 import typing
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ import tensorflow as tf
 from txl_keras.layers.fusing import fused
 from txl_keras.layers.row_dropout import is_kept
 from txl_keras.layers.softmax_attention import CLOSED
+from txl_keras.layers.softmax_attention import exponentials_of_parts
 from txl_keras.layers.softmax_attention import mean_weight_gradient
 
 # Fewer make products of matrices that are too flat, more take more memory.
@@ -112,50 +114,120 @@ def attend_in_blocks(
     def attended(values, *tensors):
         outputs, norms = [], []
         for block, mask in zip(blocks, masks, strict=True):
-            # One after the other: TensorFlow would make the scores of all
-            # blocks first.
-            with tf.control_dependencies(outputs[-1:]):
-                scores = _scores(by_distance, *_of_block(block, *tensors))
-                weights, highest, total = _weights(scores, mask, seeds, block)
-                product = tf.matmul(weights, values[:, :, : block.num_keys])
-                outputs.append(_divided(product, total, block.rate))
+            seen, *operands = _of_block(
+                block, _zero_after(outputs[-1:]), values, *tensors
+            )
+            scores = _scores(by_distance, *operands)
+            weights, highest, total = _weights(scores, mask, seeds, block)
+            product = tf.matmul(weights, seen)
+            outputs.append(_divided(product, total, block.rate))
             norms.append((highest, total))
 
         def gradient(output_gradient):
-            of_blocks = []
+            sums = None
             for block, mask, output, norm in zip(
                 blocks, masks, outputs, norms, strict=True
             ):
-                done = [x for before in of_blocks[-1:] for x in before]
-                with tf.control_dependencies(done):
-                    gradients = _block_gradients(
-                        by_distance,
-                        values[:, :, : block.num_keys],
-                        _of_block(block, *tensors),
-                        output,
-                        output_gradient[:, :, block.first : block.end],
-                        (*norm, mask, seeds, block),
-                    )
-                of_blocks.append(gradients)
-            return _joined(of_blocks)
+                operands = _of_block(
+                    block, _zero_after(sums or ()), values, *tensors
+                )
+                of_block = _block_gradients(
+                    by_distance,
+                    *operands,
+                    output=output,
+                    output_gradient=output_gradient[
+                        :, :, block.first : block.end
+                    ],
+                    softmax=(*norm, mask, seeds, block),
+                )
+                sums = of_block if sums is None else _add_to(sums, of_block)
+            return sums
 
         return tf.concat(outputs, axis=2), gradient
 
-    # Before the farthest key, a distance that none has: see `_by_key`.
-    rows = [
-        tf.pad(x, [[0, 0], [1, 0]] + [[0, 0]] * (x.shape.rank - 2))
-        for x in positions[1:]
-    ]
+    rows = [_rows(x, blocks[-1].num_keys) for x in positions[1:]]
     return attended(values, keys, query, *positions[:1], *rows)
 
 
-def _of_block(block, keys, query, *positions):
-    """What the scores of a block are made of."""
+def attend_to_parts(blocks, query, parts, by_distance, positions, masks):
+    """The same where keys lie in several tensors, for inference.
+
+    Args:
+        blocks: List of `Block`.
+        query: Tensor `(B, N, T, H)` of scaled queries.
+        parts: List of pairs of keys and values `(B, N, S_i, H)`, those of the
+            segment last.
+        by_distance, positions, masks: See `attend_in_blocks`, but there may
+            be fewer distances than keys: farther ones count as the farthest.
+
+    Returns:
+        Tensor `(B, N, T, H)` of the dtype of the values.
+    """
+    *memory, segment = parts
+    rows = [_rows(x, blocks[-1].num_keys) for x in positions[1:]]
+    outputs = []
+    for block, mask in zip(blocks, masks, strict=True):
+        seen = [*memory, [x[:, :, : block.end] for x in segment]]
+        zero = tf.cast(_zero_after(outputs[-1:]), query.dtype)
+        block_query, *position_query = (
+            x[:, :, block.first : block.end] + zero
+            for x in (query, *positions[:1])
+        )
+        content = [
+            tf.matmul(block_query, keys, transpose_b=True) for keys, _ in seen
+        ]
+        of_distance = []
+        if by_distance is not None:
+            nearest = [x[:, -block.num_keys - 1 :] for x in rows]
+            of_distance = [by_distance(*position_query, *nearest)]
+        weights, total = _weights_of_parts(content, of_distance, mask, block)
+        product = tf.add_n(
+            [
+                tf.matmul(part, values)
+                for part, (_, values) in zip(weights, seen, strict=True)
+            ]
+        )
+        outputs.append(_divided(product, total, 0.0))
+    return tf.concat(outputs, axis=2)
+
+
+def _rows(positions, num_keys):
+    """`(N, R, ...)` as `(N, S + 1, ...)`, or more.
+
+    Before the farthest key comes a distance that none has: see `_by_key`.
+    """
+    missing = max(num_keys - positions.shape[1], 0)
+    farthest = tf.repeat(positions[:, :1], missing, axis=1)
+    return tf.concat([positions[:, :1], farthest, positions], axis=1)
+
+
+def _zero_after(tensors):
+    """0, but only once these are there, which no compiler can see through.
+
+    Blocks wait for each other: else the scores of all would be made first.
+    XLA heeds no control dependencies.
+    """
+    zero = tf.zeros(())
+    for tensor in tensors:
+        one = tf.cast(tf.reshape(tensor, [-1])[0], zero.dtype)
+        zero += tf.where(tf.math.is_nan(one), one, 0.0)
+    return zero
+
+
+@fused
+def _of_block(block, zero, values, keys, query, *positions):
+    """The values of a block, and what its scores are made of.
+
+    All of it is made anew: XLA would keep what the forward pass has copied,
+    for each block and layer, until the backward pass.
+    """
+    seen = [x[:, :, : block.num_keys] for x in (values, keys)]
     queries = [
         x[:, :, block.first : block.end] for x in (query, *positions[:1])
     ]
     nearest = [x[:, -block.num_keys - 1 :] for x in positions[1:]]
-    return keys[:, :, : block.num_keys], *queries, *nearest
+    zero = tf.cast(zero, values.dtype)
+    return [x + zero for x in (*seen, *queries, *nearest)]
 
 
 def _scores(by_distance, keys, query, *positions):
@@ -165,7 +237,7 @@ def _scores(by_distance, keys, query, *positions):
 
 
 def _block_gradients(
-    by_distance, values, operands, output, output_gradient, softmax
+    by_distance, values, *operands, output, output_gradient, softmax
 ):
     """Gradients of the values and of the operands of a block's scores."""
     with tf.GradientTape() as tape:
@@ -179,29 +251,41 @@ def _block_gradients(
         *softmax,
     )
     score_gradients = [score_gradient, _by_distance(score_gradient)]
-    return (
+    return [
         tf.matmul(weights, output_gradient, transpose_a=True),
         *tape.gradient(scores, operands, score_gradients[: len(scores)]),
-    )
+    ]
 
 
-def _joined(of_blocks):
-    """Gradients of whole tensors from those of the parts that blocks use."""
+def _add_to(sums, of_block):
+    """Adds the gradients of a block to those of the blocks before it.
 
-    def padded(parts, axis, at_end):
-        longest = max(part.shape[axis] for part in parts)
-        paddings = [[[0, 0]] * part.shape.rank for part in parts]
-        for part, padding in zip(parts, paddings, strict=True):
-            missing = longest - part.shape[axis]
-            padding[axis] = [0, missing] if at_end else [missing, 0]
-        return tf.add_n(list(map(tf.pad, parts, paddings)))
+    Of these the block sees all keys, and more after them; all distances, and
+    farther ones before them; its queries come after theirs.
+    """
+    queries = slice(2, 4)
+    joined = [
+        tf.concat(pair, axis=2)
+        for pair in zip(sums[queries], of_block[queries], strict=True)
+    ]
+    keys = map(_add_first, sums[:2], of_block[:2])
+    rows = map(_add_last, sums[4:], of_block[4:])
+    return [*keys, *joined, *rows]
 
-    values, keys, query, *position = zip(*of_blocks, strict=True)
-    joined = [padded(values, 2, True), padded(keys, 2, True)]
-    joined.append(tf.concat(query, axis=2))
-    if position:
-        joined.append(tf.concat(position[0], axis=2))
-    return *joined, *(padded(rows, 1, False) for rows in position[1:])
+
+@fused
+def _add_first(fewer, more):
+    """`(N, B, s, H)` to the first of more keys."""
+    missing = more.shape[2] - fewer.shape[2]
+    return more + tf.pad(fewer, [[0, 0], [0, 0], [0, missing], [0, 0]])
+
+
+@fused
+def _add_last(fewer, more):
+    """`(N, s, ...)` to the last of more rows."""
+    missing = more.shape[1] - fewer.shape[1]
+    rest = [[0, 0]] * (more.shape.rank - 2)
+    return more + tf.pad(fewer, [[0, 0], [missing, 0], *rest])
 
 
 @fused
@@ -213,6 +297,29 @@ def _weights(scores, mask, seeds, block):
     total = tf.reduce_sum(exponentials, axis=-1, keepdims=True)
     kept = block.kept(exponentials, seeds)
     return tf.cast(kept, scores[0].dtype), highest, total
+
+
+@fused
+def _weights_of_parts(content, of_distance, mask, block):
+    """Exponentials `(B, N, t, S_i)`, and their sums `(B, N, t, 1)`.
+
+    Args:
+        content: List of scores `(B, N, t, S_i)`.
+        of_distance: List of scores `(N, B, t, s + 1)` by distance, or empty.
+        mask, block: See `attend_to_parts`.
+    """
+    sees = tf.transpose(block.sees() & mask, (1, 0, 2, 3))
+    by_key = [tf.transpose(_by_key(x), (1, 0, 2, 3)) for x in of_distance]
+    lengths = [part.shape[-1] for part in content]
+    visible = []
+    for end, part in zip(itertools.accumulate(lengths), content, strict=True):
+        keys = slice(end - part.shape[-1], end)
+        total = tf.cast(part, tf.float32)
+        for scores in by_key:
+            total += tf.cast(scores[..., keys], tf.float32)
+        visible.append(tf.where(sees[..., keys], total, CLOSED))
+    exponentials, _, total = exponentials_of_parts(visible)
+    return [tf.cast(part, content[0].dtype) for part in exponentials], total
 
 
 @fused

@@ -14,8 +14,9 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.block_attention import attend_in_blocks
+from txl_keras.layers.block_attention import attend_to_parts
 from txl_keras.layers.block_attention import split_queries
-from txl_keras.layers.fusing import is_compiled_in_parts
+from txl_keras.layers.fusing import is_for_cpu
 from txl_keras.layers.relative_shift import part_lengths
 from txl_keras.layers.relative_shift import scores_both_ways
 from txl_keras.layers.relative_shift import scores_by_key
@@ -204,7 +205,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         arguments = terms, query, memory, lengths
         masks = key_mask, attention_mask
         if (
-            is_compiled_in_parts()
+            is_for_cpu()
             and self.causal
             and not return_attention_scores
             and _are_known(lengths, query)
@@ -264,15 +265,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         seeds,
     ):
         """The same, `(N, B, T, H)`, a block after the other."""
-        *of_memory, length = lengths
-        num_memory = sum(of_memory)
-        blocks = split_queries(
-            length,
-            num_memory=num_memory,
-            farthest=self._farthest(num_memory) if self.same_length else None,
-            rate=0.0 if seeds is None else float(self.dropout),
-            sizes=(self.num_heads, length, num_memory + length),
-        )
+        rate = 0.0 if seeds is None else float(self.dropout)
+        blocks = self._blocks(lengths, rate)
         masks = [
             _mask_of_block(block, key_mask, attention_mask) for block in blocks
         ]
@@ -283,10 +277,20 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             content_query,
             keys,
             values,
-            terms.by_distance,
-            (position_query, *terms.positions) if terms.by_distance else (),
+            *_for_blocks(terms, position_query),
             masks,
             seeds,
+        )
+
+    def _blocks(self, lengths, rate=0.0):
+        *of_memory, length = lengths
+        num_memory = sum(of_memory)
+        return split_queries(
+            length,
+            num_memory=num_memory,
+            farthest=self._farthest(num_memory) if self.same_length else None,
+            rate=rate,
+            sizes=(self.num_heads, length, num_memory + length),
         )
 
     def _project_parts(self, query, memory, lengths):
@@ -360,17 +364,20 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             parts = [(past.keys, past.values), *parts]
         content_query, position_query = terms.queries(projected)
         content_query = ops.swapaxes(content_query, 0, 1)
-        biases = self._position_biases(terms, query, position_query, past)
-        # As products of matrices: of an einsum XLA transposes the keys first.
-        content = [
-            tf.matmul(content_query, keys, transpose_b=True)
-            for keys, _ in parts
-        ]
-        scores = [
-            tf.cast(products, "float32") + bias
-            for products, bias in zip(content, biases, strict=True)
-        ]
-        attended = _softmax_of_parts(scores, [values for _, values in parts])
+        lengths = [keys.shape[2] for keys, _ in parts]
+        if is_for_cpu() and past.order is None and _are_known(lengths, query):
+            blocks = self._blocks(lengths)
+            key_mask = _with_segment(past.mask, query)
+            attended = attend_to_parts(
+                blocks,
+                content_query,
+                parts,
+                *_for_blocks(terms, position_query),
+                [_mask_of_block(block, key_mask, None) for block in blocks],
+            )
+        else:
+            biases = self._position_biases(terms, query, position_query, past)
+            attended = _attend_with_biases(content_query, parts, biases)
         return self._output_dense(ops.swapaxes(attended, 1, 2)), key, value
 
     def _position_biases(self, terms, query, position_query, past):
@@ -382,12 +389,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         Returns:
             float32 `(B, N, T, M)`, unless M is 0, and `(B, N, T, T)`.
         """
-        segment_mask = ops.ones(ops.shape(query)[:2], "bool")
         num_memory = past.keys.shape[2]
         lengths = [num_memory] * (num_memory > 0) + [ops.shape(query)[1]]
-        masks = self._masks(
-            lengths, ops.concatenate([past.mask, segment_mask], axis=1)
-        )
+        masks = self._masks(lengths, _with_segment(past.mask, query))
         scores = [ops.zeros((), "float32")] * len(lengths)
         if terms.by_distance is not None:
             by_distance = terms.by_distance(position_query, *terms.positions)
@@ -587,26 +591,44 @@ def _split(tensor, lengths, axis=-1):
     return tf.split(tensor, lengths, axis=axis)
 
 
-def _softmax_of_parts(scores, values):
-    """`softmax(scores) values` over keys that lie in several tensors.
+def _with_segment(memory_mask, query):
+    """Of memory `(B, M)`, and the segment, all of which is real: `(B, S)`."""
+    segment_mask = ops.ones(ops.shape(query)[:2], "bool")
+    return ops.concatenate([memory_mask, segment_mask], axis=1)
+
+
+def _for_blocks(terms, position_query):
+    """What `attend_in_blocks` is to know of positions."""
+    if terms.by_distance is None:
+        return None, ()
+    return terms.by_distance, (position_query, *terms.positions)
+
+
+def _attend_with_biases(query, parts, biases):
+    """`softmax(query keys + biases) values` over keys in several tensors.
 
     The same numbers as of the tensors joined, but nothing is joined or taken
     apart, and the attended values are divided rather than the many
     probabilities: half the passes over `(B, N, T, S)`.
 
     Args:
-        scores: Float32 tensors `(B, N, T, S_i)`.
-        values: Tensors `(B, N, S_i, H)`.
+        query: Tensor `(B, N, T, H)`.
+        parts: Pairs of keys and values `(B, N, S_i, H)`.
+        biases: Float32 tensors, broadcast to `(B, N, T, S_i)`.
 
     Returns:
         Tensor `(B, N, T, H)` of the dtype of the values.
     """
+    # As products of matrices: of an einsum XLA transposes the keys first.
+    scores = [
+        tf.cast(tf.matmul(query, keys, transpose_b=True), "float32") + bias
+        for (keys, _), bias in zip(parts, biases, strict=True)
+    ]
     exponentials, _, total = exponentials_of_parts(scores)
-    dtype = values[0].dtype
     attended = tf.add_n(
         [
-            tf.matmul(tf.cast(weights, dtype), part)
-            for weights, part in zip(exponentials, values, strict=True)
+            tf.matmul(tf.cast(weights, query.dtype), values)
+            for weights, (_, values) in zip(exponentials, parts, strict=True)
         ]
     )
-    return tf.cast(tf.cast(attended, "float32") / total, dtype)
+    return tf.cast(tf.cast(attended, "float32") / total, query.dtype)

@@ -10,7 +10,7 @@ from txl_keras.checks import check_integer
 from txl_keras.layers.causal_multi_head_attention import (
     CausalMultiHeadAttention,
 )
-from txl_keras.layers.fusing import is_compiled_in_parts
+from txl_keras.layers.fusing import is_for_cpu
 from txl_keras.layers.relative_multi_head_attention import (
     RelativeMultiHeadAttention,
 )
@@ -295,7 +295,7 @@ class DecoderBlock(keras.layers.Layer):
             )
 
         def normalize(norm, x, residual):
-            if is_compiled_in_parts():
+            if is_for_cpu():
                 # Variables are read out here, where gradients find them.
                 gamma, beta = map(tf.convert_to_tensor, (norm.gamma, norm.beta))
                 return normalized_sum(x, residual, gamma, beta, norm.epsilon)

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.layers.fusing import fused
-from txl_keras.layers.fusing import is_compiled_in_parts
+from txl_keras.layers.fusing import is_for_cpu
 
 
 def heads_dense(layer, equation, name, output_shape=None):
@@ -42,7 +42,7 @@ class HeadsDense(keras.layers.EinsumDense):
         leads = axes.endswith("".join(summed)) and kernel_axes.startswith(
             "".join(summed)
         )
-        if not (is_compiled_in_parts() and leads):
+        if not (is_for_cpu() and leads):
             return super().call(inputs)
         return tf.tensordot(inputs, self.kernel, len(summed))
 

@@ -14,6 +14,7 @@ from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_attention_type
 from txl_keras.layers.decoder_block import check_remembers
+from txl_keras.layers.fusing import is_for_cpu
 from txl_keras.layers.memory_stack import MemoryStack
 from txl_keras.layers.memory_stack import initial_memory
 from txl_keras.layers.projected_memory import ProjectedMemory
@@ -402,6 +403,9 @@ class TransformerXLBackbone(keras.Model):
         """
         x = self._embed(token_ids)
         biases = self._attention_biases()
+        if is_for_cpu():
+            # There scores move more bytes than keys.
+            memory = memory.in_order()
         keys, values = [], []
         for block, past, position in zip(
             self.blocks, memory.pasts(), positions, strict=True

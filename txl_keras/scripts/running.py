@@ -11,6 +11,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
 
 # What bad input and full machines raise; anything else is a bug, and its
@@ -42,7 +43,7 @@ def run(main):
     Args:
         main: Function of the arguments that are no flags.
     """
-    _set_verbosity()
+    _begin()
     app.run(lambda argv: _run(main, argv))
 
 
@@ -90,7 +91,7 @@ def in_a_child(function, *arguments):
 
 def _call(sender, function, *arguments):
     # Spawning has imported the script, so the flags are defined.
-    _set_verbosity()
+    _begin()
     flags.FLAGS(sys.argv)
     try:
         sender.send((False, function(*arguments)))
@@ -104,9 +105,10 @@ def end_on_sigterm():
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
-def _set_verbosity():
+def _begin():
     # absl prints information by default, TensorFlow's own among it.
     logging.set_verbosity(logging.WARNING)
+    keep_freed_memory()
 
 
 def _run(main, argv):

@@ -10,6 +10,8 @@ import zlib
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.layers.fusing import compile_for_cpu
+from txl_keras.layers.fusing import multiplies_in_parts
 
 WORKER_TIMEOUT = 50  # seconds
 
@@ -258,17 +260,16 @@ def describe(strategy):
     return f"{replicas} x {device}"
 
 
-def compiles_whole(strategy):
-    """Whether layers leave it to XLA to compile what they are part of.
+def runs_on_cpu(strategy):
+    """Whether a step is for the CPUs of this machine.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
 
     Returns:
-        Boolean, false on CPUs: see `txl_keras.layers.fusing`. Inside of
-        `for_another_device` always true.
+        Boolean; inside of `for_another_device` always false.
     """
-    return _is_for_another_device or not describe(strategy).endswith("CPU")
+    return not _is_for_another_device and describe(strategy).endswith("CPU")
 
 
 @contextlib.contextmanager
@@ -280,6 +281,25 @@ def for_another_device():
         yield
     finally:
         _is_for_another_device = before
+
+
+def compile_layers(function, strategy, dtype, in_parts=True):
+    """Compiles what passes through a model's layers, in the device's way.
+
+    Args:
+        function: Function of tensors, with static shapes; what one replica
+            does between collectives.
+        strategy: The `tf.distribute.Strategy`.
+        dtype: String, the compute dtype of the model.
+        in_parts: Boolean, whether it may be compiled in parts on a CPU where
+            that is faster: see `txl_keras.layers.fusing`.
+
+    Returns:
+        `tf.function`.
+    """
+    if not runs_on_cpu(strategy):
+        return compile_replica_function(function, strategy)
+    return compile_for_cpu(function, in_parts and multiplies_in_parts(dtype))
 
 
 def compile_replica_function(function, strategy):

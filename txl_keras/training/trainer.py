@@ -11,16 +11,16 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.data.step_batches import replica_batch_size
-from txl_keras.layers.fusing import in_parts
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.row_dropout import fold_in
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.optimizers import apply_gradients
 from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
-from txl_keras.training.strategy import compiles_whole
 from txl_keras.training.strategy import host_loop
+from txl_keras.training.strategy import runs_on_cpu
 
 
 class Trainer:
@@ -157,20 +157,20 @@ class Trainer:
             if model.compute_dtype == "float16":
                 self.loss_scale = LossScale()
                 names += ["loss_scale", "skipped"]
-        # Only those blocks compile their own parts, and TensorFlow has no
-        # gradient of such a part inside of a `tf.cond`.
-        whole = compiles_whole(strategy) or not has_blocks
-        whole |= intermediate_loss_steps > 0
+        on_cpu = runs_on_cpu(strategy)
         # Others than CPUs would round what they multiply.
-        self._norm = tf.linalg.global_norm if whole else _norm_by_products
-        self._compiled_gradients = (
-            compile_replica_function(self._gradients, strategy)
-            if whole
-            else in_parts(self._gradients)
+        self._norm = _norm_by_products if on_cpu else tf.linalg.global_norm
+        self._compiled_gradients = compile_layers(
+            self._gradients,
+            strategy,
+            model.compute_dtype,
+            # Only those blocks have parts, and TensorFlow has no gradient of
+            # one that XLA compiled inside of a `tf.cond`.
+            in_parts=has_blocks and intermediate_loss_steps == 0,
         )
         self._compiled_update = compile_replica_function(self._update, strategy)
         step = self.replica_step
-        if whole and strategy.num_replicas_in_sync == 1:
+        if not on_cpu and strategy.num_replicas_in_sync == 1:
             # XLA has no collectives on GPUs: with several replicas only what
             # lies around the sum of gradients is compiled.
             step = compile_replica_function(self.replica_step, strategy)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.models.lstm_backbone import LSTMBackbone
+from txl_keras.training.host_memory import host_memory_of
 
 # From what a CPU does in milliseconds to what keeps an accelerator busy.
 _SIZES = (512, 1024, 2048, 4096, 8192)
@@ -199,3 +200,32 @@ def device_memory():
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts in KiB, macOS in bytes.
     return {"peak": resident * (1 if sys.platform == "darwin" else 1024)}
+
+
+def memory_of(call):
+    """How much more memory a call takes, at its peak, than was held before.
+
+    Args:
+        call: Function without arguments.
+
+    Returns:
+        Integer, bytes: with GPUs of the one where it is most; without see
+        `host_memory_of`.
+
+    Example:
+
+    >>> memory_of(lambda: tf.zeros((1000, 1000)).numpy()) >= 0
+    True
+    """
+    gpus = tf.config.list_logical_devices("GPU")
+    if not gpus:
+        return host_memory_of(call)
+    info = tf.config.experimental.get_memory_info
+    before = [info(gpu.name)["current"] for gpu in gpus]
+    for gpu in gpus:
+        tf.config.experimental.reset_memory_stats(gpu.name)
+    call()
+    return max(
+        info(gpu.name)["peak"] - held
+        for gpu, held in zip(gpus, before, strict=True)
+    )

@@ -1,0 +1,66 @@
+"""How graphs for a CPU are compiled."""
+
+import pytest
+import tensorflow as tf
+
+from txl_keras.layers import fusing
+
+FLAGS = {
+    "old": "fpu avx2 fma",
+    "float32": "fpu avx512f avx512_vnni",
+    "both": "fpu avx512f avx512_vnni avx512_bf16",
+}
+
+
+@pytest.fixture
+def cpu(tmp_path, monkeypatch):
+    """Function that says what the CPU is to be."""
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(fusing, "_CPU_INFO", file)
+
+    def become(flags):
+        fusing._cpu_flags.cache_clear()
+        file.write_text(f"model name\t: x\nflags\t\t: {flags}\n\nflags\t: y\n")
+
+    fusing._cpu_flags.cache_clear()
+    yield become
+    fusing._cpu_flags.cache_clear()
+
+
+def test_tensorflow_multiplies_where_the_cpu_has_the_instructions(cpu):
+    found = {}
+    for name, flags in FLAGS.items():
+        cpu(flags)
+        found[name] = [
+            dtype
+            for dtype in ("float32", "bfloat16", "float16")
+            if fusing.multiplies_in_parts(dtype)
+        ]
+    assert found == {
+        "old": [],
+        "float32": ["float32"],
+        "both": ["float32", "bfloat16"],
+    }
+
+
+def test_xla_multiplies_where_nothing_is_known(cpu):
+    assert not fusing.multiplies_in_parts("float32")
+
+
+@fusing.fused
+def double(x):
+    return 2 * x
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_only_parts_are_functions_of_their_own(in_parts):
+    def quadruple(x):
+        assert fusing.is_for_cpu()
+        return double(double(x))
+
+    compiled = fusing.compile_for_cpu(quadruple, in_parts)
+    assert compiled(tf.constant(3)).numpy() == 12
+    graph = compiled.get_concrete_function(tf.constant(3)).graph
+    calls = [op.type for op in graph.get_operations() if "Call" in op.type]
+    assert len(calls) == (2 if in_parts else 0)
+    assert not fusing.is_for_cpu()

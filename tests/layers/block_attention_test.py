@@ -162,6 +162,20 @@ def test_no_scores_are_kept_for_the_backward_pass():
     assert kept and not of_scores & kept
 
 
+def test_blocks_are_shorter_where_there_are_many_keys(monkeypatch):
+    monkeypatch.setattr(block_attention, "BLOCK_LENGTH", 256)
+    lengths = {
+        num_memory: {
+            block.end - block.first
+            for block in block_attention.split_queries(
+                512, num_memory, farthest=None, rate=0.0, sizes=()
+            )
+        }
+        for num_memory in (0, 3584, 5000, 10**6)
+    }
+    assert lengths == {0: {256}, 3584: {256}, 5000: {170, 171}, 10**6: {128}}
+
+
 def test_blocks_are_alike_and_make_up_the_segment():
     blocks = blocks_of_segment()
     assert [(b.first, b.end, b.num_keys) for b in blocks] == [

@@ -19,8 +19,11 @@ from txl_keras.layers.softmax_attention import CLOSED
 from txl_keras.layers.softmax_attention import exponentials_of_parts
 from txl_keras.layers.softmax_attention import mean_weight_gradient
 
-# Fewer make products of matrices that are too flat, more take more memory.
+# Queries of a block. Fewer make products of matrices that are too flat, more
+# take more memory: where a block would have more pairs of a query and a key
+# than `_MAX_PAIRS`, it has fewer queries, down to half.
 BLOCK_LENGTH = 256
+_MAX_PAIRS = 2**20
 
 
 class Block(typing.NamedTuple):
@@ -67,20 +70,22 @@ class Block(typing.NamedTuple):
         return tf.where(keep, parts, 0)
 
 
-def split_queries(length, **settings):
+def split_queries(length, num_memory, **settings):
     """Blocks of a segment, as alike as can be.
 
     Args:
         length: Integer `T`.
+        num_memory: Integer `M`.
         **settings: The other attributes of `Block`.
 
     Returns:
         List of `Block`.
     """
-    num_blocks = -(-length // BLOCK_LENGTH)
+    longest = max(BLOCK_LENGTH // 2, _MAX_PAIRS // (num_memory + length))
+    num_blocks = -(-length // min(BLOCK_LENGTH, longest))
     ends = [length * i // num_blocks for i in range(num_blocks + 1)]
     return [
-        Block(first, end, **settings)
+        Block(first, end, num_memory, **settings)
         for first, end in zip(ends[:-1], ends[1:], strict=True)
     ]
 

@@ -86,10 +86,12 @@ def measure_point(experiment, changes):
 
 
 def _print(result):
+    of_step = result["step_bytes"]
+    grown = "an unknown part" if of_step is None else f"{of_step / 2**20:,.0f}"
     print(
         f"{result['by']}={result['size']:<6} {result['contender']:14} "
         f"{1e3 * result['seconds']:10,.1f} ms, utilization "
         f"{result['utilization']:.3f}, peak {result['peak_bytes'] / 2**20:,.0f}"
-        f" MiB, {(result['step_bytes'] or 0) / 2**20:,.0f} of them come and go",
+        f" MiB, {grown} of them come and go",
         flush=True,
     )

@@ -18,6 +18,7 @@ from txl_keras.layers.row_dropout import is_kept
 from txl_keras.layers.softmax_attention import CLOSED
 from txl_keras.layers.softmax_attention import exponentials_of_parts
 from txl_keras.layers.softmax_attention import mean_weight_gradient
+from txl_keras.layers.softmax_attention import zero_after
 
 # Queries of a block. Fewer make products of matrices that are too flat, more
 # take more memory: where a block would have more pairs of a query and a key
@@ -120,7 +121,7 @@ def attend_in_blocks(
         outputs, norms = [], []
         for block, mask in zip(blocks, masks, strict=True):
             seen, *operands = _of_block(
-                block, _zero_after(outputs[-1:]), values, *tensors
+                block, _zero_after_all(outputs[-1:]), values, *tensors
             )
             scores = _scores(by_distance, *operands)
             weights, highest, total = _weights(scores, mask, seeds, block)
@@ -134,7 +135,7 @@ def attend_in_blocks(
                 blocks, masks, outputs, norms, strict=True
             ):
                 operands = _of_block(
-                    block, _zero_after(sums or ()), values, *tensors
+                    block, _zero_after_all(sums or ()), values, *tensors
                 )
                 of_block = _block_gradients(
                     by_distance,
@@ -173,7 +174,7 @@ def attend_to_parts(blocks, query, parts, by_distance, positions, masks):
     outputs = []
     for block, mask in zip(blocks, masks, strict=True):
         seen = [*memory, [x[:, :, : block.end] for x in segment]]
-        zero = tf.cast(_zero_after(outputs[-1:]), query.dtype)
+        zero = tf.cast(_zero_after_all(outputs[-1:]), query.dtype)
         block_query, *position_query = (
             x[:, :, block.first : block.end] + zero
             for x in (query, *positions[:1])
@@ -206,16 +207,14 @@ def _rows(positions, num_keys):
     return tf.concat([positions[:, :1], farthest, positions], axis=1)
 
 
-def _zero_after(tensors):
-    """0, but only once these are there, which no compiler can see through.
+def _zero_after_all(tensors):
+    """`zero_after` all of these, a scalar.
 
     Blocks wait for each other: else the scores of all would be made first.
-    XLA heeds no control dependencies.
     """
     zero = tf.zeros(())
     for tensor in tensors:
-        one = tf.cast(tf.reshape(tensor, [-1])[0], zero.dtype)
-        zero += tf.where(tf.math.is_nan(one), one, 0.0)
+        zero += zero_after(tf.cast(tf.reshape(tensor, [-1])[0], zero.dtype))
     return zero
 
 

@@ -133,10 +133,10 @@ def _backward(
     dtype = output.dtype
     shift = mean_weight_gradient(output, output_gradient)  # [N, B, T, 1]
     scale = 1 / (1 - rate)
-    # Zero, but a compiler does not know it: what follows cannot be computed
-    # before the gradient is there, or XLA would make the probabilities of the
-    # backward pass beside those of the forward pass, and keep them.
-    after = tf.where(tf.math.is_nan(shift), shift, 0.0)
+    # What follows cannot be computed before the gradient is there, or XLA would
+    # make the probabilities of the backward pass beside those of the forward
+    # pass, and keep them.
+    after = zero_after(shift)
     # Divided inside of the exponential: as `exp(x) / total` XLA would find the
     # exponentials of the forward pass, and keep those.
     log_total = tf.math.log(total) + after
@@ -176,6 +176,20 @@ def mean_weight_gradient(output, output_gradient):
     """
     product = tf.cast(output_gradient, tf.float32) * tf.cast(output, tf.float32)
     return tf.reduce_sum(product, axis=-1, keepdims=True)
+
+
+def zero_after(x):
+    """0, but only once `x` is there, and a compiler does not know it.
+
+    XLA heeds no control dependencies; what adds this does wait.
+
+    Args:
+        x: Float32 tensor.
+
+    Returns:
+        Float32 tensor of its shape; NaN where `x` is.
+    """
+    return tf.where(tf.math.is_nan(x), x, 0.0)
 
 
 def _closed(scores, mask):

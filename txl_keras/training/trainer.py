@@ -29,9 +29,10 @@ class Trainer:
     A step, on every replica: read memory, forward and backward, write memory;
     then sum the gradients over replicas, in one all-reduce; then clip them by
     their global norm and apply them, every replica to its own copy of the
-    weights. What lies before and after the sum is compiled by XLA, on a CPU in
-    parts (`txl_keras.layers.fusing`). The loss is the mean over the targets of
-    the global batch, so the number of replicas changes nothing but the speed.
+    weights. What lies before and after the sum is compiled by XLA, on some CPUs
+    in parts (`txl_keras.layers.fusing`). The loss is the mean over the targets
+    of the global batch, so the number of replicas changes nothing but the
+    speed.
 
     A model of the policy `mixed_float16` is trained with a loss scale
     (`LossScale`): a step whose summed gradient is not finite is skipped by all

@@ -32,19 +32,20 @@ def test_tensorflow_multiplies_where_the_cpu_has_the_instructions(cpu):
     for name, flags in FLAGS.items():
         cpu(flags)
         found[name] = [
-            dtype
+            (dtype, training)
             for dtype in ("float32", "bfloat16", "float16")
-            if fusing.multiplies_in_parts(dtype)
+            for training in (False, True)
+            if fusing.multiplies_in_parts(dtype, training)
         ]
     assert found == {
         "old": [],
-        "float32": ["float32"],
-        "both": ["float32", "bfloat16"],
+        "float32": [("float32", True)],
+        "both": [("float32", True), ("bfloat16", False), ("bfloat16", True)],
     }
 
 
 def test_xla_multiplies_where_nothing_is_known(cpu):
-    assert not fusing.multiplies_in_parts("float32")
+    assert not fusing.multiplies_in_parts("float32", training=True)
 
 
 @fusing.fused

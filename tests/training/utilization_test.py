@@ -7,6 +7,7 @@ from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import utilization
 from txl_keras.training.utilization import device_memory
+from txl_keras.training.utilization import memory_of
 from txl_keras.training.utilization import model_flops
 from txl_keras.training.utilization import peak_flops
 
@@ -116,3 +117,31 @@ def test_of_several_gpus_the_fullest_counts(monkeypatch):
         tf.config.experimental, "get_memory_info", infos.__getitem__
     )
     assert device_memory() == {"in_use": 30, "peak": 70}
+
+
+def test_a_call_takes_its_tensors_at_their_most():
+    def call():
+        for _ in range(3):  # one after the other
+            tf.fill((10_000_000,), 1.0)
+
+    call()
+    assert 38_000_000 < memory_of(call) < 70_000_000
+
+
+def test_of_several_devices_the_one_that_takes_most_counts(monkeypatch):
+    held = {"/device:GPU:0": 30, "/device:GPU:1": 20}
+    peaks = dict(held)
+    gpus = [tf.config.LogicalDevice(name, "GPU") for name in held]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_memory_info",
+        lambda name: {"current": held[name], "peak": peaks[name]},
+    )
+    monkeypatch.setattr(
+        tf.config.experimental, "reset_memory_stats", peaks.__delitem__
+    )
+    found = memory_of(
+        lambda: peaks.update({"/device:GPU:0": 50, "/device:GPU:1": 70})
+    )
+    assert found == 70 - 20

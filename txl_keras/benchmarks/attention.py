@@ -35,13 +35,19 @@ def run(model, settings, peer=None):
     dtype = backbone.compute_dtype
     inputs = _inputs(backbone, batch_size, length)
     results = {}
-    for unit, wrap, work in (
-        ("forward", _forward, 1),
-        ("forward and backward", _forward_and_backward, 3),
+    for unit, wrap, training in (
+        ("forward", _forward, False),
+        ("forward and backward", _forward_and_backward, True),
     ):
+        work = 3 if training else 1
         contenders = {
             name: timed(
-                wrap(attend, weights, inputs, compile_way(name, dtype)),
+                wrap(
+                    attend,
+                    weights,
+                    inputs,
+                    compile_way(name, model, training),
+                ),
                 settings.num_tokens,
             )
             for name, (attend, weights) in _attentions(model, settings).items()

@@ -129,7 +129,8 @@ class BareTensorFlow:
             self._compiled_gradients = compile_layers(
                 self.loss_and_gradients,
                 tf.distribute.get_strategy(),
-                self.dtype.name,
+                model,
+                training=True,
             )
         else:
             self._compiled_step = tf.function(self.step, jit_compile=True)

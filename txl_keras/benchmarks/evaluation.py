@@ -28,9 +28,9 @@ def run(model, settings, peer=None):
         scorers["txl_keras"], _ = segment_scorer(model, batch_size, length)
     if "training_path" in settings.contenders:
         scorers["training path"] = _training_path(model, batch_size)
-    dtype = model.compute_dtype
     for name, bare in bare_contenders(model, settings).items():
-        scorers[name] = _bare(bare, batch_size, compile_way(name, dtype))
+        compiled = compile_way(name, model, training=False)(bare.score)
+        scorers[name] = _bare(compiled, batch_size)
     contenders = {
         name: timed(
             functools.partial(_score, score, segment), settings.num_tokens
@@ -44,7 +44,9 @@ def run(model, settings, peer=None):
         num_segments=settings.num_tokens,
     )
     flops = model_flops(model, batch_size, length)
-    return measure(contenders, peers, settings, "a segment", flops, dtype)
+    return measure(
+        contenders, peers, settings, "a segment", flops, model.compute_dtype
+    )
 
 
 def _score(score, segment):
@@ -69,7 +71,7 @@ def segment_scorer(model, batch_size, segment_length, memory_length=None):
     )
     reader.begin()
 
-    @compile_way("txl_keras", model.compute_dtype)
+    @compile_way("txl_keras", model, training=False)
     def read(inputs, targets):
         hidden, entries = reader.read(inputs)
         return model.softmax(hidden, targets), entries
@@ -87,7 +89,7 @@ def segment_scorer(model, batch_size, segment_length, memory_length=None):
 
 def _training_path(model, batch_size):
     """The same model, its memory hidden states."""
-    step = compile_way("training path", model.compute_dtype)(model.score)
+    step = compile_way("training path", model, training=False)(model.score)
     memory = [model.initial_memory(batch_size)]
 
     def score(inputs, targets):
@@ -97,7 +99,6 @@ def _training_path(model, batch_size):
     return score
 
 
-def _bare(bare, batch_size, compiled):
+def _bare(score, batch_size):
     reset = tf.zeros(batch_size, tf.bool)
-    score = compiled(bare.score)
     return lambda inputs, targets: score(inputs, targets, reset)

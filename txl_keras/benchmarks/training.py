@@ -83,12 +83,12 @@ def bare_contenders(model, settings, learning_rate=None):
     }
 
 
-def compile_way(name, dtype):
+def compile_way(name, model, training):
     """How a contender is compiled: the textbook by XLA, as a whole.
 
     Args:
         name: String, `"plain"` or another.
-        dtype: String, the compute dtype of the model.
+        model, training: See `compile_layers`.
 
     Returns:
         Function of a function of tensors; it returns a `tf.function`.
@@ -96,7 +96,10 @@ def compile_way(name, dtype):
     if name == "plain":
         return functools.partial(tf.function, jit_compile=True)
     return functools.partial(
-        compile_layers, strategy=tf.distribute.get_strategy(), dtype=dtype
+        compile_layers,
+        strategy=tf.distribute.get_strategy(),
+        model=model,
+        training=training,
     )
 
 

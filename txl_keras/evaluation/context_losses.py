@@ -14,6 +14,8 @@ from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.models import LSTMBackbone
+from txl_keras.training.strategy import compile_layers
+from txl_keras.training.strategy import compile_replica_function
 
 
 def context_losses(
@@ -139,8 +141,13 @@ class _WindowScorer:
         self._pads = backbone.attention_type not in ABSOLUTE_TYPES
         # What is further back has no influence, and is not read.
         self._farthest = _reach(backbone, segment_length, memory_length)
-        self._score = tf.function(self._read_and_score, jit_compile=True)
-        self._remember = tf.function(self._reader.remember, jit_compile=True)
+        strategy = tf.distribute.get_strategy()
+        self._score = compile_layers(
+            self._read_and_score, strategy, model, training=False
+        )
+        self._remember = compile_replica_function(
+            self._reader.remember, strategy
+        )
         self._reader.begin()
 
     def score(self, windows):

@@ -59,10 +59,7 @@ class Evaluator:
                 memory_length,
             )
         self._compiled_score = compile_layers(
-            self._score,
-            strategy,
-            model.compute_dtype,
-            in_parts=not isinstance(model.backbone, LSTMBackbone),
+            self._score, strategy, model, training=False
         )
         self._compiled_remember = compile_replica_function(
             self._reader.remember, strategy

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.layers.decoder_block import check_takes_padding
+from txl_keras.training.strategy import compile_layers
+from txl_keras.training.strategy import compile_replica_function
 
 
 def score_texts(model, tokenizer, texts, contexts=None, **sizes):
@@ -126,9 +128,14 @@ class TextScorer:
         self._reader = backbone.segment_reader(
             batch_size, segment_length, memory_length
         )
-        self._nll = tf.function(self._read_nll, jit_compile=True)
-        self._hidden = tf.function(self._read_hidden, jit_compile=True)
-        self._remember = tf.function(self._reader.remember, jit_compile=True)
+        strategy = tf.distribute.get_strategy()
+        self._nll, self._hidden = (
+            compile_layers(read, strategy, model, training=False)
+            for read in (self._read_nll, self._read_hidden)
+        )
+        self._remember = compile_replica_function(
+            self._reader.remember, strategy
+        )
 
     def score(self, texts, contexts=None):
         """Nats of every token: `-log p(token | context and text before it)`.

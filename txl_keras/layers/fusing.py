@@ -4,10 +4,11 @@ A TPU or a GPU runs what XLA made of a whole step. A CPU is slowed down by
 memory, and layers have a form for it that moves less of it: attention by
 blocks of queries, and fused functions for what lies between products of
 matrices. Who multiplies depends on the CPU. Where oneDNN is at home,
-TensorFlow's products are as fast as XLA's in float32 and twice as fast in
-bfloat16; elsewhere XLA's are faster, in bfloat16 three times. So a graph for a
-CPU is compiled either whole, or in parts: TensorFlow's products, and XLA
-compiles the fused functions, each once for all layers.
+TensorFlow's products are twice as fast as XLA's in bfloat16; in float32 a
+twentieth in training, where XLA is slow at gradients, and without these a
+twentieth slower. Elsewhere XLA's are faster, in bfloat16 three times. So a
+graph for a CPU is compiled either whole, or in parts: TensorFlow's products,
+and XLA compiles the fused functions, each once for all layers.
 """
 
 import contextlib
@@ -16,10 +17,12 @@ import pathlib
 
 import tensorflow as tf
 
-# What a CPU must have, one of these, for products of a dtype by TensorFlow.
+# What a CPU must have, one of these, for products of a dtype by TensorFlow,
+# in inference and in training.
 _INSTRUCTIONS = {
-    "float32": {"avx512_vnni"},
-    "bfloat16": {"avx512_bf16", "amx_bf16"},
+    ("float32", True): {"avx512_vnni"},
+    ("bfloat16", False): {"avx512_bf16", "amx_bf16"},
+    ("bfloat16", True): {"avx512_bf16", "amx_bf16"},
 }
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 
@@ -49,16 +52,18 @@ def is_for_cpu():
     return _is_for_cpu
 
 
-def multiplies_in_parts(dtype):
-    """Whether TensorFlow's products are as fast on this CPU as XLA's.
+def multiplies_in_parts(dtype, training):
+    """Whether TensorFlow's products are faster on this CPU than XLA's.
 
     Args:
         dtype: String, such as `"float32"`.
+        training: Boolean, whether gradients are computed too.
 
     Returns:
         Boolean. False where nothing is known of the CPU.
     """
-    return bool(_INSTRUCTIONS.get(dtype, set()) & _cpu_flags())
+    needed = _INSTRUCTIONS.get((dtype, training), set())
+    return bool(needed & _cpu_flags())
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.layers.fusing import compile_for_cpu
 from txl_keras.layers.fusing import multiplies_in_parts
+from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 WORKER_TIMEOUT = 50  # seconds
 
@@ -283,14 +284,15 @@ def for_another_device():
         _is_for_another_device = before
 
 
-def compile_layers(function, strategy, dtype, in_parts=True):
+def compile_layers(function, strategy, model, training, in_parts=True):
     """Compiles what passes through a model's layers, in the device's way.
 
     Args:
         function: Function of tensors, with static shapes; what one replica
             does between collectives.
         strategy: The `tf.distribute.Strategy`.
-        dtype: String, the compute dtype of the model.
+        model: The model, of any class of `txl_keras.models`.
+        training: Boolean, whether it computes gradients.
         in_parts: Boolean, whether it may be compiled in parts on a CPU where
             that is faster: see `txl_keras.layers.fusing`.
 
@@ -299,7 +301,14 @@ def compile_layers(function, strategy, dtype, in_parts=True):
     """
     if not runs_on_cpu(strategy):
         return compile_replica_function(function, strategy)
-    return compile_for_cpu(function, in_parts and multiplies_in_parts(dtype))
+    # Others have no parts: the loops of an LSTM would not be compiled.
+    has_parts = isinstance(model.backbone, TransformerXLBackbone)
+    return compile_for_cpu(
+        function,
+        in_parts
+        and has_parts
+        and multiplies_in_parts(model.compute_dtype, training),
+    )
 
 
 def compile_replica_function(function, strategy):

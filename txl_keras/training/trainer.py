@@ -164,10 +164,11 @@ class Trainer:
         self._compiled_gradients = compile_layers(
             self._gradients,
             strategy,
-            model.compute_dtype,
-            # Only those blocks have parts, and TensorFlow has no gradient of
-            # one that XLA compiled inside of a `tf.cond`.
-            in_parts=has_blocks and intermediate_loss_steps == 0,
+            model,
+            training=True,
+            # TensorFlow has no gradient of what XLA compiled inside of a
+            # `tf.cond`.
+            in_parts=intermediate_loss_steps == 0,
         )
         self._compiled_update = compile_replica_function(self._update, strategy)
         step = self.replica_step

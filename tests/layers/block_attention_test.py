@@ -171,9 +171,9 @@ def test_blocks_are_shorter_where_there_are_many_keys(monkeypatch):
                 512, num_memory, farthest=None, rate=0.0, sizes=()
             )
         }
-        for num_memory in (0, 3584, 5000, 10**6)
+        for num_memory in (0, 1536, 2000, 10**6)
     }
-    assert lengths == {0: {256}, 3584: {256}, 5000: {170, 171}, 10**6: {128}}
+    assert lengths == {0: {256}, 1536: {256}, 2000: {170, 171}, 10**6: {128}}
 
 
 def test_blocks_are_alike_and_make_up_the_segment():

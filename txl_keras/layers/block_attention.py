@@ -24,7 +24,7 @@ from txl_keras.layers.softmax_attention import zero_after
 # take more memory: where a block would have more pairs of a query and a key
 # than `_MAX_PAIRS`, it has fewer queries, down to half.
 BLOCK_LENGTH = 256
-_MAX_PAIRS = 2**20
+_MAX_PAIRS = 2**19
 
 
 class Block(typing.NamedTuple):

@@ -4,11 +4,11 @@ A TPU or a GPU runs what XLA made of a whole step. A CPU is slowed down by
 memory, and layers have a form for it that moves less of it: attention by
 blocks of queries, and fused functions for what lies between products of
 matrices. Who multiplies depends on the CPU. Where oneDNN is at home,
-TensorFlow's products are twice as fast as XLA's in bfloat16; in float32 a
-twentieth in training, where XLA is slow at gradients, and without these a
-twentieth slower. Elsewhere XLA's are faster, in bfloat16 three times. So a
-graph for a CPU is compiled either whole, or in parts: TensorFlow's products,
-and XLA compiles the fused functions, each once for all layers.
+TensorFlow's products are twice as fast as XLA's in bfloat16; in float32 they
+are a twentieth faster where there are gradients, and a twentieth slower where
+there are none. Elsewhere XLA's are faster, in bfloat16 three times. So a graph
+for a CPU is compiled either whole, or in parts: TensorFlow's products, and XLA
+compiles the fused functions, each once for all layers.
 """
 
 import contextlib

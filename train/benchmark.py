@@ -163,6 +163,11 @@ def _check_contenders():
     all_of_them = _CONTENDERS.get(name, [])
     if FLAGS.contenders is None:
         FLAGS.contenders = ["txl_keras", "plain"] if is_growth else all_of_them
+    if FLAGS.contenders and not all_of_them:
+        raise ValueError(
+            f"`contenders` is of --experiment={', '.join(_CONTENDERS)} or "
+            f"growth. Received: --experiment={FLAGS.experiment}"
+        )
     wrong = [name for name in FLAGS.contenders if name not in all_of_them]
     if wrong:
         raise ValueError(

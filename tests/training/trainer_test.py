@@ -241,7 +241,8 @@ def test_float16_learns_and_forgets_a_memory_that_overflows():
     assert np.isfinite(states).all()
     np.testing.assert_array_equal(kernel.numpy(), before * np.float32(1e8))
     kernel.assign(before)
-    assert trainer.train(iterator, 20)["loss"][-5:].mean() < 0.3
+    # Before the text begins again, where so few weights jump about.
+    assert trainer.train(iterator, 5)["loss"].mean() < 0.2
 
 
 def test_float16_gives_up_where_no_scale_helps():

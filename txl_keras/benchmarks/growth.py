@@ -14,6 +14,8 @@ from absl import flags
 from txl_keras.benchmarks import evaluation
 from txl_keras.benchmarks import training
 from txl_keras.benchmarks.model import build_model
+from txl_keras.benchmarks.training import BARE_ATTENTIONS
+from txl_keras.benchmarks.training import bare_names
 from txl_keras.evaluation.plots import plot_growth
 from txl_keras.scripts.running import in_a_child
 
@@ -32,9 +34,18 @@ _POINTS = {
 def run(model, settings, peer=None):
     """Times all points: see the package."""
     results = []
+    contenders = [
+        name for name in settings.contenders if name not in BARE_ATTENTIONS
+    ]
+    contenders += bare_names(model, settings)
+    if not contenders:
+        raise ValueError(
+            "`contenders` must have one that this model has. Received: "
+            f"{', '.join(settings.contenders)}"
+        )
     for name, sizes in _POINTS.items():
         for size in sorted(set(getattr(settings, sizes))):
-            for contender in settings.contenders:
+            for contender in contenders:
                 found = in_a_child(
                     measure_point,
                     settings.growth_of,

@@ -39,8 +39,7 @@ def run(model, settings, peer=None):
         times = take_turns(
             {"txl_keras": timed(take, settings.num_tokens)}, settings.turns
         )
-    for seconds in times:
-        seconds["txl_keras"] /= _BATCHES
+    times.seconds["txl_keras"] /= _BATCHES
     return {
         "segment_length": length,
         "corpus_tokens": settings.corpus_tokens,

@@ -24,8 +24,10 @@ def open_peer(script, python, model, batch_size):
         `CannotRunError` where the peer's compiler fails.
 
     Raises:
+        ValueError: If the peer has no such model.
         RuntimeError: If the peer ends, or does not understand.
     """
+    _check_model(model)
     process = subprocess.Popen(
         [python, "-Wignore", script, json.dumps(_sizes(model, batch_size))],
         stdin=subprocess.PIPE,
@@ -35,9 +37,14 @@ def open_peer(script, python, model, batch_size):
 
     def answer():
         line = process.stdout.readline()
-        answered = json.loads(line) if line else {"error": "it has ended"}
+        try:
+            answered = json.loads(line) if line else {"error": "it has ended"}
+        except json.JSONDecodeError:
+            answered = {"error": f"no answer, but {line.strip()!r}"}
         if "error" in answered:
-            raise RuntimeError(f"The peer {script}: {answered['error']}")
+            raise RuntimeError(
+                f"The peer {script}, run by {python}: {answered['error']}"
+            )
         if "cannot" in answered:
             raise CannotRunError(answered["cannot"])
         return answered
@@ -73,6 +80,24 @@ def peer_contenders(peer, task, **sizes):
         "hugging_face": functools.partial(ask, compiled=False),
         "hugging_face compiled": functools.partial(ask, compiled=True),
     }
+
+
+def _check_model(model):
+    """The peer would be timed with another model, and say nothing."""
+    backbone = model.backbone
+    parts = {
+        f"attention_type={backbone.attention_type}": (
+            backbone.attention_type != "relative"
+        ),
+        "normalize_first": backbone.normalize_first,
+        "normalize_output": backbone.normalize_output,
+    }
+    other = [name for name, is_there in parts.items() if is_there]
+    if other:
+        raise ValueError(
+            "`peer` needs relative attention and layer norms after each layer, "
+            f"none after the last block. Received: {', '.join(other)}"
+        )
 
 
 def _sizes(model, batch_size):

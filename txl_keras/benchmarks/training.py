@@ -26,6 +26,10 @@ from txl_keras.training.utilization import model_flops
 _LEARNING_RATE = 1e-4
 _CLIP_NORM = 0.25
 _SEGMENTS = 64  # of a row, before the text begins again
+BARE_ATTENTIONS = {
+    "bare": bare_tensorflow.attend_by_kernels,
+    "plain": bare_tensorflow.attend_by_definition,
+}
 
 
 def run(model, settings, peer=None):
@@ -49,10 +53,28 @@ def run(model, settings, peer=None):
     )
 
 
-def bare_contenders(model, settings, learning_rate=None):
-    """`BareTensorFlow` of each attention that the settings ask for, by name.
+def bare_names(model, settings):
+    """Contenders of bare TensorFlow that the settings ask for.
 
-    Says so where the model has what bare TensorFlow has not.
+    None, and says so, where the model has what bare TensorFlow has not.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+        settings: See the package.
+
+    Returns:
+        List of strings.
+    """
+    wanted = [name for name in BARE_ATTENTIONS if name in settings.contenders]
+    missing = bare_tensorflow.what_is_missing(model)
+    if wanted and missing:
+        print(f"{' and '.join(wanted)} left out: they have no {missing}")
+        return []
+    return wanted
+
+
+def bare_contenders(model, settings, learning_rate=None):
+    """`BareTensorFlow` of each of `bare_names`.
 
     Args:
         model: `TransformerXLCausalLM`.
@@ -62,24 +84,15 @@ def bare_contenders(model, settings, learning_rate=None):
     Returns:
         Dictionary.
     """
-    attentions = {
-        "bare": bare_tensorflow.attend_by_kernels,
-        "plain": bare_tensorflow.attend_by_definition,
-    }
-    wanted = [name for name in attentions if name in settings.contenders]
-    missing = bare_tensorflow.what_is_missing(model)
-    if wanted and missing:
-        print(f"{' and '.join(wanted)} left out: they have no {missing}")
-        return {}
     return {
         name: bare_tensorflow.BareTensorFlow(
             model,
             settings.batch_size,
-            attentions[name],
+            BARE_ATTENTIONS[name],
             learning_rate,
             _CLIP_NORM,
         )
-        for name in wanted
+        for name in bare_names(model, settings)
     }
 
 

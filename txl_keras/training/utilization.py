@@ -210,7 +210,9 @@ def memory_of(call):
 
     Returns:
         Integer, bytes of the device where it is most, as TensorFlow counts
-        them. For most CPUs it does not: then see `host_memory_of`.
+        them: in chunks of its allocator, of which a large one may be twice as
+        large as what is in it. For most CPUs it does not count: then see
+        `host_memory_of`.
 
     Example:
 

@@ -476,6 +476,11 @@ def test_benchmark_measures_each_point_of_growth_alone(
     results = json.loads(printed.splitlines()[-1])["results"]
     assert [(r["by"], r["size"]) for r in results[::2]] == sizes
 
+    points.clear()
+    _, error = here(*growing, "--same_length", f"--picture={picture}")
+    assert error is None
+    assert {tuple(point["contenders"]) for point in points} == {("txl_keras",)}
+
     _, error = here(*growing, "--contenders=training_path")
     assert "`contenders` of --experiment=growth must be of" in error
 
@@ -526,6 +531,23 @@ def test_a_point_of_growth_is_another_experiment(tmp_path):
                 "--same_length",
             ],
             "`contenders` must have one that can be run",
+        ),
+        (
+            ["--experiment=growth", "--contenders=plain", "--same_length"],
+            "`contenders` must have one that this model has",
+        ),
+        (
+            ["--experiment=long_generation", "--contenders=plain"],
+            "`contenders` is of --experiment=training, evaluation",
+        ),
+        (
+            [
+                "--experiment=training",
+                "--peer=hugging_face",
+                f"--peer_python={sys.executable}",
+                "--normalize_first",
+            ],
+            "`peer` needs relative attention",
         ),
     ],
 )

@@ -128,6 +128,8 @@ def test_what_cannot_be_scored_is_refused(model, scorer):
             call(["a", ""])
         with pytest.raises(ValueError, match="list of strings.*'abc'"):
             call("abc")
+        with pytest.raises(ValueError, match="list of strings.*of type dict"):
+            call({"a": "b"})
         with pytest.raises(ValueError, match="symbol 'x'.*position 1"):
             call(["ab", "ax"])
         assert call([]) == []
@@ -135,6 +137,8 @@ def test_what_cannot_be_scored_is_refused(model, scorer):
         scorer.score(["a"], ["b", "c"])
     with pytest.raises(ValueError, match="`contexts` must be a list"):
         scorer.score(["a"], "b")
+    with pytest.raises(ValueError, match="`texts` must be a list.*NoneType"):
+        score_texts(model, ByteTokenizer(), None)
     with pytest.raises(ValueError, match="9 symbols. Received: 256 symbols"):
         score_texts(model, ByteTokenizer(), ["a"])
     with pytest.raises(ValueError, match="segment_length=0"):

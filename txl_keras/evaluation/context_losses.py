@@ -204,8 +204,11 @@ def _reach(backbone, segment_length, memory_length):
 
 
 def _longest(context_lengths):
-    if not len(context_lengths):
-        raise ValueError("`context_lengths` must be one or more. Received: []")
+    if not np.size(context_lengths) or np.ndim(context_lengths) != 1:
+        raise ValueError(
+            "`context_lengths` must be one integer or more, in a list. "
+            f"Received: {context_lengths}"
+        )
     return max(
         check_integer("context_lengths", length, 1)
         for length in context_lengths

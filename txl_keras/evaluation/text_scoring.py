@@ -4,6 +4,8 @@ Letters: `B` texts read side by side, `T` segment, `M` memory, `D` hidden size,
 `P` tokens of one text.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 
@@ -71,6 +73,7 @@ def embed_texts(model, tokenizer, texts, **sizes):
 
 
 def _batch_size(texts):
+    _check_list("texts", texts)
     return max(1, min(16, len(texts)))
 
 
@@ -267,6 +270,11 @@ def _check_list(name, texts):
         raise ValueError(
             f"`{name}` must be a list of strings. Received: the string "
             f"{texts[:40]!r}; put it in a list"
+        )
+    if not isinstance(texts, (Sequence, np.ndarray)):
+        raise ValueError(
+            f"`{name}` must be a list of strings. Received: {texts!r} of type "
+            f"{type(texts).__name__}"
         )
     for i, text in enumerate(texts):
         if not isinstance(text, (str, bytes)):

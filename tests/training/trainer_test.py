@@ -241,8 +241,10 @@ def test_float16_learns_and_forgets_a_memory_that_overflows():
     assert np.isfinite(states).all()
     np.testing.assert_array_equal(kernel.numpy(), before * np.float32(1e8))
     kernel.assign(before)
-    # Before the text begins again, where so few weights jump about.
-    assert trainer.train(iterator, 5)["loss"].mean() < 0.2
+    losses = trainer.train(iterator, 20)["loss"]
+    assert losses[:5].mean() < 0.2
+    # Not the mean of all: at each new beginning of the text a loss jumps up.
+    assert np.median(losses) < 0.3
 
 
 def test_float16_gives_up_where_no_scale_helps():

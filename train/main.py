@@ -40,6 +40,7 @@ from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import describe as describe_strategy
 from txl_keras.training.strategy import is_chief
+from txl_keras.training.strategy import kernel_platform
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.tpu_types import check_replicas
@@ -88,6 +89,12 @@ def main(_):
     strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
     if slice_ and FLAGS.tpu is not None:
         check_replicas(slice_, strategy)
+    if FLAGS.attention_kernel and kernel_platform(strategy) == "cpu":
+        raise ValueError(
+            "`attention_kernel` is for --tpu and --compile_only: a CPU would "
+            "interpret it, slowly. Received: attention_kernel=True, on "
+            f"{describe_strategy(strategy)}"
+        )
     # TensorFlow has a handler of its own, in a cluster: ours comes after it.
     with StopRequest() as stop:
         if not train(strategy, stop):
@@ -130,6 +137,7 @@ def train(strategy, stop):
         segment_lengths=segments.segment_lengths,
         accumulate_steps=FLAGS.accumulate_steps,
         intermediate_loss_steps=training_flags.intermediate_loss_steps(),
+        attention_kernel=FLAGS.attention_kernel,
         stop=stop,
     )
     evaluator = Evaluator(

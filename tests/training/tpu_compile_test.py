@@ -72,9 +72,9 @@ def make_model(dtype="mixed_bfloat16", **overrides):
     )
 
 
-def segments_of(varlen=False):
-    tokens = np.zeros(4 * B * (T + 1), "int32")
-    return Segments(tokens, B, T, drop_remainder=True, varlen=varlen)
+def segments_of(varlen=False, length=T):
+    tokens = np.zeros(4 * B * (length + 1), "int32")
+    return Segments(tokens, B, length, drop_remainder=True, varlen=varlen)
 
 
 def batch_of(segments):
@@ -82,8 +82,8 @@ def batch_of(segments):
     return {name: tf.constant(value) for name, value in batch.items()}
 
 
-def train_step(model, varlen=False, optimizer="adam", **kwargs):
-    segments = segments_of(varlen)
+def train_step(model, varlen=False, optimizer="adam", length=T, **kwargs):
+    segments = segments_of(varlen, length)
     with for_another_device():
         trainer = Trainer(
             model,
@@ -476,6 +476,35 @@ def test_the_gradients_are_summed_over_all_replicas():
     assert exact < answer["arguments"] < 100 * exact
     # All that a step changes stays where it is.
     assert exact < answer["aliased"] <= answer["outputs"]
+
+
+def kernel_step(attention_kernel, **overrides):
+    model = make_model(memory_length=256, num_layers=2, **overrides)
+    return train_step(model, length=256, attention_kernel=attention_kernel)
+
+
+@needs_compiler
+def test_attention_may_be_a_kernel():
+    hlo = lower(*kernel_step(attention_kernel=True), 4)
+    # Forward and backward, of two layers.
+    assert hlo.count(b"tpu_custom_call") == 4
+    assert b"tpu_custom_call" not in lower(*kernel_step(False), 4)
+
+
+@needs_compiler
+@pytest.mark.tpu
+@pytest.mark.parametrize("name", ["v4-8", "v5litepod-4", "v5p-8", "v6e-8"])
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "float32"])
+def test_with_a_kernel_fewer_bytes_are_moved(name, dtype):
+    slice_ = tpu_type(name)
+    replicas = slice_.replicas
+    answers = []
+    for attention_kernel in (False, True):
+        step = kernel_step(attention_kernel, head_dim=64, dtype=dtype)
+        answers.append(compile_hlo(lower(*step, replicas), slice_, replicas))
+    at_once, in_kernel = answers
+    assert in_kernel["bytes_accessed"] < at_once["bytes_accessed"] / 2
+    assert in_kernel["temporaries"] < at_once["temporaries"] / 2
 
 
 @needs_compiler

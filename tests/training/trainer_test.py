@@ -1,5 +1,6 @@
 """Also: checkpointing. Several replicas are tested in conformance/."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,6 +9,7 @@ from txl_keras.data import Segments
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.training import tpu_compile
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.checkpointing import restore_weights
 from txl_keras.training.optimizers import build_optimizer
@@ -55,6 +57,47 @@ def test_a_repeating_text_is_learned():
     assert loss[0] > 1.5
     # Without a past, what follows 2 and 4 is open: 0.3 nats.
     assert loss[-5:].mean() < 0.15
+
+
+def test_a_kernel_changes_the_speed_alone():
+    pytest.importorskip("jax")
+    tokens = np.random.default_rng(0).integers(0, 7, 2000)
+    segments = Segments(tokens, 3, 128, drop_remainder=True)
+    results = []
+    for attention_kernel in (False, True):
+        keras.utils.set_random_seed(0)
+        model = make_model(memory_length=128, attention_dropout=0.2)
+        trainer = make_trainer(
+            model,
+            segment_lengths=segments.segment_lengths,
+            attention_kernel=attention_kernel,
+        )
+        results.append(trainer.train(iter(segments.distribute(STRATEGY)), 4))
+    for name in ("loss", "gradient_norm"):
+        expected, found = (result[name] for result in results)
+        assert np.ptp(expected) > 1e-3
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"memory_length": 100}, "memory_length=100"),
+        ({"attention_type": "shaw", "max_positions": 9}, "type=shaw"),
+        ({"dtype": "mixed_float16"}, "float16"),
+    ],
+)
+def test_a_model_without_a_kernel_is_named(changes, message):
+    pytest.importorskip("jax")
+    model = make_model(**{"memory_length": 128, **changes})
+    with pytest.raises(ValueError, match=f"`attention_kernel`.*{message}"):
+        make_trainer(model, segment_lengths=(128,), attention_kernel=True)
+
+
+def test_a_kernel_without_jax_names_the_extra(monkeypatch):
+    monkeypatch.setattr(tpu_compile, "_version", {"jax": None}.get)
+    with pytest.raises(ImportError, match=r"txl_keras\[tpu_kernel\].*missing"):
+        make_trainer(make_model(memory_length=128), attention_kernel=True)
 
 
 def test_a_step_is_the_clipped_gradient_of_the_mean_loss():

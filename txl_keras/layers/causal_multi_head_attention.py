@@ -28,6 +28,10 @@ from txl_keras.layers.softmax_attention import attend
 from txl_keras.layers.softmax_attention import exponentials_of_parts
 from txl_keras.layers.softmax_attention import masked_softmax
 from txl_keras.layers.sublayers import heads_dense
+from txl_keras.layers.tpu_attention import KernelShape
+from txl_keras.layers.tpu_attention import attend_in_kernel
+from txl_keras.layers.tpu_attention import kernel_platform
+from txl_keras.layers.tpu_attention import with_row_major_gradient
 
 SAME_LENGTHS = (False, True, "pytorch")
 
@@ -91,6 +95,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
     """
 
     causal = True
+    # Whether positions are what `tpu_attention` knows.
+    has_kernel = False
 
     def __init__(
         self,
@@ -204,12 +210,14 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             seeds = self._dropout.row_seeds(ops.shape(query)[0], dropout_seed)
         arguments = terms, query, memory, lengths
         masks = key_mask, attention_mask
-        if (
-            is_for_cpu()
-            and self.causal
+        is_plain = (
+            self.causal
             and not return_attention_scores
             and _are_known(lengths, query)
-        ):
+        )
+        if is_plain and self._has_kernel_for(memory, attention_mask):
+            attended = self._attend_in_kernel(*arguments, key_mask, seeds)
+        elif is_plain and is_for_cpu():
             attended = self._attend_in_blocks(*arguments, *masks, seeds)
         else:
             attended, probabilities = self._attend_at_once(
@@ -252,6 +260,38 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         attended = attend(scores, masks, values, keep, rate)
         return attended, lambda: ops.swapaxes(
             masked_softmax(scores, masks), 0, 1
+        )
+
+    def _has_kernel_for(self, memory, attention_mask):
+        is_asked = self.has_kernel and kernel_platform() is not None
+        return is_asked and memory is not None and attention_mask is None
+
+    def _attend_in_kernel(self, terms, query, memory, lengths, key_mask, seeds):
+        """The same, `(N, B, T, H)`, of what never leaves the chip."""
+        *of_memory, length = lengths
+        num_memory = sum(of_memory)
+        shape = KernelShape(
+            heads=self.num_heads,
+            batch=query.shape[0],
+            length=length,
+            num_memory=num_memory,
+            head_dim=self.key_dim,
+            dtype=self.compute_dtype,
+            farthest=self._farthest(num_memory) if self.same_length else None,
+            rate=0.0 if seeds is None else float(self.dropout),
+        )
+        if key_mask is None:
+            key_mask = ops.ones((shape.batch, shape.num_keys), "bool")
+        parts = memory, query
+        return attend_in_kernel(
+            shape,
+            _heads_first(query, self._query_dense) * self.key_dim**-0.5,
+            (terms.content_bias, terms.position_bias),
+            [_heads_first(part, self._key_dense) for part in parts],
+            [_heads_first(part, self._value_dense) for part in parts],
+            *terms.positions,
+            key_mask,
+            seeds,
         )
 
     def _attend_in_blocks(
@@ -460,7 +500,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         """The distance beyond which `same_length` shuts a key."""
         if self.same_length == "pytorch":
             # There the query's own key counts; it is never shut.
-            return ops.maximum(num_memory - 1, 0)
+            farthest = num_memory - 1
+            is_known = isinstance(num_memory, int)
+            return max(farthest, 0) if is_known else ops.maximum(farthest, 0)
         return num_memory
 
     def _key_mask(self, query, memory, query_mask, memory_mask):
@@ -543,6 +585,12 @@ class PositionTerms:
             query if bias is None else query + ops.expand_dims(bias, (1, 2))
             for bias in (self.content_bias, self.position_bias)
         ]
+
+
+def _heads_first(states, layer):
+    """States `(B, S, D)` by a layer: `(N, B, S, H)`."""
+    kernel = with_row_major_gradient(ops.cast(layer.kernel, states.dtype))
+    return tf.einsum("bsd,dnh->nbsh", states, kernel)
 
 
 def _project(states, *layers):

@@ -80,6 +80,8 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         appendix B.
     """
 
+    has_kernel = True
+
     def __init__(
         self,
         num_heads,

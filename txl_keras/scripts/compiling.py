@@ -191,6 +191,7 @@ class _Run:
             segment_lengths=self._segments.segment_lengths,
             accumulate_steps=FLAGS.accumulate_steps,
             intermediate_loss_steps=training_flags.intermediate_loss_steps(),
+            attention_kernel=FLAGS.attention_kernel,
         )
         self._evaluator = Evaluator(
             model, strategy, self._eval_rows, FLAGS.segment_length

@@ -28,6 +28,7 @@ RESULT_FLAGS = (
 HABIT_FLAGS = (
     "accumulate_steps", "eval_batch_size", "eval_every", "checkpoint_every",
     "max_to_keep", "profile_steps", "steps_per_execution", "sample_length",
+    "attention_kernel",
 )  # fmt: skip
 
 
@@ -56,6 +57,11 @@ def _define_language_model_flags():
     flags.DEFINE_bool(
         "intermediate_losses", False,
         "Blocks below the last predict too, in the first half of the steps.",
+    )  # fmt: skip
+    flags.DEFINE_bool(
+        "attention_kernel", False,
+        "On a TPU, attention by a kernel of its own in the training step, "
+        "which needs jax: fewer bytes, less memory.",
     )  # fmt: skip
     flags.DEFINE_integer(
         "sample_length", 500, "Tokens of the sample at the end.", lower_bound=0

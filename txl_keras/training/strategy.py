@@ -284,6 +284,28 @@ def for_another_device():
         _is_for_another_device = before
 
 
+def kernel_platform(strategy):
+    """What a kernel of `tpu_attention` is compiled for.
+
+    Args:
+        strategy: The `tf.distribute.Strategy`.
+
+    Returns:
+        `"tpu"`, or `"cpu"`.
+
+    Raises:
+        ValueError: If steps run on a GPU.
+    """
+    if runs_on_cpu(strategy):
+        return "cpu"
+    device = describe(strategy)
+    if device.endswith("GPU") and not _is_for_another_device:
+        raise ValueError(
+            f"`attention_kernel` is one for TPUs. Received: {device}"
+        )
+    return "tpu"
+
+
 def compile_layers(function, strategy, model, training, in_parts=True):
     """Compiles what passes through a model's layers, in the device's way.
 

@@ -51,15 +51,29 @@ def check_compiler():
             "Compiling for a TPU needs Linux x86_64, where libtpu is. "
             f"Received: {machine}"
         )
-    found = {name: _version(name) for name in VERSIONS}
-    if found != VERSIONS:
-        wanted = ", ".join(f"{name} {v}" for name, v in VERSIONS.items())
+    check_packages("Compiling for a TPU", "tpu_compile", VERSIONS)
+
+
+def check_packages(what, extra, names):
+    """Sees that packages are there, in the versions that were tried.
+
+    Args:
+        what: String, what needs them.
+        extra: String, the extra of this package that has them.
+        names: Those of `VERSIONS` that it needs.
+
+    Raises:
+        ImportError: If one is missing, or of another version.
+    """
+    found = {name: _version(name) for name in names}
+    if any(found[name] != VERSIONS[name] for name in names):
+        wanted = ", ".join(f"{name} {VERSIONS[name]}" for name in names)
         here = ", ".join(
             f"{name} {v or 'is missing'}" for name, v in found.items()
         )
         raise ImportError(
-            f"Compiling for a TPU needs {wanted}: "
-            f'pip install "txl_keras[tpu_compile]". Received: {here}'
+            f'{what} needs {wanted}: pip install "txl_keras[{extra}]". '
+            f"Received: {here}"
         )
 
 

@@ -13,6 +13,8 @@ from txl_keras.checks import check_integer
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.row_dropout import fold_in
+from txl_keras.layers.tpu_attention import check_lengths
+from txl_keras.layers.tpu_attention import with_kernel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.optimizers import apply_gradients
@@ -20,7 +22,9 @@ from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
+from txl_keras.training.strategy import kernel_platform
 from txl_keras.training.strategy import runs_on_cpu
+from txl_keras.training.tpu_compile import check_packages
 
 
 class Trainer:
@@ -61,6 +65,9 @@ class Trainer:
             for so many steps: block l of L for the first l / L of them. That
             is half of all steps in Al-Rfou et al. (2018), section 3.2. Their
             losses are added to what is minimized, not to `loss`.
+        attention_kernel: Boolean, whether attention is a kernel for TPUs
+            (`txl_keras.layers.tpu_attention`), which needs jax. On a CPU it is
+            interpreted, slowly.
         stop: Optional `StopRequest`: steps end early where it was heard.
 
     Attributes:
@@ -70,7 +77,9 @@ class Trainer:
 
     Raises:
         ValueError: If `batch_size` does not divide over the replicas, or their
-            rows by `accumulate_steps`, or a number is out of its range.
+            rows by `accumulate_steps`, or a number is out of its range, or
+            `attention_kernel` is not for that model, its lengths or device.
+        ImportError: If `attention_kernel` lacks jax.
 
     Example:
 
@@ -112,6 +121,7 @@ class Trainer:
         segment_lengths=None,
         accumulate_steps=1,
         intermediate_loss_steps=0,
+        attention_kernel=False,
         stop=None,
     ):
         if clip_norm is not None and not 0 < clip_norm < math.inf:
@@ -132,6 +142,8 @@ class Trainer:
                 f"steps of {type(model.backbone).__name__}, "
                 f"num_layers={model.backbone.num_layers}"
             )
+        if attention_kernel:
+            _check_kernel(model, segment_lengths or ())
         self._rows = replica_batch_size(batch_size, strategy)
         if self._rows % accumulate_steps:
             raise ValueError(
@@ -161,8 +173,11 @@ class Trainer:
         on_cpu = runs_on_cpu(strategy)
         # Others than CPUs would round what they multiply.
         self._norm = _norm_by_products if on_cpu else tf.linalg.global_norm
+        gradients = self._gradients
+        if attention_kernel:
+            gradients = with_kernel(gradients, kernel_platform(strategy))
         self._compiled_gradients = compile_layers(
-            self._gradients,
+            gradients,
             strategy,
             model,
             training=True,
@@ -405,6 +420,22 @@ class Trainer:
             self.step * num_blocks < block * self.intermediate_loss_steps
             for block in range(1, num_blocks)
         ]
+
+
+def _check_kernel(model, segment_lengths):
+    """Sees that the attention of a model can be a kernel."""
+    check_packages("`attention_kernel`", "tpu_kernel", ["jax"])
+    backbone = model.backbone
+    attention_type = getattr(backbone, "attention_type", None)
+    if attention_type != "relative" or model.compute_dtype == "float16":
+        raise ValueError(
+            "`attention_kernel` is for a TransformerXLBackbone with "
+            "attention_type=relative, in float32 or bfloat16. Received: "
+            f"{type(backbone).__name__}, attention_type={attention_type}, "
+            f"{model.compute_dtype}"
+        )
+    for length in segment_lengths:
+        check_lengths(length, backbone.memory_length)
 
 
 def _norm_by_products(gradients):

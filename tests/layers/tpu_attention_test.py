@@ -1,0 +1,148 @@
+"""The kernel for TPUs, interpreted, against attention at once."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from attention_loops import random
+
+from txl_keras.layers import RelativeMultiHeadAttention
+from txl_keras.layers.tpu_attention import KernelShape
+from txl_keras.layers.tpu_attention import attention_kernel
+from txl_keras.layers.tpu_attention import kernel_platform
+
+pytest.importorskip("jax")
+
+B, N, H, D = 2, 3, 5, 12
+KINDS = {
+    "clamped": {"clamp_length": 150, "tie_attention_biases": True},
+    "same_length": {"same_length": True},
+    "pytorch": {"same_length": "pytorch"},
+}
+# Segment and memory: tiles of 128 keys, and of 256.
+LENGTHS = {"odd": (256, 128), "even": (256, 512), "one block": (128, 384)}
+
+
+def make(dtype="float32", **settings):
+    layer = RelativeMultiHeadAttention(N, H, dtype=dtype, **settings)
+    layer.build((B, None, D))
+    for i, weight in enumerate(layer.trainable_variables):
+        weight.assign(0.5 * random(*weight.shape, seed=40 + i))
+    return layer
+
+
+def output_and_gradients(layer, lengths, **arguments):
+    query, memory = (
+        tf.constant(random(B, length, D, seed=seed), layer.compute_dtype)
+        for seed, length in enumerate(LENGTHS[lengths])
+    )
+    watched = [query, memory]
+    if layer.tie_attention_biases:
+        biases = tuple(tf.constant(random(N, H, seed=s)) for s in (5, 6))
+        arguments["attention_biases"] = biases
+        watched += biases
+    sources = [*watched, *layer.trainable_variables]
+
+    @tf.function(jit_compile=True)
+    def compute():
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            output = layer(
+                query,
+                memory=memory,
+                training=True,
+                dropout_seed=tf.constant([3, 4], tf.uint32),
+                **arguments,
+            )
+            total = tf.reduce_sum(
+                tf.cast(output, tf.float32) * random(*query.shape, seed=3)
+            )
+        return [output, *tape.gradient(total, sources)]
+
+    return [tf.cast(x, tf.float32).numpy() for x in compute()]
+
+
+def in_kernel(layer, lengths, **arguments):
+    with attention_kernel("cpu"):
+        return output_and_gradients(layer, lengths, **arguments)
+
+
+def assert_alike(found, expected, atol=1e-5):
+    for one, other in zip(found, expected, strict=True):
+        assert np.abs(other).max() > 0.01
+        np.testing.assert_allclose(
+            one, other, rtol=0, atol=atol * max(1, np.abs(other).max())
+        )
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_numbers_and_gradients_are_those_of_attention_at_once(lengths):
+    layer = make()
+    assert_alike(
+        in_kernel(layer, lengths), output_and_gradients(layer, lengths)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_they_are_for_every_kind_and_the_same_units_are_dropped(kind):
+    layer = make(dropout=0.3, **KINDS[kind])
+    assert_alike(in_kernel(layer, "odd"), output_and_gradients(layer, "odd"))
+
+
+def test_masks_shut_the_same_keys():
+    layer = make()
+    # Each to the middle of a tile, and a row whose memory is empty.
+    masks = {
+        "memory_mask": np.arange(128) >= np.array([[30], [128]]),
+        "query_mask": np.arange(256) < np.array([[256], [200]]),
+    }
+    found = in_kernel(layer, "odd", **masks)
+    expected = output_and_gradients(layer, "odd", **masks)
+    assert_alike(found, expected)
+    without = output_and_gradients(layer, "odd")
+    assert np.abs(found[0] - without[0]).max() > 0.1
+
+
+def test_bfloat16_is_as_near_to_float32_as_attention_at_once():
+    exact = output_and_gradients(make(), "odd")
+    errors = []
+    for compute in (in_kernel, output_and_gradients):
+        found = compute(make("mixed_bfloat16"), "odd")
+        errors.append(
+            max(
+                np.abs(one - other).max() / np.abs(other).max()
+                for one, other in zip(found, exact, strict=True)
+            )
+        )
+    assert 1e-4 < errors[0] < 1.5 * errors[1] < 0.1
+
+
+@pytest.mark.parametrize("by", ["attention_mask", "return_attention_scores"])
+def test_what_it_cannot_do_is_done_at_once(by):
+    layer = make()
+    attention_mask = random(1, 256, 384, seed=8) > -0.5
+    query, memory = random(B, 256, D), random(B, 128, D, seed=1)
+    arguments = {
+        "attention_mask": {"attention_mask": attention_mask},
+        "return_attention_scores": {"return_attention_scores": True},
+    }[by]
+    expected = layer(query, memory=memory, **arguments)
+    with attention_kernel("cpu"):
+        found = layer(query, memory=memory, **arguments)
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def test_it_is_used_inside_of_its_context_alone():
+    assert kernel_platform() is None
+    with attention_kernel("tpu"):
+        assert kernel_platform() == "tpu"
+        with attention_kernel("cpu"):
+            assert kernel_platform() == "cpu"
+        assert kernel_platform() == "tpu"
+    assert kernel_platform() is None
+
+
+@pytest.mark.parametrize("length, memory", [(100, 128), (128, 100), (128, 0)])
+def test_lengths_that_are_no_tiles_are_named(length, memory):
+    message = f"multiples of 128.*length={length}, memory_length={memory}"
+    with pytest.raises(ValueError, match=message):
+        KernelShape(N, B, length, memory, H, "float32")

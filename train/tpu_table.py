@@ -4,11 +4,12 @@ r"""Compiles what tpu_configs/ claims, and writes the tables of the READMEs.
     python train/tpu_table.py --only=v4_8,enwik8_large,enwik8_base
     python train/tpu_table.py --write_only
 
-tpu_configs/claims.csv names slices, experiments and pieces. The training step
-of each is compiled by `train/main.py --compile_only`, which takes minutes
-where the model is large, and is kept as a line of tpu_configs/compiled.jsonl:
-what is there, by the same versions, is not compiled again. So the command may
-be stopped, and goes on; after a change of model or step it needs --force.
+tpu_configs/claims.csv names slices, experiments and pieces, and whether
+attention is a kernel (`--attention_kernel`). The training step of each is
+compiled by `train/main.py --compile_only`, which takes minutes where the model
+is large, and is kept as a line of tpu_configs/compiled.jsonl: what is there, by
+the same versions, is not compiled again. So the command may be stopped, and
+goes on; after a change of model or step it needs --force.
 It needs `pip install "txl_keras[tpu_compile]"`.
 
 A pair that does not fit, or does not compile, is not written, and the command
@@ -48,10 +49,14 @@ flags.DEFINE_string(
 
 _COLUMNS = (
     "slice", "experiment", "rows a replica", "`--accumulate_steps`",
-    "peak, GiB", "of", "code, GiB", "TFLOP", "GB accessed", "in HBM",
-    "at least, ms", "by", "tokens/s a chip, at most", "utilization, at most",
-    "compiled in, s",
+    "`--attention_kernel`", "peak, GiB", "of", "code, GiB", "TFLOP",
+    "GB accessed", "in HBM", "at least, ms", "by", "tokens/s a chip, at most",
+    "utilization, at most", "compiled in, s",
 )  # fmt: skip
+
+
+# What tells claims apart.
+_NAMES = ("slice", "experiment", "accumulate_steps", "attention_kernel")
 
 
 def main(_):
@@ -78,15 +83,20 @@ def main(_):
 
 
 def _read_claims(root):
-    """List of slice, experiment, pieces."""
+    """List of slice, experiment, pieces, whether with the kernel."""
     path = root / "tpu_configs" / "claims.csv"
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     claims = [
-        (row["slice"], row["experiment"], int(row["accumulate_steps"]))
+        (
+            row["slice"],
+            row["experiment"],
+            int(row["accumulate_steps"]),
+            row["attention_kernel"] == "yes",
+        )
         for row in rows
     ]
-    for slice_, experiment, _ in claims:
+    for slice_, experiment, *_ in claims:
         for flagfile in _flagfiles(root, slice_, experiment):
             if not flagfile.exists():
                 raise ValueError(
@@ -133,7 +143,7 @@ def _is_current(report):
     return report is not None and report["versions"] == _versions()
 
 
-def _compile(root, slice_, experiment, pieces):
+def _compile(root, slice_, experiment, pieces, attention_kernel):
     """The report of a training step, or `None` if there is none."""
     flagfiles = _flagfiles(root, slice_, experiment)
     with tempfile.TemporaryDirectory() as workdir:
@@ -143,6 +153,7 @@ def _compile(root, slice_, experiment, pieces):
                 _SCRIPTS / "main.py",
                 *(f"--flagfile={path}" for path in flagfiles),
                 f"--accumulate_steps={pieces}",
+                f"--attention_kernel={attention_kernel}",
                 "--compile_only",
                 "--compile_steps=train",
                 f"--workdir={workdir}",
@@ -156,6 +167,7 @@ def _compile(root, slice_, experiment, pieces):
     return {
         "slice": slice_,
         "experiment": experiment,
+        "attention_kernel": attention_kernel,
         **found["steps"][0],
         "date": found["date"],
         "versions": found["versions"],
@@ -167,12 +179,11 @@ def _reports_path(root):
 
 
 def _read_reports(root):
-    """Dictionary of reports by slice, experiment and pieces."""
+    """Dictionary of reports by claim."""
     path = _reports_path(root)
     lines = path.read_text().splitlines() if path.exists() else []
     reports = [json.loads(line) for line in lines]
-    names = ("slice", "experiment", "accumulate_steps")
-    return {tuple(report[name] for name in names): report for report in reports}
+    return {tuple(map(report.get, _NAMES)): report for report in reports}
 
 
 def _write_reports(root, claims, reports):
@@ -240,6 +251,7 @@ def _cells(report):
         f"`{report['experiment']}`",
         report["rows"],
         report["accumulate_steps"],
+        "yes" if report["attention_kernel"] else "",
         f"{report['peak'] / 2**30:.1f}",
         f"{report['usable'] / 2**30:.1f}",
         f"{report['code'] / 2**30:.1f}",
@@ -255,7 +267,11 @@ def _cells(report):
 
 
 def _matrix(reports):
-    """Slices by experiments: the tokens/s a chip, at most, in thousands."""
+    """Slices by experiments: the tokens/s a chip, at most, in thousands.
+
+    Of what a run does by itself, without the kernel.
+    """
+    reports = [report for report in reports if not report["attention_kernel"]]
     slices = list(dict.fromkeys(report["slice"] for report in reports))
     experiments = list(dict.fromkeys(r["experiment"] for r in reports))
     chips = {r["slice"]: _chips(r) for r in reports}

@@ -46,13 +46,21 @@ def parse():
         yield parse
 
 
+NAMES = "slice", "experiment", "accumulate_steps", "attention_kernel"
+
+
 def claims():
-    """Slice, experiment, pieces."""
+    """Slice, experiment, pieces, whether with the kernel."""
     path = ROOT / "tpu_configs" / "claims.csv"
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [
-        (row["slice"], row["experiment"], int(row["accumulate_steps"]))
+        (
+            row["slice"],
+            row["experiment"],
+            int(row["accumulate_steps"]),
+            {"yes": True, "no": False}[row["attention_kernel"]],
+        )
         for row in rows
     ]
 
@@ -71,7 +79,7 @@ def replicas_in(path):
 def test_all_slices_are_there():
     assert set(SLICES) == set(REPLICAS)
     assert {name for name, *_ in claims()} == set(REPLICAS)
-    assert len(claims()) == len({claim[:2] for claim in claims()})
+    assert len(claims()) == len({(*c[:2], c[3]) for c in claims()})
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -92,12 +100,13 @@ def test_a_slice_sets_what_it_must_and_no_more(name, parse):
     assert must <= given <= {*must, "--checkpoint_every"}
 
 
-@pytest.mark.parametrize("name, experiment, pieces", claims())
-def test_a_claim_divides(name, experiment, pieces, parse):
+@pytest.mark.parametrize("name, experiment, pieces, attention_kernel", claims())
+def test_a_claim_divides(name, experiment, pieces, attention_kernel, parse):
     flags = parse(EXPERIMENTS[experiment], SLICES[name])
     rows, rest = divmod(flags.batch_size, REPLICAS[name])
     assert not rest
     assert rows % pieces == 0
+    assert flags.attention_kernel is False  # nothing never run by itself
     assert flags.precision == "bfloat16"
     assert f"`{experiment}`" in (ROOT / "README.md").read_text("utf-8")
 
@@ -107,12 +116,12 @@ def test_the_command_of_a_slice_is_claimed(name):
     text = SLICES[name].read_text("utf-8")
     experiment = re.search(r"--flagfile=train/configs/(\w+)\.flags", text)[1]
     pieces = re.search(r"--accumulate_steps=(\d+)", text)
-    assert (name, experiment, int(pieces[1]) if pieces else 1) in claims()
+    pieces = int(pieces[1]) if pieces else 1
+    assert (name, experiment, pieces, False) in claims()
 
 
 def test_what_is_claimed_is_in_the_tables_and_fits(parse):
-    names = "slice", "experiment", "accumulate_steps"
-    compiled = [tuple(map(report.get, names)) for report in reports()]
+    compiled = [tuple(map(report.get, NAMES)) for report in reports()]
     assert compiled == claims()
     for report in reports():
         name, experiment = report["slice"], report["experiment"]

@@ -8,7 +8,7 @@ from attention_loops import random
 from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers.tpu_attention import KernelShape
 from txl_keras.layers.tpu_attention import attention_kernel
-from txl_keras.layers.tpu_attention import kernel_platform
+from txl_keras.layers.tpu_attention import is_for_kernel
 
 pytest.importorskip("jax")
 
@@ -132,13 +132,12 @@ def test_what_it_cannot_do_is_done_at_once(by):
 
 
 def test_it_is_used_inside_of_its_context_alone():
-    assert kernel_platform() is None
+    assert not is_for_kernel()
     with attention_kernel("tpu"):
-        assert kernel_platform() == "tpu"
         with attention_kernel("cpu"):
-            assert kernel_platform() == "cpu"
-        assert kernel_platform() == "tpu"
-    assert kernel_platform() is None
+            assert is_for_kernel()
+        assert is_for_kernel()
+    assert not is_for_kernel()
 
 
 @pytest.mark.parametrize("length, memory", [(100, 128), (128, 100), (128, 0)])

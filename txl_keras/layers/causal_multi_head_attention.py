@@ -30,7 +30,7 @@ from txl_keras.layers.softmax_attention import masked_softmax
 from txl_keras.layers.sublayers import heads_dense
 from txl_keras.layers.tpu_attention import KernelShape
 from txl_keras.layers.tpu_attention import attend_in_kernel
-from txl_keras.layers.tpu_attention import kernel_platform
+from txl_keras.layers.tpu_attention import is_for_kernel
 from txl_keras.layers.tpu_attention import with_row_major_gradient
 
 SAME_LENGTHS = (False, True, "pytorch")
@@ -263,11 +263,11 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         )
 
     def _has_kernel_for(self, memory, attention_mask):
-        is_asked = self.has_kernel and kernel_platform() is not None
+        is_asked = self.has_kernel and is_for_kernel()
         return is_asked and memory is not None and attention_mask is None
 
     def _attend_in_kernel(self, terms, query, memory, lengths, key_mask, seeds):
-        """The same, `(N, B, T, H)`, of what never leaves the chip."""
+        """The same, `(N, B, T, H)`, by a kernel for TPUs."""
         *of_memory, length = lengths
         num_memory = sum(of_memory)
         shape = KernelShape(

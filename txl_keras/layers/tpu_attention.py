@@ -54,9 +54,9 @@ def with_kernel(function, platform):
     return call
 
 
-def kernel_platform():
-    """The platform of `attention_kernel`; `None` outside of it."""
-    return _platform
+def is_for_kernel():
+    """Whether this is inside of `attention_kernel`."""
+    return _platform is not None
 
 
 @dataclasses.dataclass(frozen=True)

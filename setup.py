@@ -7,9 +7,9 @@ from setuptools import setup
 
 _LIBTPU_RUNS = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 # Private parts of jax are used: training/tpu_compile.py asks for these.
-JAX = "jax==0.10.2"
 TPU_COMPILER = [
-    f"{package}; {_LIBTPU_RUNS}" for package in (JAX, "libtpu==0.0.51")
+    f"{package}; {_LIBTPU_RUNS}"
+    for package in ("jax==0.10.2", "libtpu==0.0.51")
 ]
 SUBWORDS = ["sentencepiece", "tensorflow-text>=2.20,<2.22"]
 
@@ -44,8 +44,6 @@ setup(
         "subwords": SUBWORDS,
         # For --compile_only.
         "tpu_compile": TPU_COMPILER,
-        # For --attention_kernel. A TPU's TensorFlow brings its own libtpu.
-        "tpu_kernel": [JAX],
         "tests": [
             # Runs a SavedModel without TensorFlow.
             "openvino",

@@ -13,6 +13,8 @@
 #     LIBTPU_VERSION      default: 0.0.14, the oldest that build accepts. It
 #                         accepts all later ones, but 0.0.51 lacks what it
 #                         calls, such as ConfigureDistributedTpuOp_DoWork
+#     JAX_VERSION         default: none. --attention_kernel needs 0.10.2, and
+#                         libtpu 0.0.40, as 0.0.36 cannot read its kernels
 set -euo pipefail
 
 VENV=${VENV:-$HOME/txl_venv}
@@ -91,6 +93,9 @@ for line in importlib.metadata.requires("txl_keras"):
     if not requirement.marker and requirement.name != "tensorflow":
         print(requirement)
 EOF
+if [[ -n ${JAX_VERSION:-} ]]; then
+  echo "jax==$JAX_VERSION" >>"$requirements"
+fi
 pip install --quiet --requirement "$requirements" \
   "tensorflow-tpu==$TENSORFLOW_VERSION" "libtpu==$LIBTPU_VERSION"
 if pip show --quiet tensorflow 2>/dev/null; then
@@ -103,6 +108,9 @@ library=$("$VENV/bin/python" -c \
   'import libtpu; print(libtpu.get_library_path())')
 grep -q "^export TPU_LIBRARY_PATH=" "$VENV/bin/activate" ||
   echo "export TPU_LIBRARY_PATH='$library'" >>"$VENV/bin/activate"
+# TensorFlow imports jax where it is, and jax would take the TPU for itself.
+grep -q "^export JAX_PLATFORMS=" "$VENV/bin/activate" ||
+  echo "export JAX_PLATFORMS=cpu" >>"$VENV/bin/activate"
 
 # What is asked for, as it is installed; no TPU is touched.
 TPU_LOAD_LIBRARY=0 TF_CPP_MIN_LOG_LEVEL=2 "$VENV/bin/python" - <<'EOF'

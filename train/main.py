@@ -43,6 +43,7 @@ from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import kernel_platform
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
+from txl_keras.training.tpu_types import check_kernel
 from txl_keras.training.tpu_types import check_replicas
 from txl_keras.training.tpu_types import tpu_type
 from txl_keras.training.trainer import Trainer
@@ -86,6 +87,8 @@ def main(_):
         sys.exit(0 if compiling.compile_run() else 1)
     # Before minutes of waiting for a TPU.
     slice_ = tpu_type(FLAGS.tpu_type) if FLAGS.tpu_type else None
+    if slice_ and FLAGS.attention_kernel:
+        check_kernel(slice_, FLAGS.precision)
     strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
     if slice_ and FLAGS.tpu is not None:
         check_replicas(slice_, strategy)

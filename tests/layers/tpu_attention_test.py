@@ -1,5 +1,9 @@
 """The kernel for TPUs, interpreted, against attention at once."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -129,6 +133,27 @@ def test_what_it_cannot_do_is_done_at_once(by):
     with attention_kernel("cpu"):
         found = layer(query, memory=memory, **arguments)
     tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def test_another_platform_is_named():
+    with pytest.raises(ValueError, match="platform=gpu"):
+        with attention_kernel("gpu"):
+            pass
+
+
+def test_jax_does_not_ask_for_the_tpu():
+    # As on a TPU's host, where it would; this process has it on the CPU.
+    environment = os.environ | {"JAX_FORCE_TPU_INIT": "1"}
+    environment.pop("JAX_PLATFORMS", None)
+    code = (
+        "from txl_keras.layers.tpu_attention import KernelShape\n"
+        "from txl_keras.layers.tpu_kernels import build_kernels\n"
+        "shape = KernelShape(1, 1, 128, 128, 8, 'float32')\n"
+        "assert len(build_kernels(shape, 'tpu')) == 2\n"
+        "import jax\n"
+        "assert {x.platform for x in jax.devices()} == {'cpu'}\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def test_it_is_used_inside_of_its_context_alone():

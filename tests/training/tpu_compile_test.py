@@ -389,6 +389,12 @@ def test_another_error_of_the_compiler_is_one():
         report(make_step(), tpu_type("v4-8"), {"error": "INTERNAL: x"})
 
 
+def test_keys_too_many_for_a_kernel_are_told():
+    error = "It ran out of memory in memory space vmem. Used 25M of 16M vmem. x"
+    with pytest.raises(RuntimeError, match="shorter.*: Used 25M of 16M vmem$"):
+        report(make_step(), tpu_type("v4-8"), {"error": error})
+
+
 # --- Where there is no compiler
 
 
@@ -598,12 +604,13 @@ def test_the_command_reports_all_steps_of_a_run(tmp_path):
         ("--cutoffs=auto", "reads no run and no text"),
         ("--varlen", "segments of one length"),
         ("--backbone=lstm", "takes Transformer-XL alone"),
+        ("--attention_kernel", "multiples of 128.*memory_length=6"),
     ],
 )
 def test_bad_flags_end_the_command_with_their_names(flag, message, tmp_path):
     done = run_main(tmp_path, *TINY, "--tpu_type=v4-8", flag)
     assert done.returncode == 1
-    assert message in done.stderr
+    assert re.search(message, done.stderr)
     assert not os.listdir(tmp_path)
 
 

@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 
 import tensorflow as tf
 
@@ -35,7 +34,14 @@ def attention_kernel(platform):
     Args:
         platform: `"tpu"`, or `"cpu"`, where it is interpreted, slowly, to see
             what it computes.
+
+    Raises:
+        ValueError: If it is another platform.
     """
+    if platform not in ("tpu", "cpu"):
+        raise ValueError(
+            f"`platform` must be tpu or cpu. Received: platform={platform}"
+        )
     global _platform
     before, _platform = _platform, platform
     try:
@@ -124,7 +130,9 @@ def check_lengths(length, num_memory):
 def attend_in_kernel(
     shape, query, biases, keys, values, positions, mask, seeds
 ):
-    """`dropout(softmax(scores)) values`, the same numbers as of `attend`.
+    """`dropout(softmax(scores)) values`: see `softmax_attention.attend`.
+
+    The first derivative is there, a second is not.
 
     Args:
         shape: `KernelShape`.
@@ -141,8 +149,6 @@ def attend_in_kernel(
         Tensor `(N, B, T, H)`. A query that may see no key gets the mean of
         some values, and they no gradient from it.
     """
-    # TensorFlow holds the TPU; jax only compiles, and must not ask for it.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # Only here: nothing else of the layers needs jax.
     from txl_keras.layers.tpu_kernels import build_kernels
 

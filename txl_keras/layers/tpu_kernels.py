@@ -25,6 +25,9 @@ from jax.experimental.pallas import tpu as pltpu
 from txl_keras.layers.softmax_attention import CLOSED
 from txl_keras.layers.tpu_attention import TILE_QUERIES
 
+# TensorFlow holds the TPU. jax, which only compiles here, would ask for it.
+jax.config.update("jax_platforms", "cpu")
+
 # Rows of a vector register.
 _SUBLANES = 8
 

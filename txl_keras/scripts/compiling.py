@@ -29,6 +29,7 @@ from txl_keras.training.tpu_compile import VERSIONS
 from txl_keras.training.tpu_compile import check_compiler
 from txl_keras.training.tpu_compile import compile_hlo
 from txl_keras.training.tpu_compile import lower
+from txl_keras.training.tpu_types import check_kernel
 from txl_keras.training.tpu_types import names
 from txl_keras.training.tpu_types import rows_of_replica
 from txl_keras.training.tpu_types import tpu_type
@@ -72,6 +73,8 @@ def compile_run():
     slice_ = tpu_type(FLAGS.tpu_type)
     rows_of_replica(FLAGS.batch_size, slice_)
     rows_of_replica(FLAGS.eval_batch_size, slice_, "eval_batch_size")
+    if FLAGS.attention_kernel:
+        check_kernel(slice_, FLAGS.precision)
     check_compiler()
     path = _output()
     end_on_sigterm()

@@ -60,7 +60,7 @@ def _define_language_model_flags():
     )  # fmt: skip
     flags.DEFINE_bool(
         "attention_kernel", False,
-        "On a TPU, attention by a kernel of its own in the training step, "
+        "On a TPU, v4 or later, attention by a kernel of its own in training, "
         "which needs jax: fewer bytes, less memory.",
     )  # fmt: skip
     flags.DEFINE_integer(

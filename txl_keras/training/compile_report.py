@@ -21,6 +21,7 @@ _TOO_LARGE = re.compile(
     r"required for .*?\(([\d.]+)([KMGT]?)\) exceeds available HBM "
     r"\(([\d.]+)([KMGT]?)\)"
 )
+_VECTOR_MEMORY = re.compile(r"Used \S+ of \S+ vmem|$")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -175,6 +176,13 @@ def _compiled(step, answer):
 
 def _needed_bytes(error):
     found = _TOO_LARGE.search(error)
+    if not found and "memory space vmem" in error:
+        raise RuntimeError(
+            "The keys of a head and row do not fit the vector memory of the "
+            "chip, where `attention_kernel` needs them all: leave it out, or "
+            "choose a shorter segment_length or memory_length. Received: "
+            f"{_VECTOR_MEMORY.search(error)[0]}"
+        )
     if not found:
         raise RuntimeError(f"The TPU compiler refused the step: {error}")
     return int(float(found[1]) * _UNITS[found[2]])

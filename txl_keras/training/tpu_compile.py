@@ -51,15 +51,15 @@ def check_compiler():
             "Compiling for a TPU needs Linux x86_64, where libtpu is. "
             f"Received: {machine}"
         )
-    check_packages("Compiling for a TPU", "tpu_compile", VERSIONS)
+    check_packages("Compiling for a TPU", '"txl_keras[tpu_compile]"', VERSIONS)
 
 
-def check_packages(what, extra, names):
+def check_packages(what, to_install, names):
     """Sees that packages are there, in the versions that were tried.
 
     Args:
         what: String, what needs them.
-        extra: String, the extra of this package that has them.
+        to_install: String, what pip is to install.
         names: Those of `VERSIONS` that it needs.
 
     Raises:
@@ -72,8 +72,7 @@ def check_packages(what, extra, names):
             f"{name} {v or 'is missing'}" for name, v in found.items()
         )
         raise ImportError(
-            f'{what} needs {wanted}: pip install "txl_keras[{extra}]". '
-            f"Received: {here}"
+            f"{what} needs {wanted}: pip install {to_install}. Received: {here}"
         )
 
 

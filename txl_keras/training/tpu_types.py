@@ -160,6 +160,24 @@ def rows_of_replica(batch_size, slice_, name="batch_size"):
     return replica_batch_size(batch_size, slice_, name)
 
 
+def check_kernel(slice_, precision):
+    """Sees that a slice's chips know the products of `attention_kernel`.
+
+    Args:
+        slice_: `TpuType`.
+        precision: String, such as `"bfloat16"`.
+
+    Raises:
+        ValueError: If not.
+    """
+    if slice_.chip.name in ("v2", "v3") and precision != "float32":
+        raise ValueError(
+            "`attention_kernel` multiplies in bfloat16 on v4 and later chips "
+            "only; on v2 and v3 it takes --precision=float32. Received: "
+            f"tpu_type={slice_.name}, precision={precision}"
+        )
+
+
 def check_replicas(slice_, strategy):
     """Sees that a TPU is of the type that the flags name.
 

@@ -13,6 +13,7 @@ from txl_keras.checks import check_integer
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.row_dropout import fold_in
+from txl_keras.layers.tpu_attention import TILE_QUERIES
 from txl_keras.layers.tpu_attention import check_lengths
 from txl_keras.layers.tpu_attention import with_kernel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
@@ -24,6 +25,7 @@ from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
 from txl_keras.training.strategy import kernel_platform
 from txl_keras.training.strategy import runs_on_cpu
+from txl_keras.training.tpu_compile import VERSIONS
 from txl_keras.training.tpu_compile import check_packages
 
 
@@ -143,7 +145,7 @@ class Trainer:
                 f"num_layers={model.backbone.num_layers}"
             )
         if attention_kernel:
-            _check_kernel(model, segment_lengths or ())
+            _check_kernel(model, segment_lengths)
         self._rows = replica_batch_size(batch_size, strategy)
         if self._rows % accumulate_steps:
             raise ValueError(
@@ -424,7 +426,9 @@ class Trainer:
 
 def _check_kernel(model, segment_lengths):
     """Sees that the attention of a model can be a kernel."""
-    check_packages("`attention_kernel`", "tpu_kernel", ["jax"])
+    # jax alone: what is an extra of this package asks for tensorflow, which
+    # pip would install over that of a TPU.
+    check_packages("`attention_kernel`", f"jax=={VERSIONS['jax']}", ["jax"])
     backbone = model.backbone
     attention_type = getattr(backbone, "attention_type", None)
     if attention_type != "relative" or model.compute_dtype == "float16":
@@ -434,7 +438,7 @@ def _check_kernel(model, segment_lengths):
             f"{type(backbone).__name__}, attention_type={attention_type}, "
             f"{model.compute_dtype}"
         )
-    for length in segment_lengths:
+    for length in segment_lengths or (TILE_QUERIES,):
         check_lengths(length, backbone.memory_length)
 
 

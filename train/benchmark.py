@@ -243,6 +243,7 @@ def _describe(model):
         "memory_length",
         "same_length",
         "clamp_length",
+        "attention_type",
     )
     return {
         "experiment": FLAGS.experiment,
@@ -253,6 +254,7 @@ def _describe(model):
         "dropout": model.backbone.dropout,
         "batch_size": FLAGS.batch_size,
         "turns": FLAGS.turns,
+        "num_tokens": FLAGS.num_tokens,
         "cpus": os.cpu_count(),
         "tensorflow": tf.__version__,
     }

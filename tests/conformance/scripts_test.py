@@ -453,6 +453,7 @@ def test_benchmark_measures_each_point_of_growth_alone(
             "contender": changes["contenders"][0], "seconds": 0.5,
             "compile_seconds": 1.0, "utilization": 0.25,
             "step_bytes": 2 * 2**20, "peak_bytes": 5 * 2**20,
+            "peak_flops": 3e9,
         }  # fmt: skip
 
     monkeypatch.setattr(growth, "in_a_child", in_a_child)
@@ -471,7 +472,8 @@ def test_benchmark_measures_each_point_of_growth_alone(
         for name, size in sizes
         for contender in ("txl_keras", "plain")
     ]
-    assert "peak 5 MiB, 2 of them come and go" in printed
+    assert "0.250 of 3 GFLOP/s, memory of a step 2.0 MiB" in printed
+    assert "of the process 5 MiB" in printed
     assert picture.read_bytes()[:4] == b"\x89PNG"
     results = json.loads(printed.splitlines()[-1])["results"]
     assert [(r["by"], r["size"]) for r in results[::2]] == sizes
@@ -535,6 +537,10 @@ def test_a_point_of_growth_is_another_experiment(tmp_path):
         (
             ["--experiment=growth", "--contenders=plain", "--same_length"],
             "`contenders` must have one that this model has",
+        ),
+        (
+            ["--experiment=training", "--cutoffs=auto"],
+            "`cutoffs` must be named here",
         ),
         (
             ["--experiment=long_generation", "--contenders=plain"],

@@ -73,7 +73,8 @@ def measure_point(experiment, changes):
 
     Returns:
         Dictionary of `contender`, its `seconds`, `compile_seconds` and
-        `utilization` and `step_bytes`, and the `peak_bytes` of memory.
+        `utilization` and `step_bytes`, and of this process the `peak_bytes` of
+        memory and `peak_flops`, which the utilization is of.
     """
     for name, value in changes.items():
         FLAGS[name].value = value
@@ -93,16 +94,18 @@ def measure_point(experiment, changes):
             )
         },
         "peak_bytes": found["peak_bytes"],
+        "peak_flops": found["peak_flops"],
     }
 
 
 def _print(result):
     of_step = result["step_bytes"]
-    grown = "an unknown part" if of_step is None else f"{of_step / 2**20:,.0f}"
+    grown = "unknown" if of_step is None else f"{of_step / 2**20:,.1f} MiB"
     print(
         f"{result['by']}={result['size']:<6} {result['contender']:14} "
         f"{1e3 * result['seconds']:10,.1f} ms, utilization "
-        f"{result['utilization']:.3f}, peak {result['peak_bytes'] / 2**20:,.0f}"
-        f" MiB, {grown} of them come and go",
+        f"{result['utilization']:.3f} of {result['peak_flops'] / 1e9:,.0f} "
+        f"GFLOP/s, memory of a step {grown}, of the process "
+        f"{result['peak_bytes'] / 2**20:,.0f} MiB",
         flush=True,
     )

@@ -19,6 +19,11 @@ def build_model(settings):
     Raises:
         ValueError: If a flag is not what the model expects.
     """
+    if settings.cutoffs == ["auto"]:
+        raise ValueError(
+            "`cutoffs` must be named here, as there is no text to count. "
+            "Received: cutoffs=auto"
+        )
     for name in ("dropout", "attention_dropout"):
         if settings[name].value is None:
             settings[name].value = 0.0

@@ -27,7 +27,7 @@ def measure(contenders, peers, settings, unit, flops, dtype):
     step_bytes = {name: memory_of(call) for name, call in contenders.items()}
     for name, number in step_bytes.items():
         if number is not None:
-            print(f"{name}: {number / 2**20:,.0f} MiB come and go with a turn")
+            print(f"{name}: memory of a turn {number / 2**20:,.1f} MiB")
     return {"segment_length": length, "step_bytes": step_bytes, **results}
 
 
@@ -73,7 +73,7 @@ def report(times, unit, num_tokens, flops=None, dtype="float32"):
             f"{flops / 1e9:.3g} GFLOP {unit}; the best product of {dtype} "
             f"does {best / 1e9:,.0f} GFLOP/s"
         )
-    print(f"Peak of memory {results['peak_bytes'] / 2**20:,.0f} MiB")
+    print(f"Memory of the process {results['peak_bytes'] / 2**20:,.0f} MiB")
     return results
 
 

@@ -195,8 +195,7 @@ class _Tile:
         self._first = first + shape.num_memory * in_segment
         self.in_segment = in_segment
         self.place = pl.ds(pl.multiple_of(first, t), s)
-        # The key and query of row c and column a are at row s + t - 1 - c + a
-        # from the end of the window.
+        # The distance of key c and query a is at row t + c - a of the window.
         start = shape.length - block.first - t + self._first
         self.window = pl.ds(pl.multiple_of(start, t), s + t)
 

@@ -41,6 +41,7 @@ from txl_keras.training.strategy import for_another_device
 from txl_keras.training.tpu_compile import check_compiler
 from txl_keras.training.tpu_compile import compile_hlo
 from txl_keras.training.tpu_compile import lower
+from txl_keras.training.tpu_types import check_kernel
 from txl_keras.training.tpu_types import tpu_type
 from txl_keras.training.trainer import Trainer
 
@@ -387,6 +388,14 @@ def test_nothing_fits_where_the_weights_do_not():
 def test_another_error_of_the_compiler_is_one():
     with pytest.raises(RuntimeError, match="refused the step: INTERNAL: x"):
         report(make_step(), tpu_type("v4-8"), {"error": "INTERNAL: x"})
+
+
+@pytest.mark.parametrize("name", ["v2-8", "v3-32"])
+def test_chips_without_its_products_are_told(name):
+    check_kernel(tpu_type(name), "float32")
+    check_kernel(tpu_type("v4-8"), "bfloat16")
+    with pytest.raises(ValueError, match=f"{name}, precision=bfloat16"):
+        check_kernel(tpu_type(name), "bfloat16")
 
 
 def test_keys_too_many_for_a_kernel_are_told():

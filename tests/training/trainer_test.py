@@ -103,6 +103,12 @@ def test_a_model_without_a_kernel_is_named(changes, message):
         make_trainer(model, segment_lengths=(128,), attention_kernel=True)
 
 
+def test_a_kernel_needs_a_memory_whatever_the_segments_are():
+    pytest.importorskip("jax")
+    with pytest.raises(ValueError, match="memory_length=0"):
+        make_trainer(make_model(memory_length=0), attention_kernel=True)
+
+
 def test_a_kernel_without_jax_names_the_extra(monkeypatch):
     monkeypatch.setattr(tpu_compile, "_version", {"jax": None}.get)
     with pytest.raises(ImportError, match="pip install jax==.*is missing"):

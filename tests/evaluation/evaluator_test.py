@@ -238,6 +238,20 @@ def test_an_array_of_another_shape_or_dtype_is_refused(model):
             evaluator.token_nll(segments, out=array)
 
 
+@pytest.mark.parametrize("batch_size, length", [(2, 5), (3, 6)])
+def test_segments_of_another_size_are_named(model, batch_size, length):
+    evaluator = Evaluator(model, STRATEGY, batch_size=3, segment_length=5)
+    segments = Segments(TOKENS, batch_size, length, drop_remainder=False)
+    message = f"batch_size=3 .*=5, .*batch_size={batch_size}, .*={length}$"
+    with pytest.raises(ValueError, match=message):
+        evaluator.evaluate(segments)
+
+
+def test_no_segment_has_no_warm_up(model):
+    with pytest.raises(ValueError, match="segment_length=0"):
+        warmup_segments(model.backbone, 0)
+
+
 def test_two_replicas_write_the_same_nats_at_the_same_places():
     script = """
 import numpy as np, tensorflow as tf

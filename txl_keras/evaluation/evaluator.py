@@ -9,6 +9,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
 from txl_keras.data.feed import Feed
 from txl_keras.data.sliding_windows import SlidingWindows
 from txl_keras.data.step_batches import replica_batch_size
@@ -51,6 +52,8 @@ class Evaluator:
         self._strategy = strategy
         self._model = model
         self._memory_length = memory_length
+        self._batch_size = batch_size
+        self._segment_length = segment_length
         self._stop = stop or StopRequest()
         with strategy.scope():
             self._reader = model.backbone.segment_reader(
@@ -104,14 +107,15 @@ class Evaluator:
             `perplexity`, `num_tokens`; or `None` if it was stopped.
 
         Raises:
-            ValueError: If `token_nll` has another shape or is of integers,
-                or replicas are on other machines, whose scores never come
+            ValueError: If `segments` are not those of the evaluator's sizes,
+                or `token_nll` has another shape or is of integers, or replicas are on other machines, whose scores never come
                 here; or windows slide over a text for a model that remembers.
             FloatingPointError: If `token_nll` is given and a score is not
                 finite, with the position of the token.
         """
         if isinstance(segments, SlidingWindows):
             check_slides(self._model.backbone, self._memory_length)
+        self._check_sizes(segments)
         if token_nll is not None:
             self._check_token_nll(token_nll, segments)
             token_nll[:] = np.nan
@@ -261,6 +265,16 @@ class Evaluator:
         sums = tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
         return nll, sums, entries
 
+    def _check_sizes(self, segments):
+        rows, length = segments.batch(0)["inputs"].shape
+        if rows != self._batch_size or length > self._segment_length:
+            raise ValueError(
+                f"`segments` must have batch_size={self._batch_size} and no "
+                f"more than segment_length={self._segment_length}, as the "
+                f"evaluator. Received: batch_size={rows}, "
+                f"segment_length={length}"
+            )
+
     def _check_token_nll(self, token_nll, segments):
         shape = (segments.num_predictions + 1,)
         if token_nll.shape != shape or token_nll.dtype.kind != "f":
@@ -352,7 +366,7 @@ def warmup_segments(backbone, segment_length, memory_length=None):
 
     Raises:
         ValueError: If the backbone is an LSTM: what it reads first has an
-            influence for ever.
+            influence for ever; or `segment_length` is not positive.
 
     Example:
 
@@ -368,6 +382,7 @@ def warmup_segments(backbone, segment_length, memory_length=None):
             "`backbone` must have attention: no number of segments determines "
             f"the state of an LSTM. Received: {type(backbone).__name__}"
         )
+    check_integer("segment_length", segment_length, 1)
     if memory_length is None:
         memory_length = backbone.memory_length
     return backbone.num_layers * -(-memory_length // segment_length)

@@ -108,8 +108,9 @@ class Evaluator:
 
         Raises:
             ValueError: If `segments` are not those of the evaluator's sizes,
-                or `token_nll` has another shape or is of integers, or replicas are on other machines, whose scores never come
-                here; or windows slide over a text for a model that remembers.
+                or `token_nll` has another shape or is of integers, or replicas
+                are on other machines, whose scores never come here; or windows
+                slide over a text for a model that remembers.
             FloatingPointError: If `token_nll` is given and a score is not
                 finite, with the position of the token.
         """

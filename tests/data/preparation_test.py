@@ -317,7 +317,9 @@ preparation.prepare(corpus, ByteTokenizer(), {str(tmp_path)!r})
         children = pathlib.Path(listed).read_text().split()
     process.kill()
     process.wait()
-    for _ in range(300):  # workers look every half second
+    # Workers look every half second, once they have imported all they need,
+    # which takes long on a busy machine.
+    for _ in range(1200):
         if not any(map(is_running, children)):
             break
         time.sleep(0.1)

@@ -109,7 +109,7 @@ def test_a_kernel_needs_a_memory_whatever_the_segments_are():
         make_trainer(make_model(memory_length=0), attention_kernel=True)
 
 
-def test_a_kernel_without_jax_names_the_extra(monkeypatch):
+def test_a_kernel_without_jax_says_what_to_install(monkeypatch):
     monkeypatch.setattr(tpu_compile, "_version", {"jax": None}.get)
     with pytest.raises(ImportError, match="pip install jax==.*is missing"):
         make_trainer(make_model(memory_length=128), attention_kernel=True)

@@ -277,7 +277,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             num_memory=num_memory,
             head_dim=self.key_dim,
             dtype=self.compute_dtype,
-            farthest=self._farthest(num_memory) if self.same_length else None,
+            farthest=self._farthest(num_memory),
             rate=0.0 if seeds is None else float(self.dropout),
         )
         if key_mask is None:
@@ -328,7 +328,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         return split_queries(
             length,
             num_memory=num_memory,
-            farthest=self._farthest(num_memory) if self.same_length else None,
+            farthest=self._farthest(num_memory),
             rate=rate,
             sizes=(self.num_heads, length, num_memory + length),
         )
@@ -485,8 +485,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             keys = ops.arange(first, end)
             distance = num_memory + ops.arange(length)[:, None] - keys
             conditions = _given_masks(key_mask, attention_mask, first, end)
-            if self.same_length:
-                conditions.append(distance <= self._farthest(num_memory))
+            farthest = self._farthest(num_memory)
+            if farthest is not None:
+                conditions.append(distance <= farthest)
             masks.append(conditions)
         if self.causal:
             # What memory holds is before all queries.
@@ -497,7 +498,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         ]
 
     def _farthest(self, num_memory):
-        """The distance beyond which `same_length` shuts a key."""
+        """The distance beyond which `same_length` shuts a key, or `None`."""
+        if not self.same_length:
+            return None
         if self.same_length == "pytorch":
             # There the query's own key counts; it is never shut.
             farthest = num_memory - 1

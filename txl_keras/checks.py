@@ -1,9 +1,67 @@
 """Checks of arguments."""
 
+import math
 import numbers
+import reprlib
 
 import numpy as np
 import tensorflow as tf
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+
+
+def shown(value):
+    """Returns a `repr` for error messages: short, and never an error itself.
+
+    Foreign data may be nested or long beyond what `repr` can write.
+    """
+    try:
+        if isinstance(value, bytes):
+            cut = f"... ({len(value)} bytes)" if len(value) > 80 else ""
+            return repr(value[:80]) + cut
+        return _SHORT.repr(value)
+    except (ValueError, RecursionError):
+        return f"an object of type {type(value).__name__}"
+
+
+def check_number(name, value, minimum, maximum=math.inf, exclusive=False):
+    """Checks that an argument is a finite number in its range.
+
+    Args:
+        name: String, the argument's name.
+        value: The value passed.
+        minimum, maximum: Numbers. The value may equal them.
+        exclusive: Boolean. The value must exceed `minimum`, and `maximum`
+            must exceed the value.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: If it is no real number (booleans are none), NaN, infinite
+            or out of the range.
+    """
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_inside = (
+        is_number
+        and math.isfinite(value)
+        and minimum <= value <= maximum
+        and not (exclusive and value in (minimum, maximum))
+    )
+    if not is_inside:
+        low, high = (
+            ("above", "below") if exclusive else ("of at least", "at most")
+        )
+        bounds = f"{low} {minimum}"
+        if maximum != math.inf:
+            bounds += f" and {high} {maximum}"
+        raise ValueError(
+            f"`{name}` must be a finite number {bounds}. "
+            f"Received: {name}={shown(value)}"
+        )
+    return value
 
 
 def check_integer(name, value, minimum, maximum=None):
@@ -28,7 +86,7 @@ def check_integer(name, value, minimum, maximum=None):
         at_most = "" if maximum is None else f" and at most {maximum}"
         raise ValueError(
             f"`{name}` must be an integer of at least {minimum}{at_most}. "
-            f"Received: {name}={value!r}"
+            f"Received: {name}={shown(value)}"
         )
     return int(value)
 

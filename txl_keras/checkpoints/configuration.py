@@ -1,9 +1,8 @@
 """Configurations in the words of the original implementations."""
 
-import json
-import pathlib
 import warnings
 
+from txl_keras.json_files import read_json
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 
@@ -48,23 +47,6 @@ _OVERRIDES = (
     "attention_dropout",
     "cold_start",
 )
-
-
-def read_json(path):
-    """The object in a JSON file.
-
-    Raises:
-        ValueError: If the file is no JSON or holds no object.
-    """
-    try:
-        config = json.loads(pathlib.Path(path).read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(
-            f"{path} must hold a JSON object. Received: {type(config).__name__}"
-        )
-    return config
 
 
 def read_config(config, overrides, defaults):

@@ -8,7 +8,6 @@ import numpy as np
 
 from txl_keras.checkpoints.configuration import build_model
 from txl_keras.checkpoints.configuration import read_config
-from txl_keras.checkpoints.configuration import read_json
 from txl_keras.checkpoints.hugging_face_files import config_path
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.hugging_face_files import import_safetensors
@@ -16,6 +15,7 @@ from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.torch_layout import HUGGING_FACE
 from txl_keras.checkpoints.torch_layout import torch_layout
+from txl_keras.json_files import read_json
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 # What the library takes where a configuration leaves it out.

@@ -2,10 +2,10 @@
 
 import pathlib
 
-from txl_keras.checkpoints.configuration import read_json
 from txl_keras.checkpoints.layout import Tensors
 from txl_keras.checkpoints.torch_files import load_torch
 from txl_keras.checkpoints.torch_files import torch_tensors
+from txl_keras.json_files import read_json
 
 # In the order of preference, as in the transformers library.
 _FILES = ("model.safetensors", "pytorch_model.bin")

@@ -3,11 +3,11 @@
 import dataclasses
 import pathlib
 
-from txl_keras.checkpoints.configuration import read_json
 from txl_keras.checkpoints.hugging_face_files import config_path
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import read
+from txl_keras.json_files import read_json
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
 

@@ -1,0 +1,89 @@
+"""JSON from files that a stranger may have written."""
+
+import json
+
+import tensorflow as tf
+
+from txl_keras.checks import shown
+
+# Parsed JSON takes up to twenty times its size in memory.
+MAX_BYTES = 1 << 20
+MAX_VOCABULARY_BYTES = 16 << 20
+# A vocabulary of strings has a handful of lists; a list takes 64 bytes of
+# memory for the 3 bytes that it takes in a file.
+_MAX_CONTAINERS = 1 << 17
+
+
+def read_json(path, kind=dict, max_bytes=MAX_BYTES):
+    """Reads a JSON file that holds one object or list.
+
+    Args:
+        path: String or path, local or remote.
+        kind: `dict` or `list`, the type that the file must hold.
+        max_bytes: Integer, the largest file that is read.
+
+    Returns:
+        An instance of `kind`.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is larger, is no JSON, is nested too deeply or
+            holds something else. The message names the file.
+    """
+    with open_checked(path, max_bytes) as file:
+        data = file.read()
+    return parse_json(data, path, kind)
+
+
+def open_checked(path, max_bytes):
+    """Opens a file for reading bytes, unless it is missing or too large."""
+    path = str(path)
+    if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
+        raise FileNotFoundError(f"There is no file {path}.")
+    size = tf.io.gfile.stat(path).length
+    if size > max_bytes:
+        raise ValueError(
+            f"{path} must have at most {max_bytes:,} bytes to be read. "
+            f"Received: a file of {size:,} bytes"
+        )
+    return tf.io.gfile.GFile(path, "rb")
+
+
+def parse_json(text, source, kind=dict):
+    """Parses JSON text that holds one object or list.
+
+    Args:
+        text: String, or bytes of UTF-8.
+        source: String or path that errors name.
+        kind: `dict` or `list`, the type that the text must hold.
+
+    Returns:
+        An instance of `kind`.
+
+    Raises:
+        ValueError: If it is no JSON, nested too deeply or something else.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        if text.count("[") + text.count("{") > _MAX_CONTAINERS:
+            raise ValueError(
+                f"it has more than {_MAX_CONTAINERS:,} opening brackets"
+            )
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError(
+            f"{source} is not a JSON file that can be read: it is nested too "
+            "deeply"
+        ) from None
+    except ValueError as error:
+        raise ValueError(
+            f"{source} is not a JSON file that can be read; it is damaged or "
+            f"of another format: {shown(str(error))}"
+        ) from error
+    if not isinstance(content, kind):
+        name = {dict: "object", list: "list"}[kind]
+        raise ValueError(
+            f"{source} must hold a JSON {name}. Received: {shown(content)}"
+        )
+    return content

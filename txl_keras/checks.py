@@ -4,9 +4,12 @@ import math
 import numbers
 import reprlib
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+# What has its values already.
+_AT_HAND = (np.ndarray, tf.__internal__.EagerTensor)
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
@@ -62,6 +65,13 @@ def check_number(name, value, minimum, maximum=math.inf, exclusive=False):
             f"Received: {name}={shown(value)}"
         )
     return value
+
+
+def check_dropout(name, rate):
+    """Returns a dropout rate; raises `ValueError` unless it is in `[0, 1)`."""
+    if check_number(name, rate, 0, 1) == 1:
+        raise ValueError(f"`{name}` must be below 1. Received: {name}={rate}")
+    return rate
 
 
 def check_integer(name, value, minimum, maximum=None):
@@ -127,12 +137,24 @@ def check_shape(name, tensor, expected):
     Args:
         name: String, the argument's name.
         tensor: Tensor or array, may be symbolic.
-        expected: Tuple of sizes; an integer, or `None` for any.
+        expected: Tuple of sizes; an integer, or anything else where the size
+            is not known.
 
     Raises:
         ValueError: If the rank or a known size is another.
     """
-    shape = tuple(tensor.shape)
+    expected = tuple(
+        size if isinstance(size, int) else None for size in expected
+    )
+    shape = getattr(tensor, "shape", None)
+    if shape is None:
+        raise ValueError(
+            f"`{name}` must be a tensor of the shape {expected}. "
+            f"Received: {name}={shown(tensor)}"
+        )
+    if isinstance(shape, tf.TensorShape) and shape.rank is None:
+        return
+    shape = tuple(shape)
     if len(shape) != len(expected) or any(
         None not in pair and pair[0] != pair[1]
         for pair in zip(shape, expected, strict=True)
@@ -162,23 +184,119 @@ def check_vocabulary(tokenizer, vocabulary_size):
 
 
 def check_token_ids(name, token_ids, vocabulary_size):
-    """Checks ids that are at hand: eager tensors and arrays.
+    """Checks ids of tokens or labels, and makes a graph check them.
 
-    Symbolic ones are not; what uses them must not go wrong in silence.
+    Values that are at hand, those of arrays and eager tensors, are checked at
+    once. Those of a `tf.function` are checked when it runs, with an
+    `InvalidArgumentError`; XLA, which cannot raise errors, drops that check.
 
     Args:
         name: String, the argument's name.
-        token_ids: Integer tensor or array of any shape.
+        token_ids: Integer tensor or array of any shape, or nested lists.
         vocabulary_size: Integer.
 
+    Returns:
+        The ids: an array where an array or lists were passed, a tensor that
+        depends on the check where a tensor was.
+
     Raises:
-        ValueError: If an id is not in `[0, vocabulary_size)`.
+        ValueError: If they are no integers (booleans are none) or, where that
+            is known, not in `[0, vocabulary_size)`.
     """
-    if not isinstance(token_ids, (np.ndarray, tf.__internal__.EagerTensor)):
-        return
-    ids = np.asarray(token_ids)
-    if ids.size and (ids.min() < 0 or ids.max() >= vocabulary_size):
+    token_ids = _as_array_or_tensor(name, token_ids)
+    dtype = keras.backend.standardize_dtype(token_ids.dtype)
+    if "int" not in dtype:
         raise ValueError(
-            f"`{name}` must hold ids in [0, {vocabulary_size}). Received ids "
-            f"from {ids.min()} to {ids.max()}."
+            f"`{name}` must hold integers, ids in [0, {vocabulary_size}). "
+            f"Received: dtype {dtype}. Cast ids that are whole numbers, such "
+            f"as by `ops.cast({name}, 'int32')`; a `keras.Input` of ids needs "
+            "dtype='int32'."
         )
+    if isinstance(token_ids, keras.KerasTensor):
+        return token_ids
+    if isinstance(token_ids, _AT_HAND):
+        ids = np.asarray(token_ids)
+        if ids.size and (ids.min() < 0 or ids.max() >= vocabulary_size):
+            raise ValueError(
+                f"`{name}` must hold ids in [0, {vocabulary_size}). Received "
+                f"ids from {ids.min()} to {ids.max()}."
+            )
+        return token_ids
+    ids = tf.cast(token_ids, tf.int64)  # 256 is no uint8
+    check = tf.debugging.Assert(
+        tf.reduce_all((ids >= 0) & (ids < vocabulary_size)),
+        [
+            f"`{name}` must hold ids in [0, {vocabulary_size}). Received ids "
+            "from",
+            tf.reduce_min(ids),
+            "to",
+            tf.reduce_max(ids),
+        ],
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(token_ids)
+
+
+def check_mask(name, mask, shape, broadcasts=False):
+    """Checks a mask and returns it as booleans.
+
+    Args:
+        name: String, the argument's name.
+        mask: Boolean tensor or array; or one of the integers 0 and 1; or
+            `None`, which is returned.
+        shape: Tuple of sizes; an integer, or `None` for any.
+        broadcasts: Boolean. The mask may broadcast to `shape`.
+
+    Returns:
+        Boolean tensor.
+
+    Raises:
+        ValueError: If it holds anything else, such as the numbers of an
+            additive mask, or has another shape.
+    """
+    if mask is None:
+        return None
+    mask = _as_array_or_tensor(name, mask)
+    dtype = keras.backend.standardize_dtype(mask.dtype)
+    is_mask = dtype == "bool" or "int" in dtype
+    received = f"dtype {dtype}"
+    if "int" in dtype and isinstance(mask, _AT_HAND):
+        values = np.unique(mask)
+        is_mask = np.isin(values, (0, 1)).all()
+        received = f"values such as {shown(values.tolist())}"
+    if not is_mask:
+        raise ValueError(
+            f"`{name}` must be boolean, True where a position may be attended "
+            f"to. Received: {received}. An additive mask of 0 and large "
+            f"negative numbers becomes one by `{name} > -1`."
+        )
+    if broadcasts:
+        rank = len(mask.shape)
+        shape = shape[max(len(shape) - rank, 0) :]
+        shape = (
+            tuple(
+                1 if size == 1 else expected
+                for size, expected in zip(mask.shape, shape, strict=False)
+            )
+            + shape[rank:]
+        )
+    check_shape(name, mask, shape)
+    return tf.cast(mask, tf.bool)
+
+
+def _as_array_or_tensor(name, value):
+    """Converts lists and scalars to an array; tensors stay as they are."""
+    if isinstance(value, (keras.KerasTensor, tf.Tensor)):
+        return value
+    if isinstance(value, (keras.Variable, tf.Variable)):
+        return tf.convert_to_tensor(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):  # rows of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "biufc":
+        raise ValueError(
+            f"`{name}` must be a tensor or an array of numbers. Received: "
+            f"{name}={shown(value)}"
+        )
+    return array

@@ -223,11 +223,27 @@ def test_eager_ids_outside_the_vocabulary_are_an_error(bad):
             layer(ids)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("bad", [-1, V, 2**31 - 1])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_compiled_ids_outside_the_vocabulary_are_nan_and_no_others(
-    jit_compile, dtype
-):
+def test_ids_outside_the_vocabulary_are_an_error_in_a_graph(bad, dtype):
+    layer = embedding_of(cutoffs=CUTOFFS)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=rf"`token_ids` .* \[0, {V}\)"
+    ):
+        tf.function(layer)(tf.constant([[0, bad]], dtype))
+
+
+@pytest.mark.parametrize(
+    "ids", [[[1.5, 2]], [[1.0, 2]], [[1j]], [[True]], [["a"]], [[1], [2, 3]]]
+)
+def test_ids_that_are_no_integers_are_an_error(ids):
+    layer = embedding_of(cutoffs=CUTOFFS)
+    with pytest.raises(ValueError, match="`token_ids` must"):
+        layer(ids)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_ids_outside_the_vocabulary_are_nan_by_xla_and_no_others(dtype):
     for name in ("ordinary", "half_each"):
         config, _ = LAYOUTS[name]
         layer = embedding_of(**config)
@@ -241,7 +257,7 @@ def test_compiled_ids_outside_the_vocabulary_are_nan_and_no_others(
         }.items():
             ids[where] = bad
             expected[where] = np.nan
-        compiled = tf.function(layer, jit_compile=jit_compile)
+        compiled = tf.function(layer, jit_compile=True)
         # Equal where it is a number, and NaN at the same places.
         np.testing.assert_allclose(
             compiled(tf.constant(ids)), expected, atol=1e-5
@@ -251,7 +267,7 @@ def test_compiled_ids_outside_the_vocabulary_are_nan_and_no_others(
 def test_gradients_of_a_batch_with_an_unknown_id_are_those_of_the_others():
     layer = embedding_of(cutoffs=CUTOFFS, div_val=2)
 
-    @tf.function
+    @tf.function(jit_compile=True)
     def gradients(ids, weights):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(ids) * weights[:, None])

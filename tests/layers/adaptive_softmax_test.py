@@ -279,7 +279,7 @@ def counted_tokens():
 )
 def test_compiled_wherever_the_targets_fall(name, tail_rows, jit_compile):
     softmax = softmax_of(name, tail_rows=tail_rows)
-    run = tf.function(with_gradients(softmax), jit_compile=jit_compile)
+    run = tf.function(with_gradients(softmax), jit_compile=True)
     assert_same(softmax, run, *counted_tokens())
     # All in the head, or all in one tail: none is dropped.
     for low, high in ((0, 9), (9, 20), (20, 37), (37, 50), (49, 50)):
@@ -383,13 +383,22 @@ def test_eager_targets_outside_the_vocabulary_are_an_error(name, bad):
             softmax_of(name)(hidden, given)
 
 
-@pytest.mark.parametrize(
-    "name,jit_compile",
-    [("ordinary", True), ("half_each", False), ("one_tail", True)],
-)
-def test_compiled_targets_outside_the_vocabulary_are_nan_and_no_others(
-    name, jit_compile
-):
+def test_targets_that_fit_no_hidden_states_are_an_error():
+    softmax = softmax_of("half_each")
+    hidden, targets, _ = tokens(B, T)
+    for wrong in (targets[:, :-1], targets[:1], targets[0], targets[..., None]):
+        with pytest.raises(ValueError, match="`targets` must have the shape"):
+            softmax(hidden, wrong)
+    with pytest.raises(ValueError, match="`targets` must hold integers"):
+        softmax(hidden, targets + 0.5)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=rf"`targets` .* \[0, {V}\)"
+    ):
+        tf.function(softmax)(hidden, tf.constant(targets + V))
+
+
+@pytest.mark.parametrize("name", ["ordinary", "half_each", "one_tail"])
+def test_targets_outside_the_vocabulary_are_nan_by_xla_and_no_others(name):
     softmax = softmax_of(name, tail_rows=4)
     hidden, targets, upstream = tokens(B, T)
     known = np.ones((B, T), bool)

@@ -37,12 +37,14 @@ class AdaptiveEmbedding(keras.layers.Layer):
         token_ids: Integer tensor of any shape, such as `(B, T)`.
 
     Returns:
-        Tensor `(..., D)`. Where an id is not in `[0, V)` a compiled call gives
-        NaN.
+        Tensor `(..., D)`. Compiled by XLA, which cannot raise errors, an id
+        outside `[0, V)` gives NaN.
 
     Raises:
         ValueError: If cutoffs are not increasing or outside the vocabulary,
-            or, called eagerly, if an id is not in `[0, V)`.
+            if ids are no integers or, called eagerly, not in `[0, V)`.
+        tf.errors.InvalidArgumentError: If an id is not in `[0, V)`, in a
+            `tf.function`.
 
     Example:
 
@@ -141,8 +143,9 @@ class AdaptiveEmbedding(keras.layers.Layer):
         return self.projections[0 if self.div_val == 1 else cluster]
 
     def call(self, token_ids):
-        check_token_ids("token_ids", token_ids, self.input_dim)
-        token_ids = tf.convert_to_tensor(token_ids)
+        token_ids = tf.convert_to_tensor(
+            check_token_ids("token_ids", token_ids, self.input_dim)
+        )
         if token_ids.dtype not in (tf.int32, tf.int64):
             token_ids = tf.cast(token_ids, tf.int32)
         rows = [self._rows(token_ids, i) for i in range(self.num_clusters)]

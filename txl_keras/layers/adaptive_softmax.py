@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.fusing import fused
 
@@ -49,13 +50,17 @@ class AdaptiveSoftmax(keras.layers.Layer):
         targets: Optional integer tensor `(...)`, ids in `[0, V)`.
 
     Returns:
-        Negative log-likelihood in nats, float32 `(...)`. Where a target is
-        not in `[0, V)` a compiled call gives NaN. Without targets, the
-        log-probabilities of all words, float32 `(..., V)`.
+        Negative log-likelihood in nats, float32 `(...)`. Compiled by XLA,
+        which cannot raise errors, a target outside `[0, V)` gives NaN.
+        Without targets, the log-probabilities of all words, float32
+        `(..., V)`.
 
     Raises:
-        ValueError: If `tie_projections` does not fit the clusters, or, called
-            eagerly, if a target is not in `[0, V)`.
+        ValueError: If `tie_projections` does not fit the clusters, if targets
+            are no integers, have another shape than `hidden` less its last
+            axis or, called eagerly, are not in `[0, V)`.
+        tf.errors.InvalidArgumentError: If a target is not in `[0, V)`, in a
+            `tf.function`.
 
     Example:
 
@@ -146,8 +151,10 @@ class AdaptiveSoftmax(keras.layers.Layer):
     def call(self, hidden, targets=None):
         if targets is None:
             return self.log_probs(hidden)
-        check_token_ids("targets", targets, self.embedding.input_dim)
-        targets = tf.convert_to_tensor(targets)
+        targets = tf.convert_to_tensor(
+            check_token_ids("targets", targets, self.embedding.input_dim)
+        )
+        check_shape("targets", targets, tuple(hidden.shape[:-1]))
         if targets.dtype.size < 4:  # 256 of uint8 would be 0
             targets = tf.cast(targets, tf.int32)
         shape = tf.shape(targets)

@@ -12,7 +12,10 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_mask
+from txl_keras.checks import check_shape
 from txl_keras.layers.block_attention import attend_in_blocks
 from txl_keras.layers.block_attention import attend_to_parts
 from txl_keras.layers.block_attention import split_queries
@@ -118,7 +121,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             )
         self.num_heads = num_heads
         self.key_dim = key_dim
-        self.dropout = dropout
+        self.dropout = check_dropout("dropout", dropout)
         self.same_length = same_length
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
@@ -194,17 +197,23 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         # Without that mask: it is handled here, the projections would warn
         # that they drop it.
         query = tf.identity(query)
+        _check_memory(memory, memory_mask, query, self.same_length)
+        batch_size, length, _ = ops.shape(query)
+        num_memory = 0 if memory is None else ops.shape(memory)[1]
+        lengths = part_lengths(num_memory, length)
+        query_mask = check_mask("query_mask", query_mask, (batch_size, length))
+        memory_mask = check_mask(
+            "memory_mask", memory_mask, (batch_size, num_memory)
+        )
+        attention_mask = check_mask(
+            "attention_mask",
+            attention_mask,
+            (batch_size, length, num_memory + length),
+            broadcasts=True,
+        )
         key_mask = None
         if query_mask is not None or memory_mask is not None:
             key_mask = self._key_mask(query, memory, query_mask, memory_mask)
-        if self.same_length and memory is None:
-            raise ValueError(
-                "`same_length` lets a query see as many keys as memory has, "
-                "so it needs a memory. Received: memory=None"
-            )
-        lengths = part_lengths(
-            0 if memory is None else ops.shape(memory)[1], ops.shape(query)[1]
-        )
         seeds = None
         if training and self.dropout:
             seeds = self._dropout.row_seeds(ops.shape(query)[0], dropout_seed)
@@ -512,13 +521,10 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         if query_mask is None:
             query_mask = ops.ones(ops.shape(query)[:2], "bool")
         if memory is None:
-            return ops.cast(query_mask, "bool")
+            return query_mask
         if memory_mask is None:
             memory_mask = ops.ones(ops.shape(memory)[:2], "bool")
-        return ops.concatenate(
-            [ops.cast(memory_mask, "bool"), ops.cast(query_mask, "bool")],
-            axis=1,
-        )  # [B, S]
+        return ops.concatenate([memory_mask, query_mask], axis=1)  # [B, S]
 
     def compute_output_shape(self, query_shape):
         return query_shape
@@ -590,6 +596,24 @@ class PositionTerms:
         ]
 
 
+def _check_memory(memory, memory_mask, query, same_length):
+    """Raises `ValueError` if a memory is missing or fits no such queries."""
+    check_shape("query", query, (None, None, None))
+    batch_size, _, hidden_dim = query.shape
+    if memory is not None:
+        check_shape("memory", memory, (batch_size, None, hidden_dim))
+    elif memory_mask is not None:
+        raise ValueError(
+            "`memory_mask` tells which entries of `memory` are real, so it "
+            "needs one. Received: memory=None"
+        )
+    elif same_length:
+        raise ValueError(
+            "`same_length` lets a query see as many keys as memory has, so it "
+            "needs a memory. Received: memory=None"
+        )
+
+
 def _heads_first(states, layer):
     """States `(B, S, D)` by a layer: `(N, B, S, H)`."""
     kernel = with_row_major_gradient(ops.cast(layer.kernel, states.dtype))
@@ -631,7 +655,6 @@ def _given_masks(key_mask, attention_mask, first, end):
 
 def _columns(mask, first, end):
     """Of a mask that broadcasts to `(B, T, S)`."""
-    mask = ops.cast(mask, "bool")
     return mask if mask.shape[-1] == 1 else mask[..., first:end]
 
 

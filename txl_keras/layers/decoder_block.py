@@ -6,6 +6,7 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
 import keras
 import tensorflow as tf
 
+from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.layers.causal_multi_head_attention import (
     CausalMultiHeadAttention,
@@ -113,8 +114,10 @@ class DecoderBlock(keras.layers.Layer):
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.intermediate_dim = intermediate_dim
-        self.dropout = dropout
-        self.attention_dropout = attention_dropout
+        self.dropout = check_dropout("dropout", dropout)
+        self.attention_dropout = check_dropout(
+            "attention_dropout", attention_dropout
+        )
         self.normalize_first = normalize_first
         self.layer_norm_epsilon = layer_norm_epsilon
         check_attention_type(attention_type, max_positions, same_length)

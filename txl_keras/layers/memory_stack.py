@@ -107,6 +107,9 @@ def initial_memory(
         `Memory` of zeros.
     """
     _check_cold_start(cold_start)
+    if not tf.is_tensor(batch_size):
+        check_integer("batch_size", batch_size, 0)
+    check_memory_length(memory_length)
     zeros = tf.zeros((batch_size, memory_length, hidden_dim), dtype)
     valid_length = memory_length if cold_start == "zeros" else 0
     return Memory((zeros,) * num_layers, tf.fill((batch_size,), valid_length))
@@ -176,7 +179,9 @@ class MemoryStack(keras.layers.Layer):
         super().__init__(**kwargs)
         _check_cold_start(cold_start)
         check_integer("num_layers", num_layers, 1)
-        check_integer("memory_length", memory_length, 0)
+        if batch_size is not None:
+            check_integer("batch_size", batch_size, 1)
+        check_memory_length(memory_length)
         check_integer("hidden_dim", hidden_dim, 1)
         self.num_layers = num_layers
         self.batch_size = batch_size
@@ -308,6 +313,11 @@ class MemoryStack(keras.layers.Layer):
             "hidden_dim": self.hidden_dim,
             "cold_start": self.cold_start,
         }
+
+
+def check_memory_length(memory_length):
+    """Returns a memory length; raises `ValueError` unless int32 can hold it."""
+    return check_integer("memory_length", memory_length, 0, 2**31 - 1)
 
 
 def _check_cold_start(cold_start):

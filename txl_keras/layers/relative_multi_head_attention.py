@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_shape
 from txl_keras.layers.causal_multi_head_attention import (
     CausalMultiHeadAttention,
 )
@@ -148,6 +149,8 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             # Only shapes are read: a mask would be dropped with a warning.
             shape_of = tf.identity(query)
             position_encoding = self._encode_positions(shape_of, memory)
+        else:
+            self._check_encoding(position_encoding, query, memory)
         return self._attend(
             self._terms(
                 self._project_encoding(position_encoding), attention_biases
@@ -161,6 +164,13 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             dropout_seed,
             return_attention_scores,
         )
+
+    def _check_encoding(self, encoding, query, memory):
+        """Raises `ValueError` unless there is a row per distance."""
+        num_rows = ops.shape(query)[1] * (1 if self.causal else 2)
+        if memory is not None:
+            num_rows += ops.shape(memory)[1]
+        check_shape("position_encoding", encoding, (num_rows, query.shape[-1]))
 
     def _terms(self, positions, attention_biases):
         scale = self.key_dim**-0.5
@@ -223,10 +233,13 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
                 f"tie_attention_biases={self.tie_attention_biases}, "
                 f"attention_biases={attention_biases}"
             )
-        u, v = attention_biases or (
-            self.content_attention_bias,
-            self.positional_attention_bias,
-        )
+        if attention_biases is None:
+            u, v = self.content_attention_bias, self.positional_attention_bias
+        else:
+            u, v = attention_biases
+            for bias in (u, v):
+                expected = (self.num_heads, self.key_dim)
+                check_shape("attention_biases", bias, expected)
         return ops.cast(u, self.compute_dtype), ops.cast(v, self.compute_dtype)
 
     def get_config(self):

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -75,7 +76,9 @@ class RelativePositionEncoding(keras.layers.Layer):
         if clamp_length is not None:
             check_integer("clamp_length", clamp_length, 1)
         self.clamp_length = clamp_length
-        self.max_wavelength = max_wavelength
+        self.max_wavelength = check_number(
+            "max_wavelength", max_wavelength, 0, exclusive=True
+        )
         self.bidirectional = bidirectional
 
     def call(self, inputs, memory=None):

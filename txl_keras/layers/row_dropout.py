@@ -8,6 +8,7 @@ import math
 import keras
 import tensorflow as tf
 
+from txl_keras.checks import check_dropout
 from txl_keras.layers.fusing import fused
 
 
@@ -85,9 +86,7 @@ class RowDropout(keras.layers.Layer):
 
     def __init__(self, rate, seed=None, **kwargs):
         super().__init__(**kwargs)
-        if not 0 <= rate < 1:
-            raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate}")
-        self.rate = rate
+        self.rate = check_dropout("rate", rate)
         self.seed = seed
         self.supports_masking = True
         if rate > 0:

@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from txl_keras.checks import check_number
 from txl_keras.layers.fusing import fused
 from txl_keras.layers.fusing import is_for_cpu
 
@@ -60,6 +61,7 @@ def dense(layer, units, name, activation=None):
 
 def layer_norm(layer, name):
     """A layer norm of a layer with a `layer_norm_epsilon`."""
+    check_number("layer_norm_epsilon", layer.layer_norm_epsilon, 0)
     return keras.layers.LayerNormalization(
         epsilon=layer.layer_norm_epsilon, dtype=layer.dtype_policy, name=name
     )

@@ -6,6 +6,7 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
 
 import keras
 
+from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import fold_in
@@ -77,8 +78,10 @@ class TwoStreamBlock(keras.layers.Layer):
         self.intermediate_dim = check_integer(
             "intermediate_dim", intermediate_dim, 1
         )
-        self.dropout = dropout
-        self.attention_dropout = attention_dropout
+        self.dropout = check_dropout("dropout", dropout)
+        self.attention_dropout = check_dropout(
+            "attention_dropout", attention_dropout
+        )
         self.layer_norm_epsilon = layer_norm_epsilon
         self.clamp_length = clamp_length
         self.kernel_initializer = keras.initializers.get(kernel_initializer)

@@ -10,7 +10,9 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.relative_shift import bidirectional_shift
@@ -108,7 +110,7 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
         super().__init__(**kwargs)
         self.num_heads = check_integer("num_heads", num_heads, 1)
         self.key_dim = check_integer("key_dim", key_dim, 1)
-        self.dropout = dropout
+        self.dropout = check_dropout("dropout", dropout)
         self.clamp_length = clamp_length
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
@@ -169,13 +171,27 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
             query,
             target_mapping,
             memory,
-            content_mask,
             memory_mask,
-            permutation_mask,
             token_type_ids,
         )
+        batch_size, length, hidden_dim = ops.shape(content)
+        num_memory = 0 if memory is None else ops.shape(memory)[1]
         if position_encoding is None:
             position_encoding = self._encode_positions(content, memory)
+        check_shape(
+            "position_encoding",
+            position_encoding,
+            (num_memory + 2 * length, hidden_dim),
+        )
+        content_mask = check_mask(
+            "content_mask", content_mask, (batch_size, length)
+        )
+        memory_mask = check_mask(
+            "memory_mask", memory_mask, (batch_size, num_memory)
+        )
+        permutation_mask = check_mask(
+            "permutation_mask", permutation_mask, (batch_size, length, length)
+        )
         keys = self._keys(content, memory, position_encoding, token_type_ids)
         content_sees, query_sees = _masks(
             content, memory, content_mask, memory_mask, permutation_mask
@@ -354,11 +370,10 @@ def _check_shapes(
     query,
     target_mapping,
     memory,
-    content_mask,
     memory_mask,
-    permutation_mask,
     token_type_ids,
 ):
+    check_shape("content", content, (None, None, None))
     batch_size, length, hidden_dim = content.shape
     num_targets = length
     if target_mapping is not None:
@@ -368,14 +383,15 @@ def _check_shapes(
                 "so it needs one. Received: query=None"
             )
         num_targets = query.shape[1]
-    num_memory = None if memory is None else memory.shape[1]
+    if memory is None and memory_mask is not None:
+        raise ValueError(
+            "`memory_mask` tells which entries of `memory` are real, so it "
+            "needs one. Received: memory=None"
+        )
     for name, tensor, expected in (
         ("query", query, (num_targets, hidden_dim)),
         ("target_mapping", target_mapping, (num_targets, length)),
-        ("memory", memory, (num_memory, hidden_dim)),
-        ("content_mask", content_mask, (length,)),
-        ("memory_mask", memory_mask, (num_memory,)),
-        ("permutation_mask", permutation_mask, (length, length)),
+        ("memory", memory, (None, hidden_dim)),
         ("token_type_ids", token_type_ids, (length,)),
     ):
         if tensor is not None:

@@ -7,17 +7,18 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
 from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
-from txl_keras.layers.memory_stack import MemoryStack
-from txl_keras.layers.memory_stack import initial_memory
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import fold_in
+from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.models.state_reader import StateReader
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class LSTMBackbone(keras.Model):
+class LSTMBackbone(RecurrentBackbone):
     """Token embedding and L LSTM layers over a segment, by truncated BPTT.
 
     It takes the place of `TransformerXLBackbone` in `TransformerXLCausalLM`
@@ -69,6 +70,7 @@ class LSTMBackbone(keras.Model):
     attention_type = None
     # Of one entry, the state.
     memory_length = 1
+    cold_start = "zeros"
 
     def __init__(
         self,
@@ -89,7 +91,8 @@ class LSTMBackbone(keras.Model):
         )
         self.num_layers = check_integer("num_layers", num_layers, 1)
         self.hidden_dim = check_integer("hidden_dim", hidden_dim, 1)
-        self.dropout = dropout
+        check_number("initializer_stddev", initializer_stddev, 0)
+        self.dropout = check_dropout("dropout", dropout)
         self.initializer_stddev = initializer_stddev
         self.token_embedding = AdaptiveEmbedding(
             vocabulary_size,
@@ -129,58 +132,23 @@ class LSTMBackbone(keras.Model):
         for layer in self.layers_of_cells:
             layer.build((*token_ids_shape, self.hidden_dim))
 
-    def check_remembers(self, memory_length):
-        """Raises `ValueError` if the model can have no such memory.
+    @property
+    def num_states(self):
+        """Integer, a hidden state and a cell per layer."""
+        return 2 * self.num_layers
 
-        Args:
-            memory_length: Integer; or None, the model's own.
-        """
+    def check_remembers(self, memory_length):
+        """Raises `ValueError` unless the memory is one state long."""
         if memory_length not in (None, self.memory_length):
             raise ValueError(
-                "`memory_length` is not a matter of an LSTM, which remembers "
-                f"one state. Received: memory_length={memory_length}"
+                "`memory_length` must be None or 1 for an LSTM, which "
+                f"remembers one state. Received: memory_length={memory_length}"
             )
-
-    def check_positions(self, segment_length):
-        """Of no use here: a segment may have any length."""
-
-    def initial_memory(self, batch_size, memory_length=None):
-        """Memory of a cold start, zeros.
-
-        Args:
-            batch_size: Integer `B`.
-            memory_length: Optional integer, 1.
-
-        Returns:
-            `Memory` of 2 L states `(B, 1, D)`.
-        """
-        self.check_remembers(memory_length)
-        return initial_memory(
-            2 * self.num_layers,
-            batch_size,
-            self.memory_length,
-            self.hidden_dim,
-            "zeros",
-            self.compute_dtype,
-        )
-
-    def memory_stack(self, batch_size, memory_length=None, name=None):
-        """Variables that hold the memory: see `TransformerXLBackbone`."""
-        self.check_remembers(memory_length)
-        return MemoryStack(
-            2 * self.num_layers,
-            batch_size,
-            self.memory_length,
-            self.hidden_dim,
-            cold_start="zeros",
-            dtype=self.dtype_policy,
-            name=name,
-        )
 
     def segment_reader(self, batch_size, segment_length, memory_length=None):
         """`StateReader` of this model; any segment length will do."""
         del segment_length
-        self.check_remembers(memory_length)
+        self._memory_length(memory_length)
         return StateReader(self, batch_size)
 
     def call(
@@ -192,11 +160,8 @@ class LSTMBackbone(keras.Model):
         dropout_seed=None,
         first_row=0,
     ):
+        token_ids, memory = self._begin(token_ids, memory, reset)
         batch_size = ops.shape(token_ids)[0]
-        if memory is None:
-            memory = self.initial_memory(batch_size)
-        if reset is not None:
-            memory = memory.reset_rows(reset, "zeros")
         seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
         x, states = self.states_after(token_ids, memory, training, seeds)
         last = tuple(

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.layers.memory_stack import check_memory_length
 from txl_keras.layers.memory_stack import replica_variable
 from txl_keras.layers.projected_memory import ProjectedMemory
 
@@ -64,7 +65,7 @@ class SegmentReader:
             memory_length = backbone.memory_length
         check_integer("batch_size", batch_size, 1)
         check_integer("segment_length", segment_length, 1)
-        check_integer("memory_length", memory_length, 0)
+        check_memory_length(memory_length)
         backbone.check_remembers(memory_length)
         backbone.check_positions(segment_length)
         self._backbone = backbone

@@ -10,22 +10,24 @@ from keras import ops
 
 from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
 from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_attention_type
 from txl_keras.layers.decoder_block import check_remembers
 from txl_keras.layers.fusing import is_for_cpu
-from txl_keras.layers.memory_stack import MemoryStack
-from txl_keras.layers.memory_stack import initial_memory
+from txl_keras.layers.memory_stack import check_memory_length
 from txl_keras.layers.projected_memory import ProjectedMemory
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import fold_in
+from txl_keras.layers.sublayers import layer_norm
+from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.models.segment_reader import SegmentReader
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLBackbone(keras.Model):
+class TransformerXLBackbone(RecurrentBackbone):
     """Token embedding and L blocks over a segment and its memory.
 
     A pure function: memory comes in and goes out as a value.
@@ -133,7 +135,14 @@ class TransformerXLBackbone(keras.Model):
         check_integer("num_heads", num_heads, 1)
         check_integer("hidden_dim", hidden_dim, 2)
         check_integer("intermediate_dim", intermediate_dim, 1)
-        check_integer("memory_length", memory_length, 0)
+        check_memory_length(memory_length)
+        check_number("initializer_stddev", initializer_stddev, 0)
+        if projection_initializer_stddev is not None:
+            check_number(
+                "projection_initializer_stddev",
+                projection_initializer_stddev,
+                0,
+            )
         head_dim = check_head_dim(head_dim, hidden_dim, num_heads)
         check_attention_type(attention_type, max_positions, same_length)
         self.vocabulary_size = vocabulary_size
@@ -176,11 +185,7 @@ class TransformerXLBackbone(keras.Model):
         self.blocks = [self._block(i) for i in range(num_layers)]
         self._output_norm = None
         if normalize_output:
-            self._output_norm = keras.layers.LayerNormalization(
-                epsilon=layer_norm_epsilon,
-                dtype=self.dtype_policy,
-                name="output_norm",
-            )
+            self._output_norm = layer_norm(self, "output_norm")
         self._dropout = RowDropout(
             dropout, dtype=self.dtype_policy, name="dropout"
         )
@@ -258,53 +263,6 @@ class TransformerXLBackbone(keras.Model):
                 f"segment_length={segment_length}, max_positions={limit}"
             )
 
-    def initial_memory(self, batch_size, memory_length=None):
-        """Memory of a cold start.
-
-        Args:
-            batch_size: Integer `B`.
-            memory_length: Integer `M`; by default the model's own.
-
-        Returns:
-            `Memory` of L states `(B, M, D)`.
-        """
-        if memory_length is None:
-            memory_length = self.memory_length
-        self.check_remembers(memory_length)
-        return initial_memory(
-            self.num_layers,
-            batch_size,
-            memory_length,
-            self.hidden_dim,
-            self.cold_start,
-            self.compute_dtype,
-        )
-
-    def memory_stack(self, batch_size, memory_length=None, name=None):
-        """Variables that hold the memory of this model.
-
-        Args:
-            batch_size: Integer, the rows of one replica, or `None`: see
-                `MemoryStack`.
-            memory_length: Integer `M`; by default the model's own.
-            name: Optional string.
-
-        Returns:
-            `MemoryStack`, which the caller owns.
-        """
-        if memory_length is None:
-            memory_length = self.memory_length
-        self.check_remembers(memory_length)
-        return MemoryStack(
-            self.num_layers,
-            batch_size,
-            memory_length,
-            self.hidden_dim,
-            cold_start=self.cold_start,
-            dtype=self.dtype_policy,
-            name=name,
-        )
-
     def segment_reader(self, batch_size, segment_length, memory_length=None):
         """`SegmentReader` of this model, with these arguments."""
         return SegmentReader(self, batch_size, segment_length, memory_length)
@@ -320,11 +278,8 @@ class TransformerXLBackbone(keras.Model):
         return_blocks=False,
         return_attention_scores=False,
     ):
+        token_ids, memory = self._begin(token_ids, memory, reset)
         batch_size = ops.shape(token_ids)[0]
-        if memory is None:
-            memory = self.initial_memory(batch_size)
-        if reset is not None:
-            memory = memory.reset_rows(reset, self.cold_start)
         if not (self.dropout or self.attention_dropout):
             # A seventh of all operations of a small model's training step are
             # hashes of seeds, and to trace and compile them takes seconds.

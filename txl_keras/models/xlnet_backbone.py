@@ -10,22 +10,23 @@ from keras import ops
 
 from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_mask
+from txl_keras.checks import check_number
 from txl_keras.checks import check_shape
 from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
-from txl_keras.layers.memory_stack import Memory
-from txl_keras.layers.memory_stack import MemoryStack
-from txl_keras.layers.memory_stack import initial_memory
+from txl_keras.layers.memory_stack import check_memory_length
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import fold_in
 from txl_keras.layers.two_stream_block import TwoStreamBlock
+from txl_keras.models.recurrent_backbone import RecurrentBackbone
 
 # Whether a token may see those after it.
 ATTENTION_TYPES = ("bi", "uni")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class XLNetBackbone(keras.Model):
+class XLNetBackbone(RecurrentBackbone):
     """Token embedding and L two-stream blocks over a segment and its memory.
 
     A pure function: memory comes in and goes out as a value. The content
@@ -134,7 +135,7 @@ class XLNetBackbone(keras.Model):
             "intermediate_dim", intermediate_dim, 1
         )
         self.head_dim = check_head_dim(head_dim, hidden_dim, num_heads)
-        self.memory_length = check_integer("memory_length", memory_length, 0)
+        self.memory_length = check_memory_length(memory_length)
         if reuse_length is not None:
             check_integer("reuse_length", reuse_length, 1)
         if attention_type not in ATTENTION_TYPES:
@@ -142,6 +143,7 @@ class XLNetBackbone(keras.Model):
                 f"`attention_type` must be one of {ATTENTION_TYPES}. "
                 f"Received: attention_type={attention_type!r}"
             )
+        check_number("initializer_stddev", initializer_stddev, 0)
         self.reuse_length = reuse_length
         self.attention_type = attention_type
         self.dropout = dropout
@@ -194,49 +196,6 @@ class XLNetBackbone(keras.Model):
             name="mask_embedding",
         )
 
-    def initial_memory(self, batch_size, memory_length=None):
-        """Memory of a cold start.
-
-        Args:
-            batch_size: Integer `B`.
-            memory_length: Integer `M`; by default the model's own.
-
-        Returns:
-            `Memory` of L states `(B, M, D)`.
-        """
-        if memory_length is None:
-            memory_length = self.memory_length
-        return initial_memory(
-            self.num_layers,
-            batch_size,
-            memory_length,
-            self.hidden_dim,
-            dtype=self.compute_dtype,
-        )
-
-    def memory_stack(self, batch_size, memory_length=None, name=None):
-        """Variables that hold the memory of this model.
-
-        Args:
-            batch_size: Integer, the rows of one replica, or `None`: see
-                `MemoryStack`.
-            memory_length: Integer `M`; by default the model's own.
-            name: Optional string.
-
-        Returns:
-            `MemoryStack`, which the caller owns.
-        """
-        if memory_length is None:
-            memory_length = self.memory_length
-        return MemoryStack(
-            self.num_layers,
-            batch_size,
-            memory_length,
-            self.hidden_dim,
-            dtype=self.dtype_policy,
-            name=name,
-        )
-
     def call(
         self,
         token_ids,
@@ -250,19 +209,19 @@ class XLNetBackbone(keras.Model):
         dropout_seed=None,
         first_row=0,
     ):
-        self._check_inputs(
-            token_ids,
-            token_type_ids,
-            padding_mask,
-            permutation_mask,
-            target_mapping,
-            memory,
+        token_ids, memory = self._begin(token_ids, memory, reset)
+        batch_size, length = ops.shape(token_ids)
+        padding_mask = check_mask(
+            "padding_mask", padding_mask, (batch_size, length)
         )
-        batch_size = ops.shape(token_ids)[0]
-        if memory is None:
-            memory = self.initial_memory(batch_size)
-        if reset is not None:
-            memory = memory.reset_rows(reset)
+        permutation_mask = check_mask(
+            "permutation_mask", permutation_mask, (batch_size, length, length)
+        )
+        if token_type_ids is not None:
+            check_shape("token_type_ids", token_type_ids, (batch_size, length))
+        if target_mapping is not None:
+            expected = (batch_size, None, length)
+            check_shape("target_mapping", target_mapping, expected)
         row_seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
 
         def drop(x, site):
@@ -322,41 +281,6 @@ class XLNetBackbone(keras.Model):
         return self._dropout(
             encoding[None], training=training, dropout_seed=seed
         )[0]  # [S + T, D]
-
-    def _check_inputs(
-        self,
-        token_ids,
-        token_type_ids,
-        padding_mask,
-        permutation_mask,
-        target_mapping,
-        memory,
-    ):
-        check_shape("token_ids", token_ids, (None, None))
-        batch_size, length = token_ids.shape
-        for name, tensor, sizes in (
-            ("token_type_ids", token_type_ids, (length,)),
-            ("padding_mask", padding_mask, (length,)),
-            ("permutation_mask", permutation_mask, (length, length)),
-            ("target_mapping", target_mapping, (None, length)),
-        ):
-            if tensor is not None:
-                check_shape(name, tensor, (batch_size, *sizes))
-        if memory is None:
-            return
-        if not isinstance(memory, Memory):
-            raise ValueError(
-                "`memory` must be a Memory, such as `initial_memory` and a "
-                f"call return. Received: memory={type(memory).__name__}"
-            )
-        if len(memory.states) != self.num_layers:
-            raise ValueError(
-                f"`memory` must have {self.num_layers} states, one a layer. "
-                f"Received: {len(memory.states)} states"
-            )
-        for state in memory.states:
-            expected = (batch_size, None, self.hidden_dim)
-            check_shape("memory.states", state, expected)
 
     def get_config(self):
         return {

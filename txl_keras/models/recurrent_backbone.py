@@ -1,0 +1,115 @@
+"""What every backbone that remembers is.
+
+Letters: `B` batch, `T` segment, `M` memory, `D` hidden size.
+"""
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from txl_keras.checks import check_mask
+from txl_keras.checks import check_shape
+from txl_keras.checks import shown
+from txl_keras.layers.memory_stack import Memory
+from txl_keras.layers.memory_stack import MemoryStack
+from txl_keras.layers.memory_stack import initial_memory
+
+
+class RecurrentBackbone(keras.Model):
+    """Base of the models that read a text segment by segment with a memory.
+
+    A subclass sets `num_layers`, `hidden_dim` and `memory_length`, and its
+    `call` begins with `_begin`.
+    """
+
+    cold_start = "masked"
+
+    @property
+    def num_states(self):
+        """Integer, the number of tensors `(B, M, D)` in a memory."""
+        return self.num_layers
+
+    def check_remembers(self, memory_length):
+        """Raises `ValueError` if the model can have no such memory."""
+
+    def check_positions(self, segment_length):
+        """Raises `ValueError` if a segment has more tokens than positions."""
+
+    def initial_memory(self, batch_size, memory_length=None):
+        """Returns the memory of a cold start.
+
+        Args:
+            batch_size: Integer `B`.
+            memory_length: Integer `M`; by default the model's own.
+
+        Returns:
+            `Memory` of `num_states` states `(B, M, D)`.
+        """
+        return initial_memory(
+            self.num_states,
+            batch_size,
+            self._memory_length(memory_length),
+            self.hidden_dim,
+            self.cold_start,
+            self.compute_dtype,
+        )
+
+    def memory_stack(self, batch_size, memory_length=None, name=None):
+        """Returns variables that hold the memory of this model.
+
+        Args:
+            batch_size: Integer, the rows of one replica, or `None`: see
+                `MemoryStack`.
+            memory_length: Integer `M`; by default the model's own.
+            name: Optional string.
+
+        Returns:
+            `MemoryStack`, which the caller owns.
+        """
+        return MemoryStack(
+            self.num_states,
+            batch_size,
+            self._memory_length(memory_length),
+            self.hidden_dim,
+            cold_start=self.cold_start,
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def _memory_length(self, memory_length):
+        if memory_length is None:
+            return self.memory_length
+        self.check_remembers(memory_length)
+        return memory_length
+
+    def _begin(self, token_ids, memory, reset):
+        """Checks what a call got; returns ids and the memory to begin with."""
+        # Their values are checked where they are looked up.
+        token_ids = tf.convert_to_tensor(token_ids)
+        check_shape("token_ids", token_ids, (None, None))
+        batch_size = ops.shape(token_ids)[0]
+        if memory is None:
+            memory = self.initial_memory(batch_size)
+        self._check_memory(memory, batch_size)
+        reset = check_mask("reset", reset, (batch_size,))
+        if reset is not None:
+            memory = memory.reset_rows(reset, self.cold_start)
+        return token_ids, memory
+
+    def _check_memory(self, memory, batch_size):
+        if not isinstance(memory, Memory):
+            raise ValueError(
+                "`memory` must be a Memory, as `initial_memory` and calls of "
+                f"the model return. Received: memory={shown(memory)}"
+            )
+        if len(memory.states) != self.num_states:
+            raise ValueError(
+                f"`memory` must have {self.num_states} states, as many as "
+                "this model. Received: a memory of another model, with "
+                f"{len(memory.states)} states"
+            )
+        length = memory.states[0].shape[1:2]
+        for i, state in enumerate(memory.states):
+            expected = (batch_size, *length, self.hidden_dim)
+            check_shape(f"memory.states[{i}]", state, expected)
+        check_shape("memory.valid_length", memory.valid_length, (batch_size,))

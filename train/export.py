@@ -80,6 +80,11 @@ flags.DEFINE_enum(
 
 
 def main(_):
+    if FLAGS.raw_text and FLAGS["num_slots"].present:
+        raise ValueError(
+            "`num_slots` must be left out with --raw_text, which keeps no "
+            f"memory. Received: --num_slots={FLAGS.num_slots}"
+        )
     workdir = Workdir(FLAGS.workdir)
     model, step = workdir.load_model(FLAGS.checkpoint)
     kind = "export_text" if FLAGS.raw_text else "export"

@@ -140,11 +140,13 @@ def with_checked_inputs(function, specs, max_batch_size):
 def _check_rank(spec, value):
     # TensorFlow takes the rank of the signature for granted and would leave the
     # check out. Through an optional it cannot see.
-    (value,) = tf.raw_ops.OptionalGetValue(
-        optional=tf.raw_ops.OptionalFromValue(components=[value]),
-        output_types=[value.dtype],
-        output_shapes=[None],
-    )
+    # Only floats are on accelerators anyway.
+    with tf.device(None if value.dtype.is_floating else "CPU:0"):
+        (value,) = tf.raw_ops.OptionalGetValue(
+            optional=tf.raw_ops.OptionalFromValue(components=[value]),
+            output_types=[value.dtype],
+            output_shapes=[None],
+        )
     return check(
         tf.equal(tf.rank(value), spec.shape.rank),
         f"`{spec.name}` must be a tensor of rank {spec.shape.rank}. Received "

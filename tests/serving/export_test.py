@@ -430,6 +430,14 @@ BAD_PROMPTS = [
     ({"prompt_length": [0]}, "`prompt_length` must be at least"),
     ({"prompt_length": [3]}, "`prompt_length` must be at least"),
     ({"prompt_length": [1, 1]}, "`prompt_length` must have the shape"),
+    # Of numbers so large that the model gives NaN.
+    (
+        {
+            "memory": np.full((1, L, 2, N, M, H), 3e38, "f"),
+            "valid_length": [M],
+        },
+        "A token cannot be drawn: the model gives NaN",
+    ),
     ({"length": -1}, "`length` must .*15"),
     ({"length": MAX_W + 1}, "`length` must .*15"),
     ({"length": 10**9}, "`length` must .*15"),

@@ -59,6 +59,7 @@ class GraphWriter:
                 hidden[:, 0], sampler, fold_in(seeds, position), seen
             )
             ids = tf.tensor_scatter_nd_update(ids, [[position]], token[None])
+            token = tf.maximum(token, 0)  # -1, of NaN, fails at the end
             return position + 1, token, ids, _mark(seen, rows, token), memory
 
         _, _, ids, _, memory = tf.while_loop(
@@ -107,8 +108,8 @@ class GraphWriter:
 
 
 def _mark(seen, rows, ids):
-    """Adds ids to what was seen; -1 is none."""
-    places = tf.stack([rows, tf.maximum(ids, 0)], axis=1)
+    """Adds ids to what was seen."""
+    places = tf.stack([rows, ids], axis=1)
     return tf.tensor_scatter_nd_update(seen, places, tf.ones_like(ids, "bool"))
 
 

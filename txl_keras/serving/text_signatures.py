@@ -5,6 +5,7 @@ Letters: `B` batch, `P` tokens of the longest text, `M` memory.
 
 import tensorflow as tf
 
+from txl_keras.serving.graph_checks import check
 from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_writer import GraphWriter
 from txl_keras.serving.samplers import Sampler
@@ -109,6 +110,7 @@ class TextSignatures:
             temperature, top_k, top_p, typical_p, repetition_penalty
         )
         checks = [
+            check(tf.size(lengths) >= 1, "`prompt` must have at least one row"),
             check_not_empty("prompt", lengths),
             self._reader.check_length(length),
         ]

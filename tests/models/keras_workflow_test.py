@@ -72,7 +72,7 @@ def test_fit_learns_a_text_that_repeats(policy):
     losses = history.history["loss"]
     assert losses[0] > 1.5
     assert losses[-1] < 0.3
-    bits = np.array(history.history["bits_per_character"])
+    bits = np.array(history.history["bits_per_token"])
     np.testing.assert_allclose(bits * 0.69314718, losses, rtol=1e-3)
     prediction = model.predict(x, batch_size=B, verbose=0)
     assert (prediction.argmax(-1) == y).mean() > 0.95
@@ -85,7 +85,7 @@ def test_evaluate_reads_the_text_in_order_with_memory():
     expected = functional_nll(model, ids)
     result = model.evaluate(x, y, batch_size=B, verbose=0, return_dict=True)
     assert result["loss"] == pytest.approx(expected, abs=1e-5)
-    assert result["bits_per_character"] == pytest.approx(
+    assert result["bits_per_token"] == pytest.approx(
         expected / 0.69314718, abs=1e-4
     )
     without_memory, _ = model.score(x, y)
@@ -259,7 +259,7 @@ def test_a_saved_model_goes_on_training_as_it_would_have(tmp_path):
     np.testing.assert_allclose(loaded(x[:B]), model(x[:B]), atol=1e-6)
     expected = model.fit(x, y, batch_size=B, epochs=2, verbose=0).history
     got = loaded.fit(x, y, batch_size=B, epochs=2, verbose=0).history
-    assert set(got) == {"loss", "bits_per_character"}
+    assert set(got) == {"loss", "bits_per_token"}
     np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-4)
 
 
@@ -322,7 +322,7 @@ def test_sample_weights_leave_padding_out():
         rows = slice(k * B, (k + 1) * B)
         part, memory = model.score(x[rows], y[rows], memory)
         nll.append(part.numpy()[:, :5])
-    assert result["bits_per_character"] == pytest.approx(
+    assert result["bits_per_token"] == pytest.approx(
         np.mean(nll) / 0.69314718, rel=1e-5
     )
 

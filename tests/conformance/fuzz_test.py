@@ -210,7 +210,10 @@ def fuzz_layers(fuzz, seed):
         {"targets": [*ids(token_ids, v), *shapes(token_ids)]},
     )
     wrong = {
-        "memory": [*shapes(memory), "memory", memory[..., 1:]],
+        "memory": [
+            *(memory[0], memory[None], memory[1:], memory[..., 1:]),
+            *("memory", Same(tf.constant(memory))),
+        ],
         "memory_mask": [*masks((b, m), rng)],
     }
     for layer in (
@@ -266,7 +269,10 @@ def fuzz_layers(fuzz, seed):
         "MemoryStack",
         stack,
         {"inputs": x},
-        {"inputs": [*shapes(x)], "layer": [2, -1, 0.0, None, "0"]},
+        {
+            "inputs": [x[0], x[None], x[1:], x[..., 1:]],
+            "layer": [2, -1, 0.0, None, "0"],
+        },
     )
 
 
@@ -508,7 +514,7 @@ def fuzz_data(fuzz, seed):
     tokenizers = {
         "ByteTokenizer": data.ByteTokenizer(),
         "CharacterTokenizer": data.CharacterTokenizer("abc "),
-        "WordTokenizer": data.WordTokenizer(["<unk>", "a", "b"]),
+        "WordTokenizer": data.WordTokenizer(["<eos>", "<unk>", "a", "b"]),
     }
     for name, tokenizer in tokenizers.items():
         size = tokenizer.vocabulary_size
@@ -715,7 +721,7 @@ def fuzz_evaluation(fuzz, seed):
         {
             "tokens": [text + v, text + 0.5, -1 - text, text.astype("float32")],
             "positions": [[3], [60], [-1], [20.5], [[20, 30]], []],
-            "context_lengths": [[], [0], [-4], [4.5], 5, None, [8, 4]],
+            "context_lengths": [[], [0], [-4], [4.5], 5, None],
             "segment_length": integers(),
         },
     )

@@ -183,6 +183,38 @@ def test_shuffling_is_an_error():
     model.fit(x, y, batch_size=B, shuffle=False, verbose=0)
 
 
+def test_arrays_need_their_number_of_rows():
+    model = compiled()
+    _, x, y = hard_text()
+    # The default of Keras, 32, would read other samples as one text.
+    for run in (
+        lambda: model.fit(x, y, verbose=0),
+        lambda: model.evaluate(x, y, verbose=0),
+        lambda: model.predict(x, verbose=0),
+    ):
+        with pytest.raises(ValueError, match="`batch_size` must be given"):
+            run()
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_ids_outside_of_the_vocabulary_never_reach_the_weights(name):
+    model = compiled()
+    _, x, y = hard_text()
+    before = model.get_weights()
+    for bad in (V, -1):
+        wrong = {"x": x.copy(), "y": y.copy()}
+        wrong[name][1, 2] = bad
+        with pytest.raises(ValueError, match=f"`{name}` must hold integers"):
+            model.fit(**wrong, batch_size=B, verbose=0)
+        dataset = tf.data.Dataset.from_tensors((wrong["x"][:B], wrong["y"][:B]))
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="must hold integers in"
+        ):
+            model.fit(dataset, verbose=0)
+    for weight, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, old)
+
+
 def test_validation_does_not_disturb_training():
     _, x, y = hard_text()
     start = small_model()

@@ -39,6 +39,7 @@ ALLOWED = {
         "checkpoints",
         "data",
         "evaluation",
+        "json_files",
         "layers",
         "models",
         "serving",

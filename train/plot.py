@@ -176,7 +176,9 @@ def main(_):
             ) from error
     else:
         path = os.path.splitext(output)[0]
-        several_runs.check_replaces(f"{path}.json", FLAGS.picture)
+        several_runs.check_replaces(
+            f"{path}.json", [name for name in _PICTURES if name != "recl"]
+        )
         numbers = measure()
         _write(numbers, path)
         draw(numbers, output)

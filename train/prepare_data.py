@@ -95,7 +95,9 @@ def _describe_lengths(min, median, mean, max):
 
 
 def _write(statistics, splits, counts):
-    folder = os.path.expanduser(FLAGS.output or statistics["folder"])
+    folder = statistics["folder"]
+    if FLAGS.output is not None:
+        folder = os.path.expanduser(FLAGS.output)
     path = os.path.join(folder, "statistics")
     with tf.io.gfile.GFile(path + ".json", "w") as file:
         file.write(json.dumps(statistics, indent=1) + "\n")

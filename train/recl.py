@@ -76,7 +76,7 @@ def main(_):
     # All that can be known before text and models are loaded.
     paths = FLAGS.workdirs
     output = several_runs.output_path((".json",), "a .png comes beside it")
-    several_runs.check_replaces(output, "recl")
+    several_runs.check_replaces(output, ["recl"])
     context_lengths = several_runs.numbers("context_lengths", int)
     check_context_lengths(context_lengths)
     shares = several_runs.numbers("top_r", float)

@@ -102,9 +102,7 @@ def corpus_options(defaults=None):
     for name in CORPUS_FLAGS:
         value = FLAGS[name].value
         if value == "":  # a shell's variable that is not set
-            raise ValueError(
-                f"`{name}` must not be empty. Received: --{name}="
-            )
+            raise ValueError(f"`{name}` must not be empty. Received: --{name}=")
         options[name] = (defaults or {}).get(name) if value is None else value
     if options["corpus"] is not None:
         options["corpus"] = corpus_path(options["corpus"])
@@ -217,7 +215,7 @@ def make_tokenizer(corpus, folder):
             )
         except ValueError as error:
             raise ValueError(
-                f"{error} Received: --vocabulary={FLAGS.vocabulary}"
+                f"`vocabulary` {FLAGS.vocabulary}: {error}"
             ) from error
     vocabulary = vocabulary and load_vocabulary(vocabulary)
     return prepare_tokenizer(

@@ -39,12 +39,12 @@ def output_path(endings, reason):
     return output
 
 
-def check_replaces(path, picture):
-    """Checks that a JSON file to write replaces none but its own kind.
+def check_replaces(path, pictures):
+    """Checks that a JSON file to write replaces none but those of its kind.
 
     Args:
         path: String.
-        picture: String, `picture` in files of this kind.
+        pictures: List of strings, which `picture` the old file may be of.
 
     Raises:
         ValueError: If another file is there, such as `config.json` of a run.
@@ -55,10 +55,11 @@ def check_replaces(path, picture):
         kind = read_json(path, max_bytes=MAX_VOCABULARY_BYTES).get("picture")
     except (OSError, ValueError):
         kind = None
-    if kind != picture:
+    if kind not in pictures:
         raise ValueError(
             f"`output` must not replace {path}, which holds no numbers of "
-            f"{picture}: give another name. Received: --output={FLAGS.output}"
+            f"{' or '.join(pictures)}: give another name. Received: "
+            f"--output={FLAGS.output}"
         )
 
 

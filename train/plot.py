@@ -16,8 +16,10 @@ learning_curves        the loss of train and valid, by step
 context_losses         the loss of --num_positions tokens, each predicted from
                        exactly c tokens, for each c of --context_lengths
 memory_lengths         the loss with each of --memory_lengths in evaluation
-positions              the loss by position in the segment. Without memory the
-                       first tokens of a segment are hard: context fragmentation
+positions              the loss by position in the segment, neighbours
+                       averaged, with a band of two standard errors. Without
+                       memory the first tokens of a segment are hard: context
+                       fragmentation
 attention              where heads look from a segment, over it and memory
 attention_by_distance  how far back they look: means over heads and over
                        --num_positions queries, spread over the split
@@ -60,6 +62,7 @@ from txl_keras.evaluation.plots import plot_attention_maps
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
 from txl_keras.evaluation.plots import plot_recl
+from txl_keras.evaluation.report import merge_positions
 from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
@@ -440,7 +443,7 @@ def _measure_positions():
     runs, _, text, split = _open_runs()
     for run in runs:
         _, nll, segments = _evaluate(run, split, run.facts["memory_length"])
-        run.facts["nll"] = segment_position_losses(nll, segments)
+        run.facts |= segment_position_losses(nll, segments)
     return {
         **text,
         "max_eval_tokens": FLAGS.max_eval_tokens,
@@ -622,12 +625,13 @@ def _draw_memory_lengths(numbers, path):
 
 
 def _draw_positions(numbers, path):
-    curves = {
-        model["label"]: (range(1, len(model["nll"]) + 1), model["nll"])
-        for model in numbers["models"]
-    }
+    curves = {m["label"]: merge_positions(m) for m in numbers["models"]}
     unit = numbers["unit"]
-    x_label = f"{unit}s of the segment that were read before"
+    count = min(min(model["num_tokens"]) for model in numbers["models"])
+    x_label = (
+        f"{unit}s of the segment that were read before\n(means over {count:,} "
+        f"{unit}s or more; bands: two standard errors)"
+    )
     plot_losses(curves, path, x_label, unit)
 
 

@@ -371,6 +371,12 @@ def plot_attention_by_distance(models, path, unit="token"):
         axes.set_title(model["label"])
         axes.grid(alpha=0.3)
         axes.legend()
+    shares = np.concatenate([np.ravel(m["attention"]) for m in models])
+    if shares.any():
+        # A hundredth may be cut off: one tiny share, such as that of a distance
+        # which few queries have, would take most of a logarithmic axis.
+        low = np.quantile(shares[shares > 0], 0.01)
+        panels[0].set_ylim(bottom=low / 2)
     panels[0].set_ylabel("mean attention probability of a key")
     _save(figure, path)
 

@@ -55,6 +55,7 @@ TINY = (
     "--eval_every=25",
     "--checkpoint_every=20",
     "--learning_rate=0.01",
+    "--warmup_steps=0",
     "--sample_length=40",
 )
 

@@ -19,7 +19,7 @@ def read_json(path, kind=dict, max_bytes=MAX_BYTES):
 
     Args:
         path: String or path, local or remote.
-        kind: `dict` or `list`, the type that the file must hold.
+        kind: `dict`, `list` or a tuple of both, what the file must hold.
         max_bytes: Integer, the largest file that is read.
 
     Returns:
@@ -55,7 +55,7 @@ def parse_json(text, source, kind=dict):
     Args:
         text: String, or bytes of UTF-8.
         source: String or path that errors name.
-        kind: `dict` or `list`, the type that the text must hold.
+        kind: `dict`, `list` or a tuple of both, what the text must hold.
 
     Returns:
         An instance of `kind`.
@@ -82,7 +82,7 @@ def parse_json(text, source, kind=dict):
             f"of another format: {shown(str(error))}"
         ) from error
     if not isinstance(content, kind):
-        name = {dict: "object", list: "list"}[kind]
+        name = {dict: "object", list: "list"}.get(kind, "object or list")
         raise ValueError(
             f"{source} must hold a JSON {name}. Received: {shown(content)}"
         )

@@ -40,6 +40,7 @@ ALLOWED = {
         "checkpoints",
         "data",
         "evaluation",
+        "json_files",
         "layers",
         "models",
         "serving",

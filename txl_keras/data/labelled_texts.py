@@ -7,6 +7,7 @@ import io
 import json
 import sys
 
+from txl_keras.checks import shown
 from txl_keras.data.corpora.files import read_text
 
 
@@ -79,7 +80,8 @@ class LabelledTexts:
         for i, label in enumerate(self.labels):
             if label not in index:
                 raise ValueError(
-                    f"Every label must be one of those of train, {names}. "
+                    "Every label must be one of those of train, "
+                    f"{shown(names)}. "
                     f"Received: {label!r} at {self.place(i)}"
                 )
         return [index[label] for label in self.labels]

@@ -193,16 +193,22 @@ class TransformerXLTextClassifier(keras.Model):
             pooled += tf.einsum("bt,btd->bd", shares[number], hidden)
             return number + 1, memory, pooled
 
-        num_segments = tf.shape(segments)[0]
-        *_, pooled = tf.while_loop(
-            lambda number, *_: number < num_segments,
-            read,
-            (
-                tf.constant(0),
-                self.backbone.initial_memory(batch_size),
-                tf.zeros((batch_size, self.backbone.hidden_dim)),
-            ),
+        def read_until(stop, state):
+            return tf.while_loop(lambda number, *_: number < stop, read, state)
+
+        state = (
+            tf.constant(0),
+            self.backbone.initial_memory(batch_size),
+            tf.zeros((batch_size, self.backbone.hidden_dim)),
         )
+        if training and self.pooling == "last":
+            # No gradient flows into segments that no text ends in: without
+            # a backward pass they cost a third.
+            is_pooled = tf.reduce_any(shares > 0, axis=(1, 2))
+            first = tf.argmax(is_pooled, output_type=tf.int32)
+            state = read_until(first, state)
+            state = tf.nest.map_structure(tf.stop_gradient, state)
+        *_, pooled = read_until(tf.shape(segments)[0], state)
         return pooled
 
     def _segments(self, x):

@@ -121,8 +121,9 @@ def _build_subwords(
         return tokenizer_class.from_file(vocabulary, **options)
     if vocabulary_size is None:
         raise ValueError(
-            "`vocabulary_size` must say how many subwords there shall be, or "
-            "`vocabulary` name the file of those there are. Received: neither"
+            "`vocabulary_size` must say how many subwords there shall be, such "
+            "as 8000, or `vocabulary` name the file of those there are. "
+            "Received: neither"
         )
     texts = map_blocks(
         lambda block: block.text, corpus, "train", "Reading", threads=True

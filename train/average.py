@@ -26,7 +26,9 @@ def main(_):
     config = workdir.read_config()
     tokenizer = workdir.load_tokenizer()
     model = workdir.build_model()
-    steps = average_weights(model, workdir.checkpoints, FLAGS.num_checkpoints)
+    steps = average_weights(
+        model, workdir.checkpoints, FLAGS.num_checkpoints, workdir.run_hash()
+    )
     Workdir(FLAGS.output).create(
         model, steps[-1], {**config, "averaged_steps": steps}, tokenizer
     )

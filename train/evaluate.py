@@ -33,6 +33,7 @@ import tensorflow as tf
 from absl import flags
 from tqdm import tqdm
 
+from txl_keras.checks import check_integer
 from txl_keras.data import Segments
 from txl_keras.data import SlidingWindows
 from txl_keras.data.corpora.corpus import SPLITS
@@ -48,11 +49,12 @@ from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import with_result
 from txl_keras.evaluation.token_file import create_token_file
+from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.workdir import Workdir
-from txl_keras.training.workdir import read_json
 from txl_keras.training.workdir import write_json
 
 FLAGS = flags.FLAGS
@@ -193,7 +195,8 @@ def _is_same(path, other):
 
 def _settings(backbone, of_run):
     """How the text is read: what JSON shall say."""
-    segment_length = FLAGS.segment_length or of_run["segment_length"]
+    segment_length = FLAGS.segment_length or of_run.get("segment_length")
+    check_integer("segment_length", segment_length, 1)
     memory_length = FLAGS.memory_length
     if memory_length is None:
         memory_length = backbone.memory_length
@@ -289,7 +292,9 @@ def _write(workdir, result, unit):
         path = workdir.file(f"evaluation_{FLAGS.split}_positions.png")
         plot_position_curve(result["position_curve"], path, unit)
     path = workdir.file(f"evaluation_{FLAGS.split}.json")
-    results = read_json(path) if tf.io.gfile.exists(path) else []
+    results = []
+    if tf.io.gfile.exists(path):
+        results = read_json(path, (dict, list), MAX_VOCABULARY_BYTES)
     write_json(with_result(results, result), path)
 
 

@@ -34,6 +34,7 @@ from txl_keras.scripts.exporting import export_run
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
@@ -110,6 +111,7 @@ def train(strategy, stop):
 
     # Text, model, optimizer.
     origin = _origin(workdir)
+    origin_config = origin and origin.read_model_config(checkpoint="best")
     corpus, tokenizer, splits = data_flags.prepare_text(
         origin and origin.load_tokenizer()
     )
@@ -126,7 +128,7 @@ def train(strategy, stop):
             tokenizer.vocabulary_size,
             splits["train"].tokens,
             training_flags.dtype_policy(),
-            origin and origin.read_model_config(),
+            origin_config,
         )
         optimizer = training_flags.build_optimizer()
     model.backbone.check_positions(FLAGS.segment_length)
@@ -153,15 +155,18 @@ def train(strategy, stop):
 
     # Start afresh, go on, or see that all is done.
     say = training_run.speaker(strategy)
-    checkpoints = Checkpoints(
-        workdir.checkpoints, trainer, FLAGS.max_to_keep, workdir.best
-    )
-    if FLAGS.initialize_from and not checkpoints.latest:
-        source = Workdir(FLAGS.initialize_from)
-        at = source.restore_weights(model, "best")
-        say(f"Begins with the best weights of {source.path}, step {at}.")
+    if origin and origin is not workdir:
+        at = origin.restore_weights(model, "best")
+        say(f"Begins with the best weights of {origin.path}, step {at}.")
     settings = training_flags.result_settings()
     training_run.claim(workdir, settings, model, tokenizer, splits, strategy)
+    checkpoints = Checkpoints(
+        workdir.checkpoints,
+        trainer,
+        FLAGS.max_to_keep,
+        workdir.best,
+        workdir.run_hash(),
+    )
     tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)
     loop = training_run.build_loop(
         trainer,
@@ -222,8 +227,10 @@ def _origin(workdir):
     if FLAGS.initialize_from is None:
         return None
     training_flags.check_brings_its_own()
-    # Once it has begun, this run has its own.
-    return workdir if workdir.is_claimed() else Workdir(FLAGS.initialize_from)
+    # Once it has a checkpoint, this run has its own.
+    if saved_steps(workdir.checkpoints):
+        return workdir
+    return Workdir(FLAGS.initialize_from)
 
 
 def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):

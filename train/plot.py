@@ -34,6 +34,7 @@ kind of file, or with other --labels.
 
 import dataclasses
 import io
+import math
 import os
 
 import numpy as np
@@ -59,11 +60,12 @@ from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.report import segment_position_losses
+from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
 from txl_keras.training.workdir import Workdir
-from txl_keras.training.workdir import read_json
 from txl_keras.training.workdir import write_json
 
 FLAGS = flags.FLAGS
@@ -177,11 +179,11 @@ def _read():
             f"--numbers={FLAGS.numbers}, --workdirs={','.join(FLAGS.workdirs)}"
         )
     path = os.path.expanduser(FLAGS.numbers)
-    numbers = read_json(path)
+    numbers = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
     pictures = [FLAGS.picture]
     if FLAGS.picture == "context_losses":
         pictures.append("recl")  # which come from such losses
-    received = numbers.get("picture") if isinstance(numbers, dict) else None
+    received = numbers.get("picture")
     if received not in pictures:
         raise ValueError(
             f"`numbers` must be those of {' or '.join(pictures)}, a file that "
@@ -315,7 +317,7 @@ def _scored_unit(workdir):
     unit = workdir.load_tokenizer().unit
     if workdir.model_class_name() == "XLNetPermutationLM":
         return f"predicted {unit}"  # from others than those before it
-    workdir.read_model_config()
+    workdir.check_model_class()
     return unit
 
 
@@ -338,7 +340,10 @@ def _learning_curve(workdir):
         ],
     }
     return {
-        "tokens_per_step": of_run["batch_size"] * of_run["segment_length"],
+        "tokens_per_step": math.prod(
+            check_integer(name, of_run.get(name), 1)
+            for name in ("batch_size", "segment_length")
+        ),
         **{
             name: {
                 "steps": [s for s, _ in points],

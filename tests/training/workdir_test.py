@@ -264,7 +264,7 @@ def test_a_bucket_is_a_folder_as_any_other(model):
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     path = str(tmp_path / "file" / "run")
-    with pytest.raises(OSError, match=f"workdir.*written to. Received: {path}"):
+    with pytest.raises(OSError, match=f"folder of a run.*Received: {path}"):
         Workdir(path).check_writable()
 
 

@@ -86,9 +86,18 @@ class Workdir:
 
     Args:
         path: String. Created where it is absent.
+
+    Raises:
+        ValueError: If the path is empty.
     """
 
     def __init__(self, path):
+        if not path:
+            # Joined with names of files it would be the present folder.
+            raise ValueError(
+                "The path of a run's folder must not be empty; `.` is the "
+                f"present folder. Received: {path!r}"
+            )
         path = os.path.expanduser(path)
         self.path = path
         self.tokenizer = os.path.join(path, "tokenizer.json")
@@ -117,7 +126,7 @@ class Workdir:
                 tf.io.gfile.rmtree(self.path)
         except tf.errors.OpError as error:
             raise OSError(
-                f"`workdir` must be a folder that can be written to. "
+                "The folder of a run must be one that can be written to. "
                 f"Received: {self.path} ({error.message})"
             ) from error
 
@@ -384,17 +393,13 @@ class Workdir:
 
         Raises:
             FileExistsError: If there is something in the folder.
+            OSError: If it cannot be written.
             ValueError: If the tokenizer is not that of the model.
         """
-        gfile = tf.io.gfile
-        if gfile.isdir(self.path) and gfile.listdir(self.path):
-            raise FileExistsError(
-                "The folder to write must be new or empty. "
-                f"Received: {self.path}"
-            )
+        self.check_new()
         if tokenizer:
             check_vocabulary(tokenizer, model.backbone.vocabulary_size)
-        gfile.makedirs(self.path)
+        tf.io.gfile.makedirs(self.path)
         save_weights(model, self.checkpoints, step)
         if tokenizer:
             save_tokenizer(tokenizer, self.tokenizer)
@@ -409,6 +414,21 @@ class Workdir:
             },
             self.file("config.json"),
         )
+
+    def check_new(self):
+        """Checks that `create` can write here.
+
+        Raises:
+            FileExistsError: If there is something in the folder.
+            OSError: If it cannot be written.
+        """
+        gfile = tf.io.gfile
+        if gfile.isdir(self.path) and gfile.listdir(self.path):
+            raise FileExistsError(
+                "The folder to write must be new or empty. "
+                f"Received: {self.path}"
+            )
+        self.check_writable()
 
     def generation_memory_length(self, backbone):
         """How far back a model that writes token by token should remember.

@@ -14,9 +14,11 @@ stop it after the step that runs, save, and exit with code 75.
 import sys
 import time
 
+import numpy as np
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.data.statistics import typical_passage
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
@@ -51,6 +53,9 @@ from txl_keras.training.trainer import Trainer
 from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS
+
+# The sample goes on from a passage among these.
+_MAX_PROMPT_TOKENS = 100_000
 
 # Where the run lives and on what.
 flags.DEFINE_string("workdir", None, "Folder of the run, local or gs://.")
@@ -157,7 +162,10 @@ def train(strategy, stop):
     say = training_run.speaker(strategy)
     if origin and origin is not workdir:
         at = origin.restore_weights(model, "best")
-        say(f"Begins with the best weights of {origin.path}, step {at}.")
+        say(
+            f"Begins with the best weights of {origin.path}, step {at}, at a "
+            f"learning rate of {training_flags.learning_rate():g}."
+        )
     settings = training_flags.result_settings()
     training_run.claim(workdir, settings, model, tokenizer, splits, strategy)
     checkpoints = Checkpoints(
@@ -214,8 +222,9 @@ def train(strategy, stop):
     if is_chief(strategy):
         for name, (tokens, _) in held_out.items():
             scores[name] = add_bits_per_byte(scores[name], tokenizer, tokens)
-        test_tokens = splits["test"].tokens
-        _finish(workdir, scores["valid"], tokenizer, test_tokens, tensorboard)
+        _finish(
+            workdir, scores["valid"], tokenizer, splits["test"], tensorboard
+        )
         workdir.write_results({"step": best_step, **scores})
         say(_describe_results(workdir, tokenizer))
     wait_for_all(strategy)
@@ -233,7 +242,7 @@ def _origin(workdir):
     return Workdir(FLAGS.initialize_from)
 
 
-def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):
+def _finish(workdir, valid, tokenizer, test, tensorboard):
     """Draws the curve, writes a sample, exports the model."""
     plot_learning_curve(
         workdir.read_metrics(),
@@ -248,7 +257,7 @@ def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):
         Sampler(temperature=0.8, top_p=0.95),
         workdir.generation_memory_length(served.backbone),
     )
-    prompt = test_tokens[: FLAGS.segment_length]
+    prompt = _prompt(test, tokenizer)
     sample = tokenizer.decode(
         [
             int(token[0])
@@ -260,6 +269,20 @@ def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):
     tensorboard.close()
     if isinstance(served.backbone, TransformerXLBackbone):
         export_run(workdir, served, step, workdir.file(f"export/{step}"))
+
+
+def _prompt(test, tokenizer):
+    """A segment from the start of a line or document of test."""
+    tokens, documents = test.head(_MAX_PROMPT_TOKENS)
+    try:
+        newline = tokenizer.encode("\n")
+    except ValueError:  # of some corpora newlines are left out
+        newline = []
+    lines = []
+    if len(newline) == 1:
+        lines = np.flatnonzero(tokens == newline[0]) + 1
+    starts = np.unique([*documents, *lines]).tolist()
+    return typical_passage(tokens[:], starts, FLAGS.segment_length)
 
 
 def _describe_start(workdir, corpus, tokenizer, splits, trainer):

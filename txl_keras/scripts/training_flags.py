@@ -30,6 +30,8 @@ HABIT_FLAGS = (
     "max_to_keep", "profile_steps", "steps_per_execution", "sample_length",
     "attention_kernel",
 )  # fmt: skip
+_LEARNING_RATE = 2.5e-4
+_FINE_TUNING_RATE = 5e-5
 
 
 def define_training_flags():
@@ -109,8 +111,10 @@ def _define_result_flags():
         "Of the learning rate, after its warm-up.",
     )
     flags.DEFINE_float(
-        "learning_rate", 2.5e-4, "Peak learning rate.", lower_bound=0
-    )
+        "learning_rate", None,
+        f"Peak learning rate. Default: {_LEARNING_RATE}; {_FINE_TUNING_RATE} "
+        "with --initialize_from.", lower_bound=0,
+    )  # fmt: skip
     flags.DEFINE_float(
         "min_learning_rate", 0.0, "Learning rate at the end.", lower_bound=0
     )
@@ -162,7 +166,15 @@ def _define_habit_flags():
 
 def result_settings():
     """Dictionary of the values of `RESULT_FLAGS`."""
-    return _values(RESULT_FLAGS)
+    return {**_values(RESULT_FLAGS), "learning_rate": learning_rate()}
+
+
+def learning_rate():
+    """The peak learning rate: that of the flag, or its default."""
+    if FLAGS.learning_rate is not None:
+        return FLAGS.learning_rate
+    is_fine_tuning = "initialize_from" in FLAGS and FLAGS.initialize_from
+    return _FINE_TUNING_RATE if is_fine_tuning else _LEARNING_RATE
 
 
 def _values(names):
@@ -205,7 +217,7 @@ def build_optimizer():
     """
     schedule = build_schedule(
         FLAGS.schedule,
-        FLAGS.learning_rate,
+        learning_rate(),
         FLAGS.max_steps,
         FLAGS.warmup_steps,
         FLAGS.min_learning_rate,

@@ -360,7 +360,7 @@ def _build_model(origin, tokenizer, train_ids, label_names):
         tokenizer.vocabulary_size,
         np.concatenate(train_ids),
         training_flags.dtype_policy(),
-        origin and origin.read_model_config(),
+        origin and origin.read_model_config(checkpoint="best"),
     )
     if origin:
         check_vocabulary(tokenizer, language_model.backbone.vocabulary_size)

@@ -347,7 +347,7 @@ def _scored_unit(workdir):
     unit = workdir.load_tokenizer().unit
     if workdir.model_class_name() == "XLNetPermutationLM":
         return f"predicted {unit}"  # from others than those before it
-    workdir.read_model_config()
+    workdir.check_model_class()
     return unit
 
 

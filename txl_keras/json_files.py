@@ -1,6 +1,8 @@
 """JSON from files that a stranger may have written."""
 
 import json
+import math
+import re
 
 import tensorflow as tf
 
@@ -12,6 +14,15 @@ MAX_VOCABULARY_BYTES = 16 << 20
 # A vocabulary of strings has a handful of lists; a list takes 64 bytes of
 # memory for the 3 bytes that it takes in a file.
 _MAX_CONTAINERS = 1 << 17
+_KINDS = {
+    "an object": dict,
+    "a list": list,
+    "a string": str,
+    "a boolean": bool,
+    "an integer": int,
+    "a number": (int, float),
+    "null": type(None),
+}
 
 
 def read_json(path, kind=dict, max_bytes=MAX_BYTES):
@@ -66,7 +77,7 @@ def parse_json(text, source, kind=dict):
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        if text.count("[") + text.count("{") > _MAX_CONTAINERS:
+        if _count_brackets(text) > _MAX_CONTAINERS:
             raise ValueError(
                 f"it has more than {_MAX_CONTAINERS:,} opening brackets"
             )
@@ -87,3 +98,46 @@ def parse_json(text, source, kind=dict):
             f"{source} must hold a JSON {name}. Received: {shown(content)}"
         )
     return content
+
+
+def _count_brackets(text):
+    """Counts opening brackets, without those in strings if they are many."""
+    number = text.count("[") + text.count("{")
+    if number <= _MAX_CONTAINERS:
+        return number
+    text = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    return text.count("[") + text.count("{")
+
+
+def check_fields(content, fields, source):
+    """Checks the types of the fields of a JSON object.
+
+    Args:
+        content: Dictionary.
+        fields: Dictionary from the path of a field to the types that it may
+            have, such as `{"model": "an object", "model.name": "a string or
+            null"}`. A field that is absent counts as null. Numbers are finite.
+        source: String or path that errors name.
+
+    Raises:
+        ValueError: If a field has another type.
+    """
+    for path, kinds in fields.items():
+        value = content
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if not any(_is_kind(value, kind) for kind in kinds.split(" or ")):
+            received = "null, or no such field"
+            if value is not None:
+                received = shown(value)
+            raise ValueError(
+                f"{source} is damaged: its field `{path}` must be {kinds}. "
+                f"Received: {received}"
+            )
+
+
+def _is_kind(value, kind):
+    is_boolean = isinstance(value, bool) and kind != "a boolean"
+    if is_boolean or not isinstance(value, _KINDS[kind]):
+        return False
+    return kind != "a number" or math.isfinite(value)

@@ -131,7 +131,7 @@ def open_group(paths):
     """
     workdirs = [Workdir(path) for path in paths]
     for workdir in workdirs:
-        workdir.read_model_config()
+        workdir.check_model_class()
     tokenizers = [workdir.load_tokenizer() for workdir in workdirs]
     hashes = [tokenizer_hash(tokenizer) for tokenizer in tokenizers]
     for path, received in zip(paths, hashes, strict=True):

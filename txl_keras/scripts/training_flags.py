@@ -30,6 +30,8 @@ HABIT_FLAGS = (
     "max_to_keep", "profile_steps", "steps_per_execution", "sample_length",
     "attention_kernel",
 )  # fmt: skip
+_LEARNING_RATE = 1.5e-3
+_FINE_TUNING_RATE = 5e-5
 
 
 def define_training_flags():
@@ -109,10 +111,10 @@ def _define_result_flags():
         "Of the learning rate, after its warm-up.",
     )
     flags.DEFINE_float(
-        "learning_rate", 1.5e-3,
-        "Peak learning rate. The default suits models of about a million "
-        "weights; published ones of 40 million and more take 2.5e-4.",
-        lower_bound=0,
+        "learning_rate", None,
+        f"Peak learning rate. Default: {_LEARNING_RATE}, which suits models of "
+        "about a million weights (published ones of 40 million and more take "
+        f"2.5e-4); {_FINE_TUNING_RATE} with --initialize_from.", lower_bound=0,
     )  # fmt: skip
     flags.DEFINE_float(
         "min_learning_rate", 0.0, "Learning rate at the end.", lower_bound=0
@@ -166,7 +168,11 @@ def _define_habit_flags():
 
 def result_settings():
     """Dictionary of the values of `RESULT_FLAGS`."""
-    return {**_values(RESULT_FLAGS), "warmup_steps": _warmup_steps()}
+    return {
+        **_values(RESULT_FLAGS),
+        "learning_rate": learning_rate(),
+        "warmup_steps": _warmup_steps(),
+    }
 
 
 def _warmup_steps():
@@ -174,6 +180,14 @@ def _warmup_steps():
     if FLAGS.warmup_steps is None:
         return FLAGS.max_steps // 10
     return FLAGS.warmup_steps
+
+
+def learning_rate():
+    """The peak learning rate: that of the flag, or its default."""
+    if FLAGS.learning_rate is not None:
+        return FLAGS.learning_rate
+    is_fine_tuning = "initialize_from" in FLAGS and FLAGS.initialize_from
+    return _FINE_TUNING_RATE if is_fine_tuning else _LEARNING_RATE
 
 
 def _values(names):
@@ -216,7 +230,7 @@ def build_optimizer():
     """
     schedule = build_schedule(
         FLAGS.schedule,
-        FLAGS.learning_rate,
+        learning_rate(),
         FLAGS.max_steps,
         _warmup_steps(),
         FLAGS.min_learning_rate,

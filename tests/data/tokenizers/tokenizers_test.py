@@ -168,10 +168,16 @@ def test_a_saved_tokenizer_is_readable_json(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ('{"class_name": "CharacterTok', "truncated or no tokenizer file"),
-        ("", "truncated or no tokenizer file"),
-        ("[1, 2]", "truncated or no tokenizer file"),
-        ('{"class_name": "ByteTokenizer"}', "truncated or no tokenizer file"),
+        ('{"class_name": "CharacterTok', "damaged or of another format"),
+        ("", "damaged or of another format"),
+        ("[1, 2]", "must hold a JSON object"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"class_name": "ByteTokenizer"}', "`config` must be an object"),
+        ('{"class_name": ["a"], "config": {}}', "`class_name` must be a str"),
+        (
+            '{"class_name": "SentencePieceTokenizer", "config": {}}',
+            "does not describe a SentencePieceTokenizer",
+        ),
         ('{"class_name": "Words", "config": {}}', "Received: 'Words'"),
         (
             '{"class_name": "ByteTokenizer", "config": {"size": 3}}',

@@ -5,8 +5,6 @@ import functools
 import json
 import os
 
-import tensorflow as tf
-
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.parallel import map_blocks
@@ -19,7 +17,11 @@ from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
 from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
+from txl_keras.json_files import check_fields
+from txl_keras.json_files import read_json
 
+# Of a tokenizer file: some five million words.
+_MAX_BYTES = 64 << 20
 # What each can be built with.
 OPTIONS = {
     "bytes": ("drop_newlines",),
@@ -190,24 +192,18 @@ def load_tokenizer(path):
         ValueError: If it is no complete tokenizer file, or of another version.
     """
     path = os.fspath(path)
-    if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(f"There is no tokenizer file {path}.")
-    try:
-        with tf.io.gfile.GFile(path) as file:
-            content = json.loads(file.read())
-        class_name, config = content["class_name"], content["config"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is truncated or no tokenizer file: {error!r}"
-        ) from error
+    content = read_json(path, max_bytes=_MAX_BYTES)
+    kinds = {"class_name": "a string", "config": "an object"}
+    check_fields(content, kinds, path)
+    class_name = content["class_name"]
     if class_name not in _TOKENIZERS:
         raise ValueError(
             f"{path} has an unknown tokenizer. Expected one of "
             f"{sorted(_TOKENIZERS)}. Received: {class_name!r}"
         )
     try:
-        return _TOKENIZERS[class_name].from_config(config)
-    except (ValueError, TypeError) as error:
+        return _TOKENIZERS[class_name].from_config(content["config"])
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path} does not describe a {class_name}: {error}"
         ) from error

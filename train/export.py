@@ -16,6 +16,8 @@ from absl import flags
 
 from txl_keras.scripts import running
 from txl_keras.scripts.exporting import export_run
+from txl_keras.serving.signatures import MAX_BATCH_SIZE
+from txl_keras.serving.signatures import MAX_GENERATE_LENGTH
 from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS
@@ -54,6 +56,21 @@ flags.DEFINE_integer(
     "Clients whose memory the server keeps; 0 leaves that out.",
     lower_bound=0,
 )
+flags.DEFINE_integer(
+    "max_batch_size",
+    MAX_BATCH_SIZE,
+    "The most rows of one request.",
+    lower_bound=1,
+    upper_bound=2**31 - 1,
+)
+flags.DEFINE_integer(
+    "max_generate_length",
+    MAX_GENERATE_LENGTH,
+    "The most tokens that one request may ask `generate` or `generate_text` "
+    "for.",
+    lower_bound=1,
+    upper_bound=2**31 - 1,
+)
 flags.DEFINE_enum(
     "weights_dtype",
     "float32",
@@ -63,6 +80,11 @@ flags.DEFINE_enum(
 
 
 def main(_):
+    if FLAGS.raw_text and FLAGS["num_slots"].present:
+        raise ValueError(
+            "`num_slots` must be left out with --raw_text, which keeps no "
+            f"memory. Received: --num_slots={FLAGS.num_slots}"
+        )
     workdir = Workdir(FLAGS.workdir)
     model, step = workdir.load_model(FLAGS.checkpoint)
     kind = "export_text" if FLAGS.raw_text else "export"
@@ -79,10 +101,20 @@ def main(_):
         **_options(),
     )
     print(f"SavedModel of step {step} in {path}")
+    if FLAGS.raw_text and workdir.load_tokenizer().unit == "subword":
+        print(
+            "It has subwords: `import tensorflow_text` before it is loaded, or "
+            "TensorFlow finds an operation that is not registered."
+        )
 
 
 def _options():
-    names = ["max_segment_length", "weights_dtype"]
+    names = [
+        "max_segment_length",
+        "weights_dtype",
+        "max_batch_size",
+        "max_generate_length",
+    ]
     if not FLAGS.raw_text:
         names.append("num_slots")
     return {name: FLAGS[name].value for name in names}

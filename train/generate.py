@@ -114,7 +114,13 @@ def _prompts(tokenizer):
 
 
 def _encode(tokenizer, text):
-    ids = tokenizer.encode(text)
+    try:
+        ids = tokenizer.encode(text)
+    except ValueError as error:
+        raise ValueError(
+            "`prompt` must be text of the model's vocabulary. "
+            f"Received: prompt={text!r}. {error}"
+        ) from error
     if not len(ids):
         raise ValueError(
             "`prompt` must hold at least one token of the model's vocabulary. "

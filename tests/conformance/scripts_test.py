@@ -574,6 +574,17 @@ def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, here):
     greedy, error = here("generate.py", *flags, "--temperature=0")
     assert error is None
     assert greedy != first
+    # What Python makes of a byte that is not UTF-8.
+    printed, error = here("generate.py", flags[0], "--prompt=a\udcff")
+    assert "`prompt` must be" in error and printed == ""
+    printed, error = here("generate.py", *flags, "--seed=2147483647")
+    assert "seed=2147483647" in error and printed == ""
+
+
+def test_an_option_without_effect_on_an_export_is_refused(here, tmp_path):
+    flags = (f"--workdir={tmp_path}", "--raw_text", "--num_slots=3")
+    _, error = here("export.py", *flags)
+    assert "`num_slots` must be left out with --raw_text" in error
 
 
 @pytest.mark.large
@@ -1002,6 +1013,15 @@ def test_subwords_are_trained_and_scored_by_the_byte(corpus, here, tmp_path):
     written, error = here("generate.py", f"--workdir={tmp_path}", "--prompt=é")
     assert error is None
     assert written.startswith("é")
+    flags = (f"--workdir={tmp_path}", "--raw_text", "--max_batch_size=3")
+    printed, error = here("export.py", *flags)
+    assert error is None
+    assert "`import tensorflow_text` before it is loaded" in printed
+    served = tmp_path / "export_text" / "10"
+    settings = json.loads((served / "assets" / "settings.json").read_text())
+    assert settings["max_batch_size"] == 3
+    loaded = tf.saved_model.load(served)
+    assert loaded.score_text(["é"])["nll"].shape == (1,)
 
 
 @pytest.mark.large

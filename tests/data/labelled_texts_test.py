@@ -66,6 +66,9 @@ def test_json_lines_may_have_integers_as_labels(write):
         ("a.jsonl", '{"text": "a", "label": null}', {}, "None at"),
         ("a.jsonl", '{"text": "a", "label"\n', {}, "line 1"),
         ("a.jsonl", "[]", {}, r"JSON object. Received: \[\] at"),
+        ("a.jsonl", "[" * 99_999, {}, "line 1: .*recursion"),
+        ("a.jsonl", '{"text": "a", "label": 0.5}', {}, "strings.*0.5 at"),
+        ("a.jsonl", '{"text": "a", "label": NaN}', {}, "strings.*nan at"),
     ],
 )
 def test_a_bad_file_is_an_error_with_its_place(
@@ -80,6 +83,19 @@ def test_a_bad_file_is_an_error_with_its_place(
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.tsv"):
         read_labelled_texts(str(tmp_path / "none.tsv"))
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "message"),
+    [
+        (["a", "b"], ["x", 0.5], "Every label must be.* 0.5 at mails, text 1"),
+        (["a", None], ["x", "y"], "Every text must be.*None at mails, text 1"),
+        (["a", "b"], ["x"], "mails must have .*2 texts and 1 labels"),
+    ],
+)
+def test_texts_and_labels_are_strings(texts, labels, message):
+    with pytest.raises(ValueError, match=message):
+        LabelledTexts(texts, labels, "mails")
 
 
 def test_labels_are_numbered_as_in_train():

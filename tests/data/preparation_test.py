@@ -15,7 +15,9 @@ from txl_keras.data import Corpus
 from txl_keras.data import WordTokenizer
 from txl_keras.data import preparation
 from txl_keras.data.corpora import corpus as corpus_module
+from txl_keras.data.corpora import files as files_module
 from txl_keras.data.corpora import load_corpus
+from txl_keras.data.corpora import text_files
 from txl_keras.data.preparation import check_hash
 from txl_keras.data.preparation import open_split
 from txl_keras.data.preparation import prepare
@@ -284,10 +286,34 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
     corpus = load_corpus(path)
     prepare(corpus, WORDS, str(tmp_path / "ids"), ["train"])
     path.write_bytes(b"the dog\n" * 100)
-    with pytest.raises(ValueError, match="was changed while it was read"):
+    with pytest.raises(ValueError, match="was changed while .*: .*text.txt"):
         prepare(corpus, WORDS, str(tmp_path / "ids"), ["valid"])
     found = tmp_path.rglob("valid*")
     assert not [place for place in found if place.suffix != ".lock"]
+
+
+@pytest.mark.parametrize("files", [1, 4])
+def test_what_became_shorter_while_it_was_read_is_not_kept(
+    files, tmp_path, monkeypatch
+):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i in range(files):
+        (folder / f"{i}.txt").write_bytes(b"the cat %d\n" % i * 100)
+    corpus = load_corpus(folder)
+
+    def read_shorter(path, start=0, stop=None):
+        os.truncate(path, 650)
+        return files_module.read_text(path, start, stop)
+
+    monkeypatch.setattr(text_files, "read_text", read_shorter)
+    ids = str(tmp_path / "ids")
+    with pytest.raises(ValueError, match=r"texts/\d.txt"):
+        prepare_tokenizer("words", corpus, ids)
+    with pytest.raises(ValueError, match=r"texts/\d.txt"):
+        prepare(corpus, WORDS, ids)
+    kept = [p for p in (tmp_path / "ids").rglob("*") if p.suffix != ".lock"]
+    assert all(path.is_dir() and not any(path.iterdir()) for path in kept)
 
 
 @pytest.mark.skipif(

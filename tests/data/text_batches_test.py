@@ -98,3 +98,43 @@ def test_bad_arguments_are_errors():
     for wrong in ([], [[1], []]):
         with pytest.raises(ValueError, match="at least one token each"):
             pad_texts(wrong)
+    with pytest.raises(ValueError, match="at least one. Received: 0 and 0"):
+        TextBatches([], [], B, T)
+    with pytest.raises(ValueError, match="seed=-1"):
+        batches(seed=-1)
+    with pytest.raises(ValueError, match="step=-1"):
+        batches().batch(-1)
+    for multiple_of in (-1, 0, 2.5):
+        with pytest.raises(ValueError, match=f"multiple_of={multiple_of}"):
+            pad_texts([[1, 2]], multiple_of)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1.5], "dtype float64"),
+        ([np.nan], "dtype float64"),
+        ([1 + 2j], "dtype complex128"),
+        ([True], "dtype bool"),
+        (["a"], "tensor or an array of numbers"),
+        ([2**40 + 5], "ids from 1099511627781 to"),
+        (np.array([2**31], "uint32"), "ids from 2147483648 to"),
+        ([4, -1], "ids from -1 to 4"),
+        ([[1, 2]], r"shape \(1, 2\) at index 1"),
+        (5, r"shape \(\) at index 1"),
+    ],
+)
+def test_what_is_no_id_is_refused(ids, message):
+    with pytest.raises(ValueError, match=f"token_ids.*{message}"):
+        pad_texts([[3], ids])
+    with pytest.raises((ValueError, TypeError)):
+        TextBatches([[3], ids], [0, 1], B, T).batch(0)
+
+
+@pytest.mark.parametrize(
+    "label", [0.5, 1.0, np.nan, True, -1, 2**40, "a", None]
+)
+def test_what_is_no_label_is_refused(label):
+    labels = [label] * len(LENGTHS)
+    with pytest.raises(ValueError, match="`label_ids` must"):
+        TextBatches(texts(), labels, B, T)

@@ -20,6 +20,7 @@ class SmallReviews(tfds.core.GeneratorBasedBuilder):
                     "label": tfds.features.ClassLabel(names=["bad", "good"]),
                     "stars": np.int64,
                     "language": tfds.features.Text(),
+                    "score": np.float32,
                 }
             ),
             disable_shuffling=True,
@@ -40,6 +41,7 @@ class SmallReviews(tfds.core.GeneratorBasedBuilder):
                     "label": i % 2,
                     "stars": i % 5,
                     "language": "fr",
+                    "score": 0.5,
                 },
             )
 
@@ -63,9 +65,15 @@ def test_splits_have_texts_with_labels(tmp_path, column, label):
 def test_a_feature_that_is_not_there_is_an_error(tmp_path):
     for column in ("text_column", "label_column"):
         with pytest.raises(
-            ValueError, match=f"'language', 'stars', 'text'.*{column}='body'"
+            ValueError, match=f"'language',.* 'text'.*{column}='body'"
         ):
             load_tfds_texts("small_reviews", str(tmp_path), **{column: "body"})
+
+
+@pytest.mark.parametrize("column", ["text_column", "label_column"])
+def test_numbers_are_neither_texts_nor_classes(tmp_path, column):
+    with pytest.raises(ValueError, match=f"`{column}` must be.*0.5"):
+        load_tfds_texts("small_reviews", str(tmp_path), **{column: "score"})
 
 
 def test_there_must_be_a_train(tmp_path, monkeypatch):

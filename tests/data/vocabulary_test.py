@@ -44,3 +44,28 @@ def test_a_small_vocabulary_is_not_cut():
 def test_nothing_counted_is_refused():
     with pytest.raises(ValueError, match="`counts` must not be all 0"):
         choose_cutoffs(np.zeros(20_000))
+
+
+@pytest.mark.parametrize("size", [30, 20_000])
+@pytest.mark.parametrize("count", [-1, np.nan, np.inf])
+def test_a_count_that_cannot_be_is_named(size, count):
+    counts = np.ones(size)
+    counts[7] = count
+    with pytest.raises(ValueError, match=f"`counts`.*: {count}.* for id 7"):
+        choose_cutoffs(counts)
+
+
+@pytest.mark.parametrize(
+    ("counts", "num_cutoffs", "message"),
+    [
+        (np.ones((20_000, 2)), 3, r"`counts` must .*shape \(20000, 2\)"),
+        (["a"] * 30, 3, "`counts` must be numbers"),
+        (None, 3, "`counts` must be numbers"),
+        (np.ones(30), 0, "num_cutoffs=0"),
+        (np.ones(20_000), -1, "num_cutoffs=-1"),
+        (np.ones(20_000), 1000, "num_cutoffs=1000"),
+    ],
+)
+def test_what_is_no_list_of_counts_is_refused(counts, num_cutoffs, message):
+    with pytest.raises(ValueError, match=message):
+        choose_cutoffs(counts, num_cutoffs)

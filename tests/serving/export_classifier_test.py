@@ -37,7 +37,15 @@ def model():
 @pytest.fixture(scope="module")
 def path(model, tmp_path_factory):
     path = str(tmp_path_factory.mktemp("served") / "mails" / "3")
-    export_classifier(model, TOKENIZER, LABELS, path, MAX_TOKENS, {"step": 3})
+    export_classifier(
+        model,
+        TOKENIZER,
+        LABELS,
+        path,
+        MAX_TOKENS,
+        {"step": 3},
+        max_batch_size=3,
+    )
     return path
 
 
@@ -65,11 +73,18 @@ def test_text_goes_in_and_probabilities_come_out(model, loaded):
         np.testing.assert_allclose(alone["probabilities"][0], row, atol=1e-6)
 
 
-def test_a_text_without_tokens_is_refused(loaded):
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="`text` must have at least one"
-    ):
-        loaded.signatures["classify"](text=tf.constant(["car", ""]))
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (["car", ""], "`text` must have at least one"),
+        ("car", "`text` must be a tensor of rank 1"),
+        ([["car"]], "`text` must be a tensor of rank 1"),
+        (["car"] * 4, "`text` must have at most 3 rows"),
+    ],
+)
+def test_texts_that_cannot_be_are_refused(loaded, text, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        loaded.signatures["classify"](text=tf.constant(text))
 
 
 def test_settings_lie_beside(path):
@@ -100,6 +115,12 @@ def test_it_needs_nothing_but_tensorflow(path):
 def test_bad_arguments_are_errors(model, tmp_path):
     path = str(tmp_path / "1")
     other = WordTokenizer(WORDS[:2], line_end=None)
+    with pytest.raises(ValueError, match="`settings` must leave out"):
+        export_classifier(
+            model, TOKENIZER, LABELS, path, settings={"labels": []}
+        )
+    with pytest.raises(ValueError, match="max_batch_size=0"):
+        export_classifier(model, TOKENIZER, LABELS, path, max_batch_size=0)
     for arguments, message in (
         ((model, other, LABELS, path), "2 symbols"),
         ((model, TOKENIZER, LABELS[:2], path), "must be 3, one a class"),

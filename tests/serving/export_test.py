@@ -11,12 +11,12 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
-from txl_keras.serving.graph_checks import check_shape
 from txl_keras.serving.signatures import FunctionalSignatures
 from txl_keras.serving.signatures import Reader
 
 # All sizes differ, so that none can stand for another.
 V, L, N, H, M, MAX_T = 11, 3, 2, 5, 6, 20
+MAX_B, MAX_W = 16, 15  # of one request
 InvalidArgumentError = tf.errors.InvalidArgumentError
 OFF = {
     "temperature": 1.0,
@@ -117,7 +117,14 @@ def model():
 @pytest.fixture(scope="module")
 def path(model, tmp_path_factory):
     path = str(tmp_path_factory.mktemp("served") / "tiny" / "1")
-    export(model, path, max_segment_length=MAX_T, num_slots=16)
+    export(
+        model,
+        path,
+        max_segment_length=MAX_T,
+        num_slots=16,
+        max_batch_size=MAX_B,
+        max_generate_length=MAX_W,
+    )
     return path
 
 
@@ -381,97 +388,114 @@ def test_16_threads_get_what_one_gets(served, kind):
 IDS = np.array([[3, 1]], "int32")
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"ids": [[3, V]], "targets": IDS}, "`ids` must be at least"),
-        ({"ids": [[-1, 3]], "targets": IDS}, "`ids` must be at least"),
-        ({"ids": np.zeros((1, 0), "int32")}, "`ids` must have the shape"),
-        ({"ids": [[1] * (MAX_T + 1)]}, "T from 1 to 20"),
-        ({"targets": [[3, V]]}, "`targets` must be at least"),
-        ({"targets": [[3]]}, "`targets` must have the shape"),
-        ({"ids": IDS[:, :1], "targets": IDS}, "`targets` must have the shape"),
-        ({"memory": np.zeros((1, L, 2, N, M + 1, H), "f")}, "`memory`"),
-        ({"memory": np.zeros((1, L, 2, M, N, H), "f")}, "`memory`"),
-        ({"memory": np.zeros((2, L, 2, N, M, H), "f")}, "`memory`"),
-        ({"valid_length": [M + 1]}, "`valid_length` must be at least"),
-        ({"valid_length": [-1]}, "`valid_length` must be at least"),
-        ({"valid_length": [1, 1]}, "`valid_length` must have the shape"),
+def memory_with(number):
+    memory = np.zeros((1, L, 2, N, M, H), "float32")
+    memory[0, 2, 1, 0, 4, 3] = number
+    return memory
+
+
+BAD_MEMORY = [
+    ({"memory": np.zeros((1, L, 2, N, M + 1, H), "f")}, "`memory` must have"),
+    ({"memory": np.zeros((1, L, 2, M, N, H), "f")}, "`memory` must have"),
+    ({"memory": np.zeros((2, L, 2, N, M, H), "f")}, "`memory` must have"),
+    ({"memory": memory_with(np.nan)}, "`memory` must be finite"),
+    ({"memory": memory_with(-np.inf)}, "`memory` must be finite"),
+    ({"valid_length": [M + 1]}, "`valid_length` must be at least"),
+    ({"valid_length": [-1]}, "`valid_length` must be at least"),
+    ({"valid_length": [1, 1]}, "`valid_length` must have the shape"),
+]
+BAD_SEGMENTS = [
+    *BAD_MEMORY,
+    ({"ids": [[3, V]]}, "`ids` must be at least"),
+    ({"ids": [[-1, 3]]}, "`ids` must be at least"),
+    ({"ids": np.zeros((1, 0), "int32")}, "`ids` must have the shape"),
+    ({"ids": [[1] * (MAX_T + 1)]}, "T from 1 to 20"),
+]
+BAD_TARGETS = [
+    ({"targets": [[3, V]]}, "`targets` must be at least"),
+    ({"targets": [[3]]}, "`targets` must have the shape"),
+    ({"ids": IDS[:, :1]}, "`targets` must have the shape"),
+]
+BAD_PROMPTS = [
+    *BAD_MEMORY,
+    ({"prompt_ids": np.zeros((1, 0), "int32")}, "`prompt_ids` must have"),
+    (
+        {
+            "prompt_ids": np.zeros((0, 2), "int32"),
+            "prompt_length": np.zeros(0, "int32"),
+        },
+        "`prompt_ids` must have",
+    ),
+    ({"prompt_ids": [[3, V]]}, "`prompt_ids` must be at least"),
+    ({"prompt_length": [0]}, "`prompt_length` must be at least"),
+    ({"prompt_length": [3]}, "`prompt_length` must be at least"),
+    ({"prompt_length": [1, 1]}, "`prompt_length` must have the shape"),
+    ({"length": -1}, "`length` must .*15"),
+    ({"length": MAX_W + 1}, "`length` must .*15"),
+    ({"length": 10**9}, "`length` must .*15"),
+    ({"top_p": 0.0}, "`top_p`"),
+    ({"typical_p": 1.5}, "`typical_p`"),
+    ({"top_k": -1}, "`top_k`"),
+    ({"temperature": -0.5}, "`temperature`"),
+    ({"repetition_penalty": 0.5}, "`repetition_penalty`"),
+]
+BAD_INPUTS = {
+    "serving_default": BAD_SEGMENTS,
+    "initial_memory": [
+        ({"batch_size": -1}, "`batch_size` must .*16"),
+        ({"batch_size": 2**31 - 1}, "`batch_size` must .*16"),
     ],
-)
-def test_a_bad_segment_is_refused(served, inputs, message):
-    inputs = {
-        "ids": IDS,
-        "targets": inputs.get("ids", IDS),
-        **start(served, 1),
-        **inputs,
+    "score": BAD_SEGMENTS + BAD_TARGETS,
+    "hidden_states": BAD_SEGMENTS,
+    "generate": BAD_PROMPTS,
+    "step": [],  # see `test_a_refused_step_changes_no_slot`
+    "reset": [],
+}
+
+
+def good_inputs(served, name, rows=1):
+    """Inputs that a signature takes."""
+    ids = tf.tile(IDS, [rows, 1])
+    every = {
+        "ids": ids,
+        "targets": ids,
+        "prompt_ids": ids,
+        "prompt_length": tf.fill([rows], 2),
+        "slots": tf.range(rows),
+        "batch_size": tf.constant(rows),
+        "length": tf.constant(3),
+        "seed": tf.constant(0),
+        **{key: tf.constant(value) for key, value in OFF.items()},
+        "memory": tf.zeros((rows, L, 2, N, M, H)),
+        "valid_length": tf.zeros(rows, tf.int32),
     }
-    inputs = {key: tf.constant(value) for key, value in inputs.items()}
-    with pytest.raises(InvalidArgumentError, match=message):
-        served["score"](**inputs)
-    del inputs["targets"]
-    if "`targets`" not in message:
+    names = served[name].structured_input_signature[1]
+    return {key: every[key] for key in names}
+
+
+# One test a signature: TensorFlow takes seconds for the first call of each.
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_bad_inputs_are_refused_by_their_names(served, name):
+    good = good_inputs(served, name)
+    served[name](**good)
+    for inputs, message in BAD_INPUTS[name]:
+        inputs = {key: tf.constant(value) for key, value in inputs.items()}
+        if "ids" in inputs and "targets" in good and "targets" not in message:
+            inputs["targets"] = tf.zeros_like(inputs["ids"])
         with pytest.raises(InvalidArgumentError, match=message):
-            served["serving_default"](**inputs)
-
-
-def test_another_rank_is_refused_too():
-    """What Python does not let through, but other languages do."""
-
-    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
-    def check(value):
-        check_shape("memory", value, [2, 3], "(A, B)")
-
-    check(tf.zeros((2, 3)))
-    for shape in ((2,), (2, 3, 1), (3, 2)):
-        with pytest.raises(InvalidArgumentError, match="`memory` must have"):
-            check(tf.zeros(shape))
-
-
-def test_a_batch_of_negative_size_is_refused(served):
-    with pytest.raises(InvalidArgumentError, match="batch_size"):
-        start(served, -1)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"prompt_ids": np.zeros((1, 0), "int32")}, "`prompt_ids` must have"),
-        (
-            {
-                "prompt_ids": np.zeros((0, 2), "int32"),
-                "prompt_length": np.zeros(0, "int32"),
-            },
-            "`prompt_ids` must have",
-        ),
-        ({"prompt_ids": [[3, V]]}, "`prompt_ids` must be at least"),
-        ({"prompt_length": [0]}, "`prompt_length` must be at least"),
-        ({"prompt_length": [3]}, "`prompt_length` must be at least"),
-        ({"prompt_length": [1, 1]}, "`prompt_length` must have the shape"),
-        ({"length": -1}, "`length`"),
-        ({"top_p": 0.0}, "`top_p`"),
-        ({"typical_p": 1.5}, "`typical_p`"),
-        ({"top_k": -1}, "`top_k`"),
-        ({"temperature": -0.5}, "`temperature`"),
-        ({"repetition_penalty": 0.5}, "`repetition_penalty`"),
-        ({"memory": np.zeros((1, L, 2, N, M + 1, H), "f")}, "`memory`"),
-        ({"memory": np.full((1, L, 2, N, M, H), np.nan, "f")}, "NaN"),
-        ({"valid_length": [M + 1]}, "`valid_length`"),
-    ],
-)
-def test_a_bad_prompt_is_refused(served, inputs, message):
-    inputs = {
-        "prompt_ids": IDS,
-        "prompt_length": [2],
-        "length": 3,
-        "seed": 0,
-        **OFF,
-        **start(served, 1),
-        **inputs,
-    }
-    inputs = {key: tf.constant(value) for key, value in inputs.items()}
-    with pytest.raises(InvalidArgumentError, match=message):
-        served["generate"](**inputs)
+            served[name](**{**good, **inputs})
+    # Another rank.
+    for key, value in good.items():
+        for other in (value[None], tf.reshape(value, [-1])[0]):
+            if other.shape.rank != value.shape.rank:
+                message = f"`{key}` must be a tensor of rank {value.shape.rank}"
+                with pytest.raises(InvalidArgumentError, match=message):
+                    served[name](**{**good, key: other})
+    # Too many rows.
+    served[name](**good_inputs(served, name, MAX_B))
+    key = "batch_size" if name == "initial_memory" else ".*"
+    with pytest.raises(InvalidArgumentError, match=f"`{key}` must .*{MAX_B}"):
+        served[name](**good_inputs(served, name, MAX_B + 1))
 
 
 @pytest.mark.parametrize(
@@ -560,6 +584,8 @@ def test_settings_and_other_files_lie_beside(model, tmp_path):
         settings = json.load(file)
     assert settings["step"] == 7
     assert settings["memory_shape"] == [L, 2, N, M, H]
+    assert settings["max_batch_size"] == 128
+    assert settings["max_generate_length"] == 4096
     assert TransformerXLCausalLM.from_config(settings["model"])
     with open(path + "/assets/tokens.json") as file:
         assert file.read() == "abc"
@@ -575,9 +601,9 @@ def test_only_an_older_savedmodel_is_replaced(model, tmp_path, monkeypatch):
     assert (path / "notes.txt").read_text() == "mine"
     (path / "saved_model.pb").write_text("an older one")
     # Whatever goes wrong, the older one stays.
-    monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(tf.io.gfile, "copy", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        export(model, str(path), num_slots=0)
+        export(model, str(path), num_slots=0, assets={"a": __file__})
     assert (path / "saved_model.pb").read_text() == "an older one"
     monkeypatch.undo()
     export(model, str(path), num_slots=0)
@@ -606,6 +632,14 @@ def test_other_file_systems_are_written_to(model):
         ({"max_segment_length": 0}, "max_segment_length=0"),
         ({"num_slots": -1}, "num_slots=-1"),
         ({"weights_dtype": "int8"}, "weights_dtype='int8'"),
+        ({"max_batch_size": 0}, "max_batch_size=0"),
+        ({"max_generate_length": 2**31}, "max_generate_length=2147483648"),
+        ({"settings": {"memory_length": 5, "step": 7}}, r"\['memory_length'\]"),
+        ({"settings": {"num_slots": 1}}, "`settings` must leave out"),
+        ({"settings": {"step": {7}}}, "`settings` .* JSON .*set"),
+        ({"assets": {"settings.json": __file__}}, "`assets` .*settings.json"),
+        ({"assets": {"../a": __file__}}, "`assets` .*../a"),
+        ({"assets": {"a": "no/such/file"}}, "`assets` .*no/such/file"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(

@@ -137,14 +137,15 @@ def test_text_may_be_much_longer_than_memory(model):
     ],
 )
 def test_bad_prompts_are_refused(model, prompt, max_tokens, message):
+    # Before the first token is asked for.
     with pytest.raises(ValueError, match=message):
-        write(model, prompt, max_tokens)
+        Generator(model)(prompt, max_tokens)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 0.5])
 def test_bad_seeds_are_refused(model, seed):
     with pytest.raises(ValueError, match=f"seed={seed}"):
-        write(model, [[1]], 1, seed)
+        Generator(model)([[1]], 1, seed)
 
 
 @pytest.mark.parametrize("attention_type", ["vaswani", "al_rfou"])

@@ -101,7 +101,8 @@ def test_texts_that_cannot_be_scored_are_refused(signatures, text, message):
     ("arguments", "message"),
     [
         ({"prompt": [""]}, "`prompt` must have at least one token"),
-        ({"length": -1}, "`length` must be at least 0"),
+        ({"length": -1}, "`length` must be at least"),
+        ({"length": 4097}, "`length` must .* at most. .4096"),
         ({"top_p": 0.0}, "`top_p`"),
     ],
 )

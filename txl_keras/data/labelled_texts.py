@@ -23,8 +23,9 @@ class LabelledTexts:
         unit: String. What these numbers count.
 
     Raises:
-        ValueError: If there is no text, or if a text or a label is empty or
-            nothing but spaces, with its place.
+        ValueError: If there is no text, if there are not as many labels, or
+            if a text or a label is no string, empty or nothing but spaces,
+            with its place.
 
     Example:
 
@@ -44,12 +45,17 @@ class LabelledTexts:
     def __post_init__(self):
         if not self.texts:
             raise ValueError(f"{self.name} must have texts. Received: none")
+        if len(self.texts) != len(self.labels):
+            raise ValueError(
+                f"{self.name} must have a label for every text. Received: "
+                f"{len(self.texts)} texts and {len(self.labels)} labels"
+            )
         for what in ("text", "label"):
             for i, value in enumerate(getattr(self, f"{what}s")):
-                if not value.strip():
+                if not isinstance(value, str) or not value.strip():
                     raise ValueError(
-                        f"Every {what} must have at least one symbol. "
-                        f"Received: {value!r} at {self.place(i)}"
+                        f"Every {what} must be a string with at least one "
+                        f"symbol. Received: {shown(value)} at {self.place(i)}"
                     )
 
     def __len__(self):
@@ -263,7 +269,7 @@ def _json_records(content, has_header, path):
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
         if not isinstance(record, dict):
             raise ValueError(

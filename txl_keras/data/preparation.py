@@ -105,7 +105,7 @@ def prepare_tokenizer(name, corpus, folder, **options):
         A tokenizer.
 
     Raises:
-        ValueError: As `build_tokenizer`.
+        ValueError: As `build_tokenizer`; or if files were changed meanwhile.
     """
     if name == "bytes":  # there is nothing to be read or kept
         return build_tokenizer(name, corpus, **options)
@@ -116,6 +116,7 @@ def prepare_tokenizer(name, corpus, folder, **options):
         if tf.io.gfile.exists(path):
             return load_tokenizer(path)
         tokenizer = build_tokenizer(name, corpus, **options)
+        corpus.check_unchanged()  # or it would be kept under a wrong name
         tf.io.gfile.makedirs(parent)
         save_tokenizer(tokenizer, path)
         return tokenizer

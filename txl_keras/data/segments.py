@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_token_ids
 from txl_keras.data.layouts import DocumentSegments
 from txl_keras.data.layouts import Roll
 from txl_keras.data.layouts import Sequential
@@ -17,6 +18,7 @@ from txl_keras.data.layouts import WholeSegments
 from txl_keras.data.step_batches import StepBatches
 
 ORDERS = ("sequential", "roll", "shuffle")
+NUM_IDS = 1 << 31  # those that int32 can hold, whatever the vocabulary
 
 
 class Segments(StepBatches):
@@ -163,7 +165,8 @@ class Segments(StepBatches):
             the rows from `first_row` on.
 
         Raises:
-            ValueError: If the step is negative or a row is not in the batch.
+            ValueError: If the step is negative, a row is not in the batch, or
+                a token is negative or more than int32 can hold.
         """
         step = check_integer("step", step, 0)
         num_rows = self._check_rows(first_row, num_rows)
@@ -276,7 +279,10 @@ class Segments(StepBatches):
 
     def _read(self, epoch, starts, counts, width):
         """`(rows, width + 1)`: inputs of rows and the token after them."""
-        tokens = np.zeros((len(starts), width + 1), np.int32)
+        is_int32 = np.can_cast(self.tokens.dtype, np.int32)
+        dtype = np.int32 if is_int32 else np.int64
+        tokens = np.zeros((len(starts), width + 1), dtype)
+        spans = []
         for row, start, count in zip(
             tokens, starts.tolist(), counts.tolist(), strict=True
         ):
@@ -285,12 +291,14 @@ class Segments(StepBatches):
             done = 0
             stop = start + count + 1
             for begin, end in self._layout.spans(epoch, start, stop):
-                ids = self.tokens[begin:end]
-                if not np.can_cast(ids.dtype, np.int32):
-                    _check_int32(ids, begin)
-                row[done : done + end - begin] = ids
+                row[done : done + end - begin] = self.tokens[begin:end]
                 done += end - begin
-        return tokens
+                spans.append((begin, end))
+        if tokens.min() < 0 or tokens.max() >= NUM_IDS:
+            for begin, end in spans:  # which names the place
+                ids = self.tokens[begin:end]
+                check_token_ids(f"tokens[{begin}:{end}]", ids, NUM_IDS)
+        return tokens.astype(np.int32, copy=False)
 
     def _make_layout(self, documents):
         num_tokens, length = len(self.tokens), self.segment_length
@@ -366,16 +374,6 @@ class Segments(StepBatches):
             "half_loss",
         )
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-
-
-def _check_int32(ids, position):
-    """Raises ValueError for ids that would wrap around to others."""
-    limits = np.iinfo(np.int32)
-    if ids.min() < limits.min or ids.max() > limits.max:
-        raise ValueError(
-            "`tokens` must have ids that int32 can hold. Received: values from "
-            f"{ids.min()} to {ids.max()} at position {position} and after"
-        )
 
 
 def _check_integers(name, values):

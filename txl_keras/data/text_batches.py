@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_token_ids
+from txl_keras.data.segments import NUM_IDS
 
 
 def pad_texts(token_ids, multiple_of=1):
@@ -22,7 +24,8 @@ def pad_texts(token_ids, multiple_of=1):
         Dictionary of `token_ids`, int32 `(B, W)`, and `lengths`, int32 `(B,)`.
 
     Raises:
-        ValueError: If there is no text, or one without a token.
+        ValueError: If there is no text, one without a token, or an id that is
+            no integer of at least 0.
 
     Example:
 
@@ -30,6 +33,16 @@ def pad_texts(token_ids, multiple_of=1):
     >>> padded["token_ids"].tolist(), padded["lengths"].tolist()
     ([[7, 8, 9], [5, 0, 0]], [3, 1])
     """
+    check_integer("multiple_of", multiple_of, 1)
+    token_ids = [np.asarray(ids) for ids in token_ids]
+    for i, ids in enumerate(token_ids):
+        if ids.ndim != 1:
+            raise ValueError(
+                "`token_ids` must be a list of arrays of shape (n,). "
+                f"Received: shape {ids.shape} at index {i}"
+            )
+        if ids.size:
+            check_token_ids(f"token_ids[{i}]", ids, NUM_IDS)
     lengths = np.array([len(ids) for ids in token_ids], np.int32)
     if not lengths.size or not lengths.min():
         raise ValueError(
@@ -61,6 +74,10 @@ class TextBatches:
             to long, for evaluation. With a seed, texts of as many segments are
             mixed, and then the batches, in another way each epoch.
 
+    Raises:
+        ValueError: If there is no text, if there are not as many labels, if a
+            label is no integer of at least 0, or a number is out of its range.
+
     Example:
 
     >>> texts = [[1, 2, 3, 4, 5], [6], [7, 8, 9, 4], [2, 3]]
@@ -86,14 +103,15 @@ class TextBatches:
         self._segment_length = check_integer(
             "segment_length", segment_length, 1
         )
-        if len(token_ids) != len(label_ids):
+        if not len(token_ids) or len(token_ids) != len(label_ids):
             raise ValueError(
-                "`token_ids` and `label_ids` must be as many. Received: "
-                f"{len(token_ids)} and {len(label_ids)}"
+                "`token_ids` and `label_ids` must be as many, at least one. "
+                f"Received: {len(token_ids)} and {len(label_ids)}"
             )
         self._token_ids = token_ids
+        label_ids = check_token_ids("label_ids", label_ids, NUM_IDS)
         self._label_ids = np.asarray(label_ids, np.int32)
-        self._seed = seed
+        self._seed = None if seed is None else check_integer("seed", seed, 0)
         self._segments = np.array(
             [-(-len(ids) // segment_length) for ids in token_ids]
         )
@@ -125,6 +143,7 @@ class TextBatches:
         Returns:
             Pair of inputs, as `pad_texts` makes them, and int32 labels `(B,)`.
         """
+        step = check_integer("step", step, 0)
         epoch, number = divmod(step, self.steps_per_epoch)
         if self._seed is not None:
             number = self._rng(epoch, 1).permutation(self.steps_per_epoch)[

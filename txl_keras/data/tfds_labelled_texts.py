@@ -1,5 +1,8 @@
 """Texts with labels from TFDS, such as `imdb_reviews`."""
 
+import numpy as np
+
+from txl_keras.checks import shown
 from txl_keras.data.corpora.tfds_builder import tfds
 from txl_keras.data.corpora.tfds_text import VALID_NAMES
 from txl_keras.data.corpora.tfds_text import open_dataset
@@ -24,8 +27,8 @@ def load_tfds_texts(
         `"test"` to `LabelledTexts`.
 
     Raises:
-        ValueError: If the name or a feature is unknown, there is no split
-            train, or a text is empty.
+        ValueError: If the name or a feature is unknown or of another kind,
+            there is no split train, or a text is empty.
         ConnectionError: If the dataset is not there and cannot be downloaded.
     """
     builder = open_dataset(name, data_dir)
@@ -60,12 +63,28 @@ def _read(builder, split, text_column, label_column):
     feature = builder.info.features[label_column]
     name_of = getattr(feature, "int2str", _as_string)
     return LabelledTexts(
-        [text.decode("utf-8") for text, _ in pairs],
+        [_text(text) for text, _ in pairs],
         [name_of(label) for _, label in pairs],
         f"{builder.name} {split}",
         unit="example",
     )
 
 
+def _text(value):
+    if not isinstance(value, bytes):
+        raise ValueError(
+            "`text_column` must be a feature of strings. "
+            f"Received: {shown(value)}"
+        )
+    return value.decode("utf-8")
+
+
 def _as_string(label):
-    return label.decode("utf-8") if isinstance(label, bytes) else str(label)
+    if isinstance(label, bytes):
+        return label.decode("utf-8")
+    if np.ndim(label) or np.asarray(label).dtype.kind not in "iub":
+        raise ValueError(
+            "`label_column` must be a feature with a class, an integer or a "
+            f"string. Received: {shown(label)}"
+        )
+    return str(label)

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+from txl_keras.checks import check_integer
+
 NUM_CODE_POINTS = 0x110000  # Unicode ends here
 LARGE_VOCABULARY = 10_000  # one softmax over fewer ids is no burden
 
@@ -175,7 +177,8 @@ def choose_cutoffs(counts, num_cutoffs=3):
         than 10,000, as a softmax over so few ids is cheap.
 
     Raises:
-        ValueError: If nothing was counted.
+        ValueError: If nothing was counted, a count is negative, NaN or
+            infinite, or there is no room for so many cutoffs.
 
     Example:
 
@@ -183,7 +186,20 @@ def choose_cutoffs(counts, num_cutoffs=3):
     >>> choose_cutoffs(counts)
     [767, 7491, 23400]
     """
-    counts = np.asarray(counts, np.float64)
+    counts = np.asarray(counts)
+    if counts.ndim != 1 or counts.dtype.kind not in "iuf":
+        raise ValueError(
+            "`counts` must be numbers of shape (V,). "
+            f"Received: shape {counts.shape}, dtype {counts.dtype}"
+        )
+    wrong = np.flatnonzero(~(np.isfinite(counts) & (counts >= 0)))
+    if wrong.size:
+        raise ValueError(
+            "`counts` must be finite and at least 0. "
+            f"Received: {counts[wrong[0]]} for id {wrong[0]}"
+        )
+    check_integer("num_cutoffs", num_cutoffs, 1)
+    counts = counts.astype(np.float64)
     size = len(counts)
     if size < LARGE_VOCABULARY:
         return []
@@ -191,6 +207,7 @@ def choose_cutoffs(counts, num_cutoffs=3):
         raise ValueError("`counts` must not be all 0.")
     places = np.geomspace(1, size, 1 + math.ceil(math.log(size, 1.1)))
     places = np.unique(places.astype(np.int64))
+    check_integer("num_cutoffs", num_cutoffs, 1, len(places) - 1)
     before = np.append(0, counts.cumsum())[places] / counts.sum()
     width = places - places[:, None]
     # [begin, end] of a cluster: logits it costs a token.

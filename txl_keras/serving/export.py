@@ -6,6 +6,8 @@ heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to write.
 
 import functools
 
+import numpy as np
+
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
 from txl_keras.layers.decoder_block import check_takes_padding
@@ -13,6 +15,8 @@ from txl_keras.models import TransformerXLBackbone
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.saved_models import check_path
 from txl_keras.serving.saved_models import write_saved_model
+from txl_keras.serving.signatures import MAX_BATCH_SIZE
+from txl_keras.serving.signatures import MAX_GENERATE_LENGTH
 from txl_keras.serving.signatures import FunctionalSignatures
 from txl_keras.serving.signatures import Reader
 from txl_keras.serving.slots import Slots
@@ -31,6 +35,8 @@ def export(
     weights_dtype="float32",
     settings=None,
     assets=None,
+    max_batch_size=MAX_BATCH_SIZE,
+    max_generate_length=MAX_GENERATE_LENGTH,
 ):
     """Writes a language model as a SavedModel: the folder of one version.
 
@@ -59,8 +65,9 @@ def export(
     - `generate` pads prompts of different lengths on the right, draws row r
       as if it were alone, and reads all but the last token it writes: to go
       on, pass that as the next prompt. The sampling parameters are those of
-      `Sampler` (`top_k` 0 keeps all); those after `length` may be left out,
-      except by `tf.saved_model.load`, which knows no defaults.
+      `Sampler` (`top_k` 0 keeps all). Servers have defaults for those after
+      `length`, and so has `tf.saved_model.load(path).generate`; entries of
+      `.signatures` take every parameter by its name.
     - `step` and `reset` keep the memory in numbered slots inside the server,
       where it is lost when that ends. `step` returns what comes after the
       last token. Calls for different slots may run at the same time, not so
@@ -85,13 +92,20 @@ def export(
             the space; they are float32 again for the time of a call, so that
             every call has to convert them first.
         settings: Optional dictionary that JSON can hold, added to
-            `settings.json`: what the model and the SavedModel are.
+            `settings.json`: what the model and the SavedModel are. It must
+            not have a key that the export writes itself.
         assets: Optional dictionary of file names to paths of files to be
             copied, such as the tokenizer.
+        max_batch_size: Integer, the largest B of a request. It bounds the
+            memory that a stranger's request takes: `log_probs` has `B * T * V`
+            numbers.
+        max_generate_length: Integer, the largest W of a request: it bounds
+            the time.
 
     Raises:
-        ValueError: If `path` is something else than a SavedModel, or an
-            argument is out of its range.
+        ValueError: If `path` is something else than a SavedModel, an argument
+            is out of its range, or `settings` or `assets` have names that the
+            export writes itself.
 
     Example:
 
@@ -116,7 +130,13 @@ def export(
     """
     check_integer("num_slots", num_slots, 0)
     reader = _reader(
-        model, path, memory_length, max_segment_length, weights_dtype
+        model,
+        path,
+        memory_length,
+        max_segment_length,
+        weights_dtype,
+        max_batch_size,
+        max_generate_length,
     )
     if not reader.remembers:
         num_slots = 0
@@ -125,8 +145,8 @@ def export(
     if num_slots:
         tracked = [Slots(reader, num_slots)]
         endpoints.update(tracked[0].endpoints())
-    settings = {"num_slots": num_slots, **(settings or {})}
-    _write(path, reader, endpoints, tracked, settings, assets)
+    own_settings = {"num_slots": num_slots}
+    _write(path, reader, endpoints, tracked, own_settings, settings, assets)
 
 
 def export_text(
@@ -138,6 +158,8 @@ def export_text(
     weights_dtype="float32",
     settings=None,
     assets=None,
+    max_batch_size=MAX_BATCH_SIZE,
+    max_generate_length=MAX_GENERATE_LENGTH,
 ):
     """Writes a language model as a SavedModel that takes raw text.
 
@@ -154,15 +176,20 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     of a text has nothing to be predicted from, and a score of 0; `nll` is the
     sum of the others, in nats. `text` of a prompt is what comes after it.
 
-    The tokenizer is inside. Bytes, characters and words need TensorFlow alone;
-    subwords need TensorFlow Text, imported before the model is loaded.
+    `tf.saved_model.load(path).generate_text` has defaults for the parameters
+    after `length`, as servers do. Texts and prompts may have any length.
+
+    The tokenizer is inside. Bytes, characters and words need TensorFlow alone.
+    Subwords need `import tensorflow_text` before the model is loaded: without
+    it TensorFlow says `Op type not registered 'SentencepieceOp'`.
 
     Args:
         model: `TransformerXLCausalLM`.
         tokenizer: Its tokenizer.
         path, memory_length, max_segment_length, weights_dtype, settings,
-            assets: See `export`. Texts are read in segments of
-            `max_segment_length`, prompts of at most 128.
+            assets, max_batch_size, max_generate_length: See `export`. Texts
+            are read in segments of `max_segment_length`, prompts of at most
+            128.
 
     Raises:
         ValueError: As `export`; and if the tokenizer is not that of the model
@@ -187,16 +214,30 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     """
     check_vocabulary(tokenizer, model.backbone.vocabulary_size)
     reader = _reader(
-        model, path, memory_length, max_segment_length, weights_dtype
+        model,
+        path,
+        memory_length,
+        max_segment_length,
+        weights_dtype,
+        max_batch_size,
+        max_generate_length,
     )
     check_takes_padding(model.backbone.attention_type)
     inside = graph_tokenizer(tokenizer)
     endpoints = TextSignatures(reader, inside).endpoints()
-    settings = {"tokenizer": type(tokenizer).__name__, **(settings or {})}
-    _write(path, reader, endpoints, [inside], settings, assets)
+    own_settings = {"tokenizer": type(tokenizer).__name__}
+    _write(path, reader, endpoints, [inside], own_settings, settings, assets)
 
 
-def _reader(model, path, memory_length, max_segment_length, weights_dtype):
+def _reader(
+    model,
+    path,
+    memory_length,
+    max_segment_length,
+    weights_dtype,
+    max_batch_size,
+    max_generate_length,
+):
     check_path(path)
     if not isinstance(model.backbone, TransformerXLBackbone):
         raise ValueError(
@@ -215,23 +256,35 @@ def _reader(model, path, memory_length, max_segment_length, weights_dtype):
             f"`weights_dtype` must be one of {WEIGHTS_DTYPES}. "
             f"Received: weights_dtype={weights_dtype!r}"
         )
-    return Reader(model, memory_length, max_segment_length, weights_dtype)
+    largest = np.iinfo(np.int32).max
+    check_integer("max_batch_size", max_batch_size, 1, largest)
+    check_integer("max_generate_length", max_generate_length, 1, largest)
+    return Reader(
+        model,
+        memory_length,
+        max_segment_length,
+        weights_dtype,
+        max_batch_size,
+        max_generate_length,
+    )
 
 
-def _write(path, reader, endpoints, tracked, settings, assets):
+def _write(path, reader, endpoints, tracked, own_settings, settings, assets):
     endpoints = {
         name: (_with_weights(reader, function), specs)
         for name, (function, specs) in endpoints.items()
     }
-    settings = {
+    own_settings = {
         "model": reader.model.get_config(),
         "memory_length": reader.memory_length,
         "memory_shape": reader.memory_shape,
         "max_segment_length": reader.max_segment_length,
         "weights_dtype": reader.weights_dtype,
-        **settings,
+        "max_batch_size": reader.max_batch_size,
+        "max_generate_length": reader.max_generate_length,
+        **own_settings,
     }
-    write_saved_model(path, endpoints, tracked, settings, assets)
+    write_saved_model(path, endpoints, tracked, own_settings, settings, assets)
 
 
 def _checked_segment_length(backbone, max_segment_length):

@@ -11,6 +11,7 @@ from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.saved_models import check_path
 from txl_keras.serving.saved_models import write_saved_model
+from txl_keras.serving.signatures import MAX_BATCH_SIZE
 
 
 def export_classifier(
@@ -21,6 +22,7 @@ def export_classifier(
     max_tokens=None,
     settings=None,
     assets=None,
+    max_batch_size=MAX_BATCH_SIZE,
 ):
     """Writes a classifier as a SavedModel that takes raw text.
 
@@ -34,8 +36,9 @@ def export_classifier(
     probable. Texts of a request may have any lengths; each is read as if it
     were alone. One without a token is refused with `InvalidArgument`.
 
-    The tokenizer is inside. Bytes, characters and words need TensorFlow alone;
-    subwords need TensorFlow Text, imported before the model is loaded.
+    The tokenizer is inside. Bytes, characters and words need TensorFlow alone.
+    Subwords need `import tensorflow_text` before the model is loaded: without
+    it TensorFlow says `Op type not registered 'SentencepieceOp'`.
 
     Args:
         model: `TransformerXLTextClassifier`.
@@ -44,7 +47,7 @@ def export_classifier(
         path: See `export`.
         max_tokens: Optional integer, where longer texts are cut, if they were
             in training.
-        settings, assets: See `export`.
+        settings, assets, max_batch_size: See `export`.
 
     Raises:
         ValueError: If the tokenizer is not that of the model or cannot be
@@ -72,6 +75,7 @@ def export_classifier(
     ```
     """
     check_path(path)
+    check_integer("max_batch_size", max_batch_size, 1)
     check_vocabulary(tokenizer, model.backbone.vocabulary_size)
     if max_tokens is not None:
         check_integer("max_tokens", max_tokens, 1)
@@ -105,7 +109,8 @@ def export_classifier(
             "tokenizer": type(tokenizer).__name__,
             "labels": list(label_names),
             "max_tokens": max_tokens,
-            **(settings or {}),
+            "max_batch_size": max_batch_size,
         },
+        settings,
         assets,
     )

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_token_ids
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.row_dropout import fold_in
 from txl_keras.serving.samplers import Sampler
@@ -64,9 +65,10 @@ class Generator:
         self._step = None
 
     def __call__(self, prompts, max_tokens, seed=0):
-        """Yields the tokens after prompts.
+        """Returns an iterator of the tokens after prompts.
 
-        Each row is written as if it were alone.
+        Each row is written as if it were alone. Arguments are checked before
+        the first token is asked for.
 
         Args:
             prompts: Integer array of shape `(B, P)`, or a list of B sequences
@@ -75,13 +77,13 @@ class Generator:
             seed: Integer. Row r draws with `seed + r`: the same seed writes
                 the same text.
 
-        Yields:
-            int32 array of shape `(B,)`, `max_tokens` times.
+        Returns:
+            Iterator of int32 arrays of shape `(B,)`, `max_tokens` of them.
 
         Raises:
             ValueError: If a prompt is empty or has ids that are not in the
                 vocabulary, or `max_tokens` or `seed` is out of its range.
-            FloatingPointError: If the model gives NaN.
+            FloatingPointError: By the iterator, if the model gives NaN.
         """
         prompts = self._checked(prompts)
         check_integer("max_tokens", max_tokens, 0)
@@ -91,6 +93,10 @@ class Generator:
             tokens = self._read_again(prompts, max_tokens, seeds)
         else:
             tokens = self._remember(prompts, max_tokens, seeds)
+        return self._drawn(tokens)
+
+    def _drawn(self, tokens):
+        """Yields tokens; raises where none can be drawn."""
         for position, token in enumerate(tokens):
             if token.min() < 0:
                 raise FloatingPointError(
@@ -175,22 +181,12 @@ class Generator:
         if not prompts:
             raise ValueError("`prompts` must have a row. Received: none")
         for row, prompt in enumerate(prompts):
-            if (
-                prompt.ndim != 1
-                or not prompt.size
-                or prompt.dtype.kind not in "iu"
-            ):
+            if prompt.ndim != 1 or not prompt.size:
                 raise ValueError(
                     "`prompts` must have rows of at least one token id. "
-                    f"Received: row {row} of shape {prompt.shape}, "
-                    f"{prompt.dtype}"
+                    f"Received: row {row} of shape {prompt.shape}"
                 )
-            if prompt.min() < 0 or prompt.max() >= vocabulary_size:
-                raise ValueError(
-                    f"`prompts` must hold ids in [0, {vocabulary_size}). "
-                    f"Received: ids from {prompt.min()} to {prompt.max()} in "
-                    f"row {row}"
-                )
+            check_token_ids(f"prompts[{row}]", prompt, vocabulary_size)
         return [prompt.astype("int32") for prompt in prompts]
 
 

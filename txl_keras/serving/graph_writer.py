@@ -74,7 +74,7 @@ class GraphWriter:
         )
         can_be_drawn = check(
             tf.reduce_all(ids >= 0),
-            "A token cannot be drawn: the model gives NaN, or `memory` has it.",
+            "A token cannot be drawn: the model gives NaN.",
         )
         with tf.control_dependencies([can_be_drawn]):
             return tf.transpose(ids), memory

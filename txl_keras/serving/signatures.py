@@ -14,12 +14,15 @@ import tensorflow as tf
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.projected_memory import ProjectedMemory
 from txl_keras.serving.graph_checks import check
-from txl_keras.serving.graph_checks import check_not_negative
+from txl_keras.serving.graph_checks import check_finite
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
 from txl_keras.serving.graph_writer import GraphWriter
 from txl_keras.serving.samplers import Sampler
 
+# What one request may ask for, unless the export says otherwise.
+MAX_BATCH_SIZE = 128
+MAX_GENERATE_LENGTH = 4096
 # What servers take where a request has none: nothing is cut or sharpened.
 _SAMPLING = {
     "seed": 0,
@@ -73,6 +76,8 @@ class Reader:
         memory_length: Integer `M`.
         max_segment_length: Integer, the longest segment.
         weights_dtype: String, `"float32"` or `"bfloat16"`: see `export`.
+        max_batch_size: Integer, the most rows of a request.
+        max_generate_length: Integer, the most tokens that a request writes.
 
     Attributes:
         memory_shape: Tuple, the shape `(L, 2, N, M, H)` of a row's memory.
@@ -80,13 +85,21 @@ class Reader:
     """
 
     def __init__(
-        self, model, memory_length, max_segment_length, weights_dtype="float32"
+        self,
+        model,
+        memory_length,
+        max_segment_length,
+        weights_dtype="float32",
+        max_batch_size=MAX_BATCH_SIZE,
+        max_generate_length=MAX_GENERATE_LENGTH,
     ):
         self.model = model
         self.backbone = model.backbone
         self.memory_length = memory_length
         self.max_segment_length = max_segment_length
         self.weights_dtype = weights_dtype
+        self.max_batch_size = max_batch_size
+        self.max_generate_length = max_generate_length
         self.remembers = self.backbone.attention_type not in ABSOLUTE_TYPES
         num_distances = memory_length + max_segment_length
         self._positions = tf.nest.map_structure(
@@ -210,7 +223,12 @@ class Reader:
             check_shape("memory", memory, shape, "(B, L, 2, N, M, H)"),
             check_shape("valid_length", valid_length, [batch_size], "(B,)"),
             check_range("valid_length", valid_length, 0, self.memory_length),
+            check_finite("memory", memory),
         ]
+
+    def check_length(self, length):
+        """An operation that fails if so many tokens may not be written."""
+        return check_range("length", length, 0, self.max_generate_length)
 
 
 class FunctionalSignatures:
@@ -251,9 +269,10 @@ class FunctionalSignatures:
 
     def initial_memory(self, batch_size):
         """Memory of a cold start."""
-        with tf.control_dependencies(
-            [check_not_negative("batch_size", batch_size)]
-        ):
+        can_be_made = check_range(
+            "batch_size", batch_size, 0, self._reader.max_batch_size
+        )
+        with tf.control_dependencies([can_be_made]):
             memory, valid_length = self._reader.empty(tf.identity(batch_size))
         return {"memory": memory, "valid_length": valid_length}
 
@@ -317,6 +336,7 @@ class FunctionalSignatures:
                 _is_real(prompt_ids, prompt_length), prompt_ids, 0
             )
             past = self._reader.from_tensors(memory, valid_length).as_ring()
+            length = tf.identity(length)
         ids, past = GraphWriter(self._reader)(
             prompt_ids, prompt_length, past, length, sampler, seed
         )
@@ -338,7 +358,7 @@ class FunctionalSignatures:
                 # Padding may be anything.
                 tf.where(_is_real(prompt_ids, prompt_length), prompt_ids, 0),
             ),
-            check_not_negative("length", length),
+            self._reader.check_length(length),
         ]
 
 

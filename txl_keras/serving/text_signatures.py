@@ -6,7 +6,6 @@ Letters: `B` batch, `P` tokens of the longest text, `M` memory.
 import tensorflow as tf
 
 from txl_keras.serving.graph_checks import check_not_empty
-from txl_keras.serving.graph_checks import check_not_negative
 from txl_keras.serving.graph_writer import GraphWriter
 from txl_keras.serving.samplers import Sampler
 from txl_keras.serving.signatures import sampling_specs
@@ -111,7 +110,7 @@ class TextSignatures:
         )
         checks = [
             check_not_empty("prompt", lengths),
-            check_not_negative("length", length),
+            self._reader.check_length(length),
         ]
         with tf.control_dependencies(checks):
             written, _ = GraphWriter(self._reader)(

@@ -135,7 +135,9 @@ def test_lines_of_json_are_documents(key, tmp_path):
         documents_of(load_corpus(path, text_key="title"), "train")
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"text": 3}', "null"])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"text": 3}', "null", "[" * 99_999]
+)
 def test_a_line_that_is_no_such_json_is_named(line, tmp_path):
     good = '{"text": "a"}\n'
     (tmp_path / "a.jsonl").write_text(good * 2 + line + "\n" + good * 97)
@@ -181,6 +183,58 @@ def test_a_damaged_gz_is_named(tmp_path):
             ValueError, match="train.txt.gz is truncated or dam"
         ):
             load_corpus(tmp_path).read("train")
+
+
+def test_a_link_to_a_folder_above_is_named(tmp_path):
+    write_files(tmp_path, {f"{i}.txt": b"text %d\n" % i for i in range(5)})
+    write_files(tmp_path, {"other/5.txt": b"text 5\n"})
+    (tmp_path / "again").symlink_to(tmp_path / "other")  # only a copy
+    assert len(load_corpus(tmp_path, whole=True).read("all")) == 6 * 7
+    (tmp_path / "other" / "up").symlink_to(tmp_path)
+    (tmp_path / "other" / "here").symlink_to(".")  # without end, in two ways
+    with pytest.raises(ValueError, match="must not be a link to"):
+        load_corpus(tmp_path)
+
+
+def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
+    write_files(tmp_path, {f"{i}.txt": b"text %d\n" % i for i in range(5)})
+    os.mkfifo(tmp_path / "pipe.txt")  # would be waited for
+    (tmp_path / "folder.txt").mkdir()
+    (tmp_path / "endless.txt").symlink_to("/dev/zero")
+    for place in (tmp_path, tmp_path / "*.txt"):
+        text = load_corpus(place, whole=True).read("all")
+        assert text == b"".join(b"text %d\n" % i for i in range(5))
+    write_files(tmp_path, {".train.txt.swp": b"\xff", ".git/a.txt": b"\xff"})
+    texts = texts_of(load_corpus(tmp_path))
+    assert sorted(b"".join(texts.values())) == sorted(text)
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
+    with pytest.raises(tf.errors.NotFoundError, match=r"gone\.txt"):
+        load_corpus(tmp_path)
+
+
+def test_a_name_that_is_not_utf8_is_named(tmp_path):
+    write_files(tmp_path, {f"{i}.txt": b"text %d\n" % i for i in range(5)})
+    folder = os.fsencode(tmp_path)
+    with open(folder + b"/caf\xe9.txt", "wb") as file:
+        file.write(b"text 5\n")
+    for place in (tmp_path, tmp_path / "*.txt"):
+        with pytest.raises(ValueError, match=r"UTF-8.*Received: b.*caf\\xe9"):
+            load_corpus(place)
+    with pytest.raises(ValueError, match=r"`corpus` must .*caf\\udce9"):
+        load_corpus(os.fsdecode(folder + b"/caf\xe9.txt"))
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_a_file_that_became_shorter_is_named(suffix, tmp_path):
+    path = tmp_path / f"book{suffix}"
+    pack = gzip.compress if suffix.endswith(".gz") else bytes
+    path.write_bytes(pack(b"line\n" * 2000))
+    corpus = load_corpus(path)
+    path.write_bytes(pack(b"line\n" * 1990))
+    with pytest.raises(ValueError, match="book.* must have at least 10000 byt"):
+        corpus.read("test")
+    with pytest.raises(ValueError, match="changed while it was read: .*book"):
+        corpus.check_unchanged()
 
 
 def test_too_little_text_is_refused(tmp_path):

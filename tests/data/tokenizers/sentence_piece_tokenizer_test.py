@@ -278,9 +278,9 @@ def test_wrong_arguments_are_errors(lossless):
 
 
 def test_wrong_text_and_ids_are_errors(lossless):
-    with pytest.raises(ValueError, match="invalid start byte"):
+    with pytest.raises(ValueError, match="`text` must be UTF-8.*0xff"):
         lossless.encode(b"cat \xff")
-    with pytest.raises(ValueError, match="surrogates"):
+    with pytest.raises(ValueError, match="UTF-8 can hold.*d800"):
         lossless.encode("cat \ud800")
     for ids in ([295], [-1]):
         with pytest.raises(ValueError, match=r"in \[0, 295\)"):

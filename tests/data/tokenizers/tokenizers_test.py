@@ -7,6 +7,8 @@ import pytest
 from txl_keras.data.corpora import Corpus
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data.tokenizers import SentencePieceTokenizer
+from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
@@ -111,6 +113,38 @@ def test_an_unknown_symbol_is_named_with_its_position(drop_newlines):
         tokenizer.encode("a\ud800")
 
 
+TOKENIZERS = {
+    "bytes": lambda: ByteTokenizer(),
+    "characters": lambda: CharacterTokenizer("ab"),
+    "latin-1": lambda: CharacterTokenizer("ab", "latin-1"),
+    "words": lambda: WordTokenizer(["<eos>", "a"]),
+    "sentencepiece": lambda: SentencePieceTokenizer.train(["a cat\n" * 9], 262),
+    "wordpiece": lambda: WordPieceTokenizer(["[UNK]", "[EOS]", "a"]),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_only_text_is_encoded(name):
+    if "piece" in name:
+        pytest.importorskip("tensorflow_text")
+        pytest.importorskip("sentencepiece")
+    tokenizer = TOKENIZERS[name]()
+    expected = tokenizer.encode("a").tolist()
+    assert tokenizer.encode(bytearray(b"a")).tolist() == expected
+    # `bytes` would make zeros of 5, and what lies in memory of an array.
+    for wrong in (5, True, 1.5, None, ["a"], [97], np.array([97])):
+        with pytest.raises(
+            ValueError, match="`text` must be `bytes` or `str`. Received"
+        ):
+            tokenizer.encode(wrong)
+    # What Python makes of a file name or a flag that is not UTF-8.
+    with pytest.raises(ValueError, match=r"dcff.*position 1|U\+DCFF.* 1"):
+        tokenizer.encode("a\udcff")
+    if name != "bytes":
+        with pytest.raises(ValueError, match=r"0xff at position 1|FF.* 1"):
+            tokenizer.encode(b"a\xff")
+
+
 @pytest.mark.parametrize(
     "tokenizer",
     [
@@ -120,12 +154,13 @@ def test_an_unknown_symbol_is_named_with_its_position(drop_newlines):
     ],
 )
 def test_wrong_ids_are_refused(tokenizer):
-    with pytest.raises(ValueError, match="`ids` must be in .*Received: 256"):
+    with pytest.raises(ValueError, match="`ids` must hold .* from 0 to 256"):
         tokenizer.decode([0, 256])
-    with pytest.raises(ValueError, match="Received: -1"):
+    with pytest.raises(ValueError, match="ids from -1 to"):
         tokenizer.decode([-1])
-    with pytest.raises(ValueError, match="dtype float64"):
-        tokenizer.decode([0.0])
+    for wrong in ([0.0], 1.5, True, 1j, "a", b"a", None, [None]):
+        with pytest.raises(ValueError, match="`ids` must"):
+            tokenizer.decode(wrong)
     with pytest.raises(ValueError, match=r"shape \(2, 3\)"):
         tokenizer.decode(np.zeros((2, 3), int))
     assert tokenizer.decode([]) == ""

@@ -76,6 +76,13 @@ def load_corpus(
     ['test', 'train', 'valid']
     """
     name = os.fspath(name)
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            "`corpus` must be a name or path in UTF-8: rename files and "
+            f"folders that are not. Received: corpus={name!r}"
+        ) from error
     if whole and (name in CORPORA or name.startswith(TFDS_PREFIX)):
         raise ValueError(
             "The split `all` is one of text of your own: published corpora "
@@ -102,6 +109,8 @@ def _exists(path):
         return tf.io.gfile.exists(path) or bool(tf.io.gfile.glob(path))
     except tf.errors.NotFoundError:
         return False  # the folder of a pattern
+    except UnicodeDecodeError:
+        return True  # `text_files.load` says which name is not UTF-8
     except tf.errors.OpError as error:
         raise OSError(
             f"`corpus` could not be reached. Received: corpus={path!r} "

@@ -33,7 +33,9 @@ class Corpus:
         identity: What JSON can hold and the text is recognised by without
             being read, such as files with their sizes and times of change.
             Default: the text itself. If an object of `splits` has a method
-            `identity()`, what it returns is here by the name of the split.
+            `identity()`, what it returns is here by the name of the split: a
+            list that begins with a list of its files, each a list that begins
+            with the path.
 
     Raises:
         ValueError: If a split is missing, unknown or empty, or if the
@@ -97,12 +99,16 @@ class Corpus:
     def check_unchanged(self):
         """Raises ValueError if files are no longer what `identity` says."""
         for split, text in self.splits.items():
-            identify = getattr(text, "identity", None)
-            if identify and identify() != self.identity[split]:
-                raise ValueError(
-                    f"The text of {self.name} was changed while it was read. "
-                    "Run the same command again when nothing writes to it."
-                )
+            if not hasattr(text, "identity"):
+                continue
+            files, before = text.identity()[0], self.identity[split][0]
+            for file, old in zip(files, before, strict=True):
+                if file != old:
+                    raise ValueError(
+                        f"The text of {self.name} was changed while it was "
+                        f"read: {file[0]}. Run the same command again when "
+                        "nothing writes to it."
+                    )
 
     def fingerprint(self):
         """A SHA-256 by which prepared ids are known to be of this text."""

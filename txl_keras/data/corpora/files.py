@@ -97,7 +97,7 @@ def read_text(path, start=0, stop=None):
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If it is not UTF-8, with the offset of the first byte that
-            is not, or if gzip data is damaged.
+            is not, if it ends before `stop`, or if gzip data is damaged.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = start
@@ -106,6 +106,12 @@ def read_text(path, start=0, stop=None):
         # Windows begins files with a mark that is no text.
         yield chunk if offset else chunk.removeprefix(codecs.BOM_UTF8)
         offset += len(chunk)
+    if stop is not None and offset < stop:
+        raise ValueError(
+            f"{path} must have at least {stop} bytes, as it had before it was "
+            f"read. Received: {offset} bytes. Run the same command again when "
+            "nothing writes to it."
+        )
     _check_utf8(decoder, b"", path, offset)
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import modification_time
 from txl_keras.data.corpora.files import read_bytes
 from txl_keras.data.corpora.files import read_text
@@ -27,6 +28,8 @@ SPLIT_NAMES = {
     "test": "test",
 }
 MAX_DOCUMENT_BYTES = 1 << 30  # of those with separators, which are held whole
+# What a line raises that is no JSON object with a text.
+_NO_TEXT = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def load(path, document_separator=None, text_key="text", whole=False):
@@ -40,8 +43,9 @@ def load(path, document_separator=None, text_key="text", whole=False):
       test.
     - A folder or pattern of one or two files: each is cut like one file.
 
-    Folders are read with their subfolders, without hidden and empty files; a
-    file that occurs twice is kept once. Files follow each other in the order of
+    Folders are read with their subfolders, without hidden and empty files, and
+    without what is no file, such as a pipe; a file that occurs twice is kept
+    once. Files follow each other in the order of
     their paths. Files that end in `.gz` are unpacked.
 
     A document is a file; a line of a file in JSON lines (`.jsonl`); or what
@@ -60,8 +64,10 @@ def load(path, document_separator=None, text_key="text", whole=False):
 
     Raises:
         FileNotFoundError: If nothing is there.
-        ValueError: If there is no text or too little of it; while it is read,
-            if it is not UTF-8, with the offset, or a line is not JSON.
+        ValueError: If there is no text or too little of it, if the name of a
+            file is not UTF-8 or a link leads back to its folder; while it is
+            read, if it is not UTF-8, with the offset, a line is not JSON, or a
+            file has become shorter.
     """
     if document_separator == "":
         raise ValueError(
@@ -69,9 +75,16 @@ def load(path, document_separator=None, text_key="text", whole=False):
             "character. Received: document_separator=''"
         )
     separator = document_separator and document_separator.encode("utf-8")
+    try:
+        parts = _split(path, separator, whole)
+    except UnicodeError as error:  # of a name: texts are not decoded here
+        raise ValueError(
+            f"{path} must have files whose names are UTF-8: rename others. "
+            f"Received: {error.object!r}"
+        ) from error
     splits = {
         split: TextFiles(tuple(parts), separator, text_key)
-        for split, parts in _split(path, separator, whole).items()
+        for split, parts in parts.items()
     }
     empty = [split for split in splits if not splits[split].num_bytes]
     if empty:
@@ -177,6 +190,8 @@ def _named_splits(folder):
     found = {}
     for name in sorted(tf.io.gfile.listdir(folder)):
         parts = name.rstrip("/").split(".")
+        if not parts[0]:
+            continue  # hidden
         splits = {SPLIT_NAMES[part] for part in parts if part in SPLIT_NAMES}
         if len(splits) == 1:
             found.setdefault(splits.pop(), []).append(name)
@@ -206,12 +221,7 @@ def _is_text(name):
 def _find_files(path):
     """Returns a dict of the paths of a text to their sizes, in order."""
     if tf.io.gfile.isdir(path):
-        paths = [
-            os.path.join(folder, name)
-            for folder, _, names in tf.io.gfile.walk(path)
-            for name in names
-            if not _is_hidden(os.path.join(folder, name)[len(path) :])
-        ]
+        paths = _files_below(path)
     elif tf.io.gfile.exists(path):
         paths = [path]
     else:
@@ -227,8 +237,22 @@ def _find_files(path):
     return drop_duplicates(sizes, read_bytes)
 
 
-def _is_hidden(relative_path):
-    return any(part.startswith(".") for part in relative_path.split("/"))
+def _files_below(folder, above=()):
+    """Yields what is in a folder and in those below it, but what is hidden."""
+    place = folder if is_remote(folder) else os.path.realpath(folder)
+    if place in above:
+        raise ValueError(
+            f"{folder} must not be a link to a folder that it is in, or it "
+            f"would be read without end: remove it. Received: a link to {place}"
+        )
+    for name in tf.io.gfile.listdir(folder):
+        path = os.path.join(folder, name.rstrip("/"))
+        if name.startswith("."):
+            continue
+        if tf.io.gfile.isdir(path):
+            yield from _files_below(path, (*above, place))
+        else:
+            yield path
 
 
 def _is_json_lines(path):
@@ -281,7 +305,7 @@ def _parse(line, text_key, path, start, number):
     try:
         text = json.loads(line)[text_key]
         return text.encode("utf-8")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _NO_TEXT as error:
         place = f"line {number}" + (f" after byte {start}" if start else "")
         raise ValueError(
             f"{path}, {place}: every line must be a JSON object whose "

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from txl_keras.data.tokenizers.token_ids import as_bytes
 from txl_keras.data.tokenizers.token_ids import check_ids
 
 
@@ -40,7 +41,7 @@ class ByteTokenizer:
         Returns:
             Array of shape `(n,)`, uint8.
         """
-        data = text.encode("utf-8") if isinstance(text, str) else bytes(text)
+        data = as_bytes(text)
         if self.drop_newlines:
             data = data.replace(b"\n", b"")
         return np.frombuffer(data, np.uint8)

@@ -4,7 +4,9 @@ import collections
 
 import numpy as np
 
+from txl_keras.data.tokenizers.token_ids import as_bytes
 from txl_keras.data.tokenizers.token_ids import check_ids
+from txl_keras.data.tokenizers.token_ids import decode_utf8
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import Vocabulary
 
@@ -163,10 +165,10 @@ def count_symbols(text, encoding="utf-8", drop_newlines=False):
 
 def _code_points(text, encoding):
     """Yields the position of a block of text and its code points `(n,)`."""
-    if encoding == "latin-1" and isinstance(text, str):
-        text = text.encode("utf-8")
-    elif encoding == "utf-8" and not isinstance(text, str):
-        text = bytes(text).decode("utf-8")
+    if encoding == "latin-1":
+        text = as_bytes(text)
+    elif not isinstance(text, str):
+        text = decode_utf8(as_bytes(text))
     for start in range(0, len(text), _BLOCK):
         block = text[start : start + _BLOCK]
         if isinstance(block, str):

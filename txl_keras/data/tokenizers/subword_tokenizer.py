@@ -8,6 +8,8 @@ import re
 import numpy as np
 
 from txl_keras.checks import check_integer
+from txl_keras.data.tokenizers.token_ids import as_bytes
+from txl_keras.data.tokenizers.token_ids import decode_utf8
 
 # sentencepiece leaves a sentence out for one of these characters.
 _CHARACTER = "[^\n\0\u2047\u2585]"
@@ -50,8 +52,8 @@ def split_lines(text, keep_ends):
     Raises:
         ValueError: If the text is not valid UTF-8.
     """
-    data = text.encode("utf-8") if isinstance(text, str) else bytes(text)
-    data.decode("utf-8")  # TensorFlow would write U+FFFD and say nothing.
+    data = as_bytes(text)
+    decode_utf8(data)  # TensorFlow would write U+FFFD and say nothing.
     return io.BytesIO(data).readlines() if keep_ends else data.split(b"\n")
 
 
@@ -126,9 +128,7 @@ def train_pieces(texts, vocabulary_size, max_lines, **options):
 
 def _sentences(texts):
     for text in texts:
-        if not isinstance(text, str):
-            text = bytes(text).decode("utf-8")
-        yield from _SENTENCE.findall(text)
+        yield from _SENTENCE.findall(decode_utf8(as_bytes(text)))
 
 
 def _sample(items, size):

@@ -1,6 +1,38 @@
-"""What ids may be, for every tokenizer."""
+"""What every tokenizer takes: text, and ids."""
 
 import numpy as np
+
+from txl_keras.checks import check_token_ids
+from txl_keras.checks import shown
+
+
+def as_bytes(text):
+    """Returns text as `bytes` in UTF-8, or raises ValueError."""
+    if isinstance(text, (bytes, bytearray, memoryview)):
+        return bytes(text)
+    if not isinstance(text, str):  # `bytes(5)` would be five zeros
+        raise ValueError(
+            "`text` must be `bytes` or `str`. "
+            f"Received: {shown(text)} of type {type(text).__name__}"
+        )
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            "`text` must be text that UTF-8 can hold. Received: "
+            f"{text[error.start]!r} at position {error.start}"
+        ) from error
+
+
+def decode_utf8(data, start=0):
+    """Returns `bytes` that begin at byte `start` of a text as `str`."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            "`text` must be UTF-8. Received: byte "
+            f"{data[error.start]:#04x} at position {start + error.start}"
+        ) from error
 
 
 def check_ids(ids, vocabulary_size):
@@ -8,14 +40,8 @@ def check_ids(ids, vocabulary_size):
     ids = np.atleast_1d(np.asarray(ids))
     if ids.size == 0:
         return ids.reshape(-1).astype(np.int32)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+    if ids.ndim != 1:
         raise ValueError(
-            "`ids` must be integers of shape (n,). "
-            f"Received: shape {ids.shape}, dtype {ids.dtype}"
+            f"`ids` must be of shape (n,). Received: shape {ids.shape}"
         )
-    wrong = ids[(ids < 0) | (ids >= vocabulary_size)]
-    if wrong.size:
-        raise ValueError(
-            f"`ids` must be in [0, {vocabulary_size}). Received: {wrong[0]}"
-        )
-    return ids
+    return check_token_ids("ids", ids, vocabulary_size)

@@ -6,7 +6,9 @@ import re
 import numpy as np
 
 from txl_keras.checks import check_integer
+from txl_keras.data.tokenizers.token_ids import as_bytes
 from txl_keras.data.tokenizers.token_ids import check_ids
+from txl_keras.data.tokenizers.token_ids import decode_utf8
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import WordVocabulary
 
@@ -256,7 +258,7 @@ def count_words(text, lower_case=False):
 
 def _words(text, line_start, line_end, lower_case, begins_line=True):
     """Yields the words of one block of text after the other, in lists."""
-    data = text.encode("utf-8") if isinstance(text, str) else bytes(text)
+    data = as_bytes(text)
     line_break = f" {line_end or ''} {line_start or ''} "
     # After the newline that ends a text no line starts.
     length = len(data) - data.endswith(b"\n")
@@ -266,7 +268,7 @@ def _words(text, line_start, line_end, lower_case, begins_line=True):
     while start < length:
         space = _SPACE.search(data, start + _BLOCK, length)
         end = space.end() if space else length
-        block = data[start:end].decode("utf-8")
+        block = decode_utf8(data[start:end], start)
         if lower_case:
             block = block.lower()
         yield block.replace("\n", line_break).split()

@@ -10,8 +10,9 @@ from txl_keras.checks import shown
 MAX_BYTES = 1 << 20
 MAX_VOCABULARY_BYTES = 16 << 20
 # A vocabulary of strings has a handful of lists; a list takes 64 bytes of
-# memory for the 3 bytes that it takes in a file.
+# memory for the 3 bytes that it takes in a file. A string takes as many.
 _MAX_CONTAINERS = 1 << 17
+_MAX_ITEMS = 1 << 20
 
 
 def read_json(path, kind=dict, max_bytes=MAX_BYTES):
@@ -55,7 +56,8 @@ def parse_json(text, source, kind=dict):
     Args:
         text: String, or bytes of UTF-8.
         source: String or path that errors name.
-        kind: `dict` or `list`, the type that the text must hold.
+        kind: `dict` or `list`, the type that the text must hold, or both in
+            a tuple.
 
     Returns:
         An instance of `kind`.
@@ -70,6 +72,8 @@ def parse_json(text, source, kind=dict):
             raise ValueError(
                 f"it has more than {_MAX_CONTAINERS:,} opening brackets"
             )
+        if text.count(",") > _MAX_ITEMS:
+            raise ValueError(f"it has more than {_MAX_ITEMS:,} commas")
         content = json.loads(text)
     except RecursionError:
         raise ValueError(
@@ -82,7 +86,7 @@ def parse_json(text, source, kind=dict):
             f"of another format: {shown(str(error))}"
         ) from error
     if not isinstance(content, kind):
-        name = {dict: "object", list: "list"}[kind]
+        name = {dict: "object", list: "list"}.get(kind, "object or list")
         raise ValueError(
             f"{source} must hold a JSON {name}. Received: {shown(content)}"
         )

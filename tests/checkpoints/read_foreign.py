@@ -1,8 +1,8 @@
 """Calls loaders one after the other and prints what each call costs.
 
 A program of its own, so that memory is that of the loaders alone and a bomb
-takes no test with it. Its argument is a JSON list of `[name of a loader,
-positional arguments, keyword arguments]`; it prints a JSON list of one
+takes no test with it. Its argument is the path of a JSON list of `[name of a
+loader, positional arguments, keyword arguments]`; it prints a JSON list of one
 dictionary per call.
 """
 
@@ -44,8 +44,9 @@ def main():
     from txl_keras import checkpoints
     from txl_keras.data import tokenizers
 
+    calls = pathlib.Path(sys.argv[1]).read_text()
     answers = []
-    for name, arguments, keywords in json.loads(sys.argv[1]):
+    for name, arguments, keywords in json.loads(calls):
         home = tokenizers if name == "load_tokenizer" else checkpoints
         answers.append(cost(getattr(home, name), arguments, keywords))
         print(json.dumps(answers[-1]), file=sys.stderr, flush=True)

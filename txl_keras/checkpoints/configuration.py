@@ -76,6 +76,11 @@ def _check_list(key, value):
         check_integer(key, int(item) if item in (0, 1) else item, 0)
 
 
+def _check_rate(key, value):
+    if check_number(key, value, 0) >= 1:
+        raise ValueError(f"`{key}` must be below 1. Received: {key}={value}")
+
+
 def _integer(minimum):
     limits = {"minimum": minimum, "maximum": 2**31 - 1}
     return functools.partial(check_integer, **limits)
@@ -99,10 +104,7 @@ _CHECKS = {
         ),
         _check_boolean,
     ),
-    **dict.fromkeys(
-        ("dropout", "dropatt"),
-        functools.partial(check_number, minimum=0, maximum=1),
-    ),
+    **dict.fromkeys(("dropout", "dropatt"), _check_rate),
     **dict.fromkeys(
         ("initializer_range", "layer_norm_epsilon", "layer_norm_eps"),
         functools.partial(check_number, minimum=0),
@@ -171,27 +173,32 @@ def check_memory(memory_length, num_layers, hidden_dim, source):
         )
 
 
-def read_config(config, overrides, defaults):
+def read_config(config, overrides, defaults, source="`config`"):
     """A configuration that is whole.
 
     Args:
-        config: Dictionary, or the path of a JSON file that holds one.
+        config: Dictionary, or the path of a JSON file that holds one. Values
+            that are `None` count as left out.
         overrides: Dictionary, the arguments that a caller changes.
         defaults: Dictionary of what else this format knows, and what it takes
             where that is left out.
+        source: What to call a dictionary in an error.
 
     Returns:
         Dictionary with all keys.
 
     Raises:
-        ValueError: If keys are missing (the message names all), or an
-            override is none.
+        ValueError: If keys are missing or values are wrong (the message names
+            all), or an override is none.
     """
-    source = "`config`"
     if not isinstance(config, dict):
         source, config = str(config), read_json(config)
-    # A pickle may have keys of other kinds.
-    config = {key: config[key] for key in config if isinstance(key, str)}
+    config = {
+        key: value
+        for key, value in config.items()
+        # A pickle may have keys of other kinds.
+        if isinstance(key, str) and value is not None
+    }
     _check_overrides(overrides)
     defaults = {**_DEFAULTS, **defaults}
     if "memory_length" in overrides:
@@ -208,9 +215,6 @@ def read_config(config, overrides, defaults):
             f"{source}: {shown(unknown)} had no effect.", stacklevel=3
         )
     config = {**defaults, **config}
-    empty = [key for key in _SIZES if config[key] is None]
-    if empty or config["cutoffs"] is None:
-        raise ValueError(f"{source} must have values for {[*empty, 'cutoffs']}")
     check_values(config, source)
     return config
 

@@ -128,7 +128,7 @@ def _read_config(path, overrides):
     # Most of the other keys are about generation.
     known = {"n_token", *_SIZES, *_DEFAULTS, "dropatt"}
     config = {key: config[key] for key in known & {*config}}
-    return read_config(config, overrides, _DEFAULTS)
+    return read_config(config, overrides, _DEFAULTS, path)
 
 
 def _check_class(tensors, folder):

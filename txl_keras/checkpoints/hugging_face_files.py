@@ -93,9 +93,18 @@ def _file_tensors(path):
         raise ValueError(
             f"{path} cannot be read; it is damaged or cut short: {error}"
         ) from error
+    slices = {name: file.get_slice(name) for name in names}
+
+    def load(name):
+        dtype = slices[name].get_dtype()
+        # NumPy has not all of the others.
+        if dtype not in ("F64", "F32", "F16", "BF16"):
+            raise ValueError(f"{name} must be of floats. Received: {dtype}")
+        return file.get_tensor(name)
+
     return Tensors(
-        {name: file.get_slice(name).get_shape() for name in names},
-        file.get_tensor,
+        {name: part.get_shape() for name, part in slices.items()},
+        load,
         path.stat().st_size,
     )
 

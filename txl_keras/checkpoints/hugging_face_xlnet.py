@@ -36,7 +36,6 @@ _DEFAULTS = {
     "tie_word_embeddings": True,
     "vocab_size": 32000,
 }
-_SIZES = ("vocab_size", "n_layer", "n_head", "d_model", "d_inner")
 # Arguments of ours that may differ from the file's: no weight depends on them.
 _OVERRIDES = (
     "memory_length",
@@ -131,9 +130,10 @@ def _read_config(path, overrides):
             f"{shown(config['model_type'])}"
         )
     config = {**_DEFAULTS, **config}
-    missing = [key for key in _SIZES if config[key] is None]
-    if missing:
-        raise ValueError(f"{path} must have values for {missing}.")
+    empty = [key for key in _DEFAULTS if config[key] is None]
+    empty = sorted({*empty} - {"mem_len", "reuse_len"})
+    if empty:
+        raise ValueError(f"{path} must have values for {empty}.")
     check_values({**config, "attn_type": None}, path)
     checks = [
         (config["bi_data"], "bi_data: rows that are read backwards"),
@@ -161,7 +161,7 @@ def _read_config(path, overrides):
 
 def _arguments(config):
     """The arguments of `XLNetBackbone`, in our words."""
-    clamp_length = config["clamp_len"] or -1
+    clamp_length = config["clamp_len"]
     head_dim = config.get("d_head")
     return {
         "vocabulary_size": config["vocab_size"],

@@ -205,7 +205,9 @@ def read(build, layout, tensors, source):
         for entry in fitting:
             problems += _problems_of_values(entry, tensors)
     if problems:
-        lines = "\n".join(f"- {line}" for line in problems[:_MAX_PROBLEMS])
+        lines = "\n".join(
+            f"- {line[:300]}" for line in problems[:_MAX_PROBLEMS]
+        )
         if len(problems) > _MAX_PROBLEMS:
             lines += f"\n- and {len(problems) - _MAX_PROBLEMS} more"
         raise ValueError(

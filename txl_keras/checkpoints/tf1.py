@@ -122,11 +122,14 @@ def _find_prefix(path):
 
 def _latest(folder):
     """The checkpoint that a folder's `checkpoint` names, in this folder."""
-    state = f"{folder}/checkpoint"
-    if not tf.io.gfile.exists(state):
+    path = f"{folder}/checkpoint"
+    if not tf.io.gfile.exists(path):
         return None
-    open_checked(state, MAX_BYTES).close()
-    state = tf.train.get_checkpoint_state(folder)
+    open_checked(path, MAX_BYTES).close()
+    try:
+        state = tf.train.get_checkpoint_state(folder)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     name = pathlib.Path(state.model_checkpoint_path if state else "").name
     # The path may be that of another machine, or of anything.
     prefix = f"{folder}/{name}"

@@ -7,6 +7,7 @@ import os
 
 import tensorflow as tf
 
+from txl_keras.checks import shown
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.parallel import map_blocks
@@ -19,6 +20,7 @@ from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
 from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
+from txl_keras.json_files import read_json
 
 # What each can be built with.
 OPTIONS = {
@@ -189,29 +191,25 @@ def load_tokenizer(path):
         ValueError: If it is no complete tokenizer file, or of another version.
     """
     path = os.fspath(path)
-    if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(f"There is no tokenizer file {path}.")
-    try:
-        with tf.io.gfile.GFile(path) as file:
-            content = json.loads(file.read())
-        class_name, config = content["class_name"], content["config"]
-    except (ValueError, KeyError, TypeError) as error:
+    content = read_json(path, max_bytes=_MAX_BYTES)
+    class_name, config = content.get("class_name"), content.get("config")
+    if class_name not in sorted(_TOKENIZERS) or not isinstance(config, dict):
         raise ValueError(
-            f"{path} is truncated or no tokenizer file: {error!r}"
-        ) from error
-    if class_name not in _TOKENIZERS:
-        raise ValueError(
-            f"{path} has an unknown tokenizer. Expected one of "
-            f"{sorted(_TOKENIZERS)}. Received: {class_name!r}"
+            f"{path} must have the `class_name` of a tokenizer, one of "
+            f"{sorted(_TOKENIZERS)}, and its `config`. Received: "
+            f"class_name={shown(class_name)}, config={shown(config)}"
         )
     try:
         return _TOKENIZERS[class_name].from_config(config)
-    except (ValueError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, tf.errors.OpError) as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
         raise ValueError(
-            f"{path} does not describe a {class_name}: {error}"
+            f"{path}: `config` does not describe a {class_name}: {reason}"
         ) from error
 
 
+# The words of a gigabyte of text.
+_MAX_BYTES = 64 << 20
 _TOKENIZERS = {
     "ByteTokenizer": ByteTokenizer,
     "CharacterTokenizer": CharacterTokenizer,

@@ -12,8 +12,10 @@ from txl_keras.checks import shown
 MAX_BYTES = 1 << 20
 MAX_VOCABULARY_BYTES = 16 << 20
 # A vocabulary of strings has a handful of lists; a list takes 64 bytes of
-# memory for the 3 bytes that it takes in a file.
+# memory for the 3 bytes that it takes in a file. So does a short string: there
+# may be so many, and one more per 16 bytes.
 _MAX_CONTAINERS = 1 << 17
+_MAX_ITEMS = 1 << 20
 _KINDS = {
     "an object": dict,
     "a list": list,
@@ -81,6 +83,9 @@ def parse_json(text, source, kind=dict):
             raise ValueError(
                 f"it has more than {_MAX_CONTAINERS:,} opening brackets"
             )
+        max_items = _MAX_ITEMS + len(text) // 16
+        if text.count(",") > max_items:
+            raise ValueError(f"it has more than {max_items:,} commas")
         content = json.loads(text)
     except RecursionError:
         raise ValueError(

@@ -5,6 +5,9 @@ import functools
 import json
 import os
 
+import tensorflow as tf
+
+from txl_keras.checks import shown
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.parallel import map_blocks
@@ -198,17 +201,20 @@ def load_tokenizer(path):
     class_name = content["class_name"]
     if class_name not in _TOKENIZERS:
         raise ValueError(
-            f"{path} has an unknown tokenizer. Expected one of "
-            f"{sorted(_TOKENIZERS)}. Received: {class_name!r}"
+            f"{path} has an unknown tokenizer: `class_name` must be one of "
+            f"{sorted(_TOKENIZERS)}. Received: {shown(class_name)}"
         )
     try:
         return _TOKENIZERS[class_name].from_config(content["config"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (KeyError, TypeError, ValueError, tf.errors.OpError) as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
         raise ValueError(
-            f"{path} does not describe a {class_name}: {error}"
+            f"{path}: `config` does not describe a {class_name}: {reason}"
         ) from error
 
 
+# The words of a gigabyte of text.
+_MAX_BYTES = 64 << 20
 _TOKENIZERS = {
     "ByteTokenizer": ByteTokenizer,
     "CharacterTokenizer": CharacterTokenizer,

@@ -39,8 +39,7 @@ def check_number(name, value, minimum, maximum=math.inf, exclusive=False):
         name: String, the argument's name.
         value: The value passed.
         minimum, maximum: Numbers. The value may equal them.
-        exclusive: Boolean. The value must exceed `minimum`, and `maximum`
-            must exceed the value.
+        exclusive: Boolean. The value must be above `minimum`.
 
     Returns:
         The value.
@@ -54,17 +53,13 @@ def check_number(name, value, minimum, maximum=math.inf, exclusive=False):
         is_number
         and math.isfinite(value)
         and minimum <= value <= maximum
-        and not (exclusive and value in (minimum, maximum))
+        and not (exclusive and value == minimum)
     )
     if not is_inside:
-        low, high = (
-            ("above", "below") if exclusive else ("of at least", "at most")
-        )
-        bounds = f"{low} {minimum}"
-        if maximum != math.inf:
-            bounds += f" and {high} {maximum}"
+        low = "above" if exclusive else "of at least"
+        high = "" if maximum == math.inf else f" and at most {maximum}"
         raise ValueError(
-            f"`{name}` must be a finite number {bounds}. "
+            f"`{name}` must be a finite number {low} {minimum}{high}. "
             f"Received: {name}={shown(value)}"
         )
     return value
@@ -102,6 +97,20 @@ def check_integer(name, value, minimum, maximum=None):
             f"Received: {name}={shown(value)}"
         )
     return int(value)
+
+
+def check_list(name, values):
+    """Raises `ValueError` unless an argument is a list, a tuple or an array."""
+    try:
+        is_list = len(values) >= 0 and not isinstance(
+            values, (str, bytes, dict)
+        )
+    except TypeError:
+        is_list = False
+    if not is_list:
+        raise ValueError(
+            f"`{name}` must be a list. Received: {name}={shown(values)}"
+        )
 
 
 def check_head_dim(head_dim, hidden_dim, num_heads):

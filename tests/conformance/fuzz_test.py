@@ -564,7 +564,7 @@ def fuzz_data(fuzz, seed):
     )
     fuzz.call(
         "TextBatches",
-        data.TextBatches,
+        lambda **arguments: data.TextBatches(**arguments).batch(0),
         {
             "token_ids": [[1, 2], [3]],
             "label_ids": [0, 1],

@@ -1,7 +1,10 @@
 """Tests of reading JSON that a stranger may have written."""
 
+import json
+
 import pytest
 
+from txl_keras.json_files import check_fields
 from txl_keras.json_files import parse_json
 from txl_keras.json_files import read_json
 
@@ -12,6 +15,11 @@ def test_reads_an_object_and_a_list(tmp_path):
     assert read_json(path) == {"n_layer": 3, "é": [1]}
     path.write_text("[1, 2]")
     assert read_json(path, list) == [1, 2]
+    assert read_json(path, (dict, list)) == [1, 2]
+    # Words of code are no lists.
+    words = ['f["a"][0]\\'] * 70_000
+    path.write_text(json.dumps(words))
+    assert read_json(path, list, max_bytes=1 << 21) == words
 
 
 @pytest.mark.parametrize(
@@ -52,3 +60,26 @@ def test_an_error_shows_little_of_the_text():
     with pytest.raises(ValueError, match="a line must hold") as error:
         parse_json('["' + "x" * 10_000 + '"]', "a line")
     assert len(str(error.value)) < 300
+
+
+def test_fields_have_the_types_that_they_must():
+    content = {"model": {"name": "x", "size": 3, "rate": 0.5}, "on": True}
+    kinds = {
+        "model": "an object",
+        "model.name": "a string",
+        "model.size": "an integer",
+        "model.rate": "a number",
+        "model.other": "a list or null",
+        "on.off": "a string or null",
+        "on": "a boolean",
+    }
+    check_fields(content, kinds, "a file")
+    for field, kind, received in [
+        ("on", "an integer", "Received: True"),
+        ("model.rate", "an integer", "Received: 0.5"),
+        ("model.size", "a list or null", "Received: 3"),
+        ("model.other", "a number", "Received: null, or no such field"),
+    ]:
+        message = f"a file .* `{field}` must be {kind}. {received}"
+        with pytest.raises(ValueError, match=message):
+            check_fields(content, {field: kind}, "a file")

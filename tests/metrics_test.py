@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from txl_keras.metrics import BitsPerCharacter
+from txl_keras.metrics import BitsPerToken
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 
@@ -29,7 +29,7 @@ def test_perplexity_of_an_exploded_model_is_infinite():
 
 
 def test_metric_is_the_mean_over_all_characters():
-    metric = BitsPerCharacter()
+    metric = BitsPerToken()
     metric.update_state(np.array([[1, 3]]), np.zeros((1, 2, 4)))
     assert float(metric.result()) == pytest.approx(2)
     # Probabilities 1/4 (2 bits) and 3/4 (0.415 bits).
@@ -42,7 +42,7 @@ def test_metric_is_the_mean_over_all_characters():
 
 
 def test_metric_weighs_characters():
-    metric = BitsPerCharacter()
+    metric = BitsPerToken()
     logits = np.log([[[0.25, 0.75], [0.5, 0.5], [0.125, 0.875]]])
     metric.update_state(
         np.array([[0, 1, 0]]), logits, sample_weight=np.array([[1, 3, 0]])
@@ -52,7 +52,7 @@ def test_metric_weighs_characters():
 
 def test_metric_round_trips_through_its_config():
     metric = keras.metrics.deserialize(
-        keras.metrics.serialize(BitsPerCharacter(name="bpc"))
+        keras.metrics.serialize(BitsPerToken(name="bpc"))
     )
-    assert isinstance(metric, BitsPerCharacter)
+    assert isinstance(metric, BitsPerToken)
     assert metric.name == "bpc"

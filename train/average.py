@@ -22,15 +22,18 @@ flags.DEFINE_integer(
 
 
 def main(_):
-    workdir = Workdir(FLAGS.workdir)
+    workdir, output = Workdir(FLAGS.workdir), Workdir(FLAGS.output)
+    output.check_new()
     config = workdir.read_config()
     tokenizer = workdir.load_tokenizer()
     model = workdir.build_model()
-    steps = average_weights(model, workdir.checkpoints, FLAGS.num_checkpoints)
-    Workdir(FLAGS.output).create(
+    steps = average_weights(
+        model, workdir.checkpoints, FLAGS.num_checkpoints, workdir.run_hash()
+    )
+    output.create(
         model, steps[-1], {**config, "averaged_steps": steps}, tokenizer
     )
-    print(f"The mean of steps {steps} in {FLAGS.output}")
+    print(f"The mean of steps {steps} in {output.path}")
 
 
 if __name__ == "__main__":

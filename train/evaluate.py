@@ -33,6 +33,8 @@ import tensorflow as tf
 from absl import flags
 from tqdm import tqdm
 
+from txl_keras.checks import check_integer
+from txl_keras.checks import shown
 from txl_keras.data import Segments
 from txl_keras.data import SlidingWindows
 from txl_keras.data.corpora.corpus import SPLITS
@@ -48,11 +50,12 @@ from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import with_result
 from txl_keras.evaluation.token_file import create_token_file
+from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.workdir import Workdir
-from txl_keras.training.workdir import read_json
 from txl_keras.training.workdir import write_json
 
 FLAGS = flags.FLAGS
@@ -118,6 +121,9 @@ _TEXT_FLAGS = ("corpus", "document_separator", "text_key")
 def main(_):
     workdir = Workdir(FLAGS.workdir)
     config = workdir.read_config()
+    # Can the scores be written, once they are computed?
+    workdir.check_writable()
+    _read_results(workdir)
     tokenizer = workdir.load_tokenizer()
     model, checkpoint = _load_model(workdir)
     settings = _settings(model.backbone, config["flags"])
@@ -137,6 +143,22 @@ def main(_):
         print(f"Written to {written}")
 
 
+def _read_results(workdir):
+    """The results of earlier evaluations of the split."""
+    path = workdir.file(f"evaluation_{FLAGS.split}.json")
+    if not tf.io.gfile.exists(path):
+        return []
+    results = read_json(path, (dict, list), MAX_VOCABULARY_BYTES)
+    if isinstance(results, list):
+        for result in results:
+            if not isinstance(result, dict):
+                raise ValueError(
+                    f"{path} is damaged: it must be a list of results. Move "
+                    f"it away. Received: {shown(result)}"
+                )
+    return results
+
+
 def _load_model(workdir):
     """The model, and which checkpoint it is of."""
     overrides = {
@@ -144,6 +166,13 @@ def _load_model(workdir):
         for name in _ATTENTION_FLAGS
         if FLAGS[name].value is not None
     }
+    config = workdir.read_model_config()["backbone"]["config"]
+    for name, value in overrides.items():
+        if name not in config:
+            raise ValueError(
+                f"`{name}` is for models with attention. Received: "
+                f"{name}={value}, and an LSTM"
+            )
     model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
     # Where there is no best one, the newest was taken.
     is_best = FLAGS.checkpoint == "best" and step in saved_steps(workdir.best)
@@ -193,7 +222,8 @@ def _is_same(path, other):
 
 def _settings(backbone, of_run):
     """How the text is read: what JSON shall say."""
-    segment_length = FLAGS.segment_length or of_run["segment_length"]
+    segment_length = FLAGS.segment_length or of_run.get("segment_length")
+    check_integer("segment_length", segment_length, 1)
     memory_length = FLAGS.memory_length
     if memory_length is None:
         memory_length = backbone.memory_length
@@ -245,11 +275,11 @@ def _token_nll(workdir, num_tokens):
     In memory where no file is asked for, 4 bytes a token: what is not finite
     is found there.
     """
-    if not (FLAGS.token_nll or FLAGS.token_nll_path):
+    if not FLAGS.token_nll and FLAGS.token_nll_path is None:
         yield np.empty(num_tokens, np.float32), {}
         return
     path = workdir.file(f"evaluation_{FLAGS.split}_tokens.npy")
-    if FLAGS.token_nll_path:
+    if FLAGS.token_nll_path is not None:
         path = os.path.abspath(os.path.expanduser(FLAGS.token_nll_path))
     with create_token_file(path, num_tokens) as nll:
         yield nll, {"token_nll": path}
@@ -285,12 +315,12 @@ def _speed(times, num_tokens):
 
 
 def _write(workdir, result, unit):
+    # Others may have scored the split, too, in the meantime.
+    results = with_result(_read_results(workdir), result)
+    write_json(results, workdir.file(f"evaluation_{FLAGS.split}.json"))
     if FLAGS.position_curve:
         path = workdir.file(f"evaluation_{FLAGS.split}_positions.png")
         plot_position_curve(result["position_curve"], path, unit)
-    path = workdir.file(f"evaluation_{FLAGS.split}.json")
-    results = read_json(path) if tf.io.gfile.exists(path) else []
-    write_json(with_result(results, result), path)
 
 
 def _files(workdir, result):

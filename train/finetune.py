@@ -25,10 +25,13 @@ too) and export/STEP, a SavedModel that takes raw text.
 
 import os
 import sys
+import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl import flags
+from tqdm import tqdm
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.data import Corpus
@@ -121,10 +124,16 @@ flags.DEFINE_float("clip_norm", 1.0, "Of the gradient; 0: any.", lower_bound=0)
 flags.DEFINE_enum(
     "precision", "float32", ["float32", "bfloat16"], "Of activations."
 )
-flags.DEFINE_integer("seed", 0, "Of initial weights, order and dropout.")
+flags.DEFINE_integer(
+    "seed", 0, "Of initial weights, order and dropout.",
+    lower_bound=0, upper_bound=2**32 - 1,
+)  # fmt: skip
+
+_SECONDS_BETWEEN_LINES = 60
 
 
 def main(_):
+    _check_flags()
     workdir = Workdir(FLAGS.workdir)
     workdir.check_writable()
     if workdir.is_claimed():
@@ -167,7 +176,8 @@ def main(_):
     steps = batches["train"].steps_per_epoch
     model.compile(_build_optimizer(model, FLAGS.epochs * steps))
     _claim(workdir, model, tokenizer, texts, label_names)
-    print(_describe_start(workdir, model, texts, token_ids, label_names))
+    start = _describe_start(workdir, model, texts, token_ids, label_names)
+    print(start, flush=True)
 
     # Train.
     valid = batches["valid"]
@@ -185,6 +195,7 @@ def main(_):
         _check_finite(history.history[name])
 
     # Score and export the best.
+    print("Scoring and exporting the best weights.", flush=True)
     epoch = _best_epoch(history.history[f"val_{FLAGS.monitor}"])
     model = keras.saving.load_model(workdir.file("best.keras"), compile=False)
     model.save(workdir.file("best.keras"))  # without the optimizer
@@ -241,6 +252,32 @@ def _scores(label_ids, logits, label_names, is_long):
     return scores
 
 
+def _check_flags():
+    """Refuses bad flags before anything is read."""
+    for split in SPLITS:
+        path = FLAGS[f"{split}_file"].value
+        if path is not None and not _is_file(os.path.expanduser(path)):
+            raise FileNotFoundError(
+                f"`{split}_file` must be a file. "
+                f"Received: --{split}_file={path}"
+            )
+    if not 0 < FLAGS.valid_share < 1:
+        raise ValueError(
+            "`valid_share` must be between 0 and 1. "
+            f"Received: --valid_share={FLAGS.valid_share}"
+        )
+    if FLAGS.valid_file and FLAGS["valid_share"].present:
+        raise ValueError(
+            "`valid_share` and `valid_file` exclude each other. Received: "
+            f"--valid_share={FLAGS.valid_share}, "
+            f"--valid_file={FLAGS.valid_file}"
+        )
+
+
+def _is_file(path):
+    return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
+
+
 def _origin():
     """Workdir of the language model to begin with, or `None`."""
     if FLAGS.initialize_from is None:
@@ -251,7 +288,19 @@ def _origin():
             )
         return None
     training_flags.check_brings_its_own()
-    return Workdir(FLAGS.initialize_from)
+    origin = Workdir(FLAGS.initialize_from)
+    if not origin.is_claimed():
+        raise FileNotFoundError(
+            "`initialize_from` must be the workdir of a language model: there "
+            f"is no {origin.file('config.json')}."
+        )
+    received = origin.model_class_name()
+    if received != "TransformerXLCausalLM":
+        raise ValueError(
+            "`initialize_from` must be the workdir of a language model. "
+            f"Received: {origin.path}, of class {received}"
+        )
+    return origin
 
 
 def _read_texts():
@@ -311,7 +360,7 @@ def _build_model(origin, tokenizer, train_ids, label_names):
         tokenizer.vocabulary_size,
         np.concatenate(train_ids),
         training_flags.dtype_policy(),
-        origin and origin.read_model_config(),
+        origin and origin.read_model_config(checkpoint="best"),
     )
     if origin:
         check_vocabulary(tokenizer, language_model.backbone.vocabulary_size)
@@ -361,6 +410,7 @@ def _callbacks(workdir, steps_per_epoch):
         workdir.append_metrics({"step": step, "epoch": epoch + 1, **logs})
 
     return [
+        _ProgressLines(steps_per_epoch),
         keras.callbacks.TerminateOnNaN(),
         keras.callbacks.LambdaCallback(on_epoch_end=append),
         keras.callbacks.ModelCheckpoint(
@@ -368,6 +418,36 @@ def _callbacks(workdir, steps_per_epoch):
         ),
         keras.callbacks.EarlyStopping(patience=FLAGS.patience, **best),
     ]
+
+
+class _ProgressLines(keras.callbacks.Callback):
+    """Prints a line per minute where there is no terminal for Keras's bar."""
+
+    def __init__(self, steps_per_epoch):
+        super().__init__()
+        self._steps_per_epoch = steps_per_epoch
+        self._is_shown = not sys.stdout.isatty()
+        self._epoch = 0
+        self._start = self._last_line = time.monotonic()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        now = time.monotonic()
+        is_due = now - self._last_line > _SECONDS_BETWEEN_LINES
+        if not (self._is_shown and is_due):
+            return
+        self._last_line = now
+        done = self._epoch * self._steps_per_epoch + batch + 1
+        steps_left = FLAGS.epochs * self._steps_per_epoch - done
+        left = tqdm.format_interval((now - self._start) / done * steps_left)
+        scores = ", ".join(f"{name} {logs[name]:.3f}" for name in logs)
+        print(
+            f"epoch {self._epoch + 1}/{FLAGS.epochs}, step {batch + 1}/"
+            f"{self._steps_per_epoch}: {scores}, at most {left} left",
+            flush=True,
+        )
 
 
 def _claim(workdir, model, tokenizer, texts, label_names):

@@ -14,9 +14,11 @@ stop it after the step that runs, save, and exit with code 75.
 import sys
 import time
 
+import numpy as np
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.data.statistics import typical_passage
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
@@ -34,6 +36,7 @@ from txl_keras.scripts.exporting import export_run
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
@@ -50,6 +53,9 @@ from txl_keras.training.trainer import Trainer
 from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS
+
+# The sample goes on from a passage among these.
+_MAX_PROMPT_TOKENS = 100_000
 
 # Where the run lives and on what.
 flags.DEFINE_string("workdir", None, "Folder of the run, local or gs://.")
@@ -110,6 +116,7 @@ def train(strategy, stop):
 
     # Text, model, optimizer.
     origin = _origin(workdir)
+    origin_config = origin and origin.read_model_config(checkpoint="best")
     corpus, tokenizer, splits = data_flags.prepare_text(
         origin and origin.load_tokenizer()
     )
@@ -126,7 +133,7 @@ def train(strategy, stop):
             tokenizer.vocabulary_size,
             splits["train"].tokens,
             training_flags.dtype_policy(),
-            origin and origin.read_model_config(),
+            origin_config,
         )
         optimizer = training_flags.build_optimizer()
     model.backbone.check_positions(FLAGS.segment_length)
@@ -153,15 +160,21 @@ def train(strategy, stop):
 
     # Start afresh, go on, or see that all is done.
     say = training_run.speaker(strategy)
-    checkpoints = Checkpoints(
-        workdir.checkpoints, trainer, FLAGS.max_to_keep, workdir.best
-    )
-    if FLAGS.initialize_from and not checkpoints.latest:
-        source = Workdir(FLAGS.initialize_from)
-        at = source.restore_weights(model, "best")
-        say(f"Begins with the best weights of {source.path}, step {at}.")
+    if origin and origin is not workdir:
+        at = origin.restore_weights(model, "best")
+        say(
+            f"Begins with the best weights of {origin.path}, step {at}, at a "
+            f"learning rate of {training_flags.learning_rate():g}."
+        )
     settings = training_flags.result_settings()
     training_run.claim(workdir, settings, model, tokenizer, splits, strategy)
+    checkpoints = Checkpoints(
+        workdir.checkpoints,
+        trainer,
+        FLAGS.max_to_keep,
+        workdir.best,
+        workdir.run_hash(),
+    )
     tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)
     loop = training_run.build_loop(
         trainer,
@@ -209,8 +222,9 @@ def train(strategy, stop):
     if is_chief(strategy):
         for name, (tokens, _) in held_out.items():
             scores[name] = add_bits_per_byte(scores[name], tokenizer, tokens)
-        test_tokens = splits["test"].tokens
-        _finish(workdir, scores["valid"], tokenizer, test_tokens, tensorboard)
+        _finish(
+            workdir, scores["valid"], tokenizer, splits["test"], tensorboard
+        )
         workdir.write_results({"step": best_step, **scores})
         say(_describe_results(workdir, tokenizer))
     wait_for_all(strategy)
@@ -222,11 +236,13 @@ def _origin(workdir):
     if FLAGS.initialize_from is None:
         return None
     training_flags.check_brings_its_own()
-    # Once it has begun, this run has its own.
-    return workdir if workdir.is_claimed() else Workdir(FLAGS.initialize_from)
+    # Once it has a checkpoint, this run has its own.
+    if saved_steps(workdir.checkpoints):
+        return workdir
+    return Workdir(FLAGS.initialize_from)
 
 
-def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):
+def _finish(workdir, valid, tokenizer, test, tensorboard):
     """Draws the curve, writes a sample, exports the model."""
     plot_learning_curve(
         workdir.read_metrics(),
@@ -241,7 +257,7 @@ def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):
         Sampler(temperature=0.8, top_p=0.95),
         workdir.generation_memory_length(served.backbone),
     )
-    prompt = test_tokens[: FLAGS.segment_length]
+    prompt = _prompt(test, tokenizer)
     sample = tokenizer.decode(
         [
             int(token[0])
@@ -253,6 +269,20 @@ def _finish(workdir, valid, tokenizer, test_tokens, tensorboard):
     tensorboard.close()
     if isinstance(served.backbone, TransformerXLBackbone):
         export_run(workdir, served, step, workdir.file(f"export/{step}"))
+
+
+def _prompt(test, tokenizer):
+    """A segment from the start of a line or document of test."""
+    tokens, documents = test.head(_MAX_PROMPT_TOKENS)
+    try:
+        newline = tokenizer.encode("\n")
+    except ValueError:  # of some corpora newlines are left out
+        newline = []
+    lines = []
+    if len(newline) == 1:
+        lines = np.flatnonzero(tokens == newline[0]) + 1
+    starts = np.unique([*documents, *lines]).tolist()
+    return typical_passage(tokens[:], starts, FLAGS.segment_length)
 
 
 def _describe_start(workdir, corpus, tokenizer, splits, trainer):

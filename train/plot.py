@@ -16,8 +16,10 @@ learning_curves        the loss of train and valid, by step
 context_losses         the loss of --num_positions tokens, each predicted from
                        exactly c tokens, for each c of --context_lengths
 memory_lengths         the loss with each of --memory_lengths in evaluation
-positions              the loss by position in the segment. Without memory the
-                       first tokens of a segment are hard: context fragmentation
+positions              the loss by position in the segment, neighbours
+                       averaged, with a band of two standard errors. Without
+                       memory the first tokens of a segment are hard: context
+                       fragmentation
 attention              where heads look from a segment, over it and memory
 attention_by_distance  how far back they look: means over heads and over
                        --num_positions queries, spread over the split
@@ -34,7 +36,9 @@ kind of file, or with other --labels.
 
 import dataclasses
 import io
+import math
 import os
+import zipfile
 
 import numpy as np
 import tensorflow as tf
@@ -58,12 +62,14 @@ from txl_keras.evaluation.plots import plot_attention_maps
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
 from txl_keras.evaluation.plots import plot_recl
+from txl_keras.evaluation.report import merge_positions
 from txl_keras.evaluation.report import segment_position_losses
+from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
 from txl_keras.training.workdir import Workdir
-from txl_keras.training.workdir import read_json
 from txl_keras.training.workdir import write_json
 
 FLAGS = flags.FLAGS
@@ -93,10 +99,7 @@ flags.DEFINE_integer(
     "segment_length", None, "Default: as in training.", lower_bound=1
 )
 flags.DEFINE_integer(
-    "memory_length",
-    None,
-    "Default: as in training. Not for memory_lengths.",
-    lower_bound=0,
+    "memory_length", None, "Default: as in training.", lower_bound=0
 )
 flags.DEFINE_bool(
     "same_length", None, "Every token sees exactly memory_length tokens back."
@@ -139,31 +142,80 @@ flags.DEFINE_integer(
 )  # fmt: skip
 
 
+# Flags that only some pictures have a use for.
+_ONLY_FOR = {
+    "x_axis": ("learning_curves",),
+    "context_lengths": ("context_losses",),
+    "num_positions": ("context_losses", "attention_by_distance"),
+    "memory_lengths": ("memory_lengths",),
+    "memory_length": (
+        "context_losses", "positions", "attention", "attention_by_distance",
+    ),
+    "max_eval_tokens": ("memory_lengths", "positions"),
+    "layers": ("attention", "attention_by_distance"),
+    "heads": ("attention", "attention_by_distance"),
+    "start": ("attention",),
+}  # fmt: skip
+
+
+# What reading numbers raises where one is missing or of another type.
+_DAMAGED = (
+    LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile,
+)  # fmt: skip
+
+
 def main(_):
     endings = tuple(f".{name}" for name in FORMATS)
     output = several_runs.output_path(endings, "the kind of file")
     measure, draw = _PICTURES[FLAGS.picture]
+    _check_flags()
     if FLAGS.numbers:
-        numbers = _read()
+        try:
+            draw(_read(), output)
+        except _DAMAGED as error:
+            raise ValueError(
+                f"`numbers` {FLAGS.numbers} is damaged: it lacks what a file "
+                f"of {FLAGS.picture} has ({error!r})"
+            ) from error
     else:
-        _check_workdirs()
+        path = os.path.splitext(output)[0]
+        several_runs.check_replaces(
+            f"{path}.json", [name for name in _PICTURES if name != "recl"]
+        )
         numbers = measure()
-        _write(numbers, os.path.splitext(output)[0])
-    draw(numbers, output)
+        _write(numbers, path)
+        draw(numbers, output)
     print(f"Written to {output}")
 
 
-def _check_workdirs():
-    if FLAGS.picture == "recl":
+def _check_flags():
+    """Refuses bad flags before anything is loaded."""
+    for name, pictures in _ONLY_FOR.items():
+        if FLAGS[name].present and FLAGS.picture not in pictures:
+            raise ValueError(
+                f"`{name}` is for --picture={' or '.join(pictures)}. "
+                f"Received: --{name}, --picture={FLAGS.picture}"
+            )
+    if FLAGS.picture == "recl" and not FLAGS.numbers:
         raise ValueError(
             "`numbers` must be given for --picture=recl, the file that "
             "train/recl.py wrote. Received: --numbers=None"
         )
-    if not FLAGS.workdirs:
+    if FLAGS.numbers and FLAGS.workdirs:
+        raise ValueError(
+            "`numbers` and `workdirs` exclude each other. Received: "
+            f"--numbers={FLAGS.numbers}, --workdirs={','.join(FLAGS.workdirs)}"
+        )
+    if not (FLAGS.numbers or FLAGS.workdirs):
         raise ValueError(
             "`workdirs` must be one run or more, or `numbers` a file to draw. "
-            f"Received: --workdirs={FLAGS.workdirs}, --numbers=None"
+            f"Received: --workdirs={FLAGS.workdirs}, --numbers={FLAGS.numbers}"
         )
+    if FLAGS.workdirs:
+        several_runs.labels(FLAGS.workdirs)
+    for name in ("layers", "heads"):
+        if FLAGS[name].value is not None:
+            several_runs.numbers(name, int)
 
 
 # === Numbers from files ===
@@ -171,17 +223,12 @@ def _check_workdirs():
 
 def _read():
     """The numbers of `--numbers`, under the names of `--labels`."""
-    if FLAGS.workdirs:
-        raise ValueError(
-            "`numbers` and `workdirs` exclude each other. Received: "
-            f"--numbers={FLAGS.numbers}, --workdirs={','.join(FLAGS.workdirs)}"
-        )
     path = os.path.expanduser(FLAGS.numbers)
-    numbers = read_json(path)
+    numbers = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
     pictures = [FLAGS.picture]
     if FLAGS.picture == "context_losses":
         pictures.append("recl")  # which come from such losses
-    received = numbers.get("picture") if isinstance(numbers, dict) else None
+    received = numbers.get("picture")
     if received not in pictures:
         raise ValueError(
             f"`numbers` must be those of {' or '.join(pictures)}, a file that "
@@ -189,7 +236,7 @@ def _read():
         )
     models = numbers["models"]
     for model, label in zip(
-        models, _labels([m["workdir"] for m in models]), strict=True
+        models, several_runs.labels([m["workdir"] for m in models]), strict=True
     ):
         if FLAGS.labels or "label" not in model:
             model["label"] = label
@@ -221,21 +268,6 @@ def _write(numbers, path):
     print(f"Written to {path}.json")
 
 
-def _labels(paths):
-    """A name for each run, all of them different."""
-    labels = FLAGS.labels
-    if not labels:
-        labels = [os.path.basename(path.rstrip("/")) for path in paths]
-        if len(set(labels)) < len(labels):
-            labels = paths
-    if len(labels) != len(paths) or len(set(labels)) < len(labels):
-        raise ValueError(
-            f"`labels` must be as many as the runs, {len(paths)}, and all "
-            f"different. Received: {','.join(labels)}"
-        )
-    return labels
-
-
 # === Numbers of runs ===
 
 
@@ -255,7 +287,7 @@ def _open_runs(check=lambda model: None):
         check: Function of a model, which raises where it cannot be measured.
     """
     paths = FLAGS.workdirs
-    labels = _labels(paths)
+    labels = several_runs.labels(paths)
     workdirs, configs, tokenizer = several_runs.open_group(paths)
     _, text, split = several_runs.prepare_split(paths, configs, tokenizer)
     overrides = {
@@ -304,7 +336,7 @@ def _measure_learning_curves():
     models = [
         {"label": label, "workdir": workdir.path, **_learning_curve(workdir)}
         for workdir, label in zip(
-            workdirs, _labels(FLAGS.workdirs), strict=True
+            workdirs, several_runs.labels(FLAGS.workdirs), strict=True
         )
     ]
     return {"unit": units[0], "models": models}
@@ -315,7 +347,7 @@ def _scored_unit(workdir):
     unit = workdir.load_tokenizer().unit
     if workdir.model_class_name() == "XLNetPermutationLM":
         return f"predicted {unit}"  # from others than those before it
-    workdir.read_model_config()
+    workdir.check_model_class()
     return unit
 
 
@@ -338,7 +370,10 @@ def _learning_curve(workdir):
         ],
     }
     return {
-        "tokens_per_step": of_run["batch_size"] * of_run["segment_length"],
+        "tokens_per_step": math.prod(
+            check_integer(name, of_run.get(name), 1)
+            for name in ("batch_size", "segment_length")
+        ),
         **{
             name: {
                 "steps": [s for s, _ in points],
@@ -408,7 +443,7 @@ def _measure_positions():
     runs, _, text, split = _open_runs()
     for run in runs:
         _, nll, segments = _evaluate(run, split, run.facts["memory_length"])
-        run.facts["nll"] = segment_position_losses(nll, segments)
+        run.facts |= segment_position_losses(nll, segments)
     return {
         **text,
         "max_eval_tokens": FLAGS.max_eval_tokens,
@@ -454,6 +489,14 @@ def _measure_attention():
     start = FLAGS.start
     if start is None:
         start = len(split.tokens) // 2
+    firsts = [_first_start(run, split) for run in runs]
+    last = len(split.tokens) - max(run.facts["segment_length"] for run in runs)
+    if not max(firsts) <= start <= last:
+        raise ValueError(
+            f"`start` must be from {max(firsts):,}, so many tokens fill "
+            f"memory, to {last:,}, where the last segment begins. Received: "
+            f"start={start}"
+        )
     for run in runs:
         length, memory_length = (
             run.facts["segment_length"],
@@ -475,7 +518,8 @@ def _measure_attention():
 
 def _measure_attention_by_distance():
     runs, _, text, split = _open_runs(_check_heads)
-    for run in runs:
+    firsts = [_first_start(run, split) for run in runs]
+    for run, first_start in zip(runs, firsts, strict=True):
         length, memory_length = (
             run.facts["segment_length"],
             run.facts["memory_length"],
@@ -483,7 +527,7 @@ def _measure_attention_by_distance():
         starts = spread_positions(
             len(split.tokens) - length + 1,
             -(-FLAGS.num_positions // length),
-            max(1, warmup_length(length, memory_length)),
+            max(1, first_start),
         )
         layers, heads = _layers_and_heads(run.model.backbone)
         means = []  # [layers, S] of each segment
@@ -503,6 +547,22 @@ def _measure_attention_by_distance():
             "attention": np.mean(means, axis=0, dtype=float).tolist(),
         }
     return {**text, "models": [run.facts for run in runs]}
+
+
+def _first_start(run, split):
+    """Where the first segment with memory full begins."""
+    length, memory_length = (
+        run.facts["segment_length"],
+        run.facts["memory_length"],
+    )
+    start = warmup_length(length, memory_length)
+    if start + length > len(split.tokens):
+        raise ValueError(
+            "`segment_length` and `memory_length` must fit in the text. "
+            f"Received: segment_length={length}, memory_length={memory_length} "
+            f"and a text of {len(split.tokens):,} tokens"
+        )
+    return start
 
 
 def _check_heads(model):
@@ -565,12 +625,13 @@ def _draw_memory_lengths(numbers, path):
 
 
 def _draw_positions(numbers, path):
-    curves = {
-        model["label"]: (range(1, len(model["nll"]) + 1), model["nll"])
-        for model in numbers["models"]
-    }
+    curves = {m["label"]: merge_positions(m) for m in numbers["models"]}
     unit = numbers["unit"]
-    x_label = f"{unit}s of the segment that were read before"
+    count = min(min(model["num_tokens"]) for model in numbers["models"])
+    x_label = (
+        f"{unit}s of the segment that were read before\n(means over {count:,} "
+        f"{unit}s or more; bands: two standard errors)"
+    )
     plot_losses(curves, path, x_label, unit)
 
 

@@ -34,8 +34,10 @@ flags.DEFINE_string(
 
 
 def main(_):
-    if FLAGS.output:
+    if FLAGS.output is not None:
         data_flags.check_outside_text("output", FLAGS.output)
+        path = os.path.join(FLAGS.output, "statistics.json")
+        data_flags.check_writable("output", path)
     corpus, tokenizer, splits = data_flags.prepare_text()
     for split in splits.values():
         check_hash(split)
@@ -93,8 +95,9 @@ def _describe_lengths(min, median, mean, max):
 
 
 def _write(statistics, splits, counts):
-    folder = os.path.expanduser(FLAGS.output or statistics["folder"])
-    tf.io.gfile.makedirs(folder)
+    folder = statistics["folder"]
+    if FLAGS.output is not None:
+        folder = os.path.expanduser(FLAGS.output)
     path = os.path.join(folder, "statistics")
     with tf.io.gfile.GFile(path + ".json", "w") as file:
         file.write(json.dumps(statistics, indent=1) + "\n")

@@ -111,7 +111,11 @@ def train(strategy, stop):
     }
     training_run.claim(workdir, settings, model, tokenizer, splits, strategy)
     checkpoints = Checkpoints(
-        workdir.checkpoints, trainer, FLAGS.max_to_keep, workdir.best
+        workdir.checkpoints,
+        trainer,
+        FLAGS.max_to_keep,
+        workdir.best,
+        workdir.run_hash(),
     )
     loop = training_run.build_loop(
         trainer,

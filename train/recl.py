@@ -21,8 +21,6 @@ another. Written: --output, a JSON file, and a picture beside it, of the same
 name with .png.
 """
 
-import os
-
 from absl import flags
 from tqdm import tqdm
 
@@ -47,6 +45,7 @@ flags.DEFINE_list(
     "workdirs", None, "Folders of two runs or more.", required=True
 )
 flags.DEFINE_string("output", None, "JSON file to write.", required=True)
+flags.DEFINE_list("labels", None, "Names of the runs. Default: their folders.")
 flags.DEFINE_enum(
     "checkpoint", "best", ["best", "latest"], "Best by valid, or newest."
 )
@@ -74,112 +73,101 @@ flags.DEFINE_integer("batch_size", 16, "Rows.", lower_bound=1)
 
 
 def main(_):
+    # All that can be known before text and models are loaded.
+    paths = FLAGS.workdirs
     output = several_runs.output_path((".json",), "a .png comes beside it")
+    several_runs.check_replaces(output, ["recl"])
     context_lengths = several_runs.numbers("context_lengths", int)
     check_context_lengths(context_lengths)
     shares = several_runs.numbers("top_r", float)
     for share in shares:
         check_top_r(share)
-    workdirs, configs, tokenizer = _group()
-    name, text, split = several_runs.prepare_split(
-        FLAGS.workdirs, configs, tokenizer
-    )
+    labels = several_runs.labels(paths)
+    if len(paths) < 2:
+        raise ValueError(
+            "`workdirs` must be two runs or more: the length is relative to "
+            f"the best of the group. Received: --workdirs={','.join(paths)}"
+        )
+    segment_lengths = _lengths("segment_lengths", 1)
+    memory_lengths = _lengths("memory_lengths", 0)
+    workdirs, configs, tokenizer = several_runs.open_group(paths)
+    for i, config in enumerate(configs):
+        if segment_lengths[i] is None:
+            of_run = config["flags"].get("segment_length")
+            segment_lengths[i] = check_integer("segment_lengths", of_run, 1)
+
+    # Text and models; all of them before any work begins.
+    name, text, split = several_runs.prepare_split(paths, configs, tokenizer)
     positions = spread_positions(
         len(split.tokens), FLAGS.num_positions, max(context_lengths)
     )
-    # All of them first: what is amiss with the last comes before any work.
-    loaded = [workdir.load_model(FLAGS.checkpoint) for workdir in workdirs]
-    models = [
-        {"workdir": workdir, "step": step, **settings}
-        for workdir, (_, step), settings in zip(
-            FLAGS.workdirs, loaded, _settings(loaded, configs), strict=True
+    models, results = [], []
+    for i, workdir in enumerate(workdirs):
+        model, step = workdir.load_model(FLAGS.checkpoint)
+        if memory_lengths[i] is None:
+            memory_lengths[i] = model.backbone.memory_length
+        model.backbone.check_positions(segment_lengths[i])
+        model.backbone.check_remembers(memory_lengths[i])
+        models.append(model)
+        results.append(
+            {
+                "label": labels[i],
+                "workdir": paths[i],
+                "step": step,
+                "segment_length": segment_lengths[i],
+                "memory_length": memory_lengths[i],
+            }
         )
-    ]
+
     losses = [
-        _losses(model, split.tokens, positions, context_lengths, of_model)
-        for (model, _), of_model in zip(loaded, models, strict=True)
+        _losses(model, split.tokens, positions, context_lengths, result)
+        for model, result in zip(models, results, strict=True)
     ]
-    results = {workdir: {} for workdir in FLAGS.workdirs}
-    for share in shares:
-        of_group = effective_context_lengths(losses, context_lengths, share)
-        for by_share, result in zip(results.values(), of_group, strict=True):
-            by_share[share] = result
-    for model, nll in zip(models, losses, strict=True):
-        model["nll"] = nll.mean(axis=1, dtype=float).tolist()
-        by_share = results[model["workdir"]]
-        model["recl"] = [{"top_r": r, **by_share[r]} for r in shares]
+    by_share = {
+        share: effective_context_lengths(losses, context_lengths, share)
+        for share in shares
+    }
+    for i, result in enumerate(results):
+        result["nll"] = losses[i].mean(axis=1, dtype=float).tolist()
+        result["recl"] = [{"top_r": r, **by_share[r][i]} for r in shares]
     written = {
         "picture": "recl",
         **text,
         "num_positions": len(positions),
         "context_lengths": context_lengths,
         "threshold": THRESHOLD,
-        "models": models,
+        "models": results,
     }
     write_json(written, output)
-    plot_recl(results, _picture(output), tokenizer.unit)
+    picture = output.removesuffix(".json") + ".png"
+    by_label = {
+        label: {share: by_share[share][i] for share in shares}
+        for i, label in enumerate(labels)
+    }
+    plot_recl(by_label, picture, tokenizer.unit)
     print(f"{name}, {FLAGS.split}: RECL in {tokenizer.unit}s")
-    _print_table(results, shares)
-    print(f"Written to {output}\nWritten to {_picture(output)}")
+    _print_table(by_label, shares)
+    print(f"Written to {output}\nWritten to {picture}")
 
 
-def _picture(output):
-    return output.removesuffix(".json") + ".png"
-
-
-def _group():
-    """What `open_group` returns, of two runs or more."""
-    paths = FLAGS.workdirs
-    if len({os.path.realpath(path) for path in paths}) < max(2, len(paths)):
-        raise ValueError(
-            "`workdirs` must be two runs or more, none of them twice: the "
-            "length is relative to the best of the group. Received: "
-            f"--workdirs={','.join(paths)}"
-        )
-    return several_runs.open_group(paths)
-
-
-def _settings(loaded, configs):
-    """How each model reads: what JSON shall say."""
-    segment_lengths = _lengths(
-        "segment_lengths",
-        [config["flags"].get("segment_length") for config in configs],
-    )
-    memory_lengths = _lengths(
-        "memory_lengths", [model.backbone.memory_length for model, _ in loaded]
-    )
-    for (model, _), segment_length, memory_length in zip(
-        loaded, segment_lengths, memory_lengths, strict=True
-    ):
-        check_integer("segment_lengths", segment_length, 1)
-        check_integer("memory_lengths", memory_length, 0)
-        model.backbone.check_positions(segment_length)
-        model.backbone.check_remembers(memory_length)
-    return [
-        {"segment_length": segment_length, "memory_length": memory_length}
-        for segment_length, memory_length in zip(
-            segment_lengths, memory_lengths, strict=True
-        )
-    ]
-
-
-def _lengths(name, defaults):
-    """One for each run."""
+def _lengths(name, least):
+    """Integers of a flag, one for each run, or `None` for each."""
+    number = len(FLAGS.workdirs)
     if FLAGS[name].value is None:
-        return defaults
+        return [None] * number
     lengths = several_runs.numbers(name, int)
-    if len(lengths) != len(defaults):
+    if len(lengths) != number:
         raise ValueError(
-            f"`{name}` must be as many as `workdirs`, {len(defaults)}. "
+            f"`{name}` must be as many as `workdirs`, {number}. "
             f"Received: --{name}={','.join(FLAGS[name].value)}"
         )
-    return lengths
+    return [check_integer(name, length, least) for length in lengths]
 
 
 def _losses(model, tokens, positions, context_lengths, of_model):
     total = len(context_lengths) * len(positions)
     with tqdm(
-        total=total, desc=of_model["workdir"], unit="reading", disable=None
+        total=total, desc=of_model["label"], unit="reading", disable=None
     ) as bar:
         return context_losses(
             model,

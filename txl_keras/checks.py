@@ -21,6 +21,9 @@ def shown(value):
     Foreign data may be nested or long beyond what `repr` can write.
     """
     try:
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            kind = type(value).__name__
+            return f"{kind} of shape {value.shape}, dtype {value.dtype}"
         if isinstance(value, bytes):
             cut = f"... ({len(value)} bytes)" if len(value) > 80 else ""
             return repr(value[:80]) + cut
@@ -36,8 +39,7 @@ def check_number(name, value, minimum, maximum=math.inf, exclusive=False):
         name: String, the argument's name.
         value: The value passed.
         minimum, maximum: Numbers. The value may equal them.
-        exclusive: Boolean. The value must exceed `minimum`, and `maximum`
-            must exceed the value.
+        exclusive: Boolean. The value must be above `minimum`.
 
     Returns:
         The value.
@@ -51,17 +53,13 @@ def check_number(name, value, minimum, maximum=math.inf, exclusive=False):
         is_number
         and math.isfinite(value)
         and minimum <= value <= maximum
-        and not (exclusive and value in (minimum, maximum))
+        and not (exclusive and value == minimum)
     )
     if not is_inside:
-        low, high = (
-            ("above", "below") if exclusive else ("of at least", "at most")
-        )
-        bounds = f"{low} {minimum}"
-        if maximum != math.inf:
-            bounds += f" and {high} {maximum}"
+        low = "above" if exclusive else "of at least"
+        high = "" if maximum == math.inf else f" and at most {maximum}"
         raise ValueError(
-            f"`{name}` must be a finite number {bounds}. "
+            f"`{name}` must be a finite number {low} {minimum}{high}. "
             f"Received: {name}={shown(value)}"
         )
     return value
@@ -99,6 +97,20 @@ def check_integer(name, value, minimum, maximum=None):
             f"Received: {name}={shown(value)}"
         )
     return int(value)
+
+
+def check_list(name, values):
+    """Raises `ValueError` unless an argument is a list, a tuple or an array."""
+    try:
+        is_list = len(values) >= 0 and not isinstance(
+            values, (str, bytes, dict)
+        )
+    except TypeError:
+        is_list = False
+    if not is_list:
+        raise ValueError(
+            f"`{name}` must be a list. Received: {name}={shown(values)}"
+        )
 
 
 def check_head_dim(head_dim, hidden_dim, num_heads):
@@ -183,8 +195,8 @@ def check_vocabulary(tokenizer, vocabulary_size):
         )
 
 
-def check_token_ids(name, token_ids, vocabulary_size):
-    """Checks ids of tokens or labels, and makes a graph check them.
+def check_token_ids(name, token_ids, vocabulary_size, first=0):
+    """Checks ids of tokens or other integers, and makes a graph check them.
 
     Values that are at hand, those of arrays and eager tensors, are checked at
     once. Those of a `tf.function` are checked when it runs, with an
@@ -193,7 +205,8 @@ def check_token_ids(name, token_ids, vocabulary_size):
     Args:
         name: String, the argument's name.
         token_ids: Integer tensor or array of any shape, or nested lists.
-        vocabulary_size: Integer.
+        vocabulary_size: Integer, or scalar tensor.
+        first: Integer, the lowest id.
 
     Returns:
         The ids: an array where an array or lists were passed, a tensor that
@@ -201,33 +214,34 @@ def check_token_ids(name, token_ids, vocabulary_size):
 
     Raises:
         ValueError: If they are no integers (booleans are none) or, where that
-            is known, not in `[0, vocabulary_size)`.
+            is known, not in `[first, vocabulary_size)`.
     """
     token_ids = _as_array_or_tensor(name, token_ids)
     dtype = keras.backend.standardize_dtype(token_ids.dtype)
+    limits = f"`{name}` must hold integers in [{first}, {vocabulary_size})."
     if "int" not in dtype:
         raise ValueError(
-            f"`{name}` must hold integers, ids in [0, {vocabulary_size}). "
-            f"Received: dtype {dtype}. Cast ids that are whole numbers, such "
-            f"as by `ops.cast({name}, 'int32')`; a `keras.Input` of ids needs "
-            "dtype='int32'."
+            f"{limits} Received: dtype {dtype}. Cast what are whole numbers, "
+            f"such as by `ops.cast({name}, 'int32')`; a `keras.Input` of ids "
+            "needs dtype='int32'."
         )
     if isinstance(token_ids, keras.KerasTensor):
         return token_ids
     if isinstance(token_ids, _AT_HAND):
         ids = np.asarray(token_ids)
-        if ids.size and (ids.min() < 0 or ids.max() >= vocabulary_size):
+        if ids.size and (ids.min() < first or ids.max() >= vocabulary_size):
             raise ValueError(
-                f"`{name}` must hold ids in [0, {vocabulary_size}). Received "
-                f"ids from {ids.min()} to {ids.max()}."
+                f"{limits} Received: from {ids.min()} to {ids.max()}"
             )
         return token_ids
     ids = tf.cast(token_ids, tf.int64)  # 256 is no uint8
+    limit = tf.cast(vocabulary_size, tf.int64)
     check = tf.debugging.Assert(
-        tf.reduce_all((ids >= 0) & (ids < vocabulary_size)),
+        tf.reduce_all((ids >= first) & (ids < limit)),
         [
-            f"`{name}` must hold ids in [0, {vocabulary_size}). Received ids "
-            "from",
+            f"`{name}` must hold integers in [{first},",
+            limit,
+            "). Received: from",
             tf.reduce_min(ids),
             "to",
             tf.reduce_max(ids),

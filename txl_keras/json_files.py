@@ -1,6 +1,8 @@
 """JSON from files that a stranger may have written."""
 
 import json
+import math
+import re
 
 import tensorflow as tf
 
@@ -10,8 +12,19 @@ from txl_keras.checks import shown
 MAX_BYTES = 1 << 20
 MAX_VOCABULARY_BYTES = 16 << 20
 # A vocabulary of strings has a handful of lists; a list takes 64 bytes of
-# memory for the 3 bytes that it takes in a file.
+# memory for the 3 bytes that it takes in a file. So does a short string: there
+# may be so many, and one more per 16 bytes.
 _MAX_CONTAINERS = 1 << 17
+_MAX_ITEMS = 1 << 20
+_KINDS = {
+    "an object": dict,
+    "a list": list,
+    "a string": str,
+    "a boolean": bool,
+    "an integer": int,
+    "a number": (int, float),
+    "null": type(None),
+}
 
 
 def read_json(path, kind=dict, max_bytes=MAX_BYTES):
@@ -19,7 +32,7 @@ def read_json(path, kind=dict, max_bytes=MAX_BYTES):
 
     Args:
         path: String or path, local or remote.
-        kind: `dict` or `list`, the type that the file must hold.
+        kind: `dict`, `list` or a tuple of both, what the file must hold.
         max_bytes: Integer, the largest file that is read.
 
     Returns:
@@ -55,7 +68,7 @@ def parse_json(text, source, kind=dict):
     Args:
         text: String, or bytes of UTF-8.
         source: String or path that errors name.
-        kind: `dict` or `list`, the type that the text must hold.
+        kind: `dict`, `list` or a tuple of both, what the text must hold.
 
     Returns:
         An instance of `kind`.
@@ -66,10 +79,13 @@ def parse_json(text, source, kind=dict):
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        if text.count("[") + text.count("{") > _MAX_CONTAINERS:
+        if _count_brackets(text) > _MAX_CONTAINERS:
             raise ValueError(
                 f"it has more than {_MAX_CONTAINERS:,} opening brackets"
             )
+        max_items = _MAX_ITEMS + len(text) // 16
+        if text.count(",") > max_items:
+            raise ValueError(f"it has more than {max_items:,} commas")
         content = json.loads(text)
     except RecursionError:
         raise ValueError(
@@ -82,8 +98,51 @@ def parse_json(text, source, kind=dict):
             f"of another format: {shown(str(error))}"
         ) from error
     if not isinstance(content, kind):
-        name = {dict: "object", list: "list"}[kind]
+        name = {dict: "object", list: "list"}.get(kind, "object or list")
         raise ValueError(
             f"{source} must hold a JSON {name}. Received: {shown(content)}"
         )
     return content
+
+
+def _count_brackets(text):
+    """Counts opening brackets, without those in strings if they are many."""
+    number = text.count("[") + text.count("{")
+    if number <= _MAX_CONTAINERS:
+        return number
+    text = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    return text.count("[") + text.count("{")
+
+
+def check_fields(content, fields, source):
+    """Checks the types of the fields of a JSON object.
+
+    Args:
+        content: Dictionary.
+        fields: Dictionary from the path of a field to the types that it may
+            have, such as `{"model": "an object", "model.name": "a string or
+            null"}`. A field that is absent counts as null. Numbers are finite.
+        source: String or path that errors name.
+
+    Raises:
+        ValueError: If a field has another type.
+    """
+    for path, kinds in fields.items():
+        value = content
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if not any(_is_kind(value, kind) for kind in kinds.split(" or ")):
+            received = "null, or no such field"
+            if value is not None:
+                received = shown(value)
+            raise ValueError(
+                f"{source} is damaged: its field `{path}` must be {kinds}. "
+                f"Received: {received}"
+            )
+
+
+def _is_kind(value, kind):
+    is_boolean = isinstance(value, bool) and kind != "a boolean"
+    if is_boolean or not isinstance(value, _KINDS[kind]):
+        return False
+    return kind != "a number" or math.isfinite(value)

@@ -35,8 +35,11 @@ def perplexity(nll):
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class BitsPerCharacter(keras.metrics.MeanMetricWrapper):
-    """Mean bits that a model needs a character, for `compile`.
+class BitsPerToken(keras.metrics.MeanMetricWrapper):
+    """Computes the mean bits per token of a language model, for `compile`.
+
+    Of tokens that are bytes these are bits per byte, of characters bits per
+    character.
 
     Args:
         name: String.
@@ -50,15 +53,15 @@ class BitsPerCharacter(keras.metrics.MeanMetricWrapper):
 
     ```python
     import numpy as np
-    from txl_keras.metrics import BitsPerCharacter
+    from txl_keras.metrics import BitsPerToken
 
-    metric = BitsPerCharacter()
+    metric = BitsPerToken()
     metric.update_state(np.array([[1, 3]]), np.zeros((1, 2, 4)))
-    metric.result()  # 2.0: four characters, all as likely
+    metric.result()  # 2.0: four tokens, all as likely
     ```
     """
 
-    def __init__(self, name="bits_per_character", dtype=None):
+    def __init__(self, name="bits_per_token", dtype=None):
         super().__init__(_bits, name=name, dtype=dtype)
 
     def get_config(self):

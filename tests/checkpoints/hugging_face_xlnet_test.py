@@ -249,8 +249,8 @@ def test_weights_that_do_not_fit_are_told_all_at_once(folder):
         ({"bi_data": True}, "bi_data"),
         ({"same_length": True, "attn_type": "uni"}, "same_length"),
         ({"ff_activation": "relu"}, "ff_activation='relu'"),
-        ({"attn_type": "tri"}, "attention_type='tri'"),
-        ({"n_head": "3"}, "num_heads='3'"),
+        ({"attn_type": "tri"}, "attn_type='tri'"),
+        ({"n_head": "3"}, "n_head='3'"),
     ],
 )
 def test_a_configuration_that_is_not_understood_is_refused(

@@ -64,7 +64,7 @@ def test_code_in_a_file_is_not_run(tmp_path, which, named, zipped):
             b"".join(pickle.dumps(part, protocol=2) for part in header)
             + pickled
         )
-    with pytest.raises(ValueError, match=f"{named}.*Nothing in it was run"):
+    with pytest.raises(ValueError, match=f"{named}.*nothing .* was executed"):
         load_pytorch(path, stored_config(NAME))
     assert not marker.exists()
 
@@ -75,20 +75,6 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, length):
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ValueError, match="cannot be read"):
         load_pytorch(path, stored_config(NAME))
-
-
-def test_without_pytorch_the_error_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ImportError, match="pip install"):
-        load_pytorch("model_state.pt", stored_config(NAME))
-
-
-def test_a_pytorch_that_can_be_made_to_run_code_is_refused(monkeypatch):
-    torch = pytest.importorskip("torch")
-    old = type(torch.__version__)("2.5.1+cpu")
-    monkeypatch.setattr(torch, "__version__", old)
-    with pytest.raises(ImportError, match="must be 2.6 or later.*2.5.1"):
-        load_pytorch("model_state.pt", stored_config(NAME))
 
 
 def test_a_missing_file_is_no_damaged_file(tmp_path):

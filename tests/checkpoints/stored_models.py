@@ -33,5 +33,9 @@ def save_torch(arrays, path):
 def load_arrays(arrays, config, **overrides):
     """`load_pytorch`, without PyTorch and its file."""
     shapes = {name: array.shape for name, array in arrays.items()}
-    tensors = Tensors(shapes, arrays.__getitem__)
+    tensors = Tensors(
+        shapes,
+        arrays.__getitem__,
+        sum(array.nbytes for array in arrays.values()),
+    )
     return from_tensors(tensors, config, "the arrays", overrides=overrides)

@@ -12,7 +12,6 @@ import zipfile
 import numpy as np
 import pytest
 
-from txl_keras.checkpoints import vocabularies
 from txl_keras.checkpoints.vocabularies import load_vocabulary
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import save_tokenizer
@@ -481,45 +480,26 @@ def test_malicious_text_is_refused_by_any_name(tmp_path, marker):
 def test_extension_codes_are_refused(path, marker, code):
     data = b"\x80\x02" + code + touch(marker) + b"\x85R."
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="unregistered extension code 241"):
-        load_vocabulary(path)
     copyreg.add_extension("os", "system", 0xF1)
     try:
-        pickle.loads(data)  # fills the cache that `find_class` does not see
+        pickle.loads(data)  # fills a cache of names
         assert exists_soon(marker)
         marker.unlink()
-        with pytest.raises(ValueError, match="'os.system'"):
+        with pytest.raises(ValueError, match="unknown opcode 13[012]"):
             load_vocabulary(path)
         assert not marker.exists()
     finally:
         copyreg.remove_extension("os", "system", 0xF1)
 
 
-def test_stand_ins_do_not_stay_as_extensions(path):
-    copyreg.add_extension("collections", "OrderedDict", 0xF1)
-    try:
-        path.write_bytes(b"\x80\x02\x82\xf1)R" + string("a") + b"K\x00s.")
-        assert load_vocabulary(path) == ["a"]
-        made = pickle.loads(path.read_bytes())
-        assert type(made) is collections.OrderedDict
-    finally:
-        copyreg.remove_extension("collections", "OrderedDict", 0xF1)
-
-
-@pytest.mark.parametrize("name", sorted(vocabularies._STAND_INS))
-@pytest.mark.parametrize("change", [b"}U\x01aK\x01s", b"N}U\x01aK\x01s\x86"])
-def test_a_pickle_cannot_change_a_stand_in(path, name, change):
-    stand_in = vocabularies._STAND_INS[name]
-    before = dict(vars(stand_in))
-    module, name = (part.encode() for part in name)
-    load = b"\x80\x02c" + module + b"\n" + name + b"\n" + change + b"b."
-    path.write_bytes(load)
-    with pytest.raises(ValueError, match="truncated or damaged"):
+@pytest.mark.parametrize("state", [b"}U\x01aK\x01s", b"N}U\x01aK\x01s\x86"])
+def test_a_name_has_no_state(path, state):
+    path.write_bytes(b"\x80\x02c__main__\nVocab\n" + state + b"b.")
+    with pytest.raises(ValueError, match="truncated or damaged.*state"):
         load_vocabulary(path)
-    assert dict(vars(stand_in)) == before
 
 
-def test_stand_ins_take_any_arguments_and_do_nothing(path, marker):
+def test_known_names_take_any_arguments_and_do_nothing(path, marker):
     """Names of functions that are known are not called either."""
     rest = b"0]" + string("a") + b"a."
     for call in (

@@ -157,13 +157,19 @@ def test_a_stop_before_the_first_step_has_the_same_code(flags, tmp_path):
     assert process.wait() == EXIT_CODE
 
 
-@pytest.mark.large
-def test_a_run_killed_twenty_times_equals_one_that_was_not(corpus, tmp_path):
+@pytest.mark.large  # 10 minutes each
+@pytest.mark.parametrize(
+    "variant", ["", "--num_cpu_devices=2", "--precision=float16"]
+)
+def test_a_run_killed_twenty_times_equals_one_that_was_not(
+    variant, corpus, tmp_path
+):
     flags = (
         f"--corpus={corpus}",
         "--max_steps=4000",
         "--eval_every=50",
         "--checkpoint_every=35",
+        *variant.split(),
     )
     finish(tmp_path / "whole", flags)
     workdir = tmp_path / "killed"
@@ -173,8 +179,13 @@ def test_a_run_killed_twenty_times_equals_one_that_was_not(corpus, tmp_path):
         process = start(workdir, flags)
         wait_for_lines(workdir, lines_of(workdir) + 1, process)
         time.sleep(draw.uniform(0, 1.5))
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
+        # Most without a warning, some with one.
+        number, code = draw.choice(
+            [(signal.SIGKILL, -signal.SIGKILL)] * 3
+            + [(signal.SIGTERM, EXIT_CODE)]
+        )
+        process.send_signal(number)
+        assert process.wait() == code
         killed_at.append(lines_of(workdir))
     print("lines at each kill:", killed_at)
     finish(workdir, flags)

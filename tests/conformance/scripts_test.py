@@ -55,6 +55,7 @@ TINY = (
     "--eval_every=25",
     "--checkpoint_every=20",
     "--learning_rate=0.01",
+    "--warmup_steps=0",
     "--sample_length=40",
 )
 
@@ -1401,18 +1402,20 @@ def group(tmp_path):
 
 def test_context_lengths_of_a_group_are_measured(group, corpus, here, tmp_path):
     memory, none, _ = group
+    output = tmp_path / "new" / "folder" / "recl.json"
     printed, error = here(
         "recl.py",
         f"--workdirs={memory},{none}",
+        "--labels=far,near",
         f"--corpus={corpus}",
         "--context_lengths=4,8,12",
         "--top_r=0.25,1",
         "--num_positions=11",
         "--segment_lengths=6,4",
-        f"--output={tmp_path / 'recl.json'}",
+        f"--output={output}",
     )
     assert error is None
-    written = json.loads((tmp_path / "recl.json").read_text())
+    written = json.loads(output.read_text())
     assert written["context_lengths"] == [4, 8, 12]
     assert written["corpus"] == str(corpus)
     first, second = written["models"]
@@ -1425,28 +1428,29 @@ def test_context_lengths_of_a_group_are_measured(group, corpus, here, tmp_path):
     for model in written["models"]:
         assert [r["top_r"] for r in model["recl"]] == [0.25, 1]
         assert all(len(r["gains"]) == 2 for r in model["recl"])
-    assert (tmp_path / "recl.png").read_bytes()[:4] == b"\x89PNG"
+    assert output.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
     # Weights are random: no context helps.
     assert [line.split() for line in printed.splitlines()[1:4]] == [
         ["model", "r", "=", "0.25", "r", "=", "1"],
-        [str(memory), "<=", "4", "<=", "4"],
-        [str(none), "<=", "4", "<=", "4"],
+        ["far", "<=", "4", "<=", "4"],
+        ["near", "<=", "4", "<=", "4"],
     ]
-    # Drawn once more, by other names.
-    for picture, texts in (
-        ("recl", ["relative effective context length, bytes", "r = 0.25"]),
-        ("context_losses", ["context length, bytes", "bits per byte", "12"]),
+    # Drawn once more, by the same names and by others.
+    numbers = f"--numbers={output}"
+    for picture, labels, texts in (
+        ("recl", [], ["far", "near", "r = 0.25"]),
+        ("context_losses", ["--labels=a,b"], ["a", "b", "bits per byte", "12"]),
     ):
         output = tmp_path / f"{picture}.svg"
         _, error = here(
             "plot.py",
             f"--picture={picture}",
-            f"--numbers={tmp_path / 'recl.json'}",
-            "--labels=far,near",
+            numbers,
+            *labels,
             f"--output={output}",
         )
         assert error is None
-        for text in ("far", "near", *texts):
+        for text in texts:
             assert f"<!-- {text} -->" in output.read_text("utf-8")
 
 
@@ -1469,7 +1473,7 @@ def test_what_is_no_group_is_refused_before_any_work(
         ([two, text, "--num_positions=99999"], ["`num_positions` must be"]),
         ([two, text, few, "--memory_lengths=3"], ["`memory_lengths`", "2."]),
         ([two, text, few, "--memory_lengths=3,-1"], ["memory_lengths=-1"]),
-        ([two, text, f"--output={tmp_path}/no/a.json"], ["`output`", "no/a"]),
+        ([two, text, f"--output={corpus}/a.json"], ["`output`", "txt/a.json"]),
         ([two, text, "--output=a.txt"], ["`output` must end with .json"]),
     ):
         _, error = here("recl.py", f"--output={output}", *flags)
@@ -1556,6 +1560,10 @@ def test_losses_by_position_and_memory_are_those_of_reading(
         nll.append(of_segment[0].numpy())
     expected = np.mean(nll, axis=0)
     np.testing.assert_allclose(of_model["nll"], expected, atol=1e-5)
+    assert of_model["num_tokens"] == [3] * 5
+    np.testing.assert_allclose(
+        of_model["standard_error"], np.std(nll, axis=0) / 3**0.5, atol=1e-5
+    )
 
     _, error = here(*flags, "--picture=memory_lengths", "--memory_lengths=7,0")
     assert error is None
@@ -1626,7 +1634,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
     for picture, flags, messages in (
         ("attention", [one, text, "--layers=1"], ["`layers`", "layers=[1]"]),
         ("attention", [two, text, "--heads=0,2"], ["`heads`", "from 0 to 1"]),
-        ("attention", [one, text, "--start=3"], ["`starts` must be from 10"]),
+        ("attention", [one, text, "--start=3"], ["`start` must be from 10"]),
         ("memory_lengths", [one, text, "--memory_lengths=4"], ["two or more"]),
         ("memory_lengths", [one, text, "--memory_lengths=-4,4"], ["=-4"]),
         ("positions", [], ["`workdirs` must be one run or more"]),

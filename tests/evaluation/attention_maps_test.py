@@ -146,7 +146,7 @@ def test_what_cannot_be_looked_at_is_refused():
     ):
         with pytest.raises(ValueError, match="attention.*AdaptiveSoftmax"):
             look()
-    with pytest.raises(ValueError, match=r"ids in \[0, 11\)"):
+    with pytest.raises(ValueError, match=r"integers in \[0, 11\)"):
         attention_maps(model, TEXT[None, :T] + V)
     with pytest.raises(ValueError, match="from 10, .* to 55.*from 9 to 30"):
         attention_maps_at(model, TEXT, [9, 30], T)

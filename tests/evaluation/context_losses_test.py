@@ -106,7 +106,7 @@ def test_what_cannot_be_scored_is_refused():
     for lengths in ([], 5):
         with pytest.raises(ValueError, match="`context_lengths` must be one"):
             context_losses(model, TEXT, [12], lengths, 4)
-    with pytest.raises(ValueError, match=r"ids in \[0, 11\)"):
+    with pytest.raises(ValueError, match=r"integers in \[0, 11\)"):
         context_losses(model, TEXT + V, [12], [5], 4)
     with pytest.raises(ValueError, match="segment_length=0"):
         context_losses(model, TEXT, [12], [5], 0)

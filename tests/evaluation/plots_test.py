@@ -1,5 +1,7 @@
 """Pictures: what is written in them, as SVG says it in comments."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -46,6 +48,30 @@ def test_losses_are_in_the_measure_of_the_field(unit, name, tmp_path):
         [0, 3, 1200],
     )  # fmt: skip
     assert {name, "memory", "0", "3", "1,200"} <= set(texts_of(path))
+
+
+def test_standard_errors_are_a_band(tmp_path):
+    path = tmp_path / "losses.svg"
+    x, nll, errors = [1, 2, 4], [2.0, 1.5, 1.4], [0.2, 0.1, 0.1]
+    plot_losses({"a": (x, nll)}, str(path), "place")
+    assert "PolyCollection" not in path.read_text("utf-8")
+    plot_losses({"a": (x, nll, errors)}, str(path), "place")
+    assert "PolyCollection" in path.read_text("utf-8")
+
+
+def test_a_tiny_share_of_attention_does_not_stretch_the_axis(tmp_path):
+    path = tmp_path / "distance.svg"
+    shares = np.geomspace(0.1, 1e-3, 200)
+    shares[-1] = 1e-12
+    model = {
+        "label": "a", "layers": [0], "segment_length": 2,
+        "attention": [shares.tolist()],
+    }  # fmt: skip
+    plot_attention_by_distance([model], str(path))
+    powers = re.findall(r"10\^\{([^}]*)\}", path.read_text("utf-8"))
+    powers = [int(power.replace("−", "-")) for power in powers]
+    assert -2 in powers
+    assert min(powers) >= -4
 
 
 def test_maps_name_heads_layers_and_few_tokens(tmp_path):

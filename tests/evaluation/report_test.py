@@ -13,6 +13,7 @@ from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import compressed_bits_per_byte
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import measure
+from txl_keras.evaluation.report import merge_positions
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.evaluation.report import with_result
@@ -232,14 +233,34 @@ def test_losses_by_position_are_means_over_the_segments(batch_size, warmup):
     )  # fmt: skip
     # Segments begin at the multiples of 4; the last one has 2 targets.
     expected = [
-        np.mean([nll[t] for t in range(1, 23) if (t - 1) % 4 == place])
+        [nll[t] for t in range(1, 23) if (t - 1) % 4 == place]
         for place in range(4)
     ]
     losses = segment_position_losses(nll, segments)
-    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert losses["num_tokens"] == [*map(len, expected)]
+    for name, statistic in (
+        ("nll", np.mean),
+        ("standard_error", lambda x: np.std(x) / len(x) ** 0.5),
+    ):
+        np.testing.assert_allclose(
+            losses[name], [*map(statistic, expected)], rtol=1e-5
+        )
 
 
 def test_positions_that_no_segment_has_are_left_out():
     segments = Segments(np.arange(4), 2, 9, drop_remainder=False)
     losses = segment_position_losses(np.array([np.nan, 1, 2, 4]), segments)
-    assert losses == [1, 2, 4]
+    assert losses["nll"] == [1, 2, 4]
+
+
+def test_neighbouring_positions_are_averaged_by_their_counts():
+    losses = {
+        "nll": [9.0, 7.0, 5.0, 2.0, 4.0, 4.0, 4.0],
+        "standard_error": [0.3, 0.2, 0.6, 0.8, 0.0, 0.0, 0.2],
+        "num_tokens": [9, 9, 6, 2, 2, 2, 4],
+    }
+    positions, nll, errors = merge_positions(losses, per_doubling=1)
+    assert positions == [1, 2, 3.5, 6]
+    assert nll == pytest.approx([9, 7, (6 * 5 + 2 * 2) / 8, 4])
+    error = np.hypot(6 * 0.6, 2 * 0.8) / 8
+    assert errors == pytest.approx([0.3, 0.2, error, 0.1])

@@ -300,7 +300,11 @@ def test_keras_and_trainer_train_every_weight(
     assert np.isfinite(results["loss"]).all()
     for weight, old in zip(model.trainable_weights, before, strict=True):
         assert np.abs(weight - old).max() > 1e-4, weight.path
-    with pytest.raises(FloatingPointError, match="step 2 the loss is nan"):
+    # XLA cannot raise: where it compiles the embedding the loss is NaN.
+    with pytest.raises(
+        (FloatingPointError, tf.errors.InvalidArgumentError),
+        match="step 2 the loss is nan|must hold integers in",
+    ):
         trainer.train(iterator, 1)
 
 

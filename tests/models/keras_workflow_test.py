@@ -72,7 +72,7 @@ def test_fit_learns_a_text_that_repeats(policy):
     losses = history.history["loss"]
     assert losses[0] > 1.5
     assert losses[-1] < 0.3
-    bits = np.array(history.history["bits_per_character"])
+    bits = np.array(history.history["bits_per_token"])
     np.testing.assert_allclose(bits * 0.69314718, losses, rtol=1e-3)
     prediction = model.predict(x, batch_size=B, verbose=0)
     assert (prediction.argmax(-1) == y).mean() > 0.95
@@ -85,7 +85,7 @@ def test_evaluate_reads_the_text_in_order_with_memory():
     expected = functional_nll(model, ids)
     result = model.evaluate(x, y, batch_size=B, verbose=0, return_dict=True)
     assert result["loss"] == pytest.approx(expected, abs=1e-5)
-    assert result["bits_per_character"] == pytest.approx(
+    assert result["bits_per_token"] == pytest.approx(
         expected / 0.69314718, abs=1e-4
     )
     without_memory, _ = model.score(x, y)
@@ -183,6 +183,38 @@ def test_shuffling_is_an_error():
     model.fit(x, y, batch_size=B, shuffle=False, verbose=0)
 
 
+def test_arrays_need_their_number_of_rows():
+    model = compiled()
+    _, x, y = hard_text()
+    # The default of Keras, 32, would read other samples as one text.
+    for run in (
+        lambda: model.fit(x, y, verbose=0),
+        lambda: model.evaluate(x, y, verbose=0),
+        lambda: model.predict(x, verbose=0),
+    ):
+        with pytest.raises(ValueError, match="`batch_size` must be given"):
+            run()
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_ids_outside_of_the_vocabulary_never_reach_the_weights(name):
+    model = compiled()
+    _, x, y = hard_text()
+    before = model.get_weights()
+    for bad in (V, -1):
+        wrong = {"x": x.copy(), "y": y.copy()}
+        wrong[name][1, 2] = bad
+        with pytest.raises(ValueError, match=f"`{name}` must hold integers"):
+            model.fit(**wrong, batch_size=B, verbose=0)
+        dataset = tf.data.Dataset.from_tensors((wrong["x"][:B], wrong["y"][:B]))
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="must hold integers in"
+        ):
+            model.fit(dataset, verbose=0)
+    for weight, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, old)
+
+
 def test_validation_does_not_disturb_training():
     _, x, y = hard_text()
     start = small_model()
@@ -259,7 +291,7 @@ def test_a_saved_model_goes_on_training_as_it_would_have(tmp_path):
     np.testing.assert_allclose(loaded(x[:B]), model(x[:B]), atol=1e-6)
     expected = model.fit(x, y, batch_size=B, epochs=2, verbose=0).history
     got = loaded.fit(x, y, batch_size=B, epochs=2, verbose=0).history
-    assert set(got) == {"loss", "bits_per_character"}
+    assert set(got) == {"loss", "bits_per_token"}
     np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-4)
 
 
@@ -322,7 +354,7 @@ def test_sample_weights_leave_padding_out():
         rows = slice(k * B, (k + 1) * B)
         part, memory = model.score(x[rows], y[rows], memory)
         nll.append(part.numpy()[:, :5])
-    assert result["bits_per_character"] == pytest.approx(
+    assert result["bits_per_token"] == pytest.approx(
         np.mean(nll) / 0.69314718, rel=1e-5
     )
 

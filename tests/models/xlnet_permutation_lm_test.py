@@ -205,8 +205,8 @@ def test_bad_arguments_are_refused():
     model = small_lm()
     batch = batch_of()
     for changes, message in (
-        ({"inputs": batch["inputs"] + V}, "`inputs` must hold ids in"),
-        ({"targets": batch["targets"] - V}, "`targets` must hold ids in"),
+        ({"inputs": batch["inputs"] + V}, "`inputs` must hold integers in"),
+        ({"targets": batch["targets"] - V}, "`targets` must hold integers in"),
         ({"targets": batch["targets"][:, 1:]}, "`targets` must have the shape"),
         ({"target_mapping": np.eye(T)}, "`target_mapping` must have the shape"),
     ):

@@ -118,6 +118,35 @@ def test_values_that_are_not_finite_are_never_written(tmp_path):
     assert saved_steps(str(tmp_path)) == []
 
 
+def test_a_state_with_nan_is_taken_for_damaged(tmp_path, caplog):
+    """Of an earlier version, or of a disk that flips bits."""
+    for step in (7, 9):
+        write_checkpoint(str(tmp_path), make_state(step))
+    state = make_state(9)
+    state["weights/a"][2, 4] = np.nan
+    names = sorted(state)
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "ckpt-9"),
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=[state[name] for name in names],
+    )
+    assert read(tmp_path)["step"] == 7
+    assert "weights/a is not finite. Step 7 is taken instead" in caplog.text
+
+
+@pytest.mark.parametrize("value", [np.array(["x"], object), b"x"])
+def test_what_is_no_number_is_not_read(tmp_path, value):
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "ckpt-9"),
+        tensor_names=["step"],
+        shape_and_slices=[""],
+        tensors=[value],
+    )
+    with pytest.raises(ValueError, match="ckpt-9 is damaged: step is no num"):
+        read(tmp_path)
+
+
 def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
     write_checkpoint(str(tmp_path), make_state(7))
     keep = {path.name for path in tmp_path.iterdir()} | {"notes.txt"}

@@ -1,5 +1,7 @@
 import json
 import socket
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -90,6 +92,50 @@ def test_tpu_and_cpu_devices_exclude_each_other():
         strategies.create_strategy(tpu="x", num_cpu_devices=2)
     with pytest.raises(ValueError, match="num_cpu_devices=0"):
         strategies.create_strategy(num_cpu_devices=0)
+
+
+def test_the_cpu_is_split_before_it_is_used():
+    tf.constant(1)
+    with pytest.raises(RuntimeError, match="before .*num_cpu_devices=37, whil"):
+        strategies.create_strategy(num_cpu_devices=37)
+
+
+@pytest.mark.large  # 15 s: a process of its own, whose collectives break
+def test_strategies_of_other_devices_in_one_process_are_explained():
+    script = """
+import tensorflow as tf
+from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import create_strategy, host_loop
+
+def total(strategy):
+    def step(x, stop):
+        context = tf.distribute.get_replica_context()
+        value = context.all_reduce("sum", tf.cast(x, tf.float32))
+        return {"value": value, "stop": tf.cast(stop, tf.float32)}
+    data = tf.data.Dataset.range(5, 6).repeat()
+    iterator = iter(strategy.distribute_datasets_from_function(lambda _: data))
+    with strategy.scope():
+        stop = StopRequest().variable
+    run = host_loop(strategy, step, ("value",), stop)
+    return run(iterator, tf.constant(2))["value"].numpy().tolist()
+
+# Of the same devices any number of them may follow each other.
+for _ in range(3):
+    assert total(create_strategy(num_cpu_devices=3)) == [15, 15]
+try:
+    total(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+except RuntimeError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "must be of the same devices. This one, of 2 x CPU" in done.stdout, (
+        done.stderr[-2000:]
+    )
 
 
 def test_rows_must_divide_over_replicas():

@@ -400,6 +400,15 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
         < fresh.train(make_iterator(0), 1)["loss"]
     )
 
+    # The last good one is that, until what was lost is trained again.
+    checkpoints = Checkpoints(str(tmp_path), again)
+    checkpoints.restore()
+    assert checkpoints.latest.endswith("ckpt-2")
+    again.train(make_iterator(2), 2)
+    checkpoints.save()
+    checkpoints.wait()
+    assert checkpoints.latest.endswith("ckpt-4")
+
     for path in tmp_path.glob("*.data*"):
         path.write_bytes(b"")
     with pytest.raises(ValueError, match="No checkpoint in .* can be read"):

@@ -1,8 +1,10 @@
+import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from txl_keras.data import WordTokenizer
 from txl_keras.data.preparation import tokenizer_hash
@@ -47,7 +49,7 @@ def test_the_text_may_lie_elsewhere_when_a_run_goes_on(tmp_path):
 @pytest.mark.parametrize("content", ["", "{}", '{"flags": '])
 def test_a_damaged_configuration_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ValueError, match="config.json is damaged"):
+    with pytest.raises(ValueError, match="config.json is .*damaged"):
         Workdir(str(tmp_path)).claim(CONFIG)
 
 
@@ -78,6 +80,58 @@ def test_metrics_after_the_resumed_step_are_forgotten(tmp_path):
         {"step": 20},
         {"step": 30, "again": True},
     ]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (b"[1]", "must hold a JSON object"),
+        (b"step 3", "damaged"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"\xff", "damaged"),
+        (b'{"loss": 1.5}', "`step` must be an integer"),
+        (b'{"step": "3"}', "`step` must be an integer. Received: '3'"),
+        (b'{"step": 3, "loss": [1.5]}', "`loss` must be a number or null"),
+        (b'{"step": 3, "valid": null}', "`valid` must be an object"),
+        (b'{"step": 3, "valid": {"nll": NaN}}', "`valid.nll` must be a num"),
+    ],
+)
+def test_a_wrong_line_of_metrics_is_named(tmp_path, line, message):
+    workdir = Workdir(str(tmp_path))
+    workdir.append_metrics({"step": 2, "loss": None})
+    with open(workdir.metrics, "ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(ValueError, match=message) as error:
+        workdir.drop_metrics_after(2)
+    assert f"Line 2 of {workdir.metrics}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ([1], "must hold a JSON object"),
+        ({"step": "../x"}, "`step` must be an integer"),
+        ({"step": 3, "valid": {"nll": 1}, "test": 2}, "`test` must be an obj"),
+        ({"step": 3, "valid": {"nll": "1"}}, "`valid.nll` must be a number"),
+    ],
+)
+def test_results_of_another_shape_are_named(tmp_path, content, message):
+    workdir = Workdir(str(tmp_path))
+    workdir.write_results(content)
+    with pytest.raises(ValueError, match=f"results.json .*{message}"):
+        workdir.read_results()
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "best", "metrics.jsonl", "results.json"]
+)
+def test_a_run_that_lost_its_configuration_is_refused(tmp_path, name):
+    (tmp_path / name).mkdir()
+    workdir = Workdir(str(tmp_path))
+    message = f"has {name} of a run, but no config.json.*another --workdir"
+    with pytest.raises(ValueError, match=message):
+        workdir.claim(CONFIG)
+    assert not workdir.is_claimed()
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +188,27 @@ def test_a_tokenizer_that_was_changed_is_refused(model, tmp_path):
         workdir.load_tokenizer()
 
 
+def test_a_tokenizer_that_was_removed_is_written_again(tmp_path):
+    workdir = Workdir(str(tmp_path))
+    tokenizer = tokenizer_of(4)
+    config = {**CONFIG, "tokenizer": tokenizer_hash(tokenizer)}
+    workdir.claim(config, tokenizer)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match="writes it again"):
+        workdir.load_tokenizer()
+    other = {**CONFIG, "tokenizer": tokenizer_hash(tokenizer_of(5))}
+    with pytest.raises(ValueError, match="tokenizer was"):
+        workdir.claim(other, tokenizer_of(5))
+    assert not (tmp_path / "tokenizer.json").exists()
+
+    workdir.claim(config, tokenizer)
+    assert workdir.load_tokenizer().vocabulary_size == 4
+    # One that was changed is neither taken nor written over.
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="tokenizer.json is damaged"):
+        workdir.claim(config, tokenizer)
+
+
 @pytest.mark.parametrize(
     "change,name",
     [
@@ -148,6 +223,7 @@ def test_a_run_of_another_model_is_named(model, tmp_path, change, name):
     for read in (
         workdir.load_model,
         workdir.read_model_config,
+        workdir.check_model_class,
         lambda: open_group([workdir.path]),
     ):
         with pytest.raises(
@@ -188,7 +264,7 @@ def test_a_bucket_is_a_folder_as_any_other(model):
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     path = str(tmp_path / "file" / "run")
-    with pytest.raises(OSError, match=f"workdir.*written to. Received: {path}"):
+    with pytest.raises(OSError, match=f"folder of a run.*Received: {path}"):
         Workdir(path).check_writable()
 
 
@@ -238,3 +314,69 @@ def test_damaged_best_weights_give_way_to_the_newest(model, tmp_path, caplog):
     (tmp_path / "new/best/ckpt-3.data-00000-of-00001").write_bytes(b"")
     assert workdir.load_model("best")[1] == 5
     assert "best/ckpt-3 is damaged" in caplog.text
+
+
+def test_best_weights_that_are_not_finite_give_way(model, tmp_path, caplog):
+    workdir = Workdir(str(tmp_path / "new"))
+    workdir.create(model, 5, {})
+    save_weights(model, workdir.best, 3)
+
+    def put_nan(state):
+        state["weights/softmax/bias_0"][-1] = np.nan
+
+    rewrite(f"{workdir.best}/ckpt-3", put_nan)
+    assert workdir.load_model("best")[1] == 5
+    assert "weights/softmax/bias_0 is not finite" in caplog.text
+
+
+def rewrite(path, change, slices=()):
+    """Writes a checkpoint again, its tensors by name changed."""
+    reader = tf.train.load_checkpoint(path)
+    names = reader.get_variable_to_shape_map()
+    state = {name: reader.get_tensor(name) for name in names}
+    change(state)
+    tf.raw_ops.SaveV2(
+        prefix=path,
+        tensor_names=list(state),
+        shape_and_slices=[dict(slices).get(name, "") for name in state],
+        tensors=list(state.values()),
+    )
+
+
+def test_checkpoints_of_another_run_are_refused(model, tmp_path):
+    # Of the same shapes: nothing else would tell them apart.
+    runs = [Workdir(str(tmp_path / name)) for name in "ab"]
+    for seed, workdir in enumerate(runs):
+        config = {**CONFIG, "flags": {"seed": seed}}
+        workdir.claim({**config, "model": model.get_config()})
+        save_weights(model, workdir.checkpoints, 7)
+        save_weights(model, workdir.best, 4)
+        run = {"run": np.int64(workdir.run_hash())}
+        rewrite(f"{workdir.best}/ckpt-4", lambda state, r=run: state.update(r))
+    # Where the text lies is no matter.
+    moved = Workdir(str(tmp_path / "moved"))
+    config = runs[0].read_config()
+    moved.claim({**config, "corpus": {"corpus": "elsewhere"}})
+    assert moved.run_hash() == runs[0].run_hash() != runs[1].run_hash()
+
+    assert runs[0].load_model("best")[1] == 4
+    (tmp_path / "b" / "best").rename(tmp_path / "b" / "old")
+    (tmp_path / "a" / "best").rename(tmp_path / "b" / "best")
+    with pytest.raises(ValueError, match="b/best/ckpt-4 is of another run"):
+        runs[1].load_model("best")
+    # Earlier versions saved nothing to tell by.
+    assert runs[1].load_model()[1] == 7
+
+
+def test_weights_that_claim_more_than_their_file_holds(model, tmp_path):
+    """An index may name a tensor of any size, of which a slice is there."""
+    workdir = Workdir(str(tmp_path / "run"))
+    workdir.create(model, 3, {})
+    path = f"{workdir.checkpoints}/ckpt-3"
+    table = "weights/token_embedding/embeddings_0"
+    rewrite(path, lambda state: None, {table: "2000000000 4 0,4:0,4"})
+    config = workdir.read_config()
+    config["model"]["backbone"]["config"]["vocabulary_size"] = 2 * 10**9
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="ckpt-3 is damaged.*32,000,000"):
+        workdir.load_model()

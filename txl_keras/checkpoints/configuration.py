@@ -1,8 +1,16 @@
 """Configurations in the words of the original implementations."""
 
+import functools
+import inspect
+import types
 import warnings
 
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
+from txl_keras.checks import shown
 from txl_keras.json_files import read_json
+from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
+from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 
@@ -47,27 +55,150 @@ _OVERRIDES = (
     "attention_dropout",
     "cold_start",
 )
+# The originals have three.
+_MAX_CUTOFFS = 100
+# The memory of one text; that of the largest published model takes 373 MB.
+_MAX_MEMORY_BYTES = 1 << 30
 
 
-def read_config(config, overrides, defaults):
+def _check_boolean(key, value):
+    if value not in (False, True):
+        raise ValueError(f"`{key}` must be true or false, not {shown(value)}")
+
+
+def _check_list(key, value):
+    if not isinstance(value, (list, tuple)) or len(value) > _MAX_CUTOFFS:
+        raise ValueError(
+            f"`{key}` must be a list of at most {_MAX_CUTOFFS}, "
+            f"not {shown(value)}"
+        )
+    for item in value:
+        check_integer(key, int(item) if item in (0, 1) else item, 0)
+
+
+def _check_rate(key, value):
+    if check_number(key, value, 0) >= 1:
+        raise ValueError(f"`{key}` must be below 1. Received: {key}={value}")
+
+
+def _integer(minimum):
+    limits = {"minimum": minimum, "maximum": 2**31 - 1}
+    return functools.partial(check_integer, **limits)
+
+
+_CHECKS = {
+    **dict.fromkeys((*_SIZES, "d_embed", "div_val", "vocab_size"), _integer(1)),
+    **dict.fromkeys(("attn_type", "mem_len", "reuse_len"), _integer(0)),
+    **dict.fromkeys(("clamp_len", "ext_len", "sample_softmax"), _integer(-1)),
+    **dict.fromkeys(("cutoffs", "tie_projs"), _check_list),
+    **dict.fromkeys(
+        (
+            "bi_data",
+            "pre_lnorm",
+            "proj_same_dim",
+            "proj_share_all_but_first",
+            "same_length",
+            "tie_weight",
+            "tie_word_embeddings",
+            "untie_r",
+        ),
+        _check_boolean,
+    ),
+    **dict.fromkeys(("dropout", "dropatt"), _check_rate),
+    **dict.fromkeys(
+        ("initializer_range", "layer_norm_epsilon", "layer_norm_eps"),
+        functools.partial(check_number, minimum=0),
+    ),
+}
+
+
+def check_values(config, source):
+    """Checks the values that models are built of, in any file's words.
+
+    Args:
+        config: Dictionary; `None` stands for what is left out.
+        source: What to call it in an error.
+
+    Raises:
+        ValueError: If a model can have no such value. The message names all.
+    """
+    wrong = []
+    for key in sorted(_CHECKS.keys() & config):
+        try:
+            if config[key] is not None:
+                _CHECKS[key](key, config[key])
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ValueError(f"{source} has wrong values: {' '.join(wrong)}")
+
+
+def check_sizes(config, tensors, source):
+    """Checks sizes against those of a file, before anything is built of them.
+
+    Args:
+        config: Dictionary from `check_values`.
+        tensors: `Tensors` of the file.
+        source: What to call it in an error.
+
+    Raises:
+        ValueError: If no such model is in the file.
+    """
+    for key in sorted({*_SIZES, "vocab_size"} & {*config} - {"mem_len"}):
+        limit = len(tensors) if key == "n_layer" else tensors.num_bytes
+        if (config[key] or 0) > limit:
+            raise ValueError(
+                f"{source} does not fit its configuration, {key}="
+                f"{config[key]}: it has {tensors.num_bytes:,} bytes in "
+                f"{len(tensors):,} tensors."
+            )
+
+
+def check_memory(memory_length, num_layers, hidden_dim, source):
+    """Checks that the memory of a file's model is no trap for its user.
+
+    Args:
+        memory_length, num_layers, hidden_dim: Integers.
+        source: What to call the file in an error.
+
+    Raises:
+        ValueError: If one text would take more than a gibibyte.
+    """
+    if 4 * memory_length * num_layers * hidden_dim > _MAX_MEMORY_BYTES:
+        raise ValueError(
+            f"{source} must have a `mem_len` with which the memory of one text "
+            f"takes at most {_MAX_MEMORY_BYTES:,} bytes, or `memory_length` be "
+            f"passed. Received: mem_len={memory_length}, with "
+            f"n_layer={num_layers} and d_model={hidden_dim}"
+        )
+
+
+def read_config(config, overrides, defaults, source="`config`"):
     """A configuration that is whole.
 
     Args:
-        config: Dictionary, or the path of a JSON file that holds one.
+        config: Dictionary, or the path of a JSON file that holds one. Values
+            that are `None` count as left out.
         overrides: Dictionary, the arguments that a caller changes.
         defaults: Dictionary of what else this format knows, and what it takes
             where that is left out.
+        source: What to call a dictionary in an error.
 
     Returns:
         Dictionary with all keys.
 
     Raises:
-        ValueError: If keys are missing (the message names all), or an
-            override is none.
+        ValueError: If keys are missing or values are wrong (the message names
+            all), or an override is none.
     """
-    source = "`config`"
     if not isinstance(config, dict):
         source, config = str(config), read_json(config)
+    config = {
+        key: value
+        for key, value in config.items()
+        # A pickle may have keys of other kinds.
+        if isinstance(key, str) and value is not None
+    }
     _check_overrides(overrides)
     defaults = {**_DEFAULTS, **defaults}
     if "memory_length" in overrides:
@@ -75,30 +206,17 @@ def read_config(config, overrides, defaults):
     missing = [key for key in _SIZES if key not in {*config, *defaults}]
     if missing:
         raise ValueError(
-            f"{source} must have the keys {missing}. Received: {sorted(config)}"
+            f"{source} must have the keys {missing}. "
+            f"Received: {shown(sorted(config))}"
         )
     unknown = sorted(set(config) - {*_SIZES, *defaults, *_IRRELEVANT})
     if unknown:
-        warnings.warn(f"{source}: {unknown} had no effect.", stacklevel=3)
+        warnings.warn(
+            f"{source}: {shown(unknown)} had no effect.", stacklevel=3
+        )
     config = {**defaults, **config}
-    wrong = [*_wrong_values(config)]
-    if wrong:
-        raise ValueError(f"{source} has wrong values: {'; '.join(wrong)}")
+    check_values(config, source)
     return config
-
-
-def _wrong_values(config):
-    """What JSON lets through and no model can be built of."""
-    for key in (*_SIZES, "div_val", "clamp_len"):
-        if type(config[key]) is not int:
-            yield f"{key} must be an integer, not {config[key]!r}"
-    for key in ("same_length", "untie_r", "pre_lnorm", "proj_same_dim"):
-        if config.get(key, False) not in (False, True):
-            yield f"{key} must be true or false, not {config[key]!r}"
-    for key in ("cutoffs", "tie_projs"):
-        value = config.get(key, ())
-        if value is not None and not isinstance(value, (list, tuple)):
-            yield f"{key} must be a list, not {value!r}"
 
 
 def _check_overrides(overrides):
@@ -115,49 +233,93 @@ def _check_overrides(overrides):
         )
 
 
-def build_model(
-    config, overrides, dtype, tie_embeddings, tie_projections, **arguments
-):
-    """A model of a configuration, with fresh weights.
+class Plan:
+    """A model that is not built, with the sizes that layouts read.
 
     Args:
         config: Dictionary from `read_config`.
         overrides: Dictionary of arguments of `TransformerXLBackbone`; they
             win over all others.
         dtype: Optional dtype policy.
+        tensors: `Tensors` of the file that the weights are in.
+        source: What to call the file in an error.
         tie_embeddings: Boolean.
         tie_projections: Booleans; clusters beyond them are not tied.
         **arguments: Of `TransformerXLBackbone`, what each format says
             differently.
 
-    Returns:
-        `TransformerXLCausalLM`.
-
     Raises:
-        ValueError: If the arguments make no model.
+        ValueError: If the arguments make no model, or none that is in the file.
     """
-    clamp_length = config["clamp_len"]
-    arguments = {
-        **{ours: config[theirs] for theirs, ours in _SIZES.items()},
-        "embedding_dim": config["d_embed"],
-        "cutoffs": config["cutoffs"],
-        "div_val": config["div_val"],
-        "clamp_length": clamp_length if clamp_length > 0 else None,
-        "dropout": config["dropout"],
-        "attention_dropout": config["dropatt"],
+
+    def __init__(
+        self,
+        config,
+        overrides,
+        dtype,
+        tensors,
+        source,
+        tie_embeddings,
+        tie_projections,
         **arguments,
-        **overrides,
-    }
-    if arguments["same_length"] == "pytorch" and not arguments["memory_length"]:
-        raise ValueError(
-            "With `same_length` the original PyTorch code lets a token see as "
-            "many keys as memory is long, itself among them: none without "
-            "memory. Received: memory_length=0"
+    ):
+        check_sizes(config, tensors, source)
+        clamp_length = config["clamp_len"]
+        arguments = {
+            **{ours: config[theirs] for theirs, ours in _SIZES.items()},
+            "embedding_dim": config["d_embed"],
+            "cutoffs": config["cutoffs"],
+            "div_val": config["div_val"],
+            "clamp_length": clamp_length if clamp_length > 0 else None,
+            "dropout": config["dropout"],
+            "attention_dropout": config["dropatt"],
+            **arguments,
+        }
+        if "memory_length" not in overrides:
+            check_memory(
+                config["mem_len"], config["n_layer"], config["d_model"], source
+            )
+        arguments |= overrides
+        if (
+            arguments["same_length"] == "pytorch"
+            and not arguments["memory_length"]
+        ):
+            raise ValueError(
+                "With `same_length` the original PyTorch code lets a token see "
+                "as many keys as memory is long, itself among them: none "
+                "without memory. Received: memory_length=0"
+            )
+        parameters = inspect.signature(TransformerXLBackbone).parameters
+        self.backbone = types.SimpleNamespace(
+            **{name: known.default for name, known in parameters.items()}
         )
-    num_clusters = len(config["cutoffs"]) + 1
-    ties = [bool(tie) for tie in tie_projections][:num_clusters]
-    return TransformerXLCausalLM(
-        TransformerXLBackbone(dtype=dtype, **arguments),
-        tie_embeddings=bool(tie_embeddings),
-        tie_projections=ties + [False] * (num_clusters - len(ties)),
-    )
+        vars(self.backbone).update(arguments)
+        num_clusters = len(config["cutoffs"]) + 1
+        ties = [bool(tie) for tie in tie_projections][:num_clusters]
+        # Layers without weights, which check their arguments.
+        self.backbone.token_embedding = AdaptiveEmbedding(
+            config["n_token"],
+            config["d_model"],
+            cutoffs=config["cutoffs"],
+            embedding_dim=config["d_embed"],
+            div_val=config["div_val"],
+            project_same_dim=self.backbone.project_same_dim,
+        )
+        self.softmax = AdaptiveSoftmax(
+            self.backbone.token_embedding,
+            tie_embeddings=bool(tie_embeddings),
+            tie_projections=ties + [False] * (num_clusters - len(ties)),
+        )
+        self._arguments = {"dtype": dtype, **arguments}
+
+    def build(self):
+        """Builds the model, with fresh weights.
+
+        Returns:
+            `TransformerXLCausalLM`.
+        """
+        return TransformerXLCausalLM(
+            TransformerXLBackbone(**self._arguments),
+            tie_embeddings=self.softmax.tie_embeddings,
+            tie_projections=self.softmax.tie_projections,
+        )

@@ -6,7 +6,7 @@ import tempfile
 
 import numpy as np
 
-from txl_keras.checkpoints.configuration import build_model
+from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.hugging_face_files import config_path
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
@@ -15,6 +15,7 @@ from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.torch_layout import HUGGING_FACE
 from txl_keras.checkpoints.torch_layout import torch_layout
+from txl_keras.checks import shown
 from txl_keras.json_files import read_json
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
@@ -93,10 +94,12 @@ def load_hugging_face(folder, dtype=None, **overrides):
         lambda name: None if name == _FREQUENCIES else name
     )
     _check_class(tensors, folder)
-    model = build_model(
+    plan = Plan(
         config,
         overrides,
         dtype,
+        tensors,
+        folder,
         tie_embeddings=config["tie_word_embeddings"],
         tie_projections=tie_projections,
         normalize_first=bool(config["pre_lnorm"]),
@@ -105,8 +108,7 @@ def load_hugging_face(folder, dtype=None, **overrides):
         layer_norm_epsilon=config["layer_norm_epsilon"],
         cold_start="zeros",
     )
-    read(model, torch_layout(model, HUGGING_FACE), tensors, folder)
-    return model
+    return read(plan.build, torch_layout(plan, HUGGING_FACE), tensors, folder)
 
 
 def _read_config(path, overrides):
@@ -114,19 +116,19 @@ def _read_config(path, overrides):
     if config.get("model_type", "transfo-xl") != "transfo-xl":
         raise ValueError(
             f"{path} must be of model_type 'transfo-xl'. Received: "
-            f"{config['model_type']!r}"
+            f"{shown(config['model_type'])}"
         )
     if config.get("attn_type", 0):
         raise ValueError(
             f"{path}: `attn_type` must be 0, the one that Hugging Face has. "
-            f"Received: attn_type={config['attn_type']}"
+            f"Received: attn_type={shown(config['attn_type'])}"
         )
     if "vocab_size" in config:
         config["n_token"] = config["vocab_size"]
     # Most of the other keys are about generation.
     known = {"n_token", *_SIZES, *_DEFAULTS, "dropatt"}
     config = {key: config[key] for key in known & {*config}}
-    return read_config(config, overrides, _DEFAULTS)
+    return read_config(config, overrides, _DEFAULTS, path)
 
 
 def _check_class(tensors, folder):

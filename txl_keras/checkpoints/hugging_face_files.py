@@ -1,10 +1,13 @@
 """Folders that Hugging Face's `save_pretrained` wrote: what lies in them."""
 
 import pathlib
+import re
 
 from txl_keras.checkpoints.layout import Tensors
 from txl_keras.checkpoints.torch_files import load_torch
 from txl_keras.checkpoints.torch_files import torch_tensors
+from txl_keras.checks import shown
+from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import read_json
 
 # In the order of preference, as in the transformers library.
@@ -47,6 +50,7 @@ def folder_tensors(folder):
     return Tensors(
         {name: file.shapes[name] for name, file in owners.items()},
         lambda name: owners[name][name],
+        sum(file.num_bytes for file in files),
     )
 
 
@@ -56,36 +60,52 @@ def _weight_files(folder):
             return [folder / name]
         index = folder / f"{name}.index.json"
         if index.is_file():
-            return _shard_paths(index)
+            return _shard_paths(index, pathlib.Path(name).suffix)
     raise FileNotFoundError(
         f"{folder} must hold one of {_FILES}, or an index of parts of it"
     )
 
 
-def _shard_paths(index):
-    names = set(read_json(index).get("weight_map", {}).values())
-    if not names or any(pathlib.Path(name).name != name for name in names):
+def _shard_paths(index, suffix):
+    names = read_json(index).get("weight_map")
+    names = names.values() if isinstance(names, dict) else [names]
+    is_shard = re.compile(rf"[\w.-]+{re.escape(suffix)}").fullmatch
+    if not names or not all(type(n) is str and is_shard(n) for n in names):
         raise ValueError(
-            f"{index} must have a `weight_map` to files beside it. "
-            f"Received: {sorted(names)}"
+            f"{index} must have a `weight_map` from tensors to files beside "
+            f"it, *{suffix}. Received: {shown([*names])}"
         )
-    return [index.parent / name for name in sorted(names)]
+    return [index.parent / name for name in sorted(set(names))]
 
 
 def _file_tensors(path):
     if path.suffix == ".bin":
         return torch_tensors(load_torch(path), path)
     safetensors = import_safetensors()
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
     try:
+        if size > MAX_BYTES:
+            raise ValueError(f"its header has {size:,} bytes")
         file = safetensors.safe_open(path, framework="np")
         names = file.keys()
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, ValueError) as error:
         raise ValueError(
             f"{path} cannot be read; it is damaged or cut short: {error}"
         ) from error
+    slices = {name: file.get_slice(name) for name in names}
+
+    def load(name):
+        dtype = slices[name].get_dtype()
+        # NumPy has not all of the others.
+        if dtype not in ("F64", "F32", "F16", "BF16"):
+            raise ValueError(f"{name} must be of floats. Received: {dtype}")
+        return file.get_tensor(name)
+
     return Tensors(
-        {name: file.get_slice(name).get_shape() for name in names},
-        file.get_tensor,
+        {name: part.get_shape() for name, part in slices.items()},
+        load,
+        path.stat().st_size,
     )
 
 

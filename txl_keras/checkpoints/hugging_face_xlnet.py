@@ -2,11 +2,17 @@
 
 import dataclasses
 import pathlib
+import types
 
+from txl_keras.checkpoints.configuration import check_memory
+from txl_keras.checkpoints.configuration import check_sizes
+from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.hugging_face_files import config_path
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import read
+from txl_keras.checks import check_head_dim
+from txl_keras.checks import shown
 from txl_keras.json_files import read_json
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
@@ -83,16 +89,31 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
     folder = pathlib.Path(folder)
     config = _read_config(config_path(folder), overrides)
     tensors = folder_tensors(folder)
-    model = XLNetBackbone(dtype=dtype, **{**_arguments(config), **overrides})
-    layout = _layout(model)
-    if "lm_loss.bias" in tensors and not drop_head:
+    check_sizes(config, tensors, folder)
+    arguments = _arguments(config)
+    if "memory_length" not in overrides:
+        check_memory(
+            arguments["memory_length"],
+            arguments["num_layers"],
+            arguments["hidden_dim"],
+            folder,
+        )
+    arguments |= overrides
+    layout = _layout(types.SimpleNamespace(**arguments))
+    has_head = "lm_loss.bias" in tensors and not drop_head
+
+    def build():
+        backbone = XLNetBackbone(dtype=dtype, **arguments)
+        if not has_head:
+            return backbone
+        return XLNetPermutationLM(backbone, config["tie_word_embeddings"])
+
+    if has_head:
         tensors = tensors.renamed(lambda name: name.removeprefix(_BODY))
-        model = XLNetPermutationLM(model, config["tie_word_embeddings"])
-        layout = _with_head(layout, model)
+        layout = _with_head(layout, config)
     else:
         tensors = _body(tensors, drop_head, folder)
-    read(model, layout, tensors, folder)
-    return model
+    return read(build, layout, tensors, folder)
 
 
 def _read_config(path, overrides):
@@ -106,9 +127,14 @@ def _read_config(path, overrides):
     if config.get("model_type", "xlnet") != "xlnet":
         raise ValueError(
             f"{path} must be of model_type 'xlnet'. Received: "
-            f"{config['model_type']!r}"
+            f"{shown(config['model_type'])}"
         )
     config = {**_DEFAULTS, **config}
+    empty = [key for key in _DEFAULTS if config[key] is None]
+    empty = sorted({*empty} - {"mem_len", "reuse_len"})
+    if empty:
+        raise ValueError(f"{path} must have values for {empty}.")
+    check_values({**config, "attn_type": None}, path)
     checks = [
         (config["bi_data"], "bi_data: rows that are read backwards"),
         (
@@ -116,8 +142,12 @@ def _read_config(path, overrides):
             "same_length: tokens that see equally far back",
         ),
         (
+            config["attn_type"] not in ("bi", "uni"),
+            f"attn_type={shown(config['attn_type'])}: only 'bi' and 'uni'",
+        ),
+        (
             config["ff_activation"] != "gelu",
-            f"ff_activation={config['ff_activation']!r}: only 'gelu'",
+            f"ff_activation={shown(config['ff_activation'])}: only 'gelu'",
         ),
     ]
     found = [problem for is_found, problem in checks if is_found]
@@ -132,13 +162,16 @@ def _read_config(path, overrides):
 def _arguments(config):
     """The arguments of `XLNetBackbone`, in our words."""
     clamp_length = config["clamp_len"]
+    head_dim = config.get("d_head")
     return {
         "vocabulary_size": config["vocab_size"],
         "num_layers": config["n_layer"],
         "num_heads": config["n_head"],
         "hidden_dim": config["d_model"],
         "intermediate_dim": config["d_inner"],
-        "head_dim": config.get("d_head"),
+        "head_dim": check_head_dim(
+            head_dim, config["d_model"], config["n_head"]
+        ),
         "memory_length": config["mem_len"] or 0,
         "reuse_length": config["reuse_len"] or None,
         "attention_type": config["attn_type"],
@@ -190,13 +223,13 @@ def _layout(backbone):
     return layout
 
 
-def _with_head(layout, model):
+def _with_head(layout, config):
     """What the tensors of an XLNetLMHeadModel are, besides the body's."""
     embedding, *others = layout
-    size = model.backbone.vocabulary_size
+    size = config["vocab_size"]
     bias = Entry(("lm_loss.bias",), ("softmax/bias_0",), (size,))
     table = Entry(("lm_loss.weight",), ("softmax/kernel_0",), embedding.shape)
-    if not model.softmax.tie_embeddings:
+    if not config["tie_word_embeddings"]:
         return [*layout, table, bias]
     # One table, which the file may have under either name or under both.
     names = embedding.names + table.names

@@ -11,7 +11,12 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import shown
 from txl_keras.models.weights import weights_by_name
+
+_SMALLEST = 2  # bytes per number
+# As many as are listed of what does not fit.
+_MAX_PROBLEMS = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,20 +98,51 @@ def _with_size(shape, axis, size):
     return (*shape[:axis], int(size), *shape[axis + 1 :])
 
 
+def projection_shapes(softmax):
+    """The shapes of the projections of an embedding and of its softmax.
+
+    Args:
+        softmax: `AdaptiveSoftmax`, built or not.
+
+    Returns:
+        Pair of lists of shapes per cluster, `None` where there is none. An
+        embedding whose clusters share one has a list of one.
+    """
+    embedding = softmax.embedding
+    shapes = [
+        (size, embedding.output_dim) if embedding.needs_projection(i) else None
+        for i, size in enumerate(embedding.dims)
+    ]
+    pairs = zip(shapes, softmax.tie_projections, strict=True)
+    return (
+        shapes[:1] if embedding.div_val == 1 else shapes,
+        [None if is_tied else shape for shape, is_tied in pairs],
+    )
+
+
 class Tensors(collections.abc.Mapping):
     """The tensors of a file: shapes at once, values when they are asked for.
 
     Args:
         shapes: Dictionary from name to shape.
         load: Function of a name that returns an array.
+        num_bytes: Number, how many bytes of the file are numbers.
     """
 
-    def __init__(self, shapes, load):
+    def __init__(self, shapes, load, num_bytes):
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self.num_bytes = num_bytes
         self._load = load
 
     def __getitem__(self, name):
-        return np.asarray(self._load(name), np.float32)
+        array = self._load(name)
+        dtype = tf.as_dtype(array.dtype)
+        if not dtype.is_floating or dtype.size < _SMALLEST:
+            raise ValueError(
+                f"{shown(name)} must be of floats of 16 to 64 bits. "
+                f"Received: {dtype.name}"
+            )
+        return np.asarray(array, np.float32)
 
     def __contains__(self, name):
         # Of a mapping it would read the tensor.
@@ -132,39 +168,61 @@ class Tensors(collections.abc.Mapping):
         return Tensors(
             {new: self.shapes[name] for new, name in old.items()},
             lambda new: self._load(old[new]),
+            self.num_bytes,
         )
 
 
-def read(model, layout, tensors, source):
-    """Assigns all weights of a model from a file, or none.
+def read(build, layout, tensors, source):
+    """Builds a model of a file, if all of its weights are in the file.
 
     Args:
-        model: Keras model, such as `TransformerXLCausalLM`.
+        build: Function without arguments that returns a Keras model, such as
+            `TransformerXLCausalLM`. Its sizes may be those that a stranger
+            asks for, so it is called once the file was found to have them.
         layout: List of `Entry` that covers its weights.
         tensors: `Tensors` of the file; one is in memory at a time.
         source: What to call the file in an error.
 
+    Returns:
+        The model.
+
     Raises:
-        ValueError: If the file does not fit the layout. The message lists all
-            that is missing, unexpected, of a wrong shape, not finite, or
-            different where it should be tied.
+        ValueError: If the file does not fit the layout. The message lists what
+            is missing, unexpected, of a wrong shape, not finite, or different
+            where it should be tied.
     """
-    weights = _covered_weights(model, layout)
     problems = [*_problems_of_names(layout, tensors)]
     for entry in layout:
-        problems += _problems_of_values(entry, tensors)
+        problems += _problems_of_shapes(entry, tensors)
+    fitting = [entry for entry in layout if _fitting(entry, tensors)]
+    # Tensors may lie on top of each other in the file.
+    if _size(fitting) * _SMALLEST > tensors.num_bytes:
+        problems.append(
+            f"{_size(fitting):,} numbers from {tensors.num_bytes:,} bytes: the "
+            "same numbers for several tensors"
+        )
+    else:
+        for entry in fitting:
+            problems += _problems_of_values(entry, tensors)
     if problems:
-        lines = "\n".join(f"- {problem}" for problem in problems)
+        lines = "\n".join(
+            f"- {line[:300]}" for line in problems[:_MAX_PROBLEMS]
+        )
+        if len(problems) > _MAX_PROBLEMS:
+            lines += f"\n- and {len(problems) - _MAX_PROBLEMS} more"
         raise ValueError(
             f"{source} does not fit its configuration. Nothing was loaded: "
             f"{len(problems)} problem(s).\n{lines}"
         )
+    model = build()
+    weights = _covered_weights(model, layout)
     for entry in layout:
-        name = next(name for name in entry.names if name in tensors)
+        name = _fitting(entry, tensors)[0]
         targets = [weights[ours] for ours in entry.ours]
         parts = entry.split(tensors[name], [tuple(w.shape) for w in targets])
         for weight, part in zip(targets, parts, strict=True):
             weight.assign(tf.cast(part, weight.dtype))
+    return model
 
 
 def write(model, layout):
@@ -197,31 +255,51 @@ def _covered_weights(model, layout):
     return weights
 
 
+def _size(entries):
+    return sum(math.prod(entry.shape) for entry in entries)
+
+
+def _fitting(entry, tensors):
+    """The names under which the file has an entry."""
+    return [n for n in entry.names if tensors.shapes.get(n) == entry.shape]
+
+
+def _plain(name):
+    """A name in a message: short, and of characters that show."""
+    return name if len(name) < 200 and name.isprintable() else shown(name)
+
+
 def _problems_of_names(layout, tensors):
     for entry in layout:
         if not any(name in tensors for name in entry.names):
             yield f"missing: {' or '.join(entry.names)} of shape {entry.shape}"
     known = {name for entry in layout for name in entry.names}
     for name in sorted(set(tensors) - known):
-        yield f"unexpected: {name} of shape {tensors.shapes[name]}"
+        shape = shown(tensors.shapes[name])
+        yield f"unexpected: {_plain(name)} of shape {shape}"
+
+
+def _problems_of_shapes(entry, tensors):
+    for name in entry.names:
+        if tensors.shapes.get(name, entry.shape) != entry.shape:
+            yield (
+                f"wrong shape: {name} is {shown(tensors.shapes[name])}, "
+                f"expected {entry.shape}"
+            )
 
 
 def _problems_of_values(entry, tensors):
     """Problems of one foreign tensor; reads it, so that they show early."""
-    present = [name for name in entry.names if name in tensors]
-    fitting = [n for n in present if tensors.shapes[n] == entry.shape]
-    for name in present:
-        if name not in fitting:
-            yield (
-                f"wrong shape: {name} is {tensors.shapes[name]}, expected "
-                f"{entry.shape}"
-            )
-    first = tensors[fitting[0]] if fitting else np.zeros(())
-    if not np.isfinite(first).all():
-        yield f"not finite: {fitting[0]} holds NaN or infinity"
-    for name in fitting[1:]:
-        if not np.array_equal(first, tensors[name]):
-            yield (
-                "tied in the configuration, but different in the file: "
-                f"{fitting[0]} and {name}"
-            )
+    first, *others = _fitting(entry, tensors)
+    try:
+        array = tensors[first]
+        if not np.isfinite(array).all():
+            yield f"not finite: {first} holds NaN or infinity"
+        for name in others:
+            if not np.array_equal(array, tensors[name]):
+                yield (
+                    "tied in the configuration, but different in the file: "
+                    f"{first} and {name}"
+                )
+    except ValueError as error:
+        yield f"cannot be read: {error}"

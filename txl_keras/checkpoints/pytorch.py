@@ -1,6 +1,6 @@
 """Checkpoints of the original PyTorch code, and of NVIDIA's."""
 
-from txl_keras.checkpoints.configuration import build_model
+from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.torch_files import load_torch
@@ -59,7 +59,9 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
     """
     state = load_torch(path)
     if isinstance(state, dict) and "model_state" in state:
-        config = config or state.get("model_config")
+        # Of the file nothing but a dictionary: a path would be read.
+        if not config and isinstance(state.get("model_config"), dict):
+            config = state["model_config"]
         state = state["model_state"]
     if config is None:
         raise ValueError(
@@ -88,10 +90,12 @@ def from_tensors(tensors, config, source, dtype=None, overrides=None):
     is_nvidia = "crit.out_layers_biases.0" in tensors
     same_length = True if is_nvidia else "pytorch"
     _check_supported(config, overrides)
-    model = build_model(
+    plan = Plan(
         config,
         overrides,
         dtype,
+        tensors,
+        source,
         tie_embeddings=config["tie_weight"],
         tie_projections=config["tie_projs"],
         attention_type=_ATTENTION_TYPES[config["attn_type"]],
@@ -100,13 +104,12 @@ def from_tensors(tensors, config, source, dtype=None, overrides=None):
         normalize_first=bool(config["pre_lnorm"]),
         same_length=same_length if config["same_length"] else False,
     )
-    layout = torch_layout(model, NVIDIA if is_nvidia else ORIGINAL)
+    layout = torch_layout(plan, NVIDIA if is_nvidia else ORIGINAL)
     # The frequencies of the sinusoids are no weight.
     tensors = tensors.renamed(
         lambda name: None if name == "pos_emb.inv_freq" else name
     )
-    read(model, layout, tensors, source)
-    return model
+    return read(plan.build, layout, tensors, source)
 
 
 def _check_supported(config, overrides):

@@ -8,11 +8,15 @@ import re
 
 import tensorflow as tf
 
-from txl_keras.checkpoints.configuration import build_model
+from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import Tensors
+from txl_keras.checkpoints.layout import projection_shapes
 from txl_keras.checkpoints.layout import read
+from txl_keras.checks import shown
+from txl_keras.json_files import MAX_BYTES
+from txl_keras.json_files import open_checked
 
 # What a training checkpoint holds besides the weights.
 _NO_WEIGHT = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power(_1)?|global_step)$")
@@ -60,23 +64,25 @@ def load_tf1(prefix, config, dtype=None, **overrides):
     """
     config = read_config(config, overrides, _DEFAULTS)
     prefix = _find_prefix(prefix)
-    model = build_model(
-        config,
-        overrides,
-        dtype,
-        tie_embeddings=True,
-        tie_projections=_tied_projections(config),
-        project_same_dim=bool(config["proj_same_dim"]),
-        same_length=bool(config["same_length"]),
-        tie_attention_biases=not config["untie_r"],
-        layer_norm_epsilon=1e-12,
-        cold_start="zeros",
-    )
     try:
-        read(model, tf1_layout(model), _tensors(prefix), prefix)
+        tensors = _tensors(prefix)
+        plan = Plan(
+            config,
+            overrides,
+            dtype,
+            tensors,
+            prefix,
+            tie_embeddings=True,
+            tie_projections=_tied_projections(config),
+            project_same_dim=bool(config["proj_same_dim"]),
+            same_length=bool(config["same_length"]),
+            tie_attention_biases=not config["untie_r"],
+            layer_norm_epsilon=1e-12,
+            cold_start="zeros",
+        )
+        return read(plan.build, tf1_layout(plan), tensors, prefix)
     except (tf.errors.OpError, IndexError) as error:
         raise ValueError(f"{prefix} cannot be read: {error}") from error
-    return model
 
 
 def _tied_projections(config):
@@ -98,7 +104,7 @@ def _find_prefix(path):
         folder = str(pathlib.Path(path).parent)
     else:
         folder = path
-        latest = tf.train.latest_checkpoint(folder)
+        latest = _latest(folder)
         if latest is not None:
             return latest
     found = [
@@ -114,15 +120,42 @@ def _find_prefix(path):
     )
 
 
+def _latest(folder):
+    """The checkpoint that a folder's `checkpoint` names, in this folder."""
+    path = f"{folder}/checkpoint"
+    if not tf.io.gfile.exists(path):
+        return None
+    open_checked(path, MAX_BYTES).close()
+    try:
+        state = tf.train.get_checkpoint_state(folder)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    name = pathlib.Path(state.model_checkpoint_path if state else "").name
+    # The path may be that of another machine, or of anything.
+    prefix = f"{folder}/{name}"
+    return prefix if tf.io.gfile.exists(f"{prefix}.index") else None
+
+
 def _tensors(prefix):
+    open_checked(f"{prefix}.index", MAX_BYTES).close()
     reader = tf.train.load_checkpoint(prefix)
+    dtypes = {
+        name: dtype
+        for name, dtype in reader.get_variable_to_dtype_map().items()
+        if not _NO_WEIGHT.match(name)
+    }
+    strings = [name for name in dtypes if not dtypes[name].is_floating]
+    if strings:
+        raise ValueError(
+            f"{prefix} must hold variables of floats. Received: "
+            f"{shown(strings)} of others"
+        )
+    shapes = reader.get_variable_to_shape_map()
+    files = tf.io.gfile.glob(f"{prefix}.data-*")
     return Tensors(
-        {
-            name: shape
-            for name, shape in reader.get_variable_to_shape_map().items()
-            if not _NO_WEIGHT.match(name)
-        },
+        {name: shapes[name] for name in dtypes},
         reader.get_tensor,
+        sum(tf.io.gfile.stat(file).length for file in files),
     )
 
 
@@ -130,7 +163,7 @@ def tf1_layout(model):
     """What every variable of a TensorFlow 1 checkpoint is in a model of ours.
 
     Args:
-        model: `TransformerXLCausalLM`.
+        model: `TransformerXLCausalLM`, or a `Plan` of one.
 
     Returns:
         List of `Entry`.
@@ -138,7 +171,7 @@ def tf1_layout(model):
     backbone = model.backbone
     layout = [
         *_attention_biases(backbone),
-        *_embedding(backbone.token_embedding),
+        *_embedding(model.softmax),
         *_softmax(model.softmax),
     ]
     for i in range(backbone.num_layers):
@@ -168,7 +201,8 @@ def _attention_biases(backbone):
             )
 
 
-def _embedding(embedding):
+def _embedding(softmax):
+    embedding = softmax.embedding
     clusters = range(embedding.num_clusters)
     tables = [f"token_embedding/embeddings_{j}" for j in clusters]
     if embedding.div_val == 1:
@@ -184,13 +218,13 @@ def _embedding(embedding):
                 tables[j],
                 (embedding.cluster_size(j), embedding.dims[j]),
             )
-    for j, projection in enumerate(embedding.projections):
-        if projection is not None:
+    for j, shape in enumerate(projection_shapes(softmax)[0]):
+        if shape is not None:
             scope = "" if embedding.div_val == 1 else f"cutoff_{j}/"
             yield _entry(
                 f"adaptive_embed/{scope}proj_W",
                 f"token_embedding/projection_{j}",
-                projection.shape,
+                shape,
             )
 
 
@@ -201,14 +235,12 @@ def _softmax(softmax):
             "adaptive_softmax/bias", "softmax/bias_0", (embedding.input_dim,)
         )
         return
-    for j, bias in enumerate(softmax.biases):
+    for j, shape in enumerate(projection_shapes(softmax)[1]):
         scope = f"adaptive_softmax/cutoff_{j}"
-        yield _entry(f"{scope}/b", f"softmax/bias_{j}", bias.shape)
-        projection = softmax.projections[j]
-        if projection is not None:
-            yield _entry(
-                f"{scope}/proj", f"softmax/projection_{j}", projection.shape
-            )
+        size = embedding.cluster_size(j)
+        yield _entry(f"{scope}/b", f"softmax/bias_{j}", (size,))
+        if shape is not None:
+            yield _entry(f"{scope}/proj", f"softmax/projection_{j}", shape)
     num_tails = len(embedding.cutoffs)
     scope = "adaptive_softmax/cutoff_0"
     yield _entry(

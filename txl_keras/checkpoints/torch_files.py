@@ -1,19 +1,58 @@
-"""Files that PyTorch wrote, read without running anything in them.
+"""Files that PyTorch wrote, read without PyTorch.
 
-They are pickles. PyTorch's own `weights_only` unpickler reads them: it knows
-tensors and plain containers, and stops at any other name. For checkpoints that
-hold objects of the original code, the names listed here lead to an inert
-record; no code of theirs is imported or called.
+They are pickles, with the numbers of the tensors beside them: see
+`safe_pickle`. For checkpoints that hold objects of the original code, the
+names listed here are known; nothing of theirs is imported or called.
 """
 
+import contextlib
+import io
 import itertools
-import pickle
+import mmap
 import re
+import struct
 import zipfile
+import zlib
 
+import ml_dtypes
+import numpy as np
+
+from txl_keras.checkpoints import safe_pickle
 from txl_keras.checkpoints.layout import Tensors
+from txl_keras.checkpoints.safe_pickle import Record
+from txl_keras.checks import shown
 
-_NAMES = [
+_ZIP_MAGIC = b"PK\x03\x04"
+# Begins a file of torch.save before its zip format.
+_TORCH_MAGIC = 0x1950A86A20F9469CFC6C
+_MAX_DIRECTORY_BYTES = 8 << 20  # of a zip file; takes 13 times as much memory
+# A whole model: more modules, or longer names, are built to fill memory.
+_MAX_MODULES = 1 << 16
+_MAX_NAME = 1000
+_DTYPES = {
+    f"torch.{kind}Storage": np.dtype(dtype)
+    for kind, dtype in {
+        "BFloat16": ml_dtypes.bfloat16,
+        "Bool": "?",
+        "Byte": "u1",
+        "Char": "i1",
+        "Double": "<f8",
+        "Float": "<f4",
+        "Half": "<f2",
+        "Int": "<i4",
+        "Long": "<i8",
+        "Short": "<i2",
+    }.items()
+}
+_TENSORS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
+_PARAMETER = "torch._utils._rebuild_parameter"
+_TORCH_NAME = re.compile(
+    r"torch\.(\w+Storage|storage\.\w+Storage|b?float\d+|half|double|u?int\d+"
+    r"|long|bool|device|Size)"
+)
+_NAMES = {
+    *_TENSORS,
+    _PARAMETER,
     "argparse.Namespace",
     *(
         ".".join(parts)
@@ -53,139 +92,304 @@ _NAMES = [
     ),
     "torch.nn.parallel.data_parallel.DataParallel",
     "torch.nn.backends.thnn._get_thnn_function_backend",  # before 1.3
-]
+}
 
 
-class _Record:
-    """What stands for an object: its state, and nothing that can be called."""
+class _Storage:
+    """Numbers that lie beside a pickle: what kind, and where.
 
-    __slots__ = ("state",)
+    Args:
+        kind: String, the name of PyTorch's class.
+    """
 
-    def __new__(cls, *args, **kwargs):
-        record = super().__new__(cls)
-        record.state = {}
-        return record
+    def __init__(self, kind):
+        self.kind = kind
+        self.data = None  # a memoryview of the file, once it is found
 
-    def __setstate__(self, state):
-        self.state = state
+
+class _BoundedReader(io.BufferedReader):
+    """A file of which `zipfile` cannot read a huge directory."""
+
+    def read(self, size=-1):
+        if size > _MAX_DIRECTORY_BYTES:
+            raise ValueError(f"its directory has {size:,} bytes")
+        return super().read(size)
+
+
+@contextlib.contextmanager
+def mapped(path):
+    """The bytes of a file, which are read when they are used."""
+    with open(path, "rb") as file:
+        if not file.seek(0, io.SEEK_END):
+            yield b""
+            return
+        # Not closed at the end: arrays may still refer to it.
+        yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def is_zip(data):
+    """Whether a file may be one of the zip files of `torch.save`."""
+    return data[:4] == _ZIP_MAGIC
+
+
+def load_object(path, data, is_known, load_persistent=None):
+    """Reads the object in a plain pickle or in a file of `torch.save`.
+
+    Args:
+        path: String or path of the file.
+        data: Its bytes, from `mapped`.
+        is_known, load_persistent: See `safe_pickle.load`.
+
+    Returns:
+        The pair of the object and of what `_find_storages` needs: the members
+        of a zip file, or where the pickle ends.
+
+    Raises:
+        ValueError: If the file is damaged or asks for what is not needed.
+    """
+    if is_zip(data):
+        members = _zip_members(path, data)
+        name = _find_pickle(members, data)
+        start, end, _ = members[name]
+        content, _ = safe_pickle.load(
+            data, start, end, is_known, load_persistent
+        )
+        return content, {
+            member.removeprefix(name.removesuffix("data.pkl")): place
+            for member, place in members.items()
+        }
+    how = {"end": len(data), "is_known": is_known}
+    how["load_persistent"] = load_persistent
+    content, end = safe_pickle.load(data, 0, **how)
+    if content == _TORCH_MAGIC:
+        # Next come a version, facts of the machine, and the object.
+        for _ in range(3):
+            content, end = safe_pickle.load(data, end, **how)
+    return content, end
+
+
+def _zip_members(path, data):
+    """Where the members of a zip file lie: `(start, end, checksum)` by name."""
+    members = {}
+    try:
+        with (
+            _BoundedReader(io.FileIO(path)) as file,
+            zipfile.ZipFile(file) as archive,
+        ):
+            for info in archive.infolist():
+                start = info.header_offset + 30
+                # Of the member's own header, which other tools write longer.
+                lengths = struct.unpack_from("<HH", data, start - 4)
+                start += sum(lengths)
+                end = start + info.file_size
+                is_plain = info.compress_type == zipfile.ZIP_STORED
+                if not is_plain or info.flag_bits & 1 or end > len(data):
+                    raise ValueError(
+                        f"{shown(info.filename)} is compressed, encrypted or "
+                        "cut short, which torch.save does not write"
+                    )
+                members[info.filename] = start, end, info.CRC
+    except (zipfile.BadZipFile, ValueError, OSError, struct.error) as error:
+        raise ValueError(
+            f"the zip file is truncated or damaged: {error}"
+        ) from error
+    return members
+
+
+def _find_pickle(members, data):
+    pickles = [name for name in members if name.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise ValueError(
+            "it is a zip file but not of torch.save, which has one data.pkl. "
+            f"Received: {shown([*members])}"
+        )
+    start, end, checksum = members[pickles[0]]
+    with memoryview(data)[start:end] as pickled:
+        if zlib.crc32(pickled) != checksum:
+            raise ValueError("the pickle is truncated or damaged: its checksum")
+    return pickles[0]
 
 
 def load_torch(path):
-    """What `torch.save` wrote to a file.
+    """Reads what `torch.save` wrote to a file.
 
     Args:
         path: String or path.
 
     Returns:
-        Tensors in plain containers; a whole module is its state dict, and
-        another object of the original code an inert record.
+        What the file holds, for `torch_tensors`. A whole module comes as its
+        state dict.
 
     Raises:
-        ImportError: If PyTorch is not installed, or before 2.6.
         FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged, or names anything else; then nothing in
-            it was run.
+        ValueError: If it is damaged, or names anything that a Transformer-XL
+            does not need; nothing in it was run.
     """
-    torch = _import_torch()
-    path = str(path)
-    records = [(_Record, name) for name in _NAMES]
-    with open(path, "rb"):
-        pass  # what is no file is no damaged file
+    storages = {}  # by key
+
+    def load_persistent(persistent_id):
+        kind, *rest = persistent_id
+        if kind == "module":  # a class, and its source code
+            return rest[0]
+        name, key, *_ = rest
+        if (
+            kind != "storage"
+            or type(name) is not Record
+            or type(key) is not str
+        ):
+            raise ValueError("it has data that are no storage")
+        return storages.setdefault(key, _Storage(name.name))
+
     try:
-        with torch.serialization.safe_globals(records):
-            loaded = torch.load(
-                path,
-                map_location="cpu",
-                weights_only=True,
-                mmap=zipfile.is_zipfile(path),  # older files cannot be mapped
-            )
-        return _state_dict(loaded) if isinstance(loaded, _Record) else loaded
-    except pickle.UnpicklingError as error:
-        # Not chained: PyTorch's message recommends to run the file.
-        raise ValueError(_refusal(path, error)) from None
-    except Exception as error:
-        # Damage shows as almost any exception.
+        with mapped(path) as data:
+            loaded, beside = load_object(path, data, _is_known, load_persistent)
+            _find_storages(data, beside, storages)
+    except safe_pickle.RefusedError as error:
+        raise ValueError(
+            f"{path} was refused: {error} Of a model that you trust, save the "
+            "tensors alone: `torch.save(model.state_dict(), path)`."
+        ) from None
+    except (ValueError, struct.error) as error:
         raise ValueError(
             f"{path} cannot be read; it is damaged, cut short, or no file of "
-            f"PyTorch: {type(error).__name__}: {_first_line(error)}"
+            f"PyTorch: {error}"
         ) from error
+    return _state_dict(loaded, path) if isinstance(loaded, Record) else loaded
 
 
-def _import_torch():
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            "Files of PyTorch are read with PyTorch; a build for the CPU is "
-            "enough: `pip install -e '.[convert]'` in the folder of txl_keras."
-        ) from error
-    if torch.__version__ < (2, 6):
-        raise ImportError(
-            "PyTorch must be 2.6 or later: a file could make earlier ones run "
-            "code even so (CVE-2025-32434). Received: torch.__version__="
-            f"{torch.__version__}"
-        )
-    return torch
+def _is_known(name):
+    return name in _NAMES or _TORCH_NAME.fullmatch(name)
 
 
-def _refusal(path, error):
-    named = re.search(r"GLOBAL (\S+)", str(error))
-    reason = "it is damaged, or a whole model from before PyTorch 1.6"
-    if named is not None:
-        name = named[1].rstrip(".")
-        reason = f"it names `{name}`, which no Transformer-XL needs"
-    return (
-        f"{path} was refused: {reason}. Nothing in it was run. Of a model that "
-        "you trust, save the tensors alone: "
-        "`torch.save(model.state_dict(), path)`."
-    )
+def _find_storages(data, beside, storages):
+    """Gives storages their part of the file."""
+    view = memoryview(data)
+    if isinstance(beside, dict):
+        for key, storage in storages.items():
+            if f"data/{key}" in beside:
+                start, end, _ = beside[f"data/{key}"]
+                storage.data = view[start:end]
+        start, end, _ = beside.get("byteorder", (0, 0, 0))
+        if view[start:end] not in (b"", b"little"):
+            raise ValueError("its numbers must be little-endian")
+    elif storages:
+        keys, at = safe_pickle.load(data, beside, len(data), _is_known)
+        if type(keys) is not list or {*map(type, keys)} != {str}:
+            raise ValueError("it has no list of its storages")
+        for key in keys:
+            storage = storages.get(key, _Storage(None))
+            (size,) = struct.unpack_from("<q", data, at)
+            start = at + 8
+            at = start + size * _dtype(storage).itemsize
+            storage.data = view[start:at]
+    found = [storage.data for storage in storages.values()]
+    if None in found or sum(map(len, found)) > len(data):
+        raise ValueError("the numbers of tensors are missing")
 
 
-def _first_line(error):
-    return str(error).strip().split("\n")[0]
-
-
-def _state_dict(module):
+def _state_dict(module, path):
     """The tensors of a module that was saved whole, by name."""
-    state = module.state
-    tensors = {**state["_parameters"], **state["_buffers"]}
-    for name, child in state["_modules"].items():
-        if child is not None:
-            tensors |= {
-                f"{name}.{inner}": tensor
-                for inner, tensor in _state_dict(child).items()
-            }
-    return {name: t for name, t in tensors.items() if t is not None}
+    modules, tensors, count = [("", module)], {}, 0
+    while modules:
+        prefix, module = modules.pop()
+        count += 1
+        state = module.state if isinstance(module, Record) else None
+        parts = [
+            state.get(part) if isinstance(state, dict) else None
+            for part in ("_parameters", "_buffers", "_modules")
+        ]
+        if any(not isinstance(part, dict) for part in parts):
+            raise ValueError(
+                f"{path} must hold a module or a state dict: tensors by name. "
+                f"Received: a {shown(getattr(module, 'name', module))} at "
+                f"{shown(prefix)}"
+            )
+        if count > _MAX_MODULES or len(prefix) > _MAX_NAME:
+            raise ValueError(
+                f"{path} was refused: its modules contain each other"
+            )
+        parameters, buffers, children = parts
+        for name, tensor in {**parameters, **buffers}.items():
+            if tensor is not None:
+                tensors[f"{prefix}{name}"] = tensor
+        for name, child in children.items():
+            if child is not None:
+                modules.append((f"{prefix}{name}.", child))
+    return tensors
 
 
-def torch_tensors(state, source):
+def torch_tensors(state, path):
     """The tensors of a state dict.
 
     Args:
-        state: Dictionary from name to PyTorch tensor.
-        source: What to call it in an error.
+        state: What `load_torch` returned, or a part of it.
+        path: String or path of the file.
 
     Returns:
         `Tensors`. A prefix `module.`, of `DataParallel`, is taken off.
 
     Raises:
-        ValueError: If there is anything but tensors.
+        ValueError: If there is anything but tensors, or one of them reaches
+            beyond its numbers in the file.
     """
-    torch = _import_torch()
-    if not isinstance(state, dict) or not all(
-        isinstance(tensor, torch.Tensor) for tensor in state.values()
-    ):
-        kinds = type(state).__name__
-        if isinstance(state, dict):
-            kinds = sorted({type(value).__name__ for value in state.values()})
+    received = [type(state).__name__]
+    if isinstance(state, dict):
+        received = sorted({_kind(*item) for item in state.items()})
+    if received != ["tensor"]:
         raise ValueError(
-            f"{source} must hold a state dict: tensors by name. "
-            f"Received: {kinds}"
+            f"{path} must hold a state dict: tensors by name. "
+            f"Received: {shown(received)}"
         )
+    storages, arrays = {}, {}
+    for name, tensor in state.items():
+        try:
+            storage, arrays[name] = _array(tensor)
+        except (IndexError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"{path} cannot be read: the tensor {shown(name)} is damaged: "
+                f"{error}"
+            ) from error
+        storages[id(storage)] = len(storage.data)
     tensors = Tensors(
-        {name: tensor.shape for name, tensor in state.items()},
-        lambda name: state[name].detach().float().numpy(),
+        {name: array.shape for name, array in arrays.items()},
+        arrays.__getitem__,
+        sum(storages.values()),
     )
     if all(name.startswith("module.") for name in tensors):
         tensors = tensors.renamed(lambda name: name.removeprefix("module."))
     return tensors
+
+
+def _kind(name, value):
+    if not isinstance(value, Record) or not value.arguments:
+        return type(value).__name__
+    if not isinstance(name, str) or value.name not in (*_TENSORS, _PARAMETER):
+        return value.name
+    return "tensor"
+
+
+def _dtype(storage):
+    kind = getattr(storage, "kind", None)
+    if kind not in _DTYPES:
+        raise ValueError(f"its numbers are of the unknown kind {shown(kind)}")
+    return _DTYPES[kind]
+
+
+def _array(tensor):
+    """The storage and the array of a tensor, which refers to the file."""
+    if tensor.name == _PARAMETER:
+        tensor = tensor.arguments[0]
+    if not isinstance(tensor, Record) or tensor.name not in _TENSORS:
+        raise ValueError("it holds no tensor")
+    storage, offset, shape, strides, *_ = tensor.arguments
+    if {*map(type, (offset, *shape, *strides))} != {int} or offset < 0:
+        raise ValueError("expected integers for sizes")
+    dtype = _dtype(storage)
+    # Refuses what reaches beyond the buffer.
+    array = np.ndarray(
+        shape,
+        dtype,
+        storage.data[offset * dtype.itemsize :],
+        strides=[stride * dtype.itemsize for stride in strides],
+    )
+    return storage, array

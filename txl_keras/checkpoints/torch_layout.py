@@ -10,6 +10,7 @@ vocabulary, `L` layers.
 import dataclasses
 
 from txl_keras.checkpoints.layout import Entry
+from txl_keras.checkpoints.layout import projection_shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ def torch_layout(model, naming):
     """What every tensor of a PyTorch model is in a model of ours.
 
     Args:
-        model: `TransformerXLCausalLM`.
+        model: `TransformerXLCausalLM`, or a `Plan` of one.
         naming: `Naming`.
 
     Returns:
@@ -109,23 +110,20 @@ def _tables(softmax, naming):
 def _projections(softmax, naming):
     embedding = softmax.embedding
     tied = [j for j, is_tied in enumerate(softmax.tie_projections) if is_tied]
-    for j, projection in enumerate(embedding.projections):
-        if projection is None:
+    of_embedding, of_softmax = projection_shapes(softmax)
+    for j, shape in enumerate(of_embedding):
+        if shape is None:
             continue
         names = [f"{naming.body}word_emb.emb_projs.{j}"]
         if naming.shared_projection:
             names.append(naming.shared_projection.format(j))
         shares = tied if embedding.div_val == 1 else {j} & {*tied}
         names += [f"crit.out_projs.{i}" for i in shares]
-        yield _transposed(
-            names, f"token_embedding/projection_{j}", projection.shape
-        )
-    for j, projection in enumerate(softmax.projections):
-        if projection is not None:
+        yield _transposed(names, f"token_embedding/projection_{j}", shape)
+    for j, shape in enumerate(of_softmax):
+        if shape is not None:
             yield _transposed(
-                f"crit.out_projs.{j}",
-                f"softmax/projection_{j}",
-                projection.shape,
+                f"crit.out_projs.{j}", f"softmax/projection_{j}", shape
             )
 
 

@@ -1,20 +1,25 @@
 """`load_vocabulary`, the words of a published model from the file they lie in.
 
 Published vocabularies are often pickles, which can name any function of any
-module and have it called on loading. Here every name leads to a stand-in that
-does nothing, and a name that no vocabulary needs ends the reading.
+module and have it called on loading. Here nothing is called, and a name that no
+vocabulary needs ends the reading: see `safe_pickle`.
 """
 
-import copyreg
+import codecs
+import io
 import itertools
-import json
 import pathlib
-import pickle
 import pickletools
 import re
-import zipfile
 
+from txl_keras.checkpoints.safe_pickle import Record
+from txl_keras.checkpoints.torch_files import is_zip
+from txl_keras.checkpoints.torch_files import load_object
+from txl_keras.checkpoints.torch_files import mapped
+from txl_keras.checks import shown
 from txl_keras.data.vocabulary import WordVocabulary
+from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import parse_json
 
 _UNDERSTOOD = (
     "Expected text of one symbol a line; JSON of a list of symbols, of ids by "
@@ -22,11 +27,51 @@ _UNDERSTOOD = (
     "`vocab.bin`, `cache.pkl`) of an object with idx2sym or sym2idx."
 )
 _HEAD = 1 << 16  # bytes that tell a format
-_ZIP_MAGIC = b"PK\x03\x04"
+_MAX_SYMBOLS = 1 << 20  # of the One Billion Word Benchmark there are 793,471
 _PICKLE_MAGIC = b"\x80"  # of protocol 2 and later
-_JSON_START = re.compile(r'\s*[\[{]\s*["\]}]')
-# Begins a file of torch.save before its zip format.
-_TORCH_MAGIC = 0x1950A86A20F9469CFC6C
+_JSON_START = re.compile(rb'\s*[\[{]\s*["\]}]')
+# The original code, also NVIDIA's; `__main__` where a file ran as script. Then
+# Hugging Face, under all the names that the package and the file had.
+_HOLDERS = {
+    "__main__.Corpus",
+    "__main__.Vocab",
+    "data_utils.Corpus",
+    "utils.vocabulary.Vocab",
+    "vocabulary.Vocab",
+    *(
+        f"{module}.tokenization_transfo_xl.TransfoXLTokenizer"
+        for module in (
+            "pytorch_pretrained_bert",
+            "pytorch_transformers",
+            "transformers",
+            "transformers.models.transfo_xl",
+            "transformers.models.deprecated.transfo_xl",
+        )
+    ),
+}
+_NAMES = {
+    *_HOLDERS,
+    # The encoded text that a Corpus has next to its Vocab.
+    *(
+        f"numpy.{core}.{name}"
+        for core in ("core", "_core")
+        for name in (
+            "multiarray._reconstruct",
+            "multiarray.scalar",
+            "numeric._frombuffer",
+        )
+    ),
+    "numpy.dtype",
+    "numpy.ndarray",
+    # Members of a TransfoXLTokenizer that split and join words.
+    "re._compile",
+    "sacremoses.normalize.MosesPunctNormalizer",
+    "sacremoses.tokenize.MosesDetokenizer",
+    "sacremoses.tokenize.MosesTokenizer",
+    "tokenizers.AddedToken",
+    "transformers.tokenization_utils.Trie",
+    "transformers.tokenization_utils_base.AddedToken",
+}
 
 
 def load_vocabulary(path, size=None):
@@ -65,8 +110,7 @@ def load_vocabulary(path, size=None):
     ['<eos>', 'the', '<unk>']
     """
     try:
-        symbols = _find_symbols(_read(pathlib.Path(path)))
-        symbols = list(WordVocabulary(symbols).symbols)
+        symbols = _checked(_find_symbols(_read(pathlib.Path(path))))
     except ValueError as error:
         raise ValueError(
             f"{path} has no vocabulary that can be read: {error}"
@@ -79,36 +123,59 @@ def load_vocabulary(path, size=None):
     return symbols
 
 
+def _check_count(count):
+    if count > _MAX_SYMBOLS:
+        raise ValueError(
+            f"it must have at most {_MAX_SYMBOLS:,} symbols. Received: "
+            f"{count:,} or more"
+        )
+
+
+def _checked(symbols):
+    _check_count(len(symbols))
+    symbols = list(WordVocabulary(symbols).symbols)
+    for symbol in symbols:
+        if not symbol.isascii():
+            symbol.encode("utf-8")  # Half a character is an error.
+    return symbols
+
+
 def _read(path):
-    """What a file holds, of plain types and stand-ins."""
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-        file.seek(0)
-        if head.startswith(_ZIP_MAGIC):
-            return _read_zip(file)
-        if _is_pickle(head):
-            return _read_pickle(file)
-        data = file.read()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{error}. {_UNDERSTOOD}") from error
-    if "\0" in text:
+    """What a file holds, of plain types and records."""
+    with mapped(path) as data:
+        head = data[:_HEAD]
+        if is_zip(data) or _is_pickle(head):
+            return load_object(path, data, _NAMES.__contains__)[0]
+        if len(data) > MAX_VOCABULARY_BYTES:
+            raise ValueError(
+                f"it has {len(data):,} bytes; text and JSON may have "
+                f"{MAX_VOCABULARY_BYTES:,}"
+            )
+        data = data[:]
+    if b"\0" in data:
         raise ValueError(f"it is of an unknown binary format. {_UNDERSTOOD}")
-    if path.suffix != ".txt" and _JSON_START.match(text):
-        return json.loads(text)
-    return _read_lines(text)
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if path.suffix != ".txt" and _JSON_START.match(data):
+        return parse_json(data, "it", (dict, list))
+    return _read_lines(data)
 
 
-def _read_lines(text):
+def _read_lines(data):
     lines = {}  # by symbol
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-        symbol = next(iter(line.split()), None)
-        if symbol is None:
+    for number, line in enumerate(io.BytesIO(data or b"\n"), 1):
+        try:
+            words = line.decode("utf-8").split(None, 1)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"line {number}: {error}. {_UNDERSTOOD}"
+            ) from error
+        if not words:
             raise ValueError(f"line {number} has no symbol. {_UNDERSTOOD}")
+        _check_count(number)
+        symbol = words[0]
         if symbol in lines:
             raise ValueError(
-                f"line {number} has the symbol {symbol!r} of line "
+                f"line {number} has the symbol {shown(symbol)} of line "
                 f"{lines[symbol]} again."
             )
         lines[symbol] = number
@@ -121,7 +188,7 @@ def _read_lines(text):
 def _find_symbols(content):
     """The list of symbols in what a file holds."""
     content = _fields(content)
-    if isinstance(content, dict) and isinstance(content.get("vocab"), _Record):
+    if isinstance(content, dict) and isinstance(content.get("vocab"), Record):
         content = _fields(content["vocab"])  # from a Corpus to its Vocab
     symbols, ids = content, None
     if isinstance(content, dict):
@@ -140,11 +207,9 @@ def _find_symbols(content):
 
 
 def _fields(content):
-    """The state of a record, or what else it is, with text for keys."""
-    if isinstance(content, _Record):
-        content = content.state
-    if isinstance(content, dict):
-        return dict(zip(_texts(content), content.values(), strict=True))
+    """The state of a record that may hold symbols, or what else it is."""
+    if isinstance(content, Record):
+        content = content.state if content.name in _HOLDERS else None
     return content
 
 
@@ -157,20 +222,23 @@ def _in_order(ids, expected=None):
     """Symbols in the order of their ids, which must be 0 to n - 1."""
     if not all(type(i) is int for i in ids.values()):
         raise ValueError("ids must be integers.")
-    by_id = dict(zip(ids.values(), _texts(ids), strict=True))
-    missing = [i for i in range(len(ids)) if i not in by_id]
+    count = len(ids)
+    symbols = [None] * count
+    for symbol, i in zip(_texts(ids), ids.values(), strict=True):
+        if 0 <= i < count:
+            symbols[i] = symbol
+    missing = [i for i, symbol in enumerate(symbols) if symbol is None]
     if missing:
         raise ValueError(
-            f"the ids of {len(ids)} symbols must be 0 to {len(ids) - 1}. "
+            f"the ids of {count} symbols must be 0 to {count - 1}. "
             f"Missing: {missing[:5]}"
         )
-    symbols = [by_id[i] for i in range(len(ids))]
     if expected is not None and symbols != expected:
         pairs = itertools.zip_longest(expected, symbols)
         i, (a, b) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
         raise ValueError(
             "idx2sym and sym2idx must agree. "
-            f"Received: {a!r} and {b!r} for the id {i}"
+            f"Received: {shown(a)} and {shown(b)} for the id {i}"
         )
     return symbols
 
@@ -194,172 +262,3 @@ def _is_pickle(head):
     except ValueError:
         return False
     return True
-
-
-def _read_zip(file):
-    """Reads the pickle in what torch.save writes."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
-            pickles = [name for name in names if name.endswith("/data.pkl")]
-            if len(pickles) != 1:
-                raise ValueError(
-                    "it is a zip file but not of torch.save, which has one "
-                    f"data.pkl. Received: {names[:5]}"
-                )
-            with archive.open(pickles[0]) as member:
-                return _read_pickle(member)
-    except (zipfile.BadZipFile, RuntimeError) as error:  # also: encrypted
-        raise ValueError(
-            f"the zip file is truncated or damaged: {error}"
-        ) from error
-
-
-def _read_pickle(file):
-    """Reads the object of a pickle, or of an old file of torch.save."""
-    # Objects in this cache would come past `find_class`.
-    copyreg.clear_extension_cache()
-    try:
-        content = _Unpickler(file, encoding="bytes").load()
-        if content == _TORCH_MAGIC:
-            # Next come a version, facts of the machine, and the object.
-            for _ in range(3):
-                content = _Unpickler(file, encoding="bytes").load()
-        return content
-    except _RefusedError:
-        raise
-    except Exception as error:  # a damaged pickle can raise anything
-        raise ValueError(
-            f"the pickle is truncated or damaged: {error!r}"
-        ) from error
-    finally:
-        # It now may hold stand-ins, which are for this file alone.
-        copyreg.clear_extension_cache()
-
-
-class _RefusedError(ValueError):
-    """A pickle wants more than a vocabulary needs."""
-
-    def __init__(self, request):
-        super().__init__(
-            f"the pickle asks for {request}, which no vocabulary needs. It was "
-            "refused, and nothing in the file was executed."
-        )
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads plain data; names lead to stand-ins or are refused."""
-
-    def find_class(self, module, name):
-        try:
-            return _STAND_INS[module, name]
-        except KeyError:
-            raise _RefusedError(repr(f"{module}.{name}")) from None
-
-    def persistent_load(self, pid):
-        raise _RefusedError("data outside of it, such as tensors,")
-
-
-# A pickle may call the stand-ins with any arguments, and may set their state.
-# All have a `__setstate__`: without it the state of a *class* would become
-# attributes of that class, for every later file.
-
-
-class _Skipped:
-    """Stands for an object that is not needed, and keeps nothing of it."""
-
-    def __init__(self, *arguments):
-        pass
-
-    def __setstate__(self, state):
-        pass
-
-
-class _Record(_Skipped):
-    """Stands for a vocabulary or what holds one: keeps its state."""
-
-    state = None
-
-    def __setstate__(self, state):
-        self.state = state
-
-
-class _Reconstructed(_Skipped):
-    """Stands for the function that makes objects before protocol 2."""
-
-    def __new__(cls, stand_in, *arguments):
-        return stand_in()
-
-
-def _named(stand_in, *names):
-    """Looks a stand-in up by module and name, as pickles do."""
-    return {tuple(name.rsplit(".", 1)): stand_in for name in names}
-
-
-_STAND_INS = {
-    # sym2idx.
-    **_named(dict, "collections.OrderedDict"),
-    # The original code, also NVIDIA's; `__main__` where a file ran as script.
-    **_named(
-        _Record,
-        "__main__.Corpus",
-        "__main__.Vocab",
-        "data_utils.Corpus",
-        "utils.vocabulary.Vocab",
-        "vocabulary.Vocab",
-    ),
-    # Hugging Face, under all the names that the package and the file had.
-    **_named(
-        _Record,
-        *(
-            f"{module}.tokenization_transfo_xl.TransfoXLTokenizer"
-            for module in (
-                "pytorch_pretrained_bert",
-                "pytorch_transformers",
-                "transformers",
-                "transformers.models.transfo_xl",
-                "transformers.models.deprecated.transfo_xl",
-            )
-        ),
-    ),
-    # Protocols 0 and 1 make objects by this function.
-    **_named(
-        _Reconstructed, "copy_reg._reconstructor", "copyreg._reconstructor"
-    ),
-    **_named(
-        _Skipped,
-        # Its last but one argument.
-        "__builtin__.object",
-        "builtins.object",
-        # How often each symbol occurred.
-        "collections.Counter",
-        # Plain containers without symbols, such as special tokens.
-        *(
-            f"{module}.{name}"
-            for module in ("__builtin__", "builtins")
-            for name in ("bytearray", "bytes", "frozenset", "set")
-        ),
-        # Bytes that Python 3 wrote in a protocol of Python 2.
-        "_codecs.encode",
-        # The encoded text that a Corpus has next to its Vocab.
-        *(
-            f"numpy.{core}.{name}"
-            for core in ("core", "_core")
-            for name in (
-                "multiarray._reconstruct",
-                "multiarray.scalar",
-                "numeric._frombuffer",
-            )
-        ),
-        "numpy.dtype",
-        "numpy.ndarray",
-        # Members of a TransfoXLTokenizer that split and join words.
-        "re._compile",
-        "sacremoses.normalize.MosesPunctNormalizer",
-        "sacremoses.tokenize.MosesDetokenizer",
-        "sacremoses.tokenize.MosesTokenizer",
-        "tokenizers.AddedToken",
-        "transformers.tokenization_utils.Trie",
-        "transformers.tokenization_utils_base.AddedToken",
-    ),
-}

@@ -86,7 +86,8 @@ class LabelledTexts:
         for i, label in enumerate(self.labels):
             if label not in index:
                 raise ValueError(
-                    f"Every label must be one of those of train, {names}. "
+                    "Every label must be one of those of train, "
+                    f"{shown(names)}. "
                     f"Received: {label!r} at {self.place(i)}"
                 )
         return [index[label] for label in self.labels]

@@ -23,6 +23,31 @@ def token_counts(tokens, vocabulary_size):
     return counts
 
 
+def typical_passage(tokens, starts, length):
+    """Finds a passage to go on from that is no row of dashes.
+
+    Args:
+        tokens: Ids, `(n,)`.
+        starts: Integers, rising, where a passage may begin, such as the first
+            tokens of documents and lines.
+        length: Integer.
+
+    Returns:
+        Ids, `(length,)`: the first passage that has at least as many distinct
+        tokens as the median of them has. Fewer ids where the text is shorter.
+
+    Example: a text of three lines, which end with 0.
+
+    >>> text = np.array([7, 7, 7, 7, 0, 1, 2, 3, 4, 0, 1, 1, 5, 2, 0])
+    >>> typical_passage(text, starts=[0, 5, 10], length=4)
+    array([1, 2, 3, 4])
+    """
+    starts = [s for s in starts if s + length <= len(tokens)] or [0]
+    distinct = [len(np.unique(tokens[s : s + length])) for s in starts]
+    start = starts[int(np.argmax(distinct >= np.median(distinct)))]
+    return tokens[start : start + length]
+
+
 def unigram_scores(train_counts, counts):
     """What a guess by frequency alone scores, to hold a model against.
 

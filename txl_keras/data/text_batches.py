@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
 from txl_keras.data.segments import NUM_IDS
 
@@ -34,6 +35,7 @@ def pad_texts(token_ids, multiple_of=1):
     ([[7, 8, 9], [5, 0, 0]], [3, 1])
     """
     check_integer("multiple_of", multiple_of, 1)
+    check_list("token_ids", token_ids)
     token_ids = [np.asarray(ids) for ids in token_ids]
     for i, ids in enumerate(token_ids):
         if ids.ndim != 1:
@@ -103,6 +105,8 @@ class TextBatches:
         self._segment_length = check_integer(
             "segment_length", segment_length, 1
         )
+        check_list("token_ids", token_ids)
+        check_list("label_ids", label_ids)
         if not len(token_ids) or len(token_ids) != len(label_ids):
             raise ValueError(
                 "`token_ids` and `label_ids` must be as many, at least one. "

@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import shown
 
 NUM_CODE_POINTS = 0x110000  # Unicode ends here
 LARGE_VOCABULARY = 10_000  # one softmax over fewer ids is no burden
@@ -245,7 +246,7 @@ def _check_symbols(symbols):
         if not isinstance(symbol, str) or not symbol:
             raise ValueError(
                 "`symbols` must be strings of at least one character. "
-                f"Received: {symbol!r}"
+                f"Received: {shown(symbol)}"
             )
     if len(set(symbols)) != len(symbols):
         raise ValueError(

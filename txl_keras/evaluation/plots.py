@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from txl_keras.evaluation.recl import recl_label
 from txl_keras.evaluation.report import measure
+from txl_keras.metrics import bits_per_token
 
 FORMATS = ("png", "svg", "pdf")
 # Of Okabe and Ito, 2008: the colour-blind tell them apart, too. Without their
@@ -42,7 +43,7 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
             if m.get("bits_per_token") is not None
         ],
         "valid": [
-            (m["step"], m["valid"]["bits_per_token"])
+            (m["step"], bits_per_token(m["valid"]["nll"]))
             for m in metrics
             if "valid" in m
         ],
@@ -181,8 +182,9 @@ def plot_losses(curves, path, x_label, unit="token", ticks=None):
     """Draws losses of several models against the powers of something.
 
     Args:
-        curves: Dictionary from the name of a model to a pair of lists: x, from
-            0 or more up, and nats a token.
+        curves: Dictionary from the name of a model to lists: x, from 0 or more
+            up; nats per token; and, if they are known, the standard errors of
+            these, twice which is drawn as a band.
         path: String, a file of one of `FORMATS`, local or `gs://`.
         x_label: String.
         unit: String, what a token is.
@@ -200,17 +202,26 @@ def plot_losses(curves, path, x_label, unit="token", ticks=None):
     """
     name, of_nats = measure(unit)
     figure, axes = _figure(x_label, name)
-    for i, (label, (x, nll)) in enumerate(curves.items()):
+    for i, (label, (x, nll, *errors)) in enumerate(curves.items()):
         color, marker = _style(i)
         axes.plot(
             x, [*map(of_nats, nll)], color=color, label=label,
             marker=marker if len(x) <= _FEW else None,
         )  # fmt: skip
-    first = min(n for x, _ in curves.values() for n in x if n > 0)
+        for error in errors:
+            lower, upper = (
+                [
+                    of_nats(n + sign * 2 * e)
+                    for n, e in zip(nll, error, strict=True)
+                ]
+                for sign in (-1, 1)
+            )
+            axes.fill_between(x, lower, upper, color=color, alpha=0.2, lw=0)
+    first = min(n for x, *_ in curves.values() for n in x if n > 0)
     # Linear up to the first of them: logarithms have no place for 0.
     axes.set_xscale("symlog", base=2, linthresh=first)
     if ticks is None:
-        last = max(x[-1] for x, _ in curves.values())
+        last = max(x[-1] for x, *_ in curves.values())
         ticks = [2**i for i in range(int(last).bit_length())]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
@@ -361,6 +372,12 @@ def plot_attention_by_distance(models, path, unit="token"):
         axes.set_title(model["label"])
         axes.grid(alpha=0.3)
         axes.legend()
+    shares = np.concatenate([np.ravel(m["attention"]) for m in models])
+    if shares.any():
+        # A hundredth may be cut off: one tiny share, such as that of a distance
+        # which few queries have, would take most of a logarithmic axis.
+        low = np.quantile(shares[shares > 0], 0.01)
+        panels[0].set_ylim(bottom=low / 2)
     panels[0].set_ylabel("mean attention probability of a key")
     _save(figure, path)
 

@@ -10,6 +10,8 @@ Letters: `G` models of the group, `C` context lengths, `P` positions of a text.
 import numpy as np
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_list
+from txl_keras.checks import check_number
 
 THRESHOLD = 0.01  # of the paper
 
@@ -63,10 +65,7 @@ def effective_context_lengths(
     """
     check_context_lengths(context_lengths)
     check_top_r(top_r)
-    if not threshold > 0:
-        raise ValueError(
-            f"`threshold` must be above 0. Received: threshold={threshold}"
-        )
+    check_number("threshold", threshold, 0, exclusive=True)
     losses = _check_losses(losses, len(context_lengths))
     by_length = losses.swapaxes(0, 1)  # [C, G, P]
     gains = [
@@ -155,6 +154,7 @@ def recl_label(result):
 
 def check_context_lengths(context_lengths):
     """Raises `ValueError` unless these are two or more, rising by one step."""
+    check_list("context_lengths", context_lengths)
     for length in context_lengths:
         check_integer("context_lengths", length, 1)
     steps = set(np.diff(context_lengths).tolist())
@@ -167,15 +167,12 @@ def check_context_lengths(context_lengths):
 
 def check_top_r(top_r):
     """Raises `ValueError` unless this is a share of positions."""
-    if not 0 < top_r <= 1:
-        raise ValueError(
-            "`top_r` must be above 0 and at most 1, the share of positions "
-            f"that count. Received: top_r={top_r}"
-        )
+    check_number("top_r", top_r, 0, 1, exclusive=True)
 
 
 def _check_losses(losses, num_lengths):
     """The losses as float64 `(G, C, P)`."""
+    check_list("losses", losses)
     if len(losses) < 2:
         raise ValueError(
             "`losses` must be those of a group of two models or more: the "

@@ -206,25 +206,64 @@ def segment_position_losses(nll, segments):
         segments: The `Segments` of the text that it was read in.
 
     Returns:
-        List of T floats, the mean nats at each place; of fewer where no
-        segment of the text is so long.
+        Dictionary of three lists of T numbers, of fewer where no segment of
+        the text is so long: `nll`, the mean nats at each place;
+        `standard_error`, that of this mean; and `num_tokens`, how many were
+        scored there.
 
     Example: the first token is no target, and the last segment is shorter.
 
     >>> from txl_keras.data import Segments
     >>> segments = Segments(np.arange(8), 1, 3, drop_remainder=False)
     >>> nll = np.array([np.nan, 9, 2, 1, 7, 4, 3, 5])
-    >>> segment_position_losses(nll, segments)
-    [7.0, 3.0, 2.0]
+    >>> losses = segment_position_losses(nll, segments)
+    >>> losses["nll"], losses["num_tokens"]
+    ([7.0, 3.0, 2.0], [3, 2, 2])
     """
-    sums = np.zeros(segments.segment_length)
-    counts = np.zeros(segments.segment_length, np.int64)
+    length = segments.segment_length
+    sums, squares, counts = np.zeros((3, length))
     for step in range(len(segments)):
         positions = segments.target_positions(step)  # [B, T]
         is_scored = positions >= 0
-        sums += np.where(is_scored, nll[positions], 0).sum(axis=0, dtype=float)
+        found = np.where(is_scored, nll[positions], 0).astype(float)
+        sums += found.sum(axis=0)
+        squares += (found**2).sum(axis=0)
         counts += is_scored.sum(axis=0)
-    return (sums[counts > 0] / counts[counts > 0]).tolist()
+    means, variances = _moments(sums, squares, counts)
+    return {
+        "nll": means.tolist(),
+        "standard_error": np.sqrt(variances / counts[counts > 0]).tolist(),
+        "num_tokens": counts[counts > 0].astype(int).tolist(),
+    }
+
+
+def _moments(sums, squares, counts):
+    """Means and variances where anything was counted."""
+    sums, squares, counts = (x[counts > 0] for x in (sums, squares, counts))
+    means = sums / counts
+    return means, np.maximum(squares / counts - means**2, 0)
+
+
+def merge_positions(losses, per_doubling=4):
+    """Averages neighbouring positions: lists of places, nats and their errors.
+
+    One position alone is too noisy to be told from the next. Of
+    `segment_position_losses` the first ones stay as they are; further on, so
+    many are merged that each doubling has `per_doubling` points.
+    """
+    nll, errors, counts = (
+        np.array(losses[name], float)
+        for name in ("nll", "standard_error", "num_tokens")
+    )
+    positions = np.arange(1, len(nll) + 1)
+    bins = np.ceil(per_doubling * np.log2(positions) - 1e-9)
+    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    totals = np.add.reduceat(counts, starts)
+    errors = np.sqrt(np.add.reduceat((counts * errors) ** 2, starts)) / totals
+    means = np.add.reduceat(counts * nll, starts) / totals
+    sizes = np.diff(starts, append=len(nll))
+    centres = np.add.reduceat(positions, starts) / sizes
+    return centres.tolist(), means.tolist(), errors.tolist()
 
 
 def with_result(results, result):

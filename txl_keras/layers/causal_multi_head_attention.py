@@ -142,7 +142,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         )
 
     def build(self, query_shape):
-        hidden_dim = query_shape[-1]
+        self._hidden_dim = hidden_dim = query_shape[-1]
         self._output_dense = heads_dense(
             self, "btnh,nhd->btd", "output", output_shape=[None, hidden_dim]
         )
@@ -161,6 +161,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         dropout_seed=None,
         return_attention_scores=False,
     ):
+        self._check_states(query, memory)
         return self._attend(
             PositionTerms(),
             query,
@@ -172,6 +173,13 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             dropout_seed,
             return_attention_scores,
         )
+
+    def _check_states(self, query, memory):
+        """Raises `ValueError` unless both are states of one size and batch."""
+        check_shape("query", query, (None, None, self._hidden_dim))
+        if memory is not None:
+            expected = (query.shape[0], None, self._hidden_dim)
+            check_shape("memory", memory, expected)
 
     def _attend(
         self,
@@ -197,7 +205,16 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         # Without that mask: it is handled here, the projections would warn
         # that they drop it.
         query = tf.identity(query)
-        _check_memory(memory, memory_mask, query, self.same_length)
+        if memory is None and memory_mask is not None:
+            raise ValueError(
+                "`memory_mask` tells which entries of `memory` are real, so it "
+                "needs one. Received: memory=None"
+            )
+        if memory is None and self.same_length:
+            raise ValueError(
+                "`same_length` lets a query see as many keys as memory has, so "
+                "it needs a memory. Received: memory=None"
+            )
         batch_size, length, _ = ops.shape(query)
         num_memory = 0 if memory is None else ops.shape(memory)[1]
         lengths = part_lengths(num_memory, length)
@@ -594,24 +611,6 @@ class PositionTerms:
             query if bias is None else query + ops.expand_dims(bias, (1, 2))
             for bias in (self.content_bias, self.position_bias)
         ]
-
-
-def _check_memory(memory, memory_mask, query, same_length):
-    """Raises `ValueError` if a memory is missing or fits no such queries."""
-    check_shape("query", query, (None, None, None))
-    batch_size, _, hidden_dim = query.shape
-    if memory is not None:
-        check_shape("memory", memory, (batch_size, None, hidden_dim))
-    elif memory_mask is not None:
-        raise ValueError(
-            "`memory_mask` tells which entries of `memory` are real, so it "
-            "needs one. Received: memory=None"
-        )
-    elif same_length:
-        raise ValueError(
-            "`same_length` lets a query see as many keys as memory has, so it "
-            "needs a memory. Received: memory=None"
-        )
 
 
 def _heads_first(states, layer):

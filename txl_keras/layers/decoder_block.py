@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_shape
 from txl_keras.layers.causal_multi_head_attention import (
     CausalMultiHeadAttention,
 )
@@ -217,6 +218,7 @@ class DecoderBlock(keras.layers.Layer):
             return self._drop(attended, training, dropout_seed, site=1)
 
         if memory is not None:
+            check_shape("memory", memory, (None, None, inputs.shape[-1]))
             check_remembers(
                 self.attention_type,
                 memory.shape[1],

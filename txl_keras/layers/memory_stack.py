@@ -4,12 +4,15 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `L` layers.
 """
 
 import collections
+import inspect
+import sys
 import types
 
 import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_shape
 
 COLD_STARTS = ("masked", "zeros")
 
@@ -124,6 +127,11 @@ class MemoryStack(keras.layers.Layer):
     (section 3.2 of Dai et al., 2019). A model that runs all blocks as one
     function uses `read` and `write` instead.
 
+    Row r of a batch goes on where row r of the batch before ended, so `fit`
+    needs `shuffle=False`, and memory must be forgotten where a text is read
+    from its beginning: pass `callbacks=[txl_keras.callbacks.ResetMemory()]` to
+    `fit`, `evaluate` and `predict`, or call `reset_state`.
+
     The variables are local to a replica and no part of the weights: neither
     `save_weights` nor `model.weights` knows them, so a model may train with
     one batch size and memory length and serve with others.
@@ -148,8 +156,9 @@ class MemoryStack(keras.layers.Layer):
         as they were before `inputs`.
 
     Raises:
-        ValueError: On an unknown `cold_start`, sizes that are negative, or
-            inputs of another batch size.
+        ValueError: On an unknown `cold_start`, sizes that are negative, inputs
+            of another shape, a `layer` that is not there, or in a `fit` that
+            shuffles.
 
     Example:
 
@@ -214,6 +223,9 @@ class MemoryStack(keras.layers.Layer):
         return self._holder.states + self._holder.valid_lengths
 
     def call(self, inputs, layer=0):
+        check_integer("layer", layer, 0, self.num_layers - 1)
+        check_shape("inputs", inputs, (None, None, self.hidden_dim))
+        check_order_of_fit()
         rows = self._rows(inputs)
         before = self._read_layer(layer, rows)
         self._write_layer(layer, before.extend([inputs]), rows)
@@ -313,6 +325,27 @@ class MemoryStack(keras.layers.Layer):
             "hidden_dim": self.hidden_dim,
             "cold_start": self.cold_start,
         }
+
+
+def check_order_of_fit():
+    """Raises `ValueError` if Keras's `fit` is running and shuffles samples.
+
+    Neither layers nor callbacks are told: its frame on the stack is asked.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is inspect.unwrap(keras.Model.fit).__code__:
+            adapter = frame.f_locals["epoch_iterator"].data_adapter
+            # Of arrays and of `PyDataset`; a `tf.data.Dataset` has neither.
+            shuffle = getattr(adapter, "_shuffle", False)
+            if shuffle or getattr(adapter, "shuffle", False):
+                raise ValueError(
+                    "`shuffle` must be False to `fit` a model that keeps "
+                    "memory: row r of a batch goes on where row r of the "
+                    "batch before ended. Received: shuffle=True, which is the "
+                    "default of Keras"
+                )
+        frame = frame.f_back
 
 
 def check_memory_length(memory_length):

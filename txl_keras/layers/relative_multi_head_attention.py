@@ -122,7 +122,6 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
 
     def build(self, query_shape):
         super().build(query_shape)
-        self._hidden_dim = query_shape[-1]
         self._position_dense.build((None, query_shape[-1]))
         if not self.tie_attention_biases:
             self.content_attention_bias = self._parameter(
@@ -145,6 +144,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         dropout_seed=None,
         return_attention_scores=False,
     ):
+        self._check_states(query, memory)
         if position_encoding is None:
             # Only shapes are read: a mask would be dropped with a warning.
             shape_of = tf.identity(query)

@@ -107,6 +107,7 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         dropout_seed=None,
         return_attention_scores=False,
     ):
+        self._check_states(query, memory)
         num_memory = 0 if memory is None else ops.shape(memory)[1]
         positions = self.project_positions(num_memory + ops.shape(query)[1])
         return self._attend(

@@ -8,12 +8,15 @@ import functools
 import inspect
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.callbacks import ResetMemory
+from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
-from txl_keras.metrics import BitsPerCharacter
+from txl_keras.metrics import BitsPerToken
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.presets import preset_config
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
@@ -231,12 +234,12 @@ class TransformerXLCausalLM(keras.Model):
         """`keras.Model.compile`, with the loss and metric of a language model.
 
         By default the loss is the cross-entropy of the next token in nats,
-        and bits per character are reported beside it. With a `loss` of your
+        and bits per token are reported beside it. With a `loss` of your
         own only your own metrics are.
         """
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            kwargs.setdefault("weighted_metrics", [BitsPerCharacter()])
+            kwargs.setdefault("weighted_metrics", [BitsPerToken()])
         super().compile(optimizer, loss, **kwargs)
 
     def compile_from_config(self, config):
@@ -252,42 +255,80 @@ class TransformerXLCausalLM(keras.Model):
         again. All arguments after `epochs` are passed by name.
 
         Raises:
-            ValueError: If `shuffle=True`, or an array has ids that are not in
-                the vocabulary.
+            ValueError: If `shuffle=True`, or if arrays come without a
+                `batch_size` or with ids that are not in the vocabulary.
         """
-        self._check_arrays(x, y)
         if kwargs.setdefault("shuffle", False):
             raise ValueError(
                 "Row r of a batch goes on where row r of the batch before "
                 "ended, so `shuffle` must be False. Received: "
                 f"shuffle={kwargs['shuffle']}"
             )
-        forget = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: (
-                self._training_memory.reset_state()
-            )
-        )
-        callbacks = [kwargs.pop("callbacks", None) or [], forget]
+        self._check_arrays(x, y, batch_size)
+        callbacks = [kwargs.pop("callbacks", None) or [], ResetMemory()]
         return super().fit(
             x, y, batch_size, epochs, callbacks=callbacks, **kwargs
         )
 
-    def evaluate(self, x=None, y=None, *args, **kwargs):
-        """`keras.Model.evaluate`, from a cold start."""
-        self._check_arrays(x, y)
-        self._inference_memory.reset_state()
-        return super().evaluate(x, y, *args, **kwargs)
+    def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs):
+        """`keras.Model.evaluate`, from a cold start.
 
-    def predict(self, x, *args, **kwargs):
-        """`keras.Model.predict`, from a cold start."""
-        self._check_arrays(x)
+        Raises:
+            ValueError: As of `fit`.
+        """
+        self._check_arrays(x, y, batch_size)
         self._inference_memory.reset_state()
-        return super().predict(x, *args, **kwargs)
+        return super().evaluate(x, y, batch_size, *args, **kwargs)
 
-    def _check_arrays(self, x, y=None):
-        """Bad ids would make NaN of compiled steps, and so of all weights."""
+    def predict(self, x, batch_size=None, *args, **kwargs):
+        """`keras.Model.predict`, from a cold start.
+
+        Raises:
+            ValueError: As of `fit`.
+        """
+        self._check_arrays(x, None, batch_size)
+        self._inference_memory.reset_state()
+        return super().predict(x, batch_size, *args, **kwargs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        """`keras.Model.compute_loss`; the default loss checks its targets."""
+        if y is not None and self._has_default_loss():
+            y = check_token_ids("y", y, self.backbone.vocabulary_size)
+            check_shape("y", y, tuple(y_pred.shape[:-1]))
+        return super().compute_loss(x, y, y_pred, *args, **kwargs)
+
+    def _has_default_loss(self):
+        return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
+
+    def _check_arrays(self, x, y, batch_size):
+        """Checks, before any work, what would go wrong in silence."""
+        if not isinstance(x, (np.ndarray, tf.Tensor)):
+            return
+        if batch_size is None:
+            raise ValueError(
+                "`batch_size` must be given with arrays: samples r, r + "
+                "batch_size, r + 2 batch_size are read as one text. Pass that "
+                "of `Segments`, or len(x) where each sample is a text of its "
+                "own. Received: batch_size=None"
+            )
         check_token_ids("x", x, self.backbone.vocabulary_size)
-        check_token_ids("y", y, self.backbone.vocabulary_size)
+        if y is not None and self._has_default_loss():
+            check_token_ids("y", y, self.backbone.vocabulary_size)
+            check_shape("y", y, tuple(x.shape))
+
+    def export(self, filepath, *args, **kwargs):
+        """Is not supported, since memory would be shared by all clients.
+
+        Raises:
+            NotImplementedError: Always. `txl_keras.serving.export` writes a
+                SavedModel that takes memory and returns it.
+        """
+        raise NotImplementedError(
+            "`model.export` would write a SavedModel whose memory all clients "
+            "share, so that the same call twice gives two results. Use "
+            "`txl_keras.serving.export(model, folder)`, which takes and "
+            f"returns memory. Received: filepath={filepath!r}"
+        )
 
     def get_config(self):
         return {

@@ -58,13 +58,15 @@ class TransformerXLTextClassifier(keras.Model):
         training: Boolean, for dropout.
 
     Returns:
-        Logits, float32 tensor of shape `(B, C)`. A row is NaN where its
-        length is not in `[1, W]`.
+        Logits, float32 tensor of shape `(B, C)`. Compiled by XLA, which
+        cannot raise errors, a row is NaN where its length is not in `[1, W]`.
 
     Raises:
         ValueError: If an argument is out of range, positions are absolute, or
-            an array that is passed to `fit`, `evaluate` or `predict` has ids
-            that are not in the vocabulary or lengths that are not in range.
+            an array has ids that are not in the vocabulary, lengths that are
+            not in range, or labels that are no classes.
+        tf.errors.InvalidArgumentError: For the same, in a `tf.function` and
+            in a `tf.data.Dataset`.
 
     Example:
 
@@ -155,12 +157,15 @@ class TransformerXLTextClassifier(keras.Model):
         return cls(backbone, num_classes, segment_length, pooling)
 
     def call(self, inputs, training=None):
-        token_ids, lengths = (ops.cast(x, "int32") for x in _unpack(inputs))
-        is_text = ops.arange(ops.shape(token_ids)[1]) < lengths[:, None]
+        token_ids, lengths = _unpack(inputs)
+        width = ops.shape(token_ids)[1]
+        lengths = ops.cast(_check_lengths(lengths, width), "int32")
+        token_ids = ops.convert_to_tensor(token_ids)
+        is_text = ops.arange(width) < lengths[:, None]
         token_ids = ops.where(is_text, token_ids, 0)
         pooled = self._pool(token_ids, self._shares(lengths, is_text), training)
         logits = self.logits(pooled)
-        is_right = (lengths >= 1) & (lengths <= ops.shape(token_ids)[1])
+        is_right = (lengths >= 1) & (lengths <= width)
         return ops.where(is_right[:, None], logits, float("nan"))
 
     def _shares(self, lengths, is_text):
@@ -188,16 +193,22 @@ class TransformerXLTextClassifier(keras.Model):
             pooled += tf.einsum("bt,btd->bd", shares[number], hidden)
             return number + 1, memory, pooled
 
-        num_segments = tf.shape(segments)[0]
-        *_, pooled = tf.while_loop(
-            lambda number, *_: number < num_segments,
-            read,
-            (
-                tf.constant(0),
-                self.backbone.initial_memory(batch_size),
-                tf.zeros((batch_size, self.backbone.hidden_dim)),
-            ),
+        def read_until(stop, state):
+            return tf.while_loop(lambda number, *_: number < stop, read, state)
+
+        state = (
+            tf.constant(0),
+            self.backbone.initial_memory(batch_size),
+            tf.zeros((batch_size, self.backbone.hidden_dim)),
         )
+        if training and self.pooling == "last":
+            # No gradient flows into segments that no text ends in: without
+            # a backward pass they cost a third.
+            is_pooled = tf.reduce_any(shares > 0, axis=(1, 2))
+            first = tf.argmax(is_pooled, output_type=tf.int32)
+            state = read_until(first, state)
+            state = tf.nest.map_structure(tf.stop_gradient, state)
+        *_, pooled = read_until(tf.shape(segments)[0], state)
         return pooled
 
     def _segments(self, x):
@@ -235,36 +246,43 @@ class TransformerXLTextClassifier(keras.Model):
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
-    def fit(self, x=None, *args, **kwargs):
+    def fit(self, x=None, y=None, *args, **kwargs):
         """`keras.Model.fit`; arrays are checked first."""
-        self._check_arrays(x)
-        return super().fit(x, *args, **kwargs)
+        self._check_arrays(x, y)
+        return super().fit(x, y, *args, **kwargs)
 
-    def evaluate(self, x=None, *args, **kwargs):
+    def evaluate(self, x=None, y=None, *args, **kwargs):
         """`keras.Model.evaluate`; arrays are checked first."""
-        self._check_arrays(x)
-        return super().evaluate(x, *args, **kwargs)
+        self._check_arrays(x, y)
+        return super().evaluate(x, y, *args, **kwargs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        """`keras.Model.compute_loss`; the default loss checks its labels."""
+        self._check_labels(y)
+        return super().compute_loss(x, y, y_pred, *args, **kwargs)
+
+    def _check_labels(self, y):
+        # What a loss of the user's own takes for labels is not known.
+        loss = keras.losses.SparseCategoricalCrossentropy
+        if y is not None and isinstance(self.loss, loss):
+            check_token_ids("y", y, self.num_classes)
 
     def predict(self, x, *args, **kwargs):
         """`keras.Model.predict`; arrays are checked first."""
         self._check_arrays(x)
         return super().predict(x, *args, **kwargs)
 
-    def _check_arrays(self, x):
-        """Bad values would make NaN of the loss, and so of all weights."""
+    def _check_arrays(self, x, y=None):
+        """Checks all texts and labels before the first is read."""
         if not isinstance(x, (dict, tuple, list, np.ndarray)):
             return
         token_ids, lengths = (np.asarray(part) for part in _unpack(x))
         width = token_ids.shape[1]
-        wrong = lengths[(lengths < 1) | (lengths > width)]
-        if wrong.size:
-            raise ValueError(
-                "`lengths` must be of at least one token and at most the "
-                f"{width} of a row. Received: {wrong[0]}"
-            )
+        _check_lengths(lengths, width)
         is_text = np.arange(width) < lengths[:, None]
         vocabulary_size = self.backbone.vocabulary_size
         check_token_ids("x", token_ids[is_text], vocabulary_size)
+        self._check_labels(y)
 
     def get_config(self):
         return {
@@ -279,6 +297,11 @@ class TransformerXLTextClassifier(keras.Model):
     def from_config(cls, config):
         backbone = keras.saving.deserialize_keras_object(config["backbone"])
         return cls(**{**config, "backbone": backbone})
+
+
+def _check_lengths(lengths, width):
+    """Checks the tokens per text, which are in `[1, width]`: see the class."""
+    return check_token_ids("lengths", lengths, width + 1, first=1)
 
 
 def _unpack(inputs):

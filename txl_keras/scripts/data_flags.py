@@ -2,12 +2,14 @@
 
 import os
 
+import tensorflow as tf
 from absl import flags
 
 from txl_keras.checkpoints.vocabularies import load_vocabulary
 from txl_keras.data import corpora
 from txl_keras.data.corpora import CORPORA
 from txl_keras.data.corpora import corpus_path
+from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 from txl_keras.data.preparation import token_folder
@@ -58,7 +60,11 @@ def define_corpus_flags(required=True):
 
 def define_tokenizer_flags():
     """Defines the flags of `TOKENIZER_FLAGS`, and `--vocabulary`."""
-    flags.DEFINE_enum("tokenizer", "bytes", list(OPTIONS), "What a token is.")
+    flags.DEFINE_enum(
+        "tokenizer", "bytes", list(OPTIONS),
+        "What a token is. bytes: any text. sentencepiece: the best for prose, "
+        "with --vocabulary_size=8000, say.",
+    )  # fmt: skip
     flags.DEFINE_bool(
         "drop_newlines", None,
         "Leave newlines out, as the original's enwik8 protocol does. Its bpc "
@@ -95,6 +101,8 @@ def corpus_options(defaults=None):
     options = {}
     for name in CORPUS_FLAGS:
         value = FLAGS[name].value
+        if value == "":  # a shell's variable that is not set
+            raise ValueError(f"`{name}` must not be empty. Received: --{name}=")
         options[name] = (defaults or {}).get(name) if value is None else value
     if options["corpus"] is not None:
         options["corpus"] = corpus_path(options["corpus"])
@@ -156,6 +164,28 @@ def check_outside_text(name, folder):
         )
 
 
+def check_writable(name, path):
+    """Makes the folder of a file to write, before any work is lost.
+
+    Args:
+        name: String, the flag that names it.
+        path: String.
+
+    Raises:
+        ValueError: If the file could not be written.
+    """
+    path = os.path.expanduser(path)
+    try:
+        tf.io.gfile.makedirs(os.path.dirname(path) or ".")
+        write_text("", f"{path}.new")
+        tf.io.gfile.remove(f"{path}.new")
+    except tf.errors.OpError as error:
+        raise ValueError(
+            f"`{name}` must be a place that can be written to. Received: "
+            f"--{name}={FLAGS[name].value} ({error.message})"
+        ) from error
+
+
 def make_tokenizer(corpus, folder):
     """Makes the tokenizer that the flags name, or finds it.
 
@@ -168,10 +198,25 @@ def make_tokenizer(corpus, folder):
     """
     options = {name: FLAGS[name].value for name in TOKENIZER_FLAGS}
     name = options.pop("tokenizer")
-    vocabulary = FLAGS.vocabulary and os.path.expanduser(FLAGS.vocabulary)
+    vocabulary = FLAGS.vocabulary
+    if vocabulary is not None:
+        vocabulary = os.path.expanduser(vocabulary)
+        exists = tf.io.gfile.exists(vocabulary)
+        if not exists or tf.io.gfile.isdir(vocabulary):
+            raise FileNotFoundError(
+                "`vocabulary` must be a file. Received: "
+                f"--vocabulary={FLAGS.vocabulary}"
+            )
     if vocabulary and name != "words":
         # Nothing to be kept: the file may change under the same name.
-        return build_tokenizer(name, corpus, vocabulary=vocabulary, **options)
+        try:
+            return build_tokenizer(
+                name, corpus, vocabulary=vocabulary, **options
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"`vocabulary` {FLAGS.vocabulary}: {error}"
+            ) from error
     vocabulary = vocabulary and load_vocabulary(vocabulary)
     return prepare_tokenizer(
         name, corpus, folder, vocabulary=vocabulary, **options

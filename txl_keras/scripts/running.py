@@ -1,5 +1,6 @@
 """What all scripts in train/ share: how they stop."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -115,6 +116,7 @@ def _run(main, argv):
     if len(argv) > 1:
         sys.exit(f"Error: unexpected arguments {argv[1:]}; flags begin with --")
     try:
+        _check_flags()
         main(argv)
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
@@ -131,3 +133,26 @@ def _run(main, argv):
             )
             sys.exit(EXIT_CODE)
         sys.exit(f"Error: {error}")
+
+
+def _check_flags():
+    """Refuses values that no flag may have: NaN, and text that is no UTF-8."""
+    for name in flags.FLAGS:
+        values = flags.FLAGS[name].value
+        for value in values if isinstance(values, list) else [values]:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(
+                    f"`{name}` must be a finite number. "
+                    f"Received: --{name}={value}"
+                )
+            if isinstance(value, str) and not _is_utf8(value):
+                raise ValueError(
+                    f"`{name}` must be UTF-8; rename a file or folder whose "
+                    "name is not. "
+                    f"Received: --{name}={os.fsencode(value)!r}"
+                )
+
+
+def _is_utf8(text):
+    # Python marks other bytes of a command line by surrogates.
+    return not any("\ud800" <= symbol <= "\udfff" for symbol in text)

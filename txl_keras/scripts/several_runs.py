@@ -5,10 +5,11 @@ import os
 import tensorflow as tf
 from absl import flags
 
-from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.training.workdir import Workdir
 
@@ -16,14 +17,14 @@ FLAGS = flags.FLAGS
 
 
 def output_path(endings, reason):
-    """Path of `--output`, which can be written.
+    """Checks that `--output` can be written, and makes its folder.
 
     Args:
         endings: Tuple of strings, one of which it must have.
         reason: String, for the error.
 
     Returns:
-        String.
+        String, the path.
 
     Raises:
         ValueError: If it has another ending, or cannot be written.
@@ -34,30 +35,80 @@ def output_path(endings, reason):
             f"`output` must end with {' or '.join(endings)}: {reason}. "
             f"Received: --output={FLAGS.output}"
         )
-    try:
-        write_text("", f"{output}.new")
-        tf.io.gfile.remove(f"{output}.new")
-    except tf.errors.OpError as error:
-        raise ValueError(
-            "`output` must be a file that can be written. Received: "
-            f"--output={FLAGS.output} ({error.message})"
-        ) from error
+    data_flags.check_writable("output", output)
     return output
 
 
+def check_replaces(path, pictures):
+    """Checks that a JSON file to write replaces none but those of its kind.
+
+    Args:
+        path: String.
+        pictures: List of strings, which `picture` the old file may be of.
+
+    Raises:
+        ValueError: If another file is there, such as `config.json` of a run.
+    """
+    if not tf.io.gfile.exists(path):
+        return
+    try:
+        kind = read_json(path, max_bytes=MAX_VOCABULARY_BYTES).get("picture")
+    except (OSError, ValueError):
+        kind = None
+    if kind not in pictures:
+        raise ValueError(
+            f"`output` must not replace {path}, which holds no numbers of "
+            f"{' or '.join(pictures)}: give another name. Received: "
+            f"--output={FLAGS.output}"
+        )
+
+
+def labels(paths):
+    """Names of the runs: `--labels`, or the folders, or else their paths.
+
+    Args:
+        paths: List of strings, the workdirs.
+
+    Returns:
+        List of strings, all different.
+
+    Raises:
+        ValueError: If there are fewer or more `--labels`, or one comes twice,
+            or a run does.
+    """
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise ValueError(
+            "`workdirs` must be different runs, none of them twice. "
+            f"Received: --workdirs={','.join(paths)}"
+        )
+    received = FLAGS.labels
+    if not received:
+        folders = [os.path.basename(path.rstrip("/")) for path in paths]
+        return folders if len(set(folders)) == len(folders) else paths
+    if len(received) != len(paths) or len(set(received)) < len(received):
+        raise ValueError(
+            f"`labels` must be as many as the runs, {len(paths)}, and all "
+            f"different. Received: --labels={','.join(received)}"
+        )
+    return received
+
+
 def numbers(name, kind):
-    """The values of a flag that is a list.
+    """Parses a flag that is a list of numbers.
 
     Args:
         name: String.
         kind: `int` or `float`.
 
+    Returns:
+        List, of one number or more.
+
     Raises:
-        ValueError: If one is no such number.
+        ValueError: If there is none, or one is no such number.
     """
     texts = FLAGS[name].value
     try:
-        return [kind(text) for text in texts]
+        return [kind(text) for text in texts or [""]]
     except ValueError as error:
         raise ValueError(
             f"`{name}` must be numbers ({kind.__name__}) with commas between "
@@ -80,7 +131,7 @@ def open_group(paths):
     """
     workdirs = [Workdir(path) for path in paths]
     for workdir in workdirs:
-        workdir.read_model_config()
+        workdir.check_model_class()
     tokenizers = [workdir.load_tokenizer() for workdir in workdirs]
     hashes = [tokenizer_hash(tokenizer) for tokenizer in tokenizers]
     for path, received in zip(paths, hashes, strict=True):

@@ -30,6 +30,8 @@ HABIT_FLAGS = (
     "max_to_keep", "profile_steps", "steps_per_execution", "sample_length",
     "attention_kernel",
 )  # fmt: skip
+_LEARNING_RATE = 1.5e-3
+_FINE_TUNING_RATE = 5e-5
 
 
 def define_training_flags():
@@ -75,10 +77,10 @@ def _define_result_flags():
     )  # fmt: skip
     flags.DEFINE_integer("seed", 0, "Of initial weights and dropout.")
     flags.DEFINE_integer(
-        "batch_size", 16, "Rows over all replicas.", lower_bound=1
+        "batch_size", 8, "Rows over all replicas.", lower_bound=1
     )
     flags.DEFINE_integer(
-        "segment_length", 128, "Tokens of a row in a step.", lower_bound=1
+        "segment_length", 64, "Tokens of a row in a step.", lower_bound=1
     )
     flags.DEFINE_enum(
         "order", "sequential", ORDERS,
@@ -88,7 +90,7 @@ def _define_result_flags():
     flags.DEFINE_bool(
         "reset_documents", False, "Forget memory where a document begins."
     )
-    flags.DEFINE_integer("max_steps", 1000, "Steps of training.", lower_bound=1)
+    flags.DEFINE_integer("max_steps", 6000, "Steps of training.", lower_bound=1)
     flags.DEFINE_enum(
         "optimizer", "adam", OPTIMIZERS, "Optimizer; lamb is for large batches."
     )
@@ -109,14 +111,18 @@ def _define_result_flags():
         "Of the learning rate, after its warm-up.",
     )
     flags.DEFINE_float(
-        "learning_rate", 2.5e-4, "Peak learning rate.", lower_bound=0
-    )
+        "learning_rate", None,
+        f"Peak learning rate. Default: {_LEARNING_RATE}, which suits models of "
+        "about a million weights (published ones of 40 million and more take "
+        f"2.5e-4); {_FINE_TUNING_RATE} with --initialize_from.", lower_bound=0,
+    )  # fmt: skip
     flags.DEFINE_float(
         "min_learning_rate", 0.0, "Learning rate at the end.", lower_bound=0
     )
     flags.DEFINE_integer(
-        "warmup_steps", 0, "Steps of linear warm-up of the learning rate.",
-        lower_bound=0,
+        "warmup_steps", None,
+        "Steps of linear warm-up of the learning rate. Default: a tenth of "
+        "max_steps.", lower_bound=0,
     )  # fmt: skip
     flags.DEFINE_bool(
         "subtract_warmup", True,
@@ -140,10 +146,10 @@ def _define_habit_flags():
         "eval_batch_size", 16, "Rows in evaluation.", lower_bound=1
     )
     flags.DEFINE_integer(
-        "eval_every", 500, "Steps between scores of valid.", lower_bound=1
+        "eval_every", 1000, "Steps between scores of valid.", lower_bound=1
     )
     flags.DEFINE_integer(
-        "checkpoint_every", 500, "Steps between checkpoints.", lower_bound=1
+        "checkpoint_every", 1000, "Steps between checkpoints.", lower_bound=1
     )
     flags.DEFINE_integer(
         "max_to_keep", 2, "Checkpoints, for train/average.py.", lower_bound=2
@@ -162,7 +168,26 @@ def _define_habit_flags():
 
 def result_settings():
     """Dictionary of the values of `RESULT_FLAGS`."""
-    return _values(RESULT_FLAGS)
+    return {
+        **_values(RESULT_FLAGS),
+        "learning_rate": learning_rate(),
+        "warmup_steps": _warmup_steps(),
+    }
+
+
+def _warmup_steps():
+    """`--warmup_steps`, or a tenth of all steps."""
+    if FLAGS.warmup_steps is None:
+        return FLAGS.max_steps // 10
+    return FLAGS.warmup_steps
+
+
+def learning_rate():
+    """The peak learning rate: that of the flag, or its default."""
+    if FLAGS.learning_rate is not None:
+        return FLAGS.learning_rate
+    is_fine_tuning = "initialize_from" in FLAGS and FLAGS.initialize_from
+    return _FINE_TUNING_RATE if is_fine_tuning else _LEARNING_RATE
 
 
 def _values(names):
@@ -205,9 +230,9 @@ def build_optimizer():
     """
     schedule = build_schedule(
         FLAGS.schedule,
-        FLAGS.learning_rate,
+        learning_rate(),
         FLAGS.max_steps,
-        FLAGS.warmup_steps,
+        _warmup_steps(),
         FLAGS.min_learning_rate,
         FLAGS.subtract_warmup,
     )

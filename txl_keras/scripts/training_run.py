@@ -27,7 +27,8 @@ def begin(strategy):
         The pair of `Workdir` and `Profile`.
 
     Raises:
-        ValueError: If a flag is out of its range, or workers differ in them.
+        ValueError: If a flag is out of its range, or workers differ in them,
+            or the workdir has lost its configuration.
         OSError: If the workdir cannot be written.
     """
     training_flags.check_workers(strategy)
@@ -35,6 +36,7 @@ def begin(strategy):
     replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
     data_flags.check_outside_text("workdir", FLAGS.workdir)
     workdir = Workdir(FLAGS.workdir)
+    workdir.check_has_config()
     if is_chief(strategy):
         workdir.check_writable()
     profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)

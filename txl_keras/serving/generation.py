@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.row_dropout import fold_in
@@ -176,6 +177,7 @@ class Generator:
         return tf.constant(seen)
 
     def _checked(self, prompts):
+        check_list("prompts", prompts)
         prompts = [np.asarray(prompt) for prompt in prompts]
         vocabulary_size = self._model.backbone.vocabulary_size
         if not prompts:

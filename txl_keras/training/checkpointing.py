@@ -4,6 +4,7 @@ A checkpoint is a TensorFlow bundle (`tf.train.load_checkpoint` reads it) of
 plain names:
 
     step               int64 scalar
+    run                int64 scalar, `Workdir.run_hash`
     weights/NAME       such as weights/block_0/attention/query/kernel
     optimizer/INDEX    `optimizer.variables`, in their order
     loss_scale/...     in float16
@@ -17,6 +18,7 @@ Letters: `B` batch over all replicas.
 """
 
 import concurrent.futures
+import math
 import os
 import re
 
@@ -25,13 +27,17 @@ import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import check_integer
+from txl_keras.json_files import open_checked
 from txl_keras.models.weights import weights_by_name
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 
+# Of 24 blocks and their optimizer it takes 70 kB.
+_MAX_INDEX_BYTES = 4 << 20
+
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint that cannot be read to its end."""
+    """A checkpoint that cannot be read to its end, or has NaN in it."""
 
 
 class Checkpoints:
@@ -48,10 +54,20 @@ class Checkpoints:
         trainer: The `Trainer` to save and restore.
         max_to_keep: Integer, how many to keep.
         best_directory: Optional string, where `save_best` writes.
+        run: Optional integer that tells runs apart: `Workdir.run_hash`.
     """
 
-    def __init__(self, directory, trainer, max_to_keep=2, best_directory=None):
+    def __init__(
+        self,
+        directory,
+        trainer,
+        max_to_keep=2,
+        best_directory=None,
+        run=None,
+    ):
         self._directory = directory
+        self._run = run
+        self._damaged = set()
         self._best_directory = best_directory
         self._trainer = trainer
         self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1)
@@ -62,8 +78,12 @@ class Checkpoints:
 
     @property
     def latest(self):
-        """Path of the newest checkpoint, or `None`."""
-        steps = saved_steps(self._directory)
+        """Path of the newest checkpoint that is not damaged, or `None`."""
+        steps = [
+            step
+            for step in saved_steps(self._directory)
+            if step not in self._damaged
+        ]
         return _path(self._directory, steps[-1]) if steps else None
 
     def save(self, results=None):
@@ -83,7 +103,8 @@ class Checkpoints:
         memory = self._memory.read()
         if not self._is_chief:
             return
-        state = _copies(self._variables())
+        state = {**_run_state(self._run), **_copies(self._variables())}
+        self._damaged.discard(int(state["step"]))
         for i, value in enumerate(memory):
             state[f"memory/{i:03}"] = value
         for name, values in (results or {}).items():
@@ -106,7 +127,7 @@ class Checkpoints:
         self.wait()
         if self._is_chief:
             state = _weights_state(
-                self._trainer.model, self._trainer.step.numpy()
+                self._trainer.model, self._trainer.step.numpy(), self._run
             )
             self._writing = self._writer.submit(
                 write_checkpoint, self._best_directory, state, max_to_keep=1
@@ -127,16 +148,18 @@ class Checkpoints:
 
         Raises:
             ValueError: If there are checkpoints, and none can be read, or
-                workers do not see the same.
+                they are of another run, or workers do not see the same.
         """
         if self._is_chief:
             _remove_leftovers(self._directory)
             if self._best_directory:
                 _remove_leftovers(self._best_directory)
         results = {}
-        if saved_steps(self._directory):
-            state = _read_newest(self._directory, self._shapes())
+        steps = saved_steps(self._directory)
+        if steps:
+            state = _read_newest(self._directory, self._shapes(), self._run)
             results = self._assign(state)
+            self._damaged = {step for step in steps if step > state["step"]}
         self._check_workers_agree()
         return results
 
@@ -264,12 +287,13 @@ def save_weights(model, directory, step=0):
     write_checkpoint(directory, _weights_state(model, step))
 
 
-def restore_weights(model, directory):
+def restore_weights(model, directory, run=None):
     """Restores the newest weights of a run, without optimizer and memory.
 
     Args:
         model: The model, of the run's configuration.
         directory: String, the run's checkpoints.
+        run: Optional integer, see `Checkpoints`.
 
     Returns:
         Integer, the step they were saved at.
@@ -278,19 +302,42 @@ def restore_weights(model, directory):
         FileNotFoundError: If there is no checkpoint.
         ValueError: If there are some, and none can be read.
     """
-    if not saved_steps(directory):
-        raise FileNotFoundError(
-            f"No checkpoint in {directory}: train first, with "
-            "`python train/main.py`."
-        )
+    _check_saved(directory)
     variables = _weight_variables(model)
-    state = _read_newest(directory, _shapes(variables))
+    shapes = {"step": (), **_shapes(variables)}
+    state = _read_newest(directory, shapes, run)
     for name, variable in variables.items():
         variable.assign(state[name])
     return int(state["step"])
 
 
-def average_weights(model, directory, num_checkpoints=None):
+def check_saved_shapes(directory, make_expected):
+    """Checks that the newest weights of a run have certain shapes.
+
+    Nothing but the index is read, so a model need not be built first.
+
+    Args:
+        directory: String, the run's checkpoints.
+        make_expected: Function of the number of tensors that are saved, which
+            no model has more layers than. It returns a dictionary from the
+            name of a weight to its shape.
+
+    Raises:
+        FileNotFoundError: If there is no checkpoint.
+        ValueError: If there are some, and none can be read, or shapes differ.
+    """
+    _check_saved(directory)
+
+    def check(path):
+        _, saved = _open(path)
+        expected = make_expected(len(saved))
+        weights = {f"weights/{name}": s for name, s in expected.items()}
+        _check_shapes(path, saved, weights)
+
+    _try_newest(directory, check)
+
+
+def average_weights(model, directory, num_checkpoints=None, run=None):
     """Gives a model the mean of a run's newest checkpoints.
 
     As the `avg_checkpoints` of the original code does: every weight is the
@@ -300,6 +347,7 @@ def average_weights(model, directory, num_checkpoints=None):
         model: The model, of the run's configuration.
         directory: String, the run's checkpoints.
         num_checkpoints: Optional integer, how many; by default all.
+        run: Optional integer, see `Checkpoints`.
 
     Returns:
         List of integers, the steps that were averaged.
@@ -322,7 +370,7 @@ def average_weights(model, directory, num_checkpoints=None):
     variables = _weight_variables(model)
     sums = {name: np.zeros(v.shape) for name, v in variables.items()}
     for step in steps:
-        state = _read(_path(directory, step), _shapes(variables))
+        state = _read(_path(directory, step), _shapes(variables), run)
         for name, total in sums.items():
             total += state[name]
     for name, variable in variables.items():
@@ -361,13 +409,11 @@ def write_checkpoint(directory, state, max_to_keep=None):
         FloatingPointError: If a value is not finite.
     """
     path = _path(directory, state["step"])
-    for name, value in state.items():
-        # bfloat16 is no float to NumPy.
-        values = value.astype("float32") if value.dtype.kind == "V" else value
-        if not np.isfinite(values).all():
-            raise FloatingPointError(
-                f"Not saved: {name} of step {state['step']} is not finite."
-            )
+    name = _first_not_finite(state)
+    if name:
+        raise FloatingPointError(
+            f"Not saved: {name} of step {state['step']} is not finite."
+        )
     names = sorted(state)
     try:
         tf.io.gfile.makedirs(directory)
@@ -431,55 +477,145 @@ def _weight_variables(model):
     return {f"weights/{n}": v for n, v in weights_by_name(model).items()}
 
 
-def _weights_state(model, step):
-    return {"step": np.int64(step), **_copies(_weight_variables(model))}
+def _weights_state(model, step, run=None):
+    return {
+        "step": np.int64(step),
+        **_run_state(run),
+        **_copies(_weight_variables(model)),
+    }
+
+
+def _run_state(run):
+    return {} if run is None else {"run": np.int64(run)}
 
 
 def _shapes(variables):
     return {name: tuple(v.shape) for name, v in variables.items()}
 
 
-def _read(path, shapes):
-    """All values of a checkpoint, whose checksums are looked at.
+def _first_not_finite(state):
+    for name, value in state.items():
+        # bfloat16 is no float to NumPy.
+        values = value.astype("float32") if value.dtype.kind == "V" else value
+        if not np.isfinite(values).all():
+            return name
+    return None
 
-    Raises `DamagedCheckpointError`, or `ValueError` if it lacks what `shapes`
-    names.
+
+def _open(path):
+    """Opens a checkpoint; also returns the shapes of its tensors by name.
+
+    Files that are smaller than these tensors are damaged, or were made so that
+    a reader allocates what they claim.
     """
     try:
+        open_checked(f"{path}.index", _MAX_INDEX_BYTES).close()
         reader = tf.compat.v1.train.NewCheckpointReader(path)
-        state = {
-            name: reader.get_tensor(name)
-            for name in reader.get_variable_to_shape_map()
+        shapes = {
+            name: tuple(shape)
+            for name, shape in reader.get_variable_to_shape_map().items()
         }
+        dtypes = reader.get_variable_to_dtype_map()
+        held = sum(
+            tf.io.gfile.stat(file).length
+            for file in tf.io.gfile.glob(f"{path}.data-*")
+        )
     # What a missing and a cut file raise.
-    except (tf.errors.OpError, RuntimeError, IndexError) as error:
+    except (OSError, ValueError, tf.errors.OpError, RuntimeError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
+    others = [
+        n for n, d in dtypes.items() if not (d.is_floating or d.is_integer)
+    ]
+    claimed = sum(
+        math.prod(shape) * dtypes[name].size for name, shape in shapes.items()
+    )
+    if others or claimed > held:
+        reason = (
+            f"{others[0]} is no number"
+            if others
+            else (
+                f"its tensors take {claimed:,} bytes, its files have {held:,}"
+            )
+        )
+        raise DamagedCheckpointError(f"{path} is damaged: {reason}")
+    return reader, shapes
+
+
+def _check_shapes(path, saved, expected):
+    """Raises `ValueError` unless a checkpoint has these shapes and weights."""
     problems = [
-        f"{name} is missing" if name not in state
-        else f"{name} is {state[name].shape}, not {shape}"
-        for name, shape in shapes.items()
-        if name not in state or state[name].shape != shape
+        f"{name} is missing" if name not in saved
+        else f"{name} is {saved[name]}, not {shape}"
+        for name, shape in expected.items()
+        if saved.get(name) != shape
     ]  # fmt: skip
+    problems += [
+        f"{name} is of no use"
+        for name in sorted(saved.keys() - expected)
+        if name.startswith("weights/")
+    ]
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise ValueError(
             f"{path} is of another model: {'; '.join(problems[:3])}{more}"
         )
+
+
+def _read(path, shapes, run=None):
+    """Values of a checkpoint, whose checksums are looked at, and results.
+
+    Raises `DamagedCheckpointError`, or `ValueError` if it lacks what `shapes`
+    names or is of another run.
+    """
+    reader, saved = _open(path)
+    _check_shapes(path, saved, shapes)
+    try:
+        state = {
+            name: reader.get_tensor(name)
+            for name in saved
+            if name in shapes or re.match("run$|results/", name)
+        }
+    # What a missing and a cut file raise.
+    except (tf.errors.OpError, RuntimeError, IndexError) as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
+    # Those of earlier versions have no `run`.
+    if run is not None and state.get("run", run) != run:
+        raise ValueError(
+            f"{path} is of another run: it was saved under another "
+            "configuration than the config.json beside its folder. Bring back "
+            "the files of one run."
+        )
+    name = _first_not_finite(state)
+    if name:
+        raise DamagedCheckpointError(f"{path} is damaged: {name} is not finite")
     return state
 
 
-def _read_newest(directory, shapes):
+def _check_saved(directory):
+    if not saved_steps(directory):
+        raise FileNotFoundError(
+            f"No checkpoint in {directory}: train first, with "
+            "`python train/main.py`."
+        )
+
+
+def _read_newest(directory, shapes, run=None):
     """The newest state that is whole; a damaged one gives way, loudly."""
+    return _try_newest(directory, lambda path: _read(path, shapes, run))
+
+
+def _try_newest(directory, read):
+    """What `read` returns of the newest checkpoint that is not damaged."""
     errors = []
     for step in reversed(saved_steps(directory)):
         try:
-            state = _read(_path(directory, step), shapes)
+            result = read(_path(directory, step))
         except DamagedCheckpointError as error:
             errors.append(str(error))
             continue
         for error in errors:
             logging.error("%s. Step %d is taken instead.", error, step)
-        return state
+        return result
     raise DamagedCheckpointError(
         f"No checkpoint in {directory} can be read. {errors[0]}. Bring back a "
         "copy of the folder, or begin again with another --workdir."

@@ -27,6 +27,10 @@ def create_strategy(tpu=None, num_cpu_devices=None):
     `TF_CONFIG`, as TensorFlow documents it; its `cluster` has the addresses of
     all `worker`s (and of one `chief`), its `task` is this one.
 
+    All multi-replica strategies of one process must be of the same devices:
+    TensorFlow numbers the groups of devices of each from 1, and aborts all
+    collectives where two groups of one number differ.
+
     Args:
         tpu: Name or gRPC address of a TPU. `"local"` and the empty string
             mean the TPU of this machine. `None` means no TPU.
@@ -43,8 +47,9 @@ def create_strategy(tpu=None, num_cpu_devices=None):
     Raises:
         ValueError: If two of these are given at once, `num_cpu_devices < 1`,
             or `TF_CONFIG` is not what TensorFlow documents.
-        RuntimeError: If the TPU cannot be reached, or a worker does not come
-            within `WORKER_TIMEOUT` seconds.
+        RuntimeError: If the TPU cannot be reached, a worker does not come
+            within `WORKER_TIMEOUT` seconds, or the CPU cannot be split any
+            more.
     """
     workers, index = _workers()
     given = {
@@ -91,10 +96,18 @@ def _tpu_strategy(tpu):
 
 def _cpu_strategy(num_cpu_devices):
     check_integer("num_cpu_devices", num_cpu_devices, 1)
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()] * num_cpu_devices,
-    )
+    try:
+        tf.config.set_logical_device_configuration(
+            tf.config.list_physical_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * num_cpu_devices,
+        )
+    except RuntimeError as error:
+        raise RuntimeError(
+            "`num_cpu_devices` must be given before TensorFlow uses a device, "
+            "and stay the same in one process: start a new process for another "
+            f"number. Received: num_cpu_devices={num_cpu_devices}, while "
+            f"{len(tf.config.list_logical_devices('CPU'))} are in use"
+        ) from error
     if num_cpu_devices == 1:
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(
@@ -362,9 +375,10 @@ def host_loop(strategy, replica_step, names, stop):
         stop: `StopRequest.variable`.
 
     Returns:
-        `tf.function(iterator, num_steps)`, which returns a dictionary of
-        float32 vectors, step by step, of `num_steps` or fewer if stopped:
-        `names` and `stop`.
+        Function `(iterator, num_steps)`, which returns a dictionary of float32
+        vectors, step by step, of `num_steps` or fewer if stopped: `names` and
+        `stop`. It raises `RuntimeError` if a strategy of other devices was
+        used in this process.
     """
     names = ("stop", *names)
 
@@ -394,4 +408,17 @@ def host_loop(strategy, replica_step, names, stop):
         steps = results.stack()[:done]
         return dict(zip(names, tf.unstack(steps, len(names), 1), strict=True))
 
-    return run
+    def run_alone(iterator, num_steps):
+        try:
+            return run(iterator, num_steps)
+        except tf.errors.InternalError as error:
+            if "joining a group" not in error.message:
+                raise
+            raise RuntimeError(
+                "All strategies of several replicas in one process must be of "
+                f"the same devices. This one, of {describe(strategy)}, or one "
+                "before it was of others, and TensorFlow runs none of them any "
+                "more: start a new process for each number of replicas."
+            ) from error
+
+    return run_alone

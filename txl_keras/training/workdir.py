@@ -11,6 +11,8 @@ results.json      written last: the run is finished
 """
 
 import fcntl
+import functools
+import hashlib
 import json
 import os
 import uuid
@@ -24,12 +26,59 @@ from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.json_files import check_fields
+from txl_keras.json_files import parse_json
+from txl_keras.json_files import read_json
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.training.checkpointing import DamagedCheckpointError
+from txl_keras.training.checkpointing import check_saved_shapes
 from txl_keras.training.checkpointing import restore_weights
 from txl_keras.training.checkpointing import save_weights
 from txl_keras.training.checkpointing import saved_steps
+from txl_keras.training.model_config import MAX_LENGTH
+from txl_keras.training.model_config import check_limit
+from txl_keras.training.model_config import check_model_config
+from txl_keras.training.model_config import weight_shapes
+
+_CONFIG_FIELDS = {
+    "flags": "an object",
+    "flags.segment_length": "an integer or null",
+    "flags.batch_size": "an integer or null",
+    "flags.reset_documents": "a boolean or null",
+    "model": "an object",
+    "tokenizer": "a string or null",
+    "corpus": "an object or null",
+    "corpus.corpus": "a string or null",
+    "corpus.data_dir": "a string or null",
+    "corpus.manual_dir": "a string or null",
+    "corpus.document_separator": "a string or null",
+    "corpus.text_key": "a string or null",
+    "data": "an object",
+}
+_TRAINING_FIELDS = {
+    "step": "an integer",
+    "loss": "a number or null",
+    "bits_per_token": "a number or null",
+}
+_VALID_FIELDS = {
+    "step": "an integer",
+    "valid": "an object",
+    "valid.nll": "a number",
+}
+_RESULTS_FIELDS = {
+    "step": "an integer",
+    **{
+        f"{split}{field}": kind
+        for split in ("valid", "test")
+        for field, kind in {
+            "": "an object",
+            ".nll": "a number",
+            ".bits_per_byte": "a number or null",
+            ".compressors": "an object or null",
+        }.items()
+    },
+}
 
 
 class Workdir:
@@ -37,9 +86,18 @@ class Workdir:
 
     Args:
         path: String. Created where it is absent.
+
+    Raises:
+        ValueError: If the path is empty.
     """
 
     def __init__(self, path):
+        if not path:
+            # Joined with names of files it would be the present folder.
+            raise ValueError(
+                "The path of a run's folder must not be empty; `.` is the "
+                f"present folder. Received: {path!r}"
+            )
         path = os.path.expanduser(path)
         self.path = path
         self.tokenizer = os.path.join(path, "tokenizer.json")
@@ -68,12 +126,27 @@ class Workdir:
                 tf.io.gfile.rmtree(self.path)
         except tf.errors.OpError as error:
             raise OSError(
-                f"`workdir` must be a folder that can be written to. "
+                "The folder of a run must be one that can be written to. "
                 f"Received: {self.path} ({error.message})"
             ) from error
 
+    def check_has_config(self):
+        """Raises `ValueError` if there is a run here that lost config.json."""
+        names = ("checkpoints", "best", "metrics.jsonl", "results.json")
+        left = [n for n in names if tf.io.gfile.exists(self.file(n))]
+        if left and not self.is_claimed():
+            raise ValueError(
+                f"`workdir` {self.path} has {', '.join(left)} of a run, but no "
+                "config.json, without which nobody can tell whether the flags "
+                "are still those of the run. Bring that file back (a copy is "
+                "in export/STEP/assets of a finished run), or give another "
+                "--workdir."
+            )
+
     def claim(self, config, tokenizer=None):
         """Starts a run of this configuration here, or goes on with it.
+
+        A tokenizer.json that was removed is written again.
 
         Args:
             config: Dictionary that JSON can hold. Its entry `corpus` says
@@ -82,17 +155,24 @@ class Workdir:
             tokenizer: Optional tokenizer of the run.
 
         Raises:
-            ValueError: If a run of another configuration lives here.
+            ValueError: If a run of another configuration lives here, or files
+                of a run without one, or a tokenizer.json of another run.
             OSError: If another process trains here.
         """
         tf.io.gfile.makedirs(self.path)
         self._lock()
-        if not self.is_claimed():
-            if tokenizer:
-                save_tokenizer(tokenizer, self.tokenizer)
+        self.check_has_config()
+        is_new = not self.is_claimed()
+        if not is_new:
+            # The hash of the tokenizer is part of it.
+            self.check_config(config)
+        if tokenizer and (is_new or not tf.io.gfile.exists(self.tokenizer)):
+            save_tokenizer(tokenizer, self.tokenizer)
+        if is_new:
             # Last: without it the folder is no run.
             write_json(config, self.file("config.json"))
-        self.check_config(config)
+        elif tokenizer:
+            self.load_tokenizer()
 
     def check_config(self, config):
         """Raises `ValueError` if the run here is of another configuration.
@@ -142,10 +222,22 @@ class Workdir:
                 f"`workdir` must be that of a run: there is no {path}."
             )
         config = read_json(path)
-        missing = {"corpus", "flags", "model", "data"} - set(config)
-        if missing:
-            raise ValueError(f"{path} is damaged: it lacks {sorted(missing)}.")
+        check_fields(config, _CONFIG_FIELDS, path)
+        length = config["flags"].get("segment_length") or 0
+        check_limit("flags.segment_length", length, MAX_LENGTH, path)
         return config
+
+    def run_hash(self):
+        """64-bit integer that tells this run from those of other settings.
+
+        The place of the text is left out, as it may change.
+
+        Raises:
+            FileNotFoundError, ValueError: As `read_config`.
+        """
+        config = {**self.read_config(), "corpus": None}
+        digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+        return int.from_bytes(digest.digest()[:8], "big", signed=True)
 
     def load_model(
         self,
@@ -167,9 +259,10 @@ class Workdir:
 
         Raises:
             FileNotFoundError: If there is no run or no checkpoint.
-            ValueError: If the run is one of another class.
+            ValueError: If the run is one of another class, or its
+                configuration and its weights contradict each other.
         """
-        model = self.build_model(model_class, **overrides)
+        model = self.build_model(model_class, checkpoint, **overrides)
         return model, self.restore_weights(model, checkpoint)
 
     def restore_weights(self, model, checkpoint="latest"):
@@ -186,28 +279,57 @@ class Workdir:
             FileNotFoundError: If there is no checkpoint.
             ValueError: If none can be read, or they are of another model.
         """
+        run = self.run_hash()
         if checkpoint == "best" and saved_steps(self.best):
             try:
-                return restore_weights(model, self.best)
+                return restore_weights(model, self.best, run)
             except DamagedCheckpointError as error:
                 logging.error("%s The newest weights are taken.", error)
-        return restore_weights(model, self.checkpoints)
+        return restore_weights(model, self.checkpoints, run)
 
-    def build_model(self, model_class=TransformerXLCausalLM, **overrides):
+    def build_model(
+        self,
+        model_class=TransformerXLCausalLM,
+        checkpoint="latest",
+        **overrides,
+    ):
         """The model of the run, with fresh weights: see `load_model`."""
-        config = self.read_model_config(model_class)
+        config = self.read_model_config(model_class, checkpoint)
         config["backbone"]["config"].update(overrides)
         return model_class.from_config(config)
 
-    def read_model_config(self, model_class=TransformerXLCausalLM):
-        """`get_config()` of the model of the run.
+    def read_model_config(
+        self, model_class=TransformerXLCausalLM, checkpoint="latest"
+    ):
+        """`get_config()` of the model of the run, compared with its weights.
 
         Args:
             model_class: The class that it must be of.
+            checkpoint: As in `load_model`.
 
         Raises:
-            FileNotFoundError: If there is no run.
-            ValueError: If it is of another class.
+            FileNotFoundError: If there is no run or no checkpoint.
+            ValueError: If it is of another class, or the weights are of
+                another model: nothing is allocated to find out.
+        """
+        self.check_model_class(model_class)
+        path = self.file("config.json")
+        config = check_model_config(self.read_config(), model_class, path)
+        shapes = functools.partial(weight_shapes, config, model_class, path)
+        if checkpoint == "best" and saved_steps(self.best):
+            try:
+                check_saved_shapes(self.best, shapes)
+                return config
+            except DamagedCheckpointError:
+                pass  # `restore_weights` takes the newest, too
+        check_saved_shapes(self.checkpoints, shapes)
+        return config
+
+    def check_model_class(self, model_class=TransformerXLCausalLM):
+        """Raises `ValueError` if the model of the run is of another class.
+
+        Args:
+            model_class: The class that it must be of.
         """
         received = self.model_class_name()
         if received != model_class.__name__:
@@ -215,14 +337,18 @@ class Workdir:
                 f"`workdir` must be that of a {model_class.__name__}. "
                 f"Received: {self.path}, of class {received}"
             )
-        return self.read_config()["model"]
 
     def model_class_name(self):
         """String, the class of the model of the run."""
-        config = self.read_config()["model"]
-        if "num_classes" in config:
+        config = self.read_config()
+        if "num_classes" in config["model"]:
             return "TransformerXLTextClassifier"
-        if config["backbone"]["class_name"] == "XLNetBackbone":
+        kinds = {
+            "model.backbone": "an object",
+            "model.backbone.class_name": "a string",
+        }
+        check_fields(config, kinds, self.file("config.json"))
+        if config["model"]["backbone"]["class_name"] == "XLNetBackbone":
             return "XLNetPermutationLM"
         return "TransformerXLCausalLM"
 
@@ -232,14 +358,18 @@ class Workdir:
         Raises:
             FileNotFoundError: If there is none, as where a checkpoint was
                 converted without a vocabulary.
-            ValueError: If it is not the one that the run began with.
+            ValueError: If it is damaged, or not the one that the run began
+                with.
         """
         config = self.read_config()
         if not tf.io.gfile.exists(self.tokenizer):
-            raise FileNotFoundError(
-                f"There is no {self.tokenizer}: convert the checkpoint again, "
-                "with --vocabulary."
-            )
+            remedy = "convert the checkpoint again, with --vocabulary"
+            if config.get("tokenizer"):  # of a run that was trained here
+                remedy = (
+                    "train/main.py writes it again when the run goes on, or "
+                    "bring back a copy, as in export/STEP/assets"
+                )
+            raise FileNotFoundError(f"There is no {self.tokenizer}: {remedy}.")
         tokenizer = load_tokenizer(self.tokenizer)
         received = tokenizer_hash(tokenizer)
         if config.get("tokenizer", received) != received:
@@ -263,17 +393,13 @@ class Workdir:
 
         Raises:
             FileExistsError: If there is something in the folder.
+            OSError: If it cannot be written.
             ValueError: If the tokenizer is not that of the model.
         """
-        gfile = tf.io.gfile
-        if gfile.isdir(self.path) and gfile.listdir(self.path):
-            raise FileExistsError(
-                "The folder to write must be new or empty. "
-                f"Received: {self.path}"
-            )
+        self.check_new()
         if tokenizer:
             check_vocabulary(tokenizer, model.backbone.vocabulary_size)
-        gfile.makedirs(self.path)
+        tf.io.gfile.makedirs(self.path)
         save_weights(model, self.checkpoints, step)
         if tokenizer:
             save_tokenizer(tokenizer, self.tokenizer)
@@ -289,6 +415,21 @@ class Workdir:
             self.file("config.json"),
         )
 
+    def check_new(self):
+        """Checks that `create` can write here.
+
+        Raises:
+            FileExistsError: If there is something in the folder.
+            OSError: If it cannot be written.
+        """
+        gfile = tf.io.gfile
+        if gfile.isdir(self.path) and gfile.listdir(self.path):
+            raise FileExistsError(
+                "The folder to write must be new or empty. "
+                f"Received: {self.path}"
+            )
+        self.check_writable()
+
     def generation_memory_length(self, backbone):
         """How far back a model that writes token by token should remember.
 
@@ -300,8 +441,8 @@ class Workdir:
         """
         if isinstance(backbone, LSTMBackbone):
             return backbone.memory_length
-        segment_length = self.read_config()["flags"].get("segment_length", 0)
-        return max(backbone.memory_length, segment_length)
+        segment_length = self.read_config()["flags"].get("segment_length")
+        return max(backbone.memory_length, segment_length or 0)
 
     def is_finished(self):
         """Whether results were written."""
@@ -316,8 +457,16 @@ class Workdir:
         write_json(results, self.file("results.json"))
 
     def read_results(self):
-        """What `write_results` wrote."""
-        return read_json(self.file("results.json"))
+        """What `write_results` wrote.
+
+        Raises:
+            ValueError: If the file is damaged. Once it is removed, the command
+                that trained scores again.
+        """
+        path = self.file("results.json")
+        results = read_json(path)
+        check_fields(results, _RESULTS_FIELDS, path)
+        return results
 
     def write_sample(self, text):
         """Writes sample.txt.
@@ -329,7 +478,8 @@ class Workdir:
 
     def read_sample(self):
         """What `write_sample` wrote."""
-        return _read_text(self.file("sample.txt"))
+        with tf.io.gfile.GFile(self.file("sample.txt")) as file:
+            return file.read()
 
     def append_metrics(self, metrics):
         """Adds a line to metrics.jsonl.
@@ -351,38 +501,30 @@ class Workdir:
         write_text(lines, self.metrics)
 
     def read_metrics(self):
-        """List of the dictionaries in metrics.jsonl."""
+        """List of the dictionaries in metrics.jsonl.
+
+        Raises:
+            ValueError: If a line is no JSON or not what the training loop
+                writes.
+        """
         if not tf.io.gfile.exists(self.metrics):
             return []
-        lines = _read_text(self.metrics).splitlines(keepends=True)
-        # A run that was killed may leave half a line at the end.
-        lines = [line for line in lines if line.endswith("\n")]
-        return [
-            _parse_json(line, f"{self.metrics}, line {number},")
-            for number, line in enumerate(lines, 1)
-        ]
-
-
-def read_json(path):
-    """Reads a JSON file."""
-    return _parse_json(_read_text(path), path)
-
-
-def _parse_json(text, path):
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        with tf.io.gfile.GFile(self.metrics, "rb") as file:
+            # A run that was killed may leave half a line at the end.
+            lines = file.read().split(b"\n")[:-1]
+        metrics = []
+        for number, line in enumerate(lines, 1):
+            source = f"Line {number} of {self.metrics}"
+            metrics.append(parse_json(line, source))
+            is_score = "valid" in metrics[-1]
+            fields = _VALID_FIELDS if is_score else _TRAINING_FIELDS
+            check_fields(metrics[-1], fields, source)
+        return metrics
 
 
 def write_json(content, path):
     """Writes a JSON file, whole or not at all."""
     write_text(json.dumps(content, indent=1) + "\n", path)
-
-
-def _read_text(path):
-    with tf.io.gfile.GFile(path) as file:
-        return file.read()
 
 
 def _as_json(content):

@@ -156,7 +156,7 @@ def test_only_text_is_encoded(name):
 def test_wrong_ids_are_refused(tokenizer):
     with pytest.raises(ValueError, match="`ids` must hold .* from 0 to 256"):
         tokenizer.decode([0, 256])
-    with pytest.raises(ValueError, match="ids from -1 to"):
+    with pytest.raises(ValueError, match="from -1 to"):
         tokenizer.decode([-1])
     for wrong in ([0.0], 1.5, True, 1j, "a", b"a", None, [None]):
         with pytest.raises(ValueError, match="`ids` must"):
@@ -203,10 +203,17 @@ def test_a_saved_tokenizer_is_readable_json(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ('{"class_name": "CharacterTok', "truncated or no tokenizer file"),
-        ("", "truncated or no tokenizer file"),
-        ("[1, 2]", "truncated or no tokenizer file"),
-        ('{"class_name": "ByteTokenizer"}', "truncated or no tokenizer file"),
+        ('{"class_name": "CharacterTok', "damaged or of another format"),
+        ("", "damaged or of another format"),
+        ("[1, 2]", "must hold a JSON object"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ('{"class_name": "ByteTokenizer"}', "`config` must be an object"),
+        ('{"class_name": "ByteTokenizer", "config": [1]}', "`config` must be"),
+        ('{"class_name": ["a"], "config": {}}', "`class_name` must be a str"),
+        (
+            '{"class_name": "SentencePieceTokenizer", "config": {}}',
+            "does not describe a SentencePieceTokenizer: KeyError: 'model'",
+        ),
         ('{"class_name": "Words", "config": {}}', "Received: 'Words'"),
         (
             '{"class_name": "ByteTokenizer", "config": {"size": 3}}',
@@ -225,6 +232,7 @@ def test_a_wrong_tokenizer_file_is_refused(content, message, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
         load_tokenizer(path)
     assert str(path) in str(error.value)
+    assert len(str(error.value)) < 700
 
 
 def test_a_missing_tokenizer_file_is_named(tmp_path):

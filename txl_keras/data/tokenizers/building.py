@@ -7,6 +7,7 @@ import os
 
 import tensorflow as tf
 
+from txl_keras.checks import shown
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.parallel import map_blocks
@@ -19,7 +20,11 @@ from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
 from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
+from txl_keras.json_files import check_fields
+from txl_keras.json_files import read_json
 
+# Of a tokenizer file: some five million words.
+_MAX_BYTES = 64 << 20
 # What each can be built with.
 OPTIONS = {
     "bytes": ("drop_newlines",),
@@ -121,8 +126,9 @@ def _build_subwords(
         return tokenizer_class.from_file(vocabulary, **options)
     if vocabulary_size is None:
         raise ValueError(
-            "`vocabulary_size` must say how many subwords there shall be, or "
-            "`vocabulary` name the file of those there are. Received: neither"
+            "`vocabulary_size` must say how many subwords there shall be, such "
+            "as 8000, or `vocabulary` name the file of those there are. "
+            "Received: neither"
         )
     texts = map_blocks(
         lambda block: block.text, corpus, "train", "Reading", threads=True
@@ -189,29 +195,26 @@ def load_tokenizer(path):
         ValueError: If it is no complete tokenizer file, or of another version.
     """
     path = os.fspath(path)
-    if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(f"There is no tokenizer file {path}.")
-    try:
-        with tf.io.gfile.GFile(path) as file:
-            content = json.loads(file.read())
-        class_name, config = content["class_name"], content["config"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is truncated or no tokenizer file: {error!r}"
-        ) from error
+    content = read_json(path, max_bytes=_MAX_BYTES)
+    kinds = {"class_name": "a string", "config": "an object"}
+    check_fields(content, kinds, path)
+    class_name = content["class_name"]
     if class_name not in _TOKENIZERS:
         raise ValueError(
-            f"{path} has an unknown tokenizer. Expected one of "
-            f"{sorted(_TOKENIZERS)}. Received: {class_name!r}"
+            f"{path} has an unknown tokenizer: `class_name` must be one of "
+            f"{sorted(_TOKENIZERS)}. Received: {shown(class_name)}"
         )
     try:
-        return _TOKENIZERS[class_name].from_config(config)
-    except (ValueError, TypeError) as error:
+        return _TOKENIZERS[class_name].from_config(content["config"])
+    except (KeyError, TypeError, ValueError, tf.errors.OpError) as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
         raise ValueError(
-            f"{path} does not describe a {class_name}: {error}"
+            f"{path}: `config` does not describe a {class_name}: {reason}"
         ) from error
 
 
+# The words of a gigabyte of text.
+_MAX_BYTES = 64 << 20
 _TOKENIZERS = {
     "ByteTokenizer": ByteTokenizer,
     "CharacterTokenizer": CharacterTokenizer,

@@ -1,0 +1,57 @@
+"""Calls loaders one after the other and prints what each call costs.
+
+A program of its own, so that memory is that of the loaders alone and a bomb
+takes no test with it. Its argument is the path of a JSON list of `[name of a
+loader, positional arguments, keyword arguments]`; it prints a JSON list of one
+dictionary per call.
+"""
+
+import ctypes
+import json
+import pathlib
+import re
+import resource
+import sys
+import time
+
+LIMIT = 8 << 30
+
+
+def status(field):
+    """Bytes that `/proc` reports: VmRSS is now, VmHWM the most ever."""
+    text = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"{field}:\s+(\d+)", text)[1])
+
+
+def cost(loader, arguments, keywords):
+    ctypes.CDLL(None).malloc_trim(0)
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before, start = status("VmRSS"), time.process_time()
+    error = None
+    try:
+        loader(*arguments, **keywords)
+    except Exception as raised:  # noqa: BLE001, which one is the answer
+        error = [type(raised).__name__, str(raised)]
+    return {
+        "error": error,
+        "seconds": time.process_time() - start,
+        "bytes": status("VmHWM") - before,
+    }
+
+
+def main():
+    resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
+    from txl_keras import checkpoints
+    from txl_keras.data import tokenizers
+
+    calls = pathlib.Path(sys.argv[1]).read_text()
+    answers = []
+    for name, arguments, keywords in json.loads(calls):
+        home = tokenizers if name == "load_tokenizer" else checkpoints
+        answers.append(cost(getattr(home, name), arguments, keywords))
+        print(json.dumps(answers[-1]), file=sys.stderr, flush=True)
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""What a new user meets: errors that name the flag, and progress."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+import scripts_test
+import tensorflow as tf
+from finetune_test import SIZES
+from finetune_test import write_mails
+
+from txl_keras.data import ByteTokenizer
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.training.workdir import Workdir
+
+# Fixtures.
+corpus = scripts_test.corpus
+group = scripts_test.group
+here = scripts_test.here
+
+NOT_UTF8 = "\udcff"  # as Python reads the byte 255 of a command line
+
+
+# === Errors ===
+
+
+def test_flags_of_pictures_are_checked_before_any_work(
+    group, corpus, here, tmp_path
+):
+    memory, none, _ = group
+    output = tmp_path / "picture.png"
+    one, two = f"--workdirs={memory}", f"--workdirs={memory},{none}"
+    text = f"--corpus={corpus}"
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text('{"picture": "recl", "models": [{"workdir": "a"}]}')
+    config = memory / "config.json"
+    for picture, flags, messages in (
+        ("positions", [one, "--layers=0"], ["`layers` is for --picture=att"]),
+        ("positions", [f"{one},{memory}/"], ["`workdirs`", "twice"]),
+        ("positions", [two, "--labels=a"], ["`labels`", "2", "--labels=a"]),
+        ("positions", [one, f"--labels={NOT_UTF8}"], ["`labels`", r"b'\xff'"]),
+        (
+            "positions",
+            [one, text, f"--output={config.with_suffix('.png')}"],
+            ["`output` must not replace", str(config)],
+        ),
+        ("positions", [one, "--corpus="], ["`corpus` must not be empty"]),
+        ("attention", [one, "--heads=x"], ["`heads` must be numbers", "=x"]),
+        ("attention", [one, "--heads="], ["`heads` must be numbers"]),
+        (
+            "attention",
+            [one, text, "--segment_length=9999"],
+            ["`segment_length` and", "9999", "tokens"],
+        ),
+        ("memory_lengths", [one, "--memory_length=4"], ["`memory_length` is"]),
+        ("context_losses", [one, text, "--context_lengths=9,9999"], ["9,999"]),
+        ("recl", [f"--numbers={damaged}"], ["`numbers`", "damaged", "recl"]),
+    ):
+        _, error = here(
+            "plot.py", f"--picture={picture}", f"--output={output}", *flags
+        )
+        for message in messages:
+            assert message in error
+    assert not output.exists()
+    assert Workdir(str(memory)).read_config()["flags"] == {"segment_length": 5}
+
+
+def test_flags_of_a_group_are_checked_before_its_text(
+    group, corpus, here, tmp_path
+):
+    memory, none, _ = group
+    output = tmp_path / "recl.json"
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    for flags, messages in (
+        (["--top_r="], ["`top_r` must be numbers"]),
+        (["--top_r=nan"], ["`top_r`", "nan"]),
+        (["--labels=a,a"], ["`labels`", "a,a"]),
+        (["--segment_lengths=3"], ["`segment_lengths`", "as many"]),
+        (["--segment_lengths=3,0"], ["`segment_lengths`", "=0"]),
+        ([f"--output={other}"], ["`output` must not replace", str(other)]),
+    ):
+        _, error = here(
+            "recl.py",
+            f"--workdirs={memory},{none}",
+            "--corpus=no/such/text",  # is found missing after all of them
+            f"--output={output}",
+            *flags,
+        )
+        for message in messages:
+            assert message in error
+    assert not output.exists()
+    assert other.read_text() == "{}"
+
+
+def test_flags_of_an_evaluation_are_checked_before_any_score(
+    group, corpus, here, tmp_path
+):
+    memory, none, _ = group
+    lstm = tmp_path / "lstm"
+    model = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=256, num_layers=1, hidden_dim=8)
+    )
+    config = {"flags": {"segment_length": 5}}
+    Workdir(str(lstm)).create(model, 3, config, ByteTokenizer())
+    (none / "evaluation_all.json").write_text("[1]")
+    for workdir, flags, messages in (
+        (memory, ["--corpus="], ["`corpus` must not be empty"]),
+        (memory, [f"--corpus={NOT_UTF8}"], ["`corpus`", "UTF-8"]),
+        (memory, [f"--data_dir={NOT_UTF8}"], ["`data_dir`", "UTF-8"]),
+        (memory, ["--token_nll_path="], ["`token_nll_path`", "folder"]),
+        (none, [], ["evaluation_all.json", "list of results"]),
+        (lstm, ["--same_length"], ["`same_length`", "LSTM"]),
+    ):
+        _, error = here(
+            "evaluate.py", f"--workdir={workdir}", f"--corpus={corpus}",
+            "--split=all", *flags,
+        )  # fmt: skip
+        for message in messages:
+            assert message in error
+    assert not (memory / "evaluation_all.json").exists()
+
+
+def test_flags_of_prepared_text_are_checked_before_it_is_read(
+    corpus, here, tmp_path
+):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for flags, messages in (
+        ([f"--output={corpus}/x"], ["`output`", "txt/x"]),
+        ([f"--output={NOT_UTF8}"], ["`output`", "UTF-8"]),
+        (["--vocabulary=no/file"], ["`vocabulary` must be a file", "no/file"]),
+        ([f"--vocabulary={corpus}"], [f"`vocabulary` {corpus}", "bytes"]),
+        ([f"--unknown={NOT_UTF8}", "--tokenizer=words"], ["`unknown`"]),
+        (["--document_separator="], ["`document_separator`", "empty"]),
+        (
+            ["--corpus=enwik8", f"--manual_dir={empty}"],
+            ["`manual_dir`", str(empty)],
+        ),
+    ):
+        _, error = here(
+            "prepare_data.py", f"--corpus={corpus}",
+            f"--data_dir={tmp_path / 'data'}", *flags,
+        )  # fmt: skip
+        for message in messages:
+            assert message in error
+
+
+def test_flags_of_a_classifier_are_checked_before_texts_are_read(
+    group, here, tmp_path
+):
+    mails = write_mails(tmp_path / "mails.tsv", range(20))
+    classifier = tmp_path / "classifier"
+    backbone = TransformerXLBackbone(256, 1, 2, 8, 12)
+    model = TransformerXLTextClassifier(backbone, 2)
+    classifier.mkdir()
+    Workdir(str(classifier)).claim(
+        {
+            "flags": {},
+            "corpus": {},
+            "data": {},
+            "model": {**model.get_config(), "dtype": None},
+        },
+        ByteTokenizer(),
+    )
+    run = tmp_path / "run"
+    for flags, messages in (
+        (["--train_file="], ["`train_file` must be a file"]),
+        (["--train_file=no.tsv"], ["`train_file`", "no.tsv"]),
+        (["--test_file=no.tsv"], ["`test_file`", "no.tsv"]),
+        ([f"--train_file={NOT_UTF8}.tsv"], ["`train_file`", "UTF-8"]),
+        (["--valid_share=0"], ["`valid_share`", "0.0"]),
+        (
+            [f"--valid_file={mails}", "--valid_share=0.2"],
+            ["`valid_share` and `valid_file`"],
+        ),
+        (["--clip_norm=nan"], ["`clip_norm`", "nan"]),
+        (["--initializer_stddev=nan"], ["`initializer_stddev`", "nan"]),
+        (["--warmup_share=nan"], ["`warmup_share`", "nan"]),
+        (["--initialize_from=none"], ["`initialize_from`", "none/config"]),
+        (
+            [f"--initialize_from={classifier}"],
+            ["`initialize_from`", "TransformerXLTextClassifier"],
+        ),
+        (["--label_column=text"], ["train, ['WIN ", "..."]),
+    ):
+        _, error = here(
+            "finetune.py", f"--workdir={run}", f"--train_file={mails}", *flags
+        )
+        for message in messages:
+            assert message in error
+        assert len(error) < 500
+    assert not run.exists()
+
+
+# === Classifier ===
+
+
+def test_segments_that_no_text_ends_in_have_no_backward_pass():
+    backbone = TransformerXLBackbone(
+        vocabulary_size=9, num_layers=1, num_heads=2, hidden_dim=8,
+        intermediate_dim=6, memory_length=5,
+    )  # fmt: skip
+    model = TransformerXLTextClassifier(backbone, 2, segment_length=4)
+    ids = np.random.default_rng(0).integers(0, 9, (3, 15))
+    lengths = np.array([15, 10, 14])  # in segments 3, 2 and 3 of 0 to 3
+    backward = []
+
+    @tf.custom_gradient
+    def counted(hidden):
+        def gradient(upstream):
+            backward.append(float(tf.norm(upstream)))
+            return upstream
+
+        return tf.identity(hidden), gradient
+
+    call = backbone.call
+
+    def call_and_count(*args, **kwargs):
+        hidden, memory = call(*args, **kwargs)
+        return counted(hidden), memory
+
+    backbone.call = call_and_count
+    for pooling, num_segments in (("last", 2), ("mean", 4)):
+        model.pooling = pooling
+        backward.clear()
+        with tf.GradientTape() as tape:
+            logits = model((ids, lengths), training=True)
+        tape.gradient(logits, model.trainable_variables)
+        assert len(backward) == num_segments
+        assert min(backward) > 0
+
+
+@pytest.mark.large  # Keras traces for 20 seconds
+def test_a_log_file_shows_how_far_a_classifier_is(here, tmp_path, monkeypatch):
+    mails = write_mails(tmp_path / "mails.tsv", range(40))
+    minutes = itertools.count(0, 61)
+    monkeypatch.setattr(time, "monotonic", lambda: next(minutes))
+    printed, error = here(
+        "finetune.py", f"--workdir={tmp_path / 'run'}",
+        f"--train_file={mails}", "--epochs=2", *SIZES,
+    )  # fmt: skip
+    assert error is None
+    lines = [line for line in printed.splitlines() if " left" in line]
+    assert lines[0].startswith("epoch 1/2, step 1/")
+    assert "loss" in lines[0]
+    assert lines[-1].startswith("epoch 2/2")

@@ -1,0 +1,113 @@
+"""Runs whose files were removed, damaged or swapped, as main.py meets them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import scripts_test
+import tensorflow as tf
+from script_flags import flags_of
+
+from txl_keras.scripts import training_flags
+from txl_keras.training.workdir import Workdir
+
+here, corpus = scripts_test.here, scripts_test.corpus  # fixtures
+TINY = (*scripts_test.TINY, "--max_steps=24", "--eval_every=8")
+TINY = (*TINY, "--checkpoint_every=8", "--sample_length=3")
+
+
+def bytes_of(workdir):
+    files = [path for path in workdir.rglob("*") if path.is_file()]
+    # Every start of the program has a file of events of its own.
+    files = [path for path in files if path.parent.name != "events"]
+    return {path: path.read_bytes() for path in files}
+
+
+def put_nan(path, name):
+    """Puts a NaN into a tensor of a checkpoint, which stays whole."""
+    reader = tf.train.load_checkpoint(path)
+    state = {
+        n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()
+    }
+    state[name].flat[-1] = np.nan
+    tf.raw_ops.SaveV2(
+        prefix=path,
+        tensor_names=list(state),
+        shape_and_slices=[""] * len(state),
+        tensors=list(state.values()),
+    )
+
+
+@pytest.mark.large  # 40 s
+def test_what_is_lost_is_mended_or_refused(here, corpus, tmp_path):
+    run = tmp_path / "run"
+    flags = (f"--corpus={corpus}", *TINY)
+    printed, error = here("main.py", f"--workdir={run}", *flags)
+    assert error is None
+    before = bytes_of(run)
+
+    # The hash of the tokenizer is in the configuration: it is written again.
+    (run / "tokenizer.json").unlink()
+    _, error = here("evaluate.py", f"--workdir={run}")
+    assert "tokenizer.json: train/main.py writes it again" in error
+    printed, error = here("main.py", f"--workdir={run}", *flags)
+    assert error is None
+    assert "The run is finished" in printed
+    assert bytes_of(run) == before
+
+    # Without a configuration nobody can tell whose checkpoints these are.
+    config = (run / "config.json").read_text()
+    (run / "config.json").unlink()
+    _, error = here("main.py", f"--workdir={run}", *flags, "--dropout=0.5")
+    assert "metrics.jsonl, results.json of a run, but no config.json" in error
+    assert not (run / "config.json").exists()
+    (run / "config.json").write_text(config)
+
+    # A checkpoint with NaN in it gives way to the one before.
+    put_nan(str(run / "checkpoints" / "ckpt-24"), "optimizer/0005")
+    (run / "results.json").unlink()
+    printed, error = here("main.py", f"--workdir={run}", *flags)
+    assert error is None
+    assert "step 16 of 24" in printed
+    after = bytes_of(run)
+    for name in ("results.json", "metrics.jsonl", "sample.txt"):
+        assert after[run / name] == before[run / name]
+
+    # A run of the same sizes, but another seed.
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    _, error = here("main.py", f"--workdir={other}", *flags, "--seed=1")
+    assert "seed was 0, now 1" in error
+    (other / "config.json").write_text(
+        json.dumps({**json.loads(config), "flags": {"seed": 1}})
+    )
+    _, error = here("evaluate.py", f"--workdir={other}")
+    assert "best/ckpt-24 is of another run" in error
+
+
+def test_an_empty_path_is_not_the_present_folder(here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Workdir(".").claim({"flags": {}, "model": {}, "data": {}})
+    for flags in (["--workdir=", "--output=new"], ["--workdir=.", "--output="]):
+        _, error = here("average.py", *flags)
+        assert "must not be empty" in error
+    (tmp_path / "file").write_text("")
+    _, error = here("average.py", "--workdir=.", "--output=file/new")
+    assert "must be one that can be written to. Received: file/new" in error
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("", 2.5e-4),
+        ("--initialize_from=runs/large", 5e-5),
+        ("--initialize_from=runs/large\n--learning_rate=0.003", 0.003),
+    ],
+)
+def test_fine_tuning_has_a_learning_rate_of_its_own(flags, expected, tmp_path):
+    (tmp_path / "flags").write_text(flags)
+    with flags_of("main.py", "--workdir=a", "--corpus=b") as parse:
+        parse(tmp_path / "flags")
+        assert training_flags.learning_rate() == expected
+        assert training_flags.result_settings()["learning_rate"] == expected

@@ -1,0 +1,130 @@
+"""What attention layers refuse: masks, memories and positions that fit not."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.layers import CausalMultiHeadAttention
+from txl_keras.layers import RelativeMultiHeadAttention
+from txl_keras.layers import ShawMultiHeadAttention
+from txl_keras.layers import TwoStreamRelativeAttention
+
+B, T, M, D, N, H = 2, 3, 5, 8, 4, 7
+S = M + T
+LAYERS = {
+    "causal": CausalMultiHeadAttention(N, H),
+    "relative": RelativeMultiHeadAttention(N, H),
+    "shaw": ShawMultiHeadAttention(N, H, max_positions=6),
+    "two_stream": TwoStreamRelativeAttention(N, H),
+}
+ONE_STREAM = ("causal", "relative", "shaw")
+QUERY = np.random.default_rng(1).normal(size=(B, T, D)).astype("float32")
+MEMORY = np.random.default_rng(2).normal(size=(B, M, D)).astype("float32")
+
+
+def masks_of(name):
+    """Yields each mask of a layer and the shape that it must have."""
+    if name == "two_stream":
+        yield from {
+            "content_mask": (B, T),
+            "memory_mask": (B, M),
+            "permutation_mask": (B, T, T),
+        }.items()
+    else:
+        yield from {
+            "query_mask": (B, T),
+            "memory_mask": (B, M),
+            "attention_mask": (B, T, S),
+        }.items()
+
+
+MASKS = [(name, *mask) for name in LAYERS for mask in masks_of(name)]
+
+
+@pytest.mark.parametrize("name,mask,shape", MASKS)
+def test_a_mask_of_another_shape_is_an_error(name, mask, shape):
+    layer = LAYERS[name]
+    for axis in range(len(shape)):
+        wrong = list(shape)
+        wrong[axis] += 1
+        for call in (layer, tf.function(layer)):
+            with pytest.raises(ValueError, match=f"`{mask}` must have"):
+                call(QUERY, memory=MEMORY, **{mask: np.ones(wrong, bool)})
+
+
+@pytest.mark.parametrize("name,mask,shape", MASKS)
+@pytest.mark.parametrize(
+    "value", [0.0, -1e9, np.float32(1), -10000, 2, 1j, np.nan]
+)
+def test_a_mask_of_numbers_is_an_error(name, mask, shape, value):
+    with pytest.raises(ValueError, match=f"`{mask}` must be boolean"):
+        LAYERS[name](QUERY, memory=MEMORY, **{mask: np.full(shape, value)})
+
+
+@pytest.mark.parametrize("name,mask,shape", MASKS)
+def test_zeros_and_ones_are_a_mask(name, mask, shape):
+    booleans = np.random.default_rng(3).random(shape) < 0.6
+    expected = LAYERS[name](QUERY, memory=MEMORY, **{mask: booleans})
+    for given in (booleans.astype("int32"), tf.constant(booleans)):
+        result = LAYERS[name](QUERY, memory=MEMORY, **{mask: given})
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("name", ONE_STREAM)
+@pytest.mark.parametrize(
+    "shape", [(S,), (T, S), (1, S), (T, 1), (B, 1, S), (1, T, S), (B, T, 1)]
+)
+def test_an_attention_mask_may_broadcast(name, shape):
+    mask = np.random.default_rng(4).random(shape) < 0.6
+    expected = LAYERS[name](
+        QUERY, memory=MEMORY, attention_mask=np.broadcast_to(mask, (B, T, S))
+    )
+    result = LAYERS[name](QUERY, memory=MEMORY, attention_mask=mask)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_memory_mask_needs_a_memory(name):
+    with pytest.raises(ValueError, match="`memory_mask` .* needs one"):
+        LAYERS[name](QUERY, memory_mask=np.ones((B, M), bool))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "shape", [(B + 1, M, D), (B, M, D + 1), (B, D), (1, M, D)]
+)
+def test_a_memory_of_another_shape_is_an_error(name, shape):
+    with pytest.raises(ValueError, match="`memory` must have the shape"):
+        LAYERS[name](QUERY, memory=np.ones(shape, "float32"))
+
+
+@pytest.mark.parametrize(
+    "name,rows",
+    [("relative", S), ("two_stream", S + T)],
+)
+def test_positions_must_be_one_per_distance(name, rows):
+    for shape in ((rows - 1, D), (rows + 1, D), (rows, D + 2), (1, rows, D)):
+        with pytest.raises(ValueError, match="`position_encoding` must have"):
+            LAYERS[name](
+                QUERY,
+                memory=MEMORY,
+                position_encoding=np.ones(shape, "float32"),
+            )
+
+
+def test_shared_biases_of_another_shape_are_an_error():
+    layer = RelativeMultiHeadAttention(N, H, tie_attention_biases=True)
+    biases = np.ones((N, H), "float32"), np.ones((N, 1), "float32")
+    with pytest.raises(ValueError, match="`attention_biases` must have"):
+        layer(QUERY, attention_biases=biases)
+
+
+@pytest.mark.parametrize("dropout", [None, -0.1, 1.0, np.nan, "0.1", True])
+def test_a_rate_of_dropout_that_is_none_is_an_error(dropout):
+    for make in (
+        CausalMultiHeadAttention,
+        RelativeMultiHeadAttention,
+        TwoStreamRelativeAttention,
+    ):
+        with pytest.raises(ValueError, match="`dropout` must be"):
+            make(N, H, dropout=dropout)

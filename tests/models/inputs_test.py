@@ -1,0 +1,138 @@
+"""What models refuse: ids, memories and resets that fit not."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_models import V
+from small_models import random_ids
+from small_models import small_model
+
+from txl_keras.layers.memory_stack import Memory
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import XLNetBackbone
+
+B, T, D = 2, 5, 8
+SIZES = {"vocabulary_size": V, "num_layers": 3, "hidden_dim": D}
+HEADS = {"num_heads": 2, "intermediate_dim": 11, "memory_length": 7}
+BACKBONES = {
+    "transformer_xl": (TransformerXLBackbone, {**SIZES, **HEADS}),
+    "xlnet": (XLNetBackbone, {**SIZES, **HEADS}),
+    "lstm": (LSTMBackbone, SIZES),
+}
+
+
+@pytest.fixture(params=BACKBONES)
+def backbone(request):
+    make, config = BACKBONES[request.param]
+    return make(**config)
+
+
+def of_rows(memory, rows):
+    return Memory(
+        tuple(state[:rows] for state in memory.states),
+        memory.valid_length[:rows],
+    )
+
+
+def test_a_memory_of_another_model_or_batch_is_an_error(backbone):
+    ids = random_ids(B, T)
+    _, memory = backbone(ids)
+    states = memory.states
+    for wrong, message in (
+        (np.zeros((B, 7, D)), "`memory` must be a Memory"),
+        (states, "`memory` must be a Memory"),
+        (backbone.initial_memory(B + 1), "`memory.states.0.` must have"),
+        (of_rows(memory, 1), "`memory.states.0.` must have"),
+        (memory._replace(states=states[:-1]), "`memory` must have [36] states"),
+        (memory._replace(states=(*states, states[0])), "must have [36] states"),
+        (
+            memory._replace(states=(*states[:-1], states[-1][..., 1:])),
+            "`memory.states.[25].` must have",
+        ),
+        (
+            memory._replace(states=(*states[:-1], states[-1][:, 1:])),
+            "`memory.states.[25].` must have",
+        ),
+        (
+            memory._replace(valid_length=memory.valid_length[1:]),
+            "`memory.valid_length` must have",
+        ),
+    ):
+        for call in (backbone, tf.function(backbone)):
+            with pytest.raises(ValueError, match=message):
+                call(ids, memory=wrong)
+
+
+def test_a_reset_of_another_shape_or_dtype_is_an_error(backbone):
+    ids = random_ids(B, T)
+    for wrong in ([True], [True] * (B + 1), [[True]] * B, True):
+        with pytest.raises(ValueError, match="`reset` must have the shape"):
+            backbone(ids, reset=np.array(wrong))
+    for wrong in ([0.0, 1.0], [0, -1]):
+        with pytest.raises(ValueError, match="`reset` must be boolean"):
+            backbone(ids, reset=np.array(wrong))
+
+
+def test_ids_are_a_matrix_of_integers_of_the_vocabulary(backbone):
+    ids = random_ids(B, T)
+    expected, _ = backbone(ids)[:2]
+    for same in (ids.astype("int64"), ids.astype("uint8"), tf.constant(ids)):
+        np.testing.assert_array_equal(backbone(same)[0], expected)
+    for wrong in (ids[0], ids[0, 0], ids[..., None]):
+        with pytest.raises(ValueError, match="`token_ids` must have the shape"):
+            backbone(wrong)
+    for wrong in (ids + 0.5, ids + 0j, ids > 3, ids.astype("float64")):
+        with pytest.raises(ValueError, match="`token_ids` must hold integers"):
+            backbone(wrong)
+    for wrong in (ids + V, -1 - ids, ids.astype("int64") + 2**40):
+        with pytest.raises(ValueError, match="`token_ids` must hold integers"):
+            backbone(wrong)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="`token_ids`"):
+            tf.function(backbone)(tf.constant(wrong))
+
+
+def test_targets_are_as_many_as_inputs():
+    model = small_model()
+    ids = random_ids(B, T)
+    for wrong in (ids[:, 1:], ids[:1], ids[0], ids[..., None]):
+        with pytest.raises(ValueError, match="`targets` must have the shape"):
+            model.score(ids, wrong)
+    with pytest.raises(ValueError, match="`targets` must hold integers"):
+        model.score(ids, ids * 1.0)
+
+
+@pytest.mark.parametrize(
+    "name,values",
+    [
+        ("layer_norm_epsilon", [-1, np.nan, None, np.inf, "1e-5"]),
+        ("initializer_stddev", [-1, np.nan, None, np.inf, "0.02"]),
+        ("projection_initializer_stddev", [-1, np.nan, "0.02"]),
+        ("dropout", [None, np.nan, -0.1, 1, "0.1"]),
+        ("attention_dropout", [None, np.nan, -0.1, 1, "0.1"]),
+        ("memory_length", [None, -1, 1.5, 2**31, 10**12]),
+        ("clamp_length", [0, -1, 1.5, np.nan]),
+        ("same_length", ["tf", 2]),
+    ],
+)
+def test_sizes_and_rates_that_make_no_model_are_an_error(name, values):
+    for make, config in BACKBONES.values():
+        known = make(**config).get_config()
+        if name not in known or make is LSTMBackbone and "length" in name:
+            continue
+        for value in values:
+            with pytest.raises(ValueError, match=f"`{name}` must be"):
+                make(**{**config, name: value})
+
+
+def test_export_by_keras_is_refused(tmp_path):
+    with pytest.raises(NotImplementedError, match="txl_keras.serving.export"):
+        small_model().export(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_lstm_is_no_place_for_a_memory_length():
+    model = TransformerXLCausalLM(LSTMBackbone(**SIZES))
+    with pytest.raises(ValueError, match="`memory_length` must be None or 1"):
+        model.initial_memory(B, memory_length=3)

@@ -1,0 +1,195 @@
+"""A workdir by a stranger: nothing is built of the sizes or classes it names.
+
+Otherwise 100 bytes take minutes, terabytes, or whatever Keras can import.
+"""
+
+import json
+import sys
+
+import pytest
+
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import XLNetBackbone
+from txl_keras.models import XLNetPermutationLM
+from txl_keras.training.workdir import Workdir
+
+SIZES = {
+    "vocabulary_size": 9,
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_dim": 6,
+    "intermediate_dim": 10,
+}
+
+
+def make_lstm():
+    names = ("vocabulary_size", "num_layers", "hidden_dim")
+    sizes = {name: SIZES[name] for name in names}
+    return TransformerXLCausalLM(LSTMBackbone(**sizes))
+
+
+def make_adaptive():
+    backbone = TransformerXLBackbone(
+        **SIZES,
+        cutoffs=(3, 5),
+        div_val=2,
+        head_dim=5,
+        memory_length=4,
+        normalize_output=True,
+        dtype="mixed_bfloat16",
+    )
+    return TransformerXLCausalLM(backbone, tie_projections="all_but_first")
+
+
+MODELS = {
+    "adaptive": make_adaptive,
+    "lstm": make_lstm,
+    "xlnet": lambda: XLNetPermutationLM(XLNetBackbone(**SIZES)),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """By name: class of a model, and the workdir of one."""
+    runs = {}
+    for name, make in MODELS.items():
+        model = make()
+        workdir = Workdir(str(tmp_path_factory.mktemp(name) / "run"))
+        workdir.create(model, 3, {})
+        runs[name] = type(model), workdir
+    return runs
+
+
+@pytest.fixture
+def load(runs):
+    """Loads a run with fields of its config.json changed."""
+    texts = {}
+
+    def load_with(name, changes):
+        model_class, workdir = runs[name]
+        path = workdir.file("config.json")
+        if path not in texts:
+            with open(path) as file:
+                texts[path] = file.read()
+        config = json.loads(texts[path])
+        for field, value in changes.items():
+            *parents, last = field.split(".")
+            at = config
+            for parent in parents:
+                at = at[parent]
+            at[last] = value
+        with open(path, "w") as file:
+            json.dump(config, file)
+        return workdir.load_model("best", model_class)
+
+    yield load_with
+    for path, text in texts.items():
+        with open(path, "w") as file:
+            file.write(text)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_unchanged_it_is_loaded(name, load):
+    model, step = load(name, {})
+    assert step == 3
+    dtype = "bfloat16" if name == "adaptive" else "float32"
+    assert model.compute_dtype == dtype
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "size, value, message",
+    [
+        ("num_layers", 10**7, "config.num_layers` must be from 0 to"),
+        ("num_layers", 3, "of another model: weights/.* is missing"),
+        ("num_layers", 1, "of another model: weights/.* is of no use"),
+        ("vocabulary_size", 10**9, "of another model: .*, not .(10{9}|9{8})"),
+        ("hidden_dim", 10**8, "of another model: .* is .*, not .*10{8}"),
+        ("hidden_dim", 10**30, "`model` in .* does not describe a"),
+    ],
+)
+def test_sizes_are_compared_with_the_weights(name, size, value, message, load):
+    with pytest.raises(ValueError, match=message):
+        load(name, {f"model.backbone.config.{size}": value})
+
+
+@pytest.mark.parametrize(
+    "size, value",
+    [
+        ("intermediate_dim", 10**10),
+        ("head_dim", 10**9),
+        ("embedding_dim", 10**9),
+        ("cutoffs", list(range(1, 9))),
+        ("cutoffs", list(range(1, 100_000))),
+        ("memory_length", 10**12),
+        ("memory_length", -1),
+    ],
+)
+def test_no_other_size_is_allocated(size, value, load):
+    message = f"of another model|{size}` must be from 0|`tie_projections` must"
+    with pytest.raises(ValueError, match=message):
+        load("adaptive", {f"model.backbone.config.{size}": value})
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("model", None, "an object"),
+        ("flags", [], "an object"),
+        ("data", "x", "an object"),
+        ("corpus", 5, "an object or null"),
+        ("tokenizer", 5, "a string or null"),
+        ("flags.segment_length", "8", "an integer or null"),
+        ("flags.segment_length", 10**12, "from 0 to 1,048,576"),
+        ("model.backbone", None, "an object"),
+        ("model.backbone.class_name", [], "a string"),
+        ("model.backbone.config", None, "an object"),
+        ("model.backbone.config.num_layers", "2", "an integer"),
+        ("model.backbone.config.num_heads", True, "an integer"),
+        ("model.backbone.config.hidden_dim", None, "an integer"),
+        ("model.backbone.config.name", 5, "a string"),
+        ("model.backbone.config.dropout", "x", "a number"),
+        ("model.backbone.config.layer_norm_epsilon", float("nan"), "a number"),
+        ("model.tie_projections", {"a": 1}, "a boolean or a list or a string"),
+        ("model.trainable", 1, "a boolean"),
+    ],
+)
+def test_a_field_of_another_type_is_named(field, value, message, load):
+    expected = f"config.json is damaged: its field `{field}` must be {message}"
+    with pytest.raises(ValueError, match=expected):
+        load("adaptive", {field: value})
+
+
+def test_a_field_without_meaning_is_named(load):
+    with pytest.raises(ValueError, match="config` has the unknown 'fn'"):
+        load("lstm", {"model.backbone.config.fn": "os.system"})
+
+
+def test_nothing_is_read_that_is_nested_too_deeply(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="config.json .*nested too deeply"):
+        Workdir(str(tmp_path)).load_model()
+
+
+def test_keras_looks_up_no_class_that_a_file_names(load):
+    changes = {
+        "model.backbone.module": "antigravity",  # opens a browser
+        "model.backbone.registered_name": "package>Evil",
+        "model.backbone.compile_config": {"optimizer": "Evil"},
+    }
+    model, _ = load("adaptive", changes)
+    assert "antigravity" not in sys.modules
+    assert not model.compiled
+    with pytest.raises(ValueError, match="class_name` must be one of"):
+        load("adaptive", {"model.backbone.class_name": "Lambda"})
+    evil = {
+        "module": "keras.layers",
+        "class_name": "Lambda",
+        "config": {"function": "x"},
+        "registered_name": None,
+    }
+    for name in ("dropout", "dtype"):
+        with pytest.raises(ValueError, match=f"config.{name}"):
+            load("adaptive", {f"model.backbone.config.{name}": evil})

@@ -1,0 +1,75 @@
+"""Callbacks for models that keep memory from batch to batch."""
+
+import keras
+
+from txl_keras.layers.memory_stack import MemoryStack
+from txl_keras.layers.memory_stack import check_order_of_fit
+
+
+class ResetMemory(keras.callbacks.Callback):
+    """Forgets memory where a text is read from its beginning.
+
+    Resets every `MemoryStack` of the model at the start of each epoch of
+    `fit`, of `evaluate` and of `predict`. `TransformerXLCausalLM` does so by
+    itself; a model of your own needs this callback, or else an epoch begins
+    with what the end of the last one left.
+
+    Raises:
+        ValueError: When `fit` begins, if the model has no `MemoryStack` or
+            `shuffle` is not False.
+
+    Example:
+
+    ```python
+    import keras
+    import numpy as np
+    from txl_keras.callbacks import ResetMemory
+    from txl_keras.layers import MemoryStack, RelativeMultiHeadAttention
+
+    stack = MemoryStack(1, batch_size=4, memory_length=24, hidden_dim=32)
+    segment = keras.Input((16, 32), batch_size=4)
+    memory, memory_mask = stack(segment)
+    attended = RelativeMultiHeadAttention(num_heads=4, key_dim=8)(
+        segment, memory=memory, memory_mask=memory_mask
+    )
+    model = keras.Model(segment, attended)
+    model.compile("adam", "mse")
+    x = np.ones((12, 16, 32), "float32")  # 3 batches: row r goes on
+    model.fit(
+        x, x, batch_size=4, shuffle=False, callbacks=[ResetMemory()], verbose=0
+    )
+    model.evaluate(
+        x, x, batch_size=4, callbacks=[ResetMemory()], verbose=0
+    )
+    ```
+
+    Reference:
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.2.
+    """
+
+    def on_train_begin(self, logs=None):
+        self._reset()
+        check_order_of_fit()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._reset()
+
+    def on_test_begin(self, logs=None):
+        self._reset()
+
+    def on_predict_begin(self, logs=None):
+        self._reset()
+
+    def _reset(self):
+        stacks = [
+            layer
+            for layer in self.model._flatten_layers()
+            if isinstance(layer, MemoryStack)
+        ]
+        if not stacks:
+            raise ValueError(
+                "`ResetMemory` needs a model with a `MemoryStack` among its "
+                f"layers. Received: model={self.model.name!r}"
+            )
+        for stack in stacks:
+            stack.reset_state()

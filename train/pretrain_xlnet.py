@@ -68,6 +68,8 @@ for _name, _value in {
     "max_steps": 1000,
     "learning_rate": 2.5e-4,
     "warmup_steps": 0,
+    "eval_every": 500,
+    "checkpoint_every": 500,
 }.items():
     FLAGS.set_default(_name, _value)
 flags.adopt_module_key_flags(training_flags)

@@ -110,8 +110,8 @@ def _define_result_flags():
     )
     flags.DEFINE_float(
         "learning_rate", 1.5e-3,
-        "Peak learning rate. The default suits models of about a million "
-        "weights; published ones of 40 million and more take 2.5e-4.",
+        "Peak learning rate. Models of 40 million weights and more take about "
+        "2.5e-4.",
         lower_bound=0,
     )  # fmt: skip
     flags.DEFINE_float(

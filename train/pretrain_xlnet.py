@@ -60,6 +60,18 @@ flags.adopt_module_key_flags(data_flags)
 xlnet_flags.define_xlnet_flags()
 flags.adopt_module_key_flags(xlnet_flags)
 training_flags.define_common_flags()
+# Those of language models leave an XLNet of this size at the frequencies of
+# tokens for thousands of steps.
+for _name, _value in {
+    "batch_size": 16,
+    "segment_length": 128,
+    "max_steps": 1000,
+    "learning_rate": 2.5e-4,
+    "warmup_steps": 0,
+    "eval_every": 500,
+    "checkpoint_every": 500,
+}.items():
+    FLAGS.set_default(_name, _value)
 flags.adopt_module_key_flags(training_flags)
 
 

@@ -9,12 +9,14 @@ import scripts_test
 import tensorflow as tf
 from finetune_test import SIZES
 from finetune_test import write_mails
+from script_flags import flags_of
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.scripts import training_flags
 from txl_keras.training.workdir import Workdir
 
 # Fixtures.
@@ -23,6 +25,15 @@ group = scripts_test.group
 here = scripts_test.here
 
 NOT_UTF8 = "\udcff"  # as Python reads the byte 255 of a command line
+
+
+def test_an_xlnet_has_defaults_of_its_own():
+    required = "--workdir=w", "--corpus=c"
+    with flags_of("pretrain_xlnet.py", *required) as parse:
+        flags = parse()
+        assert flags.learning_rate == 2.5e-4
+        assert (flags.batch_size, flags.segment_length) == (16, 128)
+        assert training_flags.result_settings()["warmup_steps"] == 0
 
 
 # === Errors ===

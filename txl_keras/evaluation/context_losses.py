@@ -116,14 +116,9 @@ def spread_positions(num_tokens, num_positions, longest_context):
     check_integer("num_positions", num_positions, 1)
     check_integer("longest_context", longest_context, 1)
     available = num_tokens - longest_context
-    if available < 1:
-        raise ValueError(
-            f"The text must have more tokens than the {longest_context:,} of "
-            f"the longest context. Received: {num_tokens:,} tokens"
-        )
     if available < num_positions:
         raise ValueError(
-            f"`num_positions` must be at most {available}: so many "
+            f"`num_positions` must be at most {max(available, 0)}: so many "
             f"of the {num_tokens:,} tokens have {longest_context:,} before "
             f"them. Received: num_positions={num_positions}"
         )

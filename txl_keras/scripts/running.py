@@ -147,9 +147,8 @@ def _check_flags():
                 )
             if isinstance(value, str) and not _is_utf8(value):
                 raise ValueError(
-                    f"`{name}` must be UTF-8; rename a file or folder whose "
-                    "name is not. "
-                    f"Received: --{name}={os.fsencode(value)!r}"
+                    f"`{name}` must be UTF-8: convert the text, or rename the "
+                    f"file. Received: --{name}={os.fsencode(value)!r}"
                 )
 
 

@@ -112,9 +112,9 @@ def _define_result_flags():
     )
     flags.DEFINE_float(
         "learning_rate", None,
-        f"Peak learning rate. Default: {_LEARNING_RATE}, which suits models of "
-        "about a million weights (published ones of 40 million and more take "
-        f"2.5e-4); {_FINE_TUNING_RATE} with --initialize_from.", lower_bound=0,
+        f"Peak learning rate. Default: {_LEARNING_RATE} (models of 40 million "
+        "weights and more take about 2.5e-4), with --initialize_from "
+        f"{_FINE_TUNING_RATE}.", lower_bound=0,
     )  # fmt: skip
     flags.DEFINE_float(
         "min_learning_rate", 0.0, "Learning rate at the end.", lower_bound=0

@@ -366,9 +366,10 @@ def _prepare(make_builder, manual_dir):
     builder = make_builder()
     data_dir = os.fspath(builder.data_dir_root)
     _check_writable(data_dir)
+    is_given = manual_dir is not None
     manual_dir = os.path.expanduser(manual_dir or data_dir)
     is_folder = tf.io.gfile.isdir(manual_dir)
-    if not is_folder or not tf.io.gfile.listdir(manual_dir):
+    if not is_folder or (is_given and not tf.io.gfile.listdir(manual_dir)):
         raise ValueError(
             "`manual_dir` must be a folder with files of the corpus. "
             f"Received: manual_dir={manual_dir!r}"

@@ -164,7 +164,7 @@ def train(strategy, stop):
         at = origin.restore_weights(model, "best")
         say(
             f"Begins with the best weights of {origin.path}, step {at}, at a "
-            f"learning rate of {training_flags.learning_rate():g}."
+            f"learning rate of {FLAGS.learning_rate:g}."
         )
     settings = training_flags.result_settings()
     training_run.claim(workdir, settings, model, tokenizer, splits, strategy)
@@ -238,8 +238,12 @@ def _origin(workdir):
     training_flags.check_brings_its_own()
     # Once it has a checkpoint, this run has its own.
     if saved_steps(workdir.checkpoints):
+        rate = workdir.read_config()["flags"].get("learning_rate")
+        FLAGS.set_default("learning_rate", rate or FLAGS.learning_rate)
         return workdir
-    return Workdir(FLAGS.initialize_from)
+    origin = Workdir(FLAGS.initialize_from)
+    training_flags.set_fine_tuning_rate(origin.read_config())
+    return origin
 
 
 def _finish(workdir, valid, tokenizer, test, tensorboard):

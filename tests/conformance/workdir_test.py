@@ -98,16 +98,17 @@ def test_an_empty_path_is_not_the_present_folder(here, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "flags, expected",
+    "flags, of_run, expected",
     [
-        ("", 2.5e-4),
-        ("--initialize_from=runs/large", 5e-5),
-        ("--initialize_from=runs/large\n--learning_rate=0.003", 0.003),
+        ("", {"learning_rate": 0.004}, 0.002),
+        ("", {}, 5e-5),
+        ("--learning_rate=0.003", {"learning_rate": 0.004}, 0.003),
     ],
 )
-def test_fine_tuning_has_a_learning_rate_of_its_own(flags, expected, tmp_path):
+def test_fine_tuning_takes_smaller_steps(flags, of_run, expected, tmp_path):
     (tmp_path / "flags").write_text(flags)
     with flags_of("main.py", "--workdir=a", "--corpus=b") as parse:
         parse(tmp_path / "flags")
-        assert training_flags.learning_rate() == expected
-        assert training_flags.result_settings()["learning_rate"] == expected
+        training_flags.set_fine_tuning_rate({"flags": of_run})
+        rate = training_flags.result_settings()["learning_rate"]
+        assert rate == expected

@@ -30,7 +30,7 @@ HABIT_FLAGS = (
     "max_to_keep", "profile_steps", "steps_per_execution", "sample_length",
     "attention_kernel",
 )  # fmt: skip
-_LEARNING_RATE = 1.5e-3
+# Of weights whose own learning rate nobody knows.
 _FINE_TUNING_RATE = 5e-5
 
 
@@ -111,10 +111,10 @@ def _define_result_flags():
         "Of the learning rate, after its warm-up.",
     )
     flags.DEFINE_float(
-        "learning_rate", None,
-        f"Peak learning rate. Default: {_LEARNING_RATE} (models of 40 million "
-        "weights and more take about 2.5e-4), with --initialize_from "
-        f"{_FINE_TUNING_RATE}.", lower_bound=0,
+        "learning_rate", 1.5e-3,
+        "Peak learning rate. Models of 40 million weights and more take about "
+        "2.5e-4. Default with --initialize_from: half of that run's, or "
+        f"{_FINE_TUNING_RATE} if it was not trained here.", lower_bound=0,
     )  # fmt: skip
     flags.DEFINE_float(
         "min_learning_rate", 0.0, "Learning rate at the end.", lower_bound=0
@@ -168,11 +168,7 @@ def _define_habit_flags():
 
 def result_settings():
     """Dictionary of the values of `RESULT_FLAGS`."""
-    return {
-        **_values(RESULT_FLAGS),
-        "learning_rate": learning_rate(),
-        "warmup_steps": _warmup_steps(),
-    }
+    return {**_values(RESULT_FLAGS), "warmup_steps": _warmup_steps()}
 
 
 def _warmup_steps():
@@ -182,12 +178,17 @@ def _warmup_steps():
     return FLAGS.warmup_steps
 
 
-def learning_rate():
-    """The peak learning rate: that of the flag, or its default."""
-    if FLAGS.learning_rate is not None:
-        return FLAGS.learning_rate
-    is_fine_tuning = "initialize_from" in FLAGS and FLAGS.initialize_from
-    return _FINE_TUNING_RATE if is_fine_tuning else _LEARNING_RATE
+def set_fine_tuning_rate(config):
+    """Makes half of a run's learning rate the default of `--learning_rate`.
+
+    Weights that are good already need smaller steps; how small depends on the
+    model, as its own rate did.
+
+    Args:
+        config: Dictionary, the configuration of the run to begin with.
+    """
+    rate = config["flags"].get("learning_rate")
+    FLAGS.set_default("learning_rate", rate / 2 if rate else _FINE_TUNING_RATE)
 
 
 def _values(names):
@@ -230,7 +231,7 @@ def build_optimizer():
     """
     schedule = build_schedule(
         FLAGS.schedule,
-        learning_rate(),
+        FLAGS.learning_rate,
         FLAGS.max_steps,
         _warmup_steps(),
         FLAGS.min_learning_rate,

@@ -45,6 +45,7 @@ _CONFIG_FIELDS = {
     "flags": "an object",
     "flags.segment_length": "an integer or null",
     "flags.batch_size": "an integer or null",
+    "flags.learning_rate": "a number or null",
     "flags.reset_documents": "a boolean or null",
     "model": "an object",
     "tokenizer": "a string or null",

@@ -14,6 +14,8 @@ holds is said at `txl_keras.checkpoints.load_tf1` and `load_pytorch`.
 """
 
 import os
+import pathlib
+import re
 
 from absl import flags
 
@@ -22,6 +24,7 @@ from txl_keras.checkpoints import load_pytorch
 from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints import load_vocabulary
 from txl_keras.checkpoints import save_hugging_face
+from txl_keras.checks import shown
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
 from txl_keras.scripts import running
@@ -47,7 +50,7 @@ flags.DEFINE_string("output", None, "New folder to write.", required=True)
 flags.DEFINE_integer(
     "segment_length", None,
     "Tokens that other scripts read at a time. Default: the run's, or 128.",
-    lower_bound=1,
+    lower_bound=1, upper_bound=1 << 20,
 )  # fmt: skip
 
 flags.DEFINE_enum(
@@ -76,15 +79,19 @@ flags.DEFINE_bool("lower_case", False, "Read text in lower case.")
 
 def main(_):
     output = os.path.expanduser(FLAGS.output)
-    if os.path.exists(output) and os.listdir(output):
-        raise ValueError(
-            f"`output` must be a new or empty folder. Received: output={output}"
-        )
+    _check_output(output)
+    if not FLAGS.input:
+        raise ValueError("`input` must name a file or folder. Received: ''")
     if FLAGS.vocabulary and FLAGS.output_format == "hugging_face":
         raise ValueError(
             "`vocabulary` must be left out with output_format=hugging_face, "
             f"which writes none. Received: vocabulary={FLAGS.vocabulary}"
         )
+    if FLAGS.output_format == "hugging_face":
+        _refuse_unused("output_format=workdir", "segment_length")
+    if not FLAGS.vocabulary or FLAGS.symbols != "words":
+        marks = ("unknown", "line_start", "line_end", "lower_case")
+        _refuse_unused("a `vocabulary` of words", *marks)
     # First, for it is quick: a wrong file is known before a large model is.
     tokenizer = _load_tokenizer()
     model, step = _load_model()
@@ -93,6 +100,32 @@ def main(_):
     else:
         Workdir(output).create(model, step, _config(), tokenizer)
     print(f"{model.count_params():,} weights in {output}")
+
+
+def _check_output(output):
+    if not output or (
+        os.path.exists(output)
+        and (not os.path.isdir(output) or os.listdir(output))
+    ):
+        raise ValueError(
+            f"`output` must be a new or empty folder. Received: output={output}"
+        )
+    parents = pathlib.Path(output).absolute().parents
+    parent = next(path for path in parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ValueError(
+            "`output` must be in a folder that can be written to, but "
+            f"{parent} cannot. Received: output={output}"
+        )
+
+
+def _refuse_unused(needed, *names):
+    given = [name for name in names if FLAGS[name].present]
+    if given:
+        raise ValueError(
+            f"{given} must be left out, unless {needed} is given: there is no "
+            "effect."
+        )
 
 
 def _input():
@@ -164,6 +197,11 @@ def _load_tokenizer():
         return CharacterTokenizer(
             [" " if symbol == "_" else symbol for symbol in symbols]
         )
+    if FLAGS["unknown"].present and FLAGS.unknown not in symbols:
+        raise ValueError(
+            "`unknown` must be a word of the vocabulary. "
+            f"Received: unknown={FLAGS.unknown}"
+        )
     return WordTokenizer(
         symbols,
         unknown=FLAGS.unknown,
@@ -174,10 +212,10 @@ def _load_tokenizer():
 
 
 def _byte(symbol):
-    if not symbol.isdecimal() or int(symbol) > 255:
+    if not re.fullmatch("0|[1-9][0-9]{0,2}", symbol) or int(symbol) > 255:
         raise ValueError(
             "With symbols=bytes the vocabulary must hold decimal numbers from "
-            f"0 to 255. Received: {symbol!r}"
+            f"0 to 255. Received: {shown(symbol)}"
         )
     return chr(int(symbol))
 

@@ -102,7 +102,8 @@ def test_a_checkpoint_of_nvidia_brings_its_configuration(tmp_path):
     assert_same_weights(model, load_arrays(arrays, stored_config(name)))
 
 
-def test_a_whole_module_is_read_as_its_tensors(tmp_path, monkeypatch):
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_whole_module_is_read_as_its_tensors(zipped, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     module = type(sys)("mem_transformer")
 
@@ -123,7 +124,11 @@ def test_a_whole_module_is_read_as_its_tensors(tmp_path, monkeypatch):
                 owner.add_module(part, torch.nn.Sequential())
             owner = owner._modules[part]
         owner.register_parameter(last, torch.nn.Parameter(torch.tensor(array)))
-    torch.save(model, tmp_path / "model.pt")
+    torch.save(
+        model,
+        tmp_path / "model.pt",
+        _use_new_zipfile_serialization=zipped,
+    )
     monkeypatch.delitem(sys.modules, "mem_transformer")
     loaded = load_pytorch(tmp_path / "model.pt", stored_config(NAME))
     assert_same_weights(loaded, load_arrays(arrays, stored_config(NAME)))
@@ -144,6 +149,22 @@ def test_half_precision_becomes_single(tmp_path, dtype):
     }
     assert model.weights[0].dtype == "float32"
     assert_same_weights(model, load_arrays(rounded, stored_config(NAME)))
+
+
+def test_views_of_one_storage_are_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    arrays = stored_arrays(NAME)
+    flat = torch.zeros(3 + sum(array.size for array in arrays.values()))
+    views, at = {}, 3
+    for name, array in arrays.items():
+        # As a buffer of all parameters has them, the last axis first.
+        view = flat[at : at + array.size].reshape(array.shape[::-1])
+        view = view.permute(*reversed(range(array.ndim)))
+        views[name] = view.copy_(torch.tensor(array))
+        at += array.size
+    torch.save(views, tmp_path / "model.pt")
+    model = load_pytorch(tmp_path / "model.pt", stored_config(NAME))
+    assert_same_weights(model, load_arrays(arrays, stored_config(NAME)))
 
 
 def test_a_file_without_configuration_needs_one(tmp_path):

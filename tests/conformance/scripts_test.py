@@ -1333,6 +1333,24 @@ def test_a_published_model_of_bytes_reads_text(here, tmp_path):
         (["--input_format=hugging_face"], ["`config` must be left out"]),
         (["--line_end=none"], ["`line_end`", "'none'"]),
         (["--output={folder}/full"], ["`output`", "full"]),
+        (["--output="], ["`output`"]),
+        (["--output={folder}/text.txt/new"], ["`output`", "text.txt cannot"]),
+        (["--input="], ["`input`"]),
+        (["--unknown=none"], ["`unknown`", "none"]),
+        (["--vocabulary=", "--lower_case"], ["'lower_case'", "of words"]),
+        (["--symbols=bytes", "--line_end=x"], ["'line_end'", "of words"]),
+        (
+            ["--symbols=bytes", "--vocabulary={folder}/digits.txt"],
+            ["symbols=bytes", "from 0 to 255", "'٣'"],
+        ),
+        (
+            [
+                "--output_format=hugging_face",
+                "--vocabulary=",
+                "--segment_length=7",
+            ],
+            ["'segment_length'", "output_format=workdir"],
+        ),
         (["--output_format=hugging_face"], ["`vocabulary`", "words.txt"]),
         (
             ["--output_format=hugging_face", "--vocabulary="],
@@ -1344,6 +1362,7 @@ def test_what_cannot_be_converted_leaves_nothing(
     published, here, tmp_path, flags, messages
 ):
     (tmp_path / "short.txt").write_text("\n".join(WORDS[:-1]))
+    (tmp_path / "digits.txt").write_text("٣\n7\n")
     config = json.loads((TF1 / "config.json").read_text())
     (tmp_path / "deeper.json").write_text(json.dumps({**config, "n_layer": 3}))
     for part in ("index", "data-00000-of-00001"):

@@ -174,7 +174,7 @@ def check_memory(memory_length, num_layers, hidden_dim, source):
 
 
 def read_config(config, overrides, defaults, source="`config`"):
-    """A configuration that is whole.
+    """Reads a configuration and fills in what is left out.
 
     Args:
         config: Dictionary, or the path of a JSON file that holds one. Values

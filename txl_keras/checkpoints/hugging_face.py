@@ -50,8 +50,8 @@ def load_hugging_face(folder, dtype=None, **overrides):
     does there.
 
     Args:
-        folder: String or path, with `config.json` and `model.safetensors`, or
-            `pytorch_model.bin`, for which PyTorch must be installed.
+        folder: String or path, with `config.json` and `model.safetensors`, for
+            which safetensors must be installed, or `pytorch_model.bin`.
         dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
         **overrides: `memory_length`, `clamp_length`, `same_length`,
             `dropout`, `attention_dropout` or `cold_start`, where the model is
@@ -61,7 +61,7 @@ def load_hugging_face(folder, dtype=None, **overrides):
         `TransformerXLCausalLM`.
 
     Raises:
-        ImportError: If what reads the file is not installed.
+        ImportError: If safetensors is not installed where it is needed.
         FileNotFoundError: If there is no configuration or no weights.
         ValueError: If a file is damaged or names code, the model is of
             another class, the configuration lacks keys, or it does not fit the

@@ -1,5 +1,6 @@
 """Folders that Hugging Face's `save_pretrained` wrote: what lies in them."""
 
+import math
 import pathlib
 import re
 
@@ -8,6 +9,7 @@ from txl_keras.checkpoints.torch_files import load_torch
 from txl_keras.checkpoints.torch_files import torch_tensors
 from txl_keras.checks import shown
 from txl_keras.json_files import MAX_BYTES
+from txl_keras.json_files import open_checked
 from txl_keras.json_files import read_json
 
 # In the order of preference, as in the transformers library.
@@ -41,7 +43,7 @@ def folder_tensors(folder):
         `Tensors`.
 
     Raises:
-        ImportError: If what reads the files is not installed.
+        ImportError: If safetensors is not installed where it is needed.
         FileNotFoundError: If there are none.
         ValueError: If a file is damaged or names code.
     """
@@ -82,7 +84,7 @@ def _file_tensors(path):
     if path.suffix == ".bin":
         return torch_tensors(load_torch(path), path)
     safetensors = import_safetensors()
-    with path.open("rb") as file:
+    with open_checked(path, math.inf) as file:
         size = int.from_bytes(file.read(8), "little")
     try:
         if size > MAX_BYTES:

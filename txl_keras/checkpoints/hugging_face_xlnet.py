@@ -58,8 +58,8 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
     are, makes a model without memory, unless `memory_length` is passed.
 
     Args:
-        folder: String or path, with `config.json` and `model.safetensors`, or
-            `pytorch_model.bin`, for which PyTorch must be installed.
+        folder: String or path, with `config.json` and `model.safetensors`, for
+            which safetensors must be installed, or `pytorch_model.bin`.
         dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
         drop_head: Boolean. Of a model with a head load the body alone. Of
             other heads than that of an `XLNetLMHeadModel`, not to do so is an
@@ -73,7 +73,7 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
         are; otherwise `XLNetBackbone`.
 
     Raises:
-        ImportError: If what reads the file is not installed.
+        ImportError: If safetensors is not installed where it is needed.
         FileNotFoundError: If there is no configuration or no weights.
         ValueError: If a file is damaged or names code, the model is of
             another class or has what is not supported, or the configuration

@@ -99,7 +99,7 @@ def _with_size(shape, axis, size):
 
 
 def projection_shapes(softmax):
-    """The shapes of the projections of an embedding and of its softmax.
+    """Returns the shapes of an embedding's and its softmax's projections.
 
     Args:
         softmax: `AdaptiveSoftmax`, built or not.
@@ -260,12 +260,12 @@ def _size(entries):
 
 
 def _fitting(entry, tensors):
-    """The names under which the file has an entry."""
+    """Returns the names under which the file has an entry, in its shape."""
     return [n for n in entry.names if tensors.shapes.get(n) == entry.shape]
 
 
 def _plain(name):
-    """A name in a message: short, and of characters that show."""
+    """Returns a name for a message: short, of printable characters."""
     return name if len(name) < 200 and name.isprintable() else shown(name)
 
 

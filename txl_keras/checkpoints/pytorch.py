@@ -29,7 +29,7 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
     Nothing in it is run. Memory starts empty, as it did there.
 
     Args:
-        path: String or path of the file. PyTorch must be installed.
+        path: String or path of the file. PyTorch is not needed.
         config: Dictionary in the original's words, or the path of a JSON file
             with one: `n_token`, `n_layer`, `n_head`, `d_model`, `d_head`,
             `d_inner`, `mem_len`, and, where they are not the original's
@@ -45,7 +45,6 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
         `TransformerXLCausalLM`.
 
     Raises:
-        ImportError: If PyTorch is not installed.
         FileNotFoundError: If there is no such file.
         ValueError: If the file is damaged or names code, the configuration
             is missing, lacks keys or is of a kind that is not supported, or

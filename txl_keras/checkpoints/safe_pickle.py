@@ -166,7 +166,7 @@ class _Machine:
         return number
 
     def _take(self, count):
-        """The next bytes, or `None` instead of a long string."""
+        """Reads bytes, or skips them and returns `None` for a long string."""
         start, end = self._at, self._at + count
         if count < 0 or end > self._end:
             raise ValueError("it ends within a string")
@@ -184,7 +184,7 @@ class _Machine:
         return line
 
     def _items(self):
-        """What is on the stack since the last mark."""
+        """Takes what is on the stack since the last mark."""
         mark = self._marks.pop()
         size = _SLOT * (len(self._stack) - mark)
         self._spend(size)
@@ -395,7 +395,7 @@ def _text(data):
 
 
 def _text_or_bytes(data):
-    """A string of Python 2, which may be either."""
+    """Decodes a string of Python 2, which may be either."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:

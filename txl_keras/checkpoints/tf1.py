@@ -121,7 +121,7 @@ def _find_prefix(path):
 
 
 def _latest(folder):
-    """The checkpoint that a folder's `checkpoint` names, in this folder."""
+    """Finds the checkpoint of this name in the folder that names it."""
     path = f"{folder}/checkpoint"
     if not tf.io.gfile.exists(path):
         return None

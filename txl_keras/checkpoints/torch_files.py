@@ -9,6 +9,7 @@ import contextlib
 import io
 import itertools
 import mmap
+import os
 import re
 import struct
 import zipfile
@@ -118,7 +119,9 @@ class _BoundedReader(io.BufferedReader):
 
 @contextlib.contextmanager
 def mapped(path):
-    """The bytes of a file, which are read when they are used."""
+    """Maps a file: its bytes are read when they are used."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"There is no file {path}.")
     with open(path, "rb") as file:
         if not file.seek(0, io.SEEK_END):
             yield b""
@@ -128,7 +131,7 @@ def mapped(path):
 
 
 def is_zip(data):
-    """Whether a file may be one of the zip files of `torch.save`."""
+    """Checks whether a file may be a zip file of `torch.save`."""
     return data[:4] == _ZIP_MAGIC
 
 
@@ -141,8 +144,8 @@ def load_object(path, data, is_known, load_persistent=None):
         is_known, load_persistent: See `safe_pickle.load`.
 
     Returns:
-        The pair of the object and of what `_find_storages` needs: the members
-        of a zip file, or where the pickle ends.
+        The pair of the object and of what lies beside it: the members of a zip
+        file by name, or where the pickle ends.
 
     Raises:
         ValueError: If the file is damaged or asks for what is not needed.
@@ -169,7 +172,7 @@ def load_object(path, data, is_known, load_persistent=None):
 
 
 def _zip_members(path, data):
-    """Where the members of a zip file lie: `(start, end, checksum)` by name."""
+    """Finds members of a zip file: `(start, end, checksum)` by name."""
     members = {}
     try:
         with (
@@ -179,17 +182,24 @@ def _zip_members(path, data):
             for info in archive.infolist():
                 start = info.header_offset + 30
                 # Of the member's own header, which other tools write longer.
-                lengths = struct.unpack_from("<HH", data, start - 4)
+                lengths = struct.unpack("<HH", data[start - 4 : start])
                 start += sum(lengths)
                 end = start + info.file_size
                 is_plain = info.compress_type == zipfile.ZIP_STORED
-                if not is_plain or info.flag_bits & 1 or end > len(data):
+                is_inside = 30 <= start <= end <= len(data)
+                if not is_plain or not is_inside or info.flag_bits & 1:
                     raise ValueError(
                         f"{shown(info.filename)} is compressed, encrypted or "
                         "cut short, which torch.save does not write"
                     )
                 members[info.filename] = start, end, info.CRC
-    except (zipfile.BadZipFile, ValueError, OSError, struct.error) as error:
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        OSError,
+        ValueError,
+        struct.error,
+    ) as error:
         raise ValueError(
             f"the zip file is truncated or damaged: {error}"
         ) from error
@@ -278,9 +288,11 @@ def _find_storages(data, beside, storages):
             raise ValueError("it has no list of its storages")
         for key in keys:
             storage = storages.get(key, _Storage(None))
-            (size,) = struct.unpack_from("<q", data, at)
+            (size,) = struct.unpack("<q", data[at : at + 8])
             start = at + 8
             at = start + size * _dtype(storage).itemsize
+            if not start <= at <= len(data):
+                raise ValueError("its storages are cut short")
             storage.data = view[start:at]
     found = [storage.data for storage in storages.values()]
     if None in found or sum(map(len, found)) > len(data):
@@ -288,7 +300,7 @@ def _find_storages(data, beside, storages):
 
 
 def _state_dict(module, path):
-    """The tensors of a module that was saved whole, by name."""
+    """Collects the tensors of a module that was saved whole, by name."""
     modules, tensors, count = [("", module)], {}, 0
     while modules:
         prefix, module = modules.pop()
@@ -319,7 +331,7 @@ def _state_dict(module, path):
 
 
 def torch_tensors(state, path):
-    """The tensors of a state dict.
+    """Finds the tensors of a state dict in their file.
 
     Args:
         state: What `load_torch` returned, or a part of it.
@@ -376,7 +388,7 @@ def _dtype(storage):
 
 
 def _array(tensor):
-    """The storage and the array of a tensor, which refers to the file."""
+    """Returns the storage of a tensor, and an array that copies nothing."""
     if tensor.name == _PARAMETER:
         tensor = tensor.arguments[0]
     if not isinstance(tensor, Record) or tensor.name not in _TENSORS:

@@ -141,7 +141,7 @@ def _checked(symbols):
 
 
 def _read(path):
-    """What a file holds, of plain types and records."""
+    """Reads what a file holds, of plain types and records."""
     with mapped(path) as data:
         head = data[:_HEAD]
         if is_zip(data) or _is_pickle(head):
@@ -207,7 +207,7 @@ def _find_symbols(content):
 
 
 def _fields(content):
-    """The state of a record that may hold symbols, or what else it is."""
+    """Returns the state of a record that may hold symbols, or what it is."""
     if isinstance(content, Record):
         content = content.state if content.name in _HOLDERS else None
     return content

@@ -1,0 +1,351 @@
+"""What a stranger's file may cost: bounded memory, and a sentence.
+
+All files are read by one program under a limit of memory, `read_foreign.py`.
+"""
+
+import io
+import json
+import pathlib
+import pickle
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from stored_models import GOLDEN
+from stored_models import stored_config
+
+from txl_keras.checkpoints import load_tf1
+from txl_keras.checkpoints import load_vocabulary
+from txl_keras.checkpoints.torch_files import load_torch
+from txl_keras.checkpoints.torch_files import torch_tensors
+
+PROGRAM = pathlib.Path(__file__).parent / "read_foreign.py"
+PYTORCH = "original_pytorch_enwik8_like"
+TF1 = "wt103_base_like"
+MEBIBYTE = 1 << 20
+
+# Sixty tuples, each of twice the one before: a hash or a `repr` never ends.
+TUPLES = b"X\x01\0\0\0a" + b"2\x86" * 60
+ORDERED = b"ccollections\nOrderedDict\n"
+
+
+def long_integer(number):
+    return b"\x8a\x0a" + number.to_bytes(10, "little")
+
+
+def pairs(count):
+    """The list that an OrderedDict is made of."""
+    keys = (b"X\x04\0\0\0%04d" % i for i in range(count))
+    return b"](" + b"".join(b"](" + key + b"K\0e" for key in keys) + b"e"
+
+
+PICKLES = {
+    "memo index": (
+        b"\x80\x02Nr" + struct.pack("<I", 1 << 28) + b".",
+        "the place 268435456 of a memo of 0 objects",
+    ),
+    "memo index as text": (b"Np268435456\n.", "the place 268435456"),
+    "tuples as key": (b"\x80\x02}" + TUPLES + b"K\x01s.", "the key"),
+    "tuples as key of a pair": (
+        b"\x80\x02" + ORDERED + b"](](" + TUPLES + b"K\0ee\x85R.",
+        "the key",
+    ),
+    "deep tuples as key": (
+        b"\x80\x02})" + b"\x85" * 300_000 + b"K\x01s.",
+        "the key",
+    ),
+    "integers of one hash as keys": (
+        b"\x80\x02}("
+        + b"".join(
+            long_integer((2**61 - 1) * (i + 1)) + b"K\0" for i in range(50_000)
+        )
+        + b"u.",
+        "the key 2305843009213693951",
+    ),
+    "long integer as key": (
+        b"\x80\x02}(\x8b"
+        + struct.pack("<I", MEBIBYTE)
+        + b"\1" * MEBIBYTE
+        + b"q\0N"
+        + b"h\0N" * 20_000
+        + b"u.",
+        "an integer of 1048576 bytes",
+    ),
+    "deep lists": (
+        b"\x80\x02" + b"](" * 2000 + b"e" * 2000 + b".",
+        "nested too deeply",
+    ),
+    "sets": (
+        b"\x80\x04(" + b"\x8f" * (3 * MEBIBYTE) + b"l.",
+        "much more memory",
+    ),
+    "copies": (
+        b"\x80\x02" + ORDERED + b"q\0" + pairs(9999) + b"\x85q\1("
+        + b"h\0h\1R" * 9000 + b"l.",
+        "much more memory",
+    ),
+    "declared sizes": (
+        b"\x80\x05\x96" + struct.pack("<Q", 1 << 33) + b"a.",
+        "ends within a string",
+    ),
+}  # fmt: skip
+
+
+def zipped(pickled, compression=zipfile.ZIP_STORED):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        archive.writestr("model/data.pkl", pickled)
+        archive.writestr("model/data/0", bytes(4000))
+    return file.getvalue()
+
+
+def legacy(pickled):
+    head = [0x1950A86A20F9469CFC6C, 1001, {}]
+    return b"".join(pickle.dumps(part, 2) for part in head) + pickled
+
+
+def text(value):
+    data = value.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def integers(*values):
+    return b"(" + b"".join(b"J" + struct.pack("<i", i) for i in values) + b"t"
+
+
+def tensor(shape, strides, size=1000):
+    """A pickled tensor of 1000 floats, or of what it says."""
+    storage = (
+        b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0")
+        + text("cpu") + b"J" + struct.pack("<i", size) + b"tQ"
+    )  # fmt: skip
+    sizes = integers(*shape) + integers(*strides)
+    arguments = b"(" + storage + b"K\0" + sizes + b"\x89}t"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n" + arguments + b"R"
+
+
+def state(**tensors):
+    items = b"".join(text(name) + data for name, data in tensors.items())
+    return b"\x80\x02}(" + items + b"u."
+
+
+def nested_modules():
+    """Sixty modules, each of which has the one before twice."""
+
+    def module(children):
+        return (
+            b"ctorch.nn.modules.container\nSequential\n)\x81}("
+            + text("_parameters") + b"}" + text("_buffers") + b"}"
+            + text("_modules") + b"}(" + children + b"uub"
+        )  # fmt: skip
+
+    data = b"\x80\x02" + module(b"") + b"q\0"
+    for i in range(60):
+        child = b"h" + bytes([i])
+        children = text("a") + child + text("b") + child
+        data += module(children) + b"q" + bytes([i + 1])
+    return data + b"."
+
+
+def huge_directory():
+    """A zip file that says its list of members has nine million bytes."""
+    size = 9 * MEBIBYTE
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, size, 4, 0)
+    return b"PK\3\4" + bytes(size) + end
+
+
+VOCABULARIES = {
+    **PICKLES,
+    "tuples as symbol": (b"\x80\x02]" + TUPLES + b"a.", "at least one char"),
+    "zip bomb": (
+        zipped(b"\x80\x02" + b"N0" * (9 * MEBIBYTE), zipfile.ZIP_DEFLATED),
+        "compressed",
+    ),
+    "zip of many members": (huge_directory(), "its directory has 9,437,184"),
+    "deep JSON": (b'["a",' + b"[" * 100_000, "nested too deeply"),
+    "JSON of many lists": (b'["a"' + b",[]" * MEBIBYTE, "brackets"),
+    "JSON of many numbers": (b'["a"' + b",0" * (3 * MEBIBYTE), "commas"),
+    "JSON of ids of one hash": (
+        json.dumps({f"a{i}": (2**61 - 1) * i for i in range(50_000)}).encode(),
+        "ids of 50000 symbols must be 0 to 49999",
+    ),
+    "long text": (b"a " * (9 * MEBIBYTE), "18,874,368 bytes"),
+    "half a character": (b'["\\ud800"]', "surrogates not allowed"),
+}
+
+TORCH_FILES = {
+    "tensor of stride 0": (
+        zipped(state(a=tensor((10**6, 10**6), (0, 0)))),
+        "does not fit its configuration",
+    ),
+    "tensor beyond its numbers": (
+        zipped(state(a=tensor((1001,), (1,)))),
+        "the tensor 'a' is damaged",
+    ),
+    "tensor without numbers": (
+        zipped(state(a=tensor((3,), (1,)))).replace(b"model/data/0", b"x" * 12),
+        "the numbers of tensors are missing",
+    ),
+    "modules in modules": (zipped(nested_modules()), "contain each other"),
+    "path as configuration": (
+        zipped(
+            b"\x80\x02}(" + text("model_state") + state()[2:-1]
+            + text("model_config") + text("/etc/passwd") + b"u."
+        ),
+        "holds no configuration",
+    ),
+}  # fmt: skip
+
+# What a configuration asks for; the error shows the value.
+SIZES = {
+    "n_layer": 100_000,
+    "vocab_size": 10**9,
+    "d_inner": 10**9,
+    "d_model": 10**8,
+    "n_head": 10**12,
+    "mem_len": 10**12,
+    "dropout": "x",
+}
+WEIGHT_MAPS = {
+    "a list": [1],
+    "null": None,
+    "a number": {"a": 1},
+    "another folder": {"a": "../model.safetensors"},
+    "the folder above": {"a": ".."},
+}
+
+
+def hugging_face_folder(folder, stored, changes):
+    folder.mkdir()
+    shutil.copy(GOLDEN / stored / "model.safetensors", folder)
+    config = {**stored_config(stored), **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    return [str(folder)]
+
+
+def calls(folder):
+    """What to read, by name: loader, arguments, and words of the error."""
+
+    def written(name, content):
+        path = folder / name.replace(" ", "_")
+        path.write_bytes(content)
+        return str(path)
+
+    for name, (content, words) in VOCABULARIES.items():
+        path = written(f"{name}.vocab", content)
+        yield name, "load_vocabulary", [path], words
+    config = stored_config(PYTORCH)
+    for name in ("memo index", "tuples as key"):
+        content, words = PICKLES[name]
+        for wrap in (zipped, legacy):
+            path = written(f"{name}.{wrap.__name__}", wrap(content))
+            name_of_call = f"{name}, {wrap.__name__}"
+            yield name_of_call, "load_pytorch", [path, config], words
+    for name, (content, words) in TORCH_FILES.items():
+        path = written(f"{name}.pt", content)
+        given = [path] if name == "path as configuration" else [path, config]
+        yield name, "load_pytorch", given, words
+    for key, value in SIZES.items():
+        tf1 = {"n_token" if key == "vocab_size" else key: value}
+        prefix = str(GOLDEN / TF1 / "model.ckpt")
+        given = [prefix, {**stored_config(TF1), **tf1}]
+        words = f"={value!r}"
+        yield f"{key}, load_tf1", "load_tf1", given, words
+        for loader, stored in (
+            ("load_hugging_face", "hf_wt103_like"),
+            ("load_hugging_face_xlnet", "hf_xlnet_bi"),
+        ):
+            path = folder / f"{loader}_{key}"
+            given = hugging_face_folder(path, stored, {key: value})
+            yield f"{key}, {loader}", loader, given, words
+    for name, names in WEIGHT_MAPS.items():
+        path = folder / f"index of {name}"
+        given = hugging_face_folder(path, "hf_wt103_like", {})
+        (path / "model.safetensors").unlink()
+        index = json.dumps({"weight_map": names})
+        (path / "model.safetensors.index.json").write_text(index)
+        yield f"index of {name}", "load_hugging_face", given, "`weight_map`"
+    given = hugging_face_folder(folder / "header", "hf_wt103_like", {})
+    header = struct.pack("<Q", 90_000_000) + b"{}"
+    (folder / "header" / "model.safetensors").write_bytes(header)
+    yield "header", "load_hugging_face", given, "header has 90,000,000 bytes"
+
+
+def size_of(path):
+    path = pathlib.Path(path)
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.parent.rglob("*"))
+
+
+def test_foreign_files_cost_little_and_are_refused_with_a_sentence(tmp_path):
+    listed = [*calls(tmp_path)]
+    jobs = [(loader, given, {}) for _, loader, given, _ in listed]
+    (tmp_path / "calls.json").write_text(json.dumps(jobs))
+    done = subprocess.run(
+        [sys.executable, PROGRAM, tmp_path / "calls.json"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers = json.loads(done.stdout.splitlines()[-1])
+    for (name, _, given, words), answer in zip(listed, answers, strict=True):
+        kind, message = answer["error"] or ("no error", "")
+        assert kind == "ValueError", (name, kind, message)
+        assert words in message, (name, message)
+        assert len(message) < 700, (name, message)
+        assert answer["bytes"] < 4 * size_of(given[0]) + 200e6, name
+    assert len(answers) == len(listed) > 50
+
+
+def damaged(data, rng):
+    """The data with a few bytes changed, left out or put in."""
+    data = bytearray(data)
+    for _ in range(rng.choice([1, 1, 2, 8])):
+        i, change = rng.randrange(len(data)), rng.randrange(3)
+        if change == 0:
+            data[i] = rng.randrange(256)
+        elif change == 1:
+            del data[i : i + rng.choice([1, 5])]
+        else:
+            data[i:i] = rng.choices(b"()]}ldteusbRc20hq.N\x85\x86\x93\x94", k=2)
+    return bytes(data)
+
+
+def test_whatever_is_damaged_is_refused_with_a_sentence(tmp_path):
+    rng = random.Random(5)
+    content = {"idx2sym": ["a", "b"], "sym2idx": {"a": 0, "b": 1}, "n": (1.5,)}
+    pickled = state(a=tensor((3, 4), (4, 1)))
+    files = [
+        *((load_vocabulary, pickle.dumps(content, p)) for p in range(6)),
+        (load_vocabulary, json.dumps(content).encode()),
+        (load_torch, zipped(pickled)),
+        (load_torch, legacy(pickled)),
+    ]
+    path, refused = tmp_path / "damaged", 0
+    for i in range(1200):
+        load, data = files[i % len(files)]
+        path.write_bytes(damaged(data, rng))
+        try:
+            loaded = load(path)
+            if load is load_torch:
+                dict(torch_tensors(loaded, path))
+        except ValueError as error:
+            refused += 1
+            assert str(path) in str(error)
+            assert len(str(error)) < 700
+    assert refused > 800
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "model.ckpt.index"])
+def test_large_files_beside_a_checkpoint_are_not_read(name, tmp_path):
+    shutil.copytree(GOLDEN / TF1, tmp_path, dirs_exist_ok=True)
+    with (tmp_path / name).open("r+b" if "." in name else "wb") as file:
+        file.truncate(MEBIBYTE + 1)
+    with pytest.raises(ValueError, match=f"{name} must have at most"):
+        load_tf1(tmp_path, stored_config(TF1))

@@ -60,8 +60,8 @@ flags.adopt_module_key_flags(data_flags)
 xlnet_flags.define_xlnet_flags()
 flags.adopt_module_key_flags(xlnet_flags)
 training_flags.define_common_flags()
-# Those of language models leave an XLNet of this size at the frequencies of
-# tokens for thousands of steps.
+# A step predicts one of six tokens: with the small batch and the high rate of
+# main.py, 1,900 steps had learned no more than the frequencies of bytes.
 for _name, _value in {
     "batch_size": 16,
     "segment_length": 128,

@@ -758,7 +758,8 @@ def fuzz_loaders(fuzz, seed, folder):
         finally:
             (source / "config.json").write_text(json.dumps(config))
 
-    sizes = [0, -1, 1.5, "3", None, [3], True, 10**9, 10**18]
+    # `null` stands for what is left out.
+    sizes = [0, -1, 1.5, "3", [3], True, 10**9, 10**18]
     fuzz.call(
         "config.json",
         load,
@@ -775,11 +776,11 @@ def fuzz_loaders(fuzz, seed, folder):
                 )
             },
             "vocab_size": sizes,
-            "mem_len": [-1, 1.5, "3", None, 10**12],
-            "cutoffs": [[25], [5], "5", [0.5], {"5": 1}, 5],
-            "div_val": [0, -1, 1.5, "2", None],
-            "dropout": [-1, 1, "0.1", None, [0.1]],
-            "layer_norm_epsilon": [-1, "1", None],
+            "mem_len": [-1, 1.5, "3", 10**12],
+            "cutoffs": [[25], "5", [0.5], {"5": 1}, 5],
+            "div_val": [0, -1, 1.5, "2"],
+            "dropout": [-1, 1, "0.1", [0.1]],
+            "layer_norm_epsilon": [-1, "1"],
             "model_type": ["xlnet", 5],
         },
     )

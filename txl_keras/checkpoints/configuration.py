@@ -5,6 +5,7 @@ import inspect
 import types
 import warnings
 
+from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
@@ -76,11 +77,6 @@ def _check_list(key, value):
         check_integer(key, int(item) if item in (0, 1) else item, 0)
 
 
-def _check_rate(key, value):
-    if check_number(key, value, 0) >= 1:
-        raise ValueError(f"`{key}` must be below 1. Received: {key}={value}")
-
-
 def _integer(minimum):
     limits = {"minimum": minimum, "maximum": 2**31 - 1}
     return functools.partial(check_integer, **limits)
@@ -104,7 +100,7 @@ _CHECKS = {
         ),
         _check_boolean,
     ),
-    **dict.fromkeys(("dropout", "dropatt"), _check_rate),
+    **dict.fromkeys(("dropout", "dropatt"), check_dropout),
     **dict.fromkeys(
         ("initializer_range", "layer_norm_epsilon", "layer_norm_eps"),
         functools.partial(check_number, minimum=0),

@@ -7,6 +7,7 @@ import tempfile
 import numpy as np
 
 from txl_keras.checkpoints.configuration import Plan
+from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.hugging_face_files import config_path
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
@@ -123,7 +124,8 @@ def _read_config(path, overrides):
             f"{path}: `attn_type` must be 0, the one that Hugging Face has. "
             f"Received: attn_type={shown(config['attn_type'])}"
         )
-    if "vocab_size" in config:
+    if config.get("vocab_size") is not None:
+        check_values({"vocab_size": config["vocab_size"]}, path)
         config["n_token"] = config["vocab_size"]
     # Most of the other keys are about generation.
     known = {"n_token", *_SIZES, *_DEFAULTS, "dropatt"}

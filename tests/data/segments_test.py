@@ -241,7 +241,7 @@ def test_a_token_that_is_no_id_is_named_when_it_is_read(dtype, wrong, order):
         except ValueError as error:
             refused += 1
             first, last = re.match(
-                r"`tokens.(\d+):(\d+).` must hold ids ", str(error)
+                r"`tokens.(\d+):(\d+).` must hold integers ", str(error)
             ).groups()
             assert int(first) <= 57 < int(last)
             assert f" {wrong}" in str(error)

@@ -309,13 +309,21 @@ class Plan:
         self._arguments = {"dtype": dtype, **arguments}
 
     def build(self):
-        """Builds the model, with fresh weights.
+        """Builds the model, with zeros for weights.
 
         Returns:
             `TransformerXLCausalLM`.
         """
-        return TransformerXLCausalLM(
-            TransformerXLBackbone(**self._arguments),
+        # Random numbers would take three times the memory of the weights.
+        stddevs = ("initializer_stddev", "projection_initializer_stddev")
+        backbone = TransformerXLBackbone(
+            **{**self._arguments, **dict.fromkeys(stddevs, 0.0)}
+        )
+        model = TransformerXLCausalLM(
+            backbone,
             tie_embeddings=self.softmax.tie_embeddings,
             tie_projections=self.softmax.tie_projections,
         )
+        for name in stddevs:
+            setattr(backbone, name, getattr(self.backbone, name))
+        return model

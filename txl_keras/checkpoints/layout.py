@@ -219,9 +219,17 @@ def read(build, layout, tensors, source):
     for entry in layout:
         name = _fitting(entry, tensors)[0]
         targets = [weights[ours] for ours in entry.ours]
-        parts = entry.split(tensors[name], [tuple(w.shape) for w in targets])
-        for weight, part in zip(targets, parts, strict=True):
-            weight.assign(tf.cast(part, weight.dtype))
+        shapes = [tuple(weight.shape) for weight in targets]
+        # The arrays are gone before TensorFlow copies their values once more.
+        values = [
+            tf.cast(part, weight.dtype)
+            for weight, part in zip(
+                targets, entry.split(tensors[name], shapes), strict=True
+            )
+        ]
+        for weight, value in zip(targets, values, strict=True):
+            weight.assign(value)
+        del values
     return model
 
 

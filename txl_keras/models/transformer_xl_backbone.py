@@ -193,13 +193,13 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     def kernel_initializer(self):
         """Initializer of kernels and tables."""
-        return keras.initializers.RandomNormal(stddev=self.initializer_stddev)
+        return _normal(self.initializer_stddev)
 
     def projection_initializer(self):
         """Initializer of projections between tables and hidden states."""
         stddev = self.projection_initializer_stddev
         if stddev is not None:
-            return keras.initializers.RandomNormal(stddev=stddev)
+            return _normal(stddev)
         return keras.initializers.VarianceScaling(
             mode="fan_in", distribution="untruncated_normal"
         )
@@ -462,3 +462,10 @@ class TransformerXLBackbone(RecurrentBackbone):
             ),
             "cold_start": self.cold_start,
         }
+
+
+def _normal(stddev):
+    """Normal distribution; without deviation, zeros that are not drawn."""
+    if stddev == 0:
+        return keras.initializers.Zeros()
+    return keras.initializers.RandomNormal(stddev=stddev)

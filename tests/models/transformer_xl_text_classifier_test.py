@@ -264,6 +264,12 @@ def test_labels_that_are_no_classes_are_an_error(labels):
         model.fit(dataset, verbose=0)
 
 
+def test_a_summary_shows_every_shape():
+    lines = []
+    classifier(small_backbone()).summary(print_fn=lines.append)
+    assert "?" not in "".join(lines)
+
+
 def test_bad_arguments_are_errors():
     backbone = small_backbone()
     for arguments, message in (

@@ -29,6 +29,9 @@ class RecurrentBackbone(keras.Model):
         """Integer, the number of tensors `(B, M, D)` in a memory."""
         return self.num_layers
 
+    def compute_output_shape(self, token_ids_shape):
+        return (*token_ids_shape, self.hidden_dim)
+
     def check_remembers(self, memory_length):
         """Raises `ValueError` if the model can have no such memory."""
 

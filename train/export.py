@@ -16,6 +16,7 @@ from absl import flags
 
 from txl_keras.scripts import running
 from txl_keras.scripts.exporting import export_run
+from txl_keras.scripts.exporting import loading_note
 from txl_keras.serving.signatures import MAX_BATCH_SIZE
 from txl_keras.serving.signatures import MAX_GENERATE_LENGTH
 from txl_keras.training.workdir import Workdir
@@ -100,12 +101,8 @@ def main(_):
         memory_length=FLAGS.memory_length,
         **_options(),
     )
-    print(f"SavedModel of step {step} in {path}")
-    if FLAGS.raw_text and workdir.load_tokenizer().unit == "subword":
-        print(
-            "It has subwords: `import tensorflow_text` before it is loaded, or "
-            "TensorFlow finds an operation that is not registered."
-        )
+    note = loading_note(workdir.load_tokenizer()) if FLAGS.raw_text else ""
+    print(f"SavedModel of step {step} in {path}{note}")
 
 
 def _options():

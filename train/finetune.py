@@ -47,6 +47,7 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
+from txl_keras.scripts.exporting import loading_note
 from txl_keras.serving import export_classifier
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.optimizers import takes_weight_decay
@@ -218,7 +219,7 @@ def main(_):
         {"config.json": workdir.file("config.json")},
     )
     workdir.write_results(results)
-    print(_describe_results(workdir, results))
+    print(_describe_results(workdir, results) + loading_note(tokenizer))
 
 
 def _check_finite(losses):

@@ -39,3 +39,13 @@ def export_run(
         export_text(model, workdir.load_tokenizer(), path, **options)
     else:
         export(model, path, **options)
+
+
+def loading_note(tokenizer):
+    """Returns a line about what a SavedModel with this tokenizer needs."""
+    if tokenizer.unit != "subword":
+        return ""
+    return (
+        "\nIt has subwords: `import tensorflow_text` before it is loaded, or "
+        "TensorFlow finds an operation that is not registered."
+    )

@@ -144,6 +144,7 @@ def _check_fit(layer, inputs, output_shape):
         inputs,
         np.ones((*output_shape[:-1], 1)),
         batch_size=output_shape[0],
+        shuffle=False,
         verbose=0,
     )
     assert np.isfinite(history.history["loss"]).all()

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from txl_keras.evaluation.recl import recl_label
 from txl_keras.evaluation.report import measure
-from txl_keras.metrics import bits_per_token
 
 FORMATS = ("png", "svg", "pdf")
 # Of Okabe and Ito, 2008: the colour-blind tell them apart, too. Without their
@@ -43,7 +42,7 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
             if m.get("bits_per_token") is not None
         ],
         "valid": [
-            (m["step"], bits_per_token(m["valid"]["nll"]))
+            (m["step"], m["valid"]["bits_per_token"])
             for m in metrics
             if "valid" in m
         ],

@@ -375,10 +375,9 @@ def host_loop(strategy, replica_step, names, stop):
         stop: `StopRequest.variable`.
 
     Returns:
-        Function `(iterator, num_steps)`, which returns a dictionary of float32
-        vectors, step by step, of `num_steps` or fewer if stopped: `names` and
-        `stop`. It raises `RuntimeError` if a strategy of other devices was
-        used in this process.
+        `tf.function(iterator, num_steps)`, which returns a dictionary of
+        float32 vectors, step by step, of `num_steps` or fewer if stopped:
+        `names` and `stop`. Call it in `same_devices`.
     """
     names = ("stop", *names)
 
@@ -408,17 +407,24 @@ def host_loop(strategy, replica_step, names, stop):
         steps = results.stack()[:done]
         return dict(zip(names, tf.unstack(steps, len(names), 1), strict=True))
 
-    def run_alone(iterator, num_steps):
-        try:
-            return run(iterator, num_steps)
-        except tf.errors.InternalError as error:
-            if "joining a group" not in error.message:
-                raise
-            raise RuntimeError(
-                "All strategies of several replicas in one process must be of "
-                f"the same devices. This one, of {describe(strategy)}, or one "
-                "before it was of others, and TensorFlow runs none of them any "
-                "more: start a new process for each number of replicas."
-            ) from error
+    return run
 
-    return run_alone
+
+@contextlib.contextmanager
+def same_devices(strategy):
+    """Explains the error of a second strategy of other devices.
+
+    Raises:
+        RuntimeError: If such a strategy was used in this process.
+    """
+    try:
+        yield
+    except tf.errors.InternalError as error:
+        if "joining a group" not in error.message:
+            raise
+        raise RuntimeError(
+            "All strategies of several replicas in one process must be of "
+            f"the same devices. This one, of {describe(strategy)}, or one "
+            "before it was of others, and TensorFlow runs none of them any "
+            "more: start a new process for each number of replicas."
+        ) from error

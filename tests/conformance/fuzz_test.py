@@ -36,14 +36,14 @@ SEEDS = range(3)
 
 @dataclasses.dataclass
 class Same:
-    """A value that means what the good one does."""
+    """Marks a value that means what the good one does."""
 
     value: object
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a call."""
+    """Holds what came of one call."""
 
     call: str
     kind: str  # "clear", "unclear", "right" or "silent"
@@ -103,7 +103,7 @@ def _are_equal(left, right):
 
 
 def integers(low=1):
-    """What is no integer of at least `low`."""
+    """Returns what is no integer of at least `low`."""
     return [low - 1, -3, 1.5, np.nan, None, "3", [3], True]
 
 
@@ -116,7 +116,7 @@ POSITIVE = [-1, np.nan, np.inf, None, "1", [1.0]]
 
 
 def ids(good, limit):
-    """What are no ids below `limit` of the shape of `good`."""
+    """Returns what are no ids below `limit`, in the shape of `good`."""
     good = np.asarray(good)
     with_nan = good.astype("float64")
     with_nan.flat[0] = np.nan
@@ -137,7 +137,7 @@ def ids(good, limit):
 
 
 def shapes(good, batch_broadcasts=False):
-    """Arrays like `good`, a size more or an axis fewer or more."""
+    """Yields arrays like `good`, of a size more or an axis fewer or more."""
     good = np.asarray(good)
     yield from (good[0], good[None])
     for axis in range(batch_broadcasts, good.ndim):
@@ -145,7 +145,7 @@ def shapes(good, batch_broadcasts=False):
 
 
 def masks(shape, rng, broadcasts=False):
-    """What is no mask of a shape."""
+    """Yields what is no mask of a shape."""
     mask = rng.random(shape) < 0.7
     additive = np.where(mask, 0.0, -1e9)
     yield from (additive, additive.astype("float32"), mask + 1.0, mask * 3)
@@ -158,7 +158,7 @@ def masks(shape, rng, broadcasts=False):
 
 
 def memories(backbone, batch_size):
-    """What is no memory of a model for so many rows."""
+    """Returns what is no memory of a model for so many rows."""
     good = backbone.initial_memory(batch_size)
     states = good.states
     return [
@@ -277,7 +277,7 @@ def fuzz_layers(fuzz, seed):
 
 
 def fuzz_sizes(fuzz, seed):
-    """Arguments of constructors; the seed does not matter."""
+    """Calls constructors; the seed does not matter."""
     del seed
     heads = {"num_heads": 2, "key_dim": 3}
     attention = {
@@ -740,7 +740,7 @@ def fuzz_evaluation(fuzz, seed):
 
 
 def fuzz_loaders(fuzz, seed, folder):
-    """One wrong field of a Hugging Face folder, and files that end early."""
+    """Loads folders with one wrong field, and files that end early."""
     rng = np.random.default_rng(seed)
     model = models.TransformerXLCausalLM.from_preset(
         "quickstart", num_layers=1, vocabulary_size=19, cold_start="zeros"
@@ -826,7 +826,7 @@ def fuzz_loaders(fuzz, seed, folder):
     )
 
 
-@pytest.mark.large  # about 3 minutes
+@pytest.mark.large  # about a minute
 def test_wrong_arguments_are_named_and_nothing_is_silently_wrong(tmp_path):
     fuzz = Fuzz()
     for seed in SEEDS:

@@ -30,7 +30,12 @@ class RecurrentBackbone(keras.Model):
         return self.num_layers
 
     def compute_output_shape(self, token_ids_shape):
+        """Returns the shape of the hidden states, for `summary`."""
         return (*token_ids_shape, self.hidden_dim)
+
+    def compute_output_spec(self, *args, **kwargs):
+        # Keras would take that shape for all that a call returns.
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     def check_remembers(self, memory_length):
         """Raises `ValueError` if the model can have no such memory."""

@@ -1,4 +1,4 @@
-"""What a stranger's file may cost: bounded memory, and a sentence.
+"""Tests of what a stranger's file may cost: bounded memory, and a sentence.
 
 All files are read by one program under a limit of memory, `read_foreign.py`.
 """
@@ -228,7 +228,7 @@ def hugging_face_folder(folder, stored, changes):
 
 
 def calls(folder):
-    """What to read, by name: loader, arguments, and words of the error."""
+    """Returns what to read by name: loader, arguments, words of the error."""
 
     def written(name, content):
         path = folder / name.replace(" ", "_")

@@ -1,4 +1,4 @@
-"""What a new user meets: errors that name the flag, and progress."""
+"""Tests of what a new user meets: errors that name the flag, and progress."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""What attention layers refuse: masks, memories and positions that fit not."""
+"""Tests of masks, memories and positions that attention layers refuse."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What models refuse: ids, memories and resets that fit not."""
+"""Tests of ids, memories and resets that models refuse."""
 
 import numpy as np
 import pytest

@@ -213,8 +213,6 @@ def load_tokenizer(path):
         ) from error
 
 
-# The words of a gigabyte of text.
-_MAX_BYTES = 64 << 20
 _TOKENIZERS = {
     "ByteTokenizer": ByteTokenizer,
     "CharacterTokenizer": CharacterTokenizer,

@@ -20,7 +20,6 @@ from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
-from txl_keras.training.strategy import same_devices
 
 _SUMS = ("nll", "num_tokens")
 
@@ -196,8 +195,7 @@ class Evaluator:
             steps = min(steps, len(segments) - done)
             iterator = feed.next(steps)
             if token_nll is None:
-                with same_devices(self._strategy):
-                    sums = self._run(iterator, tf.constant(steps))
+                sums = self._run(iterator, tf.constant(steps))
                 sums = {name: sums[name].numpy() for name in sums}
             else:
                 sums, found = self._run_with_tokens(iterator, steps)

@@ -14,7 +14,6 @@ from txl_keras.metrics import perplexity
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
-from txl_keras.training.strategy import same_devices
 
 _SUMS = ("nll", "num_correct", "num_tokens")
 
@@ -94,8 +93,7 @@ class PermutationEvaluator:
         feed = Feed(segments, self._strategy, num_steps=len(segments))
         for done in range(0, len(segments), steps_per_execution):
             steps = min(steps_per_execution, len(segments) - done)
-            with same_devices(self._strategy):
-                found = self._run(feed.next(steps), tf.constant(steps))
+            found = self._run(feed.next(steps), tf.constant(steps))
             if found["stop"].numpy().any():
                 return None
             for name in sums:

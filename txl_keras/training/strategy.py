@@ -1,6 +1,7 @@
 """Where a model runs, and how one function runs there step after step."""
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -375,9 +376,10 @@ def host_loop(strategy, replica_step, names, stop):
         stop: `StopRequest.variable`.
 
     Returns:
-        `tf.function(iterator, num_steps)`, which returns a dictionary of
-        float32 vectors, step by step, of `num_steps` or fewer if stopped:
-        `names` and `stop`. Call it in `same_devices`.
+        Function `(iterator, num_steps)`, which returns a dictionary of float32
+        vectors, step by step, of `num_steps` or fewer if stopped: `names` and
+        `stop`. It raises `RuntimeError` if a strategy of other devices was
+        used in this process. Its `__wrapped__` is a `tf.function`.
     """
     names = ("stop", *names)
 
@@ -407,24 +409,18 @@ def host_loop(strategy, replica_step, names, stop):
         steps = results.stack()[:done]
         return dict(zip(names, tf.unstack(steps, len(names), 1), strict=True))
 
-    return run
+    @functools.wraps(run, updated=())
+    def run_alone(iterator, num_steps):
+        try:
+            return run(iterator, num_steps)
+        except tf.errors.InternalError as error:
+            if "joining a group" not in error.message:
+                raise
+            raise RuntimeError(
+                "All strategies of several replicas in one process must be of "
+                f"the same devices. This one, of {describe(strategy)}, or one "
+                "before it was of others, and TensorFlow runs none of them any "
+                "more: start a new process for each number of replicas."
+            ) from error
 
-
-@contextlib.contextmanager
-def same_devices(strategy):
-    """Explains the error of a second strategy of other devices.
-
-    Raises:
-        RuntimeError: If such a strategy was used in this process.
-    """
-    try:
-        yield
-    except tf.errors.InternalError as error:
-        if "joining a group" not in error.message:
-            raise
-        raise RuntimeError(
-            "All strategies of several replicas in one process must be of "
-            f"the same devices. This one, of {describe(strategy)}, or one "
-            "before it was of others, and TensorFlow runs none of them any "
-            "more: start a new process for each number of replicas."
-        ) from error
+    return run_alone

@@ -25,7 +25,6 @@ from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
 from txl_keras.training.strategy import kernel_platform
 from txl_keras.training.strategy import runs_on_cpu
-from txl_keras.training.strategy import same_devices
 from txl_keras.training.tpu_compile import VERSIONS
 from txl_keras.training.tpu_compile import check_packages
 
@@ -222,8 +221,7 @@ class Trainer:
         """
         check_integer("num_steps", num_steps, 1)
         first = int(self.step.numpy())
-        with same_devices(self.strategy):
-            results = self._run(iterator, tf.constant(num_steps))
+        results = self._run(iterator, tf.constant(num_steps))
         results = {name: value.numpy() for name, value in results.items()}
         self.stopped = bool(results.pop("stop").any())
         hopeless = np.zeros(len(results["loss"]), bool)

@@ -15,13 +15,16 @@ import sys
 import zipfile
 
 import pytest
+import safetensors.numpy
 from stored_models import GOLDEN
 from stored_models import stored_config
 
 from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints import load_vocabulary
+from txl_keras.checkpoints import save_hugging_face
 from txl_keras.checkpoints.torch_files import load_torch
 from txl_keras.checkpoints.torch_files import torch_tensors
+from txl_keras.models import TransformerXLCausalLM
 
 PROGRAM = pathlib.Path(__file__).parent / "read_foreign.py"
 PYTORCH = "original_pytorch_enwik8_like"
@@ -282,18 +285,23 @@ def size_of(path):
     return sum(file.stat().st_size for file in path.parent.rglob("*"))
 
 
-def test_foreign_files_cost_little_and_are_refused_with_a_sentence(tmp_path):
-    listed = [*calls(tmp_path)]
-    jobs = [(loader, given, {}) for _, loader, given, _ in listed]
-    (tmp_path / "calls.json").write_text(json.dumps(jobs))
+def costs(jobs, folder):
+    """What the program that reads foreign files says of each job."""
+    (folder / "calls.json").write_text(json.dumps(jobs))
     done = subprocess.run(
-        [sys.executable, PROGRAM, tmp_path / "calls.json"],
+        [sys.executable, PROGRAM, folder / "calls.json"],
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_foreign_files_cost_little_and_are_refused_with_a_sentence(tmp_path):
+    listed = [*calls(tmp_path)]
+    jobs = [(loader, given, {}) for _, loader, given, _ in listed]
+    answers = costs(jobs, tmp_path)
     for (name, _, given, words), answer in zip(listed, answers, strict=True):
         kind, message = answer["error"] or ("no error", "")
         assert kind == "ValueError", (name, kind, message)
@@ -349,3 +357,24 @@ def test_large_files_beside_a_checkpoint_are_not_read(name, tmp_path):
         file.truncate(MEBIBYTE + 1)
     with pytest.raises(ValueError, match=f"{name} must have at most"):
         load_tf1(tmp_path, stored_config(TF1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_file_of_one_large_tensor_is_read_in_little_memory(dtype, tmp_path):
+    folder = tmp_path / "model"
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart",
+        num_layers=1,
+        vocabulary_size=400_000,
+        cold_start="zeros",
+        initializer_stddev=0.0,
+    )
+    save_hugging_face(model, folder)
+    path = folder / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    safetensors.numpy.save_file(
+        {name: value.astype(dtype) for name, value in tensors.items()}, path
+    )
+    (answer,) = costs([("load_hugging_face", [str(folder)], {})], tmp_path)
+    assert answer["error"] is None
+    assert answer["bytes"] < 4 * path.stat().st_size + 200e6

@@ -103,10 +103,12 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
     has_head = "lm_loss.bias" in tensors and not drop_head
 
     def build():
-        backbone = XLNetBackbone(dtype=dtype, **arguments)
-        if not has_head:
-            return backbone
-        return XLNetPermutationLM(backbone, config["tie_word_embeddings"])
+        zeros = {**arguments, "initializer_stddev": 0.0}
+        model = backbone = XLNetBackbone(dtype=dtype, **zeros)
+        if has_head:
+            model = XLNetPermutationLM(backbone, config["tie_word_embeddings"])
+        backbone.initializer_stddev = arguments["initializer_stddev"]
+        return model
 
     if has_head:
         tensors = tensors.renamed(lambda name: name.removeprefix(_BODY))

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import shown
+from txl_keras.models.weights import to_tensor
 from txl_keras.models.weights import weights_by_name
 
 _SMALLEST = 2  # bytes per number
@@ -142,7 +143,7 @@ class Tensors(collections.abc.Mapping):
                 f"{shown(name)} must be of floats of 16 to 64 bits. "
                 f"Received: {dtype.name}"
             )
-        return np.asarray(array, np.float32)
+        return array
 
     def __contains__(self, name):
         # Of a mapping it would read the tensor.
@@ -220,16 +221,10 @@ def read(build, layout, tensors, source):
         name = _fitting(entry, tensors)[0]
         targets = [weights[ours] for ours in entry.ours]
         shapes = [tuple(weight.shape) for weight in targets]
-        # The arrays are gone before TensorFlow copies their values once more.
-        values = [
-            tf.cast(part, weight.dtype)
-            for weight, part in zip(
-                targets, entry.split(tensors[name], shapes), strict=True
-            )
-        ]
-        for weight, value in zip(targets, values, strict=True):
-            weight.assign(value)
-        del values
+        parts = entry.split(tensors[name], shapes)
+        for weight, part in zip(targets, parts, strict=True):
+            weight.assign(tf.cast(to_tensor(part), weight.dtype))
+        del parts, part
     return model
 
 

@@ -18,7 +18,7 @@ from txl_keras.checks import shown
 _MAX_OPCODES = 12_000_000
 # Objects may take this much memory, and 3.4 times the size of the pickle: what
 # Python 2 wrote of the 793,471 words of the One Billion Word Benchmark needs.
-_MAX_BYTES = 180_000_000
+_MAX_BYTES = 160_000_000
 _MAX_MARKS = 1000  # one per container that is not complete
 _MAX_INTEGER_BYTES = 255
 # Longer strings are arrays, which nothing here needs.

@@ -24,6 +24,7 @@ from txl_keras.layers.row_dropout import fold_in
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.models.segment_reader import SegmentReader
+from txl_keras.models.weights import normal_initializer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -193,13 +194,13 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     def kernel_initializer(self):
         """Initializer of kernels and tables."""
-        return _normal(self.initializer_stddev)
+        return normal_initializer(self.initializer_stddev)
 
     def projection_initializer(self):
         """Initializer of projections between tables and hidden states."""
         stddev = self.projection_initializer_stddev
         if stddev is not None:
-            return _normal(stddev)
+            return normal_initializer(stddev)
         return keras.initializers.VarianceScaling(
             mode="fan_in", distribution="untruncated_normal"
         )
@@ -462,10 +463,3 @@ class TransformerXLBackbone(RecurrentBackbone):
             ),
             "cold_start": self.cold_start,
         }
-
-
-def _normal(stddev):
-    """Normal distribution; without deviation, zeros that are not drawn."""
-    if stddev == 0:
-        return keras.initializers.Zeros()
-    return keras.initializers.RandomNormal(stddev=stddev)

@@ -20,6 +20,7 @@ from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.row_dropout import fold_in
 from txl_keras.layers.two_stream_block import TwoStreamBlock
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
+from txl_keras.models.weights import normal_initializer
 
 # Whether a token may see those after it.
 ATTENTION_TYPES = ("bi", "uni")
@@ -169,7 +170,7 @@ class XLNetBackbone(RecurrentBackbone):
         self.build((None, None))
 
     def _kernel_initializer(self):
-        return keras.initializers.RandomNormal(stddev=self.initializer_stddev)
+        return normal_initializer(self.initializer_stddev)
 
     def _block(self, index):
         return TwoStreamBlock(

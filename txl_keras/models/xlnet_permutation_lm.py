@@ -9,6 +9,7 @@ import keras
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.models.weights import normal_initializer
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 
 
@@ -100,9 +101,7 @@ class XLNetPermutationLM(keras.Model):
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,
             tie_embeddings=tie_embeddings,
-            kernel_initializer=keras.initializers.RandomNormal(
-                stddev=backbone.initializer_stddev
-            ),
+            kernel_initializer=normal_initializer(backbone.initializer_stddev),
             dtype=self.dtype_policy,
             name="softmax",
         )

@@ -42,8 +42,8 @@ from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import describe as describe_strategy
+from txl_keras.training.strategy import device_of
 from txl_keras.training.strategy import is_chief
-from txl_keras.training.strategy import kernel_platform
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.tpu_types import check_kernel
@@ -98,7 +98,7 @@ def main(_):
     strategy = create_strategy(FLAGS.tpu, FLAGS.num_cpu_devices)
     if slice_ and FLAGS.tpu is not None:
         check_replicas(slice_, strategy)
-    if FLAGS.attention_kernel and kernel_platform(strategy) == "cpu":
+    if FLAGS.attention_kernel and device_of(strategy) != "tpu":
         raise ValueError(
             "`attention_kernel` is for --tpu and --compile_only: a CPU would "
             "interpret it, slowly. Received: attention_kernel=True, on "

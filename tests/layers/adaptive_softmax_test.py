@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from txl_keras.layers import AdaptiveEmbedding
 from txl_keras.layers import AdaptiveSoftmax
-from txl_keras.layers.row_dropout import fold_in
+from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.serving import Sampler
 
 V, D, B, T = 50, 6, 3, 8

@@ -29,7 +29,7 @@ def everything(b, i, j, distance):
     return True
 
 
-def attend(layer, query, memory, allowed, score, causal=True):
+def attend(layer, query, memory, allowed, score):
     """Outputs and probabilities, one number at a time.
 
     Args:
@@ -47,8 +47,7 @@ def attend(layer, query, memory, allowed, score, causal=True):
         logits = np.full(num_keys, -math.inf)
         for j in range(num_keys):
             distance = num_memory + i - j
-            is_past = distance >= 0 or not causal
-            if is_past and allowed(b, i, j, distance):
+            if distance >= 0 and allowed(b, i, j, distance):
                 k = context[b, j] @ w["key"][:, n]
                 logits[j] = score(q, k, n, distance) / math.sqrt(key_dim)
         p = np.exp(logits - logits.max())
@@ -63,11 +62,10 @@ def assert_equals_loops(layer, query, memory, allowed, score, **call):
     output, scores = layer(
         query, memory=memory, return_attention_scores=True, **call
     )
+    computed = layer(query, memory=memory, **call)
     if memory is None:
         memory = np.zeros((len(query), 0, query.shape[-1]))
-    causal = getattr(layer, "causal", True)
-    expected, expected_scores = attend(
-        layer, query, memory, allowed, score, causal
-    )
+    expected, expected_scores = attend(layer, query, memory, allowed, score)
     np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
     np.testing.assert_allclose(output, expected, atol=2e-5)
+    np.testing.assert_allclose(computed, expected, atol=2e-5)

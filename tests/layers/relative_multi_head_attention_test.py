@@ -117,52 +117,6 @@ def test_clamp_length_encodes_far_distances_as_it():
     )
 
 
-@pytest.mark.parametrize("memory_length", [None, 2, 5, 20])
-@pytest.mark.parametrize("clamp_length", [None, 1])
-def test_without_causality_later_keys_have_negative_distances(
-    memory_length, clamp_length
-):
-    layer = attention(causal=False, clamp_length=clamp_length)
-    query, memory = random(B, T, D, seed=1), None
-    if memory_length:
-        memory = random(B, memory_length, D, seed=2)
-    assert_equals_paper(
-        layer, query, memory, everything, clamp_length=clamp_length
-    )
-
-
-def test_without_causality_a_causal_mask_makes_it_causal():
-    query, memory = segment_and_memory()
-    layer = attention()
-    other = attention(causal=False)
-    other.set_weights(layer.get_weights())
-    mask = np.arange(M + T) <= M + np.arange(T)[:, None]
-    np.testing.assert_allclose(
-        other(query, memory=memory, attention_mask=mask),
-        layer(query, memory=memory),
-        atol=1e-5,
-    )
-
-
-def test_without_causality_a_padded_row_is_as_if_alone():
-    query, memory = segment_and_memory()
-    layer = attention(causal=False)
-    lengths = np.array([T, 2])
-    padded = layer(
-        query, memory=memory, query_mask=np.arange(T) < lengths[:, None]
-    )
-    for row, length in enumerate(lengths):
-        alone = layer(
-            query[row : row + 1, :length], memory=memory[row : row + 1]
-        )
-        np.testing.assert_allclose(padded[row, :length], alone[0], atol=1e-5)
-
-
-def test_same_length_needs_causality():
-    with pytest.raises(ValueError, match="causal=False"):
-        RelativeMultiHeadAttention(N, H, same_length=True, causal=False)
-
-
 @pytest.mark.parametrize("memory_length", [5, 2])
 def test_same_length_sees_m_keys_back_and_the_token_itself(memory_length):
     query, memory = segment_and_memory(memory_length)

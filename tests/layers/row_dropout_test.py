@@ -6,7 +6,7 @@ import tensorflow as tf
 from layer_checks import check_layer
 
 from txl_keras.layers import RowDropout
-from txl_keras.layers.row_dropout import fold_in
+from txl_keras.layers.compute.dropout import fold_in
 
 
 def kept(rate, seeds, *shape):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_keras.layers.row_dropout import fold_in
+from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.serving import Sampler
 from txl_keras.serving import samplers
 

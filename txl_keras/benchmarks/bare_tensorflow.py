@@ -15,8 +15,10 @@ head size, `D` hidden size, `V` vocabulary, `L` layers.
 
 import tensorflow as tf
 
-from txl_keras.layers.block_attention import attend_in_blocks
-from txl_keras.layers.block_attention import split_queries
+from txl_keras.layers.compute import blocks
+from txl_keras.layers.compute.problem import Positions
+from txl_keras.layers.compute.problem import Problem
+from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.sublayers import normalized_sum
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.training.strategy import compile_layers
@@ -340,38 +342,20 @@ def _shift(scores):
 
 def attend_by_kernels(x, memory, memory_mask, encoding, weights):
     """The same by the functions of the layers: see `attend_by_definition`."""
-    num_memory, length = memory.shape[1], x.shape[1]
-    num_heads = weights["query"].shape[1]
-    blocks = split_queries(
-        length,
-        num_memory=num_memory,
-        farthest=None,
-        rate=0.0,
-        sizes=(num_heads, length, num_memory + length),
-    )
     known = tf.concat([memory_mask, tf.ones(x.shape[:2], tf.bool)], axis=1)
-    query, *of_segment = _project(x, weights, "query", "key", "value")
-    keys, values = (
-        tf.concat(parts, axis=2)
-        for parts in zip(
-            _project(memory, weights, "key", "value"), of_segment, strict=True
-        )
-    )
+    query, *segment = _project(x, weights, "query", "key", "value")
     scale = tf.constant(query.shape[-1] ** -0.5, x.dtype)
-    u, v = (weights[name][:, None, None] * scale for name in ("u", "v"))
     position = tf.tensordot(encoding, weights["position"], 1)
-    attended = attend_in_blocks(
-        blocks,
-        query * scale + u,
-        keys,
-        values,
-        lambda query, keys: tf.einsum("nbth,nrh->nbtr", query, keys),
-        (query * scale + v, tf.transpose(position, (1, 0, 2))),
-        [known[None, :, None, : block.num_keys] for block in blocks],
-        seeds=None,
+    problem = Problem(
+        query=query * scale,
+        parts=[_project(memory, weights, "key", "value"), segment],
+        visible=Visible(memory.shape[1], x.shape[1], key_mask=known),
+        content_bias=weights["u"] * scale,
+        positions=Positions(
+            (tf.transpose(position, (1, 0, 2)),), weights["v"] * scale
+        ),
     )
-    attended = tf.transpose(attended, (1, 2, 0, 3))
-    return tf.tensordot(attended, weights["output"], 2)
+    return tf.tensordot(blocks.attend(problem), weights["output"], 2)
 
 
 def _project(states, weights, *names):

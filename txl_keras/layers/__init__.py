@@ -5,6 +5,7 @@ from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.layers.causal_multi_head_attention import (
     CausalMultiHeadAttention,
 )
+from txl_keras.layers.compute.relative_shift import relative_shift
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.memory_stack import Memory
 from txl_keras.layers.memory_stack import MemoryStack
@@ -14,7 +15,6 @@ from txl_keras.layers.relative_multi_head_attention import (
     RelativeMultiHeadAttention,
 )
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
-from txl_keras.layers.relative_shift import relative_shift
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.shaw_multi_head_attention import ShawMultiHeadAttention
 from txl_keras.layers.two_stream_block import TwoStreamBlock

@@ -13,7 +13,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
-from txl_keras.layers.fusing import fused
+from txl_keras.layers.compute.target import fused
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

@@ -12,12 +12,12 @@ from txl_keras.checks import check_shape
 from txl_keras.layers.causal_multi_head_attention import (
     CausalMultiHeadAttention,
 )
-from txl_keras.layers.fusing import is_for_cpu
+from txl_keras.layers.compute import target
+from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.relative_multi_head_attention import (
     RelativeMultiHeadAttention,
 )
 from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.row_dropout import fold_in
 from txl_keras.layers.shaw_multi_head_attention import ShawMultiHeadAttention
 from txl_keras.layers.sublayers import dense
 from txl_keras.layers.sublayers import layer_norm
@@ -300,7 +300,7 @@ class DecoderBlock(keras.layers.Layer):
             )
 
         def normalize(norm, x, residual):
-            if is_for_cpu():
+            if target.current().is_cpu:
                 # Variables are read out here, where gradients find them.
                 gamma, beta = map(tf.convert_to_tensor, (norm.gamma, norm.beta))
                 return normalized_sum(x, residual, gamma, beta, norm.epsilon)

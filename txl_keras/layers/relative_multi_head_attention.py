@@ -12,7 +12,7 @@ from txl_keras.checks import check_shape
 from txl_keras.layers.causal_multi_head_attention import (
     CausalMultiHeadAttention,
 )
-from txl_keras.layers.causal_multi_head_attention import PositionTerms
+from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.sublayers import heads_dense
 
@@ -30,8 +30,8 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
                 + v        . R_{i-j} W_k,R    (d) position bias
 
     and returns `softmax(A / sqrt(H)) E W_v W_o`. Terms (b) and (d) project
-    each of the S distances once and align them with the keys: see
-    `scores_by_key`.
+    each of the S distances once and align them with the keys by a
+    shift: see `relative_shift`, and `compute.definition` for the equation.
 
     Args:
         num_heads, key_dim, dropout, same_length, kernel_initializer, seed:
@@ -39,17 +39,13 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         clamp_length: Optional integer. Distances beyond it count as it.
         tie_attention_biases: Boolean. The layer owns no `u` and `v`; they
             come with each call, so that several layers share them.
-        causal: Boolean. If false, queries also see the keys after them, at
-            negative distances (as in XLNet, Yang et al., 2019), but for what
-            masks shut.
 
     Call arguments:
         query, memory, query_mask, memory_mask, attention_mask, training,
             dropout_seed, return_attention_scores: See
             `CausalMultiHeadAttention`.
         position_encoding: Optional tensor `(S, D)`, the output of
-            `RelativePositionEncoding`, to compute it once for many layers;
-            if not causal `(S + T, D)`, of a bidirectional one.
+            `RelativePositionEncoding`, to compute it once for many layers.
         attention_biases: The pair `(u, v)`, each `(N, H)`; only with
             `tie_attention_biases=True`.
 
@@ -59,8 +55,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
 
     Raises:
         ValueError: On sizes that are not positive, `same_length` without a
-            memory or where attention is not causal, `attention_biases` that
-            are missing or one too many.
+            memory, `attention_biases` that are missing or one too many.
 
     Example:
 
@@ -81,8 +76,6 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         appendix B.
     """
 
-    has_kernel = True
-
     def __init__(
         self,
         num_heads,
@@ -91,7 +84,6 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         clamp_length=None,
         same_length=False,
         tie_attention_biases=False,
-        causal=True,
         kernel_initializer="glorot_uniform",
         seed=None,
         **kwargs,
@@ -107,15 +99,8 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         )
         self.clamp_length = clamp_length
         self.tie_attention_biases = tie_attention_biases
-        self.causal = causal
-        if same_length and not causal:
-            raise ValueError(
-                "`same_length` counts the keys before a query, so attention "
-                f"must be causal. Received: same_length={same_length!r}, "
-                f"causal={causal}"
-            )
         self._encode_positions = RelativePositionEncoding(
-            clamp_length, bidirectional=not causal, name="position_encoding"
+            clamp_length, name="position_encoding"
         )
         # "r" is a distance: an axis of length S without a batch.
         self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
@@ -151,34 +136,26 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             position_encoding = self._encode_positions(shape_of, memory)
         else:
             self._check_encoding(position_encoding, query, memory)
+        u, v = self._attention_biases(attention_biases)
         return self._attend(
-            self._terms(
-                self._project_encoding(position_encoding), attention_biases
-            ),
             query,
             memory,
-            query_mask,
-            memory_mask,
-            attention_mask,
-            training,
-            dropout_seed,
-            return_attention_scores,
+            query_mask=query_mask,
+            memory_mask=memory_mask,
+            attention_mask=attention_mask,
+            training=training,
+            dropout_seed=dropout_seed,
+            return_attention_scores=return_attention_scores,
+            content_bias=u,
+            positions=Positions(self._project_encoding(position_encoding), v),
         )
 
     def _check_encoding(self, encoding, query, memory):
         """Raises `ValueError` unless there is a row per distance."""
-        num_rows = ops.shape(query)[1] * (1 if self.causal else 2)
+        num_rows = ops.shape(query)[1]
         if memory is not None:
             num_rows += ops.shape(memory)[1]
         check_shape("position_encoding", encoding, (num_rows, query.shape[-1]))
-
-    def _terms(self, positions, attention_biases):
-        scale = self.key_dim**-0.5
-        u, v = self._attention_biases(attention_biases)
-        u, v = u * scale, v * scale
-
-        # Terms (a) + (c), then (b) + (d).
-        return PositionTerms(u, v, _by_distance, positions)
 
     def _project_encoding(self, encoding):
         """`R W_k,R`: a tuple of one tensor `(N, R, H)`."""
@@ -213,19 +190,14 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             position_keys: What `project_positions` returned, of M + T
                 distances or more.
             attention_biases: As in a call.
-
-        Raises:
-            ValueError: If attention is not causal.
         """
-        if not self.causal:
-            raise ValueError(
-                "`attend_projected` reads on from what was read, so attention "
-                "must be causal. Received: causal=False"
-            )
-        terms = self._terms((position_keys,), attention_biases)
-        return self._attend_projected(terms, query, past)
+        u, v = self._attention_biases(attention_biases)
+        return self._attend_projected(
+            query, past, u, Positions((position_keys,), v)
+        )
 
     def _attention_biases(self, attention_biases):
+        """`u` and `v`, scaled as the queries are."""
         if self.tie_attention_biases != (attention_biases is not None):
             raise ValueError(
                 "`attention_biases` must be passed if and only if the layer "
@@ -240,16 +212,11 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             for bias in (u, v):
                 expected = (self.num_heads, self.key_dim)
                 check_shape("attention_biases", bias, expected)
-        return ops.cast(u, self.compute_dtype), ops.cast(v, self.compute_dtype)
+        return [self._scaled(ops.cast(x, self.compute_dtype)) for x in (u, v)]
 
     def get_config(self):
         return {
             **super().get_config(),
             "clamp_length": self.clamp_length,
             "tie_attention_biases": self.tie_attention_biases,
-            "causal": self.causal,
         }
-
-
-def _by_distance(query, keys):
-    return ops.einsum("nbth,nrh->nbtr", query, keys)

@@ -11,7 +11,8 @@ from txl_keras.checks import check_integer
 from txl_keras.layers.causal_multi_head_attention import (
     CausalMultiHeadAttention,
 )
-from txl_keras.layers.causal_multi_head_attention import PositionTerms
+from txl_keras.layers.compute.problem import Positions
+from txl_keras.layers.compute.problem import dot_product
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -111,26 +112,28 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         num_memory = 0 if memory is None else ops.shape(memory)[1]
         positions = self.project_positions(num_memory + ops.shape(query)[1])
         return self._attend(
-            self._terms(positions),
             query,
             memory,
-            query_mask,
-            memory_mask,
-            attention_mask,
-            training,
-            dropout_seed,
-            return_attention_scores,
+            query_mask=query_mask,
+            memory_mask=memory_mask,
+            attention_mask=attention_mask,
+            training=training,
+            dropout_seed=dropout_seed,
+            return_attention_scores=return_attention_scores,
+            content_bias=self._content_bias(),
+            positions=self._positions(positions),
         )
 
-    def _terms(self, positions):
-        scale = self.key_dim**-0.5
-
-        def by_distance(query, keys, biases):
-            scores = ops.einsum("nbth,nrh->nbtr", query, keys)
-            return scores + (biases * scale)[:, None, None, :]
-
+    def _content_bias(self):
         bias = ops.cast(self.content_attention_bias, self.compute_dtype)
-        return PositionTerms(bias * scale, None, by_distance, positions)
+        return self._scaled(bias)
+
+    def _positions(self, rows):
+        def scores(query, keys, biases):
+            biases = self._scaled(biases)[:, None, None, :]
+            return dot_product(query, keys) + biases
+
+        return Positions(rows, scores=scores)
 
     def project_positions(self, num_distances):
         """Keys and biases of distances.
@@ -157,8 +160,10 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             position_keys, position_biases: What `project_positions` returned,
                 of M + T distances or more.
         """
-        terms = self._terms((position_keys, position_biases))
-        return self._attend_projected(terms, query, past)
+        positions = self._positions((position_keys, position_biases))
+        return self._attend_projected(
+            query, past, self._content_bias(), positions
+        )
 
     def _distances(self, num_keys):
         """Row of the tables for each of the distances S - 1, ..., 0."""

@@ -4,8 +4,9 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_number
-from txl_keras.layers.fusing import fused
-from txl_keras.layers.fusing import is_for_cpu
+from txl_keras.layers.compute import target
+from txl_keras.layers.compute.pallas import with_row_major_gradient
+from txl_keras.layers.compute.target import fused
 
 
 def heads_dense(layer, equation, name, output_shape=None):
@@ -43,9 +44,32 @@ class HeadsDense(keras.layers.EinsumDense):
         leads = axes.endswith("".join(summed)) and kernel_axes.startswith(
             "".join(summed)
         )
-        if not (is_for_cpu() and leads):
+        if not (target.current().is_cpu and leads):
             return super().call(inputs)
         return tf.tensordot(inputs, self.kernel, len(summed))
+
+
+def project_heads(states, *layers):
+    """Projects hidden states to heads, by the kernels of several layers.
+
+    Args:
+        states: Tensor `(B, S, D)`.
+        *layers: `HeadsDense` with kernels `(D, N, H)`.
+
+    Returns:
+        List of tensors `(N, B, S, H)`. Heads are first, so that a product with
+        what has no batch axis, the positions, is one of a matrix a head.
+    """
+    kernels = [tf.cast(layer.kernel, states.dtype) for layer in layers]
+    if target.current().is_cpu:
+        # With kernels side by side, one product of all.
+        projected = tf.tensordot(states, tf.concat(kernels, axis=1), 1)
+        projected = tf.transpose(projected, (2, 0, 1, 3))
+        return tf.split(projected, len(layers), axis=0)
+    return [
+        tf.einsum("bsd,dnh->nbsh", states, with_row_major_gradient(kernel))
+        for kernel in kernels
+    ]
 
 
 def dense(layer, units, name, activation=None):

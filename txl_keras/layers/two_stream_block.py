@@ -8,8 +8,8 @@ import keras
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
+from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.row_dropout import fold_in
 from txl_keras.layers.sublayers import dense
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.layers.two_stream_relative_attention import (

@@ -7,20 +7,22 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
 import dataclasses
 
 import keras
-import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
+from txl_keras.layers import compute
+from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.compute.problem import Dropout
+from txl_keras.layers.compute.problem import Positions
+from txl_keras.layers.compute.problem import Problem
+from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
-from txl_keras.layers.relative_shift import bidirectional_shift
 from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.row_dropout import fold_in
-from txl_keras.layers.row_dropout import is_kept
-from txl_keras.layers.softmax_attention import attend
 from txl_keras.layers.sublayers import heads_dense
+from txl_keras.layers.sublayers import project_heads
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -196,16 +198,19 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
         content_sees, query_sees = _masks(
             content, memory, content_mask, memory_mask, permutation_mask
         )
-        keep = self._keep(training, fold_in(dropout_seed, 0))
-        attended = self._attend(
-            self._project_query(content), keys, content_sees, keep
+        dropout = self._dropout_of(content, training, fold_in(dropout_seed, 0))
+        outputs = self._output_dense(
+            self._attend(
+                self._project_query(content), keys, content_sees, dropout
+            )
         )
-        outputs = self._output_dense(attended)
         if query is None:
             return outputs
-        keep = self._keep(training, fold_in(dropout_seed, 1))
+        dropout = self._dropout_of(content, training, fold_in(dropout_seed, 1))
         return outputs, self._output_dense(
-            self._attend_targets(query, target_mapping, keys, query_sees, keep)
+            self._attend_targets(
+                query, target_mapping, keys, query_sees, dropout
+            )
         )
 
     def _keys(self, content, memory, position_encoding, token_type_ids):
@@ -213,45 +218,42 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
         if memory is not None:
             context = ops.concatenate([memory, content], axis=1)  # [B, S, D]
         position_encoding = ops.cast(position_encoding, self.compute_dtype)
+        positions = self._position_dense(position_encoding)
         return _Keys(
-            self._key_dense(context),
-            self._value_dense(context),
-            self._position_dense(position_encoding),
+            *project_heads(context, self._key_dense, self._value_dense),
+            ops.transpose(positions, (1, 0, 2)),
             _in_other_segment(token_type_ids, memory),
         )
 
     def _project_query(self, states):
-        # Scaling the queries costs T N H products, the scores T S N.
-        return self._query_dense(states) * self.key_dim**-0.5
+        """Scaled queries `(N, B, T, H)`."""
+        (query,) = project_heads(states, self._query_dense)
+        return query * self.key_dim**-0.5
 
-    def _attend_targets(self, query, target_mapping, keys, sees, keep):
+    def _attend_targets(self, query, target_mapping, keys, sees, dropout):
         """Attention of the query stream, `(B, P, N, H)`.
 
         Targets are put where they stand, since distances count from there.
         """
         query = self._project_query(query)
         if target_mapping is not None:
-            query = ops.einsum("bpnh,bpt->btnh", query, target_mapping)
-        attended = self._attend(query, keys, sees, keep)
+            query = ops.einsum("nbph,bpt->nbth", query, target_mapping)
+        attended = self._attend(query, keys, sees, dropout)
         sees_any = ops.any(sees, axis=-1)[..., None, None]
         attended = ops.where(sees_any, attended, 0)
         if target_mapping is not None:
             attended = ops.einsum("btnh,bpt->bpnh", attended, target_mapping)
         return attended
 
-    def _attend(self, query, keys, sees, keep):
-        """Attention of one stream, `(B, T, N, H)`, to what it may see."""
-        attended = attend(
-            [self._scores(query, keys)],
-            [sees[None]],
-            [keys.values],
-            keep and (lambda: [keep(query, keys)]),
-            self.dropout if keep else 0.0,
-        )  # [N, B, T, H]
-        return ops.transpose(attended, (1, 2, 0, 3))
+    def _attend(self, query, keys, sees, dropout):
+        """Attention of one stream, `(B, T, N, H)`: the equation of the class.
 
-    def _scores(self, query, keys):
-        """The equation of the class, `(N, B, T, S)`."""
+        Args:
+            query: Tensor `(N, B, T, H)`.
+            keys: `_Keys`.
+            sees: Boolean `(B, T, S)`.
+            dropout: Optional `Dropout`.
+        """
         u, v, b = (
             ops.cast(bias, self.compute_dtype) * self.key_dim**-0.5
             for bias in (
@@ -260,31 +262,41 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
                 self.segment_attention_bias,
             )
         )
-        scores = ops.einsum("btnh,bsnh->nbts", query + u, keys.keys)
-        scores += bidirectional_shift(
-            ops.einsum("btnh,rnh->nbtr", query + v, keys.positions)
-        )
+        segment_scores = None
         if keys.in_other_segment is not None:
             segments = ops.cast(self.segment_embeddings, self.compute_dtype)
             same, other = ops.split(
-                ops.einsum("btnh,cnh->nbtc", query + b, segments), 2, axis=-1
+                ops.einsum(
+                    "nbth,cnh->nbtc", query + b[:, None, None], segments
+                ),
+                2,
+                axis=-1,
             )
-            scores += ops.where(keys.in_other_segment, other, same)
-        return scores
+            segment_scores = ops.where(keys.in_other_segment, other, same)
+        length, num_keys = ops.shape(query)[2], ops.shape(keys.keys)[2]
+        return compute.attend(
+            Problem(
+                query=query,
+                parts=[(keys.keys, keys.values)],
+                visible=Visible(
+                    num_keys - length,
+                    length,
+                    causal=False,
+                    attention_mask=sees,
+                ),
+                content_bias=u,
+                positions=Positions((keys.positions,), v, nearest=1 - length),
+                score_bias=segment_scores,
+                dropout=dropout,
+            )
+        )
 
-    def _keep(self, training, dropout_seed):
-        """Function of queries and keys: the probabilities dropout keeps."""
+    def _dropout_of(self, content, training, dropout_seed):
+        """`Dropout` of the probabilities of a call, or `None`."""
         if not training or not self.dropout:
             return None
-
-        def keep(query, keys):
-            batch_size, length, heads, _ = ops.shape(query)
-            sizes = [heads, length, ops.shape(keys.keys)[1]]
-            seeds = self._dropout.row_seeds(batch_size, dropout_seed)
-            places = [tf.range(size) for size in sizes]
-            return is_kept(self.dropout, seeds, sizes, places, batch_axis=1)
-
-        return keep
+        seeds = self._dropout.row_seeds(ops.shape(content)[0], dropout_seed)
+        return Dropout(float(self.dropout), seeds)
 
     def compute_output_spec(self, content, query=None, **kwargs):
         outputs = [
@@ -313,8 +325,8 @@ class _Keys:
     """What both streams attend to.
 
     Attributes:
-        keys, values: Tensors `(B, S, N, H)`.
-        positions: Tensor `(S + T, N, H)`, the projected distances.
+        keys, values: Tensors `(N, B, S, H)`.
+        positions: Tensor `(N, S + T, H)`, the projected distances.
         in_other_segment: Optional boolean `(B, T, S)`.
     """
 

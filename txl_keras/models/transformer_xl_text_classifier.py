@@ -12,8 +12,8 @@ from keras import ops
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
+from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.decoder_block import check_takes_padding
-from txl_keras.layers.row_dropout import fold_in
 from txl_keras.metrics import SparseF1Score
 from txl_keras.models.presets import preset_config
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone

@@ -9,8 +9,8 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
+from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
-from txl_keras.layers.row_dropout import fold_in
 from txl_keras.serving.samplers import Sampler
 
 # Longer prompts are read in segments of so many tokens: how they are cut

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.layers.row_dropout import fold_in
+from txl_keras.layers.compute.dropout import fold_in
 
 # The value of a parameter that changes nothing; None does the same.
 _OFF = {

@@ -11,13 +11,14 @@ import zlib
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.layers.fusing import compile_for_cpu
-from txl_keras.layers.fusing import multiplies_in_parts
+from txl_keras.layers.compute.target import Target
+from txl_keras.layers.compute.target import compile_for
+from txl_keras.layers.compute.target import current
+from txl_keras.layers.compute.target import multiplies_in_parts
+from txl_keras.layers.compute.target import use
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 WORKER_TIMEOUT = 50  # seconds
-
-_is_for_another_device = False
 
 
 def create_strategy(tpu=None, num_cpu_devices=None):
@@ -275,52 +276,30 @@ def describe(strategy):
     return f"{replicas} x {device}"
 
 
-def runs_on_cpu(strategy):
-    """Whether a step is for the CPUs of this machine.
+def device_of(strategy):
+    """What the replicas of a strategy are.
 
     Args:
         strategy: The `tf.distribute.Strategy`.
 
     Returns:
-        Boolean; inside of `for_another_device` always false.
+        `"cpu"`, `"gpu"` or `"tpu"`; inside of `for_another_device` always
+        the last.
     """
-    return not _is_for_another_device and describe(strategy).endswith("CPU")
+    if current().device == "tpu":
+        return "tpu"
+    device = describe(strategy).split()[-1].lower()
+    return "tpu" if device == "core" else device
 
 
-@contextlib.contextmanager
 def for_another_device():
     """Where steps are built on a CPU, but will run on a TPU."""
-    global _is_for_another_device
-    before, _is_for_another_device = _is_for_another_device, True
-    try:
-        yield
-    finally:
-        _is_for_another_device = before
+    return use(Target("tpu"))
 
 
-def kernel_platform(strategy):
-    """What a kernel of `tpu_attention` is compiled for.
-
-    Args:
-        strategy: The `tf.distribute.Strategy`.
-
-    Returns:
-        `"tpu"`, or `"cpu"`.
-
-    Raises:
-        ValueError: If steps run on a GPU.
-    """
-    if runs_on_cpu(strategy):
-        return "cpu"
-    device = describe(strategy)
-    if device.endswith("GPU") and not _is_for_another_device:
-        raise ValueError(
-            f"`attention_kernel` is one for TPUs. Received: {device}"
-        )
-    return "tpu"
-
-
-def compile_layers(function, strategy, model, training, in_parts=True):
+def compile_layers(
+    function, strategy, model, training, in_parts=True, kernel=False
+):
     """Compiles what passes through a model's layers, in the device's way.
 
     Args:
@@ -330,21 +309,31 @@ def compile_layers(function, strategy, model, training, in_parts=True):
         model: The model, of any class of `txl_keras.models`.
         training: Boolean, whether it computes gradients.
         in_parts: Boolean, whether it may be compiled in parts on a CPU where
-            that is faster: see `txl_keras.layers.fusing`.
+            that is faster: see `txl_keras.layers.compute.target`.
+        kernel: Boolean, whether attention is the kernel for TPUs.
 
     Returns:
         `tf.function`.
+
+    Raises:
+        ValueError: If that kernel is to run on a GPU.
     """
-    if not runs_on_cpu(strategy):
-        return compile_replica_function(function, strategy)
-    # Others have no parts: the loops of an LSTM would not be compiled.
-    has_parts = isinstance(model.backbone, TransformerXLBackbone)
-    return compile_for_cpu(
-        function,
+    device = device_of(strategy)
+    if kernel and device == "gpu":
+        raise ValueError(
+            "`attention_kernel` is one for TPUs. Received: "
+            f"{describe(strategy)}"
+        )
+    in_parts = (
         in_parts
-        and has_parts
-        and multiplies_in_parts(model.compute_dtype, training),
+        and device == "cpu"
+        # Others have no parts: the loops of an LSTM would not be compiled.
+        and isinstance(model.backbone, TransformerXLBackbone)
+        and multiplies_in_parts(model.compute_dtype, training)
     )
+    # `TPUStrategy` compiles whole steps by itself.
+    jit_compile = not isinstance(strategy, tf.distribute.TPUStrategy)
+    return compile_for(Target(device, in_parts, kernel), function, jit_compile)
 
 
 def compile_replica_function(function, strategy):

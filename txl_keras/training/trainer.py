@@ -11,20 +11,18 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.data.step_batches import replica_batch_size
+from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.compute.pallas import TILE_QUERIES
+from txl_keras.layers.compute.pallas import check_lengths
 from txl_keras.layers.memory_stack import Memory
-from txl_keras.layers.row_dropout import fold_in
-from txl_keras.layers.tpu_attention import TILE_QUERIES
-from txl_keras.layers.tpu_attention import check_lengths
-from txl_keras.layers.tpu_attention import with_kernel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.optimizers import apply_gradients
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
+from txl_keras.training.strategy import device_of
 from txl_keras.training.strategy import host_loop
-from txl_keras.training.strategy import kernel_platform
-from txl_keras.training.strategy import runs_on_cpu
 from txl_keras.training.tpu_compile import VERSIONS
 from txl_keras.training.tpu_compile import check_packages
 
@@ -36,9 +34,9 @@ class Trainer:
     then sum the gradients over replicas, in one all-reduce; then clip them by
     their global norm and apply them, every replica to its own copy of the
     weights. What lies before and after the sum is compiled by XLA, on some CPUs
-    in parts (`txl_keras.layers.fusing`). The loss is the mean over the targets
-    of the global batch, so the number of replicas changes nothing but the
-    speed.
+    in parts (`txl_keras.layers.compute.target`). The loss is the mean over the
+    targets of the global batch, so the number of replicas changes nothing but
+    the speed.
 
     A model of the policy `mixed_float16` is trained with a loss scale
     (`LossScale`): a step whose summed gradient is not finite is skipped by all
@@ -172,20 +170,18 @@ class Trainer:
             if model.compute_dtype == "float16":
                 self.loss_scale = LossScale()
                 names += ["loss_scale", "skipped"]
-        on_cpu = runs_on_cpu(strategy)
+        on_cpu = device_of(strategy) == "cpu"
         # Others than CPUs would round what they multiply.
         self._norm = _norm_by_products if on_cpu else tf.linalg.global_norm
-        gradients = self._gradients
-        if attention_kernel:
-            gradients = with_kernel(gradients, kernel_platform(strategy))
         self._compiled_gradients = compile_layers(
-            gradients,
+            self._gradients,
             strategy,
             model,
             training=True,
             # TensorFlow has no gradient of what XLA compiled inside of a
             # `tf.cond`.
             in_parts=intermediate_loss_steps == 0,
+            kernel=attention_kernel,
         )
         self._compiled_update = compile_replica_function(self._update, strategy)
         step = self.replica_step

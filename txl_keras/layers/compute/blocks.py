@@ -13,12 +13,12 @@ import typing
 
 import tensorflow as tf
 
-from txl_keras.layers.fusing import fused
-from txl_keras.layers.row_dropout import is_kept
-from txl_keras.layers.softmax_attention import CLOSED
-from txl_keras.layers.softmax_attention import exponentials_of_parts
-from txl_keras.layers.softmax_attention import mean_weight_gradient
-from txl_keras.layers.softmax_attention import zero_after
+from txl_keras.layers.compute.dropout import is_kept
+from txl_keras.layers.compute.problem import CLOSED
+from txl_keras.layers.compute.softmax import exponentials_of_parts
+from txl_keras.layers.compute.softmax import mean_weight_gradient
+from txl_keras.layers.compute.softmax import zero_after
+from txl_keras.layers.compute.target import fused
 
 # Queries of a block. Fewer make products of matrices that are too flat, more
 # take more memory: where a block would have more pairs of a query and a key
@@ -71,50 +71,81 @@ class Block(typing.NamedTuple):
         return tf.where(keep, parts, 0)
 
 
-def split_queries(length, num_memory, **settings):
+def supports(problem, target):
+    """Whether it can be computed so."""
+    return (
+        target.is_cpu
+        and problem.visible.causal
+        and problem.has_known_sizes
+        and problem.score_bias is None
+        and problem.order is None
+    )
+
+
+def attend(problem):
+    """Computes what `definition.attend` does, without the probabilities."""
+    blocks = split_queries(problem)
+    given = problem.visible.given(0, problem.visible.num_keys)
+    masks = [_of_queries(given, block) for block in blocks]
+    attended = _attend_to_past if problem.batch_first else _attend
+    return problem.for_output(attended(problem, blocks, masks))
+
+
+def split_queries(problem):
     """Blocks of a segment, as alike as can be.
 
     Args:
-        length: Integer `T`.
-        num_memory: Integer `M`.
-        **settings: The other attributes of `Block`.
+        problem: `Problem` of known sizes.
 
     Returns:
         List of `Block`.
     """
-    longest = max(BLOCK_LENGTH // 2, _MAX_PAIRS // (num_memory + length))
+    visible = problem.visible
+    length, num_keys = visible.length, visible.num_keys
+    longest = max(BLOCK_LENGTH // 2, _MAX_PAIRS // num_keys)
     num_blocks = -(-length // min(BLOCK_LENGTH, longest))
     ends = [length * i // num_blocks for i in range(num_blocks + 1)]
     return [
-        Block(first, end, num_memory, **settings)
+        Block(
+            first,
+            end,
+            visible.num_memory,
+            visible.farthest,
+            problem.rate,
+            (problem.query.shape[0], length, num_keys),
+        )
         for first, end in zip(ends[:-1], ends[1:], strict=True)
     ]
 
 
-def attend_in_blocks(
-    blocks, query, keys, values, by_distance, positions, masks, seeds
-):
-    """`dropout(softmax(scores)) values`, the same numbers as of `attend`.
+def _of_queries(mask, block):
+    """Of a mask `(B, T, S)`, the part of a block: `(1, B, t, s)`."""
+    if mask.shape[1] != 1:
+        mask = mask[:, block.first : block.end]
+    if mask.shape[2] != 1:
+        mask = mask[..., : block.num_keys]
+    return mask[None]
 
-    The score of a key is the product with its query, and what `by_distance`
-    says of their distance.
 
-    Args:
-        blocks: List of `Block`.
-        query: Tensor `(N, B, T, H)` of scaled queries.
-        keys, values: Tensors `(N, B, S, H)`.
-        by_distance: Function of queries and of keys of distances, which are
-            `positions`. Returns scores `(N, B, t, R)`. Or `None`.
-        positions: Tuple of tensors for it: queries `(N, B, T, H)`, and some
-            `(N, S, ...)` with a row a distance, the farthest first. Empty
-            where there is no `by_distance`.
-        masks: List of booleans that broadcast to `(N, B, t, s)`, one a block:
-            what a query may see, of the keys that are not after it.
-        seeds: uint32 `(B,)`, of dropout; or `None`.
+def _for_positions(problem, num_keys):
+    """The function of positions, its queries and its rows, or none."""
+    positions = problem.positions
+    if positions is None:
+        return None, (), []
+    rows = [_rows(x, num_keys) for x in positions.rows]
+    return positions.scores, (problem.position_query(),), rows
 
-    Returns:
-        Tensor `(N, B, T, H)` of the dtype of the values.
-    """
+
+def _attend(problem, blocks, masks):
+    """Attention with a gradient, `(N, B, T, H)`: its only derivative."""
+    keys, values = (
+        parts[0] if len(parts) == 1 else tf.concat(parts, axis=2)
+        for parts in zip(*problem.parts, strict=True)
+    )
+    seeds = problem.seeds
+    by_distance, position_query, rows = _for_positions(
+        problem, problem.visible.num_keys
+    )
 
     @tf.custom_gradient
     def attended(values, *tensors):
@@ -151,33 +182,25 @@ def attend_in_blocks(
 
         return tf.concat(outputs, axis=2), gradient
 
-    rows = [_rows(x, blocks[-1].num_keys) for x in positions[1:]]
-    return attended(values, keys, query, *positions[:1], *rows)
+    return attended(
+        values, keys, problem.content_query(), *position_query, *rows
+    )
 
 
-def attend_to_parts(blocks, query, parts, by_distance, positions, masks):
-    """The same where keys lie in several tensors, for inference.
-
-    Args:
-        blocks: List of `Block`.
-        query: Tensor `(B, N, T, H)` of scaled queries.
-        parts: List of pairs of keys and values `(B, N, S_i, H)`, those of the
-            segment last.
-        by_distance, positions, masks: See `attend_in_blocks`, but there may
-            be fewer distances than keys: farther ones count as the farthest.
-
-    Returns:
-        Tensor `(B, N, T, H)` of the dtype of the values.
-    """
+def _attend_to_past(problem, blocks, masks):
+    """Attention to keys in several tensors, for inference: `(B, N, T, H)`."""
+    query, parts = problem.content_query(), problem.parts
     *memory, segment = parts
-    rows = [_rows(x, blocks[-1].num_keys) for x in positions[1:]]
+    by_distance, position_query, rows = _for_positions(
+        problem, problem.visible.num_keys
+    )
     outputs = []
     for block, mask in zip(blocks, masks, strict=True):
         seen = [*memory, [x[:, :, : block.end] for x in segment]]
         zero = tf.cast(_zero_after_all(outputs[-1:]), query.dtype)
-        block_query, *position_query = (
+        block_query, *block_positions = (
             x[:, :, block.first : block.end] + zero
-            for x in (query, *positions[:1])
+            for x in (query, *position_query)
         )
         content = [
             tf.matmul(block_query, keys, transpose_b=True) for keys, _ in seen
@@ -185,7 +208,7 @@ def attend_to_parts(blocks, query, parts, by_distance, positions, masks):
         of_distance = []
         if by_distance is not None:
             nearest = [x[:, -block.num_keys - 1 :] for x in rows]
-            of_distance = [by_distance(*position_query, *nearest)]
+            of_distance = [by_distance(*block_positions, *nearest)]
         weights, total = _weights_of_parts(content, of_distance, mask, block)
         product = tf.add_n(
             [
@@ -198,13 +221,14 @@ def attend_to_parts(blocks, query, parts, by_distance, positions, masks):
 
 
 def _rows(positions, num_keys):
-    """`(N, R, ...)` as `(N, S + 1, ...)`, or more.
+    """`(N, R, ...)` as `(N, S + 1, ...)`.
 
     Before the farthest key comes a distance that none has: see `_by_key`.
     """
-    missing = max(num_keys - positions.shape[1], 0)
+    positions = positions[:, -num_keys:]
+    missing = num_keys + 1 - positions.shape[1]
     farthest = tf.repeat(positions[:, :1], missing, axis=1)
-    return tf.concat([positions[:, :1], farthest, positions], axis=1)
+    return tf.concat([farthest, positions], axis=1)
 
 
 def _zero_after_all(tensors):
@@ -310,7 +334,8 @@ def _weights_of_parts(content, of_distance, mask, block):
     Args:
         content: List of scores `(B, N, t, S_i)`.
         of_distance: List of scores `(N, B, t, s + 1)` by distance, or empty.
-        mask, block: See `attend_to_parts`.
+        mask: Boolean that broadcasts to `(1, B, t, s)`.
+        block: `Block`.
     """
     sees = tf.transpose(block.sees() & mask, (1, 0, 2, 3))
     by_key = [tf.transpose(_by_key(x), (1, 0, 2, 3)) for x in of_distance]
@@ -347,7 +372,7 @@ def _softmax_gradient(
 ):
     """Probabilities that dropout keeps, and the gradient of the scores.
 
-    See `softmax_attention.attend`.
+    See `tiles.softmax_product`.
     """
     dtype = output.dtype
     shift = mean_weight_gradient(output, output_gradient)  # [N, B, t, 1]

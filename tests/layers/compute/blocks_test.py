@@ -1,4 +1,4 @@
-"""Attention by blocks of queries, against attention at once."""
+"""Attention by blocks of queries: what layers do with it, and its memory."""
 
 import numpy as np
 import pytest
@@ -8,9 +8,12 @@ from attention_loops import random
 from txl_keras.layers import CausalMultiHeadAttention
 from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers import ShawMultiHeadAttention
-from txl_keras.layers import block_attention
-from txl_keras.layers.fusing import compile_for_cpu
-from txl_keras.layers.fusing import for_cpu
+from txl_keras.layers.compute import blocks
+from txl_keras.layers.compute.problem import Problem
+from txl_keras.layers.compute.problem import Visible
+from txl_keras.layers.compute.target import Target
+from txl_keras.layers.compute.target import compile_for
+from txl_keras.layers.compute.target import use
 from txl_keras.layers.projected_memory import Past
 from txl_keras.models import TransformerXLBackbone
 
@@ -23,19 +26,12 @@ KINDS = {
     "pytorch": (RelativeMultiHeadAttention, {"same_length": "pytorch"}),
     "shaw": (ShawMultiHeadAttention, {"max_positions": 9}),
 }
-MASKS = {
-    "nothing": {},
-    "padding": {"query_mask": np.arange(T) < np.array([[T], [4]])},
-    "cold_start": {"memory_mask": np.arange(M) >= np.array([[0], [M]])},
-    "for_all_queries": {"attention_mask": random(1, 1, T + M, seed=5) > -0.5},
-    "by_query": {"attention_mask": random(B, T, T + M, seed=6) > -0.5},
-}
 
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch):
     """Three blocks of a segment, of 2, 2 and 3 queries."""
-    monkeypatch.setattr(block_attention, "BLOCK_LENGTH", 3)
+    monkeypatch.setattr(blocks, "BLOCK_LENGTH", 3)
 
 
 def make(kind, dtype="float32", **settings):
@@ -49,30 +45,19 @@ def make(kind, dtype="float32", **settings):
     return layer
 
 
-def output_and_gradients(layer, **arguments):
-    with for_cpu():
-        return at_once(layer, **arguments)
-
-
-def at_once(layer, memory=True, **arguments):
-    query = tf.constant(random(B, T, D, seed=1), layer.compute_dtype)
-    memory = tf.constant(random(B, M * memory, D, seed=2), layer.compute_dtype)
-    seeds = tf.constant([3, 4], tf.uint32)
+def output_and_gradients(layer):
+    query, memory = random(B, T, D, seed=1), random(B, M, D, seed=2)
+    query, memory = tf.constant(query), tf.constant(memory)
     with tf.GradientTape() as tape:
         tape.watch([query, memory])
         output = layer(
             query,
-            memory=memory if memory.shape[1] else None,
+            memory=memory,
             training=True,
-            dropout_seed=seeds,
-            **arguments,
+            dropout_seed=tf.constant([3, 4], tf.uint32),
         )
-        total = tf.reduce_sum(
-            tf.cast(output, tf.float32) * random(B, T, D, seed=3)
-        )
-    sources = [query, *layer.trainable_variables]
-    if memory.shape[1]:
-        sources.append(memory)
+        total = tf.reduce_sum(output * random(B, T, D, seed=3))
+    sources = [query, memory, *layer.trainable_variables]
     return [output, *tape.gradient(total, sources)]
 
 
@@ -89,47 +74,17 @@ def assert_alike(found, expected, atol=1e-5):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_and_gradients_are_those_of_attention_at_once(kind):
+def test_a_layer_computes_the_same_for_a_cpu(kind):
     layer = make(kind, dropout=0.3)
-    assert_alike(output_and_gradients(layer), at_once(layer))
+    expected = output_and_gradients(layer)
+    with use(Target("cpu")):
+        assert_alike(output_and_gradients(layer), expected)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-def test_masks_shut_the_same_keys(mask):
-    layer = make("relative")
-    arguments = {name: tf.constant(x) for name, x in MASKS[mask].items()}
-    assert_alike(
-        output_and_gradients(layer, **arguments), at_once(layer, **arguments)
-    )
-
-
-def test_there_need_not_be_a_memory():
-    layer = make("relative")
-    assert_alike(
-        output_and_gradients(layer, memory=False), at_once(layer, memory=False)
-    )
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_graph_gives_the_same_numbers(jit_compile):
-    layer = make("relative", dropout=0.3)
-    compiled = tf.function(
-        lambda: output_and_gradients(layer), jit_compile=jit_compile
-    )
-    assert_alike(compiled(), at_once(layer))
-
-
-def test_bfloat16_is_near():
-    layer = make("relative", dtype="mixed_bfloat16")
-    assert_alike(
-        output_and_gradients(layer), at_once(make("relative")), atol=0.05
-    )
-
-
-def blocks_of_segment():
-    return block_attention.split_queries(
-        T, num_memory=M, farthest=None, rate=0.0, sizes=(3, T, T + M)
-    )
+def split(length, num_memory):
+    query = tf.zeros((3, B, length, 4))
+    problem = Problem(query, [], Visible(num_memory, length))
+    return blocks.split_queries(problem)
 
 
 def test_no_scores_are_kept_for_the_backward_pass():
@@ -152,24 +107,20 @@ def test_no_scores_are_kept_for_the_backward_pass():
                     shapes.add(tuple(tensor.shape[-2:]))
         return result
 
-    with for_cpu():
+    with use(Target("cpu")):
         gradient.get_concrete_function()
     of_scores = {
-        (block.end - block.first, block.num_keys)
-        for block in blocks_of_segment()
+        (block.end - block.first, block.num_keys) for block in split(T, M)
     }
     assert of_scores <= made
     assert kept and not of_scores & kept
 
 
 def test_blocks_are_shorter_where_there_are_many_keys(monkeypatch):
-    monkeypatch.setattr(block_attention, "BLOCK_LENGTH", 256)
+    monkeypatch.setattr(blocks, "BLOCK_LENGTH", 256)
     lengths = {
         num_memory: {
-            block.end - block.first
-            for block in block_attention.split_queries(
-                512, num_memory, farthest=None, rate=0.0, sizes=()
-            )
+            block.end - block.first for block in split(512, num_memory)
         }
         for num_memory in (0, 1536, 2000, 10**6)
     }
@@ -177,8 +128,7 @@ def test_blocks_are_shorter_where_there_are_many_keys(monkeypatch):
 
 
 def test_blocks_are_alike_and_make_up_the_segment():
-    blocks = blocks_of_segment()
-    assert [(b.first, b.end, b.num_keys) for b in blocks] == [
+    assert [(b.first, b.end, b.num_keys) for b in split(T, M)] == [
         (0, 2, 7),
         (2, 4, 9),
         (4, 7, 12),
@@ -203,7 +153,7 @@ def attend_to_memory(layer, num_distances):
 @pytest.mark.parametrize("kind", KINDS)
 def test_projected_memory_is_attended_to_alike(kind, num_distances):
     layer = make(kind)
-    with for_cpu():
+    with use(Target("cpu")):
         found = attend_to_memory(layer, num_distances)
     assert_alike(found, attend_to_memory(layer, num_distances))
 
@@ -221,7 +171,7 @@ def test_a_ring_is_read_in_the_order_of_the_text(in_parts):
         clamp_length=6,
     )
     readers = [backbone.segment_reader(B, T) for _ in range(2)]
-    compiled = compile_for_cpu(readers[0].read, in_parts)
+    compiled = compile_for(Target("cpu", in_parts), readers[0].read)
     ids = np.random.default_rng(0).integers(11, size=(3, B, T), dtype=np.int32)
     for reader in readers:
         reader.begin()

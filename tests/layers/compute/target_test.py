@@ -1,9 +1,9 @@
-"""How graphs for a CPU are compiled."""
+"""What layers are traced for, and how graphs for a CPU are compiled."""
 
 import pytest
 import tensorflow as tf
 
-from txl_keras.layers import fusing
+from txl_keras.layers.compute import target
 
 FLAGS = {
     "old": "fpu avx2 fma",
@@ -16,15 +16,15 @@ FLAGS = {
 def cpu(tmp_path, monkeypatch):
     """Function that says what the CPU is to be."""
     file = tmp_path / "cpuinfo"
-    monkeypatch.setattr(fusing, "_CPU_INFO", file)
+    monkeypatch.setattr(target, "_CPU_INFO", file)
 
     def become(flags):
-        fusing._cpu_flags.cache_clear()
+        target._cpu_flags.cache_clear()
         file.write_text(f"model name\t: x\nflags\t\t: {flags}\n\nflags\t: y\n")
 
-    fusing._cpu_flags.cache_clear()
+    target._cpu_flags.cache_clear()
     yield become
-    fusing._cpu_flags.cache_clear()
+    target._cpu_flags.cache_clear()
 
 
 def test_tensorflow_multiplies_where_the_cpu_has_the_instructions(cpu):
@@ -35,7 +35,7 @@ def test_tensorflow_multiplies_where_the_cpu_has_the_instructions(cpu):
             (dtype, training)
             for dtype in ("float32", "bfloat16", "float16")
             for training in (False, True)
-            if fusing.multiplies_in_parts(dtype, training)
+            if target.multiplies_in_parts(dtype, training)
         ]
     assert found == {
         "old": [],
@@ -45,10 +45,10 @@ def test_tensorflow_multiplies_where_the_cpu_has_the_instructions(cpu):
 
 
 def test_xla_multiplies_where_nothing_is_known(cpu):
-    assert not fusing.multiplies_in_parts("float32", training=True)
+    assert not target.multiplies_in_parts("float32", training=True)
 
 
-@fusing.fused
+@target.fused
 def double(x):
     return 2 * x
 
@@ -56,12 +56,24 @@ def double(x):
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_only_parts_are_functions_of_their_own(in_parts):
     def quadruple(x):
-        assert fusing.is_for_cpu()
+        assert target.current() == on_cpu
         return double(double(x))
 
-    compiled = fusing.compile_for_cpu(quadruple, in_parts)
+    on_cpu = target.Target("cpu", in_parts)
+    compiled = target.compile_for(on_cpu, quadruple)
     assert compiled(tf.constant(3)).numpy() == 12
     graph = compiled.get_concrete_function(tf.constant(3)).graph
     calls = [op.type for op in graph.get_operations() if "Call" in op.type]
     assert len(calls) == (2 if in_parts else 0)
-    assert not fusing.is_for_cpu()
+    assert target.current() == target.Target()
+
+
+def test_a_target_ends_where_its_context_does():
+    tpu = target.Target("tpu", kernel=True)
+    with target.use(tpu):
+        with target.use(target.Target("cpu")):
+            assert target.current().is_cpu
+        assert target.current() == tpu
+    with pytest.raises(KeyError), target.use(tpu):
+        raise KeyError
+    assert target.current() == target.Target()

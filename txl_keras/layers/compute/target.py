@@ -1,4 +1,4 @@
-"""How layers compute on a CPU, and who compiles it.
+"""What a step runs on and who compiles it: the one context of `compute`.
 
 A TPU or a GPU runs what XLA made of a whole step. A CPU is slowed down by
 memory, and layers have a form for it that moves less of it: attention by
@@ -12,6 +12,7 @@ compiles the fused functions, each once for all layers.
 """
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 
@@ -26,30 +27,71 @@ _INSTRUCTIONS = {
 }
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 
-_is_for_cpu = False
-_is_in_parts = False
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What the layers that are traced will run on.
+
+    Attributes:
+        device: `"cpu"`, `"gpu"`, `"tpu"`, or `None` where nobody said, as in
+            eager calls: layers then take the form that suits all.
+        in_parts: Boolean, of a CPU: whether the graph is compiled in parts,
+            rather than by XLA as a whole.
+        kernel: Boolean: whether attention may be the kernel for TPUs. On a
+            CPU it is interpreted, slowly, to see what it computes.
+    """
+
+    device: str | None = None
+    in_parts: bool = False
+    kernel: bool = False
+
+    @property
+    def is_cpu(self):
+        return self.device == "cpu"
+
+
+_target = Target()
+
+
+def current():
+    """The `Target` of the layers that are called now."""
+    return _target
 
 
 @contextlib.contextmanager
-def for_cpu(in_parts=True):
-    """Where layers take their form for a CPU.
-
-    Args:
-        in_parts: Boolean, whether what is traced is compiled in parts, rather
-            than by XLA as a whole.
-    """
-    global _is_for_cpu, _is_in_parts
-    before = _is_for_cpu, _is_in_parts
-    _is_for_cpu, _is_in_parts = True, in_parts
+def use(target):
+    """Where layers are traced for a `Target`."""
+    global _target
+    before, _target = _target, target
     try:
         yield
     finally:
-        _is_for_cpu, _is_in_parts = before
+        _target = before
 
 
-def is_for_cpu():
-    """Whether this is inside of `for_cpu`."""
-    return _is_for_cpu
+def compile_for(target, function, jit_compile=True):
+    """Makes a graph of a function whose layers take the form for a target.
+
+    Args:
+        target: `Target`.
+        function: Function of tensors, with static shapes.
+        jit_compile: Boolean, whether XLA compiles what is not in parts.
+
+    Returns:
+        `tf.function`.
+    """
+
+    def traced(*args):
+        with use(target):
+            return function(*args)
+
+    # Without AutoGraph, which would look for Python's `if` on tensors, in all
+    # functions that are called from here, for seconds.
+    return tf.function(
+        traced,
+        autograph=False,
+        jit_compile=(jit_compile and not target.in_parts) or None,
+    )
 
 
 def multiplies_in_parts(dtype, training):
@@ -78,28 +120,6 @@ def _cpu_flags():
     return frozenset()
 
 
-def compile_for_cpu(function, in_parts):
-    """Makes a graph of a function whose layers take their form for a CPU.
-
-    Args:
-        function: Function of tensors, with static shapes.
-        in_parts: See `for_cpu`.
-
-    Returns:
-        `tf.function`.
-    """
-
-    def traced(*args):
-        with for_cpu(in_parts):
-            return function(*args)
-
-    # Without AutoGraph, which would look for Python's `if` on tensors, in all
-    # functions that are called from here, for seconds.
-    return tf.function(
-        traced, autograph=False, jit_compile=None if in_parts else True
-    )
-
-
 def fused(function):
     """Lets XLA compile a function where graphs are compiled in parts.
 
@@ -115,7 +135,7 @@ def fused(function):
 
     @functools.wraps(function)
     def call(*args):
-        if _is_in_parts and not tf.executing_eagerly():
+        if _target.in_parts and not tf.executing_eagerly():
             return compiled(*args)
         return function(*args)
 

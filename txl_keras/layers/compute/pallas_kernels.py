@@ -1,4 +1,4 @@
-"""The kernels of `tpu_attention.py`.
+"""The kernels of `pallas.py`.
 
 An instance of a kernel has the queries of a block, the keys and values of its
 head and row of the batch, and the distances of its head, and goes through the
@@ -7,7 +7,7 @@ block's own. Tiles have keys as rows and queries as columns. So what belongs to
 a query, as the sum of its exponentials, is a row of the registers' columns,
 and to move a query's scores by its own distance is to move a column down.
 
-Letters: see `tpu_attention.py`.
+Letters: see `pallas.py`.
 """
 
 import functools
@@ -22,8 +22,8 @@ from jax.experimental.layout import Layout
 from jax.experimental.layout import with_layout_constraint
 from jax.experimental.pallas import tpu as pltpu
 
-from txl_keras.layers.softmax_attention import CLOSED
-from txl_keras.layers.tpu_attention import TILE_QUERIES
+from txl_keras.layers.compute.pallas import TILE_QUERIES
+from txl_keras.layers.compute.problem import CLOSED
 
 # TensorFlow holds the TPU. jax, which only compiles here, would ask for it.
 jax.config.update("jax_platforms", "cpu")

@@ -10,9 +10,8 @@ import tensorflow as tf
 from attention_loops import random
 
 from txl_keras.layers import RelativeMultiHeadAttention
-from txl_keras.layers.tpu_attention import KernelShape
-from txl_keras.layers.tpu_attention import attention_kernel
-from txl_keras.layers.tpu_attention import is_for_kernel
+from txl_keras.layers.compute.target import Target
+from txl_keras.layers.compute.target import use
 
 pytest.importorskip("jax")
 
@@ -66,7 +65,7 @@ def output_and_gradients(layer, lengths, **arguments):
 
 
 def in_kernel(layer, lengths, **arguments):
-    with attention_kernel("cpu"):
+    with use(Target("cpu", kernel=True)):
         return output_and_gradients(layer, lengths, **arguments)
 
 
@@ -120,53 +119,16 @@ def test_bfloat16_is_as_near_to_float32_as_attention_at_once():
     assert 1e-4 < errors[0] < 1.5 * errors[1] < 0.1
 
 
-@pytest.mark.parametrize("by", ["attention_mask", "return_attention_scores"])
-def test_what_it_cannot_do_is_done_at_once(by):
-    layer = make()
-    attention_mask = random(1, 256, 384, seed=8) > -0.5
-    query, memory = random(B, 256, D), random(B, 128, D, seed=1)
-    arguments = {
-        "attention_mask": {"attention_mask": attention_mask},
-        "return_attention_scores": {"return_attention_scores": True},
-    }[by]
-    expected = layer(query, memory=memory, **arguments)
-    with attention_kernel("cpu"):
-        found = layer(query, memory=memory, **arguments)
-    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
-
-
-def test_another_platform_is_named():
-    match = pytest.raises(ValueError, match="platform=gpu")
-    with match, attention_kernel("gpu"):
-        pass
-
-
 def test_jax_does_not_ask_for_the_tpu():
     # As on a TPU's host, where it would; this process has it on the CPU.
     environment = os.environ | {"JAX_FORCE_TPU_INIT": "1"}
     environment.pop("JAX_PLATFORMS", None)
     code = (
-        "from txl_keras.layers.tpu_attention import KernelShape\n"
-        "from txl_keras.layers.tpu_kernels import build_kernels\n"
+        "from txl_keras.layers.compute.pallas import KernelShape\n"
+        "from txl_keras.layers.compute.pallas_kernels import build_kernels\n"
         "shape = KernelShape(1, 1, 128, 128, 8, 'float32')\n"
         "assert len(build_kernels(shape, 'tpu')) == 2\n"
         "import jax\n"
         "assert {x.platform for x in jax.devices()} == {'cpu'}\n"
     )
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-
-
-def test_it_is_used_inside_of_its_context_alone():
-    assert not is_for_kernel()
-    with attention_kernel("tpu"):
-        with attention_kernel("cpu"):
-            assert is_for_kernel()
-        assert is_for_kernel()
-    assert not is_for_kernel()
-
-
-@pytest.mark.parametrize("length, memory", [(100, 128), (128, 100), (128, 0)])
-def test_lengths_that_are_no_tiles_are_named(length, memory):
-    message = f"multiples of 128.*length={length}, memory_length={memory}"
-    with pytest.raises(ValueError, match=message):
-        KernelShape(N, B, length, memory, H, "float32")

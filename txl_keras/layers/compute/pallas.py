@@ -1,7 +1,7 @@
 """Attention as a kernel for TPUs, whose scores never leave the chip.
 
 Of what XLA makes of attention, most bytes are scores, written and read again.
-In the kernel (`tpu_kernels.py`, in JAX's Pallas) they live in the vector
+In the kernel (`pallas_kernels.py`, in JAX's Pallas) they live in the vector
 memory of a core, and the backward pass computes them anew (Dao et al., 2022).
 TensorFlow takes it as an operation of its graph, a compiled module: jax is
 needed where a step is traced, and nowhere after that.
@@ -10,59 +10,79 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
 head size; `t` queries and `s` keys of a tile.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
 
 import tensorflow as tf
 
-from txl_keras.layers.row_dropout import fold_in
-from txl_keras.layers.softmax_attention import CLOSED
-from txl_keras.layers.softmax_attention import mean_weight_gradient
+from txl_keras.layers.compute import target as targets
+from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.compute.problem import CLOSED
+from txl_keras.layers.compute.problem import dot_product
+from txl_keras.layers.compute.softmax import mean_weight_gradient
 
 # `t`: the queries of a tile are the columns of a vector register.
 TILE_QUERIES = 128
 
-_platform = None
 
-
-@contextlib.contextmanager
-def attention_kernel(platform):
-    """Where `RelativeMultiHeadAttention` is a kernel.
-
-    Args:
-        platform: `"tpu"`, or `"cpu"`, where it is interpreted, slowly, to see
-            what it computes.
+def supports(problem, target):
+    """Whether it can be computed so.
 
     Raises:
-        ValueError: If it is another platform.
+        ValueError: If it could, but for lengths that cannot be cut into tiles.
     """
-    if platform not in ("tpu", "cpu"):
-        raise ValueError(
-            f"`platform` must be tpu or cpu. Received: platform={platform}"
-        )
-    global _platform
-    before, _platform = _platform, platform
-    try:
-        yield
-    finally:
-        _platform = before
+    visible, positions = problem.visible, problem.positions
+    can = (
+        target.kernel
+        and visible.causal
+        and visible.attention_mask is None
+        and problem.has_known_sizes
+        and len(problem.parts) == 2
+        and not problem.batch_first
+        and problem.score_bias is None
+        and positions is not None
+        and positions.scores is dot_product
+        and positions.bias is not None
+        and problem.content_bias is not None
+    )
+    if can:
+        check_lengths(visible.length, visible.num_memory)
+    return can
 
 
-def with_kernel(function, platform):
-    """A function that is called inside of `attention_kernel`."""
+def attend(problem):
+    """Computes what `definition.attend` does, without the probabilities.
 
-    def call(*args):
-        with attention_kernel(platform):
-            return function(*args)
-
-    return call
-
-
-def is_for_kernel():
-    """Whether this is inside of `attention_kernel`."""
-    return _platform is not None
+    A query that may see no key gets the mean of some values, and they no
+    gradient from it.
+    """
+    visible, query = problem.visible, problem.query
+    shape = KernelShape(
+        heads=query.shape[0],
+        batch=query.shape[1],
+        length=visible.length,
+        num_memory=visible.num_memory,
+        head_dim=query.shape[3],
+        dtype=query.dtype.name,
+        farthest=visible.farthest,
+        rate=float(problem.rate),
+    )
+    mask = visible.key_mask
+    if mask is None:
+        mask = tf.ones((shape.batch, shape.num_keys), tf.bool)
+    keys, values = zip(*problem.parts, strict=True)
+    attended = _attend_in_kernel(
+        shape,
+        query,
+        (problem.content_bias, problem.positions.bias),
+        keys,
+        values,
+        *problem.positions.rows,
+        mask,
+        problem.seeds,
+    )
+    return problem.for_output(attended)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +95,6 @@ class KernelShape:
         dtype: String, of all tensors but masks and sums.
         farthest: Optional integer, the distance beyond which keys are shut.
         rate: Float, the fraction of probabilities that dropout drops.
-
-    Raises:
-        ValueError: If segment or memory cannot be cut into tiles.
     """
 
     heads: int
@@ -88,9 +105,6 @@ class KernelShape:
     dtype: str
     farthest: int | None = None
     rate: float = 0.0
-
-    def __post_init__(self):
-        check_lengths(self.length, self.num_memory)
 
     @property
     def num_keys(self):
@@ -127,10 +141,10 @@ def check_lengths(length, num_memory):
         )
 
 
-def attend_in_kernel(
+def _attend_in_kernel(
     shape, query, biases, keys, values, positions, mask, seeds
 ):
-    """`dropout(softmax(scores)) values`: see `softmax_attention.attend`.
+    """`dropout(softmax(scores)) values`, `(N, B, T, H)`.
 
     The first derivative is there, a second is not.
 
@@ -144,17 +158,13 @@ def attend_in_kernel(
         positions: Tensor `(N, S, H)`, a row a distance, the farthest first.
         mask: Boolean `(B, S)`, false where a key is empty.
         seeds: uint32 `(B,)`, of dropout; or `None`.
-
-    Returns:
-        Tensor `(N, B, T, H)`. A query that may see no key gets the mean of
-        some values, and they no gradient from it.
     """
     # Only here: nothing else of the layers needs jax.
-    from txl_keras.layers.tpu_kernels import build_kernels
+    from txl_keras.layers.compute.pallas_kernels import build_kernels
 
     forward, backward = (
         functools.partial(_call, kernel)
-        for kernel in build_kernels(shape, _platform)
+        for kernel in build_kernels(shape, _platform())
     )
     if seeds is None:
         seeds = tf.zeros(shape.batch, tf.uint32)
@@ -194,15 +204,20 @@ def with_row_major_gradient(kernel):
     """
 
     def gradient(kernel_gradient):
-        if _platform != "tpu":
+        target = targets.current()
+        if not target.kernel or target.is_cpu:
             return kernel_gradient
-        from txl_keras.layers.tpu_kernels import build_row_major
+        from txl_keras.layers.compute.pallas_kernels import build_row_major
 
         shape = tuple(kernel_gradient.shape)
         lay_out = build_row_major(shape, kernel_gradient.dtype.name)
         return _call(lay_out, kernel_gradient)[0]
 
     return tf.identity(kernel), gradient
+
+
+def _platform():
+    return "cpu" if targets.current().is_cpu else "tpu"
 
 
 def _call(kernel, *tensors):

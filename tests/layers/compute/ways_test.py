@@ -1,0 +1,307 @@
+"""Each way to compute attention gives the numbers of the definition."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from attention_loops import random
+
+from txl_keras.layers import compute
+from txl_keras.layers.compute import blocks
+from txl_keras.layers.compute import definition
+from txl_keras.layers.compute import pallas
+from txl_keras.layers.compute import tiles
+from txl_keras.layers.compute.problem import Dropout
+from txl_keras.layers.compute.problem import Positions
+from txl_keras.layers.compute.problem import Problem
+from txl_keras.layers.compute.problem import Visible
+from txl_keras.layers.compute.problem import dot_product
+from txl_keras.layers.compute.target import Target
+from txl_keras.layers.compute.target import use
+
+N, B, T, M, H = 3, 2, 7, 5, 4
+# Of a row an empty memory, and padding in the other.
+KEY_MASK = np.concatenate(
+    [np.arange(M) >= [[M], [1]], np.arange(T) < [[T], [4]]], axis=1
+)
+VISIBLE = {
+    "all": {},
+    "nearest": {"farthest": M},
+    "nearer": {"farthest": 2},
+    "real": {"key_mask": tf.constant(KEY_MASK)},
+    "alike": {"attention_mask": tf.constant(random(1, 1, M + T) > -0.5)},
+    "by_query": {"attention_mask": tf.constant(random(B, T, M + T) > -0.5)},
+    "by_row": {"attention_mask": tf.constant(random(B, 1, M + T) > -1)},
+}
+
+
+def with_row_biases(query, rows, biases):
+    return dot_product(query, rows) + biases[:, None, None]
+
+
+POSITIONS = {
+    "none": lambda t: {},
+    "relative": lambda t: {
+        "content_bias": t(N, H),
+        "positions": Positions((t(N, M + T, H),), t(N, H)),
+    },
+    "clamped": lambda t: {"positions": Positions((t(N, 6, H),), t(N, H))},
+    "more rows": lambda t: {"positions": Positions((t(N, M + T + 3, H),))},
+    "shaw": lambda t: {
+        "content_bias": t(N, H),
+        "positions": Positions(
+            (t(N, M + T, H), t(N, M + T)), scores=with_row_biases
+        ),
+    },
+}
+
+
+def make(positions="relative", num_memory=M, rate=0.0, t=random, **visible):
+    """A problem of seeded numbers, and of memory if it is not 0."""
+    seeds = iter(range(100))
+
+    def tensor(*shape):
+        return tf.constant(t(*shape, seed=next(seeds)))
+
+    lengths = [num_memory] * (num_memory > 0) + [T]
+    dropout = Dropout(rate, tf.constant([3, 4], tf.uint32)) if rate else None
+    return Problem(
+        query=tensor(N, B, T, H),
+        parts=[
+            (tensor(N, B, length, H), tensor(N, B, length, H))
+            for length in lengths
+        ],
+        visible=Visible(num_memory, T, **visible),
+        dropout=dropout,
+        **POSITIONS[positions](tensor),
+    )
+
+
+def tensors_of(problem):
+    """All that gradients are for."""
+    found = [problem.query, *tf.nest.flatten(problem.parts)]
+    found += [
+        x for x in (problem.content_bias, problem.score_bias) if x is not None
+    ]
+    if problem.positions is not None:
+        found += problem.positions.rows
+        if problem.positions.bias is not None:
+            found.append(problem.positions.bias)
+    return found
+
+
+def output_and_gradients(attend, problem):
+    watched = tensors_of(problem)
+    with tf.GradientTape() as tape:
+        tape.watch(watched)
+        output = attend(problem)
+        total = tf.reduce_sum(
+            tf.cast(output, tf.float32) * random(*output.shape, seed=99)
+        )
+    return [output, *tape.gradient(total, watched)]
+
+
+def by_definition(problem):
+    return definition.attend(problem)[0]
+
+
+def assert_alike(found, expected, atol=1e-5):
+    for one, other in zip(found, expected, strict=True):
+        one, other = (tf.cast(x, tf.float32).numpy() for x in (one, other))
+        assert np.abs(other).max() > 0.01
+        np.testing.assert_allclose(
+            one, other, rtol=0, atol=atol * max(1, np.abs(other).max())
+        )
+
+
+def assert_is_definition(attend, problem, atol=1e-5):
+    expected = output_and_gradients(by_definition, problem)
+    assert_alike(output_and_gradients(attend, problem), expected, atol)
+
+
+@pytest.fixture(params=[tiles, blocks], ids=["tiles", "blocks"])
+def way(request, monkeypatch):
+    """Blocks of 2, 2 and 3 queries."""
+    monkeypatch.setattr(blocks, "BLOCK_LENGTH", 3)
+    return request.param
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_positions_and_their_gradients(way, positions):
+    assert_is_definition(way.attend, make(positions, rate=0.3))
+
+
+@pytest.mark.parametrize("visible", VISIBLE)
+def test_visible_keys(way, visible):
+    assert_is_definition(way.attend, make(**VISIBLE[visible]))
+
+
+# Whole tiles, a rest, less than a tile, none, and too many.
+@pytest.mark.parametrize("num_memory", [0, 2, 7, 14, 9, 28, 35])
+def test_memories_of_any_length(way, num_memory):
+    rows = tf.constant(random(N, num_memory + T, H, seed=50))
+    problem = dataclasses.replace(
+        make("none", num_memory, rate=0.3, farthest=num_memory or None),
+        positions=Positions((rows,)),
+    )
+    assert_is_definition(way.attend, problem)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_graphs(way, jit_compile):
+    problem = make(rate=0.3, farthest=4)
+    compiled = tf.function(
+        lambda: output_and_gradients(way.attend, problem),
+        jit_compile=jit_compile,
+    )
+    assert_alike(compiled(), output_and_gradients(by_definition, problem))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_keep_their_dtype_and_are_near(way, dtype):
+    def rounded(x):
+        return tf.cast(x, dtype)
+
+    exact = make()
+    problem = dataclasses.replace(
+        exact,
+        query=rounded(exact.query),
+        parts=tf.nest.map_structure(rounded, exact.parts),
+        content_bias=rounded(exact.content_bias),
+        positions=Positions(
+            (rounded(exact.positions.rows[0]),), rounded(exact.positions.bias)
+        ),
+    )
+    found = output_and_gradients(way.attend, problem)
+    assert {x.dtype for x in found} == {tf.as_dtype(dtype)}
+    assert_alike(found, output_and_gradients(by_definition, exact), atol=0.05)
+
+
+def test_large_scores_stay_finite(way):
+    problem = make(t=lambda *shape, seed: 30 * random(*shape, seed=seed))
+    for x in output_and_gradients(way.attend, problem):
+        assert np.isfinite(x).all()
+
+
+def test_a_query_that_may_see_nothing_gets_a_mean_and_gives_no_gradient(way):
+    # The first row sees no key at all.
+    closed = tf.constant([[False], [True]]) & tf.ones((B, M + T), tf.bool)
+    problem = make(key_mask=closed)
+    output, query_gradient, *_ = output_and_gradients(way.attend, problem)
+    assert np.isfinite(output).all()
+    assert not query_gradient[:, 0].numpy().any()
+    assert query_gradient[:, 1].numpy().any()
+
+
+def past(order=None, num_memory=M, **changes):
+    """The same problem with keys as `ProjectedMemory` has them."""
+    problem = make(num_memory=num_memory, **changes)
+    parts = [
+        [tf.transpose(x, (1, 0, 2, 3)) for x in part] for part in problem.parts
+    ]
+    if order is not None:
+        parts[0] = [tf.gather(x, order, axis=2, batch_dims=1) for x in parts[0]]
+    return problem, dataclasses.replace(
+        problem, parts=parts, batch_first=True, order=order
+    )
+
+
+@pytest.mark.parametrize("num_memory", [0, M])
+@pytest.mark.parametrize("positions", ["none", "relative", "clamped"])
+def test_a_projected_past(way, positions, num_memory):
+    problem, projected = past(
+        positions=positions if num_memory else "none", num_memory=num_memory
+    )
+    expected = by_definition(problem)
+    for attend in (by_definition, way.attend):
+        np.testing.assert_allclose(attend(projected), expected, atol=1e-5)
+
+
+def test_a_ring_of_slots():
+    order = tf.constant([[3, 4, 0, 1, 2], [1, 2, 3, 4, 0]])
+    problem, projected = past(order, key_mask=tf.constant(KEY_MASK), farthest=4)
+    expected = by_definition(problem)
+    for attend in (by_definition, tiles.attend, compute.attend):
+        np.testing.assert_allclose(attend(projected), expected, atol=1e-5)
+
+
+def test_both_directions_and_scores_of_other_things():
+    num_memory = M
+    sees = tf.constant(random(B, T, M + T, seed=1) > -0.5)
+    problem = dataclasses.replace(
+        make("none", rate=0.3, causal=False, attention_mask=sees),
+        positions=Positions(
+            (tf.constant(random(N, num_memory + 2 * T, H, seed=51)),),
+            tf.constant(random(N, H, seed=52)),
+            nearest=1 - T,
+        ),
+        score_bias=tf.constant(random(N, B, T, M + T, seed=53)),
+    )
+    assert_is_definition(tiles.attend, problem)
+
+
+def test_sizes_may_be_known_at_run_time_only():
+    problem = make(farthest=4)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec(x.shape[:2] + [None, H])
+            for x in tf.nest.flatten(problem.parts)
+        ]
+    )
+    def attend(*parts):
+        sizes = [tf.shape(x)[2] for x in parts[::2]]
+        return compute.attend(
+            dataclasses.replace(
+                problem,
+                parts=[parts[:2], parts[2:]],
+                visible=Visible(*sizes, farthest=4),
+            )
+        )
+
+    found = attend(*tf.nest.flatten(problem.parts))
+    np.testing.assert_allclose(found, by_definition(problem), atol=1e-5)
+
+
+def ways_of(problem, target, monkeypatch):
+    used = []
+    for way in (pallas, blocks, tiles):
+        monkeypatch.setattr(way, "attend", lambda _, way=way: used.append(way))
+    with use(target):
+        compute.attend(problem)
+    return used
+
+
+def test_each_target_has_its_way(monkeypatch):
+    def tiled(**changes):
+        problem = make(**changes)
+        return dataclasses.replace(
+            problem,
+            visible=dataclasses.replace(
+                problem.visible, num_memory=128, length=256
+            ),
+        )
+
+    cases = [
+        (make(), Target(), tiles),
+        (make(), Target("gpu"), tiles),
+        (make(), Target("tpu"), tiles),
+        (make(), Target("cpu"), blocks),
+        (make(causal=False), Target("cpu"), tiles),
+        (tiled(), Target("tpu", kernel=True), pallas),
+        (tiled(), Target("cpu", kernel=True), pallas),
+        (tiled(positions="shaw"), Target("tpu", kernel=True), tiles),
+        (tiled(**VISIBLE["alike"]), Target("tpu", kernel=True), tiles),
+    ]
+    for problem, target, way in cases:
+        assert ways_of(problem, target, monkeypatch) == [way]
+
+
+def test_lengths_that_are_no_tiles_of_the_kernel_are_named():
+    message = f"multiples of 128.*length={T}, memory_length={M}"
+    with (
+        use(Target("tpu", kernel=True)),
+        pytest.raises(ValueError, match=message),
+    ):
+        compute.attend(make())

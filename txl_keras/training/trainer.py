@@ -66,7 +66,7 @@ class Trainer:
             is half of all steps in Al-Rfou et al. (2018), section 3.2. Their
             losses are added to what is minimized, not to `loss`.
         attention_kernel: Boolean, whether attention is a kernel for TPUs
-            (`txl_keras.layers.tpu_attention`), which needs jax. On a CPU it is
+            (`txl_keras.layers.compute.pallas`), which needs jax. On a CPU it is
             interpreted, slowly.
         stop: Optional `StopRequest`: steps end early where it was heard.
 

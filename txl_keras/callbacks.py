@@ -2,8 +2,8 @@
 
 import keras
 
-from txl_keras.layers.memory_stack import MemoryStack
-from txl_keras.layers.memory_stack import check_order_of_fit
+from txl_keras.layers.memory.memory_stack import MemoryStack
+from txl_keras.layers.memory.memory_stack import check_order_of_fit
 
 
 class ResetMemory(keras.callbacks.Callback):

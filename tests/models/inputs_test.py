@@ -7,7 +7,7 @@ from small_models import V
 from small_models import random_ids
 from small_models import small_model
 
-from txl_keras.layers.memory_stack import Memory
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM

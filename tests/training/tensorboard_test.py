@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from txl_keras.layers import MemoryStack
-from txl_keras.layers.memory_stack import Memory
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.tensorboard import memory_statistics
 

@@ -10,8 +10,8 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.json_files import read_json
-from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
-from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
+from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 

@@ -1,26 +1,22 @@
 """Layers to build Transformer-XL models from, in the order data passes."""
 
-from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
-from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
-from txl_keras.layers.causal_multi_head_attention import (
-    CausalMultiHeadAttention,
+from txl_keras.layers.attention.causal import CausalMultiHeadAttention
+from txl_keras.layers.attention.position_encoding import (
+    RelativePositionEncoding,
 )
+from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
+from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
+from txl_keras.layers.attention.two_stream import TwoStreamRelativeAttention
 from txl_keras.layers.compute.relative_shift import relative_shift
 from txl_keras.layers.decoder_block import DecoderBlock
-from txl_keras.layers.memory_stack import Memory
-from txl_keras.layers.memory_stack import MemoryStack
-from txl_keras.layers.projected_memory import Past
-from txl_keras.layers.projected_memory import ProjectedMemory
-from txl_keras.layers.relative_multi_head_attention import (
-    RelativeMultiHeadAttention,
-)
-from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
+from txl_keras.layers.memory.memory_stack import Memory
+from txl_keras.layers.memory.memory_stack import MemoryStack
+from txl_keras.layers.memory.projected_memory import Past
+from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.shaw_multi_head_attention import ShawMultiHeadAttention
+from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
+from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.layers.two_stream_block import TwoStreamBlock
-from txl_keras.layers.two_stream_relative_attention import (
-    TwoStreamRelativeAttention,
-)
 
 __all__ = [
     "AdaptiveEmbedding",

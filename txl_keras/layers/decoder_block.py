@@ -9,16 +9,12 @@ import tensorflow as tf
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
-from txl_keras.layers.causal_multi_head_attention import (
-    CausalMultiHeadAttention,
-)
+from txl_keras.layers.attention.causal import CausalMultiHeadAttention
+from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
+from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.relative_multi_head_attention import (
-    RelativeMultiHeadAttention,
-)
 from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.shaw_multi_head_attention import ShawMultiHeadAttention
 from txl_keras.layers.sublayers import dense
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.layers.sublayers import normalized_sum

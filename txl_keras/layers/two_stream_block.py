@@ -8,13 +8,11 @@ import keras
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
+from txl_keras.layers.attention.two_stream import TwoStreamRelativeAttention
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import dense
 from txl_keras.layers.sublayers import layer_norm
-from txl_keras.layers.two_stream_relative_attention import (
-    TwoStreamRelativeAttention,
-)
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

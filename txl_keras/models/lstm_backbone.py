@@ -10,9 +10,9 @@ from keras import ops
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
-from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import RowDropout
+from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.models.state_reader import StateReader
 

@@ -10,9 +10,9 @@ from keras import ops
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
 from txl_keras.checks import shown
-from txl_keras.layers.memory_stack import Memory
-from txl_keras.layers.memory_stack import MemoryStack
-from txl_keras.layers.memory_stack import initial_memory
+from txl_keras.layers.memory.memory_stack import Memory
+from txl_keras.layers.memory.memory_stack import MemoryStack
+from txl_keras.layers.memory.memory_stack import initial_memory
 
 
 class RecurrentBackbone(keras.Model):

@@ -11,9 +11,9 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.layers.memory_stack import check_memory_length
-from txl_keras.layers.memory_stack import replica_variable
-from txl_keras.layers.projected_memory import ProjectedMemory
+from txl_keras.layers.memory.memory_stack import check_memory_length
+from txl_keras.layers.memory.memory_stack import replica_variable
+from txl_keras.layers.memory.projected_memory import ProjectedMemory
 
 
 class SegmentReader:

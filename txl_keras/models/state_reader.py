@@ -8,7 +8,7 @@ import math
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.layers.memory_stack import Memory
+from txl_keras.layers.memory.memory_stack import Memory
 
 
 class StateReader:

@@ -11,16 +11,18 @@ from keras import ops
 from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
-from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
+from txl_keras.layers.attention.position_encoding import (
+    RelativePositionEncoding,
+)
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_attention_type
 from txl_keras.layers.decoder_block import check_remembers
-from txl_keras.layers.memory_stack import check_memory_length
-from txl_keras.layers.projected_memory import ProjectedMemory
-from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
+from txl_keras.layers.memory.memory_stack import check_memory_length
+from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.row_dropout import RowDropout
+from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.models.segment_reader import SegmentReader

@@ -15,7 +15,7 @@ from keras import ops
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
-from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.presets import preset_config

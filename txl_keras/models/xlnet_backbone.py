@@ -13,11 +13,13 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_number
 from txl_keras.checks import check_shape
-from txl_keras.layers.adaptive_embedding import AdaptiveEmbedding
+from txl_keras.layers.attention.position_encoding import (
+    RelativePositionEncoding,
+)
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.memory_stack import check_memory_length
-from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
+from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.row_dropout import RowDropout
+from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.two_stream_block import TwoStreamBlock
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.models.weights import normal_initializer

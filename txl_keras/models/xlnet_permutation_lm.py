@@ -8,7 +8,7 @@ import keras
 
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
-from txl_keras.layers.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.weights import normal_initializer
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 

@@ -7,7 +7,7 @@ write.
 import tensorflow as tf
 
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.projected_memory import ProjectedMemory
+from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.serving.generation import PROMPT_SEGMENT
 from txl_keras.serving.generation import row_seeds
 from txl_keras.serving.graph_checks import check

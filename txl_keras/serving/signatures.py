@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
-from txl_keras.layers.projected_memory import ProjectedMemory
+from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.serving.graph_checks import check
 from txl_keras.serving.graph_checks import check_finite
 from txl_keras.serving.graph_checks import check_range

@@ -6,7 +6,7 @@ vocabulary, `W` entries to write.
 
 import tensorflow as tf
 
-from txl_keras.layers.projected_memory import ProjectedMemory
+from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.serving.graph_checks import check_distinct
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape

@@ -14,7 +14,7 @@ from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.pallas import TILE_QUERIES
 from txl_keras.layers.compute.pallas import check_lengths
-from txl_keras.layers.memory_stack import Memory
+from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.optimizers import apply_gradients

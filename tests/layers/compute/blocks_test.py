@@ -14,7 +14,7 @@ from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import use
-from txl_keras.layers.projected_memory import Past
+from txl_keras.layers.memory.projected_memory import Past
 from txl_keras.models import TransformerXLBackbone
 
 B, T, M, D = 2, 7, 5, 12

@@ -14,12 +14,14 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
 from txl_keras.layers import compute
+from txl_keras.layers.attention.position_encoding import (
+    RelativePositionEncoding,
+)
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import Dropout
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
-from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import heads_dense
 from txl_keras.layers.sublayers import project_heads

@@ -9,11 +9,11 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_shape
-from txl_keras.layers.causal_multi_head_attention import (
-    CausalMultiHeadAttention,
+from txl_keras.layers.attention.causal import CausalMultiHeadAttention
+from txl_keras.layers.attention.position_encoding import (
+    RelativePositionEncoding,
 )
 from txl_keras.layers.compute.problem import Positions
-from txl_keras.layers.relative_position_encoding import RelativePositionEncoding
 from txl_keras.layers.sublayers import heads_dense
 
 

@@ -8,9 +8,7 @@ import keras
 from keras import ops
 
 from txl_keras.checks import check_integer
-from txl_keras.layers.causal_multi_head_attention import (
-    CausalMultiHeadAttention,
-)
+from txl_keras.layers.attention.causal import CausalMultiHeadAttention
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import dot_product
 

@@ -1,0 +1,1 @@
+"""Attention layers: each projects, and says in a `Problem` what to compute."""

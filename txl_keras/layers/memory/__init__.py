@@ -1,0 +1,1 @@
+"""What a model remembers: hidden states, or keys and values."""

@@ -1,0 +1,1 @@
+"""Embedding and softmax in clusters of the vocabulary."""

@@ -6,7 +6,7 @@ from setuptools import find_packages
 from setuptools import setup
 
 _LIBTPU_RUNS = "sys_platform == 'linux' and platform_machine == 'x86_64'"
-# Private parts of jax are used: training/tpu_compile.py asks for these.
+# Private parts of jax are used: tpu/compiling.py asks for these.
 TPU_COMPILER = [
     f"{package}; {_LIBTPU_RUNS}"
     for package in ("jax==0.10.2", "libtpu==0.0.51")

@@ -35,6 +35,9 @@ from txl_keras.scripts import training_run
 from txl_keras.scripts.exporting import export_run
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
+from txl_keras.tpu.slices import check_kernel
+from txl_keras.tpu.slices import check_replicas
+from txl_keras.tpu.slices import tpu_type
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.memory_estimate import estimate_bytes
@@ -46,9 +49,6 @@ from txl_keras.training.strategy import device_of
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
-from txl_keras.training.tpu_types import check_kernel
-from txl_keras.training.tpu_types import check_replicas
-from txl_keras.training.tpu_types import tpu_type
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.workdir import Workdir
 

@@ -30,9 +30,9 @@ import tensorflow as tf
 from absl import flags
 
 from txl_keras.scripts import running
-from txl_keras.training.tpu_compile import VERSIONS
-from txl_keras.training.tpu_compile import check_compiler
-from txl_keras.training.tpu_types import tpu_type
+from txl_keras.tpu.compiling import VERSIONS
+from txl_keras.tpu.compiling import check_compiler
+from txl_keras.tpu.slices import tpu_type
 
 FLAGS = flags.FLAGS
 _SCRIPTS = pathlib.Path(__file__).parent

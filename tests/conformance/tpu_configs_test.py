@@ -11,7 +11,7 @@ import sys
 import pytest
 from script_flags import flags_of
 
-from txl_keras.training.tpu_types import tpu_type
+from txl_keras.tpu.slices import tpu_type
 
 ROOT = pathlib.Path(__file__).parents[2]
 SLICES = {

@@ -10,7 +10,7 @@ from txl_keras.layers.compute import pallas
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.training import tpu_compile
+from txl_keras.tpu import compiling as tpu_compile
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.checkpointing import restore_weights
 from txl_keras.training.optimizers import build_optimizer

@@ -16,6 +16,8 @@ from txl_keras.layers.compute.pallas import TILE_QUERIES
 from txl_keras.layers.compute.pallas import check_lengths
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
+from txl_keras.tpu.compiling import VERSIONS
+from txl_keras.tpu.compiling import check_packages
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.optimizers import apply_gradients
 from txl_keras.training.stopping import StopRequest
@@ -23,8 +25,6 @@ from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import device_of
 from txl_keras.training.strategy import host_loop
-from txl_keras.training.tpu_compile import VERSIONS
-from txl_keras.training.tpu_compile import check_packages
 
 
 class Trainer:

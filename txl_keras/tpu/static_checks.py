@@ -51,7 +51,7 @@ def check_static(function):
     ```python
     import tensorflow as tf
 
-    from txl_keras.training.static_checks import check_static
+    from txl_keras.tpu.static_checks import check_static
 
     found = tf.function(tf.where).get_concrete_function(tf.constant([True]))
     try:

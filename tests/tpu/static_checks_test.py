@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_keras.training.static_checks import check_static
+from txl_keras.tpu.static_checks import check_static
 
 
 def nested(function):

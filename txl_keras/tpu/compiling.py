@@ -2,7 +2,7 @@
 
 TensorFlow traces the function, as one of many replicas (`OneOfManyReplicas`),
 and lowers it to HLO; the TPU compiler of libtpu compiles that, in a process
-of its own (`tpu_compiler.py`). Nothing is executed. So it shows that the
+of its own (`compiler.py`). Nothing is executed. So it shows that the
 compiler takes what was traced and how much memory that needs; not that
 `TPUStrategy`, which lowers by a bridge of its own, does the same.
 """
@@ -20,12 +20,12 @@ import tempfile
 
 import tensorflow as tf
 
-from txl_keras.training.cross_replica import OneOfManyReplicas
-from txl_keras.training.static_checks import check_static
+from txl_keras.tpu.cross_replica import OneOfManyReplicas
+from txl_keras.tpu.static_checks import check_static
 
 # Seen to work together, with private parts of jax: see setup.py.
 VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.51"}
-_COMPILER = pathlib.Path(__file__).with_name("tpu_compiler.py")
+_COMPILER = pathlib.Path(__file__).with_name("compiler.py")
 # There is no TPU to ask what it is, and no other host. XLA_FLAGS may hold what
 # is meant for this machine.
 _ENVIRONMENT = {

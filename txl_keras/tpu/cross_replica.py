@@ -19,7 +19,7 @@ class OneOfManyReplicas(tf.distribute.ReplicaContext):
     ```python
     import tensorflow as tf
 
-    from txl_keras.training.cross_replica import OneOfManyReplicas
+    from txl_keras.tpu.cross_replica import OneOfManyReplicas
 
     @tf.function(jit_compile=True)
     def add_up(x):

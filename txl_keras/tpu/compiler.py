@@ -1,7 +1,7 @@
 """Compiles an HLO module with the TPU compiler of libtpu, without a TPU.
 
 A program of its own, which imports jax and nothing of this package: libtpu
-stays out of the process that runs TensorFlow. `tpu_compile.py` runs it. What
+stays out of the process that runs TensorFlow. `compiling.py` runs it. What
 it needs of jax is private there, hence the pinned versions.
 
     python tpu_compiler.py REQUEST.json

@@ -23,26 +23,26 @@ from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
-from txl_keras.training import tpu_compile
-from txl_keras.training import tpu_types
-from txl_keras.training.compile_report import Step
-from txl_keras.training.compile_report import advice
-from txl_keras.training.compile_report import describe
-from txl_keras.training.compile_report import report
-from txl_keras.training.compile_report import roofline
-from txl_keras.training.cross_replica import OneOfManyReplicas
-from txl_keras.training.hlo_text import collectives
-from txl_keras.training.hlo_text import loops
-from txl_keras.training.hlo_text import moved
+from txl_keras.tpu import compiling as tpu_compile
+from txl_keras.tpu import slices as tpu_types
+from txl_keras.tpu.compiling import check_compiler
+from txl_keras.tpu.compiling import compile_hlo
+from txl_keras.tpu.compiling import lower
+from txl_keras.tpu.cross_replica import OneOfManyReplicas
+from txl_keras.tpu.hlo_text import collectives
+from txl_keras.tpu.hlo_text import loops
+from txl_keras.tpu.hlo_text import moved
+from txl_keras.tpu.report import Step
+from txl_keras.tpu.report import advice
+from txl_keras.tpu.report import describe
+from txl_keras.tpu.report import report
+from txl_keras.tpu.report import roofline
+from txl_keras.tpu.slices import check_kernel
+from txl_keras.tpu.slices import tpu_type
+from txl_keras.tpu.static_checks import check_static
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.optimizers import build_optimizer
-from txl_keras.training.static_checks import check_static
 from txl_keras.training.strategy import for_another_device
-from txl_keras.training.tpu_compile import check_compiler
-from txl_keras.training.tpu_compile import compile_hlo
-from txl_keras.training.tpu_compile import lower
-from txl_keras.training.tpu_types import check_kernel
-from txl_keras.training.tpu_types import tpu_type
 from txl_keras.training.trainer import Trainer
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -6,9 +6,9 @@ Letters: `b` rows of one replica, `T` segment, `M` memory.
 import dataclasses
 import re
 
-from txl_keras.training.hlo_text import collectives
-from txl_keras.training.hlo_text import loops
-from txl_keras.training.hlo_text import moved
+from txl_keras.tpu.hlo_text import collectives
+from txl_keras.tpu.hlo_text import loops
+from txl_keras.tpu.hlo_text import moved
 
 # A step may take this share of what the compiler gives a program. The rest is
 # for what it does not see: the next batch, the memory of evaluation, gaps.
@@ -120,7 +120,7 @@ def roofline(flops, bytes_accessed, slice_):
 
     Example:
 
-    >>> from txl_keras.training.tpu_types import tpu_type
+    >>> from txl_keras.tpu.slices import tpu_type
     >>> roofline(275e12, 614e9, tpu_type("v4-8"))
     {'bound_seconds': 1.0, 'bound_by': 'flops'}
     """

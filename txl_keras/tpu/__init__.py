@@ -1,0 +1,1 @@
+"""Training steps compiled for TPUs on a machine without one."""

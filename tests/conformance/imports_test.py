@@ -33,7 +33,9 @@ ALLOWED = {
         "layers",
         "metrics",
         "models",
+        "tpu",
     },
+    "tpu": {"data"},
     "evaluation": {"checks", "data", "layers", "metrics", "models", "training"},
     "serving": {"checks", "data", "layers", "models"},
     "scripts": {
@@ -44,6 +46,7 @@ ALLOWED = {
         "layers",
         "models",
         "serving",
+        "tpu",
         "training",
     },
 }

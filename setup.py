@@ -38,8 +38,8 @@ setup(
         "tqdm",
     ],
     extras_require={
-        # Only to read PyTorch's files, and Hugging Face's.
-        "convert": ["safetensors", "torch>=2.6"],
+        # To read and write Hugging Face's files.
+        "convert": ["safetensors"],
         # For --tokenizer=sentencepiece and wordpiece.
         "subwords": SUBWORDS,
         # For --compile_only.

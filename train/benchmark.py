@@ -24,7 +24,7 @@ times of a shared machine come and go, ratios stay. Utilization is
 precision in this process. --peer=hugging_face adds Hugging Face's
 Transformer-XL, as it is and by torch.compile, always in float32, in an
 environment of its own (--peer_python, see train/peers/hugging_face.py). What
-an experiment does says its file in txl_keras/benchmarks.
+an experiment does says its file in train/benchmarks.
 
 Prints a table and one JSON object; --output=FILE appends that to a file.
 """
@@ -38,16 +38,16 @@ import shutil
 import tensorflow as tf
 from absl import flags
 
-from txl_keras.benchmarks import attention
-from txl_keras.benchmarks import evaluation
-from txl_keras.benchmarks import evaluation_speed
-from txl_keras.benchmarks import generation
-from txl_keras.benchmarks import growth
-from txl_keras.benchmarks import input_pipeline
-from txl_keras.benchmarks import long_generation
-from txl_keras.benchmarks import training
-from txl_keras.benchmarks.model import build_model
-from txl_keras.benchmarks.peer import open_peer
+from benchmarks import attention
+from benchmarks import evaluation
+from benchmarks import evaluation_speed
+from benchmarks import generation
+from benchmarks import growth
+from benchmarks import input_pipeline
+from benchmarks import long_generation
+from benchmarks import training
+from benchmarks.model import build_model
+from benchmarks.peer import open_peer
 from txl_keras.evaluation.plots import FORMATS
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running

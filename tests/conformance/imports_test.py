@@ -8,16 +8,6 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 # What a part may import, besides itself.
 ALLOWED = {
-    "benchmarks": {
-        "checks",
-        "data",
-        "evaluation",
-        "layers",
-        "models",
-        "scripts",
-        "serving",
-        "training",
-    },
     "checkpoints": {"checks", "data", "json_files", "layers", "models"},
     "callbacks": {"layers"},
     "checks": set(),

@@ -23,8 +23,8 @@ import pytest
 import tensorflow as tf
 from absl import flags as absl_flags
 
-from txl_keras.benchmarks import growth
-from txl_keras.benchmarks import report
+from benchmarks import growth
+from benchmarks import report
 from txl_keras.checkpoints import load_tf1
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 
-from txl_keras.benchmarks.turns import CannotRunError
+from benchmarks.turns import CannotRunError
 
 
 @contextlib.contextmanager

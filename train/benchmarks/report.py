@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from txl_keras.benchmarks.turns import take_turns
+from benchmarks.turns import take_turns
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import memory_of
 from txl_keras.training.utilization import peak_flops

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from txl_keras.benchmarks.generation import prompts
+from benchmarks.generation import prompts
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.training.utilization import device_memory

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_keras.benchmarks import bare_tensorflow
-from txl_keras.benchmarks.bare_tensorflow import BareTensorFlow
+from benchmarks import bare_tensorflow
+from benchmarks.bare_tensorflow import BareTensorFlow
 from txl_keras.data import Segments
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.optimizers import build_optimizer

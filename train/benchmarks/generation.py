@@ -12,10 +12,10 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.benchmarks.report import report
-from txl_keras.benchmarks.turns import take_turns
-from txl_keras.benchmarks.turns import time_items
-from txl_keras.benchmarks.turns import timed
+from benchmarks.report import report
+from benchmarks.turns import take_turns
+from benchmarks.turns import time_items
+from benchmarks.turns import timed
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 

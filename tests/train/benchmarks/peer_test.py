@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from txl_keras.benchmarks.peer import open_peer
+from benchmarks.peer import open_peer
 from txl_keras.models import TransformerXLCausalLM
 
 

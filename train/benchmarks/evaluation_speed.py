@@ -11,11 +11,11 @@ import functools
 
 import tensorflow as tf
 
-from txl_keras.benchmarks.evaluation import segment_scorer
-from txl_keras.benchmarks.made_up_text import made_up_segment
-from txl_keras.benchmarks.made_up_text import made_up_text
-from txl_keras.benchmarks.turns import take_turns
-from txl_keras.benchmarks.turns import timed
+from benchmarks.evaluation import segment_scorer
+from benchmarks.made_up_text import made_up_segment
+from benchmarks.made_up_text import made_up_text
+from benchmarks.turns import take_turns
+from benchmarks.turns import timed
 from txl_keras.evaluation.plots import plot_slowdowns
 from txl_keras.models import TransformerXLCausalLM
 

@@ -77,7 +77,7 @@ class BareTensorFlow:
     Example:
 
     ```python
-    from txl_keras.benchmarks import bare_tensorflow
+    from benchmarks import bare_tensorflow
     from txl_keras.data import Segments
     from txl_keras.models import TransformerXLCausalLM
 

@@ -11,11 +11,11 @@ import io
 
 from absl import flags
 
-from txl_keras.benchmarks import evaluation
-from txl_keras.benchmarks import training
-from txl_keras.benchmarks.model import build_model
-from txl_keras.benchmarks.training import BARE_ATTENTIONS
-from txl_keras.benchmarks.training import bare_names
+from benchmarks import evaluation
+from benchmarks import training
+from benchmarks.model import build_model
+from benchmarks.training import BARE_ATTENTIONS
+from benchmarks.training import bare_names
 from txl_keras.evaluation.plots import plot_growth
 from txl_keras.scripts.running import in_a_child
 

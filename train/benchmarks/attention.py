@@ -11,12 +11,12 @@ head size, `D` hidden size.
 
 import tensorflow as tf
 
-from txl_keras.benchmarks import bare_tensorflow
-from txl_keras.benchmarks.report import report
-from txl_keras.benchmarks.training import bare_contenders
-from txl_keras.benchmarks.training import compile_way
-from txl_keras.benchmarks.turns import take_turns
-from txl_keras.benchmarks.turns import timed
+from benchmarks import bare_tensorflow
+from benchmarks.report import report
+from benchmarks.training import bare_contenders
+from benchmarks.training import compile_way
+from benchmarks.turns import take_turns
+from benchmarks.turns import timed
 
 
 def run(model, settings, peer=None):

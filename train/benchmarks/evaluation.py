@@ -10,12 +10,12 @@ import functools
 
 import tensorflow as tf
 
-from txl_keras.benchmarks.made_up_text import made_up_segment
-from txl_keras.benchmarks.peer import peer_contenders
-from txl_keras.benchmarks.report import measure
-from txl_keras.benchmarks.training import bare_contenders
-from txl_keras.benchmarks.training import compile_way
-from txl_keras.benchmarks.turns import timed
+from benchmarks.made_up_text import made_up_segment
+from benchmarks.peer import peer_contenders
+from benchmarks.report import measure
+from benchmarks.training import bare_contenders
+from benchmarks.training import compile_way
+from benchmarks.turns import timed
 from txl_keras.training.utilization import model_flops
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from txl_keras.benchmarks import turns
-from txl_keras.benchmarks.turns import CannotRunError
-from txl_keras.benchmarks.turns import take_turns
+from benchmarks import turns
+from benchmarks.turns import CannotRunError
+from benchmarks.turns import take_turns
 
 
 def test_turns_go_around_and_the_first_does_not_count(monkeypatch):

@@ -13,10 +13,10 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.benchmarks.made_up_text import made_up_ids
-from txl_keras.benchmarks.report import report
-from txl_keras.benchmarks.turns import take_turns
-from txl_keras.benchmarks.turns import timed
+from benchmarks.made_up_text import made_up_ids
+from benchmarks.report import report
+from benchmarks.turns import take_turns
+from benchmarks.turns import timed
 from txl_keras.data import Segments
 from txl_keras.data.token_files import open_token_file
 

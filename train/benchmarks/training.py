@@ -13,10 +13,10 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.benchmarks import bare_tensorflow
-from txl_keras.benchmarks.made_up_text import made_up_ids
-from txl_keras.benchmarks.peer import peer_contenders
-from txl_keras.benchmarks.report import measure
+from benchmarks import bare_tensorflow
+from benchmarks.made_up_text import made_up_ids
+from benchmarks.peer import peer_contenders
+from benchmarks.report import measure
 from txl_keras.data import Segments
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.strategy import compile_layers

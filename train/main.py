@@ -25,7 +25,6 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import score
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
@@ -271,7 +270,7 @@ def _finish(workdir, valid, tokenizer, test, tensorboard):
     workdir.write_sample(sample)
     tensorboard.write_text("sample", sample, step)
     tensorboard.close()
-    if isinstance(served.backbone, TransformerXLBackbone):
+    if served.backbone.has_attention:
         export_run(workdir, served, step, workdir.file(f"export/{step}"))
 
 

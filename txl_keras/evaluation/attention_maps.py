@@ -7,7 +7,6 @@ layers.
 import numpy as np
 
 from txl_keras.checks import check_token_ids
-from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 
 def attention_maps(model, token_ids, memory=None):
@@ -159,7 +158,7 @@ def check_attends(model):
     Args:
         model: The language model.
     """
-    if not isinstance(model.backbone, TransformerXLBackbone):
+    if not model.backbone.has_attention:
         raise ValueError(
             "`model` must have attention, a TransformerXLBackbone. Received: "
             f"backbone={type(model.backbone).__name__}"

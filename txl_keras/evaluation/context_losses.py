@@ -12,8 +12,6 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import warmup_segments
-from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
-from txl_keras.models import LSTMBackbone
 from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
 
@@ -138,7 +136,7 @@ class _WindowScorer:
         self._batch_size = batch_size
         self._segment_length = segment_length
         # Positions that are counted from the end of a segment take no padding.
-        self._pads = backbone.attention_type not in ABSOLUTE_TYPES
+        self._pads = backbone.remembers
         # What is further back has no influence, and is not read.
         self._farthest = _reach(backbone, segment_length, memory_length)
         strategy = tf.distribute.get_strategy()
@@ -196,7 +194,7 @@ class _WindowScorer:
 
 def _reach(backbone, segment_length, memory_length):
     """How many tokens can have an influence on the next."""
-    if isinstance(backbone, LSTMBackbone):
+    if not backbone.has_attention:
         return sys.maxsize
     return segment_length * (
         1 + warmup_segments(backbone, segment_length, memory_length)

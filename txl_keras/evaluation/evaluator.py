@@ -15,7 +15,6 @@ from txl_keras.data.sliding_windows import SlidingWindows
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
-from txl_keras.models import LSTMBackbone
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
@@ -328,7 +327,7 @@ def check_slides(backbone, memory_length):
         ValueError: If it is to remember anything: then each window would hold
             again what is in memory. An LSTM always does.
     """
-    if isinstance(backbone, LSTMBackbone):
+    if not backbone.has_attention:
         raise ValueError(
             "`stride` is for models that read a window at once: an LSTM goes "
             f"on from one state. Received: {type(backbone).__name__}"
@@ -378,7 +377,7 @@ def warmup_segments(backbone, segment_length, memory_length=None):
     >>> warmup_segments(model.backbone, segment_length=64)
     6
     """
-    if isinstance(backbone, LSTMBackbone):
+    if not backbone.has_attention:
         raise ValueError(
             "`backbone` must have attention: no number of segments determines "
             f"the state of an LSTM. Received: {type(backbone).__name__}"

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_vocabulary
-from txl_keras.layers.decoder_block import check_takes_padding
 from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
 
@@ -123,7 +122,7 @@ class TextScorer:
     ):
         backbone = model.backbone
         check_vocabulary(tokenizer, backbone.vocabulary_size)
-        check_takes_padding(backbone.attention_type)
+        backbone.check_takes_padding()
         self._model = model
         self._tokenizer = tokenizer
         self._batch_size = batch_size

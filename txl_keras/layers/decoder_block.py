@@ -397,20 +397,3 @@ def check_remembers(attention_type, memory_length, received):
             "a segment, so those of memory would be wrong: `memory_length` "
             f"must be 0. Received: {received}"
         )
-
-
-def check_takes_padding(attention_type):
-    """Checks that padding after a text leaves its positions alone.
-
-    Args:
-        attention_type: String, of the model.
-
-    Raises:
-        ValueError: If positions are counted from the end of a segment.
-    """
-    if attention_type in ABSOLUTE_TYPES:
-        raise ValueError(
-            "`model` must have relative positions, 'relative' or 'shaw', for "
-            "texts of different lengths. Received: attention_type="
-            f"{attention_type!r}"
-        )

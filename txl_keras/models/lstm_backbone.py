@@ -66,7 +66,7 @@ class LSTMBackbone(RecurrentBackbone):
         https://doi.org/10.1162/neco.1997.9.8.1735).
     """
 
-    # It attends to nothing.
+    has_attention = False
     attention_type = None
     # Of one entry, the state.
     memory_length = 1
@@ -131,6 +131,9 @@ class LSTMBackbone(RecurrentBackbone):
         self.token_embedding.build(token_ids_shape)
         for layer in self.layers_of_cells:
             layer.build((*token_ids_shape, self.hidden_dim))
+
+    def layer_flops(self, segment_length, memory_length):
+        return 16 * segment_length * self.hidden_dim**2
 
     @property
     def num_states(self):

@@ -23,6 +23,55 @@ class RecurrentBackbone(keras.Model):
     """
 
     cold_start = "masked"
+    # What others ask for, rather than for a class.
+    has_attention = True
+    # Whether its layers have a form that is compiled in parts on a CPU.
+    has_parts = False
+
+    @property
+    def remembers(self):
+        """Whether a segment may go on where another ended.
+
+        Not where positions are those inside of a segment; then padding after a
+        text would change its numbers, too.
+        """
+        return True
+
+    @property
+    def max_segment_length(self):
+        """Integer, tokens that a segment has at most, or `None`."""
+        return None
+
+    def check_takes_padding(self):
+        """Raises `ValueError` if padding after a text would change it."""
+        if not self.remembers:
+            raise ValueError(
+                "`model` must have relative positions, 'relative' or 'shaw', "
+                "for texts of different lengths. Received: attention_type="
+                f"{self.attention_type!r}"
+            )
+
+    def layer_flops(self, segment_length, memory_length):
+        """Returns the floating-point operations of a layer, forward.
+
+        Counted nominally, as `model_flops` says.
+
+        Args:
+            segment_length: Integer `T`.
+            memory_length: Integer `M`.
+
+        Returns:
+            Integer, of one row.
+        """
+        num_keys = memory_length + segment_length
+        width = self.num_heads * self.head_dim
+        products = 3 if self.remembers else 2
+        return (
+            4 * segment_length * self.hidden_dim * width
+            + 4 * num_keys * self.hidden_dim * width
+            + 4 * segment_length * self.hidden_dim * self.intermediate_dim
+            + 2 * products * segment_length * num_keys * width
+        )
 
     @property
     def num_states(self):

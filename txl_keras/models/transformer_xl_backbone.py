@@ -16,6 +16,7 @@ from txl_keras.layers.attention.position_encoding import (
 )
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_attention_type
 from txl_keras.layers.decoder_block import check_remembers
@@ -103,6 +104,8 @@ class TransformerXLBackbone(RecurrentBackbone):
     Reference:
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.
     """
+
+    has_parts = True
 
     def __init__(
         self,
@@ -256,10 +259,18 @@ class TransformerXLBackbone(RecurrentBackbone):
         received = f"memory_length={memory_length}"
         check_remembers(self.attention_type, memory_length, received)
 
+    @property
+    def remembers(self):
+        return self.attention_type not in ABSOLUTE_TYPES
+
+    @property
+    def max_segment_length(self):
+        return self.max_positions if self.attention_type == "al_rfou" else None
+
     def check_positions(self, segment_length):
         """Raises `ValueError` if a segment has more tokens than positions."""
-        limit = self.max_positions
-        if self.attention_type == "al_rfou" and segment_length > limit:
+        limit = self.max_segment_length
+        if limit is not None and segment_length > limit:
             raise ValueError(
                 "`segment_length` must be at most `max_positions` with "
                 f"attention_type=al_rfou. Received: "

@@ -13,7 +13,6 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.decoder_block import check_takes_padding
 from txl_keras.metrics import SparseF1Score
 from txl_keras.models.presets import preset_config
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
@@ -101,7 +100,7 @@ class TransformerXLTextClassifier(keras.Model):
     ):
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
-        check_takes_padding(backbone.attention_type)
+        backbone.check_takes_padding()
         if pooling not in POOLINGS:
             raise ValueError(
                 f"`pooling` must be one of {POOLINGS}. "

@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.serving import export
 from txl_keras.serving import export_text
 
@@ -24,7 +23,7 @@ def export_run(
     """
     if memory_length is None:
         memory_length = 0
-        if model.backbone.attention_type not in ABSOLUTE_TYPES:
+        if model.backbone.remembers:
             memory_length = workdir.generation_memory_length(model.backbone)
     assets = {"config.json": workdir.file("config.json")}
     if tf.io.gfile.exists(workdir.tokenizer):

@@ -10,8 +10,6 @@ import numpy as np
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
-from txl_keras.layers.decoder_block import check_takes_padding
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.saved_models import check_path
 from txl_keras.serving.saved_models import write_saved_model
@@ -222,7 +220,7 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
         max_batch_size,
         max_generate_length,
     )
-    check_takes_padding(model.backbone.attention_type)
+    model.backbone.check_takes_padding()
     inside = graph_tokenizer(tokenizer)
     endpoints = TextSignatures(reader, inside).endpoints()
     own_settings = {"tokenizer": type(tokenizer).__name__}
@@ -239,7 +237,7 @@ def _reader(
     max_generate_length,
 ):
     check_path(path)
-    if not isinstance(model.backbone, TransformerXLBackbone):
+    if not model.backbone.has_attention:
         raise ValueError(
             "`model` must have a TransformerXLBackbone to be exported. "
             f"Received: {type(model.backbone).__name__}"
@@ -288,9 +286,7 @@ def _write(path, reader, endpoints, tracked, own_settings, settings, assets):
 
 
 def _checked_segment_length(backbone, max_segment_length):
-    longest = None
-    if backbone.attention_type == "al_rfou":
-        longest = backbone.max_positions
+    longest = backbone.max_segment_length
     if max_segment_length is None:
         return min(_SEGMENT_LENGTH, longest or _SEGMENT_LENGTH)
     check_integer("max_segment_length", max_segment_length, 1)

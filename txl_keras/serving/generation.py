@@ -10,7 +10,6 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.serving.samplers import Sampler
 
 # Longer prompts are read in segments of so many tokens: how they are cut
@@ -56,12 +55,11 @@ class Generator:
         self._sampler = sampler or Sampler()
         if memory_length is None:
             memory_length = model.backbone.memory_length
-        is_bounded = model.backbone.attention_type == "al_rfou"
         self._memory_length = check_integer(
             "memory_length",
             memory_length,
             0,
-            model.backbone.max_positions if is_bounded else None,
+            model.backbone.max_segment_length,
         )
         self._step = None
 
@@ -90,10 +88,10 @@ class Generator:
         check_integer("max_tokens", max_tokens, 0)
         check_integer("seed", seed, 0, np.iinfo(np.int32).max - len(prompts))
         seeds = row_seeds(seed, len(prompts))
-        if self._model.backbone.attention_type in ABSOLUTE_TYPES:
-            tokens = self._read_again(prompts, max_tokens, seeds)
-        else:
+        if self._model.backbone.remembers:
             tokens = self._remember(prompts, max_tokens, seeds)
+        else:
+            tokens = self._read_again(prompts, max_tokens, seeds)
         return self._drawn(tokens)
 
     def _drawn(self, tokens):
@@ -116,7 +114,7 @@ class Generator:
             Pair of a function and arguments as it is called with.
         """
         rows = np.zeros((num_rows, 1), "int32")
-        if self._model.backbone.attention_type in ABSOLUTE_TYPES:
+        if not self._model.backbone.remembers:
             window = max(1, self._memory_length)
             return self._predict, (tf.repeat(rows, window, axis=1),)
         step = _Step(self._model, self._sampler, num_rows, self._memory_length)

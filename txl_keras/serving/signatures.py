@@ -11,7 +11,6 @@ import inspect
 import keras
 import tensorflow as tf
 
-from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.serving.graph_checks import check
 from txl_keras.serving.graph_checks import check_finite
@@ -100,7 +99,7 @@ class Reader:
         self.weights_dtype = weights_dtype
         self.max_batch_size = max_batch_size
         self.max_generate_length = max_generate_length
-        self.remembers = self.backbone.attention_type not in ABSOLUTE_TYPES
+        self.remembers = self.backbone.remembers
         num_distances = memory_length + max_segment_length
         self._positions = tf.nest.map_structure(
             lambda value: _constant(_stored(value, weights_dtype)),

@@ -10,7 +10,6 @@ import math
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.models.lstm_backbone import LSTMBackbone
 
 
 def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
@@ -93,18 +92,15 @@ def _bytes_of(variables):
 def _memory_bytes(backbone, rows):
     entries = backbone.memory_length * backbone.hidden_dim
     state = entries * tf.as_dtype(backbone.compute_dtype).size
-    num_states = backbone.num_layers
-    if isinstance(backbone, LSTMBackbone):
-        num_states *= 2
     # And an int32, how many entries are valid.
-    return num_states * rows * (state + 4)
+    return backbone.num_states * rows * (state + 4)
 
 
 def _activation_bytes(model, segment_length):
     """Of one row: see `estimate_bytes`."""
     backbone = model.backbone
     logits = 4 * segment_length * _entries_of_softmax(backbone.token_embedding)
-    if isinstance(backbone, LSTMBackbone):
+    if not backbone.has_attention:
         kept = 11 * segment_length * backbone.hidden_dim
         kept *= tf.as_dtype(backbone.compute_dtype).size
         return backbone.num_layers * kept + 2 * logits

@@ -16,7 +16,6 @@ from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import current
 from txl_keras.layers.compute.target import multiplies_in_parts
 from txl_keras.layers.compute.target import use
-from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 WORKER_TIMEOUT = 50  # seconds
 
@@ -328,7 +327,7 @@ def compile_layers(
         in_parts
         and device == "cpu"
         # Others have no parts: the loops of an LSTM would not be compiled.
-        and isinstance(model.backbone, TransformerXLBackbone)
+        and model.backbone.has_parts
         and multiplies_in_parts(model.compute_dtype, training)
     )
     # `TPUStrategy` compiles whole steps by itself.

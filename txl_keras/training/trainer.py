@@ -15,7 +15,6 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.pallas import TILE_QUERIES
 from txl_keras.layers.compute.pallas import check_lengths
 from txl_keras.layers.memory.memory_stack import Memory
-from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.tpu.compiling import VERSIONS
 from txl_keras.tpu.compiling import check_packages
 from txl_keras.training.loss_scale import LossScale
@@ -132,10 +131,10 @@ class Trainer:
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
         check_integer("intermediate_loss_steps", intermediate_loss_steps, 0)
-        has_blocks = isinstance(model.backbone, TransformerXLBackbone)
-        if intermediate_loss_steps and not (
-            has_blocks and model.backbone.num_layers > 1
-        ):
+        has_blocks = hasattr(model, "score_blocks") and (
+            model.backbone.has_attention and model.backbone.num_layers > 1
+        )
+        if intermediate_loss_steps and not has_blocks:
             raise ValueError(
                 "`intermediate_loss_steps` needs two blocks or more of a "
                 f"TransformerXLBackbone. Received: {intermediate_loss_steps} "

@@ -12,8 +12,6 @@ import time
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
-from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.training.host_memory import host_memory_of
 
 # From what a CPU does in milliseconds to what keeps an accelerator busy.
@@ -75,26 +73,10 @@ def model_flops(
     check_integer("batch_size", batch_size, 1)
     check_integer("segment_length", segment_length, 1)
     check_integer("memory_length", memory_length, 0)
-    if isinstance(backbone, LSTMBackbone):
-        layer = 16 * segment_length * backbone.hidden_dim**2
-    else:
-        layer = _block_flops(backbone, segment_length, memory_length)
+    layer = backbone.layer_flops(segment_length, memory_length)
     softmax = segment_length * _softmax_flops(backbone.token_embedding)
     forward = batch_size * (backbone.num_layers * layer + softmax)
     return 3 * forward if training else forward
-
-
-def _block_flops(backbone, segment_length, memory_length):
-    """Of one row."""
-    num_keys = memory_length + segment_length
-    width = backbone.num_heads * backbone.head_dim
-    products = 2 if backbone.attention_type in ABSOLUTE_TYPES else 3
-    return (
-        4 * segment_length * backbone.hidden_dim * width
-        + 4 * num_keys * backbone.hidden_dim * width
-        + 4 * segment_length * backbone.hidden_dim * backbone.intermediate_dim
-        + 2 * products * segment_length * num_keys * width
-    )
 
 
 def _softmax_flops(embedding):

@@ -29,7 +29,6 @@ from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.json_files import check_fields
 from txl_keras.json_files import parse_json
 from txl_keras.json_files import read_json
-from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.training.checkpointing import DamagedCheckpointError
 from txl_keras.training.checkpointing import check_saved_shapes
@@ -440,7 +439,7 @@ class Workdir:
         Args:
             backbone: That of the run's model.
         """
-        if isinstance(backbone, LSTMBackbone):
+        if not backbone.has_attention:
             return backbone.memory_length
         segment_length = self.read_config()["flags"].get("segment_length")
         return max(backbone.memory_length, segment_length or 0)

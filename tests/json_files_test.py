@@ -1,6 +1,7 @@
 """Tests of reading JSON that a stranger may have written."""
 
 import json
+import os
 
 import pytest
 
@@ -31,6 +32,8 @@ def test_reads_an_object_and_a_list(tmp_path):
         (b"\xff\xfe{}", "damaged"),
         (b"[1]", "JSON object"),
         (b"9" * 5000, "damaged"),
+        # Strings that never end, each of which ends where the next begins.
+        (b"{" + b"[" * 140_000 + b'"\\' * 200_000, "opening brackets"),
     ],
 )
 def test_what_cannot_be_used_names_the_file(tmp_path, text, reason):
@@ -47,6 +50,13 @@ def test_a_large_file_is_not_read(tmp_path):
     path.write_text('{"a": "' + "x" * 100 + '"}')
     with pytest.raises(ValueError, match="at most 99 bytes"):
         read_json(path, max_bytes=99)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ValueError, match="must be a file.*pipe"):
+        read_json(tmp_path / "config.json")
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 import re
 
 import tensorflow as tf
@@ -16,6 +17,9 @@ MAX_VOCABULARY_BYTES = 16 << 20
 # may be so many, and one more per 16 bytes.
 _MAX_CONTAINERS = 1 << 17
 _MAX_ITEMS = 1 << 20
+# Takes each character once, whatever is damaged: no step is taken back, and a
+# string that does not end is one.
+_STRING = re.compile(r'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 _KINDS = {
     "an object": dict,
     "a list": list,
@@ -51,8 +55,14 @@ def read_json(path, kind=dict, max_bytes=MAX_BYTES):
 def open_checked(path, max_bytes):
     """Opens a file for reading bytes, unless it is missing or too large."""
     path = str(path)
+    # A pipe, which only this machine can have, would be waited for.
+    is_local = "://" not in path
     if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
         raise FileNotFoundError(f"There is no file {path}.")
+    if is_local and not pathlib.Path(path).is_file():
+        raise ValueError(
+            f"{path} must be a file. Received: a pipe, socket or device"
+        )
     size = tf.io.gfile.stat(path).length
     if size > max_bytes:
         raise ValueError(
@@ -110,7 +120,7 @@ def _count_brackets(text):
     number = text.count("[") + text.count("{")
     if number <= _MAX_CONTAINERS:
         return number
-    text = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    text = _STRING.sub("", text)
     return text.count("[") + text.count("{")
 
 

@@ -120,14 +120,14 @@ def integers(*values):
     return b"(" + b"".join(b"J" + struct.pack("<i", i) for i in values) + b"t"
 
 
-def tensor(shape, strides, size=1000):
+def tensor(shape, strides, size=1000, metadata=b""):
     """A pickled tensor of 1000 floats, or of what it says."""
     storage = (
         b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0")
         + text("cpu") + b"J" + struct.pack("<i", size) + b"tQ"
     )  # fmt: skip
     sizes = integers(*shape) + integers(*strides)
-    arguments = b"(" + storage + b"K\0" + sizes + b"\x89}t"
+    arguments = b"(" + storage + b"K\0" + sizes + b"\x89}" + metadata + b"t"
     return b"ctorch._utils\n_rebuild_tensor_v2\n" + arguments + b"R"
 
 
@@ -193,6 +193,18 @@ TORCH_FILES = {
         zipped(state(a=tensor((3,), (1,)))).replace(b"model/data/0", b"x" * 12),
         "the numbers of tensors are missing",
     ),
+    "another checksum": (
+        zipped(state(a=tensor((1000,), (1,)))).replace(b"\0" * 9, b"\1" * 9, 1),
+        "the checksum of data/0 is another",
+    ),
+    "numbers to be negated": (
+        zipped(
+            state(
+                a=tensor((9,), (1,), metadata=b"}" + text("neg") + b"\x88s")
+            )
+        ),
+        "expected no metadata",
+    ),
     "modules in modules": (zipped(nested_modules()), "contain each other"),
     "path as configuration": (
         zipped(
@@ -219,6 +231,14 @@ WEIGHT_MAPS = {
     "a number": {"a": 1},
     "another folder": {"a": "../model.safetensors"},
     "the folder above": {"a": ".."},
+}
+
+
+_BYTES = b'{"class_name": "ByteTokenizer", "config": {"a": "'
+TOKENIZERS = {
+    "a string of brackets": _BYTES + b"[" * (14 << 20) + b'"}',
+    "a string of quotes": _BYTES + b"[" * 200_000 + b'\\"' * (4 << 20),
+    "no end": _BYTES + b"[" * 200_000 + b"\\" * (7 << 20),
 }
 
 
@@ -272,6 +292,9 @@ def calls(folder):
         index = json.dumps({"weight_map": names})
         (path / "model.safetensors.index.json").write_text(index)
         yield f"index of {name}", "load_hugging_face", given, "`weight_map`"
+    for name, content in TOKENIZERS.items():
+        path = written(f"{name}.json", content)
+        yield name, "load_tokenizer", [path], "read"
     given = hugging_face_folder(folder / "header", "hf_wt103_like", {})
     header = struct.pack("<Q", 90_000_000) + b"{}"
     (folder / "header" / "model.safetensors").write_bytes(header)

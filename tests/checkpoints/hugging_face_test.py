@@ -154,6 +154,12 @@ def test_a_model_in_parts_is_read(folder):
     assert_same_model(
         load_hugging_face(folder), load_hugging_face(GOLDEN / NAME)
     )
+    name = names[0]
+    part = safetensors.load_file(folder / "part-1.safetensors")
+    part[name] = tensors[name] + 1
+    safetensors.save_file(part, folder / "part-1.safetensors")
+    with pytest.raises(ValueError, match=f"one file. Received: .*{name}.*sev"):
+        load_hugging_face(folder)
     index.write_text(json.dumps({"weight_map": {"a": "../part-0.safetensors"}}))
     with pytest.raises(ValueError, match="files beside it"):
         load_hugging_face(folder)

@@ -121,6 +121,13 @@ def test_all_problems_are_told_at_once():
         assert line in message
 
 
+def test_numbers_that_float32_cannot_hold_are_refused():
+    arrays = stored_arrays(NAME)
+    arrays["r_w_bias"] = np.full(arrays["r_w_bias"].shape, 1e300)
+    with pytest.raises(ValueError, match="not finite: r_w_bias.*float32"):
+        load_arrays(arrays, stored_config(NAME))
+
+
 def test_nothing_is_assigned_if_something_is_wrong():
     model = load_arrays(stored_arrays(NAME), stored_config(NAME))
     before = model.get_weights()

@@ -37,6 +37,7 @@ def make_adaptive():
         div_val=2,
         head_dim=5,
         memory_length=4,
+        same_length="pytorch",
         normalize_output=True,
         dtype="mixed_bfloat16",
     )

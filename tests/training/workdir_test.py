@@ -87,7 +87,8 @@ def test_metrics_after_the_resumed_step_are_forgotten(tmp_path):
     [
         (b"[1]", "must hold a JSON object"),
         (b"step 3", "damaged"),
-        (b"[" * 100_000, "nested too deeply"),
+        (b"[" * 50_000, "nested too deeply"),
+        (b'{"step": 3, "a": [' + b"[]," * 50_000 + b"[]]}", "at most 65,536"),
         (b"\xff", "damaged"),
         (b'{"loss": 1.5}', "`step` must be an integer"),
         (b'{"step": "3"}', "`step` must be an integer. Received: '3'"),

@@ -48,7 +48,15 @@ def folder_tensors(folder):
         ValueError: If a file is damaged or names code.
     """
     files = [_file_tensors(path) for path in _weight_files(folder)]
-    owners = {name: file for file in files for name in file}
+    owners = {}
+    for file in files:
+        for name in file:
+            if name in owners:
+                raise ValueError(
+                    f"{folder} must have each tensor in one file. Received: "
+                    f"{shown(name)} in several"
+                )
+            owners[name] = file
     return Tensors(
         {name: file.shapes[name] for name, file in owners.items()},
         lambda name: owners[name][name],

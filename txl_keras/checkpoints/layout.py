@@ -296,8 +296,13 @@ def _problems_of_values(entry, tensors):
     first, *others = _fitting(entry, tensors)
     try:
         array = tensors[first]
-        if not np.isfinite(array).all():
-            yield f"not finite: {first} holds NaN or infinity"
+        with np.errstate(over="ignore"):
+            is_finite = np.isfinite(array.astype(np.float32, copy=False))
+        if not is_finite.all():
+            yield (
+                f"not finite: {first} holds NaN, infinity, or numbers that "
+                "float32 cannot hold"
+            )
         for name in others:
             if not np.array_equal(array, tensors[name]):
                 yield (

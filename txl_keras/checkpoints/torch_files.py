@@ -277,8 +277,10 @@ def _find_storages(data, beside, storages):
     if isinstance(beside, dict):
         for key, storage in storages.items():
             if f"data/{key}" in beside:
-                start, end, _ = beside[f"data/{key}"]
+                start, end, checksum = beside[f"data/{key}"]
                 storage.data = view[start:end]
+                if zlib.crc32(storage.data) != checksum:
+                    raise ValueError(f"the checksum of data/{key} is another")
         start, end, _ = beside.get("byteorder", (0, 0, 0))
         if view[start:end] not in (b"", b"little"):
             raise ValueError("its numbers must be little-endian")
@@ -393,7 +395,10 @@ def _array(tensor):
         tensor = tensor.arguments[0]
     if not isinstance(tensor, Record) or tensor.name not in _TENSORS:
         raise ValueError("it holds no tensor")
-    storage, offset, shape, strides, *_ = tensor.arguments
+    storage, offset, shape, strides, *rest = tensor.arguments
+    # After `requires_grad` and hooks, whether numbers are to be negated.
+    if rest[2:] and rest[2]:
+        raise ValueError(f"expected no metadata, not {shown(rest[2])}")
     if {*map(type, (offset, *shape, *strides))} != {int} or offset < 0:
         raise ValueError("expected integers for sizes")
     dtype = _dtype(storage)

@@ -166,6 +166,7 @@ def _arguments(config, arguments, model_class, field, path):
         "trainable": "a boolean",
         "dtype": "an object or a string",
         "tie_projections": "a boolean or a list or a string",
+        "same_length": "a boolean or a string",
     }
     unknown = sorted(arguments.keys() - kinds)
     if unknown:

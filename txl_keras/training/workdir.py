@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import os
+import sys
 import uuid
 
 import tensorflow as tf
@@ -27,6 +28,7 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.json_files import check_fields
+from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.json_files import read_json
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
@@ -56,6 +58,9 @@ _CONFIG_FIELDS = {
     "corpus.text_key": "a string or null",
     "data": "an object",
 }
+# Of a line some 300 are written, and dictionaries take four times that.
+_MAX_METRICS_BYTES = 64 << 20
+_MAX_METRICS_LINE = 1 << 16
 _TRAINING_FIELDS = {
     "step": "an integer",
     "loss": "a number or null",
@@ -509,17 +514,29 @@ class Workdir:
         """
         if not tf.io.gfile.exists(self.metrics):
             return []
-        with tf.io.gfile.GFile(self.metrics, "rb") as file:
-            # A run that was killed may leave half a line at the end.
-            lines = file.read().split(b"\n")[:-1]
         metrics = []
-        for number, line in enumerate(lines, 1):
-            source = f"Line {number} of {self.metrics}"
-            metrics.append(parse_json(line, source))
-            is_score = "valid" in metrics[-1]
-            fields = _VALID_FIELDS if is_score else _TRAINING_FIELDS
-            check_fields(metrics[-1], fields, source)
+        with open_checked(self.metrics, _MAX_METRICS_BYTES) as file:
+            for number, line in enumerate(iter(file.readline, b""), 1):
+                if not line.endswith(b"\n"):
+                    # Of a run that was killed.
+                    break
+                source = f"Line {number} of {self.metrics}"
+                metrics.append(_parse_metrics(line, source))
         return metrics
+
+
+def _parse_metrics(line, source):
+    """Returns a line of metrics.jsonl as a dictionary."""
+    if len(line) > _MAX_METRICS_LINE:
+        raise ValueError(
+            f"{source} must have at most {_MAX_METRICS_LINE:,} bytes. "
+            f"Received: {len(line):,}"
+        )
+    metrics = parse_json(line, source)
+    fields = _VALID_FIELDS if "valid" in metrics else _TRAINING_FIELDS
+    check_fields(metrics, fields, source)
+    # One string a name, not one a line.
+    return {sys.intern(name): value for name, value in metrics.items()}
 
 
 def write_json(content, path):

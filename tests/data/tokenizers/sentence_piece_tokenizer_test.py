@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import random
+import struct
 import subprocess
 import sys
 from concurrent import futures
@@ -275,6 +276,42 @@ def test_wrong_arguments_are_errors(lossless):
             SentencePieceTokenizer(model)
     with pytest.raises(ValueError, match="`line_end` must be.*'<eos>'"):
         SentencePieceTokenizer(lossless.model, line_end="<eos>")
+
+
+def message_of(number, data):
+    """A field of a serialized message, of up to 2**14 bytes."""
+    size = len(data)
+    length = [size & 127 | 128, size >> 7] if size > 127 else [size]
+    return bytes([number << 3 | 2, *length]) + data
+
+
+def charsmap(units, strings=b"a\0"):
+    return struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + strings
+
+
+@pytest.mark.parametrize("number", [3, 5])
+@pytest.mark.parametrize(
+    "characters",
+    [
+        charsmap([2**32 - 1] * 10),
+        charsmap([1 << 30] + [0] * 255),  # a step out of the trie
+        charsmap([1 << 8 | 3 << 10] + [9] * 255),  # a leaf behind the strings
+        charsmap([0] * 256, b"a"),
+        b"\xff",
+    ],
+    ids=["no trie", "step", "leaf", "no end", "no size"],
+)
+def test_a_map_that_leads_out_of_itself_is_refused(number, characters):
+    # Native code would follow it out of its memory.
+    model = train_foreign() + message_of(number, message_of(2, characters))
+    with pytest.raises(ValueError, match="its map of characters is damaged"):
+        SentencePieceTokenizer(model)
+
+
+@pytest.mark.parametrize("field", [b"\x1a\x02\x10\x05", b"\x0a\x02\x08\x05"])
+def test_fields_of_another_kind_are_no_model(field):
+    with pytest.raises(ValueError, match="no SentencePiece model"):
+        SentencePieceTokenizer(train_foreign() + field)
 
 
 def test_wrong_text_and_ids_are_errors(lossless):

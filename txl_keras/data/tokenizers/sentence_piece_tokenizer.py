@@ -4,6 +4,7 @@ import base64
 import pathlib
 import threading
 
+import numpy as np
 import tensorflow as tf
 from google.protobuf import empty_pb2
 from google.protobuf import message
@@ -20,8 +21,9 @@ from txl_keras.data.vocabulary import smallest_dtype
 _SPACE = "\u2581"
 _LOADING = threading.Lock()
 # Numbers of sentencepiece's `ModelProto`: of its fields, and of piece types.
-_PIECES, _NORMALIZER = 1, 3
+_PIECES, _NORMALIZER, _DENORMALIZER = 1, 3, 5
 _PIECE, _TYPE = 1, 3
+_CHARSMAP = 2
 _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES = 3, 4
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 # Appended to a serialized model, this overrides its `add_dummy_prefix`.
@@ -96,7 +98,12 @@ class SentencePieceTokenizer:
             self._texts[self._line_end_id] = b"\n"
         self._has_prefix = bool(normalizer.get(_ADD_DUMMY_PREFIX, True))
         self._trims = bool(normalizer.get(_REMOVE_EXTRA_WHITESPACES, True))
-        _load(model)  # What cannot be loaded fails here.
+        try:
+            _load(model)
+        except tf.errors.OpError as error:
+            raise ValueError(
+                f"`model` is no SentencePiece model: {error.message}"
+            ) from error
 
     @property
     def is_lossless(self):
@@ -272,7 +279,7 @@ def _read_model(model):
         List of each piece and its type, and the fields of the normalizer.
     """
     pieces = []
-    normalizer = {}
+    normalizer, denormalizer = {}, {}
     try:
         for number, data in _fields(model):
             if number == _PIECES:
@@ -281,13 +288,46 @@ def _read_model(model):
                 pieces.append((piece[_PIECE].decode("utf-8"), kind))
             elif number == _NORMALIZER:
                 normalizer.update(_fields(data))
-    except (message.DecodeError, KeyError, ValueError) as error:
+            elif number == _DENORMALIZER:
+                denormalizer.update(_fields(data))
+        for fields in (normalizer, denormalizer):
+            _check_charsmap(fields.get(_CHARSMAP, b""))
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        message.DecodeError,
+    ) as error:
         raise ValueError(
             f"`model` is no SentencePiece model: {error!r}"
         ) from error
     if not pieces:
         raise ValueError("`model` is no SentencePiece model: it has no pieces.")
     return pieces, normalizer
+
+
+def _check_charsmap(data):
+    """Checks a compiled map of characters, in which native code trusts.
+
+    Its size, a trie of 32 bits a unit (of darts-clone), and the strings that
+    its leaves point to. Steps and leaves must not lead out of these.
+    """
+    if not data:
+        return
+    size = int.from_bytes(data[:4], "little")
+    strings = data[4 + size :]
+    if not size or size % 1024 or not strings.endswith(b"\0"):
+        raise ValueError("its map of characters is damaged")
+    units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
+    is_node = units >> 31 == 0
+    offset = (units >> 10) << ((units & 1 << 9) >> 6)
+    child = np.arange(len(units)) ^ offset
+    leads_out = (child | 255) >= len(units)
+    has_leaf = is_node & (units & 1 << 8 > 0) & ~leads_out
+    leaves = units[child[has_leaf]] & (1 << 31) - 1
+    if (is_node & leads_out).any() or (leaves >= len(strings)).any():
+        raise ValueError("its map of characters is damaged")
 
 
 def _fields(data):

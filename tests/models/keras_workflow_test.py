@@ -196,6 +196,12 @@ def test_arrays_need_their_number_of_rows():
             run()
 
 
+def test_batches_of_segments_are_no_arrays():
+    segments = Segments(np.arange(60) % V, B, T)
+    with pytest.raises(ValueError, match="`x` must be arrays.*arrays.. with"):
+        compiled().fit(segments.dataset(num_steps=1), verbose=0)
+
+
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_ids_outside_of_the_vocabulary_never_reach_the_weights(name):
     model = compiled()

@@ -163,6 +163,12 @@ def test_a_field_of_another_type_is_named(field, value, message, load):
         load("adaptive", {field: value})
 
 
+def test_another_checkpoint_is_named(runs):
+    model_class, workdir = runs["lstm"]
+    with pytest.raises(ValueError, match="`checkpoint` must be .*'bst'"):
+        workdir.load_model("bst", model_class)
+
+
 def test_a_field_without_meaning_is_named(load):
     with pytest.raises(ValueError, match="config` has the unknown 'fn'"):
         load("lstm", {"model.backbone.config.fn": "os.system"})

@@ -302,6 +302,15 @@ class TransformerXLCausalLM(keras.Model):
 
     def _check_arrays(self, x, y, batch_size):
         """Checks, before any work, what would go wrong in silence."""
+        if isinstance(x, tf.data.Dataset) and isinstance(x.element_spec, dict):
+            raise ValueError(
+                "`x` must be arrays, or a dataset of pairs of inputs and "
+                "targets: Keras cannot feed the batches of "
+                "`Segments.dataset()`, which are dictionaries. Pass "
+                "`*segments.arrays()` with its batch size, or train with "
+                "`txl_keras.training.trainer.Trainer`. Received: a dataset of "
+                f"{sorted(x.element_spec)}"
+            )
         if not isinstance(x, (np.ndarray, tf.Tensor)):
             return
         if batch_size is None:

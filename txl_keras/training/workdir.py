@@ -58,6 +58,7 @@ _CONFIG_FIELDS = {
     "corpus.text_key": "a string or null",
     "data": "an object",
 }
+CHECKPOINTS = ("latest", "best")
 # Of a line some 300 are written, and dictionaries take four times that.
 _MAX_METRICS_BYTES = 64 << 20
 _MAX_METRICS_LINE = 1 << 16
@@ -264,8 +265,9 @@ class Workdir:
 
         Raises:
             FileNotFoundError: If there is no run or no checkpoint.
-            ValueError: If the run is one of another class, or its
-                configuration and its weights contradict each other.
+            ValueError: If `checkpoint` is neither, the run is one of another
+                class, or its configuration and its weights contradict each
+                other.
         """
         model = self.build_model(model_class, checkpoint, **overrides)
         return model, self.restore_weights(model, checkpoint)
@@ -317,6 +319,11 @@ class Workdir:
             ValueError: If it is of another class, or the weights are of
                 another model: nothing is allocated to find out.
         """
+        if checkpoint not in CHECKPOINTS:
+            raise ValueError(
+                f"`checkpoint` must be one of {CHECKPOINTS}. "
+                f"Received: checkpoint={checkpoint!r}"
+            )
         self.check_model_class(model_class)
         path = self.file("config.json")
         config = check_model_config(self.read_config(), model_class, path)

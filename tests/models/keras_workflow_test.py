@@ -12,6 +12,8 @@ from small_models import V
 from small_models import random_ids
 from small_models import small_model as model_of
 
+from txl_keras.data import Segments
+
 B, T, BATCHES = 3, 7, 4
 
 

@@ -99,6 +99,13 @@ def test_blocks_have_memories_of_their_own():
     assert positions(memory.states[1])[0] == [10, 11, 12, 13, 14]
 
 
+def test_of_several_layers_the_one_must_be_said():
+    stack = MemoryStack(2, B, M, D)
+    for inputs in (segment(0, 5), keras.Input((5, D), batch_size=B)):
+        with pytest.raises(ValueError, match="`layer` must say.*num_layers=2"):
+            stack(inputs)
+
+
 def test_a_cold_start_is_masked_or_zeros():
     masked, zeros = MemoryStack(1, B, M, D), MemoryStack(1, B, M, D, "zeros")
     for stack, seen in ((masked, False), (zeros, True)):

@@ -149,7 +149,7 @@ class MemoryStack(keras.layers.Layer):
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`, the input of block `layer`.
-        layer: Integer, which block.
+        layer: Integer, which block; may be left out where there is but one.
 
     Returns:
         The pair `(memory, memory_mask)` of shapes `(B, M, D)` and `(B, M)`,
@@ -222,8 +222,8 @@ class MemoryStack(keras.layers.Layer):
         """All variables, states first: for checkpoints, never for training."""
         return self._holder.states + self._holder.valid_lengths
 
-    def call(self, inputs, layer=0):
-        check_integer("layer", layer, 0, self.num_layers - 1)
+    def call(self, inputs, layer=None):
+        layer = self._checked_layer(layer)
         check_shape("inputs", inputs, (None, None, self.hidden_dim))
         check_order_of_fit()
         rows = self._rows(inputs)
@@ -262,6 +262,15 @@ class MemoryStack(keras.layers.Layer):
             state.assign(tf.cast(empty.states[0], state.dtype))
         for valid_length in self._holder.valid_lengths:
             valid_length.assign(empty.valid_length)
+
+    def _checked_layer(self, layer):
+        if layer is None and self.num_layers > 1:
+            raise ValueError(
+                "`layer` must say of which block `inputs` are, an integer "
+                f"below num_layers={self.num_layers}: the memory of another "
+                "would hold this very segment. Received: layer=None"
+            )
+        return check_integer("layer", layer or 0, 0, self.num_layers - 1)
 
     def _empty(self, rows):
         """Memory of one block at a cold start."""
@@ -306,7 +315,8 @@ class MemoryStack(keras.layers.Layer):
                 value = tf.concat([value, variable[rows:]], axis=0)
             variable.assign(value)
 
-    def compute_output_spec(self, inputs, layer=0):
+    def compute_output_spec(self, inputs, layer=None):
+        self._checked_layer(layer)
         batch = self.batch_size or inputs.shape[0]
         return (
             keras.KerasTensor(

@@ -100,6 +100,24 @@ def check_integer(name, value, minimum, maximum=None):
     return int(value)
 
 
+def check_dtype_policy(policy):
+    """Raises `ValueError` unless weights are float32 and products a float.
+
+    Args:
+        policy: `keras.dtype_policies.DTypePolicy`.
+    """
+    if policy.variable_dtype != "float32" or policy.compute_dtype not in (
+        "float32",
+        "bfloat16",
+        "float16",
+    ):
+        raise ValueError(
+            "`dtype` must be a policy of float32 weights: 'float32', "
+            "'mixed_bfloat16' or 'mixed_float16'. Received: "
+            f"dtype={policy.name!r}"
+        )
+
+
 def check_list(name, values):
     """Raises `ValueError` unless an argument is a list, a tuple or an array."""
     try:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.callbacks import ResetMemory
+from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
@@ -85,6 +86,7 @@ class TransformerXLCausalLM(keras.Model):
             )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
+        check_dtype_policy(self.dtype_policy)
         self.backbone = backbone
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,

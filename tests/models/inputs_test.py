@@ -110,6 +110,24 @@ def test_targets_are_as_many_as_inputs():
         model.score(ids, ids * 1.0)
 
 
+def test_a_graph_checks_that_targets_are_as_many_as_inputs():
+    model = small_model()
+    ids = random_ids(4, 5)
+    sizes = tf.TensorSpec((None, None), tf.int32)
+
+    @tf.function(input_signature=(sizes, sizes))
+    def score(inputs, targets):
+        return model.score(inputs, targets)[0]
+
+    expected, _ = model.score(ids, ids)
+    np.testing.assert_allclose(score(ids, ids), expected, atol=1e-5)
+    for wrong in (ids.T, ids.reshape(2, 10), ids[:, 1:]):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="`targets` must have"
+        ):
+            score(ids, wrong)
+
+
 @pytest.mark.parametrize(
     "name,values",
     [

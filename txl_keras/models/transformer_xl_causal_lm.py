@@ -15,6 +15,7 @@ from keras import ops
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_shape
+from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
@@ -296,7 +297,7 @@ class TransformerXLCausalLM(keras.Model):
         """`keras.Model.compute_loss`; the default loss checks its targets."""
         if y is not None and self._has_default_loss():
             y = check_token_ids("y", y, self.backbone.vocabulary_size)
-            check_shape("y", y, tuple(y_pred.shape[:-1]))
+            y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
     def _has_default_loss(self):

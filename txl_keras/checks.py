@@ -100,6 +100,24 @@ def check_integer(name, value, minimum, maximum=None):
     return int(value)
 
 
+def check_dtype_policy(policy):
+    """Raises `ValueError` unless weights are float32 and products a float.
+
+    Args:
+        policy: `keras.dtype_policies.DTypePolicy`.
+    """
+    if policy.variable_dtype != "float32" or policy.compute_dtype not in (
+        "float32",
+        "bfloat16",
+        "float16",
+    ):
+        raise ValueError(
+            "`dtype` must be a policy of float32 weights: 'float32', "
+            "'mixed_bfloat16' or 'mixed_float16'. Received: "
+            f"dtype={policy.name!r}"
+        )
+
+
 def check_list(name, values):
     """Raises `ValueError` unless an argument is a list, a tuple or an array."""
     try:
@@ -178,6 +196,51 @@ def check_shape(name, tensor, expected):
         )
 
 
+def check_shape_in_graph(name, tensor, expected, broadcasts=False):
+    """Checks the sizes of a tensor, and makes a graph check the others.
+
+    Sizes of a `tf.function` that are known when it runs are checked then, with
+    an `InvalidArgumentError`; XLA, which cannot raise errors, drops that check.
+
+    Args:
+        name, tensor: See `check_shape`.
+        expected: Tuple of sizes; an integer, a scalar tensor, or `None` for
+            any.
+        broadcasts: Boolean. A size may be 1 where another is expected.
+
+    Returns:
+        The tensor, which depends on the check where there is one.
+
+    Raises:
+        ValueError: As of `check_shape`.
+    """
+    check_shape(name, tensor, expected)
+    if not isinstance(tensor, tf.Tensor) or tensor.shape.rank is None:
+        return tensor
+    sizes = tf.shape(tensor)
+    fits = [
+        (sizes[axis] == size) | ((sizes[axis] == 1) & broadcasts)
+        for axis, size in enumerate(expected)
+        if size is not None
+        and (tf.is_tensor(size) or tensor.shape[axis] is None)
+    ]
+    if not fits or _is_compiled_by_xla():
+        return tensor
+    limits = [-1 if size is None else size for size in expected]
+    return _checked(
+        tensor,
+        tf.reduce_all(fits),
+        [f"`{name}` must have the shape", tf.stack(limits), "Received:", sizes],
+    )
+
+
+def _checked(tensor, condition, message):
+    """Returns a tensor, of which a graph raises an error on a condition."""
+    check = tf.debugging.Assert(condition, message)
+    with tf.control_dependencies([check]):
+        return tf.identity(tensor)
+
+
 def check_vocabulary(tokenizer, vocabulary_size):
     """Checks that a tokenizer is one for a model.
 
@@ -244,12 +307,11 @@ def check_token_ids(name, token_ids, vocabulary_size, first=0):
     received = [tf.reduce_min(ids), "to", tf.reduce_max(ids)]
     if is_symbolic:
         received += ["where that is", limit]
-    check = tf.debugging.Assert(
+    return _checked(
+        token_ids,
         tf.reduce_all((ids >= first) & (ids < limit)),
         [f"{limits} Received: from", *received],
     )
-    with tf.control_dependencies([check]):
-        return tf.identity(token_ids)
 
 
 def _is_compiled_by_xla():
@@ -271,7 +333,8 @@ def check_mask(name, mask, shape, broadcasts=False):
         broadcasts: Boolean. The mask may broadcast to `shape`.
 
     Returns:
-        Boolean tensor.
+        Boolean tensor, which in a graph depends on the checks of what is not
+        known before it runs; XLA drops them.
 
     Raises:
         ValueError: If it holds anything else, such as the numbers of an
@@ -287,12 +350,18 @@ def check_mask(name, mask, shape, broadcasts=False):
         values = np.unique(mask)
         is_mask = np.isin(values, (0, 1)).all()
         received = f"values such as {shown(values.tolist())}"
+    limits = (
+        f"`{name}` must be boolean, True where a position may be attended to."
+    )
+    remedy = (
+        "An additive mask of 0 and large negative numbers becomes one by "
+        f"`{name} > -1`."
+    )
     if not is_mask:
-        raise ValueError(
-            f"`{name}` must be boolean, True where a position may be attended "
-            f"to. Received: {received}. An additive mask of 0 and large "
-            f"negative numbers becomes one by `{name} > -1`."
-        )
+        raise ValueError(f"{limits} Received: {received}. {remedy}")
+    is_open = dtype != "bool" and isinstance(mask, tf.Tensor)
+    if is_open and not isinstance(mask, _AT_HAND):
+        mask = _check_zeros_and_ones(mask, limits, remedy)
     if broadcasts:
         rank = len(mask.shape)
         shape = shape[max(len(shape) - rank, 0) :]
@@ -304,7 +373,26 @@ def check_mask(name, mask, shape, broadcasts=False):
             + shape[rank:]
         )
     check_shape(name, mask, shape)
-    return tf.cast(mask, tf.bool)
+    mask = tf.cast(mask, tf.bool)
+    return check_shape_in_graph(name, mask, shape, broadcasts)
+
+
+def _check_zeros_and_ones(mask, limits, remedy):
+    """Makes a graph check the values of an integer mask."""
+    if _is_compiled_by_xla():
+        return mask
+    values = tf.cast(mask, tf.int64)
+    return _checked(
+        mask,
+        tf.reduce_all((values == 0) | (values == 1)),
+        [
+            f"{limits} Received: from",
+            tf.reduce_min(values),
+            "to",
+            tf.reduce_max(values),
+            remedy,
+        ],
+    )
 
 
 def _as_array_or_tensor(name, value):

@@ -52,6 +52,57 @@ def test_a_mask_of_another_shape_is_an_error(name, mask, shape):
                 call(QUERY, memory=MEMORY, **{mask: np.ones(wrong, bool)})
 
 
+def graph_of(layer, mask, dtype):
+    """A function of states, memory and a mask whose sizes are not known."""
+
+    def of(rank, dtype="float32"):
+        return tf.TensorSpec((None,) * rank, dtype)
+
+    known = tf.TensorSpec((None, None, D))
+
+    def call(query, memory, value):
+        return layer(query, memory=memory, **{mask: value})
+
+    rank = 3 if mask in ("attention_mask", "permutation_mask") else 2
+    return tf.function(call, input_signature=(known, known, of(rank, dtype)))
+
+
+@pytest.mark.parametrize("name,mask,shape", MASKS)
+def test_a_graph_checks_the_shape_of_a_mask(name, mask, shape):
+    call = graph_of(LAYERS[name], mask, "bool")
+    for axis in range(len(shape)):
+        wrong = list(shape)
+        wrong[axis] += 1
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=f"`{mask}` must have"
+        ):
+            call(QUERY, MEMORY, np.ones(wrong, bool))
+
+
+@pytest.mark.parametrize("name,mask,shape", MASKS)
+def test_a_graph_checks_the_values_of_an_integer_mask(name, mask, shape):
+    call = graph_of(LAYERS[name], mask, "int32")
+    booleans = np.random.default_rng(3).random(shape) < 0.6
+    expected = LAYERS[name](QUERY, memory=MEMORY, **{mask: booleans})
+    result = call(QUERY, MEMORY, booleans.astype("int32"))
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+    for wrong in (-7, 2, -10000):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=f"`{mask}` must be boolean"
+        ):
+            call(QUERY, MEMORY, np.where(booleans, 0, wrong).astype("int32"))
+
+
+@pytest.mark.parametrize("name", ONE_STREAM)
+@pytest.mark.parametrize("shape", [(B, T, S), (1, T, S), (B, 1, S), (B, T, 1)])
+def test_an_attention_mask_of_unknown_sizes(name, shape):
+    mask = np.random.default_rng(4).random(shape) < 0.6
+    call = graph_of(LAYERS[name], "attention_mask", "bool")
+    expected = LAYERS[name](QUERY, memory=MEMORY, attention_mask=mask)
+    result = call(QUERY, MEMORY, mask)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("name,mask,shape", MASKS)
 @pytest.mark.parametrize(
     "value", [0.0, -1e9, np.float32(1), -10000, 2, 1j, np.nan]

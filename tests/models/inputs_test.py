@@ -1,5 +1,6 @@
 """Tests of ids, memories and resets that models refuse."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,6 +13,7 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import XLNetBackbone
+from txl_keras.models import XLNetPermutationLM
 
 B, T, D = 2, 5, 8
 SIZES = {"vocabulary_size": V, "num_layers": 3, "hidden_dim": D}
@@ -20,6 +22,11 @@ BACKBONES = {
     "transformer_xl": (TransformerXLBackbone, {**SIZES, **HEADS}),
     "xlnet": (XLNetBackbone, {**SIZES, **HEADS}),
     "lstm": (LSTMBackbone, SIZES),
+}
+HEADS_OF = {
+    "transformer_xl": TransformerXLCausalLM,
+    "xlnet": XLNetPermutationLM,
+    "lstm": TransformerXLCausalLM,
 }
 
 
@@ -103,6 +110,24 @@ def test_targets_are_as_many_as_inputs():
         model.score(ids, ids * 1.0)
 
 
+def test_a_graph_checks_that_targets_are_as_many_as_inputs():
+    model = small_model()
+    ids = random_ids(4, 5)
+    sizes = tf.TensorSpec((None, None), tf.int32)
+
+    @tf.function(input_signature=(sizes, sizes))
+    def score(inputs, targets):
+        return model.score(inputs, targets)[0]
+
+    expected, _ = model.score(ids, ids)
+    np.testing.assert_allclose(score(ids, ids), expected, atol=1e-5)
+    for wrong in (ids.T, ids.reshape(2, 10), ids[:, 1:]):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="`targets` must have"
+        ):
+            score(ids, wrong)
+
+
 @pytest.mark.parametrize(
     "name,values",
     [
@@ -124,6 +149,20 @@ def test_sizes_and_rates_that_make_no_model_are_an_error(name, values):
         for value in values:
             with pytest.raises(ValueError, match=f"`{name}` must be"):
                 make(**{**config, name: value})
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_weights_of_another_precision_are_an_error(name):
+    make, config = BACKBONES[name]
+    for dtype in ("float64", "float16", "bfloat16"):
+        for policy in (dtype, keras.DTypePolicy(dtype)):
+            with pytest.raises(ValueError, match=f"`dtype` must .*'{dtype}'"):
+                make(**config, dtype=policy)
+        with pytest.raises(ValueError, match="`dtype` must"):
+            HEADS_OF[name](make(**config), dtype=dtype)
+    for dtype in ("mixed_bfloat16", "mixed_float16", "int8_from_float32"):
+        model = make(**config, dtype=dtype)
+        assert model.variable_dtype == "float32"
 
 
 def test_export_by_keras_is_refused(tmp_path):

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
 from txl_keras.checks import shown
@@ -27,6 +28,10 @@ class RecurrentBackbone(keras.Model):
     has_attention = True
     # Whether its layers have a form that is compiled in parts on a CPU.
     has_parts = False
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        check_dtype_policy(self.dtype_policy)
 
     @property
     def remembers(self):

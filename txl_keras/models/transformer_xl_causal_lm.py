@@ -13,7 +13,9 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.callbacks import ResetMemory
+from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_shape
+from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
@@ -85,6 +87,7 @@ class TransformerXLCausalLM(keras.Model):
             )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
+        check_dtype_policy(self.dtype_policy)
         self.backbone = backbone
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,
@@ -294,7 +297,7 @@ class TransformerXLCausalLM(keras.Model):
         """`keras.Model.compute_loss`; the default loss checks its targets."""
         if y is not None and self._has_default_loss():
             y = check_token_ids("y", y, self.backbone.vocabulary_size)
-            check_shape("y", y, tuple(y_pred.shape[:-1]))
+            y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
     def _has_default_loss(self):

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
@@ -100,6 +101,7 @@ class TransformerXLTextClassifier(keras.Model):
     ):
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
+        check_dtype_policy(self.dtype_policy)
         backbone.check_takes_padding()
         if pooling not in POOLINGS:
             raise ValueError(

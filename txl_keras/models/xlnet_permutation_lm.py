@@ -6,6 +6,7 @@ size, `V` vocabulary.
 
 import keras
 
+from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
@@ -97,6 +98,7 @@ class XLNetPermutationLM(keras.Model):
             )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
+        check_dtype_policy(self.dtype_policy)
         self.backbone = backbone
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,

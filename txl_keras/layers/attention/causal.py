@@ -244,6 +244,12 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             (batch_size, length, num_memory + length),
             broadcasts=True,
         )
+        if attention_mask is not None and attention_mask.shape[-1] is None:
+            # It may be 1, but is cut into parts.
+            attention_mask = tf.broadcast_to(
+                attention_mask,
+                (*ops.shape(attention_mask)[:-1], num_memory + length),
+            )
         key_mask = None
         if query_mask is not None or memory_mask is not None:
             key_mask = self._key_mask(query, memory, query_mask, memory_mask)

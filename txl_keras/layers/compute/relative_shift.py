@@ -4,6 +4,7 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
 `R` distances.
 """
 
+import tensorflow as tf
 from keras import ops
 
 
@@ -45,25 +46,23 @@ def shift_to_keys(scores, num_keys, nearest=0):
     Args:
         scores: Tensor of shape `(N, B, T, R)` by distance. Keys farther than
             the first of them count as it.
-        num_keys: `S`.
-        nearest: Integer, the distance of the last column.
+        num_keys: `S`, an integer or a scalar tensor.
+        nearest: Integer or scalar tensor, the distance of the last column.
 
     Returns:
         Tensor of shape `(N, B, T, S)` by key.
     """
-    num_distances = scores.shape[-1]
+    *batch, num_distances = ops.shape(scores)
     # With the column that is lost in the shift: no pad is needed.
-    num_columns = num_keys - nearest + 1
-    farthest = ops.broadcast_to(
-        scores[..., :1],
-        (
-            *ops.shape(scores)[:-1],
-            ops.maximum(num_columns - num_distances, 0),
-        ),
+    missing = num_keys - nearest + 1 - num_distances
+    # Not `ops.broadcast_to`, which takes no size that is a tensor.
+    farthest = tf.broadcast_to(
+        scores[..., :1], (*batch, tf.maximum(missing, 0))
     )
-    scores = scores[..., ops.maximum(num_distances - num_columns, 0) :]
+    scores = scores[..., tf.maximum(-missing, 0) :]
     shifted = _shear(ops.concatenate([farthest, scores], axis=-1))
-    return shifted[..., :num_keys] if nearest else shifted
+    is_causal = isinstance(nearest, int) and nearest == 0
+    return shifted if is_causal else shifted[..., :num_keys]
 
 
 def _shear(padded):

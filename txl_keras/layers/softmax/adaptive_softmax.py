@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_shape
+from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.target import fused
 
@@ -59,8 +59,9 @@ class AdaptiveSoftmax(keras.layers.Layer):
         ValueError: If `tie_projections` does not fit the clusters, if targets
             are no integers, have another shape than `hidden` less its last
             axis or, called eagerly, are not in `[0, V)`.
-        tf.errors.InvalidArgumentError: If a target is not in `[0, V)`, in a
-            `tf.function`.
+        tf.errors.InvalidArgumentError: If, in a `tf.function`, a target is not
+            in `[0, V)` or the shape of targets is known to be another only
+            when it runs.
 
     Example:
 
@@ -154,7 +155,9 @@ class AdaptiveSoftmax(keras.layers.Layer):
         targets = tf.convert_to_tensor(
             check_token_ids("targets", targets, self.embedding.input_dim)
         )
-        check_shape("targets", targets, tuple(hidden.shape[:-1]))
+        targets = check_shape_in_graph(
+            "targets", targets, keras.ops.shape(hidden)[:-1]
+        )
         if targets.dtype.size < 4:  # 256 of uint8 would be 0
             targets = tf.cast(targets, tf.int32)
         shape = tf.shape(targets)

@@ -55,11 +55,11 @@ def shift_to_keys(scores, num_keys, nearest=0):
     *batch, num_distances = ops.shape(scores)
     # With the column that is lost in the shift: no pad is needed.
     missing = num_keys - nearest + 1 - num_distances
+    # As integers where they are, so that shapes stay known.
+    at_least = max if isinstance(missing, int) else tf.maximum
     # Not `ops.broadcast_to`, which takes no size that is a tensor.
-    farthest = tf.broadcast_to(
-        scores[..., :1], (*batch, tf.maximum(missing, 0))
-    )
-    scores = scores[..., tf.maximum(-missing, 0) :]
+    farthest = tf.broadcast_to(scores[..., :1], (*batch, at_least(missing, 0)))
+    scores = scores[..., at_least(-missing, 0) :]
     shifted = _shear(ops.concatenate([farthest, scores], axis=-1))
     is_causal = isinstance(nearest, int) and nearest == 0
     return shifted if is_causal else shifted[..., :num_keys]

@@ -305,6 +305,12 @@ class TransformerXLCausalLM(keras.Model):
 
     def _check_arrays(self, x, y, batch_size):
         """Checks, before any work, what would go wrong in silence."""
+        x, y = (
+            tf.convert_to_tensor(part)
+            if isinstance(part, (tf.Variable, keras.Variable))
+            else part
+            for part in (x, y)
+        )
         if not isinstance(x, (np.ndarray, tf.Tensor)):
             return
         if batch_size is None:

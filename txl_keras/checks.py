@@ -254,6 +254,18 @@ def _checked(tensor, condition, message):
         return tf.identity(tensor)
 
 
+def check_seeds(dropout_seed, expected):
+    """Raises `ValueError` unless seeds are integers of a shape."""
+    seeds = _as_array_or_tensor("dropout_seed", dropout_seed)
+    dtype = keras.backend.standardize_dtype(seeds.dtype)
+    if "int" not in dtype:
+        raise ValueError(
+            "`dropout_seed` must be of integers, uint32. Received: dtype "
+            f"{dtype}"
+        )
+    check_shape("dropout_seed", seeds, expected)
+
+
 def check_vocabulary(tokenizer, vocabulary_size):
     """Checks that a tokenizer is one for a model.
 

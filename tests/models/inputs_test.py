@@ -108,6 +108,12 @@ def test_variables_are_checked_as_arrays_are():
         model.fit(ids, tf.Variable(ids + V), batch_size=4)
 
 
+@pytest.mark.parametrize("first_row", ["a", 1.5, -1, None])
+def test_a_first_row_that_is_no_integer_is_an_error(backbone, first_row):
+    with pytest.raises(ValueError, match="`first_row` must be an integer"):
+        backbone(random_ids(B, T), first_row=first_row)
+
+
 def test_a_reset_of_another_shape_or_dtype_is_an_error(backbone):
     ids = random_ids(B, T)
     for wrong in ([True], [True] * (B + 1), [[True]] * B, True):

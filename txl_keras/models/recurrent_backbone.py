@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_dtype_policy
+from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
@@ -144,6 +145,12 @@ class RecurrentBackbone(keras.Model):
             return self.memory_length
         self.check_remembers(memory_length)
         return memory_length
+
+    def _rows(self, first_row, batch_size):
+        """Returns the numbers of the rows of a call, int32 `(B,)`."""
+        if not tf.is_tensor(first_row):
+            check_integer("first_row", first_row, 0)
+        return first_row + tf.range(batch_size)
 
     def _begin(self, token_ids, memory, reset):
         """Checks what a call got; returns ids and the memory to begin with."""

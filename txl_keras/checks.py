@@ -196,7 +196,7 @@ def check_shape(name, tensor, expected):
         )
 
 
-def check_shape_in_graph(name, tensor, expected, broadcasts=False):
+def check_shape_in_graph(name, tensor, expected, broadcasts=False, remedy=""):
     """Checks the sizes of a tensor, and makes a graph check the others.
 
     Sizes of a `tf.function` that are known when it runs are checked then, with
@@ -207,6 +207,7 @@ def check_shape_in_graph(name, tensor, expected, broadcasts=False):
         expected: Tuple of sizes; an integer, a scalar tensor, or `None` for
             any.
         broadcasts: Boolean. A size may be 1 where another is expected.
+        remedy: String, to end the message of the graph.
 
     Returns:
         The tensor, which depends on the check where there is one.
@@ -217,21 +218,33 @@ def check_shape_in_graph(name, tensor, expected, broadcasts=False):
     check_shape(name, tensor, expected)
     if not isinstance(tensor, tf.Tensor) or tensor.shape.rank is None:
         return tensor
-    sizes = tf.shape(tensor)
+    if _is_compiled_by_xla():
+        return tensor
+    sizes = _sizes_at_run(tensor)
     fits = [
         (sizes[axis] == size) | ((sizes[axis] == 1) & broadcasts)
         for axis, size in enumerate(expected)
         if size is not None
         and (tf.is_tensor(size) or tensor.shape[axis] is None)
     ]
-    if not fits or _is_compiled_by_xla():
+    if not fits:
         return tensor
     limits = [-1 if size is None else size for size in expected]
-    return _checked(
-        tensor,
-        tf.reduce_all(fits),
-        [f"`{name}` must have the shape", tf.stack(limits), "Received:", sizes],
-    )
+    expects = [f"`{name}` must have the shape", tf.stack(limits)]
+    message = [*expects, "Received:", sizes, *filter(None, [remedy])]
+    return _checked(tensor, tf.reduce_all(fits), message)
+
+
+def _sizes_at_run(tensor):
+    """Returns the sizes of a tensor, such that a graph does not assume them.
+
+    Grappler takes it that tensors fit where they meet, and drops a check of
+    that. It does not look through this op; no values pass it, only a shape.
+    """
+    empty = tensor[..., None][..., :0]
+    unknown = tf.TensorShape([None] * empty.shape.rank)
+    empty = tf.raw_ops.PlaceholderWithDefault(input=empty, shape=unknown)
+    return tf.shape(empty)[:-1]
 
 
 def _checked(tensor, condition, message):
@@ -239,6 +252,18 @@ def _checked(tensor, condition, message):
     check = tf.debugging.Assert(condition, message)
     with tf.control_dependencies([check]):
         return tf.identity(tensor)
+
+
+def check_seeds(dropout_seed, expected):
+    """Raises `ValueError` unless seeds are integers of a shape."""
+    seeds = _as_array_or_tensor("dropout_seed", dropout_seed)
+    dtype = keras.backend.standardize_dtype(seeds.dtype)
+    if "int" not in dtype:
+        raise ValueError(
+            "`dropout_seed` must be of integers, uint32. Received: dtype "
+            f"{dtype}"
+        )
+    check_shape("dropout_seed", seeds, expected)
 
 
 def check_vocabulary(tokenizer, vocabulary_size):

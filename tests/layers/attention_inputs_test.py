@@ -179,3 +179,12 @@ def test_a_rate_of_dropout_that_is_none_is_an_error(dropout):
     ):
         with pytest.raises(ValueError, match="`dropout` must be"):
             make(N, H, dropout=dropout)
+
+
+@pytest.mark.parametrize("name", ONE_STREAM)
+@pytest.mark.parametrize("seed", [1.5, [1.5] * B, 3, [1] * (B + 1), [[1]] * B])
+def test_seeds_that_are_no_integer_a_row_are_an_error(name, seed):
+    extra = {"max_positions": 6} if name == "shaw" else {}
+    layer = type(LAYERS[name])(N, H, dropout=0.5, **extra)
+    with pytest.raises(ValueError, match="`dropout_seed` must"):
+        layer(QUERY, training=True, dropout_seed=seed)

@@ -72,6 +72,48 @@ def test_a_memory_of_another_model_or_batch_is_an_error(backbone):
                 call(ids, memory=wrong)
 
 
+def test_a_memory_of_other_numbers_is_an_error(backbone):
+    ids = random_ids(B, T)
+    memory = backbone(ids)[1]
+    length = memory.length
+    for wrong in ([length + 1] * B, [-1] * B, [1.0] * B, [True] * B):
+        for given in (np.array(wrong), tf.constant(wrong)):
+            with pytest.raises(ValueError, match="`memory.valid_length` must"):
+                backbone(ids, memory=memory._replace(valid_length=given))
+    states = list(memory.states)
+    states[1] = tf.cast(states[1], tf.int32)
+    with pytest.raises(ValueError, match="`memory.states.1.` must be of float"):
+        backbone(ids, memory=memory._replace(states=tuple(states)))
+
+
+def test_a_valid_length_may_be_any_integers(backbone):
+    ids = random_ids(B, T)
+    _, memory = backbone(ids)[:2]
+    expected, _ = backbone(ids, memory=memory)[:2]
+    lengths = memory.valid_length.numpy()
+    for given in (lengths.astype("int64"), lengths.astype("uint8")):
+        same = memory._replace(valid_length=given)
+        output, after = backbone(ids, memory=same)[:2]
+        np.testing.assert_array_equal(output, expected)
+        assert after.valid_length.dtype == tf.int32
+
+
+def test_variables_are_checked_as_arrays_are():
+    model = small_model()
+    model.compile("adam")
+    ids = tf.Variable(random_ids(4, T))
+    with pytest.raises(ValueError, match="`batch_size` must be given"):
+        model.fit(ids, ids)
+    with pytest.raises(ValueError, match="`y` must hold integers"):
+        model.fit(ids, tf.Variable(ids + V), batch_size=4)
+
+
+@pytest.mark.parametrize("first_row", ["a", 1.5, -1, None])
+def test_a_first_row_that_is_no_integer_is_an_error(backbone, first_row):
+    with pytest.raises(ValueError, match="`first_row` must be an integer"):
+        backbone(random_ids(B, T), first_row=first_row)
+
+
 def test_a_reset_of_another_shape_or_dtype_is_an_error(backbone):
     ids = random_ids(B, T)
     for wrong in ([True], [True] * (B + 1), [[True]] * B, True):

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_dropout
+from txl_keras.checks import check_seeds
 from txl_keras.layers.compute.dropout import is_kept
 from txl_keras.layers.compute.target import fused
 
@@ -85,7 +86,8 @@ class RowDropout(keras.layers.Layer):
         """
         if dropout_seed is None:
             return self._draw(batch_size)
-        return dropout_seed
+        check_seeds(dropout_seed, (batch_size,))
+        return tf.cast(dropout_seed, tf.uint32)
 
     def _draw(self, batch_size):
         return tf.random.stateless_uniform(

@@ -165,7 +165,7 @@ class LSTMBackbone(RecurrentBackbone):
     ):
         token_ids, memory = self._begin(token_ids, memory, reset)
         batch_size = ops.shape(token_ids)[0]
-        seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
+        seeds = fold_in(dropout_seed, self._rows(first_row, batch_size))
         x, states = self.states_after(token_ids, memory, training, seeds)
         last = tuple(
             tf.stop_gradient(state[:, -1:]) for state in states

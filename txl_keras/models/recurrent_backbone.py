@@ -8,8 +8,10 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_dtype_policy
+from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
+from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
@@ -144,6 +146,12 @@ class RecurrentBackbone(keras.Model):
         self.check_remembers(memory_length)
         return memory_length
 
+    def _rows(self, first_row, batch_size):
+        """Returns the numbers of the rows of a call, int32 `(B,)`."""
+        if not tf.is_tensor(first_row):
+            check_integer("first_row", first_row, 0)
+        return first_row + tf.range(batch_size)
+
     def _begin(self, token_ids, memory, reset):
         """Checks what a call got; returns ids and the memory to begin with."""
         # Their values are checked where they are looked up.
@@ -152,13 +160,14 @@ class RecurrentBackbone(keras.Model):
         batch_size = ops.shape(token_ids)[0]
         if memory is None:
             memory = self.initial_memory(batch_size)
-        self._check_memory(memory, batch_size)
+        memory = self._check_memory(memory, batch_size)
         reset = check_mask("reset", reset, (batch_size,))
         if reset is not None:
             memory = memory.reset_rows(reset, self.cold_start)
         return token_ids, memory
 
     def _check_memory(self, memory, batch_size):
+        """Returns a memory whose `valid_length` is an int32 tensor."""
         if not isinstance(memory, Memory):
             raise ValueError(
                 "`memory` must be a Memory, as `initial_memory` and calls of "
@@ -174,4 +183,13 @@ class RecurrentBackbone(keras.Model):
         for i, state in enumerate(memory.states):
             expected = (batch_size, *length, self.hidden_dim)
             check_shape(f"memory.states[{i}]", state, expected)
-        check_shape("memory.valid_length", memory.valid_length, (batch_size,))
+            if "float" not in keras.backend.standardize_dtype(state.dtype):
+                raise ValueError(
+                    f"`memory.states[{i}]` must be of floats, as calls of the "
+                    f"model return. Received: dtype {state.dtype}"
+                )
+        valid_length = check_token_ids(
+            "memory.valid_length", memory.valid_length, memory.length + 1
+        )
+        check_shape("memory.valid_length", valid_length, (batch_size,))
+        return memory._replace(valid_length=tf.cast(valid_length, tf.int32))

@@ -5,7 +5,6 @@ size, `N` heads, `H` head size, `V` vocabulary, `L` layers.
 """
 
 import keras
-import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_head_dim
@@ -298,7 +297,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             # A seventh of all operations of a small model's training step are
             # hashes of seeds, and to trace and compile them takes seconds.
             dropout_seed = None
-        row_seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
+        row_seeds = fold_in(dropout_seed, self._rows(first_row, batch_size))
 
         x = self._dropout(
             self._embed(token_ids),

@@ -314,6 +314,12 @@ class TransformerXLCausalLM(keras.Model):
                 "`txl_keras.training.trainer.Trainer`. Received: a dataset of "
                 f"{sorted(x.element_spec)}"
             )
+        x, y = (
+            tf.convert_to_tensor(part)
+            if isinstance(part, (tf.Variable, keras.Variable))
+            else part
+            for part in (x, y)
+        )
         if not isinstance(x, (np.ndarray, tf.Tensor)):
             return
         if batch_size is None:

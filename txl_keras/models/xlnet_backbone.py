@@ -5,7 +5,6 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
 """
 
 import keras
-import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_head_dim
@@ -225,7 +224,7 @@ class XLNetBackbone(RecurrentBackbone):
         if target_mapping is not None:
             expected = (batch_size, None, length)
             check_shape("target_mapping", target_mapping, expected)
-        row_seeds = fold_in(dropout_seed, first_row + tf.range(batch_size))
+        row_seeds = fold_in(dropout_seed, self._rows(first_row, batch_size))
 
         def drop(x, site):
             seeds = fold_in(row_seeds, site)

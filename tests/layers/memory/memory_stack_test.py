@@ -294,3 +294,15 @@ def test_arguments_are_checked(config, message):
     }
     with pytest.raises(ValueError, match=f"Received: {message}"):
         MemoryStack(**{**sizes, **config})
+
+
+@pytest.mark.parametrize("rows", [B - 1, 1, B + 1])
+def test_a_graph_checks_that_a_batch_is_that_of_the_memory(rows):
+    stack = MemoryStack(1, batch_size=B, memory_length=M, hidden_dim=D)
+    run = tf.function(stack, input_signature=[tf.TensorSpec((None, 2, D))])
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=f"batch_size={B}.*drop_remainder"
+    ):
+        run(segment(0, 2, rows=rows))
+    memory, _ = run(segment(0, 2))
+    assert memory.shape == (B, M, D)

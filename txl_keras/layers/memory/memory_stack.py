@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
+from txl_keras.checks import check_shape_in_graph
 
 COLD_STARTS = ("masked", "zeros")
 
@@ -226,8 +227,11 @@ class MemoryStack(keras.layers.Layer):
         layer = self._checked_layer(layer)
         check_shape("inputs", inputs, (None, None, self.hidden_dim))
         check_order_of_fit()
-        rows = self._rows(inputs)
-        before = self._read_layer(layer, rows)
+        inputs = self._check_batch_size(inputs)
+        rows = tf.shape(inputs)[0] if self.batch_size is None else None
+        # After the check, as all that is made of it.
+        with tf.control_dependencies([inputs]):
+            before = self._read_layer(layer, rows)
         self._write_layer(layer, before.extend([inputs]), rows)
         return before.states[0], before.mask()
 
@@ -283,15 +287,22 @@ class MemoryStack(keras.layers.Layer):
             self.compute_dtype,
         )
 
-    def _rows(self, inputs):
+    def _check_batch_size(self, inputs):
+        remedy = (
+            f"The memory was made with batch_size={self.batch_size}. Pass as "
+            "many samples as a multiple of it, batch with "
+            "`drop_remainder=True`, or make the memory with batch_size=None."
+        )
         if self.batch_size is None:
-            return tf.shape(inputs)[0]
+            return inputs
         if inputs.shape[0] not in (None, self.batch_size):
             raise ValueError(
                 "`inputs` must have the batch size of the memory, "
-                f"{self.batch_size}. Received: inputs.shape={inputs.shape}"
+                f"{self.batch_size}. Received: inputs.shape="
+                f"{inputs.shape}. {remedy}"
             )
-        return None
+        expected = (self.batch_size, None, self.hidden_dim)
+        return check_shape_in_graph("inputs", inputs, expected, remedy=remedy)
 
     def _read_layer(self, layer, rows):
         state = tf.cast(

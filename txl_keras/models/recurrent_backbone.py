@@ -28,6 +28,8 @@ class RecurrentBackbone(keras.Model):
     cold_start = "masked"
     # What others ask for, rather than for a class.
     has_attention = True
+    # Whether a call takes `return_attention_scores`.
+    shows_attention = False
     # Whether its layers have a form that is compiled in parts on a CPU.
     has_parts = False
 

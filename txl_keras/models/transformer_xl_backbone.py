@@ -105,6 +105,7 @@ class TransformerXLBackbone(RecurrentBackbone):
     """
 
     has_parts = True
+    shows_attention = True
 
     def __init__(
         self,

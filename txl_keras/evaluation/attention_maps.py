@@ -158,7 +158,7 @@ def check_attends(model):
     Args:
         model: The language model.
     """
-    if not model.backbone.shows_attention:
+    if not getattr(model.backbone, "shows_attention", False):
         raise ValueError(
             "`model` must have attention, a TransformerXLBackbone. Received: "
             f"backbone={type(model.backbone).__name__}"

@@ -40,7 +40,7 @@ def test_keras_layer(tmp_path):
     check_layer(
         MemoryStack,
         {
-            "num_layers": L,
+            "num_layers": 1,
             "batch_size": B,
             "memory_length": M,
             "hidden_dim": D,
@@ -225,7 +225,7 @@ def test_memory_of_a_fixed_batch_compiles():
 def test_memory_is_no_part_of_the_weights(tmp_path):
     stack = MemoryStack(L, B, M, D)
     inputs = keras.Input((2, D), batch_size=B)
-    memory, _ = stack(keras.layers.Dense(D, name="dense")(inputs))
+    memory, _ = stack(keras.layers.Dense(D, name="dense")(inputs), layer=1)
     model = keras.Model(inputs, memory)
     model(segment(0, 2))
     assert [w.path for w in model.weights] == ["dense/kernel", "dense/bias"]

@@ -69,7 +69,7 @@ def check_projected_scores(model, golden):
     batches = segments(golden["tokens"], length)
     for (inputs, targets), nll in zip(batches, golden["nll"], strict=True):
         hidden, entries = reader.read(inputs)
-        reader.remember(*entries)
+        reader.remember(entries)
         np.testing.assert_allclose(
             model.softmax(hidden, targets), nll.T, atol=1e-5
         )

@@ -10,6 +10,7 @@ from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import check_slides
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.models import LSTMBackbone
+from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
@@ -122,11 +123,11 @@ def test_a_reader_remembers_the_real_tokens_of_each_row():
     model = make_model()
     ids = random_ids(B, 2 * T)
     lengths = np.array([T, 0, 3], "int32")
-    reader = model.backbone.segment_reader(B, T)
+    reader = SegmentReader(model.backbone, B, T)
     reader.begin()
     hidden, entries = reader.read(ids[:, :T])
     np.testing.assert_allclose(hidden, model.backbone(ids[:, :T])[0], atol=1e-6)
-    reader.remember(*entries, lengths)
+    reader.remember(entries, lengths)
     hidden, _ = reader.read(ids[:, T:])
     for row, length in enumerate(lengths):
         text = np.concatenate([ids[row, :length], ids[row, T:]])[None]
@@ -137,8 +138,7 @@ def test_a_reader_remembers_the_real_tokens_of_each_row():
     cold = model.backbone(ids[:, :T])[0]
     np.testing.assert_allclose(hidden[0], cold[0], atol=1e-6)
     assert np.abs(hidden[2] - cold[2]).max() > 1e-4
-    # B rows of 2 L states, and a count each.
-    assert reader.num_bytes == B * 2 * L * 4 * (D + 1)
+    assert reader.num_bytes == B * 2 * L * 4 * D
 
 
 def test_it_is_trained_scored_and_sampled_as_transformer_xl_is():
@@ -216,7 +216,7 @@ def test_what_an_lstm_has_not_is_refused(tmp_path):
     with pytest.raises(ValueError, match="`memory_length`.*memory_length=9"):
         model.backbone.initial_memory(B, memory_length=9)
     with pytest.raises(ValueError, match="`memory_length`.*memory_length=0"):
-        model.backbone.segment_reader(B, T, memory_length=0)
+        SegmentReader(model.backbone, B, T, memory_length=0)
     with pytest.raises(ValueError, match="`backbone`.*LSTMBackbone"):
         warmup_segments(model.backbone, T)
     with pytest.raises(ValueError, match="`stride`.*LSTMBackbone"):

@@ -42,7 +42,7 @@ class Reader:
         if reset is not None:
             self.reader.reset_rows(reset)
         hidden, entries = self._read(ids)
-        self._remember(*entries)
+        self._remember(entries)
         return hidden.numpy()
 
 
@@ -146,7 +146,7 @@ def test_padding_after_a_row_is_not_remembered():
     # Rows of 2, 9 and 5 tokens; then one token each.
     lengths = np.array([2, 9, 5], "int32")
     _, entries = reader.read(TOKENS[:, :9])
-    reader.remember(*entries, tf.constant(lengths))
+    reader.remember(entries, tf.constant(lengths))
     hidden, _ = reader.read(TOKENS[:, 9:10])
     for row, length in enumerate(lengths):
         _, memory = backbone(TOKENS[row, None, :length])
@@ -197,13 +197,13 @@ def test_bfloat16_reads_as_the_training_path_does(settings):
 def test_new_entries_are_written_in_place():
     backbone = make_backbone(memory_length=40)
     reader = SegmentReader(backbone, 3, 1)
-    _, (keys, values) = reader.read(TOKENS[:, :1])
+    _, entries = reader.read(TOKENS[:, :1])
 
     @tf.function(jit_compile=True)
-    def remember(*entries):
-        reader.remember(entries[:2], entries[2:])
+    def remember(entries):
+        reader.remember(entries)
 
-    program = remember.experimental_get_compiler_ir(*keys, *values)(
+    program = remember.experimental_get_compiler_ir(entries)(
         stage="optimized_hlo"
     )
     assert program.count("f32[3,3,40,5]") > 4

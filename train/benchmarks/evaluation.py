@@ -16,6 +16,7 @@ from benchmarks.report import measure
 from benchmarks.training import bare_contenders
 from benchmarks.training import compile_way
 from benchmarks.turns import timed
+from txl_keras.models import SegmentReader
 from txl_keras.training.utilization import model_flops
 
 
@@ -66,8 +67,8 @@ def segment_scorer(model, batch_size, segment_length, memory_length=None):
         returns the negative log-likelihood of each target, and the
         `SegmentReader` that remembers.
     """
-    reader = model.backbone.segment_reader(
-        batch_size, segment_length, memory_length
+    reader = SegmentReader(
+        model.backbone, batch_size, segment_length, memory_length
     )
     reader.begin()
 
@@ -81,7 +82,7 @@ def segment_scorer(model, batch_size, segment_length, memory_length=None):
     @tf.function
     def score(inputs, targets):
         nll, entries = read(inputs, targets)
-        remember(*entries)
+        remember(entries)
         return nll
 
     return score, reader

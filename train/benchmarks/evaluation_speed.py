@@ -17,6 +17,7 @@ from benchmarks.made_up_text import made_up_text
 from benchmarks.turns import take_turns
 from benchmarks.turns import timed
 from txl_keras.evaluation.plots import plot_slowdowns
+from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
 
 # By attention length: table 9 of Dai et al., 2019.
@@ -171,7 +172,7 @@ def _sliding(vanilla, length, windows):
 
 def _window_scorer(model, inputs, targets):
     """What scores the last tokens of windows, as many as there are targets."""
-    reader = model.backbone.segment_reader(*inputs.shape)
+    reader = SegmentReader(model.backbone, *inputs.shape)
     reader.begin()
 
     @tf.function(jit_compile=True)

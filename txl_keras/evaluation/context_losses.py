@@ -12,6 +12,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import warmup_segments
+from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
 
@@ -130,8 +131,8 @@ class _WindowScorer:
     def __init__(self, model, batch_size, segment_length, memory_length):
         backbone = model.backbone
         self._model = model
-        self._reader = backbone.segment_reader(
-            batch_size, segment_length, memory_length
+        self._reader = SegmentReader(
+            backbone, batch_size, segment_length, memory_length
         )
         self._batch_size = batch_size
         self._segment_length = segment_length
@@ -168,7 +169,7 @@ class _WindowScorer:
                 self._padded(segment), tf.constant(length - 1), targets
             )
             lengths = tf.fill((self._batch_size,), length)
-            self._remember(*entries, lengths)
+            self._remember(entries, lengths)
         return nll.numpy()[: len(windows)]
 
     def _segments(self, context):

@@ -15,6 +15,7 @@ from txl_keras.data.sliding_windows import SlidingWindows
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
+from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
@@ -55,7 +56,8 @@ class Evaluator:
         self._segment_length = segment_length
         self._stop = stop or StopRequest()
         with strategy.scope():
-            self._reader = model.backbone.segment_reader(
+            self._reader = SegmentReader(
+                model.backbone,
                 replica_batch_size(batch_size, strategy),
                 segment_length,
                 memory_length,
@@ -246,7 +248,7 @@ class Evaluator:
         """
         self._reader.reset_rows(batch["reset"])
         nll, sums, entries = self._compiled_score(batch)
-        self._compiled_remember(*entries)
+        self._compiled_remember(entries)
         sums = tf.distribute.get_replica_context().all_reduce(
             "SUM", tf.stack([*sums, stop])
         )

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_vocabulary
+from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
 
@@ -127,8 +128,8 @@ class TextScorer:
         self._tokenizer = tokenizer
         self._batch_size = batch_size
         self._segment_length = segment_length
-        self._reader = backbone.segment_reader(
-            batch_size, segment_length, memory_length
+        self._reader = SegmentReader(
+            backbone, batch_size, segment_length, memory_length
         )
         strategy = tf.distribute.get_strategy()
         self._nll, self._hidden = (
@@ -249,7 +250,7 @@ class TextScorer:
             ]
             outputs, entries = read(*arguments)
             left = np.clip(lengths - start, 0, self._segment_length)
-            self._remember(*entries, tf.constant(left, tf.int32))
+            self._remember(entries, tf.constant(left, tf.int32))
             outputs = outputs.numpy()
             for part, values, count in zip(parts, outputs, left, strict=False):
                 part.append(values[:count])

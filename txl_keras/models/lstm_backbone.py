@@ -3,6 +3,8 @@
 Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `L` layers.
 """
 
+import collections
+
 import keras
 import tensorflow as tf
 from keras import ops
@@ -14,7 +16,6 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
-from txl_keras.models.state_reader import StateReader
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -148,12 +149,6 @@ class LSTMBackbone(RecurrentBackbone):
                 f"remembers one state. Received: memory_length={memory_length}"
             )
 
-    def segment_reader(self, batch_size, segment_length, memory_length=None):
-        """`StateReader` of this model; any segment length will do."""
-        del segment_length
-        self._memory_length(memory_length)
-        return StateReader(self, batch_size)
-
     def call(
         self,
         token_ids,
@@ -166,25 +161,16 @@ class LSTMBackbone(RecurrentBackbone):
         token_ids, memory = self._begin(token_ids, memory, reset)
         batch_size = ops.shape(token_ids)[0]
         seeds = fold_in(dropout_seed, self._rows(first_row, batch_size))
-        x, states = self.states_after(token_ids, memory, training, seeds)
+        x, states = self._states_after(
+            token_ids, memory.states, training, seeds
+        )
         last = tuple(
             tf.stop_gradient(state[:, -1:]) for state in states
         )  # truncated BPTT
         return x, memory._replace(states=last)
 
-    def states_after(self, token_ids, memory, training=False, row_seeds=None):
-        """Hidden states, and what could be remembered after every token.
-
-        Args:
-            token_ids: Integer tensor of shape `(B, T)`.
-            memory: `Memory`.
-            training: Boolean, for dropout.
-            row_seeds: Optional uint32 tensor `(B,)`, of dropout.
-
-        Returns:
-            The pair of hidden states `(B, T, D)` and 2 L tensors `(B, T, D)`,
-            hidden state and cell of each layer.
-        """
+    def _states_after(self, token_ids, before, training=False, row_seeds=None):
+        """Returns hidden states, and all states after every token."""
 
         def drop(x, place):
             return self._dropout(
@@ -194,11 +180,35 @@ class LSTMBackbone(RecurrentBackbone):
         x = drop(self.token_embedding(token_ids) * self.hidden_dim**0.5, 0)
         states = []
         for i, layer in enumerate(self.layers_of_cells):
-            before = [s[:, 0] for s in memory.states[2 * i : 2 * i + 2]]
-            after = layer(x, initial_state=before)  # [B, T, 2 D]
+            state = [s[:, 0] for s in before[2 * i : 2 * i + 2]]
+            after = layer(x, initial_state=state)  # [B, T, 2 D]
             states += ops.split(after, 2, axis=-1)
             x = drop(states[-2], i + 1)
         return x, tuple(states)
+
+    def project_memory(self, memory):
+        """Returns the states of a `Memory`: nothing is projected."""
+        return _States(memory.states)
+
+    def project_positions(self, num_distances):
+        """Returns an empty tuple: an LSTM has no positions."""
+        del num_distances
+        return ()
+
+    def call_projected(self, token_ids, memory, positions):
+        """Reads a segment as a call does, and returns every token's states.
+
+        Args:
+            token_ids: Integer tensor of shape `(B, T)`.
+            memory, positions: What `project_memory` and `project_positions`
+                returned.
+
+        Returns:
+            The pair of hidden states `(B, T, D)` and 2 L tensors `(B, T, D)`,
+            hidden state and cell of each layer.
+        """
+        del positions
+        return self._states_after(token_ids, memory.states)
 
     def get_config(self):
         return {
@@ -213,6 +223,29 @@ class LSTMBackbone(RecurrentBackbone):
             "dropout": self.dropout,
             "initializer_stddev": self.initializer_stddev,
         }
+
+
+class _States(collections.namedtuple("_States", ["states"])):
+    """What `ProjectedMemory` is to attention: 2 L states `(B, 1, D)`."""
+
+    __slots__ = ()
+
+    def reset_rows(self, reset, empty):
+        def choose(new, old):
+            return tf.where(reset[:, None, None], new, old)
+
+        return _States(tuple(map(choose, empty.states, self.states)))
+
+    def append(self, states, lengths=None):
+        """Keeps the states after the last real token, `(B, T, D)`."""
+        if lengths is None:
+            return _States(tuple(state[:, -1:] for state in states))
+
+        def choose(before, after):
+            after = tf.concat([before, after], axis=1)  # [B, 1 + T, D]
+            return tf.gather(after, lengths[:, None], batch_dims=1)
+
+        return _States(tuple(map(choose, self.states, states)))
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

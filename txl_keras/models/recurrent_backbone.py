@@ -22,7 +22,9 @@ class RecurrentBackbone(keras.Model):
     """Base of the models that read a text segment by segment with a memory.
 
     A subclass sets `num_layers`, `hidden_dim` and `memory_length`, and its
-    `call` begins with `_begin`.
+    `call` begins with `_begin`. To be read by `SegmentReader` it has
+    `project_memory`, `project_positions` and `call_projected`, as
+    `TransformerXLBackbone` documents them.
     """
 
     cold_start = "masked"
@@ -140,6 +142,21 @@ class RecurrentBackbone(keras.Model):
             cold_start=self.cold_start,
             dtype=self.dtype_policy,
             name=name,
+        )
+
+    def empty_projected_memory(self, memory_length):
+        """Projects the memory of a cold start, whose entries are all alike.
+
+        Args:
+            memory_length: Integer `M`.
+
+        Returns:
+            What `project_memory` returns, of one row and one entry (none if M
+            is 0), which stands for M; its `valid_length` is that of all M.
+        """
+        memory = self.initial_memory(1, min(memory_length, 1))
+        return self.project_memory(
+            memory._replace(valid_length=memory.valid_length * memory_length)
         )
 
     def _memory_length(self, memory_length):

@@ -13,23 +13,23 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.memory_stack import replica_variable
-from txl_keras.layers.memory.projected_memory import ProjectedMemory
 
 
 class SegmentReader:
     """Reads text segment by segment and never projects the past twice.
 
     Keeps, in variables of each replica, the projected keys and values of the
-    last M tokens of every row, and the projected positions. A segment costs
-    the projections of its own T tokens; `TransformerXLBackbone` called with a
-    `Memory` projects M + T. The hidden states are the same.
+    last M tokens of every row, and the projected positions; of an LSTM, its
+    state. A segment costs the projections of its own T tokens, where
+    `TransformerXLBackbone` called with a `Memory` projects M + T. The hidden
+    states are the same.
 
     Reading and remembering are two steps, to be compiled apart: in one program
     XLA would copy all of the memory rather than write the new entries in
-    place. `compile` is for what reads one token of one row at a time.
+    place. `compile` is for functions that read one token of one row at a time.
 
     Args:
-        backbone: `TransformerXLBackbone`.
+        backbone: `TransformerXLBackbone` or `LSTMBackbone`.
         batch_size: Integer `B`, the rows of one replica.
         segment_length: Integer, the longest segment `T` that will be read.
         memory_length: Optional integer `M`; by default the backbone's own.
@@ -54,7 +54,7 @@ class SegmentReader:
     remember = tf.function(reader.remember, jit_compile=True)
     for segment in (tf.zeros((3, 8), "int32"), tf.ones((3, 1), "int32")):
         hidden, entries = read(segment)  # (3, T, 16)
-        remember(*entries)
+        remember(entries)
     ```
     """
 
@@ -72,33 +72,15 @@ class SegmentReader:
         self._segment_length = segment_length
         self._num_distances = memory_length + segment_length
         self._memory_length = memory_length
-        shape = (
-            batch_size,
-            backbone.num_heads,
-            memory_length,
-            backbone.head_dim,
-        )
 
-        def states():
-            return tuple(
-                replica_variable(shape, backbone.compute_dtype)
-                for _ in range(backbone.num_layers)
-            )
+        def project_memory():
+            memory = backbone.initial_memory(batch_size, memory_length)
+            return backbone.project_memory(memory)
 
         # In a holder that neither Keras nor tf.train.Checkpoint looks into.
         self._holder = types.SimpleNamespace(
-            memory=ProjectedMemory(
-                states(),
-                states(),
-                replica_variable((batch_size,), "int32"),
-                replica_variable((batch_size,), "int32"),
-            ),
-            positions=tf.nest.map_structure(
-                lambda spec: replica_variable(spec.shape, spec.dtype.name),
-                tf.function(self._project_positions)
-                .get_concrete_function()
-                .structured_outputs,
-            ),
+            memory=_variables_like(project_memory, batch_size),
+            positions=_variables_like(self._project_positions),
         )
 
     def _project_positions(self):
@@ -106,25 +88,24 @@ class SegmentReader:
 
     @property
     def num_bytes(self):
-        """Integer, what memory and positions take on one replica."""
+        """Integer, the size of memory and positions on one replica."""
         return sum(
             math.prod(variable.shape) * variable.dtype.size
             for variable in tf.nest.flatten(vars(self._holder))
         )
 
     def begin(self):
-        """A cold start of all rows, with the weights as they are now."""
-        tf.nest.map_structure(
-            _assign, self._holder.positions, self._project_positions()
+        """Forgets all rows, and takes the weights as they are now."""
+        _assign(self._holder.positions, self._project_positions())
+        memory = tf.nest.map_structure(
+            lambda variable, row: tf.broadcast_to(row, variable.shape),
+            self._holder.memory,
+            self._empty_row(),
         )
-        empty = self._empty()._replace(next_slot=tf.zeros((1,), "int32"))
-        self._assign(
-            tf.nest.map_structure(
-                lambda variable, row: tf.broadcast_to(row, variable.shape),
-                self._holder.memory,
-                empty,
-            )
-        )
+        _assign(self._holder.memory, memory)
+
+    def _empty_row(self):
+        return self._backbone.empty_projected_memory(self._memory_length)
 
     def reset_rows(self, reset):
         """Forgets rows where a document or a stream begins.
@@ -134,45 +115,36 @@ class SegmentReader:
         """
 
         def forget():
-            self._assign(self.memory().reset_rows(reset, self._empty()))
+            memory = self.memory().reset_rows(reset, self._empty_row())
+            _assign(self._holder.memory, memory)
 
         # It goes over all of the memory, and is rare. That entries are not
         # valid is not enough: a NaN among them would stay one.
         tf.cond(tf.reduce_any(reset), forget, lambda: None)
 
-    def _empty(self):
-        return self._backbone.empty_projected_memory(self._memory_length)
-
     def memory(self):
-        """What is remembered, as a value.
+        """Returns the memory as a value, such as a `ProjectedMemory`."""
+        return self._read_variables(self._holder.memory)
 
-        Returns:
-            `ProjectedMemory`, a ring.
-        """
-        memory = self._holder.memory
+    def _read_variables(self, variables):
+        def read(variable):
+            value = variable.read_value()
+            if value.dtype.is_floating:
+                value = tf.cast(value, self._backbone.compute_dtype)
+            return value
 
-        def read(states):
-            return tuple(
-                tf.cast(state.read_value(), self._backbone.compute_dtype)
-                for state in states
-            )
-
-        return ProjectedMemory(
-            read(memory.keys),
-            read(memory.values),
-            memory.next_slot.read_value(),
-            memory.valid_length.read_value(),
-        )
+        return tf.nest.map_structure(read, variables)
 
     def read(self, token_ids):
-        """Reads a segment, and remembers nothing of it yet.
+        """Reads a segment, and remembers none of it yet.
 
         Args:
             token_ids: Integer tensor of shape `(B, T)`.
 
         Returns:
             The pair of hidden states `(B, T, D)` and the entries for
-            `remember`: L keys and L values `(B, N, T, H)`.
+            `remember`: L keys and L values `(B, N, T, H)`, or the 2 L states
+            `(B, T, D)` of an LSTM.
 
         Raises:
             ValueError: If T is more than `segment_length`.
@@ -183,20 +155,22 @@ class SegmentReader:
                 f"segment_length={self._segment_length}. Received: shape "
                 f"{token_ids.shape}"
             )
-        positions = tf.nest.map_structure(
-            lambda variable: tf.cast(
-                variable.read_value(), self._backbone.compute_dtype
-            ),
-            self._holder.positions,
-        )
-        hidden, *entries = self._backbone.attend_projected(
+        positions = self._read_variables(self._holder.positions)
+        hidden, *entries = self._backbone.call_projected(
             token_ids, self.memory(), positions
         )
         return hidden, tuple(entries)
 
-    def remember(self, keys, values, lengths=None):
-        """Keeps what `read` returned: see `ProjectedMemory.append`."""
-        self._assign(self.memory().append(keys, values, lengths))
+    def remember(self, entries, lengths=None):
+        """Keeps what `read` returned.
+
+        Args:
+            entries: The second of what `read` returned.
+            lengths: Optional int32 tensor `(B,)`, how many tokens of a row
+                are real, the first ones; by default all.
+        """
+        memory = self.memory().append(*entries, lengths=lengths)
+        _assign(self._holder.memory, memory)
 
     def compile(self, function):
         """Compiles by XLA a function that calls `read`, for single tokens.
@@ -239,9 +213,22 @@ class SegmentReader:
         rows = -1 if is_output else kernel.shape[0]
         return tf.reshape(kernel.value, (rows, columns))
 
-    def _assign(self, memory):
-        tf.nest.map_structure(_assign, self._holder.memory, memory)
+
+def _variables_like(function, batch_size=None):
+    """Returns variables of zeros for what a function of no tensors returns."""
+
+    def variable(spec):
+        # Without entries Keras loses sight of the batch.
+        shape = (spec.shape[0] or batch_size, *spec.shape[1:])
+        return replica_variable(shape, spec.dtype.name)
+
+    outputs = tf.function(function).get_concrete_function().structured_outputs
+    return tf.nest.map_structure(variable, outputs)
 
 
-def _assign(variable, value):
-    variable.assign(tf.cast(value, variable.dtype))
+def _assign(variables, values):
+    tf.nest.map_structure(
+        lambda variable, value: variable.assign(tf.cast(value, variable.dtype)),
+        variables,
+        values,
+    )

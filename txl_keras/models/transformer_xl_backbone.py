@@ -25,7 +25,6 @@ from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
-from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.weights import normal_initializer
 
 
@@ -277,10 +276,6 @@ class TransformerXLBackbone(RecurrentBackbone):
                 f"segment_length={segment_length}, max_positions={limit}"
             )
 
-    def segment_reader(self, batch_size, segment_length, memory_length=None):
-        """`SegmentReader` of this model, with these arguments."""
-        return SegmentReader(self, batch_size, segment_length, memory_length)
-
     def call(
         self,
         token_ids,
@@ -354,7 +349,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             x = x + ops.cast(self._position_encoding(x), x.dtype)
         return x
 
-    def attend_projected(self, token_ids, memory, positions):
+    def call_projected(self, token_ids, memory, positions):
         """The same hidden states as a call, from a projected memory.
 
         Inference only: nothing is dropped, no gradient is meant to flow, and
@@ -386,14 +381,14 @@ class TransformerXLBackbone(RecurrentBackbone):
             x = self._output_norm(x)
         return x, tuple(keys), tuple(values)
 
-    def project(self, memory):
+    def project_memory(self, memory):
         """Projects a memory of hidden states.
 
         Args:
             memory: `Memory`.
 
         Returns:
-            `ProjectedMemory`, in the order of the text.
+            `ProjectedMemory`, a ring that begins with the oldest entry.
         """
         keys, values = zip(
             *(
@@ -402,22 +397,8 @@ class TransformerXLBackbone(RecurrentBackbone):
             ),
             strict=True,
         )
-        return ProjectedMemory(keys, values, None, memory.valid_length)
-
-    def empty_projected_memory(self, memory_length):
-        """A cold start of one row, of which all entries are alike.
-
-        Args:
-            memory_length: Integer `M`.
-
-        Returns:
-            `ProjectedMemory` of one entry (none if M is 0), which stands for
-            M; its `valid_length` is that of all M.
-        """
-        memory = self.initial_memory(1, min(memory_length, 1))
-        return self.project(memory)._replace(
-            valid_length=memory.valid_length * memory_length
-        )
+        oldest = ops.zeros_like(memory.valid_length)
+        return ProjectedMemory(keys, values, oldest, memory.valid_length)
 
     def project_positions(self, num_distances):
         """What attention sees of positions, a block each.

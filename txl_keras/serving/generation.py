@@ -10,6 +10,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.serving.samplers import Sampler
 
 # Longer prompts are read in segments of so many tokens: how they are cut
@@ -211,8 +212,8 @@ class _Step:
         self.num_rows = num_rows
         self._model = model
         self._sampler = sampler
-        self._reader = model.backbone.segment_reader(
-            num_rows, PROMPT_SEGMENT, memory_length
+        self._reader = SegmentReader(
+            model.backbone, num_rows, PROMPT_SEGMENT, memory_length
         )
         self._draw = self._reader.compile(self._read_and_draw)
         self._remember = tf.function(self._reader.remember, jit_compile=True)
@@ -232,12 +233,12 @@ class _Step:
     @tf.function(reduce_retracing=True)
     def _read_segment(self, ids, lengths):
         _, entries = self._reader.read(ids)
-        self._reader.remember(*entries, lengths)
+        self._reader.remember(entries, lengths)
 
     @tf.function
     def __call__(self, token, seeds, position, seen):
         token, entries = self._draw(token, seeds, position, seen)
-        self._remember(*entries)
+        self._remember(entries)
         if seen is not None:
             seen = seen | tf.one_hot(token, seen.shape[1], True, False)
         return token, seen

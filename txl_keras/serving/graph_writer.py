@@ -7,7 +7,6 @@ write.
 import tensorflow as tf
 
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.serving.generation import PROMPT_SEGMENT
 from txl_keras.serving.generation import row_seeds
 from txl_keras.serving.graph_checks import check
@@ -54,7 +53,7 @@ class GraphWriter:
                 token[:, None], memory, positions
             )
             with tf.control_dependencies([hidden]):  # for which all was read
-                memory = _append_in_place(memory, *entries)
+                memory = memory.append(*entries, write=_write_in_place)
             token = self._reader.model.softmax.sample(
                 hidden[:, 0], sampler, fold_in(seeds, position), seen
             )
@@ -114,35 +113,21 @@ def _mark(seen, rows, ids):
 
 
 def _own(memory):
-    """A copy, for `_append_in_place` to write in."""
+    """A copy, for `_write_in_place`."""
     return tf.nest.map_structure(lambda x: tf.raw_ops.DeepCopy(x=x), memory)
 
 
-def _append_in_place(memory, keys, values):
-    """Adds one token a row to a ring, and overwrites its tensors.
+def _write_in_place(state, indices, entries):
+    """Overwrites a tensor; what reads it must have run before.
 
-    What reads them must have run before. (`tf.tensor_scatter_nd_update`, as in
-    `ProjectedMemory.append`, copies them each time on a CPU, if XLA does not
-    compile it.)
+    `tf.tensor_scatter_nd_update` copies it each time on a CPU, if XLA does not
+    compile it.
     """
-    if not memory.length:
-        return memory.append(keys, values)
-    heads = tf.range(tf.size(memory.next_slot) * keys[0].shape[1])
-    row_of_head = heads // keys[0].shape[1]
-    places = tf.gather(memory.next_slot, row_of_head) + heads * memory.length
-
-    def update(state, new):
-        size = state.shape[3]
-        updated = tf.raw_ops.InplaceUpdate(
-            x=tf.reshape(state, (-1, size)),
-            i=places,
-            v=tf.reshape(new, (-1, size)),
-        )
-        return tf.reshape(updated, (-1, *state.shape[1:]))
-
-    return ProjectedMemory(
-        tuple(map(update, memory.keys, keys)),
-        tuple(map(update, memory.values, values)),
-        tf.math.floormod(memory.next_slot + 1, memory.length),
-        tf.minimum(memory.valid_length + 1, memory.length),
+    _, num_heads, length, size = state.shape
+    row, head, slot = tf.unstack(indices, axis=-1)
+    updated = tf.raw_ops.InplaceUpdate(
+        x=tf.reshape(state, (-1, size)),
+        i=tf.reshape((row * num_heads + head) * length + slot, (-1,)),
+        v=tf.reshape(entries, (-1, size)),
     )
+    return tf.reshape(updated, (-1, *state.shape[1:]))

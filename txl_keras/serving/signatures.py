@@ -163,7 +163,7 @@ class Reader:
         """
         if positions is None:
             positions = self.positions(self.max_segment_length)
-        return self.backbone.attend_projected(ids, memory, positions)
+        return self.backbone.call_projected(ids, memory, positions)
 
     def empty(self, batch_size):
         """Memory of a cold start.

@@ -7,6 +7,7 @@ vocabulary, `W` entries to write.
 import tensorflow as tf
 
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
+from txl_keras.layers.memory.ring_buffer import RingWrite
 from txl_keras.serving.graph_checks import check_distinct
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
@@ -121,16 +122,11 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         self._memory.valid_length.scatter_nd_update(rows, valid_length)
         if not length:
             return
-        new = tf.range(tf.maximum(num_new - length, 0), num_new)  # [W]
-        heads = tf.range(keys[0].shape[1])[None, :, None]
-        places = tf.math.floormod(past.next_slot[:, None] + new, length)
-        indices = tf.stack(
-            _broadcast(slots[:, None, None], heads, places[:, None]), axis=-1
-        )  # [B, N, W, 3]
+        ring = RingWrite(past.next_slot, length, keys[0], rows=slots)
         for variable, entries in zip(
             self._memory.keys + self._memory.values, keys + values, strict=True
         ):
-            variable.scatter_nd_update(indices, entries[:, :, new[0] :])
+            variable.scatter_nd_update(ring.indices, ring.values(entries))
         next_slot = tf.math.floormod(past.next_slot + num_new, length)
         self._memory.next_slot.scatter_nd_update(rows, next_slot)
 
@@ -141,11 +137,3 @@ def _without_rows(row_shape, dtype):
         trainable=False,
         shape=(None, *row_shape),
     )
-
-
-def _broadcast(*tensors):
-    """All in the one shape that they fit in."""
-    shape = tf.shape(tensors[0])
-    for tensor in tensors[1:]:
-        shape = tf.broadcast_dynamic_shape(shape, tf.shape(tensor))
-    return [tf.broadcast_to(tensor, shape) for tensor in tensors]

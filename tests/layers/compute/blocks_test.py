@@ -15,6 +15,7 @@ from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import use
 from txl_keras.layers.memory.projected_memory import Past
+from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLBackbone
 
 B, T, M, D = 2, 7, 5, 12
@@ -170,7 +171,7 @@ def test_a_ring_is_read_in_the_order_of_the_text(in_parts):
         memory_length=M,
         clamp_length=6,
     )
-    readers = [backbone.segment_reader(B, T) for _ in range(2)]
+    readers = [SegmentReader(backbone, B, T) for _ in range(2)]
     compiled = compile_for(Target("cpu", in_parts), readers[0].read)
     ids = np.random.default_rng(0).integers(11, size=(3, B, T), dtype=np.int32)
     for reader in readers:
@@ -180,5 +181,5 @@ def test_a_ring_is_read_in_the_order_of_the_text(in_parts):
             hidden, entries = compiled(tf.constant(x))
             expected, expected_entries = readers[1].read(tf.constant(x))
             np.testing.assert_allclose(hidden, expected, atol=1e-5)
-            readers[0].remember(*entries)
-            readers[1].remember(*expected_entries)
+            readers[0].remember(entries)
+            readers[1].remember(expected_entries)

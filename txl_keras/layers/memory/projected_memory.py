@@ -8,6 +8,10 @@ import collections
 
 import tensorflow as tf
 
+from txl_keras.layers.memory.ring_buffer import RingWrite
+from txl_keras.layers.memory.ring_buffer import age_order
+from txl_keras.layers.memory.ring_buffer import slots_by_age
+
 
 class Past(collections.namedtuple("Past", ["keys", "values", "mask", "order"])):
     """What one attention layer remembers: see `ProjectedMemory.pasts`.
@@ -94,10 +98,7 @@ class ProjectedMemory(
         mask = tf.range(self.length) >= self.length - self.valid_length[:, None]
         order = None
         if self.next_slot is not None:
-            slots = tf.range(self.length)
-            order = tf.math.floormod(
-                slots - self.next_slot[:, None], max(self.length, 1)
-            )
+            order = age_order(self.next_slot, self.length)
         return [
             Past(key, value, mask, order)
             for key, value in zip(self.keys, self.values, strict=True)
@@ -113,9 +114,7 @@ class ProjectedMemory(
         """The same entries in the order of the text."""
         if self.next_slot is None or self.length == 0:
             return self._replace(next_slot=None)
-        slots = tf.math.floormod(
-            tf.range(self.length) + self.next_slot[:, None], self.length
-        )
+        slots = slots_by_age(self.next_slot, self.length)
 
         def arrange(states):
             return tuple(
@@ -149,30 +148,35 @@ class ProjectedMemory(
             choose(empty.valid_length, self.valid_length),
         )
 
-    def append(self, keys, values, lengths=None):
+    def append(self, keys, values, lengths=None, write=None):
         """Remembers a segment and forgets what is older than M entries.
 
         Args:
             keys, values: Tuples of L tensors `(B, N, T, H)`.
             lengths: Optional int32 `(B,)`, only of a ring: the first tokens
                 of a row that are real; the rest is padding.
+            write: Optional function of a state of a ring, indices
+                `(B, N, W, 3)` and entries `(B, N, W, H)`, which returns the
+                state with the entries; by default
+                `tf.tensor_scatter_nd_update`.
 
         Returns:
             `ProjectedMemory` of the same shapes.
         """
-        all_real = lengths is None
-        if all_real:
-            num_new = tf.shape(keys[0])[2]
-            lengths = tf.fill(tf.shape(self.valid_length), num_new)
-        valid_length = tf.minimum(self.valid_length + lengths, self.length)
+        num_new = tf.shape(keys[0])[2] if lengths is None else lengths
+        valid_length = tf.minimum(self.valid_length + num_new, self.length)
         if self.length == 0:
             return self._replace(valid_length=valid_length)
         if self.next_slot is None:
-            update = _keep_last
-            next_slot = None
+            update, next_slot = _keep_last, None
         else:
-            update = _RingUpdate(self, keys[0], lengths, all_real)
-            next_slot = tf.math.floormod(self.next_slot + lengths, self.length)
+            ring = RingWrite(self.next_slot, self.length, keys[0], lengths)
+            write = write or tf.tensor_scatter_nd_update
+
+            def update(state, new):
+                return write(state, ring.indices, ring.values(new, state))
+
+            next_slot = tf.math.floormod(self.next_slot + num_new, self.length)
         return ProjectedMemory(
             tuple(map(update, self.keys, keys)),
             tuple(map(update, self.values, values)),
@@ -185,41 +189,3 @@ def _keep_last(state, new):
     together = tf.concat([state, new], axis=2)  # [B, N, M + T, H]
     kept = together[:, :, tf.shape(new)[2] :]
     return tf.ensure_shape(kept, state.shape)
-
-
-class _RingUpdate:
-    """Writes the last W = min(T, M) real entries of each row in their slots.
-
-    The indices are the same for all layers.
-    """
-
-    def __init__(self, memory, new, lengths, all_real):
-        num_new = new.shape[2]
-        length = memory.length
-        window = length if num_new is None else min(num_new, length)
-        batch, heads = tf.shape(new)[0], new.shape[1]
-        # Numbers of the entries in the segment; negative: before it.
-        entries = lengths[:, None] - window + tf.range(window)  # [B, W]
-        slots = tf.math.floormod(memory.next_slot[:, None] + entries, length)
-        shape = (batch, heads, window)
-        self._indices = tf.stack(
-            [
-                tf.broadcast_to(tf.range(batch)[:, None, None], shape),
-                tf.broadcast_to(tf.range(heads)[None, :, None], shape),
-                tf.broadcast_to(slots[:, None, :], shape),
-            ],
-            axis=-1,
-        )  # [B, N, W, 3]
-        self._entries = entries
-        self._is_whole = all_real and num_new == window
-
-    def __call__(self, state, new):
-        if not self._is_whole:
-            new = tf.where(
-                self._entries[:, None, :, None] >= 0,
-                tf.gather(
-                    new, tf.maximum(self._entries, 0), axis=2, batch_dims=1
-                ),
-                tf.gather_nd(state, self._indices),
-            )
-        return tf.tensor_scatter_nd_update(state, self._indices, new)

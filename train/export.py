@@ -17,8 +17,8 @@ from absl import flags
 from txl_keras.scripts import running
 from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.exporting import loading_note
-from txl_keras.serving.signatures import MAX_BATCH_SIZE
-from txl_keras.serving.signatures import MAX_GENERATE_LENGTH
+from txl_keras.serving.served_model import MAX_BATCH_SIZE
+from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
 from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS

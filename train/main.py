@@ -37,7 +37,6 @@ from txl_keras.serving import Sampler
 from txl_keras.tpu.slices import check_kernel
 from txl_keras.tpu.slices import check_replicas
 from txl_keras.tpu.slices import tpu_type
-from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import EXIT_CODE
@@ -165,23 +164,16 @@ def train(strategy, stop):
             f"Begins with the best weights of {origin.path}, step {at}, at a "
             f"learning rate of {FLAGS.learning_rate:g}."
         )
-    settings = training_flags.result_settings()
-    training_run.claim(workdir, settings, model, tokenizer, splits, strategy)
-    checkpoints = Checkpoints(
-        workdir.checkpoints,
-        trainer,
-        FLAGS.max_to_keep,
-        workdir.best,
-        workdir.run_hash(),
-    )
     tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)
-    loop = training_run.build_loop(
+    loop = training_run.begin_loop(
         trainer,
         segments,
         lambda: evaluator.evaluate(valid),
         workdir,
-        checkpoints,
-        lambda nll: score(nll, tokenizer),
+        tokenizer,
+        splits,
+        training_flags.result_settings(),
+        describe=lambda nll: score(nll, tokenizer),
         tensorboard=tensorboard,
         profile=profile,
     )
@@ -198,26 +190,19 @@ def train(strategy, stop):
 
     # Train.
     start = time.monotonic()
-    with stop.looked_at():
-        is_done = loop.run()
-    # Before others go on, or leave, the chief has written all.
-    wait_for_all(strategy)
-    if not is_done:
-        reached = int(trainer.step.numpy())
-        say(f"Stopped after step {reached}; the same command goes on there.")
+    if not training_run.run_loop(loop, trainer, stop):
         return False
     if step < FLAGS.max_steps:
         say(_describe_speed(step, start))
 
     # Finish, with the best weights.
     say("Scoring test, writing a sample, exporting.", flush=True)
-    best_step = workdir.restore_weights(model, "best")
-    scores = {"valid": loop.score_at(best_step)}
-    with stop.looked_at():
-        scores["test"] = evaluator.evaluate(test)
-    if scores["test"] is None:
-        say("Stopped; the same command scores test again.")
+    scored = training_run.score_best(
+        loop, trainer, workdir, lambda: evaluator.evaluate(test), stop
+    )
+    if scored is None:
         return False
+    best_step, scores = scored
     if is_chief(strategy):
         for name, (tokens, _) in held_out.items():
             scores[name] = add_bits_per_byte(scores[name], tokenizer, tokens)

@@ -33,7 +33,6 @@ from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.scripts import xlnet_flags
-from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
@@ -116,29 +115,22 @@ def train(strategy, stop):
     )
 
     # Start afresh, go on, or see that all is done.
-    say = training_run.speaker(strategy)
-    settings = {
-        **training_flags.result_settings(),
-        **xlnet_flags.objective_settings(),
-    }
-    training_run.claim(workdir, settings, model, tokenizer, splits, strategy)
-    checkpoints = Checkpoints(
-        workdir.checkpoints,
-        trainer,
-        FLAGS.max_to_keep,
-        workdir.best,
-        workdir.run_hash(),
-    )
-    loop = training_run.build_loop(
+    loop = training_run.begin_loop(
         trainer,
         segments,
         lambda: evaluator.evaluate(valid),
         workdir,
-        checkpoints,
-        _bits,
+        tokenizer,
+        splits,
+        {
+            **training_flags.result_settings(),
+            **xlnet_flags.objective_settings(),
+        },
+        describe=_bits,
         tensorboard=TensorBoard(workdir.events if is_chief(strategy) else None),
         profile=profile,
     )
+    say = training_run.speaker(strategy)
     step = loop.restore()
     say(_describe_start(workdir, corpus, splits, trainer, segments))
     say(f"step {step} of {FLAGS.max_steps}", flush=True)
@@ -148,23 +140,16 @@ def train(strategy, stop):
         return True
 
     # Train.
-    with stop.looked_at():
-        is_done = loop.run()
-    # Before others go on, or leave, the chief has written all.
-    wait_for_all(strategy)
-    if not is_done:
-        reached = int(trainer.step.numpy())
-        say(f"Stopped after step {reached}; the same command goes on there.")
+    if not training_run.run_loop(loop, trainer, stop):
         return False
 
     # Finish, with the best weights.
-    best_step = workdir.restore_weights(model, "best")
-    scores = {"valid": loop.score_at(best_step)}
-    with stop.looked_at():
-        scores["test"] = evaluator.evaluate(test)
-    if scores["test"] is None:
-        say("Stopped; the same command scores test again.")
+    scored = training_run.score_best(
+        loop, trainer, workdir, lambda: evaluator.evaluate(test), stop
+    )
+    if scored is None:
         return False
+    best_step, scores = scored
     if is_chief(strategy):
         _finish(workdir, tokenizer)
         scores["guess"] = _guess(splits, test, vocabulary_size)

@@ -11,8 +11,8 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
+from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.signatures import FunctionalSignatures
-from txl_keras.serving.signatures import Reader
 
 # All sizes differ, so that none can stand for another.
 V, L, N, H, M, MAX_T = 11, 3, 2, 5, 6, 20
@@ -61,10 +61,10 @@ class Signatures:
     """Those of a model that is not saved first, which takes seconds."""
 
     def __init__(self, model, memory_length=M):
-        reader = Reader(model, memory_length, MAX_T)
+        served = ServedModel(model, memory_length, MAX_T)
         self._functions = {
             name: tf.function(function, input_signature=specs, autograph=False)
-            for name, (function, specs) in FunctionalSignatures(reader)
+            for name, (function, specs) in FunctionalSignatures(served)
             .endpoints()
             .items()
         }

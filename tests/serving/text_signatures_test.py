@@ -9,7 +9,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
-from txl_keras.serving.signatures import Reader
+from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.text_signatures import TextSignatures
 
 TEXTS = ["né à côté", "o", "être ou ne pas être, non"]
@@ -32,8 +32,8 @@ def model():
 
 
 def signatures_of(model, max_segment_length):
-    reader = Reader(model, 6, max_segment_length)
-    endpoints = TextSignatures(reader, graph_tokenizer(TOKENIZER)).endpoints()
+    served = ServedModel(model, 6, max_segment_length)
+    endpoints = TextSignatures(served, graph_tokenizer(TOKENIZER)).endpoints()
     return {
         name: tf.function(function, input_signature=specs, autograph=False)
         for name, (function, specs) in endpoints.items()

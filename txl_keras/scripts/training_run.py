@@ -7,6 +7,7 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import training_flags
+from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
@@ -52,23 +53,51 @@ def _say_nothing(*_, **__):
     pass
 
 
-def build_loop(
-    trainer, segments, evaluate, workdir, checkpoints, describe, **watchers
+def begin_loop(
+    trainer,
+    segments,
+    validate,
+    workdir,
+    tokenizer,
+    splits,
+    settings,
+    *,
+    describe,
+    tensorboard,
+    profile,
 ):
-    """Makes the `TrainingLoop` that the flags say.
+    """Claims the workdir and makes the loop that trains in it.
 
     Args:
-        trainer, segments, evaluate, workdir, checkpoints: See `TrainingLoop`.
-        describe: Function of nats a token, what progress shows of them.
-        **watchers: `tensorboard` and `profile`, see `TrainingLoop`.
+        trainer, segments, validate, workdir: See `TrainingLoop`.
+        tokenizer: The tokenizer.
+        splits: Dictionary of split to `PreparedSplit`.
+        settings: Dictionary of the flags that make the results of the run.
+        describe: Function of nats per token that returns what progress shows
+            of them.
+        tensorboard, profile: See `TrainingLoop`.
 
     Returns:
-        `TrainingLoop`.
+        `TrainingLoop`, not yet restored.
+
+    Raises:
+        ValueError: If a run of another configuration lives there, or not all
+            workers see the folder.
+        OSError: If another process trains there.
     """
+    strategy = trainer.strategy
+    _claim(workdir, settings, trainer.model, tokenizer, splits, strategy)
+    checkpoints = Checkpoints(
+        workdir.checkpoints,
+        trainer,
+        FLAGS.max_to_keep,
+        workdir.best,
+        workdir.run_hash(),
+    )
     return TrainingLoop(
         trainer,
         segments,
-        evaluate,
+        validate,
         workdir,
         checkpoints,
         max_steps=FLAGS.max_steps,
@@ -79,28 +108,15 @@ def build_loop(
             FLAGS.max_steps,
             FLAGS.batch_size * FLAGS.segment_length,
             describe,
-            is_shown=is_chief(trainer.strategy),
+            is_shown=is_chief(strategy),
         ),
-        **watchers,
+        tensorboard=tensorboard,
+        profile=profile,
     )
 
 
-def claim(workdir, settings, model, tokenizer, splits, strategy):
-    """Makes the workdir that of this run, or sees that it is.
-
-    Args:
-        workdir: `Workdir`.
-        settings: Dictionary of the flags that make the results of the run.
-        model: The model.
-        tokenizer: The tokenizer.
-        splits: Dictionary of split to `PreparedSplit`.
-        strategy: The `tf.distribute.Strategy`.
-
-    Raises:
-        ValueError: If a run of another configuration lives there, or not all
-            workers see the folder.
-        OSError: If another process trains there.
-    """
+def _claim(workdir, settings, model, tokenizer, splits, strategy):
+    """Makes the workdir that of this run, or checks that it is."""
     config = {
         "flags": settings,
         "model": model.get_config(),
@@ -118,3 +134,46 @@ def claim(workdir, settings, model, tokenizer, splits, strategy):
         )
     # Of the other workers: do they have the same flags and text?
     workdir.check_config(config)
+
+
+def run_loop(loop, trainer, stop):
+    """Trains to the last step; returns false if it was stopped.
+
+    Args:
+        loop: `TrainingLoop`, restored.
+        trainer: Its `Trainer`.
+        stop: `StopRequest`.
+    """
+    with stop.looked_at():
+        is_done = loop.run()
+    # Before others go on, or leave, the chief has written all.
+    wait_for_all(trainer.strategy)
+    if not is_done:
+        reached = int(trainer.step.numpy())
+        say = speaker(trainer.strategy)
+        say(f"Stopped after step {reached}; the same command goes on there.")
+    return is_done
+
+
+def score_best(loop, trainer, workdir, evaluate_test, stop):
+    """Scores test with the best weights, which the model then has.
+
+    Args:
+        loop, trainer, stop: See `run_loop`.
+        workdir: `Workdir`.
+        evaluate_test: Function without arguments that returns the scores of
+            test; `None` if it was stopped.
+
+    Returns:
+        The pair of the best step and a dictionary of split to scores; `None`
+        if it was stopped.
+    """
+    best_step = workdir.restore_weights(trainer.model, "best")
+    scores = {"valid": loop.score_at(best_step)}
+    with stop.looked_at():
+        scores["test"] = evaluate_test()
+    if scores["test"] is None:
+        say = speaker(trainer.strategy)
+        say("Stopped; the same command scores test again.")
+        return None
+    return best_step, scores

@@ -13,10 +13,10 @@ from txl_keras.checks import check_vocabulary
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.saved_models import check_path
 from txl_keras.serving.saved_models import write_saved_model
-from txl_keras.serving.signatures import MAX_BATCH_SIZE
-from txl_keras.serving.signatures import MAX_GENERATE_LENGTH
+from txl_keras.serving.served_model import MAX_BATCH_SIZE
+from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
+from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.signatures import FunctionalSignatures
-from txl_keras.serving.signatures import Reader
 from txl_keras.serving.slots import Slots
 from txl_keras.serving.text_signatures import TextSignatures
 
@@ -127,7 +127,7 @@ def export(
     ```
     """
     check_integer("num_slots", num_slots, 0)
-    reader = _reader(
+    served = _served(
         model,
         path,
         memory_length,
@@ -136,15 +136,15 @@ def export(
         max_batch_size,
         max_generate_length,
     )
-    if not reader.remembers:
+    if not served.remembers:
         num_slots = 0
-    endpoints = FunctionalSignatures(reader).endpoints()
+    endpoints = FunctionalSignatures(served).endpoints()
     tracked = []
     if num_slots:
-        tracked = [Slots(reader, num_slots)]
+        tracked = [Slots(served, num_slots)]
         endpoints.update(tracked[0].endpoints())
     own_settings = {"num_slots": num_slots}
-    _write(path, reader, endpoints, tracked, own_settings, settings, assets)
+    _write(path, served, endpoints, tracked, own_settings, settings, assets)
 
 
 def export_text(
@@ -211,7 +211,7 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     ```
     """
     check_vocabulary(tokenizer, model.backbone.vocabulary_size)
-    reader = _reader(
+    served = _served(
         model,
         path,
         memory_length,
@@ -222,12 +222,12 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     )
     model.backbone.check_takes_padding()
     inside = graph_tokenizer(tokenizer)
-    endpoints = TextSignatures(reader, inside).endpoints()
+    endpoints = TextSignatures(served, inside).endpoints()
     own_settings = {"tokenizer": type(tokenizer).__name__}
-    _write(path, reader, endpoints, [inside], own_settings, settings, assets)
+    _write(path, served, endpoints, [inside], own_settings, settings, assets)
 
 
-def _reader(
+def _served(
     model,
     path,
     memory_length,
@@ -257,7 +257,7 @@ def _reader(
     largest = np.iinfo(np.int32).max
     check_integer("max_batch_size", max_batch_size, 1, largest)
     check_integer("max_generate_length", max_generate_length, 1, largest)
-    return Reader(
+    return ServedModel(
         model,
         memory_length,
         max_segment_length,
@@ -267,19 +267,19 @@ def _reader(
     )
 
 
-def _write(path, reader, endpoints, tracked, own_settings, settings, assets):
+def _write(path, served, endpoints, tracked, own_settings, settings, assets):
     endpoints = {
-        name: (_with_weights(reader, function), specs)
+        name: (_with_weights(served, function), specs)
         for name, (function, specs) in endpoints.items()
     }
     own_settings = {
-        "model": reader.model.get_config(),
-        "memory_length": reader.memory_length,
-        "memory_shape": reader.memory_shape,
-        "max_segment_length": reader.max_segment_length,
-        "weights_dtype": reader.weights_dtype,
-        "max_batch_size": reader.max_batch_size,
-        "max_generate_length": reader.max_generate_length,
+        "model": served.model.get_config(),
+        "memory_length": served.memory_length,
+        "memory_shape": served.memory_shape,
+        "max_segment_length": served.max_segment_length,
+        "weights_dtype": served.weights_dtype,
+        "max_batch_size": served.max_batch_size,
+        "max_generate_length": served.max_generate_length,
         **own_settings,
     }
     write_saved_model(path, endpoints, tracked, own_settings, settings, assets)
@@ -299,10 +299,10 @@ def _checked_segment_length(backbone, max_segment_length):
     return max_segment_length
 
 
-def _with_weights(reader, function):
+def _with_weights(served, function):
     @functools.wraps(function)
     def call(*args):
-        with reader.weights():
+        with served.weights():
             return function(*args)
 
     return call

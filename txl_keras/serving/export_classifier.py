@@ -11,7 +11,7 @@ from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.saved_models import check_path
 from txl_keras.serving.saved_models import write_saved_model
-from txl_keras.serving.signatures import MAX_BATCH_SIZE
+from txl_keras.serving.served_model import MAX_BATCH_SIZE
 
 
 def export_classifier(

@@ -19,11 +19,11 @@ class GraphWriter:
     are moved or copied for it, nor positions projected or cut out.
 
     Args:
-        reader: `Reader`, see `txl_keras.serving.signatures`.
+        served: `ServedModel`.
     """
 
-    def __init__(self, reader):
-        self._reader = reader
+    def __init__(self, served):
+        self._served = served
 
     def __call__(
         self, prompt_ids, prompt_length, memory, length, sampler, seed
@@ -46,15 +46,15 @@ class GraphWriter:
         rows = tf.range(tf.shape(prompt_ids)[0])
         seeds = row_seeds(seed, tf.shape(prompt_ids)[0])
 
-        positions = self._reader.positions(1)
+        positions = self._served.positions(1)
 
         def step(position, token, ids, seen, memory):
-            hidden, *entries = self._reader.read(
+            hidden, *entries = self._served.read(
                 token[:, None], memory, positions
             )
             with tf.control_dependencies([hidden]):  # for which all was read
                 memory = memory.append(*entries, write=_write_in_place)
-            token = self._reader.model.softmax.sample(
+            token = self._served.model.softmax.sample(
                 hidden[:, 0], sampler, fold_in(seeds, position), seen
             )
             ids = tf.tensor_scatter_nd_update(ids, [[position]], token[None])
@@ -82,12 +82,12 @@ class GraphWriter:
     def _read_prompt(self, ids, lengths, memory):
         """Memory after the first tokens of each row, as many as `lengths`."""
         end = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
-        size = min(PROMPT_SEGMENT, self._reader.max_segment_length)
-        positions = self._reader.positions(size)
+        size = min(PROMPT_SEGMENT, self._served.max_segment_length)
+        positions = self._served.positions(size)
 
         def read(start, memory):
             stop = tf.minimum(start + size, end)
-            _, *entries = self._reader.read(
+            _, *entries = self._served.read(
                 ids[:, start:stop], memory, positions
             )
             num_real = tf.clip_by_value(lengths - start, 0, stop - start)
@@ -102,7 +102,7 @@ class GraphWriter:
         batch_size, size = tf.unstack(tf.shape(prompt_ids))
         rows = tf.repeat(tf.range(batch_size), prompt_length)
         ids = tf.boolean_mask(prompt_ids, tf.sequence_mask(prompt_length, size))
-        vocabulary_size = self._reader.backbone.vocabulary_size
+        vocabulary_size = self._served.backbone.vocabulary_size
         return _mark(tf.zeros((batch_size, vocabulary_size), "bool"), rows, ids)
 
 

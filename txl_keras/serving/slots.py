@@ -25,21 +25,21 @@ class Slots(tf.saved_model.experimental.TrackableResource):
     often larger than the weights.
 
     Args:
-        reader: `Reader`, see `txl_keras.serving.signatures`.
+        served: `ServedModel`.
         num_slots: Integer.
     """
 
-    def __init__(self, reader, num_slots):
+    def __init__(self, served, num_slots):
         super().__init__()
-        self._reader = reader
+        self._served = served
         self._num_slots = num_slots
-        _, _, *row = reader.memory_shape
-        dtype = reader.backbone.compute_dtype
+        _, _, *row = served.memory_shape
+        dtype = served.backbone.compute_dtype
 
         def variables():
             return tuple(
                 _without_rows(row, dtype)
-                for _ in range(reader.backbone.num_layers)
+                for _ in range(served.backbone.num_layers)
             )
 
         self._memory = ProjectedMemory(
@@ -64,7 +64,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         )
 
     def _empty(self, num_rows):
-        memory = self._reader.from_tensors(*self._reader.empty(num_rows))
+        memory = self._served.from_tensors(*self._served.empty(num_rows))
         return memory.as_ring()
 
     def endpoints(self):
@@ -92,7 +92,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
     def step(self, ids, slots):
         """Reads a segment in slots; what comes after its last token."""
         checks = [
-            *self._reader.check_segment(ids),
+            *self._served.check_segment(ids),
             check_shape("slots", slots, [tf.shape(ids)[0]], "(B,)"),
             *self._check(slots),
         ]
@@ -101,8 +101,8 @@ class Slots(tf.saved_model.experimental.TrackableResource):
             past = tf.nest.map_structure(
                 lambda variable: tf.gather(variable, slots), self._memory
             )
-        hidden, keys, values = self._reader.read(ids, past)
-        log_probs = self._reader.model.softmax.log_probs(hidden[:, -1])
+        hidden, keys, values = self._served.read(ids, past)
+        log_probs = self._served.model.softmax.log_probs(hidden[:, -1])
         # Nothing is written before all that may fail was done.
         with tf.control_dependencies([log_probs, *keys, *values]):
             self._write(slots, past, keys, values)

@@ -17,12 +17,12 @@ class TextSignatures:
     """Text in, scores and text out; see `export_text`.
 
     Args:
-        reader: `Reader`.
+        served: `ServedModel`.
         tokenizer: `GraphTokenizer`.
     """
 
-    def __init__(self, reader, tokenizer):
-        self._reader = reader
+    def __init__(self, served, tokenizer):
+        self._served = served
         self._tokenizer = tokenizer
 
     def endpoints(self):
@@ -56,18 +56,18 @@ class TextSignatures:
 
     def _token_nll(self, ids, lengths):
         """Of each token but the first: `(B, P)`, 0 there and where padded."""
-        reader = self._reader
-        size = reader.max_segment_length
-        positions = reader.positions(size)
+        served = self._served
+        size = served.max_segment_length
+        positions = served.positions(size)
         num_targets = tf.shape(ids)[1] - 1
 
         def read(number, memory, parts):
             start = number * size
             stop = tf.minimum(start + size, num_targets)
-            hidden, *entries = reader.read(
+            hidden, *entries = served.read(
                 ids[:, start:stop], memory, positions
             )
-            nll = reader.model.softmax(hidden, ids[:, start + 1 : stop + 1])
+            nll = served.model.softmax(hidden, ids[:, start + 1 : stop + 1])
             num_real = tf.clip_by_value(lengths - 1 - start, 0, stop - start)
             memory = memory.append(*entries, num_real)
             return number + 1, memory, parts.write(number, tf.transpose(nll))
@@ -112,10 +112,10 @@ class TextSignatures:
         checks = [
             check(tf.size(lengths) >= 1, "`prompt` must have at least one row"),
             check_not_empty("prompt", lengths),
-            self._reader.check_length(length),
+            self._served.check_length(length),
         ]
         with tf.control_dependencies(checks):
-            written, _ = GraphWriter(self._reader)(
+            written, _ = GraphWriter(self._served)(
                 ids,
                 lengths,
                 self._cold_ring(tf.shape(ids)[0]),
@@ -130,5 +130,5 @@ class TextSignatures:
         }
 
     def _cold_ring(self, batch_size):
-        empty = self._reader.empty(batch_size)
-        return self._reader.from_tensors(*empty).as_ring()
+        empty = self._served.empty(batch_size)
+        return self._served.from_tensors(*empty).as_ring()

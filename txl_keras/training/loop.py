@@ -123,10 +123,37 @@ class TrainingLoop:
             self._trainer.model.compute_dtype, self._trainer.strategy
         )
         self._progress.start(step)
+        with self._closing():
+            if self._owes_score(step) and not self._score(step):
+                return False
+            feed = Feed(self._segments, self._trainer.strategy, first_step=step)
+            while step < self._max_steps:
+                self._profile.update(step)
+                boundary = self._next_boundary(step)
+                end = self._profile.next_boundary(step) or boundary
+                num_steps = min(end, boundary) - step
+                start = time.monotonic()
+                results = self._trainer.train(feed.next(num_steps), num_steps)
+                step += self._keep(results, time.monotonic() - start)
+                stopped = self._trainer.stopped
+                if step == boundary:
+                    self._write_line(step)
+                    if self._is_due(step, self._eval_every) and not stopped:
+                        stopped = not self._score(step)
+                    if self._is_due(step, self._checkpoint_every) or stopped:
+                        self._checkpoints.save()
+                elif stopped:
+                    self._checkpoints.save(self._pending)
+                if stopped:
+                    return False
+            return True
+
+    @contextlib.contextmanager
+    def _closing(self):
+        """Waits for the checkpoint that is written, whatever happens."""
         try:
-            done = self._run_from(step)
+            yield
             self._checkpoints.wait()
-            return done
         except FloatingPointError as error:
             with contextlib.suppress(FloatingPointError, OSError):
                 self._checkpoints.wait()
@@ -138,26 +165,6 @@ class TrainingLoop:
         finally:
             self._profile.close()
             self._progress.close()
-
-    def _run_from(self, step):
-        if self._owes_score(step) and not self._score(step):
-            return False
-        feed = Feed(self._segments, self._trainer.strategy, first_step=step)
-        while step < self._max_steps:
-            boundary = self._next_boundary(step)
-            step = self._train(feed, step, boundary)
-            stopped = self._trainer.stopped
-            if step == boundary:
-                self._write_line(step)
-                if self._is_due(step, self._eval_every) and not stopped:
-                    stopped = not self._score(step)
-                if self._is_due(step, self._checkpoint_every) or stopped:
-                    self._checkpoints.save()
-            elif stopped:
-                self._checkpoints.save(self._pending)
-            if stopped:
-                return False
-        return True
 
     def _is_due(self, step, every):
         return step % every == 0 or step == self._max_steps
@@ -176,22 +183,14 @@ class TrainingLoop:
             ),
         )
 
-    def _train(self, feed, step, boundary):
-        """Steps up to the boundary; returns the step that was reached."""
-        while step < boundary and not self._trainer.stopped:
-            self._profile.update(step)
-            end = self._profile.next_boundary(step) or boundary
-            num_steps = min(end, boundary) - step
-            start = time.monotonic()
-            results = self._trainer.train(feed.next(num_steps), num_steps)
-            self._seconds += time.monotonic() - start
-            for name, values in results.items():
-                before = self._pending.get(name, values[:0])
-                self._pending[name] = np.concatenate([before, values])
-            self._timed_steps += len(results["loss"])
-            step += len(results["loss"])
-        self._profile.update(step)
-        return step
+    def _keep(self, results, seconds):
+        """Keeps the results of some steps; returns how many they are."""
+        for name, values in results.items():
+            before = self._pending.get(name, values[:0])
+            self._pending[name] = np.concatenate([before, values])
+        self._seconds += seconds
+        self._timed_steps += len(results["loss"])
+        return len(results["loss"])
 
     def _write_line(self, step):
         """Sums up the steps since the last line."""

@@ -293,36 +293,33 @@ class Trainer:
 
     @tf.autograph.experimental.do_not_convert
     def _gradients(self, batch, step, first_row):
-        """This replica's part of the loss and of its gradient."""
-        arguments = batch, self.memory.read(), step, first_row
-        if "bucket" in batch:
-            loss, memory, gradients = tf.switch_case(
-                batch["bucket"],
-                [
-                    functools.partial(self._of_length, length, *arguments)
-                    for length in self.segment_lengths
-                ],
-            )
-        else:
-            loss, memory, gradients = self._of_length(None, *arguments)
-        self.memory.write(memory)
-        return loss, gradients
-
-    def _of_length(self, length, batch, memory, step, first_row):
-        """Loss, new memory and gradient of the first tokens of a batch."""
+        """Returns this replica's part of the loss and of its gradient."""
         seed = fold_in(tf.cast(self.seed, tf.uint32), step)
         batch = dict(batch)
         # Of the mean over all targets of the step, on all replicas.
         batch["weights"] /= batch.pop("num_targets")
-        if batch.pop("bucket", None) is not None:
-            for name in ("inputs", "targets", "weights"):
-                batch[name] = batch[name][:, :length]
-        if self.accumulate_steps == 1:
-            return self._of_rows(batch, memory, seed, first_row)
-        return self._in_pieces(batch, memory, seed, first_row)
+        bucket = batch.pop("bucket", None)
+        compute = functools.partial(
+            self._of_rows if self.accumulate_steps == 1 else self._in_pieces,
+            memory=self.memory.read(),
+            seed=seed,
+            first_row=first_row,
+        )
+        if bucket is None:
+            loss, memory, gradients = compute(batch)
+        else:
+            loss, memory, gradients = tf.switch_case(
+                bucket,
+                [
+                    functools.partial(compute, _shortened(batch, length))
+                    for length in self.segment_lengths
+                ],
+            )
+        self.memory.write(memory)
+        return loss, gradients
 
     def _in_pieces(self, batch, memory, seed, first_row):
-        """`_of_rows`, a piece of the rows after the other."""
+        """Computes `_of_rows` with gradient accumulation."""
         rows = self.piece_rows
 
         def add_piece(i, loss, gradients, kept):
@@ -371,16 +368,26 @@ class Trainer:
         return loss, tf.nest.pack_sequence_as(memory, values), gradients
 
     def _of_rows(self, batch, memory, seed, first_row):
-        """Loss, new memory and gradient of some rows."""
+        """Returns loss, new memory and gradient of some rows."""
+        batch = dict(batch)
+        weights = batch.pop("weights")
+        arguments = {
+            **batch,
+            "memory": memory,
+            "training": True,
+            "dropout_seed": seed,
+            "first_row": first_row,
+        }
         with tf.GradientTape() as tape:
-            losses, memory = self._losses(
-                batch,
-                memory=memory,
-                training=True,
-                dropout_seed=seed,
-                first_row=first_row,
-            )
-            loss = losses[-1]
+            if self.intermediate_loss_steps:
+                losses, memory = self.model.score_blocks(
+                    weights=weights,
+                    is_scored=self._scored_blocks(),
+                    **arguments,
+                )
+            else:
+                nll, memory = self.model.score(**arguments)
+                losses = [tf.reduce_sum(nll * weights)]
             target = tf.add_n(losses)
             if self.loss_scale:
                 target = self.loss_scale.scale(target)
@@ -388,7 +395,7 @@ class Trainer:
         gradients = tape.gradient(target, variables)
         if self.loss_scale:
             memory = _forget_overflows(memory, self.memory.cold_start)
-        return loss, memory, [
+        return losses[-1], memory, [
             # A batch without token types has no use for those weights.
             tf.zeros(variable.shape) if gradient is None
             # Sparse ones have a row twice where a token comes twice: their
@@ -396,19 +403,6 @@ class Trainer:
             else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]  # fmt: skip
-
-    def _losses(self, batch, **arguments):
-        """The loss of some rows, below it those of blocks, and new memory."""
-        inputs = {name: x for name, x in batch.items() if name != "weights"}
-        if self.intermediate_loss_steps:
-            return self.model.score_blocks(
-                **inputs,
-                weights=batch["weights"],
-                is_scored=self._scored_blocks(),
-                **arguments,
-            )
-        nll, memory = self.model.score(**inputs, **arguments)
-        return [tf.reduce_sum(nll * batch["weights"])], memory
 
     def _scored_blocks(self):
         """Which blocks below the last predict in this step."""
@@ -449,6 +443,16 @@ def _norm_by_products(gradients):
         for rows in (tf.reshape(g, (-1, g.shape[-1])) for g in gradients)
     ]
     return tf.sqrt(tf.add_n(sums))
+
+
+def _shortened(batch, length):
+    """Cuts the tokens of a batch whose segments vary in length."""
+    return {
+        name: value[:, :length]
+        if name in ("inputs", "targets", "weights")
+        else value
+        for name, value in batch.items()
+    }
 
 
 def _rows_from(tensor, start, rows):

@@ -1,0 +1,196 @@
+"""What all signatures of an exported language model share.
+
+Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `N` heads, `H`
+head size, `L` layers.
+"""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from txl_keras.layers.memory.projected_memory import ProjectedMemory
+from txl_keras.serving.graph_checks import check
+from txl_keras.serving.graph_checks import check_finite
+from txl_keras.serving.graph_checks import check_range
+from txl_keras.serving.graph_checks import check_shape
+
+# What one request may ask for, unless the export says otherwise.
+MAX_BATCH_SIZE = 128
+MAX_GENERATE_LENGTH = 4096
+
+
+class ServedModel:
+    """A language model and what its weights alone decide, for signatures.
+
+    The projected positions and the entry of an empty memory are computed here,
+    once, and are variables of the SavedModel from then on.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+        memory_length: Integer `M`.
+        max_segment_length: Integer, the longest segment.
+        weights_dtype: String, `"float32"` or `"bfloat16"`: see `export`.
+        max_batch_size: Integer, the most rows of a request.
+        max_generate_length: Integer, the most tokens that a request writes.
+
+    Attributes:
+        memory_shape: Tuple, the shape `(L, 2, N, M, H)` of a row's memory.
+        remembers: Boolean, false where positions are absolute and M is 0.
+    """
+
+    def __init__(
+        self,
+        model,
+        memory_length,
+        max_segment_length,
+        weights_dtype="float32",
+        max_batch_size=MAX_BATCH_SIZE,
+        max_generate_length=MAX_GENERATE_LENGTH,
+    ):
+        self.model = model
+        self.backbone = model.backbone
+        self.memory_length = memory_length
+        self.max_segment_length = max_segment_length
+        self.weights_dtype = weights_dtype
+        self.max_batch_size = max_batch_size
+        self.max_generate_length = max_generate_length
+        self.remembers = self.backbone.remembers
+        num_distances = memory_length + max_segment_length
+        self._positions = tf.nest.map_structure(
+            lambda value: _constant(_stored(value, weights_dtype)),
+            self.backbone.project_positions(num_distances),
+        )
+        self._weights = []
+        if weights_dtype != "float32":
+            self._weights = [
+                (weight, _constant(_stored(weight, weights_dtype)))
+                for weight in self._read_weights()
+            ]
+        empty = self.backbone.empty_projected_memory(memory_length)
+        self._cold_memory = _constant(self.to_tensors(empty)["memory"][0])
+        self._cold_valid_length = int(empty.valid_length[0])
+        self.memory_shape = (
+            *self._cold_memory.shape[:3],
+            memory_length,
+            self.backbone.head_dim,
+        )
+
+    def _read_weights(self):
+        """Those that a call reads: not what positions were projected by."""
+        project = tf.function(self.backbone.project_positions, autograph=False)
+        variables = project.get_concrete_function(1).variables
+        not_read = {id(variable) for variable in variables}
+        return [w for w in self.model.weights if id(w.value) not in not_read]
+
+    @contextlib.contextmanager
+    def weights(self):
+        """Within it the model has the weights that are stored."""
+        if not self._weights:
+            yield
+            return
+        # Outside of any loop, so that a call converts each weight once.
+        values = [(w, tf.cast(stored, w.dtype)) for w, stored in self._weights]
+        with keras.StatelessScope(values):
+            yield
+
+    def positions(self, max_length):
+        """Projected positions for segments of at most so many tokens."""
+        # The nearest come last.
+        start = -(self.memory_length + max_length)
+
+        def nearest(positions):
+            positions = tf.convert_to_tensor(positions)[:, start:]
+            return tf.cast(positions, self.backbone.compute_dtype)
+
+        return tf.nest.map_structure(nearest, self._positions)
+
+    def read(self, ids, memory, positions=None):
+        """Reads a segment, and remembers nothing of it yet.
+
+        Args:
+            ids: int32 tensor of shape `(B, T)`.
+            memory: `ProjectedMemory`.
+            positions: What `positions` returned; by default, for the longest
+                segment.
+
+        Returns:
+            Triple of hidden states `(B, T, D)`, L keys and L values.
+        """
+        if positions is None:
+            positions = self.positions(self.max_segment_length)
+        return self.backbone.call_projected(ids, memory, positions)
+
+    def empty(self, batch_size):
+        """Memory of a cold start.
+
+        Returns:
+            The pair of tensors float32 `(B, L, 2, N, M, H)` and int32 `(B,)`.
+        """
+        shape = tf.concat([[batch_size], self.memory_shape], axis=0)
+        memory = tf.broadcast_to(tf.convert_to_tensor(self._cold_memory), shape)
+        return memory, tf.fill((batch_size,), self._cold_valid_length)
+
+    def from_tensors(self, memory, valid_length):
+        """`ProjectedMemory` of the two tensors that clients pass."""
+        memory = tf.ensure_shape(memory, (None, *self.memory_shape))
+        memory = tf.cast(memory, self.backbone.compute_dtype)
+        layers = [
+            tf.unstack(layer, axis=1) for layer in tf.unstack(memory, axis=1)
+        ]
+        keys, values = zip(*layers, strict=True)
+        return ProjectedMemory(keys, values, None, tf.identity(valid_length))
+
+    def to_tensors(self, memory):
+        """The reverse of `from_tensors`, as a dictionary of outputs."""
+        memory = memory.in_order()
+        layers = [
+            tf.stack(layer, axis=1)
+            for layer in zip(memory.keys, memory.values, strict=True)
+        ]
+        return {
+            "memory": tf.cast(tf.stack(layers, axis=1), tf.float32),
+            "valid_length": memory.valid_length,
+        }
+
+    def check_ids(self, name, ids):
+        """An operation that fails if there are ids outside the vocabulary."""
+        return check_range(name, ids, 0, self.backbone.vocabulary_size - 1)
+
+    def check_segment(self, ids):
+        """Those that fail if a segment cannot be read."""
+        length = tf.shape(ids)[1]
+        is_in_range = (length >= 1) & (length <= self.max_segment_length)
+        return [
+            check(
+                is_in_range,
+                "`ids` must have the shape (B, T), T from 1 to "
+                f"{self.max_segment_length}. Received:",
+                tf.shape(ids),
+            ),
+            self.check_ids("ids", ids),
+        ]
+
+    def check_memory(self, batch_size, memory, valid_length):
+        """Those that fail if memory is not that of so many rows."""
+        shape = tf.concat([[batch_size], self.memory_shape], axis=0)
+        return [
+            check_shape("memory", memory, shape, "(B, L, 2, N, M, H)"),
+            check_shape("valid_length", valid_length, [batch_size], "(B,)"),
+            check_range("valid_length", valid_length, 0, self.memory_length),
+            check_finite("memory", memory),
+        ]
+
+    def check_length(self, length):
+        """An operation that fails if so many tokens may not be written."""
+        return check_range("length", length, 0, self.max_generate_length)
+
+
+def _constant(value):
+    return tf.Variable(value, trainable=False)
+
+
+def _stored(value, dtype):
+    """Half as large, unless that would save nothing."""
+    value = tf.convert_to_tensor(value)
+    return tf.cast(value, dtype) if value.shape.rank > 1 else value

@@ -21,6 +21,7 @@ from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.presets import preset_config
+from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 # Those that are not of the backbone.
@@ -28,7 +29,7 @@ SOFTMAX_ARGUMENTS = ("tie_embeddings", "tie_projections")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLCausalLM(keras.Model):
+class TransformerXLCausalLM(TokenModel):
     """Predicts the next token from a segment and its memory.
 
     The softmax is in the clusters of the token embedding (one, unless it has
@@ -299,9 +300,6 @@ class TransformerXLCausalLM(keras.Model):
             y = check_token_ids("y", y, self.backbone.vocabulary_size)
             y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
-
-    def _has_default_loss(self):
-        return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
 
     def _check_arrays(self, x, y, batch_size):
         """Checks, before any work, what would go wrong in silence."""

@@ -136,6 +136,31 @@ def test_flags_of_an_evaluation_are_checked_before_any_score(
     assert not (memory / "evaluation_all.json").exists()
 
 
+def test_a_configuration_names_text_but_no_folder_to_write_to(
+    corpus, here, tmp_path, capsys
+):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    model = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=256, num_layers=1, hidden_dim=8)
+    )
+    text = {"corpus": str(corpus), "data_dir": str(theirs)}
+    config = {"flags": {"segment_length": 5}, "corpus": text}
+    run = tmp_path / "run"
+    Workdir(str(run)).create(model, 3, config, ByteTokenizer())
+    flags = (f"--workdir={run}", "--max_eval_tokens=50")
+    _, error = here("evaluate.py", *flags)
+    assert "`data_dir` must be given, as config.json names" in error
+    assert str(theirs) in error
+    assert not list(theirs.iterdir())
+    _, error = here("evaluate.py", *flags, f"--data_dir={tmp_path / 'mine'}")
+    assert error is None
+    assert f"From config.json: --corpus={corpus}\n" in capsys.readouterr().err
+    # Where text was prepared before, as by the run itself, it is found.
+    (theirs / "txl_keras_tokens").mkdir()
+    assert here("evaluate.py", *flags)[1] is None
+
+
 def test_flags_of_prepared_text_are_checked_before_it_is_read(
     corpus, here, tmp_path
 ):

@@ -12,6 +12,7 @@ from finetune_test import write_mails
 from script_flags import flags_of
 
 from txl_keras.data import ByteTokenizer
+from txl_keras.data import WordTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -231,6 +232,24 @@ def test_flags_of_a_classifier_are_checked_before_texts_are_read(
             assert message in error
         assert len(error) < 500
     assert not run.exists()
+
+
+def test_unknown_words_of_a_prompt_are_named(here, tmp_path, capsys):
+    tokenizer = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
+    model = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=4, num_layers=1, hidden_dim=8)
+    )
+    Workdir(str(tmp_path / "run")).create(model, 3, {}, tokenizer)
+    flags = (f"--workdir={tmp_path / 'run'}", "--num_tokens=1")
+    for prompt, words in (
+        ("the cat <unk>", ""),
+        ("the dog the dog\nbarks", "read as <unk>: ['dog', 'barks']\n"),
+        (" ".join(map(str, range(99))), "'4', '5', ...]\n"),
+    ):
+        _, error = here("generate.py", *flags, f"--prompt={prompt}")
+        assert error is None
+        told = capsys.readouterr().err
+        assert words in told if words else "vocabulary" not in told
 
 
 # === Classifier ===

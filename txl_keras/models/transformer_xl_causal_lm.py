@@ -20,6 +20,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
 from txl_keras.models.lstm_backbone import LSTMBackbone
+from txl_keras.models.presets import check_overrides
 from txl_keras.models.presets import preset_config
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
@@ -128,8 +129,10 @@ class TransformerXLCausalLM(TokenModel):
             `TransformerXLCausalLM`.
 
         Raises:
-            ValueError: If the name is unknown; the message lists the known.
+            ValueError: If the name or that of an argument is unknown; the
+                message lists the known.
         """
+        check_overrides(overrides, backbone_class, *SOFTMAX_ARGUMENTS)
         parameters = inspect.signature(backbone_class).parameters
         sizes = {
             key: value

@@ -15,6 +15,7 @@ from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.metrics import SparseF1Score
+from txl_keras.models.presets import check_overrides
 from txl_keras.models.presets import preset_config
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
@@ -150,8 +151,10 @@ class TransformerXLTextClassifier(TokenModel):
             `TransformerXLTextClassifier`.
 
         Raises:
-            ValueError: If the name is unknown; the message lists the known.
+            ValueError: If the name or that of an argument is unknown; the
+                message lists the known.
         """
+        check_overrides(overrides, TransformerXLBackbone)
         config = preset_config(name)
         # Of the softmax of a language model, which is not here.
         config.pop("tie_projections", None)

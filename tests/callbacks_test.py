@@ -59,6 +59,21 @@ def test_a_fit_that_shuffles_is_refused(shuffle):
         )
 
 
+@pytest.mark.parametrize("callbacks", [[], [ResetMemory()]])
+def test_a_short_last_batch_is_refused_with_a_remedy(callbacks):
+    model, _ = model_with_memory()
+    calls = {"batch_size": B, "verbose": 0, "callbacks": callbacks}
+    message = f"batch_size={B}.*drop_remainder=True.*last batch of 1"
+    for call in (
+        lambda: model.fit(X[:-1], X[:-1], shuffle=False, **calls),
+        lambda: model.evaluate(X[:-1], X[:-1], **calls),
+        lambda: model.predict(X[:-1], **calls),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    model.fit(X, X, shuffle=False, **calls)
+
+
 def test_a_dataset_is_read_in_its_own_order():
     model, _ = model_with_memory()
     dataset = tf.data.Dataset.from_tensor_slices((X, X)).batch(B)

@@ -17,6 +17,7 @@ from absl import flags
 from txl_keras.scripts import running
 from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.exporting import loading_note
+from txl_keras.serving.export import LONGEST_SEGMENT
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
 from txl_keras.training.workdir import Workdir
@@ -44,6 +45,7 @@ flags.DEFINE_integer(
     "The longest segment of a request. Default: 512, or as many as the model "
     "has absolute positions.",
     lower_bound=1,
+    upper_bound=LONGEST_SEGMENT,
 )
 flags.DEFINE_bool(
     "raw_text",

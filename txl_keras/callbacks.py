@@ -3,7 +3,7 @@
 import keras
 
 from txl_keras.layers.memory.memory_stack import MemoryStack
-from txl_keras.layers.memory.memory_stack import check_order_of_fit
+from txl_keras.layers.memory.memory_stack import check_batches
 
 
 class ResetMemory(keras.callbacks.Callback):
@@ -15,8 +15,9 @@ class ResetMemory(keras.callbacks.Callback):
     with what the end of the last one left.
 
     Raises:
-        ValueError: When `fit` begins, if the model has no `MemoryStack` or
-            `shuffle` is not False.
+        ValueError: When `fit`, `evaluate` or `predict` begins, if the model has
+            no `MemoryStack`, `shuffle` is not False, or the last batch of
+            arrays is short.
 
     Example:
 
@@ -48,19 +49,24 @@ class ResetMemory(keras.callbacks.Callback):
     """
 
     def on_train_begin(self, logs=None):
-        self._reset()
-        check_order_of_fit()
+        self._begin()
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._reset()
+        for stack in self._stacks():
+            stack.reset_state()
 
     def on_test_begin(self, logs=None):
-        self._reset()
+        self._begin()
 
     def on_predict_begin(self, logs=None):
-        self._reset()
+        self._begin()
 
-    def _reset(self):
+    def _begin(self):
+        for stack in self._stacks():
+            check_batches(stack.batch_size)
+            stack.reset_state()
+
+    def _stacks(self):
         stacks = [
             layer
             for layer in self.model._flatten_layers()
@@ -71,5 +77,4 @@ class ResetMemory(keras.callbacks.Callback):
                 "`ResetMemory` needs a model with a `MemoryStack` among its "
                 f"layers. Received: model={self.model.name!r}"
             )
-        for stack in stacks:
-            stack.reset_state()
+        return stacks

@@ -12,6 +12,7 @@ from finetune_test import write_mails
 from script_flags import flags_of
 
 from txl_keras.data import ByteTokenizer
+from txl_keras.data import WordTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -136,6 +137,31 @@ def test_flags_of_an_evaluation_are_checked_before_any_score(
     assert not (memory / "evaluation_all.json").exists()
 
 
+def test_a_configuration_names_text_but_no_folder_to_write_to(
+    corpus, here, tmp_path, capsys
+):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    model = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=256, num_layers=1, hidden_dim=8)
+    )
+    text = {"corpus": str(corpus), "data_dir": str(theirs)}
+    config = {"flags": {"segment_length": 5}, "corpus": text}
+    run = tmp_path / "run"
+    Workdir(str(run)).create(model, 3, config, ByteTokenizer())
+    flags = (f"--workdir={run}", "--max_eval_tokens=50")
+    _, error = here("evaluate.py", *flags)
+    assert "`data_dir` must be given, as config.json names" in error
+    assert str(theirs) in error
+    assert not list(theirs.iterdir())
+    _, error = here("evaluate.py", *flags, f"--data_dir={tmp_path / 'mine'}")
+    assert error is None
+    assert f"From config.json: --corpus={corpus}\n" in capsys.readouterr().err
+    # Where text was prepared before, as by the run itself, it is found.
+    (theirs / "txl_keras_tokens").mkdir()
+    assert here("evaluate.py", *flags)[1] is None
+
+
 def test_flags_of_prepared_text_are_checked_before_it_is_read(
     corpus, here, tmp_path
 ):
@@ -206,6 +232,24 @@ def test_flags_of_a_classifier_are_checked_before_texts_are_read(
             assert message in error
         assert len(error) < 500
     assert not run.exists()
+
+
+def test_unknown_words_of_a_prompt_are_named(here, tmp_path, capsys):
+    tokenizer = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
+    model = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=4, num_layers=1, hidden_dim=8)
+    )
+    Workdir(str(tmp_path / "run")).create(model, 3, {}, tokenizer)
+    flags = (f"--workdir={tmp_path / 'run'}", "--num_tokens=1")
+    for prompt, words in (
+        ("the cat <unk>", ""),
+        ("the dog the dog\nbarks", "read as <unk>: ['dog', 'barks']\n"),
+        (" ".join(map(str, range(99))), "'4', '5', ...]\n"),
+    ):
+        _, error = here("generate.py", *flags, f"--prompt={prompt}")
+        assert error is None
+        told = capsys.readouterr().err
+        assert words in told if words else "vocabulary" not in told
 
 
 # === Classifier ===

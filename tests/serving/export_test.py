@@ -638,6 +638,7 @@ def test_other_file_systems_are_written_to(model):
     [
         ({"memory_length": -1}, "memory_length=-1"),
         ({"max_segment_length": 0}, "max_segment_length=0"),
+        ({"max_segment_length": 10**9}, "at most 65536.*=1000000000"),
         ({"num_slots": -1}, "num_slots=-1"),
         ({"weights_dtype": "int8"}, "weights_dtype='int8'"),
         ({"max_batch_size": 0}, "max_batch_size=0"),

@@ -163,6 +163,17 @@ def test_a_field_of_another_type_is_named(field, value, message, load):
         load("adaptive", {field: value})
 
 
+@pytest.mark.parametrize("field", ["num_heads", "vocabulary_size"])
+def test_a_field_that_is_missing_is_named(field, runs, load):
+    _, workdir = runs["xlnet"]
+    with open(workdir.file("config.json")) as file:
+        config = json.load(file)["model"]["backbone"]["config"]
+    del config[field]
+    message = f"config.json .*config.{field}` must be an integer"
+    with pytest.raises(ValueError, match=message):
+        load("xlnet", {"model.backbone.config": config})
+
+
 def test_another_checkpoint_is_named(runs):
     model_class, workdir = runs["lstm"]
     with pytest.raises(ValueError, match="`checkpoint` must be .*'bst'"):

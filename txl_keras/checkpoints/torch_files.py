@@ -192,6 +192,11 @@ def _zip_members(path, data):
                         f"{shown(info.filename)} is compressed, encrypted or "
                         "cut short, which torch.save does not write"
                     )
+                if info.filename in members:
+                    raise ValueError(
+                        f"it has {shown(info.filename)} twice: which one is "
+                        "meant cannot be known. Save the file again"
+                    )
                 members[info.filename] = start, end, info.CRC
     except (
         zipfile.BadZipFile,

@@ -6,6 +6,8 @@ Sources: the original repository's TensorFlow scripts (`*_base_gpu.sh`,
 configurations. Beside each stands its number of weights.
 """
 
+import inspect
+
 _CHARACTERS_BASE = {
     "num_layers": 12,
     "num_heads": 8,
@@ -172,3 +174,25 @@ def preset_config(name):
             f"`preset` must be one of {names()}. Received: preset={name!r}"
         )
     return dict(_PRESETS[name])
+
+
+def check_overrides(overrides, model_class, *others):
+    """Checks the names of arguments that change those of a preset.
+
+    Args:
+        overrides: Dictionary.
+        model_class: The class of the backbone.
+        *others: Strings, names that are not of the backbone.
+
+    Raises:
+        ValueError: If a name is unknown; the message lists the known.
+    """
+    parameters = inspect.signature(model_class).parameters.values()
+    known = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+    known = sorted({*known, *others, "dtype", "name"})
+    unknown = sorted(overrides.keys() - {*known, "trainable"})
+    if unknown:
+        raise ValueError(
+            "Arguments of `from_preset`, and flags of the model, must be those "
+            f"of a {model_class.__name__}: {known}. Received: {unknown}"
+        )

@@ -20,7 +20,10 @@ from txl_keras.checks import check_token_ids
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
 from txl_keras.models.lstm_backbone import LSTMBackbone
+from txl_keras.models.presets import check_overrides
 from txl_keras.models.presets import preset_config
+from txl_keras.models.scoring_steps import ScoringSteps
+from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 # Those that are not of the backbone.
@@ -28,7 +31,7 @@ SOFTMAX_ARGUMENTS = ("tie_embeddings", "tie_projections")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLCausalLM(keras.Model):
+class TransformerXLCausalLM(TokenModel):
     """Predicts the next token from a segment and its memory.
 
     The softmax is in the clusters of the token embedding (one, unless it has
@@ -127,8 +130,10 @@ class TransformerXLCausalLM(keras.Model):
             `TransformerXLCausalLM`.
 
         Raises:
-            ValueError: If the name is unknown; the message lists the known.
+            ValueError: If the name or that of an argument is unknown; the
+                message lists the known.
         """
+        check_overrides(overrides, backbone_class, *SOFTMAX_ARGUMENTS)
         parameters = inspect.signature(backbone_class).parameters
         sizes = {
             key: value
@@ -237,13 +242,46 @@ class TransformerXLCausalLM(keras.Model):
         """`keras.Model.compile`, with the loss and metric of a language model.
 
         By default the loss is the cross-entropy of the next token in nats,
-        and bits per token are reported beside it. With a `loss` of your
-        own only your own metrics are.
+        bits per token are reported beside it, and `fit` and `evaluate` compute
+        no logits. With a `loss` or metrics of your own they do.
         """
+        self._steps = None
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            kwargs.setdefault("weighted_metrics", [BitsPerToken()])
+            if kwargs.get("metrics") or kwargs.get("weighted_metrics"):
+                kwargs.setdefault("weighted_metrics", [BitsPerToken()])
+            else:
+                self._steps = ScoringSteps(self)
+                if kwargs.get("jit_compile", "auto") == "auto":
+                    kwargs["jit_compile"] = (
+                        "auto" if self._steps.jit_compile else False
+                    )
         super().compile(optimizer, loss, **kwargs)
+
+    @property
+    def metrics(self):
+        """List of the metrics of `fit` and `evaluate`."""
+        steps = getattr(self, "_steps", None)
+        return super().metrics + ([steps.bits] if steps else [])
+
+    def train_step(self, data):
+        """One step of `fit`, called by Keras."""
+        if self._steps is None:
+            return super().train_step(data)
+        return self._steps.train_step(data)
+
+    def test_step(self, data):
+        """One step of `evaluate`, called by Keras."""
+        if self._steps is None:
+            return super().test_step(data)
+        return self._steps.test_step(data)
+
+    def get_compile_config(self):
+        """Returns what `compile` was called with, for saving."""
+        config = super().get_compile_config()
+        if config and self._steps is not None:
+            config = {**config, "loss": "auto", "jit_compile": "auto"}
+        return config
 
     def compile_from_config(self, config):
         """Compiles a loaded model as it was compiled when it was saved."""
@@ -269,29 +307,37 @@ class TransformerXLCausalLM(keras.Model):
             )
         self._check_arrays(x, y, batch_size)
         callbacks = [kwargs.pop("callbacks", None) or [], ResetMemory()]
+        if batch_size is not None:
+            kwargs.setdefault("validation_batch_size", batch_size)
         return super().fit(
-            x, y, batch_size, epochs, callbacks=callbacks, **kwargs
+            epochs=epochs,
+            callbacks=callbacks,
+            **_in_batches(x, y, batch_size, kwargs),
         )
 
-    def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs):
+    def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
         """`keras.Model.evaluate`, from a cold start.
+
+        All arguments after `batch_size` are passed by name.
 
         Raises:
             ValueError: As of `fit`.
         """
         self._check_arrays(x, y, batch_size)
         self._inference_memory.reset_state()
-        return super().evaluate(x, y, batch_size, *args, **kwargs)
+        return super().evaluate(**_in_batches(x, y, batch_size, kwargs))
 
-    def predict(self, x, batch_size=None, *args, **kwargs):
+    def predict(self, x, batch_size=None, **kwargs):
         """`keras.Model.predict`, from a cold start.
+
+        All arguments after `batch_size` are passed by name.
 
         Raises:
             ValueError: As of `fit`.
         """
         self._check_arrays(x, None, batch_size)
         self._inference_memory.reset_state()
-        return super().predict(x, batch_size, *args, **kwargs)
+        return super().predict(x, batch_size, **kwargs)
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """`keras.Model.compute_loss`; the default loss checks its targets."""
@@ -299,9 +345,6 @@ class TransformerXLCausalLM(keras.Model):
             y = check_token_ids("y", y, self.backbone.vocabulary_size)
             y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
-
-    def _has_default_loss(self):
-        return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
 
     def _check_arrays(self, x, y, batch_size):
         """Checks, before any work, what would go wrong in silence."""
@@ -328,6 +371,14 @@ class TransformerXLCausalLM(keras.Model):
                 "batch_size, r + 2 batch_size are read as one text. Pass that "
                 "of `Segments`, or len(x) where each sample is a text of its "
                 "own. Received: batch_size=None"
+            )
+        rest = len(x) % batch_size
+        if len(x) > batch_size and rest:
+            raise ValueError(
+                "`x` must be whole batches, as every row goes on where the "
+                "batch before ended. Leave the last samples out: "
+                f"x[:{len(x) - rest}]. Received: len(x)={len(x)}, "
+                f"batch_size={batch_size}"
             )
         check_token_ids("x", x, self.backbone.vocabulary_size)
         if y is not None and self._has_default_loss():
@@ -360,3 +411,22 @@ class TransformerXLCausalLM(keras.Model):
     def from_config(cls, config):
         backbone = keras.saving.deserialize_keras_object(config["backbone"])
         return cls(**{**config, "backbone": backbone})
+
+
+def _in_batches(x, y, batch_size, arguments):
+    """Returns arguments of Keras with arrays as a dataset of whole batches.
+
+    Keras cuts arrays in batches of any size, but graphs for a CPU are faster
+    where the size is known.
+    """
+    arguments = {"x": x, "y": y, "batch_size": batch_size, **arguments}
+    is_array = isinstance(x, (np.ndarray, tf.Tensor))
+    if not is_array or y is None or arguments.get("validation_split"):
+        return arguments
+    parts = (x, y)
+    weights = arguments.pop("sample_weight", None)
+    if weights is not None:
+        parts = (x, y, weights)
+    dataset = tf.data.Dataset.from_tensor_slices(parts)
+    dataset = dataset.batch(min(batch_size, len(x)), drop_remainder=True)
+    return {**arguments, "x": dataset, "y": None, "batch_size": None}

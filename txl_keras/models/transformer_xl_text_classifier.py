@@ -15,14 +15,16 @@ from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.metrics import SparseF1Score
+from txl_keras.models.presets import check_overrides
 from txl_keras.models.presets import preset_config
+from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 POOLINGS = ("last", "mean")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLTextClassifier(keras.Model):
+class TransformerXLTextClassifier(TokenModel):
     """Tells the class of texts of any length.
 
     A text is read segment by segment, each with the memory of those before
@@ -149,8 +151,10 @@ class TransformerXLTextClassifier(keras.Model):
             `TransformerXLTextClassifier`.
 
         Raises:
-            ValueError: If the name is unknown; the message lists the known.
+            ValueError: If the name or that of an argument is unknown; the
+                message lists the known.
         """
+        check_overrides(overrides, TransformerXLBackbone)
         config = preset_config(name)
         # Of the softmax of a language model, which is not here.
         config.pop("tie_projections", None)
@@ -264,8 +268,7 @@ class TransformerXLTextClassifier(keras.Model):
 
     def _check_labels(self, y):
         # What a loss of the user's own takes for labels is not known.
-        loss = keras.losses.SparseCategoricalCrossentropy
-        if y is not None and isinstance(self.loss, loss):
+        if y is not None and self._has_default_loss():
             check_token_ids("y", y, self.num_classes)
 
     def predict(self, x, *args, **kwargs):

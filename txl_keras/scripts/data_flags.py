@@ -1,6 +1,7 @@
 """Flags of text and tokenizers, and what they make."""
 
 import os
+import sys
 
 import tensorflow as tf
 from absl import flags
@@ -93,23 +94,49 @@ def corpus_options(defaults=None):
 
     Args:
         defaults: Optional dict, what an earlier call returned, for flags that
-            are not given.
+            are not given. A stranger may have written it: what is taken from
+            it is printed.
 
     Returns:
         Dict of the arguments of `load_corpus`, paths absolute.
+
+    Raises:
+        ValueError: If a flag is empty, or no text was ever prepared in the
+            `data_dir` of `defaults`, so that something would be written there.
     """
     options = {}
     for name in CORPUS_FLAGS:
-        value = FLAGS[name].value
-        if value == "":  # a shell's variable that is not set
+        options[name] = FLAGS[name].value
+        if options[name] == "":  # a shell's variable that is not set
             raise ValueError(f"`{name}` must not be empty. Received: --{name}=")
-        options[name] = (defaults or {}).get(name) if value is None else value
+    if defaults:
+        _fill_in(options, defaults)
     if options["corpus"] is not None:
         options["corpus"] = corpus_path(options["corpus"])
     for name in ("data_dir", "manual_dir"):
         if options[name] is not None and "://" not in options[name]:
             options[name] = os.path.abspath(os.path.expanduser(options[name]))
     return options
+
+
+def _fill_in(options, defaults):
+    """Takes what is not given from a configuration, and says so."""
+    taken = {
+        name: defaults[name]
+        for name, value in options.items()
+        if value is None and defaults.get(name) is not None
+    }
+    folder = taken.get("data_dir")
+    if folder and not tf.io.gfile.isdir(token_folder(folder)):
+        raise ValueError(
+            "`data_dir` must be given, as config.json names a folder in which "
+            "no text was prepared: nothing is written to it unless --data_dir "
+            f"names it, too. Received: data_dir={folder} in config.json"
+        )
+    if taken:
+        named = " ".join(f"--{name}={value}" for name, value in taken.items())
+        print(f"From config.json: {named}", file=sys.stderr, flush=True)
+    options |= taken
 
 
 def load_corpus(options, whole=False):

@@ -22,6 +22,8 @@ from txl_keras.serving.text_signatures import TextSignatures
 
 WEIGHTS_DTYPES = ("float32", "bfloat16")
 _SEGMENT_LENGTH = 512
+# Positions are projected for as many distances, and scores take its square.
+LONGEST_SEGMENT = 1 << 16
 
 
 def export(
@@ -82,9 +84,10 @@ def export(
         path: String, a new folder, or that of an older SavedModel, which is
             replaced; local, or of any file system that TensorFlow knows.
         memory_length: Optional integer `M`; by default the model's own.
-        max_segment_length: Optional integer, the longest T; by default 512,
-            or as many as the model has absolute positions. Relative ones are
-            projected for M + T distances (no more than `clamp_length` needs).
+        max_segment_length: Optional integer, the longest T, up to 65,536; by
+            default 512, or as many as the model has absolute positions.
+            Relative ones are projected for M + T distances (no more than
+            `clamp_length` needs).
         num_slots: Integer; 0 leaves `step` and `reset` out.
         weights_dtype: String. `"bfloat16"` stores weights of float32 in half
             the space; they are float32 again for the time of a call, so that
@@ -289,7 +292,7 @@ def _checked_segment_length(backbone, max_segment_length):
     longest = backbone.max_segment_length
     if max_segment_length is None:
         return min(_SEGMENT_LENGTH, longest or _SEGMENT_LENGTH)
-    check_integer("max_segment_length", max_segment_length, 1)
+    check_integer("max_segment_length", max_segment_length, 1, LONGEST_SEGMENT)
     if longest is not None and max_segment_length > longest:
         raise ValueError(
             "`max_segment_length` must not be larger than the model's "

@@ -5,10 +5,12 @@ import math
 import time
 
 import numpy as np
+from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.data.feed import Feed
 from txl_keras.metrics import bits_per_token
+from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.tensorboard import memory_statistics
 from txl_keras.training.utilization import device_memory
@@ -91,6 +93,7 @@ class TrainingLoop:
         self._pending = {}
         self._timed_steps, self._seconds = 0, 0.0
         self._first_loss = None
+        self._best = math.inf  # nats of the weights that are kept as the best
 
     def restore(self):
         """Goes back to the newest checkpoint.
@@ -105,7 +108,24 @@ class TrainingLoop:
         lines = self._workdir.read_metrics()
         losses = (x["loss"] for x in lines if x.get("loss") is not None)
         self._first_loss = next(losses, None)
+        self._best = self._kept_score()
         return step
+
+    def _kept_score(self):
+        """The score of the weights in best/, which later ones must beat."""
+        scores = {line["step"]: line["valid"]["nll"] for line in self._scores()}
+        lowest = min(scores.values(), default=math.inf)
+        kept = saved_steps(self._workdir.best)
+        if kept:
+            return scores.get(kept[-1], lowest)
+        if scores and self._is_chief:
+            logging.warning(
+                "%s is missing, with the best weights so far (%.4f nats per "
+                "token). Those of the next score are kept as the best.",
+                self._workdir.best,
+                lowest,
+            )
+        return math.inf
 
     def run(self):
         """Trains.
@@ -285,9 +305,9 @@ class TrainingLoop:
             return False
         if not math.isfinite(scores["nll"]):
             raise FloatingPointError(f"valid is {scores['nll']} at {step}.")
-        before = [line["valid"]["nll"] for line in self._scores()]
-        is_best = scores["nll"] < min(before, default=math.inf)
+        is_best = scores["nll"] < self._best
         if is_best:
+            self._best = scores["nll"]
             self._checkpoints.save_best()
         metrics = {"step": step, "valid": scores}
         if self._is_chief:

@@ -174,7 +174,14 @@ def _arguments(config, arguments, model_class, field, path):
             f"{path} is damaged: its field `{field}` has the unknown "
             f"{shown(unknown[0])}"
         )
-    fields = {f"{field}.{name}": kinds[name] for name in arguments}
+    required = [
+        name
+        for name in kinds.keys() & parameters.keys()
+        if parameters[name].default is inspect.Parameter.empty
+        and name != "backbone"  # an object of its own, checked before
+    ]
+    names = sorted({*required, *arguments})
+    fields = {f"{field}.{name}": kinds[name] for name in names}
     check_fields(config, fields, path)
     arguments = dict(arguments)
     if isinstance(arguments.get("dtype"), dict):

@@ -139,8 +139,9 @@ def build_schedule(
     _check_kind(name, min_learning_rate, subtract_warmup)
     if warmup_steps >= max_steps:
         raise ValueError(
-            "`warmup_steps` must be less than `max_steps`. Received: "
-            f"warmup_steps={warmup_steps}, max_steps={max_steps}"
+            "`warmup_steps` must be less than `max_steps`: pass fewer, such as "
+            f"--warmup_steps={max_steps // 10}, behind any --flagfile. "
+            f"Received: warmup_steps={warmup_steps}, max_steps={max_steps}"
         )
     peak, floor = float(learning_rate), float(min_learning_rate)
     if name == "cosine" and subtract_warmup:

@@ -11,6 +11,7 @@ import os
 
 import tensorflow as tf
 
+from txl_keras.checks import shown
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files
 from txl_keras.data.corpora import tfds_text
@@ -75,6 +76,11 @@ def load_corpus(
     >>> sorted(corpus.splits)
     ['test', 'train', 'valid']
     """
+    if not isinstance(name, (str, os.PathLike)):
+        raise ValueError(
+            f"`name` must be one of {', '.join(CORPORA)}, tfds:NAME, or the "
+            f"path of text of your own. Received: name={shown(name)}"
+        )
     name = os.fspath(name)
     try:
         name.encode("utf-8")

@@ -129,7 +129,13 @@ def rough_size(path):
     Nor of several members, and the last is often empty (`bgzip`): so where it
     says 0 the text is read.
     """
-    size = tf.io.gfile.stat(path).length
+    try:
+        size = tf.io.gfile.stat(path).length
+    except tf.errors.OpError as error:
+        raise OSError(
+            f"{path} must be a file that can be read: remove it if it is a "
+            f"broken link. Received: {error.message}"
+        ) from error
     if not path.lower().endswith(".gz") or size < 4 or size > 1 << 31:
         return size
     with tf.io.gfile.GFile(path, "rb") as file:

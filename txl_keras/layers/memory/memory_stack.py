@@ -226,7 +226,7 @@ class MemoryStack(keras.layers.Layer):
     def call(self, inputs, layer=None):
         layer = self._checked_layer(layer)
         check_shape("inputs", inputs, (None, None, self.hidden_dim))
-        check_order_of_fit()
+        check_batches(self.batch_size)
         inputs = self._check_batch_size(inputs)
         rows = tf.shape(inputs)[0] if self.batch_size is None else None
         # After the check, as all that is made of it.
@@ -274,7 +274,8 @@ class MemoryStack(keras.layers.Layer):
                 f"below num_layers={self.num_layers}: the memory of another "
                 "would hold this very segment. Received: layer=None"
             )
-        return check_integer("layer", layer or 0, 0, self.num_layers - 1)
+        layer = 0 if layer is None else layer
+        return check_integer("layer", layer, 0, self.num_layers - 1)
 
     def _empty(self, rows):
         """Memory of one block at a cold start."""
@@ -288,13 +289,9 @@ class MemoryStack(keras.layers.Layer):
         )
 
     def _check_batch_size(self, inputs):
-        remedy = (
-            f"The memory was made with batch_size={self.batch_size}. Pass as "
-            "many samples as a multiple of it, batch with "
-            "`drop_remainder=True`, or make the memory with batch_size=None."
-        )
         if self.batch_size is None:
             return inputs
+        remedy = _remedy(self.batch_size)
         if inputs.shape[0] not in (None, self.batch_size):
             raise ValueError(
                 "`inputs` must have the batch size of the memory, "
@@ -348,14 +345,26 @@ class MemoryStack(keras.layers.Layer):
         }
 
 
-def check_order_of_fit():
-    """Raises `ValueError` if Keras's `fit` is running and shuffles samples.
+_LOOPS = {
+    inspect.unwrap(loop).__code__
+    for loop in (keras.Model.fit, keras.Model.evaluate, keras.Model.predict)
+}
+
+
+def check_batches(batch_size=None):
+    """Checks the batches of the `fit`, `evaluate` or `predict` that runs.
 
     Neither layers nor callbacks are told: its frame on the stack is asked.
+
+    Args:
+        batch_size: Optional integer, the only one that there may be.
+
+    Raises:
+        ValueError: If `fit` shuffles samples, or a batch has fewer rows.
     """
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code is inspect.unwrap(keras.Model.fit).__code__:
+        if frame.f_code in _LOOPS:
             adapter = frame.f_locals["epoch_iterator"].data_adapter
             # Of arrays and of `PyDataset`; a `tf.data.Dataset` has neither.
             shuffle = getattr(adapter, "_shuffle", False)
@@ -366,7 +375,21 @@ def check_order_of_fit():
                     "batch before ended. Received: shuffle=True, which is the "
                     "default of Keras"
                 )
+            if batch_size is not None and adapter.has_partial_batch:
+                raise ValueError(
+                    "The number of samples must be a multiple of `batch_size`. "
+                    f"{_remedy(batch_size)} Received: a last batch of "
+                    f"{adapter.partial_batch_size}"
+                )
         frame = frame.f_back
+
+
+def _remedy(batch_size):
+    return (
+        f"The memory was made with batch_size={batch_size}. Pass as many "
+        "samples as a multiple of it, batch with `drop_remainder=True`, or "
+        "make the memory with batch_size=None."
+    )
 
 
 def check_memory_length(memory_length):

@@ -29,14 +29,16 @@ class ScoringSteps:
 
     Args:
         model: `TransformerXLCausalLM`.
+        jit_compile: Boolean, whether XLA may compile the layers.
 
     Attributes:
         bits: `BitsPerToken`, of the batches of an epoch.
-        jit_compile: Boolean, whether XLA may compile a whole step.
+        jit_compile: As given.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, jit_compile):
         self.bits = BitsPerToken()
+        self.jit_compile = jit_compile
         self._model = model
         self._seed = random.getrandbits(32)
         device = "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
@@ -45,12 +47,17 @@ class ScoringSteps:
             and model.backbone.has_parts
             and multiplies_in_parts(model.compute_dtype, training=True)
         )
-        self.jit_compile = not in_parts
         self._compiled_gradients = compile_for(
-            Target(device, in_parts), self._gradients
+            Target(device, in_parts and jit_compile),
+            self._gradients,
+            jit_compile,
         )
-        self._compiled_test = compile_for(Target(device), self._test)
-        self._compiled_apply = tf.function(self._apply, jit_compile=True)
+        self._compiled_test = compile_for(
+            Target(device), self._test, jit_compile
+        )
+        self._compiled_apply = tf.function(
+            self._apply, jit_compile=jit_compile or None
+        )
 
     def train_step(self, data):
         """Returns the metrics after one step, for `keras.Model.train_step`."""
@@ -58,16 +65,20 @@ class ScoringSteps:
         context = tf.distribute.get_replica_context()
         replicas = context.num_replicas_in_sync
         optimizer = self._model.optimizer
-        loss, nll, gradients = self._in_graph(
+        stack = self._model._training_memory
+        loss, nll, memory, gradients = self._in_graph(
             self._compiled_gradients, self._gradients
         )(
             x,
             y,
             weights,
+            stack.read(ops.shape(x)[0]),
             fold_in(tf.constant(self._seed, tf.uint32), optimizer.iterations),
             context.replica_id_in_sync_group * ops.shape(x)[0],
             1 / replicas,
         )
+        # Not in what XLA compiles, where no variable may change its size.
+        stack.write(memory)
         # XLA has no collectives between the replicas of one machine.
         apply = self._apply if replicas > 1 else self._compiled_apply
         self._in_graph(apply, self._apply)(gradients)
@@ -76,9 +87,11 @@ class ScoringSteps:
     def test_step(self, data):
         """Returns the metrics after one batch, for `keras.Model.test_step`."""
         x, y, weights = self._unpack(data)
-        loss, nll = self._in_graph(self._compiled_test, self._test)(
-            x, y, weights
+        stack = self._model._inference_memory
+        loss, nll, memory = self._in_graph(self._compiled_test, self._test)(
+            x, y, weights, stack.read(ops.shape(x)[0])
         )
+        stack.write(memory)
         return self._results(loss, nll, weights)
 
     def _in_graph(self, compiled, eager):
@@ -97,37 +110,33 @@ class ScoringSteps:
             weights = weights[:, None]
         return x, y, weights
 
-    def _gradients(self, x, y, weights, seed, first_row, share):
-        """Returns the loss, nll `(B, T)` and gradients of `share` of it."""
+    def _gradients(self, x, y, weights, memory, seed, first_row, share):
+        """Returns loss, nll `(B, T)`, memory and gradients of a segment."""
         model = self._model
-        stack = model._training_memory
         variables = model.trainable_variables
         with tf.GradientTape() as tape:
             nll, memory = model.score(
                 x,
                 y,
-                stack.read(ops.shape(x)[0]),
+                memory,
                 training=True,
                 dropout_seed=seed,
                 first_row=first_row,
             )
             loss = _mean(nll, weights)
             target = model.optimizer.scale_loss(loss * share)
-        stack.write(memory)
         gradients = tape.gradient(target, variables)
         # Sparse gradients have other norms: a row twice for a token twice.
-        return loss, nll, [tf.convert_to_tensor(g) for g in gradients]
+        gradients = [tf.convert_to_tensor(g) for g in gradients]
+        return loss, nll, memory, gradients
 
     def _apply(self, gradients):
         variables = self._model.trainable_variables
         self._model.optimizer.apply(gradients, variables)
 
-    def _test(self, x, y, weights):
-        stack = self._model._inference_memory
-        memory = stack.read(ops.shape(x)[0])
+    def _test(self, x, y, weights, memory):
         nll, memory = self._model.score(x, y, memory)
-        stack.write(memory)
-        return _mean(nll, weights), nll
+        return _mean(nll, weights), nll, memory
 
     def _results(self, loss, nll, weights):
         self._model._loss_tracker.update_state(

@@ -251,11 +251,11 @@ class TransformerXLCausalLM(TokenModel):
             if kwargs.get("metrics") or kwargs.get("weighted_metrics"):
                 kwargs.setdefault("weighted_metrics", [BitsPerToken()])
             else:
-                self._steps = ScoringSteps(self)
-                if kwargs.get("jit_compile", "auto") == "auto":
-                    kwargs["jit_compile"] = (
-                        "auto" if self._steps.jit_compile else False
-                    )
+                # XLA compiles the layers; Keras cannot compile the step, as
+                # memory takes the size of the batch that comes.
+                jit_compile = bool(kwargs.pop("jit_compile", True))
+                self._steps = ScoringSteps(self, jit_compile)
+                kwargs["jit_compile"] = False
         super().compile(optimizer, loss, **kwargs)
 
     @property
@@ -280,7 +280,8 @@ class TransformerXLCausalLM(TokenModel):
         """Returns what `compile` was called with, for saving."""
         config = super().get_compile_config()
         if config and self._steps is not None:
-            config = {**config, "loss": "auto", "jit_compile": "auto"}
+            config = {**config, "loss": "auto"}
+            config["jit_compile"] = self._steps.jit_compile
         return config
 
     def compile_from_config(self, config):

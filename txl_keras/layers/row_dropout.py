@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_seeds
-from txl_keras.layers.compute.dropout import is_kept
+from txl_keras.layers.compute.dropout import keep_mask
 from txl_keras.layers.compute.target import fused
 
 
@@ -108,7 +108,7 @@ class RowDropout(keras.layers.Layer):
 @fused
 def _drop(inputs, seeds, rate):
     shape = tf.unstack(tf.shape(inputs))
-    places = [tf.range(size) for size in shape[1:]]
-    keep = is_kept(rate, seeds, shape[1:], places)
+    indices = [tf.range(size) for size in shape[1:]]
+    keep = keep_mask(rate, seeds, shape[1:], indices)
     scale = tf.cast(1 / (1 - rate), inputs.dtype)
     return tf.where(keep, inputs * scale, tf.zeros((), inputs.dtype))

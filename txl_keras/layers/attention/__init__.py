@@ -1,1 +1,1 @@
-"""Attention layers, which project states and pose a `Problem` to solve."""
+"""Attention layers, which project states and describe a `Problem`."""

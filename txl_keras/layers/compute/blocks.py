@@ -39,7 +39,7 @@ class Block(typing.NamedTuple):
 
     @property
     def num_keys(self):
-        """The number of keys up to the last query, `s`."""
+        """Returns the number of keys up to the last query, `s`."""
         return self.num_memory + self.end
 
     def mask(self):
@@ -386,7 +386,7 @@ def _softmax_gradient(
 
 
 def _mask_scores(scores, extra_mask, block):
-    """Sums up the scores `(N, B, t, s)` and masks them; returns the mask."""
+    """Returns the summed and masked scores `(N, B, t, s)`, and the mask."""
     total = tf.cast(scores[0], tf.float32)
     if len(scores) > 1:
         total += tf.cast(_shift(scores[1]), tf.float32)

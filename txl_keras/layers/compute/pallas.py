@@ -99,19 +99,19 @@ class KernelShape:
 
     @property
     def num_keys(self):
-        """The number of keys, `S`."""
+        """Returns the number of keys, `S`."""
         return self.num_memory + self.length
 
     @property
     def tile_keys(self):
-        """The keys per tile, `s`. A tile never spans memory and segment."""
+        """Returns the keys per tile, `s`, all of memory or all of the segment."""
         twice = 2 * TILE_QUERIES
         is_even = math.gcd(self.num_memory, self.length) % twice == 0
         return twice if is_even else TILE_QUERIES
 
     @property
     def num_rows(self):
-        """The number of distances, with padding for the corners of tiles.
+        """Returns the number of distances, with padding for corners of tiles.
 
         One is before the largest distance and `s - 1` are after the smallest.
         """

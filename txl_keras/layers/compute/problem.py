@@ -63,7 +63,7 @@ class Visible:
 
     @property
     def num_keys(self):
-        """The number of keys, `S`."""
+        """Returns the number of keys, `S`."""
         return self.num_memory + self.length
 
     def distances(self, first, end):
@@ -135,20 +135,20 @@ class Problem:
 
     @property
     def lengths(self):
-        """The numbers of keys of the parts, integers or scalar tensors."""
+        """Returns the numbers of keys of the parts, integers or tensors."""
         if len(self.parts) == 1:
             return [self.visible.num_keys]
         return [self.visible.num_memory, self.visible.length]
 
     @property
     def has_static_sizes(self):
-        """True if `B`, `T` and `M` are Python integers."""
+        """Returns whether `B`, `T` and `M` are Python integers."""
         sizes = (*self.lengths, self.visible.length, self.query.shape[1])
         return all(isinstance(size, int) for size in sizes)
 
     @property
     def rate(self):
-        """The dropout rate, 0.0 without dropout."""
+        """Returns the dropout rate, 0.0 without dropout."""
         return self.dropout.rate if self.dropout else 0.0
 
     @property
@@ -165,7 +165,7 @@ class Problem:
         return _with_bias(self.query, self.positions.bias)
 
     def in_key_layout(self, scores):
-        """Transposes `(N, B, T, S)` to `(B, N, T, S)` if `batch_first`."""
+        """Swaps `N` and `B` of a tensor if keys are `batch_first`."""
         return ops.swapaxes(scores, 0, 1) if self.batch_first else scores
 
     def for_output(self, attended):

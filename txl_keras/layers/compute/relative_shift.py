@@ -32,9 +32,10 @@ def relative_shift(scores):
 
     Example:
 
-    >>> scores = tf.constant([[[[4, 3, 2, 1, 0]] * 3]])
-    >>> relative_shift(scores)[0, 0, -1].numpy().tolist()
-    [4, 3, 2, 1, 0]
+    >>> scores = tf.constant([[[[4, 3, 2, 1, 0]] * 3]])  # (1, 1, 3, 5)
+    >>> shifted = relative_shift(scores)
+    >>> shifted[0, 0, 0, :3].numpy().tolist()
+    [2, 1, 0]
     """
     return _shear(ops.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]]))
 

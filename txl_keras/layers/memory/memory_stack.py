@@ -32,7 +32,7 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
 
     @property
     def length(self):
-        """The memory length M, an integer if it is static."""
+        """Returns the memory length M, an integer if it is static."""
         static = self.states[0].shape[1]
         return tf.shape(self.states[0])[1] if static is None else static
 
@@ -219,7 +219,7 @@ class MemoryStack(keras.layers.Layer):
 
     @property
     def state_variables(self):
-        """All variables, states first. For checkpoints, not for training."""
+        """Returns all variables, states first, for use in checkpoints."""
         return self._holder.states + self._holder.valid_lengths
 
     def call(self, inputs, layer=None):

@@ -104,7 +104,7 @@ class ProjectedMemory(
 
     @property
     def length(self):
-        """The memory length M, an integer."""
+        """Returns the memory length M, an integer."""
         return self.keys[0].shape[2]
 
     def pasts(self):

@@ -202,7 +202,8 @@ class AdaptiveSoftmax(keras.layers.Layer):
     def _head_nll(self, hidden, words, cluster):
         """Computes the loss of the head, whose classes are words and tails.
 
-        `words` is -1 for targets in tails, `cluster` is 0 for the others.
+        `words` are the targets, or -1 if in a tail. `cluster` is the index of
+        each target's cluster.
         """
         parts, biases = self._head_logit_parts(hidden)
         return _nll_of_parts(parts, biases, [words, cluster - 1][: len(parts)])

@@ -104,7 +104,7 @@ class KernelShape:
 
     @property
     def tile_keys(self):
-        """Returns the keys per tile, `s`, all of memory or all of the segment."""
+        """Returns the keys per tile, `s`; no tile has memory and segment."""
         twice = 2 * TILE_QUERIES
         is_even = math.gcd(self.num_memory, self.length) % twice == 0
         return twice if is_even else TILE_QUERIES

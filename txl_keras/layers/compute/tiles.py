@@ -240,9 +240,9 @@ def _reshape_tile(scores):
 def softmax_matmul(scores, masks, values, dropout_masks=None, rate=0.0):
     """Computes `dropout(softmax(scores)) values`, over keys in several parts.
 
-    All arguments are lists with one tensor per part: scores `(N, B, T, S_i)`,
-    masks that broadcast to them, values `(N, B, S_i, H)`; N and B may be
-    swapped. `dropout_masks` is a function that returns the kept probabilities.
+    There is one tensor per part: scores `(N, B, T, S_i)`, masks that broadcast
+    to them, and values `(N, B, S_i, H)`. N and B may be swapped.
+    `dropout_masks()` returns booleans like the scores, false where dropped.
 
     The gradient is that of FlashAttention (Dao et al., 2022, appendix B.2):
 

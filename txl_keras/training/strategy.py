@@ -14,7 +14,7 @@ from txl_keras.checks import check_integer
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import current
-from txl_keras.layers.compute.target import multiplies_in_parts
+from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.layers.compute.target import use
 
 WORKER_TIMEOUT = 50  # seconds
@@ -328,7 +328,7 @@ def compile_layers(
         and device == "cpu"
         # Others have no parts: the loops of an LSTM would not be compiled.
         and model.backbone.has_parts
-        and multiplies_in_parts(model.compute_dtype, training)
+        and prefers_tensorflow_matmul(model.compute_dtype, training)
     )
     # `TPUStrategy` compiles whole steps by itself.
     jit_compile = not isinstance(strategy, tf.distribute.TPUStrategy)

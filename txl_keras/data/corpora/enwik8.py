@@ -2,8 +2,8 @@
 
 import hashlib
 
+from txl_keras.data.corpora.published_files import read_chunks
 from txl_keras.data.corpora.tfds_builder import TextBuilder
-from txl_keras.data.corpora.tfds_builder import read_chunks
 
 LENGTH = 100_000_000
 HELD_OUT = 5_000_000  # bytes in each of valid and test

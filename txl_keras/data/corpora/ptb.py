@@ -1,7 +1,7 @@
 """Penn Treebank, as Mikolov prepared it for language models, in words."""
 
+from txl_keras.data.corpora.published_files import read_chunks
 from txl_keras.data.corpora.tfds_builder import TextBuilder
-from txl_keras.data.corpora.tfds_builder import read_chunks
 
 
 class PtbCorpus(TextBuilder):

@@ -3,7 +3,7 @@
 import string
 
 from txl_keras.data.corpora.enwik8 import Enwik8Corpus
-from txl_keras.data.corpora.tfds_builder import read_chunks
+from txl_keras.data.corpora.published_files import read_chunks
 
 ALPHABET = (string.ascii_lowercase + " ").encode()
 

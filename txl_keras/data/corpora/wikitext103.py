@@ -2,8 +2,8 @@
 
 import itertools
 
+from txl_keras.data.corpora.published_files import read_lines
 from txl_keras.data.corpora.tfds_builder import TextBuilder
-from txl_keras.data.corpora.tfds_builder import read_lines
 
 
 class Wikitext103Corpus(TextBuilder):

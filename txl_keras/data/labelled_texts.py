@@ -180,7 +180,7 @@ def read_labelled_texts(path, text_column="text", label_column="label"):
     from txl_keras.data import read_labelled_texts
 
     path = pathlib.Path("mails.tsv")
-    path.write_text("ham\tSee you.\nspam\tYou won!\n")
+    path.write_text("ham\\tSee you.\\nspam\\tYou won!\\n")
     mails = read_labelled_texts(str(path), text_column="1", label_column="0")
     print(mails.texts)  # ['See you.', 'You won!']
     ```

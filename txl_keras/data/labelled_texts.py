@@ -120,8 +120,7 @@ class LabelledTexts:
         """
         if not 0 < share < 1:
             raise ValueError(
-                "`share` must be greater than 0 and less than 1. Received: "
-                f"share={share}"
+                f"`share` must be between 0 and 1. Received: share={share}"
             )
         is_second = [_fraction(text) < share for text in self.texts]
         parts = [

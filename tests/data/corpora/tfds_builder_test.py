@@ -35,7 +35,9 @@ class AnyBytesCorpus(TextBuilder, skip_registration=True):
         for split, source in sources.items():
             length = sum(map(len, read_chunks(source)))
             if length != len(TEXTS[split]):
-                raise self.refusal(source, f"{len(TEXTS[split])}", f"{length}")
+                raise self.mismatch_error(
+                    source, f"{len(TEXTS[split])}", f"{length}"
+                )
 
     def records(self, source, split):
         text = b"".join(read_chunks(source))

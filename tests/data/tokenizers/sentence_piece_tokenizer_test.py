@@ -310,7 +310,7 @@ def test_a_map_that_leads_out_of_itself_is_refused(number, characters):
 
 @pytest.mark.parametrize("field", [b"\x1a\x02\x10\x05", b"\x0a\x02\x08\x05"])
 def test_fields_of_another_kind_are_no_model(field):
-    with pytest.raises(ValueError, match="no SentencePiece model"):
+    with pytest.raises(ValueError, match="not a SentencePiece model"):
         SentencePieceTokenizer(train_foreign() + field)
 
 

@@ -11,17 +11,12 @@ import tensorflow as tf
 
 from txl_keras.data.corpora.files import DAMAGED
 from txl_keras.data.corpora.files import chunks_of
-from txl_keras.data.corpora.files import damaged
+from txl_keras.data.corpora.files import damaged_file_error
 from txl_keras.data.corpora.files import open_file
 
 
 class Source(typing.NamedTuple):
-    """Where a text lies.
-
-    Args:
-        path: String, a file.
-        member: Optional string, the name inside if the file is an archive.
-    """
+    """Locates a text: a file, or the member `member` of an archive."""
 
     path: str
     member: str | None = None
@@ -31,16 +26,10 @@ class Source(typing.NamedTuple):
 
 
 def find_sources(folder, archive, members):
-    """Finds the texts of a corpus in a folder, packed or not.
+    """Finds the texts of a corpus in a folder: files, `.gz` or an archive.
 
-    Args:
-        folder: String.
-        archive: String, name of a `.zip` or `.tgz` file.
-        members: Dict of split to the name of its text in the archive. Its last
-            part will do, too, and either with `.gz`.
-
-    Returns:
-        Dict of split to `Source`, or None if a text is missing.
+    `members` maps each split to a name in the archive; files may also have just
+    the last part of it. Returns a dict of split to `Source`, or None.
     """
     for suffix in ("", ".gz"):
         sources = {
@@ -57,23 +46,12 @@ def find_sources(folder, archive, members):
 
 
 def sources_in_archive(path, members):
+    """Returns the `Source` of each split in an archive."""
     return {split: Source(path, name) for split, name in members.items()}
 
 
 def read_chunks(source, start=0, stop=None):
-    """Yields a text, or the part from byte `start` to `stop`.
-
-    Args:
-        source: A `Source`.
-        start: Integer.
-        stop: Optional integer.
-
-    Yields:
-        `bytes` of at most 1 MiB, cut anywhere.
-
-    Raises:
-        ValueError: If the file is damaged or its archive lacks the text.
-    """
+    """Yields bytes `[start, stop)` of a `Source` in chunks up to 1 MiB."""
     with _open_source(source) as file:
         yield from chunks_of(file, start, stop)
 
@@ -90,7 +68,7 @@ def read_lines(source):
 
 
 def file_digest(path, algorithm):
-    """Returns the hexadecimal digest of a file, as it lies there."""
+    """Returns the hexadecimal digest of a file, without decompressing it."""
     digest = hashlib.new(algorithm)
     with tf.io.gfile.GFile(path, "rb") as file:
         for chunk in chunks_of(file):
@@ -116,7 +94,7 @@ def _open_source(source):
         ):
             yield file
     except (*DAMAGED, zipfile.BadZipFile, tarfile.TarError) as error:
-        raise damaged(source.path, error) from error
+        raise damaged_file_error(source.path, error) from error
     except KeyError as error:
         raise ValueError(
             f"{source.path} must contain a file '{source.member}'."

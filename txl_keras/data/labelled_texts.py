@@ -50,11 +50,11 @@ class LabelledTexts:
                 f"{self.name} must have a label for every text. Received: "
                 f"{len(self.texts)} texts and {len(self.labels)} labels"
             )
-        for what in ("text", "label"):
-            for i, value in enumerate(getattr(self, f"{what}s")):
+        for field in ("text", "label"):
+            for i, value in enumerate(getattr(self, f"{field}s")):
                 if not isinstance(value, str) or not value.strip():
                     raise ValueError(
-                        f"Every {what} must be a string with at least one "
+                        f"Every {field} must be a string with at least one "
                         f"symbol. Received: {shown(value)} at {self.place(i)}"
                     )
 

@@ -157,7 +157,7 @@ class VaryingLength(Sequential):
     def __init__(self, num_tokens, batch_size, segment_length, seed):
         super().__init__(num_tokens, batch_size, segment_length)
         self._seed = seed
-        self._cycle = self._lengths_of_a_cycle(segment_length)
+        self._cycle = self._cycle_lengths(segment_length)
         self.lengths = tuple(sorted(set(self._cycle.tolist())))
         cycles, rest = divmod(self._row_length, int(self._cycle.sum()))
         self.steps_per_epoch = (
@@ -166,10 +166,10 @@ class VaryingLength(Sequential):
 
     @classmethod
     def _shortest_row(cls, segment_length):
-        return int(cls._lengths_of_a_cycle(segment_length).max())
+        return int(cls._cycle_lengths(segment_length).max())
 
     @classmethod
-    def _lengths_of_a_cycle(cls, segment_length):
+    def _cycle_lengths(cls, segment_length):
         normal = statistics.NormalDist(0, cls._DEVIATION / cls._ROUNDED_TO)
         middles = (np.arange(cls._NUM_NORMAL) + 0.5) / cls._NUM_NORMAL
         rounded = np.round([normal.inv_cdf(share) for share in middles])
@@ -268,8 +268,8 @@ class WholeSegments(Layout):
     def rows(self, epoch, step):
         segment = self._first - self._warmup + step
         is_read = (segment >= self._begin) & (segment < self._last)
-        at = np.clip(segment, 0, self._segments.num_segments - 1)
-        starts, counts, is_first = self._segments.locate(epoch, at)
+        index = np.clip(segment, 0, self._segments.num_segments - 1)
+        starts, counts, is_first = self._segments.locate(epoch, index)
         return Rows(
             starts,
             np.where(is_read, counts, 0),

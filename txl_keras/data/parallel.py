@@ -36,10 +36,10 @@ def ordered_map(function, items, num_workers=None, threads=False):
         executor = futures.ProcessPoolExecutor(
             num_workers,
             multiprocessing.get_context("fork"),
-            initializer=_remember,
+            initializer=_initialize_worker,
             initargs=(function,),
         )
-        call = _call_remembered
+        call = _call_worker_function
     pending = collections.deque()
     try:
         for item in items:
@@ -58,23 +58,23 @@ def _num_cores():
     return os.cpu_count()
 
 
-def _remember(function):
-    global _remembered
-    _remembered = function
+def _initialize_worker(function):
+    global _worker_function
+    _worker_function = function
     threading.Thread(
-        target=_end_with, args=(os.getppid(),), daemon=True
+        target=_exit_with_parent, args=(os.getppid(),), daemon=True
     ).start()
 
 
-def _end_with(parent):
+def _exit_with_parent(parent):
     """Exits when the parent is gone; a worker would wait for work forever."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
-def _call_remembered(item):
-    return _remembered(item)
+def _call_worker_function(item):
+    return _worker_function(item)
 
 
 def map_blocks(function, corpus, split, action, threads=False):

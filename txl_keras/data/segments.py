@@ -336,7 +336,7 @@ class Segments(StepBatches):
                 f"Received: order={self.order!r}"
             )
         reorders = self.order != "sequential" or self.varlen
-        goes_around = self.order == "roll" or self.varlen
+        wraps_around = self.order == "roll" or self.varlen
         needs_documents = self.order == "shuffle" or self.reset_documents
         for broken, rule in (
             (
@@ -356,7 +356,7 @@ class Segments(StepBatches):
                 "`varlen` needs `order='sequential'`",
             ),
             (
-                self.reset_documents and goes_around,
+                self.reset_documents and wraps_around,
                 "`reset_documents` excludes `order='roll'` and `varlen`",
             ),
             (

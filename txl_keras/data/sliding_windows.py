@@ -29,7 +29,7 @@ class SlidingWindows(Segments):
 
     Every token except the first is scored once. Tokens with fewer than T tokens
     before them are scored in a window that begins at the start of the text and
-    is padded on the right. So a model with position embeddings sees the same
+    is padded on the right. So a model with position embeddings gets the same
     positions as in training, where early positions have little context and late
     ones much.
 

@@ -16,7 +16,7 @@ def token_counts(tokens, vocabulary_size):
 
 
 def typical_passage(tokens, starts, length):
-    """Finds a passage to continue from that is not, say, a row of dashes.
+    """Finds a typical passage to continue from, unlike a row of dashes.
 
     The first passage of `length` tokens, beginning at one of the ascending
     `starts` (such as the starts of documents), that has at least as many
@@ -43,10 +43,10 @@ def unigram_scores(train_counts, counts):
     >>> round(scores["nll"], 3), scores["accuracy"]  # p = 10/17 and 1/17
     (1.682, 0.5)
     """
-    likely = (train_counts + 1) / (train_counts + 1).sum()
+    probabilities = (train_counts + 1) / (train_counts + 1).sum()
     share = counts / counts.sum()
     return {
-        "nll": float(-(share * np.log(likely)).sum()),
+        "nll": float(-(share * np.log(probabilities)).sum()),
         "accuracy": float(share[train_counts.argmax()]),
     }
 

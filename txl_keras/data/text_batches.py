@@ -147,10 +147,10 @@ class TextBatches:
             consecutive parts of it; `batch` also shuffles the batches if there
             is a seed.
         """
-        mixed = np.arange(len(self._segments))
+        indices = np.arange(len(self._segments))
         if self._seed is not None:
-            mixed = self._rng(epoch).permutation(mixed)
-        return mixed[np.argsort(self._segments[mixed], kind="stable")]
+            indices = self._rng(epoch).permutation(indices)
+        return indices[np.argsort(self._segments[indices], kind="stable")]
 
     def batch(self, step):
         """Returns the batch of a step.

@@ -218,9 +218,9 @@ def choose_cutoffs(counts, num_cutoffs=3):
     cost = np.where(places == size, 0.0, np.inf)
     next_place = []
     for _ in range(num_cutoffs):
-        through = cluster + cost
-        next_place.append(through.argmin(1))
-        cost = through.min(1)
+        total = cluster + cost
+        next_place.append(total.argmin(1))
+        cost = total.min(1)
     chosen = [np.argmin(places + cost)]
     for choice in next_place[:0:-1]:
         chosen.append(choice[chosen[-1]])

@@ -120,7 +120,7 @@ def _exists(path):
 
 
 def corpus_path(name):
-    """Returns a path as an absolute one, and other names of corpora unchanged.
+    """Returns the absolute path of your own text, or a corpus's name.
 
     Args:
         name: String, as for `load_corpus`. Remote paths are unchanged, too.

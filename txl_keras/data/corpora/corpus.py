@@ -164,18 +164,18 @@ def _blocks(documents, size):
     pieces, filled = [], 0
     continues = amid_line = False
     for document in documents:
-        goes_on, ends_line = False, True
+        continued, ends_line = False, True
         for piece in _pieces(document, size):
             if not pieces:
-                continues, amid_line = goes_on, goes_on and not ends_line
-            elif goes_on:
+                continues, amid_line = continued, continued and not ends_line
+            elif continued:
                 # Only the first piece of a block may continue a document.
                 yield Block(tuple(pieces), continues, amid_line)
                 pieces, filled = [], 0
                 continues, amid_line = True, not ends_line
             pieces.append(piece)
             filled += len(piece)
-            goes_on, ends_line = True, piece.endswith(b"\n")
+            continued, ends_line = True, piece.endswith(b"\n")
             if filled >= size:
                 yield Block(tuple(pieces), continues, amid_line)
                 pieces, filled = [], 0

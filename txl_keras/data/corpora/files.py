@@ -91,7 +91,7 @@ def text_size(path):
 
 
 def rough_size(path):
-    """Returns the bytes of a text; takes those of a `.gz` from its last bytes.
+    """Returns the bytes of a text, for `.gz` as stored at the file's end.
 
     That size is wrong above 4 GiB, for which this is the compressed size, and
     for several gzip members. The last one is often empty (`bgzip`), so if the

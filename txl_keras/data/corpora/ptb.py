@@ -5,7 +5,7 @@ from txl_keras.data.corpora.tfds_builder import TextBuilder
 
 
 class PtbCorpus(TextBuilder):
-    """Penn Treebank as prepared by Mikolov: a vocabulary of 10,000 words.
+    """Loads Penn Treebank as prepared by Mikolov, with 10,000 words.
 
     Each split is one document.
     """

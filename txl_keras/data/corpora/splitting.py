@@ -123,5 +123,5 @@ def drop_duplicates(files, read):
 
 
 def name_hash(name):
-    """Returns a sort key that orders names pseudo-randomly everywhere alike."""
+    """Returns a sort key that gives a pseudo-random, reproducible order."""
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()

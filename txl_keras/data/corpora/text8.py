@@ -9,7 +9,7 @@ ALPHABET = (string.ascii_lowercase + " ").encode()
 
 
 class Text8Corpus(Enwik8Corpus):
-    """100,000,000 bytes of Wikipedia, reduced to a-z and space.
+    """Loads 100,000,000 bytes of Wikipedia, reduced to a-z and space.
 
     Has the published splits: 90M, 5M and 5M bytes in order, each one document.
     A symbol is a byte.
@@ -23,11 +23,11 @@ class Text8Corpus(Enwik8Corpus):
 
     def check(self, sources):
         for chunk in read_chunks(sources["train"]):
-            foreign = chunk.translate(None, delete=ALPHABET)
-            if foreign:
+            unexpected = chunk.translate(None, delete=ALPHABET)
+            if unexpected:
                 raise self.mismatch_error(
                     sources["train"],
                     "only the letters a-z and space",
-                    f"byte {foreign[0]:#04x}",
+                    f"byte {unexpected[0]:#04x}",
                 )
         super().check(sources)

@@ -170,7 +170,7 @@ def _split(path, separator, whole):
 
 
 def _named_splits(folder):
-    """Returns a dict of split to files named after it, empty without names."""
+    """Returns a dict of split to its files by their names, or an empty one."""
     found = {}
     for name in sorted(tf.io.gfile.listdir(folder)):
         parts = name.rstrip("/").split(".")

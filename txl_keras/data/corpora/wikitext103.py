@@ -7,7 +7,7 @@ from txl_keras.data.corpora.tfds_builder import TextBuilder
 
 
 class Wikitext103Corpus(TextBuilder):
-    """Good and featured articles of Wikipedia, in words, one per document."""
+    """Loads good and featured Wikipedia articles, in words, as documents."""
 
     URLS = (
         # The authors' URL, which no longer works (as of 2026).

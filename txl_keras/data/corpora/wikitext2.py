@@ -4,7 +4,7 @@ from txl_keras.data.corpora.wikitext103 import Wikitext103Corpus
 
 
 class Wikitext2Corpus(Wikitext103Corpus):
-    """600 good and featured Wikipedia articles, in words, one per document."""
+    """Loads 600 good and featured Wikipedia articles, in words."""
 
     URLS = (
         # The authors' URL, which no longer works (as of 2026).

@@ -83,14 +83,12 @@ def build_tokenizer(name, corpus, **options):
             f"Received: tokenizer={name!r}"
         )
     options = {key: v for key, v in options.items() if v is not None}
-    foreign = {key: v for key, v in options.items() if key not in OPTIONS[name]}
-    if foreign:
+    extra = {key: v for key, v in options.items() if key not in OPTIONS[name]}
+    if extra:
         raise ValueError(
             f"The tokenizer {name!r} must be built without "
-            f"{sorted(foreign)}, which are not among its options. Received: "
-            + ", ".join(
-                f"{key}={foreign[key]!r:.40}" for key in sorted(foreign)
-            )
+            f"{sorted(extra)}, which are not among its options. Received: "
+            + ", ".join(f"{key}={extra[key]!r:.40}" for key in sorted(extra))
         )
     return _BUILDERS[name](corpus, **options)
 

@@ -36,7 +36,7 @@ class CharacterTokenizer:
     Traceback (most recent call last):
     ...
     txl_keras.data.vocabulary.UnknownSymbolError: The symbol 'e' (U+0065) at \
-    position 2 is not in the vocabulary.
+position 2 is not in the vocabulary.
     >>> tokenizer.encode("né").tolist(), tokenizer.decode([1, 0])
     ([0, 1], 'én')
     """

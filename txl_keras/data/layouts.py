@@ -72,7 +72,7 @@ class Sequential(Layout):
         _check_enough(num_tokens, "tokens", needed, batch_size, segment_length)
         self.lengths = (segment_length,)
         self._bounds = _split(num_tokens - 1, batch_size)
-        self._row_length = (num_tokens - 1) // batch_size  # of the shortest
+        self._row_length = (num_tokens - 1) // batch_size  # shortest row
         self._scored = np.full(batch_size, True)
         self.steps_per_epoch = self._row_length // segment_length
 

@@ -200,7 +200,7 @@ class TextBatches:
             generate,
             output_signature=({"token_ids": ids, "lengths": row}, row),
         )
-        if num_steps is not None:  # lets Keras show progress
+        if num_steps is not None:  # tells Keras the number of steps
             dataset = dataset.apply(
                 tf.data.experimental.assert_cardinality(num_steps)
             )

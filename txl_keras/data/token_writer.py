@@ -105,7 +105,7 @@ class _Encoder:
         ids = self._tokenizer.encode(text, not block.amid_line)
         newlines = np.flatnonzero(ids == newline_id)
         if len(newlines) != text.count(b"\n"):
-            return None  # the text has a symbol such as `<eos>` itself
+            return None  # the text itself contains, say, `<eos>`
         last = np.cumsum([piece.count(b"\n") for piece in pieces], dtype=int)
         return ids, np.array([0, *newlines[last - 1] + 1, len(ids)])
 

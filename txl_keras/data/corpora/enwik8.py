@@ -10,7 +10,7 @@ HELD_OUT = 5_000_000  # bytes in each of valid and test
 
 
 class Enwik8Corpus(TextBuilder):
-    """Loads the first 100,000,000 bytes of an English Wikipedia of 2006.
+    """Loads 100,000,000 bytes from the start of a Wikipedia dump of 2006.
 
     Has the published splits: 90M, 5M and 5M bytes in order, each one document.
     A symbol is a byte. Published results also drop the newlines: see

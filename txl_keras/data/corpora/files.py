@@ -32,7 +32,7 @@ def open_file(path):
 
 def write_text(text, path):
     """Writes a file atomically: readers never see an incomplete one."""
-    # Renamed once complete, so that an interrupted write leaves no part file.
+    # Renamed once complete, so that an interrupted write leaves no half file.
     with tf.io.gfile.GFile(path + ".tmp", "w") as file:
         file.write(text)
     tf.io.gfile.rename(path + ".tmp", path, overwrite=True)

@@ -58,7 +58,7 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
     """
     state = load_torch(path)
     if isinstance(state, dict) and "model_state" in state:
-        # A file may only give a dictionary: `read_config` would open a path.
+        # Accept no path from the file: `read_config` would open it.
         if not config and isinstance(state.get("model_config"), dict):
             config = state["model_config"]
         state = state["model_state"]

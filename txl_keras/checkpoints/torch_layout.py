@@ -137,7 +137,7 @@ def _clusters(softmax, naming):
 
 
 def _positions(backbone, naming):
-    """Yields position tensors and attention biases, stacked over layers."""
+    """Yields the attention biases and the learned tensors of positions."""
     layers = range(backbone.num_layers)
     heads = (backbone.num_heads, backbone.head_dim)
     rows = (backbone.num_layers, backbone.max_positions)

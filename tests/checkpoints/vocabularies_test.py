@@ -107,8 +107,8 @@ def test_text_may_look_like_json_or_opcodes(tmp_path):
         (b"a\n \nb\n", "line 2 has no symbol"),
         (b"", "line 1 has no symbol"),
         (b"a\n\n", "line 2 has no symbol"),
-        (b"a\n\xff\n", "Expected text of one symbol a line; JSON of"),
-        (b"\x00\x01\x02a", "binary format. Expected text of one"),
+        (b"a\n\xff\n", "Expected text with one symbol per line; JSON with"),
+        (b"\x00\x01\x02a", "binary format. Expected text with one"),
     ],
 )
 def test_wrong_text_is_refused(path, content, message):

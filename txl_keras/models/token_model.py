@@ -1,4 +1,4 @@
-"""What the models share that Keras's `fit` trains."""
+"""Base of the models that are trained by Keras's `fit`."""
 
 import keras
 import tensorflow as tf

@@ -170,7 +170,7 @@ def test_another_checkpoint_is_named(runs):
 
 
 def test_a_field_without_meaning_is_named(load):
-    with pytest.raises(ValueError, match="config` has the unknown 'fn'"):
+    with pytest.raises(ValueError, match="config` has the unknown key 'fn'"):
         load("lstm", {"model.backbone.config.fn": "os.system"})
 
 

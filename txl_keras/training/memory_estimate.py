@@ -23,10 +23,9 @@ def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
     All entries are exact except `activations`, which counts these numbers per
     row:
 
-        all L blocks keep            3 N T S + T (10 D + 3 NH + 2 F) + S (D + 2
-            NH)
-        one block also needs         3 N T S + 2 T F
-        and the softmax              2 T V
+        each of L blocks keeps  3 N T S + T (10 D + 3 NH + 2 F) + S (D + 2 NH)
+        one block also needs    3 N T S + 2 T F
+        the softmax needs       2 T V
 
     (2 N T S instead of 3 are kept without attention dropout.) An LSTM layer
     keeps 11 T D: input, output, cell, and the gates before and after

@@ -133,7 +133,7 @@ def weight_shapes(config, model_class, path, max_layers):
 
 
 def _arguments(config, arguments, model_class, field, path):
-    """Returns the constructor arguments in a field, with their types checked."""
+    """Returns the constructor arguments in a field; checks their types."""
     parameters = inspect.signature(model_class).parameters
     kinds = {
         name: _KINDS[type(parameter.default)]

@@ -212,8 +212,7 @@ def build_optimizer(
     """Builds an optimizer by name.
 
     `"adam"` is the optimizer of the original code, `"adamw"` adds decoupled
-    weight decay, and `"lamb"` (see `txl_keras.training.optimizers.Lamb`) is for
-    large batches.
+    weight decay, and `"lamb"` (see `Lamb`) is for large batches.
 
     Args:
         name: String, one of `"adam"`, `"adamw"`, `"lamb"`, `"sgd"` and
@@ -246,8 +245,7 @@ def build_optimizer(
     """
     if name not in _OPTIMIZERS:
         raise ValueError(
-            f"`name` must be one of the optimizers {OPTIMIZERS}. "
-            f"Received: name={name!r}"
+            f"`name` must be one of {OPTIMIZERS}. Received: name={name!r}"
         )
     if isinstance(learning_rate, numbers.Real):
         _check_range("learning_rate", learning_rate)
@@ -274,7 +272,7 @@ def _check_setting(optimizer, name, value):
     if name not in _OPTIMIZERS[optimizer][1]:
         owners = tuple(k for k, (_, own) in _OPTIMIZERS.items() if name in own)
         raise ValueError(
-            f"`{name}` is only for the optimizers {owners}. "
+            f"`{name}` is for the optimizers {owners} only. "
             f"Received: {name}={value}, name={optimizer!r}"
         )
     _check_range(name, value)

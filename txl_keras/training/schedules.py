@@ -114,8 +114,7 @@ def build_schedule(
 
     Returns:
         `keras.optimizers.schedules.LearningRateSchedule`, a function of the
-            number
-        of updates so far.
+        number of updates so far.
 
     Raises:
         ValueError: If the name is unknown, the warm-up does not end before
@@ -167,8 +166,7 @@ def _check_rates(learning_rate, min_learning_rate):
 def _check_kind(name, min_learning_rate, subtract_warmup):
     if name not in SCHEDULES:
         raise ValueError(
-            f"`name` must be one of the schedules {SCHEDULES}. "
-            f"Received: name={name!r}"
+            f"`name` must be one of {SCHEDULES}. Received: name={name!r}"
         )
     if name == "constant" and min_learning_rate:
         raise ValueError(

@@ -7,12 +7,13 @@ from txl_keras.layers.memory.memory_stack import check_batches
 
 
 class ResetMemory(keras.callbacks.Callback):
-    """Forgets memory where a text is read from its beginning.
+    """Resets memory at the start of each epoch, evaluation and prediction.
 
-    Resets every `MemoryStack` of the model at the start of each epoch of
-    `fit`, of `evaluate` and of `predict`. `TransformerXLCausalLM` does so by
-    itself; a model of your own needs this callback, or else an epoch begins
-    with what the end of the last one left.
+    Resets every `MemoryStack` of the model when an epoch of `fit`, a call of
+    `evaluate` or a call of `predict` begins. Without this, the first batch of
+    an epoch would attend to the end of the epoch before.
+    `TransformerXLCausalLM` resets its own memory; a model that you build from
+    `MemoryStack` needs this callback.
 
     Raises:
         ValueError: When `fit`, `evaluate` or `predict` begins, if the model has
@@ -35,7 +36,7 @@ class ResetMemory(keras.callbacks.Callback):
     )
     model = keras.Model(segment, attended)
     model.compile("adam", "mse")
-    x = np.ones((12, 16, 32), "float32")  # 3 batches: row r goes on
+    x = np.ones((12, 16, 32), "float32")  # 3 batches of 4 rows
     model.fit(
         x, x, batch_size=4, shuffle=False, callbacks=[ResetMemory()], verbose=0
     )

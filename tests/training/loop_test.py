@@ -163,6 +163,6 @@ def test_a_loss_that_runs_away_stops_the_run(tmp_path):
 def test_a_score_that_is_not_finite_stops_the_run(tmp_path):
     run = Run(tmp_path, [float("nan")])
     run.loop.restore()
-    with pytest.raises(FloatingPointError, match="valid is nan at 4"):
+    with pytest.raises(FloatingPointError, match="loss is nan at step 4"):
         run.loop.run()
     assert run.steps("valid") == []

@@ -144,7 +144,7 @@ def run_loop(loop, trainer, stop):
         trainer: Its `Trainer`.
         stop: `StopRequest`.
     """
-    with stop.looked_at():
+    with stop.deferred():
         is_done = loop.run()
     # Before others go on, or leave, the chief has written all.
     wait_for_all(trainer.strategy)
@@ -170,7 +170,7 @@ def score_best(loop, trainer, workdir, evaluate_test, stop):
     """
     best_step = workdir.restore_weights(trainer.model, "best")
     scores = {"valid": loop.score_at(best_step)}
-    with stop.looked_at():
+    with stop.deferred():
         scores["test"] = evaluate_test()
     if scores["test"] is None:
         say = speaker(trainer.strategy)

@@ -136,5 +136,5 @@ def test_evaluation_is_the_mean_over_all_targets():
 
     with pytest.raises(ValueError, match=f"segments, {T}. Received.*=None"):
         evaluator.evaluate(make_segments(False, with_next=True))
-    with pytest.raises(ValueError, match="`segments` must have targets"):
+    with pytest.raises(ValueError, match="`segments` must have at least one"):
         evaluator.evaluate(make_segments(False, not_predicted=range(V)))

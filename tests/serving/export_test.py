@@ -511,7 +511,7 @@ def test_bad_inputs_are_refused_by_their_names(served, name):
     [
         ([[1], [2]], [3, 16], "`slots` must be at least"),
         ([[1], [2]], [-1, 3], "`slots` must be at least"),
-        ([[1], [2]], [3, 3], "`slots` must not hold the same"),
+        ([[1], [2]], [3, 3], "`slots` must not contain a number twice"),
         ([[1], [2]], [3], "`slots` must have the shape"),
         ([[1], [V]], [3, 4], "`ids` must be at least"),
         ([[1] * (MAX_T + 1)], [3], "T from 1 to 20"),

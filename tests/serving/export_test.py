@@ -436,7 +436,7 @@ BAD_PROMPTS = [
             "memory": np.full((1, L, 2, N, M, H), 3e38, "f"),
             "valid_length": [M],
         },
-        "A token cannot be drawn: the model gives NaN",
+        "A token cannot be drawn, because the model returned NaN",
     ),
     ({"length": -1}, "`length` must .*15"),
     ({"length": MAX_W + 1}, "`length` must .*15"),

@@ -115,7 +115,7 @@ def test_it_needs_nothing_but_tensorflow(path):
 def test_bad_arguments_are_errors(model, tmp_path):
     path = str(tmp_path / "1")
     other = WordTokenizer(WORDS[:2], line_end=None)
-    with pytest.raises(ValueError, match="`settings` must leave out"):
+    with pytest.raises(ValueError, match="`settings` must not contain"):
         export_classifier(
             model, TOKENIZER, LABELS, path, settings={"labels": []}
         )

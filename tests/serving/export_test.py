@@ -643,7 +643,7 @@ def test_other_file_systems_are_written_to(model):
         ({"max_batch_size": 0}, "max_batch_size=0"),
         ({"max_generate_length": 2**31}, "max_generate_length=2147483648"),
         ({"settings": {"memory_length": 5, "step": 7}}, r"\['memory_length'\]"),
-        ({"settings": {"num_slots": 1}}, "`settings` must leave out"),
+        ({"settings": {"num_slots": 1}}, "`settings` must not contain"),
         ({"settings": {"step": {7}}}, "`settings` .* JSON .*set"),
         ({"assets": {"settings.json": __file__}}, "`assets` .*settings.json"),
         ({"assets": {"../a": __file__}}, "`assets` .*../a"),

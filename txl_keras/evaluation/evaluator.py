@@ -82,7 +82,7 @@ class Evaluator:
 
     @property
     def num_bytes(self):
-        """The size of the memory on one replica in bytes, an integer."""
+        """Returns the size of the memory on one replica in bytes."""
         return self._reader.num_bytes
 
     def evaluate(

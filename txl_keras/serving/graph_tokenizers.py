@@ -262,15 +262,15 @@ class _LowerCase:
         code_points = _split_characters(text)
         rows = code_points.value_rowids()
         code_points = code_points.values
-        places, is_upper = self._upper.find(code_points)
+        indices, is_upper = self._upper.find(code_points)
         texts = tf.strings.unicode_split(text, "UTF-8").values
-        texts = tf.where(is_upper, tf.gather(self._lower, places), texts)
+        texts = tf.where(is_upper, tf.gather(self._lower, indices), texts)
         texts = tf.where(self._is_final_sigma(code_points, rows), "ς", texts)
         return tf.strings.unsorted_segment_join(texts, rows, tf.size(text))
 
     def _is_final_sigma(self, code_points, rows):
-        places = tf.searchsorted(self._starts, code_points, side="right") - 1
-        kinds = tf.gather(self._kinds, places)
+        indices = tf.searchsorted(self._starts, code_points, side="right") - 1
+        kinds = tf.gather(self._kinds, indices)
         kept = tf.where(kinds != _IGNORED)
         is_cased = tf.gather_nd(kinds, kept) == _CASED
         rows = tf.gather_nd(rows, kept)
@@ -295,13 +295,13 @@ class _SortedKeys:
     def __init__(self, keys):
         order = np.argsort(keys)
         self._keys = tf.constant(np.asarray(keys)[order], tf.int32)
-        self._places = tf.constant(order, tf.int32)
+        self._indices = tf.constant(order, tf.int32)
         self._last = len(keys) - 1
 
     def find(self, values):
         """Returns the indices of int32 values `(n,)`, and which were found."""
         i = tf.minimum(tf.searchsorted(self._keys, values), self._last)
-        return tf.gather(self._places, i), tf.gather(self._keys, i) == values
+        return tf.gather(self._indices, i), tf.gather(self._keys, i) == values
 
 
 @functools.cache

@@ -97,8 +97,8 @@ class GraphWriter:
 
 def _mark(seen, rows, ids):
     """Sets `seen` at the given rows and ids."""
-    places = tf.stack([rows, ids], axis=1)
-    return tf.tensor_scatter_nd_update(seen, places, tf.ones_like(ids, "bool"))
+    indices = tf.stack([rows, ids], axis=1)
+    return tf.tensor_scatter_nd_update(seen, indices, tf.ones_like(ids, "bool"))
 
 
 def _copy(memory):

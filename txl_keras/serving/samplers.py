@@ -150,7 +150,7 @@ class Sampler:
 
     @property
     def is_plain(self):
-        """Returns whether no parameter has an effect, as a boolean or tensor."""
+        """Returns whether no parameter has an effect: boolean or tensor."""
         return self._is_off(*_OFF)
 
     def needed_tails(self, words, tails, seen=None):

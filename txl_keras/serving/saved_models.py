@@ -58,11 +58,11 @@ def write_saved_model(
 
 def _description(settings, more_settings):
     """Returns the text of `settings.json`."""
-    taken = sorted({*settings} & {*more_settings})
-    if taken:
+    reserved = sorted({*settings} & {*more_settings})
+    if reserved:
         raise ValueError(
             "`settings` must not contain keys that the export writes itself: "
-            f"{sorted(settings)}. Received: {taken}"
+            f"{sorted(settings)}. Received: {reserved}"
         )
     try:
         return json.dumps({**settings, **more_settings}, indent=1) + "\n"

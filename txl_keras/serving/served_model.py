@@ -54,18 +54,18 @@ class ServedModel:
         if weights_dtype != "float32":
             self._weights = [
                 (weight, _constant(_stored(weight, weights_dtype)))
-                for weight in self._read_weights()
+                for weight in self._used_weights()
             ]
         empty = self.backbone.empty_projected_memory(memory_length)
-        self._cold_memory = _constant(self.to_tensors(empty)["memory"][0])
-        self._cold_valid_length = int(empty.valid_length[0])
+        self._initial_memory = _constant(self.to_tensors(empty)["memory"][0])
+        self._initial_valid_length = int(empty.valid_length[0])
         self.memory_shape = (
-            *self._cold_memory.shape[:3],
+            *self._initial_memory.shape[:3],
             memory_length,
             self.backbone.head_dim,
         )
 
-    def _read_weights(self):
+    def _used_weights(self):
         """Returns the weights that a call reads: all but those of positions."""
         project = tf.function(self.backbone.project_positions, autograph=False)
         variables = project.get_concrete_function(1).variables
@@ -107,8 +107,10 @@ class ServedModel:
     def empty(self, batch_size):
         """Returns the initial memory and its `valid_length` as tensors."""
         shape = tf.concat([[batch_size], self.memory_shape], axis=0)
-        memory = tf.broadcast_to(tf.convert_to_tensor(self._cold_memory), shape)
-        return memory, tf.fill((batch_size,), self._cold_valid_length)
+        memory = tf.broadcast_to(
+            tf.convert_to_tensor(self._initial_memory), shape
+        )
+        return memory, tf.fill((batch_size,), self._initial_valid_length)
 
     def from_tensors(self, memory, valid_length):
         """Builds `ProjectedMemory` from the tensors that clients pass."""

@@ -77,7 +77,7 @@ class TextSignatures:
         *_, parts = tf.while_loop(
             lambda number, *_: number < num_segments,
             read,
-            (tf.constant(0), self._cold_ring(tf.shape(ids)[0]), parts),
+            (tf.constant(0), self._initial_ring(tf.shape(ids)[0]), parts),
         )
         nll = tf.cond(
             num_segments > 0,
@@ -113,7 +113,7 @@ class TextSignatures:
             written, _ = GraphWriter(self._served)(
                 ids,
                 lengths,
-                self._cold_ring(tf.shape(ids)[0]),
+                self._initial_ring(tf.shape(ids)[0]),
                 tf.identity(length),
                 sampler,
                 seed,
@@ -124,6 +124,6 @@ class TextSignatures:
             "ids": written,
         }
 
-    def _cold_ring(self, batch_size):
+    def _initial_ring(self, batch_size):
         empty = self._served.empty(batch_size)
         return self._served.from_tensors(*empty).as_ring()

@@ -126,9 +126,9 @@ def spread_positions(num_tokens, num_positions, longest_context):
     if available < num_positions:
         raise ValueError(
             f"`num_positions` must be at most {max(available, 0)}, the number "
-            f"of positions with `longest_context` tokens before them. "
-            f"Received: num_positions={num_positions}, "
-            f"num_tokens={num_tokens}, longest_context={longest_context}"
+            f"of positions in {num_tokens:,} tokens with a context of "
+            f"{longest_context:,} tokens. "
+            f"Received: num_positions={num_positions}"
         )
     steps = np.arange(num_positions) * available // num_positions
     return longest_context + steps

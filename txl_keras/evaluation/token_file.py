@@ -73,6 +73,7 @@ def _write_empty(path, unfinished, num_tokens):
                 file.write(np.full(size, np.nan, "<f4").tobytes())
     except OSError as error:
         raise OSError(
-            f"`token_nll_path` must be a writable file, with disk space for "
-            f"{4 * num_tokens:,} bytes. Received: {path} ({error.strerror})"
+            f"`token_nll_path` must be a file that can be written, with disk "
+            f"space for {4 * num_tokens:,} bytes. Received: {path} "
+            f"({error.strerror})"
         ) from error

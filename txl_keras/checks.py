@@ -162,7 +162,7 @@ def check_head_dim(head_dim, hidden_dim, num_heads):
     return hidden_dim // num_heads
 
 
-def check_shape(name, tensor, expected):
+def check_shape(name, tensor, expected, remedy=""):
     """Checks the sizes of a tensor that are known.
 
     Args:
@@ -170,6 +170,7 @@ def check_shape(name, tensor, expected):
         tensor: Tensor or array, may be symbolic.
         expected: Tuple of sizes; an integer, or anything else where the size
             is not known.
+        remedy: String, to end the message.
 
     Raises:
         ValueError: If the rank or a known size is another.
@@ -192,7 +193,7 @@ def check_shape(name, tensor, expected):
     ):
         raise ValueError(
             f"`{name}` must have the shape {expected}. "
-            f"Received: {name}.shape={shape}"
+            f"Received: {name}.shape={shape}" + (remedy and f". {remedy}")
         )
 
 
@@ -207,7 +208,7 @@ def check_shape_in_graph(name, tensor, expected, broadcasts=False, remedy=""):
         expected: Tuple of sizes; an integer, a scalar tensor, or `None` for
             any.
         broadcasts: Boolean. A size may be 1 where another is expected.
-        remedy: String, to end the message of the graph.
+        remedy: String, to end the message.
 
     Returns:
         The tensor, which depends on the check where there is one.
@@ -215,7 +216,7 @@ def check_shape_in_graph(name, tensor, expected, broadcasts=False, remedy=""):
     Raises:
         ValueError: As of `check_shape`.
     """
-    check_shape(name, tensor, expected)
+    check_shape(name, tensor, expected, remedy)
     if not isinstance(tensor, tf.Tensor) or tensor.shape.rank is None:
         return tensor
     if _is_compiled_by_xla():

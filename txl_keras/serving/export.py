@@ -60,7 +60,8 @@ def export(
     | `step` | `ids` `(B, T)`, `slots` `(B,)` | `log_probs` `(B, V)` |
     | `reset` | `slots` `(B,)` | `slots` |
 
-    Integers are int32, all else is float32.
+    Integers are int32, all else is float32. Of larger Python numbers TensorFlow
+    takes the lowest 32 bits before the model sees them.
 
     - `generate` pads prompts of different lengths on the right, draws row r
       as if it were alone, and reads all but the last token it writes: to go

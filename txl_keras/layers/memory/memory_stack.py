@@ -372,8 +372,9 @@ def check_batches(batch_size=None):
                 raise ValueError(
                     "`shuffle` must be False to `fit` a model that keeps "
                     "memory: row r of a batch goes on where row r of the "
-                    "batch before ended. Received: shuffle=True, which is the "
-                    "default of Keras"
+                    "batch before ended. A model that was not built before has "
+                    "to be compiled again first. Received: shuffle=True, which "
+                    "is the default of Keras"
                 )
             if batch_size is not None and adapter.has_partial_batch:
                 raise ValueError(

@@ -27,6 +27,7 @@ from txl_keras.checkpoints import save_hugging_face
 from txl_keras.checks import shown
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
+from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.scripts import running
 from txl_keras.training.workdir import Workdir
 
@@ -64,8 +65,10 @@ flags.DEFINE_enum(
 )  # fmt: skip
 
 flags.DEFINE_string(
-    "vocabulary", None, "File of the symbols: text, JSON or a known pickle."
-)
+    "vocabulary", None,
+    "File of the symbols: text, JSON or a known pickle. The tokenizer.json of "
+    "a run is read with all of its options.",
+)  # fmt: skip
 flags.DEFINE_enum(
     "symbols", "words", ["words", "bytes", "characters"],
     "What they are: words; bytes as numbers, newlines left out (enwik8); "
@@ -89,9 +92,12 @@ def main(_):
         )
     if FLAGS.output_format == "hugging_face":
         _refuse_unused("output_format=workdir", "segment_length")
-    if not FLAGS.vocabulary or FLAGS.symbols != "words":
+    is_whole = _is_tokenizer_file()
+    if not FLAGS.vocabulary or is_whole or FLAGS.symbols != "words":
         marks = ("unknown", "line_start", "line_end", "lower_case")
         _refuse_unused("a `vocabulary` of words", *marks)
+    if is_whole:
+        _refuse_unused("a `vocabulary` without a tokenizer", "symbols")
     # First, for it is quick: a wrong file is known before a large model is.
     tokenizer = _load_tokenizer()
     model, step = _load_model()
@@ -100,6 +106,11 @@ def main(_):
     else:
         Workdir(output).create(model, step, _config(), tokenizer)
     print(f"{model.count_params():,} weights in {output}")
+    if tokenizer and FLAGS.output_format == "hugging_face":
+        print(
+            "The tokenizer is not written, as Hugging Face has another format. "
+            f"To convert back, pass --vocabulary={Workdir(_input()).tokenizer}"
+        )
 
 
 def _check_output(output):
@@ -186,7 +197,10 @@ def _load_tokenizer():
         if FLAGS.input_format == "workdir" and has_one:
             return workdir.load_tokenizer()
         return None
-    symbols = load_vocabulary(os.path.expanduser(FLAGS.vocabulary))
+    path = os.path.expanduser(FLAGS.vocabulary)
+    if _is_tokenizer_file():
+        return load_tokenizer(path)
+    symbols = load_vocabulary(path)
     if FLAGS.symbols == "bytes":
         return CharacterTokenizer(
             [_byte(symbol) for symbol in symbols],
@@ -209,6 +223,10 @@ def _load_tokenizer():
         line_end=FLAGS.line_end,
         lower_case=FLAGS.lower_case,
     )
+
+
+def _is_tokenizer_file():
+    return os.path.basename(FLAGS.vocabulary or "") == "tokenizer.json"
 
 
 def _byte(symbol):

@@ -128,10 +128,11 @@ def check_head_dim(head_dim, hidden_dim, num_heads):
     return hidden_dim // num_heads
 
 
-def check_shape(name, tensor, expected):
+def check_shape(name, tensor, expected, remedy=""):
     """Checks the static sizes of a tensor or array.
 
-    In `expected`, anything but an integer stands for any size.
+    In `expected`, anything but an integer stands for any size; `remedy` ends
+    the message.
     """
     expected = tuple(
         size if isinstance(size, int) else None for size in expected
@@ -151,7 +152,7 @@ def check_shape(name, tensor, expected):
     ):
         raise ValueError(
             f"`{name}` must have the shape {expected}. "
-            f"Received: {name}.shape={shape}"
+            f"Received: {name}.shape={shape}" + (remedy and f". {remedy}")
         )
 
 
@@ -161,10 +162,9 @@ def check_shape_in_graph(name, tensor, expected, broadcasts=False, remedy=""):
     Returns the tensor, with a control dependency on the check in the graph,
     which raises `InvalidArgumentError`. XLA cannot raise errors, so it drops
     that check. `expected` holds integers, scalar tensors, or `None` for any
-    size. With `broadcasts`, a size may be 1 instead; `remedy` ends the graph's
-    message.
+    size. With `broadcasts`, a size may be 1 instead; `remedy` ends messages.
     """
-    check_shape(name, tensor, expected)
+    check_shape(name, tensor, expected, remedy)
     if not isinstance(tensor, tf.Tensor) or tensor.shape.rank is None:
         return tensor
     if _is_compiled_by_xla():

@@ -252,6 +252,33 @@ def test_unknown_words_of_a_prompt_are_named(here, tmp_path, capsys):
         assert words in told if words else "vocabulary" not in told
 
 
+def test_a_tokenizer_goes_to_hugging_face_and_back(here, tmp_path):
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart", num_layers=1, hidden_dim=8, intermediate_dim=4,
+        num_heads=2, head_dim=4, vocabulary_size=4, cold_start="zeros",
+    )  # fmt: skip
+    words = ["<eos>", "<unk>", "the", "cat"]
+    tokenizer = WordTokenizer(words, lower_case=True)
+    run, folder, back = (tmp_path / name for name in ("run", "hf", "back"))
+    Workdir(str(run)).create(model, 3, {}, tokenizer)
+    to = ("--input_format=workdir", f"--input={run}", f"--output={folder}")
+    printed, _ = here("convert.py", *to, "--output_format=hugging_face")
+    assert f"--vocabulary={run}/tokenizer.json" in printed
+    modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+    flags = (
+        "--input_format=hugging_face", f"--input={folder}",
+        f"--vocabulary={run}/tokenizer.json", f"--output={back}",
+    )  # fmt: skip
+    _, error = here("convert.py", *flags, "--lower_case")
+    assert "['lower_case'] must be left out" in error
+    _, error = here("convert.py", *flags, "--symbols=bytes")
+    assert "['symbols'] must be left out" in error
+    assert here("convert.py", *flags)[1] is None
+    returned = Workdir(str(back)).load_tokenizer()
+    assert returned.get_config() == tokenizer.get_config()
+
+
 # === Classifier ===
 
 

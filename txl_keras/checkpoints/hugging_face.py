@@ -197,6 +197,9 @@ def save_hugging_face(model, folder):
             new / "model.safetensors",
             metadata={"format": "pt"},
         )
+        # The library lets nobody but the owner read its file.
+        mode = (new / "config.json").stat().st_mode
+        (new / "model.safetensors").chmod(mode)
         if folder.exists():
             folder.rename(pathlib.Path(workspace, "old"))
         new.rename(folder)

@@ -17,6 +17,11 @@ from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import initial_memory
 
+_REMEDY = (
+    "Begin with `memory=None` or `initial_memory(batch_size)` of this model, "
+    "and keep the number of rows from call to call."
+)
+
 
 class RecurrentBackbone(keras.Model):
     """Base class of models that read text segment by segment with a memory.
@@ -181,12 +186,12 @@ class RecurrentBackbone(keras.Model):
             raise ValueError(
                 f"`memory` must have {self.num_states} states, as many as "
                 "this model. Received: a memory of another model, with "
-                f"{len(memory.states)} states"
+                f"{len(memory.states)} states. {_REMEDY}"
             )
         length = memory.states[0].shape[1:2]
         for i, state in enumerate(memory.states):
             expected = (batch_size, *length, self.hidden_dim)
-            check_shape(f"memory.states[{i}]", state, expected)
+            check_shape(f"memory.states[{i}]", state, expected, _REMEDY)
             if "float" not in keras.backend.standardize_dtype(state.dtype):
                 raise ValueError(
                     f"`memory.states[{i}]` must be of floats, as calls of the "
@@ -195,5 +200,5 @@ class RecurrentBackbone(keras.Model):
         valid_length = check_token_ids(
             "memory.valid_length", memory.valid_length, memory.length + 1
         )
-        check_shape("memory.valid_length", valid_length, (batch_size,))
+        check_shape("memory.valid_length", valid_length, (batch_size,), _REMEDY)
         return memory._replace(valid_length=tf.cast(valid_length, tf.int32))

@@ -64,7 +64,8 @@ def export(
     | `step` | `ids` `(B, T)`, `slots` `(B,)` | `log_probs` `(B, V)` |
     | `reset` | `slots` `(B,)` | `slots` |
 
-    Integers are int32; all other tensors are float32.
+    Integers are int32; all other tensors are float32. TensorFlow keeps only the
+    lowest 32 bits of larger Python integers before the model receives them.
 
     - `generate` takes prompts padded on the right. Rows do not affect each
       other. The returned memory does not include the last generated token; to

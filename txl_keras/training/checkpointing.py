@@ -502,7 +502,9 @@ def _check_shapes(path, saved, expected):
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise ValueError(
-            f"{path} is of another model: {'; '.join(problems[:3])}{more}"
+            f"{path} is of another model: {'; '.join(problems[:3])}{more}. "
+            "Bring back the config.json that it was saved with, or build the "
+            "model of the same sizes."
         )
 
 

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import sys
 import uuid
 
@@ -209,7 +210,7 @@ class Workdir:
             raise ValueError(
                 f"`workdir` {self.path} holds a run of another configuration. "
                 "Give another --workdir, or the same settings: "
-                + "; ".join(differences)
+                + "; ".join(_described(differences))
             )
 
     def _lock(self):
@@ -563,11 +564,27 @@ def _as_json(content):
 
 
 def _differences(old, new, prefix=""):
-    lines = []
+    """What was and is now, by the path of each field that differs."""
+    found = {}
     for key in sorted(old.keys() | new.keys()):
         before, now = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(now, dict):
-            lines += _differences(before, now, f"{prefix}{key}.")
+            found |= _differences(before, now, f"{prefix}{key}.")
         elif before != now:
-            lines.append(f"{prefix}{key} was {before!r}, now {now!r}")
-    return lines
+            found[f"{prefix}{key}"] = before, now
+    return found
+
+
+def _described(differences):
+    """Yields flags first, as causes, and last the text, without its hashes."""
+    hashes = {p for p in differences if re.match("data[.]|tokenizer$", p)}
+    paths = differences.keys() - hashes
+    for path in sorted(paths, key=lambda p: (not p.startswith("flags."), p)):
+        before, now = differences[path]
+        yield f"{path} was {before!r}, now {now!r}"
+    if hashes:
+        names = sorted({".".join(path.split(".")[:2]) for path in hashes})
+        yield (
+            "the text or its tokens are others than those of the run "
+            f"({', '.join(names)})"
+        )

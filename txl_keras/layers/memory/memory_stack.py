@@ -370,7 +370,8 @@ def check_batches(batch_size=None):
                 raise ValueError(
                     "`shuffle` must be False to `fit` a model with memory, "
                     "because row r of a batch continues row r of the previous "
-                    "batch. Pass `shuffle=False` to `fit`. Received: "
+                    "batch. Pass `shuffle=False` to `fit`; a model that was "
+                    "not built yet must be compiled again first. Received: "
                     "shuffle=True, which is the default of Keras"
                 )
             if batch_size is not None and adapter.has_partial_batch:

@@ -14,7 +14,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import compile_for
-from txl_keras.layers.compute.target import multiplies_in_parts
+from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.metrics import BitsPerToken
 from txl_keras.metrics import bits_per_token
 
@@ -45,7 +45,7 @@ class ScoringSteps:
         in_parts = (
             device == "cpu"
             and model.backbone.has_parts
-            and multiplies_in_parts(model.compute_dtype, training=True)
+            and prefers_tensorflow_matmul(model.compute_dtype, training=True)
         )
         self._compiled_gradients = compile_for(
             Target(device, in_parts and jit_compile),

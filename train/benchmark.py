@@ -13,7 +13,7 @@ r"""Times the model on this machine, side by side with other ways to do it.
         --preset=wikitext103_large --memory_length=1600 --clamp_length=1000 \
         --same_length
     python train/benchmark.py --experiment=long_generation \
-        --preset=enwik8_base --memory_length=2100 --num_tokens=10000
+        --preset=enwik8_base --memory_length=2100 --calls_per_turn=10000
     python train/benchmark.py --experiment=evaluation_speed \
         --preset=enwik8_base --same_length --picture=evaluation_speed.png
 
@@ -84,9 +84,10 @@ flags.DEFINE_integer(
 flags.DEFINE_integer("batch_size", 1, "Rows.", lower_bound=1)
 flags.DEFINE_integer("segment_length", 128, "Tokens of a row.", lower_bound=2)
 flags.DEFINE_integer(
-    "num_tokens", 10,
-    "Steps, segments or tokens of one turn; of input_pipeline hundreds of "
-    "batches.", lower_bound=2,
+    "calls_per_turn", 10,
+    "Timed calls in each turn of a contender: training steps, segments to "
+    "score, tokens to write, or hundreds of batches (input_pipeline).",
+    lower_bound=2,
 )  # fmt: skip
 flags.DEFINE_integer("turns", 5, "How often each has its turn.", lower_bound=1)
 flags.DEFINE_enum(
@@ -254,7 +255,7 @@ def _describe(model):
         "dropout": model.backbone.dropout,
         "batch_size": FLAGS.batch_size,
         "turns": FLAGS.turns,
-        "num_tokens": FLAGS.num_tokens,
+        "calls_per_turn": FLAGS.calls_per_turn,
         "cpus": os.cpu_count(),
         "tensorflow": tf.__version__,
     }

@@ -67,8 +67,8 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "max_generate_length",
     MAX_GENERATE_LENGTH,
-    "The most tokens that one request may ask `generate` or `generate_text` "
-    "for.",
+    "Limit of the server: the most tokens that one request to `generate` or "
+    "`generate_text` may ask for.",
     lower_bound=1,
     upper_bound=2**31 - 1,
 )

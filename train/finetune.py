@@ -3,15 +3,15 @@ r"""Trains a classifier of texts, on the body of a language model.
     python train/finetune.py --workdir=runs/mails --initialize_from=runs/lm \
         --train_file=mails.tsv --test_file=more_mails.tsv
     python train/finetune.py --workdir=runs/imdb --initialize_from=runs/lm \
-        --tfds_name=imdb_reviews --epochs=3 --max_tokens=1024
+        --tfds_name=imdb_reviews --epochs=3 --max_text_tokens=1024
     python train/finetune.py --workdir=runs/scratch --tokenizer=words \
         --min_count=2 --train_file=reviews.csv --label_column=stars
 
-Texts of any length are read segment by segment with memory; none is cut,
-unless --max_tokens says so. --initialize_from names the workdir of a run of
-train/main.py or of a checkpoint that train/convert.py converted, and brings
-its weights, sizes and tokenizer; with --from_scratch all but the weights, which
-shows what they are worth.
+Texts of any length are read whole, segment by segment with memory, unless
+--max_text_tokens limits them. --initialize_from names the workdir of a run of
+train/main.py or of a checkpoint that train/convert.py converted, and takes its
+weights, sizes and tokenizer. With --from_scratch it takes everything except
+the weights: a baseline that shows what the pretrained weights add.
 
 Files are .tsv, .csv or .jsonl (and .gz). Without --valid_file, --valid_share of
 train is split off, by a hash of each text. Training ends when --monitor has not
@@ -97,7 +97,8 @@ flags.DEFINE_integer(
     lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_integer(
-    "max_tokens", None, "Cut longer texts. Default: none is cut.",
+    "max_text_tokens", None,
+    "Most tokens of a text to read; the rest is cut off. Default: no limit.",
     lower_bound=1,
 )  # fmt: skip
 
@@ -157,7 +158,7 @@ def main(_):
     tokenizer = origin.load_tokenizer() if origin else _make_tokenizer(texts)
     whole = {split: _encode(tokenizer, texts[split]) for split in texts}
     token_ids = {
-        split: [ids[: FLAGS.max_tokens] for ids in whole[split]]
+        split: [ids[: FLAGS.max_text_tokens] for ids in whole[split]]
         for split in texts
     }
 
@@ -214,7 +215,7 @@ def main(_):
         tokenizer,
         label_names,
         workdir.file(f"export/{results['step']}"),
-        FLAGS.max_tokens,
+        FLAGS.max_text_tokens,
         {"step": results["step"]},
         {"config.json": workdir.file("config.json")},
     )

@@ -1,7 +1,7 @@
 r"""Lets a run write.
 
     python train/generate.py --workdir=runs/quickstart --prompt="def main("
-    python train/generate.py --workdir=runs/quickstart --num_tokens=5000 \
+    python train/generate.py --workdir=runs/quickstart --max_tokens=5000 \
         --temperature=0.8 --top_p=0.95 --seed=3
     python train/generate.py --workdir=runs/quickstart --prompt="class A" \
         --prompt="import " --stop="\n\n"
@@ -30,7 +30,11 @@ flags.DEFINE_multi_string(
     "prompt", None,
     "Text to go on from; may be repeated. Default: a new line, or a space.",
 )  # fmt: skip
-flags.DEFINE_integer("num_tokens", 500, "How many to write.", lower_bound=0)
+flags.DEFINE_integer(
+    "max_tokens", 500,
+    "Most tokens to write after the prompt; --stop may end the text sooner.",
+    lower_bound=0,
+)  # fmt: skip
 flags.DEFINE_multi_string(
     "stop", [], "Text to stop at, which is not shown; may be repeated."
 )
@@ -71,7 +75,7 @@ def main(_):
     if memory_length is None:
         memory_length = workdir.generation_memory_length(model.backbone)
     write = Generator(model, sampler, memory_length)
-    parts = _parts(write(prompts, FLAGS.num_tokens, FLAGS.seed), streams)
+    parts = _parts(write(prompts, FLAGS.max_tokens, FLAGS.seed), streams)
     if len(texts) == 1:
         _show(texts[0])
         for (part,) in parts:

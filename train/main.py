@@ -249,7 +249,7 @@ def _finish(workdir, valid, tokenizer, test, tensorboard):
     sample = tokenizer.decode(
         [
             int(token[0])
-            for token in write([prompt], FLAGS.sample_length, FLAGS.seed)
+            for token in write([prompt], FLAGS.max_sample_tokens, FLAGS.seed)
         ]
     )
     workdir.write_sample(sample)

@@ -120,7 +120,7 @@ def test_a_run_learns_scores_and_exports(
 
     _, stop = here("finetune.py", *flags_of(run, files))
     assert "`workdir` must be new" in stop
-    _, stop = here("generate.py", f"--workdir={run}", "--num_tokens=1")
+    _, stop = here("generate.py", f"--workdir={run}", "--max_tokens=1")
     assert "of class TransformerXLTextClassifier" in stop
 
 

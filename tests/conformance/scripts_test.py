@@ -56,7 +56,7 @@ TINY = (
     "--checkpoint_every=20",
     "--learning_rate=0.01",
     "--warmup_steps=0",
-    "--sample_length=40",
+    "--max_sample_tokens=40",
 )
 
 
@@ -353,7 +353,7 @@ def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
     picture, output = tmp_path / "slow.png", tmp_path / "slow.jsonl"
     flags = (
         *("--num_layers=1", "--num_heads=2", "--hidden_dim=16"),
-        *("--intermediate_dim=24", "--segment_length=4", "--num_tokens=2"),
+        *("--intermediate_dim=24", "--segment_length=4", "--calls_per_turn=2"),
         *("--turns=1", "--windows=2", "--initializer_stddev=0.3"),
         f"--picture={picture}",
     )
@@ -386,7 +386,7 @@ def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
 TINY_BENCHMARK = (
     *("--num_layers=1", "--num_heads=2", "--hidden_dim=16", "--turns=1"),
     *("--intermediate_dim=24", "--memory_length=6", "--segment_length=4"),
-    *("--num_tokens=2", "--batch_size=3", "--vocabulary_size=7"),
+    *("--calls_per_turn=2", "--batch_size=3", "--vocabulary_size=7"),
 )
 
 
@@ -564,7 +564,7 @@ def test_benchmark_says_what_it_cannot_time(flags, message, here):
 
 
 def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, here):
-    flags = (f"--workdir={run[0]}", "--prompt=Sentence é", "--num_tokens=60")
+    flags = (f"--workdir={run[0]}", "--prompt=Sentence é", "--max_tokens=60")
     sampled = ("generate.py", *flags, "--seed=1", "--top_p=0.9")
     first, error = here(*sampled)
     assert error is None
@@ -712,7 +712,7 @@ def test_the_text_may_be_moved_and_its_newlines_left_out(
     assert error is None
     assert "bpc over 99 tokens" in printed
     # A new line is no token of this run: it begins with a space.
-    flags = (f"--workdir={workdir}", "--num_tokens=9")
+    flags = (f"--workdir={workdir}", "--max_tokens=9")
     written, error = here("generate.py", *flags)
     assert error is None
     assert written.startswith(" ")
@@ -847,7 +847,7 @@ def test_a_run_of_words_is_scored_and_written_on(words_run, here):
     assert scores["nll"] == pytest.approx(trained["nll"], abs=1e-5)
     assert f"test: {scores['perplexity']:.2f} ppl" in printed
 
-    flags = (f"--workdir={workdir}", "--num_tokens=30")
+    flags = (f"--workdir={workdir}", "--max_tokens=30")
     printed, error = here("generate.py", *flags, "--prompt=the unheard")
     assert error is None
     assert printed.startswith("the unheard")
@@ -911,7 +911,7 @@ def test_any_order_of_the_text_is_learned(order, corpus, here, tmp_path):
         *order,
     )
     # Sentences of the corpus have 18 to 27 bytes.
-    printed, error = here("main.py", *flags, "--sample_length=0")
+    printed, error = here("main.py", *flags, "--max_sample_tokens=0")
     assert error is None
     losses = [line["loss"] for line in metrics_of(tmp_path) if "loss" in line]
     assert losses[-1] < losses[0] - 1
@@ -981,7 +981,7 @@ def test_cutoffs_are_chosen_for_large_vocabularies(
     monkeypatch.setattr(vocabulary, "LARGE_VOCABULARY", 20)
     flags = (f"--corpus={word_corpus}", f"--workdir={tmp_path}", *TINY)
     flags += ("--tokenizer=words", "--cutoffs=auto", "--max_steps=3")
-    printed, error = here("main.py", *flags, "--sample_length=0")
+    printed, error = here("main.py", *flags, "--max_sample_tokens=0")
     assert error is None
     config = Workdir(str(tmp_path)).read_config()
     cutoffs = config["model"]["backbone"]["config"]["cutoffs"]
@@ -1256,7 +1256,7 @@ def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
         nll += float(tf.reduce_sum(part * batch["weights"]))
     assert scores["nll"] == pytest.approx(nll / (len(ids) - 1), abs=1e-5)
 
-    flags = (f"--workdir={run}", "--prompt=word3 word4", "--num_tokens=12")
+    flags = (f"--workdir={run}", "--prompt=word3 word4", "--max_tokens=12")
     printed, error = here("generate.py", *flags)
     assert error is None
     assert printed.startswith("word3 word4")

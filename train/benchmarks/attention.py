@@ -48,7 +48,7 @@ def run(model, settings, peer=None):
                     inputs,
                     compile_way(name, model, training),
                 ),
-                settings.num_tokens,
+                settings.calls_per_turn,
             )
             for name, (attend, weights) in _attentions(model, settings).items()
         }

@@ -34,7 +34,7 @@ def run(model, settings, peer=None):
         scorers[name] = _bare(compiled, batch_size)
     contenders = {
         name: timed(
-            functools.partial(_score, score, segment), settings.num_tokens
+            functools.partial(_score, score, segment), settings.calls_per_turn
         )
         for name, score in scorers.items()
     }
@@ -42,7 +42,7 @@ def run(model, settings, peer=None):
         peer,
         "evaluate",
         segment_length=length,
-        num_segments=settings.num_tokens,
+        num_segments=settings.calls_per_turn,
     )
     flops = model_flops(model, batch_size, length)
     return measure(

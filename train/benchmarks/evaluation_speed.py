@@ -69,7 +69,7 @@ def _compare(model, vanilla, length, windows, settings):
     seconds = take_turns(
         {
             "Transformer-XL": timed(
-                lambda: score().numpy(), settings.num_tokens
+                lambda: score().numpy(), settings.calls_per_turn
             ),
             "sliding": _sliding(vanilla, length, windows),
         },

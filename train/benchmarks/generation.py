@@ -24,7 +24,7 @@ _BANDWIDTH_BYTES = 1 << 29
 
 def run(model, settings, peer=None):
     """Times greedy tokens: see the package."""
-    batch_size, num_tokens = settings.batch_size, settings.num_tokens
+    batch_size, num_tokens = settings.batch_size, settings.calls_per_turn
     contenders = {
         "txl_keras": _projected(model, batch_size, num_tokens),
         "training path": _unprojected(model, batch_size, num_tokens),

@@ -37,7 +37,7 @@ def run(model, settings, peer=None):
         steps = iter(segments.distribute(tf.distribute.get_strategy()))
         take = functools.partial(_take, steps)
         times = take_turns(
-            {"txl_keras": timed(take, settings.num_tokens)}, settings.turns
+            {"txl_keras": timed(take, settings.calls_per_turn)}, settings.turns
         )
     times.seconds["txl_keras"] /= _BATCHES
     return {

@@ -16,11 +16,12 @@ def run(model, settings, peer=None):
     Raises:
         ValueError: If it has fewer than 1000.
     """
-    num_tokens = settings.num_tokens
+    num_tokens = settings.calls_per_turn
     if num_tokens < 1000:
         raise ValueError(
-            "`num_tokens` must be at least 1000 for long_generation. "
-            f"Received: num_tokens={num_tokens}"
+            "`calls_per_turn` must be at least 1000 for "
+            "--experiment=long_generation, which writes one token per call. "
+            f"Received: calls_per_turn={num_tokens}"
         )
     write = Generator(model, Sampler(temperature=0))
     times, peaks, start = [], [], None

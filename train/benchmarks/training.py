@@ -40,12 +40,12 @@ def run(model, settings, peer=None):
             _turn,
             train,
             _steps(model, batch_size, length),
-            settings.num_tokens,
+            settings.calls_per_turn,
         )
         for name, train in _trainers(model, settings).items()
     }
     peers = peer_contenders(
-        peer, "train", segment_length=length, num_steps=settings.num_tokens
+        peer, "train", segment_length=length, num_steps=settings.calls_per_turn
     )
     flops = model_flops(model, batch_size, length, training=True)
     return measure(

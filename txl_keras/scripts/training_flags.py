@@ -27,7 +27,7 @@ RESULT_FLAGS = (
 # The others.
 HABIT_FLAGS = (
     "accumulate_steps", "eval_batch_size", "eval_every", "checkpoint_every",
-    "max_to_keep", "profile_steps", "steps_per_execution", "sample_length",
+    "max_to_keep", "profile_steps", "steps_per_execution", "max_sample_tokens",
     "attention_kernel",
 )  # fmt: skip
 # Of weights whose own learning rate nobody knows.
@@ -66,8 +66,10 @@ def _define_language_model_flags():
         "which needs jax: fewer bytes, less memory.",
     )  # fmt: skip
     flags.DEFINE_integer(
-        "sample_length", 500, "Tokens of the sample at the end.", lower_bound=0
-    )
+        "max_sample_tokens", 500,
+        "Most tokens to write into sample.txt at the end of the run.",
+        lower_bound=0,
+    )  # fmt: skip
 
 
 def _define_result_flags():

@@ -51,6 +51,7 @@ from benchmarks.peer import open_peer
 from txl_keras.evaluation.plots import FORMATS
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
+from txl_keras.scripts import training_flags
 
 FLAGS = flags.FLAGS
 
@@ -90,9 +91,8 @@ flags.DEFINE_integer(
     lower_bound=2,
 )  # fmt: skip
 flags.DEFINE_integer("turns", 5, "How often each has its turn.", lower_bound=1)
-flags.DEFINE_enum(
-    "precision", "float32", ["float32", "mixed_bfloat16"], "Dtype policy."
-)
+training_flags.define_precision_flag()
+flags.adopt_module_key_flags(training_flags)
 flags.DEFINE_multi_enum(
     "contenders", None, _CONTENDERS["evaluation"],
     "Of training, evaluation, attention and growth: this code, the same with "

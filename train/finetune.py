@@ -123,9 +123,8 @@ flags.DEFINE_float(
 )
 flags.DEFINE_float("weight_decay", 0.01, "Of kernels.", lower_bound=0)
 flags.DEFINE_float("clip_norm", 1.0, "Of the gradient; 0: any.", lower_bound=0)
-flags.DEFINE_enum(
-    "precision", "float32", ["float32", "bfloat16"], "Of activations."
-)
+training_flags.define_precision_flag()
+flags.adopt_module_key_flags(training_flags)
 flags.DEFINE_integer(
     "seed", 0, "Of initial weights, order and dropout.",
     lower_bound=0, upper_bound=2**32 - 1,

@@ -2,6 +2,7 @@
 
 from txl_keras.models import presets
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import training_flags
 
 
 def build_model(settings):
@@ -31,4 +32,6 @@ def build_model(settings):
     if vocabulary_size is None:
         preset = presets.preset_config(settings.preset)
         vocabulary_size = preset["vocabulary_size"]
-    return model_flags.build_model(vocabulary_size, None, settings.precision)
+    return model_flags.build_model(
+        vocabulary_size, None, training_flags.dtype_policy()
+    )

@@ -72,11 +72,17 @@ def _define_language_model_flags():
     )  # fmt: skip
 
 
-def _define_result_flags():
+def define_precision_flag():
+    """Defines `--precision`, with the same values in every script."""
     flags.DEFINE_enum(
         "precision", "float32", ["float32", "bfloat16", "float16"],
-        "Of activations; weights, softmax, norms and loss are float32 always.",
+        "Dtype of activations and matmuls. Weights, softmax, layer norms and "
+        "loss are always float32.",
     )  # fmt: skip
+
+
+def _define_result_flags():
+    define_precision_flag()
     flags.DEFINE_integer("seed", 0, "Of initial weights and dropout.")
     flags.DEFINE_integer(
         "batch_size", 8, "Rows over all replicas.", lower_bound=1

@@ -360,7 +360,7 @@ def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
     speed = ("benchmark.py", "--experiment=evaluation_speed", *flags)
     printed, error = here(*speed, "--attention_lengths=9", f"--output={output}")
     assert error is None
-    assert "9 tokens back: " in printed
+    assert "attention length      9: " in printed
     line = json.loads(output.read_text())
     assert line["memory_length"] == [9]
     (result,) = line["results"]
@@ -509,11 +509,11 @@ def test_a_point_of_growth_is_another_experiment(tmp_path):
         (["--experiment=training", "--backbone=lstm"], "`backbone` must be"),
         (
             ["--experiment=training", "--contenders=training_path"],
-            "`contenders` of --experiment=training must be of",
+            "`contenders` of --experiment=training must be among",
         ),
         (
             ["--experiment=attention", "--peer=hugging_face"],
-            "`peer` is of --experiment=training or evaluation or generation",
+            "`peer` can only be given with --experiment=training or",
         ),
         (
             ["--experiment=training", "--peer=hugging_face"],
@@ -533,19 +533,19 @@ def test_a_point_of_growth_is_another_experiment(tmp_path):
                 "--contenders=bare",
                 "--same_length",
             ],
-            "`contenders` must have one that can be run",
+            "`contenders` must include one that can run here",
         ),
         (
             ["--experiment=growth", "--contenders=plain", "--same_length"],
-            "`contenders` must have one that this model has",
+            "`contenders` must include one that supports this model",
         ),
         (
             ["--experiment=training", "--cutoffs=auto"],
-            "`cutoffs` must be named here",
+            "`cutoffs` must be a list of integers",
         ),
         (
             ["--experiment=long_generation", "--contenders=plain"],
-            "`contenders` is of --experiment=training, evaluation",
+            "`contenders` can only be given with --experiment=training",
         ),
         (
             [
@@ -554,7 +554,7 @@ def test_a_point_of_growth_is_another_experiment(tmp_path):
                 f"--peer_python={sys.executable}",
                 "--normalize_first",
             ],
-            "`peer` needs relative attention",
+            "`peer` supports only relative attention",
         ),
     ],
 )

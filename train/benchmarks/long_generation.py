@@ -1,4 +1,4 @@
-"""Whether a token takes longer, or more memory, late in a long text."""
+"""Measures time and memory per token along one long generated text."""
 
 import time
 
@@ -11,11 +11,7 @@ from txl_keras.training.utilization import device_memory
 
 
 def run(model, settings, peer=None):
-    """Times all tokens of one text: see the package.
-
-    Raises:
-        ValueError: If it has fewer than 1000.
-    """
+    """Times every token of one text, as the package describes."""
     num_tokens = settings.calls_per_turn
     if num_tokens < 1000:
         raise ValueError(
@@ -38,7 +34,7 @@ def run(model, settings, peer=None):
         by_position[first] = float(np.median(times[first:last]))
         print(
             f"tokens {first:6} to {last:6}: {1e3 * by_position[first]:8.3f} ms "
-            f"a token, peak {peaks[last]:,.0f} MiB"
+            f"per token, peak {peaks[last]:,.0f} MiB"
         )
     return {
         "seconds_by_position": by_position,

@@ -50,7 +50,7 @@ def test_flags_of_pictures_are_checked_before_any_work(
     damaged.write_text('{"picture": "recl", "models": [{"workdir": "a"}]}')
     config = memory / "config.json"
     for picture, flags, messages in (
-        ("positions", [one, "--layers=0"], ["`layers` is for --picture=att"]),
+        ("positions", [one, "--layers=0"], ["`layers` can only be given"]),
         ("positions", [f"{one},{memory}/"], ["`workdirs`", "twice"]),
         ("positions", [two, "--labels=a"], ["`labels`", "2", "--labels=a"]),
         ("positions", [one, f"--labels={NOT_UTF8}"], ["`labels`", r"b'\xff'"]),
@@ -67,7 +67,7 @@ def test_flags_of_pictures_are_checked_before_any_work(
             [one, text, "--segment_length=9999"],
             ["`segment_length` and", "9999", "tokens"],
         ),
-        ("memory_lengths", [one, "--memory_length=4"], ["`memory_length` is"]),
+        ("memory_lengths", [one, "--memory_length=4"], ["`memory_length` can"]),
         ("context_losses", [one, text, "--context_lengths=9,9999"], ["9,999"]),
         ("recl", [f"--numbers={damaged}"], ["`numbers`", "damaged", "recl"]),
     ):

@@ -288,7 +288,7 @@ def _origin():
                 "leaves. Received: initialize_from=None"
             )
         return None
-    training_flags.check_brings_its_own()
+    training_flags.check_inherited_flags()
     origin = Workdir(FLAGS.initialize_from)
     if not origin.is_claimed():
         raise FileNotFoundError(

@@ -1129,7 +1129,7 @@ def test_a_run_begins_with_the_weights_of_another(
     assert "is of another model: weights/block_1" in error
     printed, error = here("main.py", *flags)
     assert error is None
-    assert f"Begins with the best weights of {origin}, step" in printed
+    assert f"Starts from the best weights of {origin}, step" in printed
     # Half of what the other run began with, and so it stays.
     assert "at a learning rate of 0.005." in printed
     before, after = (
@@ -1701,7 +1701,7 @@ def test_an_xlnet_is_trained_and_comes_back(corpus, here, tmp_path):
     flags = (f"--corpus={corpus}", f"--workdir={workdir}", *XLNET)
     printed, error = here("pretrain_xlnet.py", *flags)
     assert error is None
-    assert "of each 12 tokens 2 are predicted, 8 a step" in printed
+    assert "of each 12 tokens 2 are predicted, 8 per step" in printed
     results = json.loads((workdir / "results.json").read_text())
     losses = [x["loss"] for x in metrics_of(workdir) if "loss" in x]
     assert losses[-1] < losses[0]

@@ -84,7 +84,7 @@ flags.adopt_module_key_flags(compiling)
 
 @flags.multi_flags_validator(
     ["workdir", "corpus", "compile_only"],
-    "--workdir and --corpus must be given unless --compile_only is given",
+    "--workdir and --corpus must be given, unless --compile_only is given",
 )
 def _are_given(values):
     given = values["workdir"] is not None and values["corpus"] is not None

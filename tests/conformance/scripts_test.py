@@ -1235,7 +1235,7 @@ def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
     )
     assert error is None
     original = load_tf1(TF1 / "model.ckpt", TF1 / "config.json")
-    assert f"{original.count_params():,} weights in {run}" in printed
+    assert f"{original.count_params():,} weights written to {run}" in printed
 
     # Scored as the original is, segment for segment.
     text = tmp_path / "text.txt"
@@ -1334,7 +1334,7 @@ def test_a_published_model_of_bytes_reads_text(here, tmp_path):
         (["--line_end=none"], ["`line_end`", "'none'"]),
         (["--output={folder}/full"], ["`output`", "full"]),
         (["--output="], ["`output`"]),
-        (["--output={folder}/text.txt/new"], ["`output`", "text.txt cannot"]),
+        (["--output={folder}/text.txt/new"], ["`output`", "text.txt is not"]),
         (["--input="], ["`input`"]),
         (["--unknown=none"], ["`unknown`", "none"]),
         (["--vocabulary=", "--lower_case"], ["'lower_case'", "of words"]),

@@ -12,6 +12,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from txl_keras.scripts.help_topics import define_help_flag
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
 
@@ -42,6 +43,7 @@ def run(main):
     `-v=1` shows the traceback, too.
     """
     _begin()
+    define_help_flag()
     app.run(lambda argv: _run(main, argv))
 
 

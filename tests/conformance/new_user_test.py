@@ -51,7 +51,7 @@ def test_flags_of_pictures_are_checked_before_any_work(
     config = memory / "config.json"
     for picture, flags, messages in (
         ("positions", [one, "--layers=0"], ["`layers` can only be given"]),
-        ("positions", [f"{one},{memory}/"], ["`workdirs`", "twice"]),
+        ("positions", [f"{one},{memory}/"], ["`workdirs`", "different"]),
         ("positions", [two, "--labels=a"], ["`labels`", "2", "--labels=a"]),
         ("positions", [one, f"--labels={NOT_UTF8}"], ["`labels`", r"b'\xff'"]),
         (
@@ -91,7 +91,7 @@ def test_flags_of_a_group_are_checked_before_its_text(
         (["--top_r="], ["`top_r` must be numbers"]),
         (["--top_r=nan"], ["`top_r`", "nan"]),
         (["--labels=a,a"], ["`labels`", "a,a"]),
-        (["--segment_lengths=3"], ["`segment_lengths`", "as many"]),
+        (["--segment_lengths=3"], ["`segment_lengths`", "2 num"]),
         (["--segment_lengths=3,0"], ["`segment_lengths`", "=0"]),
         ([f"--output={other}"], ["`output` must not replace", str(other)]),
     ):

@@ -141,8 +141,8 @@ def _not_predicted(vocabulary_size):
     ids = FLAGS.not_predicted
     if not all(i.isdecimal() and int(i) < vocabulary_size for i in ids):
         raise ValueError(
-            "`not_predicted` must be token ids below the vocabulary size "
-            f"{vocabulary_size}, separated by commas. Received: "
+            f"`not_predicted` must be token ids below {vocabulary_size}, the "
+            "vocabulary size, separated by commas. Received: "
             f"not_predicted={','.join(ids)}"
         )
     return [int(i) for i in ids]

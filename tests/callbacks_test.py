@@ -59,6 +59,44 @@ def test_a_fit_that_shuffles_is_refused(shuffle):
         )
 
 
+class Unbuilt(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.stack = MemoryStack(1, B, M, D)
+        self.attention = RelativeMultiHeadAttention(num_heads=2, key_dim=5)
+
+    def call(self, x):
+        memory, memory_mask = self.stack(x)
+        return self.attention(x, memory=memory, memory_mask=memory_mask)
+
+
+@pytest.mark.parametrize("callbacks", [[], [ResetMemory()]])
+def test_a_refused_fit_tells_what_the_next_one_needs(callbacks):
+    model = Unbuilt()
+    calls = {"batch_size": B, "verbose": 0, "callbacks": callbacks}
+    model.compile("sgd", "mse", jit_compile=False)
+    with pytest.raises(ValueError, match="has to be compiled again"):
+        model.fit(X, X, **calls)
+    if not callbacks:  # Keras traced a step, and makes no variables anew
+        model.compile("sgd", "mse", jit_compile=False)
+    model.fit(X, X, shuffle=False, **calls)
+
+
+@pytest.mark.parametrize("callbacks", [[], [ResetMemory()]])
+def test_a_short_last_batch_is_refused_with_a_remedy(callbacks):
+    model, _ = model_with_memory()
+    calls = {"batch_size": B, "verbose": 0, "callbacks": callbacks}
+    message = f"batch_size={B}.*drop_remainder=True.*last batch of 1"
+    for call in (
+        lambda: model.fit(X[:-1], X[:-1], shuffle=False, **calls),
+        lambda: model.evaluate(X[:-1], X[:-1], **calls),
+        lambda: model.predict(X[:-1], **calls),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    model.fit(X, X, shuffle=False, **calls)
+
+
 def test_a_dataset_is_read_in_its_own_order():
     model, _ = model_with_memory()
     dataset = tf.data.Dataset.from_tensor_slices((X, X)).batch(B)

@@ -27,6 +27,7 @@ from txl_keras.checkpoints import save_hugging_face
 from txl_keras.checks import shown
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
+from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.scripts import running
 from txl_keras.training.workdir import Workdir
 
@@ -72,7 +73,8 @@ flags.DEFINE_enum(
 
 flags.DEFINE_string(
     "vocabulary", None,
-    "File with the symbols of the vocabulary: text, JSON or a known pickle.",
+    "File with the symbols of the vocabulary: text, JSON or a known pickle. A "
+    "tokenizer.json of a run is also read, with all of its options.",
 )  # fmt: skip
 flags.DEFINE_enum(
     "symbols", "words", ["words", "bytes", "characters"],
@@ -103,9 +105,12 @@ def main(_):
         )
     if FLAGS.output_format == "hugging_face":
         _refuse_unused("output_format=workdir", "segment_length")
-    if not FLAGS.vocabulary or FLAGS.symbols != "words":
+    is_tokenizer = _is_tokenizer_file()
+    if not FLAGS.vocabulary or is_tokenizer or FLAGS.symbols != "words":
         word_flags = ("unknown", "line_start", "line_end", "lower_case")
         _refuse_unused("a `vocabulary` of words", *word_flags)
+    if is_tokenizer:
+        _refuse_unused("a `vocabulary` without a tokenizer", "symbols")
     # First, because it is fast and fails before a large model is loaded.
     tokenizer = _load_tokenizer()
     model, step = _load_model()
@@ -114,6 +119,11 @@ def main(_):
     else:
         Workdir(output).create(model, step, _config(), tokenizer)
     print(f"{model.count_params():,} weights written to {output}")
+    if tokenizer and FLAGS.output_format == "hugging_face":
+        print(
+            "The tokenizer is not written, as Hugging Face has another format. "
+            f"To convert back, pass --vocabulary={Workdir(_input()).tokenizer}"
+        )
 
 
 def _check_output(output):
@@ -200,7 +210,10 @@ def _load_tokenizer():
         if FLAGS.input_format == "workdir" and has_one:
             return workdir.load_tokenizer()
         return None
-    symbols = load_vocabulary(os.path.expanduser(FLAGS.vocabulary))
+    path = os.path.expanduser(FLAGS.vocabulary)
+    if _is_tokenizer_file():
+        return load_tokenizer(path)
+    symbols = load_vocabulary(path)
     if FLAGS.symbols == "bytes":
         return CharacterTokenizer(
             [_byte(symbol) for symbol in symbols],
@@ -223,6 +236,10 @@ def _load_tokenizer():
         line_end=FLAGS.line_end,
         lower_case=FLAGS.lower_case,
     )
+
+
+def _is_tokenizer_file():
+    return os.path.basename(FLAGS.vocabulary or "") == "tokenizer.json"
 
 
 def _byte(symbol):

@@ -18,6 +18,7 @@ from absl import flags
 from txl_keras.scripts import running
 from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.exporting import loading_note
+from txl_keras.serving.export import LONGEST_SEGMENT
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
 from txl_keras.training.workdir import Workdir
@@ -47,6 +48,7 @@ flags.DEFINE_integer(
     "Most tokens in a segment of a request. Default: 512, or the number of "
     "absolute positions of the model.",
     lower_bound=1,
+    upper_bound=LONGEST_SEGMENT,
 )
 flags.DEFINE_bool(
     "raw_text",

@@ -15,6 +15,7 @@ import sys
 
 from absl import flags
 
+from txl_keras.checks import shown
 from txl_keras.scripts import running
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
@@ -151,7 +152,23 @@ def _encode(tokenizer, text):
             "`prompt` must hold at least one token of the model's vocabulary. "
             f"Received: prompt={text!r}"
         )
+    _warn_of_unknown_words(tokenizer, text, ids)
     return ids
+
+
+def _warn_of_unknown_words(tokenizer, text, ids):
+    unknown = tokenizer.unknown_id
+    if unknown is None or unknown not in ids:
+        return
+    mark = tokenizer.decode([unknown]).strip()
+    words = dict.fromkeys(text.split())
+    words = [w for w in words if w != mark and unknown in tokenizer.encode(w)]
+    if words:
+        print(
+            "Words of the prompt that are not in the vocabulary, read as "
+            f"{mark}: {shown(words)}",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -3,20 +3,22 @@
 import keras
 
 from txl_keras.layers.memory.memory_stack import MemoryStack
-from txl_keras.layers.memory.memory_stack import check_order_of_fit
+from txl_keras.layers.memory.memory_stack import check_batches
 
 
 class ResetMemory(keras.callbacks.Callback):
-    """Forgets memory where a text is read from its beginning.
+    """Resets memory at the start of each epoch, evaluation and prediction.
 
-    Resets every `MemoryStack` of the model at the start of each epoch of
-    `fit`, of `evaluate` and of `predict`. `TransformerXLCausalLM` does so by
-    itself; a model of your own needs this callback, or else an epoch begins
-    with what the end of the last one left.
+    Resets every `MemoryStack` of the model when an epoch of `fit`, a call of
+    `evaluate` or a call of `predict` begins. Without this, the first batch of
+    an epoch would attend to the end of the epoch before.
+    `TransformerXLCausalLM` resets its own memory; a model that you build from
+    `MemoryStack` needs this callback.
 
     Raises:
-        ValueError: When `fit` begins, if the model has no `MemoryStack` or
-            `shuffle` is not False.
+        ValueError: When `fit`, `evaluate` or `predict` begins, if the model has
+            no `MemoryStack`, `shuffle` is not False, or the last batch of
+            arrays is short.
 
     Example:
 
@@ -34,7 +36,7 @@ class ResetMemory(keras.callbacks.Callback):
     )
     model = keras.Model(segment, attended)
     model.compile("adam", "mse")
-    x = np.ones((12, 16, 32), "float32")  # 3 batches: row r goes on
+    x = np.ones((12, 16, 32), "float32")  # 3 batches of 4 rows
     model.fit(
         x, x, batch_size=4, shuffle=False, callbacks=[ResetMemory()], verbose=0
     )
@@ -48,19 +50,24 @@ class ResetMemory(keras.callbacks.Callback):
     """
 
     def on_train_begin(self, logs=None):
-        self._reset()
-        check_order_of_fit()
+        self._begin()
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._reset()
+        for stack in self._stacks():
+            stack.reset_state()
 
     def on_test_begin(self, logs=None):
-        self._reset()
+        self._begin()
 
     def on_predict_begin(self, logs=None):
-        self._reset()
+        self._begin()
 
-    def _reset(self):
+    def _begin(self):
+        for stack in self._stacks():
+            check_batches(stack.batch_size)
+            stack.reset_state()
+
+    def _stacks(self):
         stacks = [
             layer
             for layer in self.model._flatten_layers()
@@ -71,5 +78,4 @@ class ResetMemory(keras.callbacks.Callback):
                 "`ResetMemory` needs a model with a `MemoryStack` among its "
                 f"layers. Received: model={self.model.name!r}"
             )
-        for stack in stacks:
-            stack.reset_state()
+        return stacks

@@ -1,4 +1,4 @@
-"""Checks of arguments."""
+"""Argument checks shared by all parts of the package."""
 
 import math
 import numbers
@@ -9,17 +9,17 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-# What has its values already.
-_AT_HAND = (np.ndarray, tf.__internal__.EagerTensor)
+# Types whose values can be checked at once, not only when a graph runs.
+_CONCRETE = (np.ndarray, tf.__internal__.EagerTensor)
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def shown(value):
-    """Returns a `repr` for error messages: short, and never an error itself.
+    """Returns a short `repr` for error messages that never raises.
 
-    Foreign data may be nested or long beyond what `repr` can write.
+    `repr` itself may fail on foreign data that is deeply nested or very long.
     """
     try:
         if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -34,20 +34,10 @@ def shown(value):
 
 
 def check_number(name, value, minimum, maximum=math.inf, exclusive=False):
-    """Checks that an argument is a finite number in its range.
+    """Returns `value` if it is a finite number in its range.
 
-    Args:
-        name: String, the argument's name.
-        value: The value passed.
-        minimum, maximum: Numbers. The value may equal them.
-        exclusive: Boolean. The value must be above `minimum`.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: If it is no real number (booleans are none), NaN, infinite
-            or out of the range.
+    `maximum` is inclusive; so is `minimum` unless `exclusive`. Otherwise, and
+    for booleans, raises `ValueError`.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     is_inside = (
@@ -74,20 +64,9 @@ def check_dropout(name, rate):
 
 
 def check_integer(name, value, minimum, maximum=None):
-    """Checks that an argument is an integer in its range.
+    """Returns `value` as a Python integer if it is one in its range.
 
-    Args:
-        name: String, the argument's name.
-        value: What was passed.
-        minimum: Integer.
-        maximum: Optional integer.
-
-    Returns:
-        The value, as a Python integer.
-
-    Raises:
-        ValueError: If it is no integer (booleans are none), too small or too
-            large.
+    Both limits are inclusive. Otherwise, and for booleans, raises `ValueError`.
     """
     is_integer = isinstance(value, numbers.Integral)
     is_large = is_integer and maximum is not None and value > maximum
@@ -101,25 +80,21 @@ def check_integer(name, value, minimum, maximum=None):
 
 
 def check_dtype_policy(policy):
-    """Raises `ValueError` unless weights are float32 and products a float.
-
-    Args:
-        policy: `keras.dtype_policies.DTypePolicy`.
-    """
+    """Checks that a policy has float32 weights and a known compute dtype."""
     if policy.variable_dtype != "float32" or policy.compute_dtype not in (
         "float32",
         "bfloat16",
         "float16",
     ):
         raise ValueError(
-            "`dtype` must be a policy of float32 weights: 'float32', "
+            "`dtype` must be a policy with float32 weights: 'float32', "
             "'mixed_bfloat16' or 'mixed_float16'. Received: "
             f"dtype={policy.name!r}"
         )
 
 
 def check_list(name, values):
-    """Raises `ValueError` unless an argument is a list, a tuple or an array."""
+    """Checks that an argument is a list, a tuple or an array."""
     try:
         is_list = len(values) >= 0 and not isinstance(
             values, (str, bytes, dict)
@@ -133,46 +108,31 @@ def check_list(name, values):
 
 
 def check_head_dim(head_dim, hidden_dim, num_heads):
-    """Checks how hidden states are split into heads.
+    """Returns the size of a head, by default `hidden_dim / num_heads`.
 
-    Args:
-        head_dim: Integer, or `None` for `hidden_dim / num_heads`.
-        hidden_dim, num_heads: Integers, checked.
-
-    Returns:
-        The size of a head.
-
-    Raises:
-        ValueError: If `hidden_dim` is odd, or is not divisible where it must
-            be.
+    Raises `ValueError` if that does not divide, or if `hidden_dim` is odd.
     """
     if hidden_dim % 2:
         raise ValueError(
-            "`hidden_dim` must be even: half of the position encoding are "
-            f"sines, half cosines. Received: hidden_dim={hidden_dim}"
+            "`hidden_dim` must be even: the position encoding is half sines, "
+            f"half cosines. Received: hidden_dim={hidden_dim}"
         )
     if head_dim is not None:
         return check_integer("head_dim", head_dim, 1)
     if hidden_dim % num_heads:
         raise ValueError(
-            "`hidden_dim` must be divisible by `num_heads`, or `head_dim` "
-            f"be given. Received: hidden_dim={hidden_dim}, "
+            "`hidden_dim` must be divisible by `num_heads` unless `head_dim` "
+            f"is given. Received: hidden_dim={hidden_dim}, "
             f"num_heads={num_heads}"
         )
     return hidden_dim // num_heads
 
 
-def check_shape(name, tensor, expected):
-    """Checks the sizes of a tensor that are known.
+def check_shape(name, tensor, expected, remedy=""):
+    """Checks the static sizes of a tensor or array.
 
-    Args:
-        name: String, the argument's name.
-        tensor: Tensor or array, may be symbolic.
-        expected: Tuple of sizes; an integer, or anything else where the size
-            is not known.
-
-    Raises:
-        ValueError: If the rank or a known size is another.
+    In `expected`, anything but an integer stands for any size; `remedy` ends
+    the message.
     """
     expected = tuple(
         size if isinstance(size, int) else None for size in expected
@@ -180,7 +140,7 @@ def check_shape(name, tensor, expected):
     shape = getattr(tensor, "shape", None)
     if shape is None:
         raise ValueError(
-            f"`{name}` must be a tensor of the shape {expected}. "
+            f"`{name}` must be a tensor of shape {expected}. "
             f"Received: {name}={shown(tensor)}"
         )
     if isinstance(shape, tf.TensorShape) and shape.rank is None:
@@ -192,35 +152,24 @@ def check_shape(name, tensor, expected):
     ):
         raise ValueError(
             f"`{name}` must have the shape {expected}. "
-            f"Received: {name}.shape={shape}"
+            f"Received: {name}.shape={shape}" + (remedy and f". {remedy}")
         )
 
 
 def check_shape_in_graph(name, tensor, expected, broadcasts=False, remedy=""):
-    """Checks the sizes of a tensor, and makes a graph check the others.
+    """Checks the static sizes of a tensor now and the others when a graph runs.
 
-    Sizes of a `tf.function` that are known when it runs are checked then, with
-    an `InvalidArgumentError`; XLA, which cannot raise errors, drops that check.
-
-    Args:
-        name, tensor: See `check_shape`.
-        expected: Tuple of sizes; an integer, a scalar tensor, or `None` for
-            any.
-        broadcasts: Boolean. A size may be 1 where another is expected.
-        remedy: String, to end the message of the graph.
-
-    Returns:
-        The tensor, which depends on the check where there is one.
-
-    Raises:
-        ValueError: As of `check_shape`.
+    Returns the tensor, with a control dependency on the check in the graph,
+    which raises `InvalidArgumentError`. XLA cannot raise errors, so it drops
+    that check. `expected` holds integers, scalar tensors, or `None` for any
+    size. With `broadcasts`, a size may be 1 instead; `remedy` ends messages.
     """
-    check_shape(name, tensor, expected)
+    check_shape(name, tensor, expected, remedy)
     if not isinstance(tensor, tf.Tensor) or tensor.shape.rank is None:
         return tensor
     if _is_compiled_by_xla():
         return tensor
-    sizes = _sizes_at_run(tensor)
+    sizes = _runtime_shape(tensor)
     fits = [
         (sizes[axis] == size) | ((sizes[axis] == 1) & broadcasts)
         for axis, size in enumerate(expected)
@@ -235,11 +184,12 @@ def check_shape_in_graph(name, tensor, expected, broadcasts=False, remedy=""):
     return _checked(tensor, tf.reduce_all(fits), message)
 
 
-def _sizes_at_run(tensor):
-    """Returns the sizes of a tensor, such that a graph does not assume them.
+def _runtime_shape(tensor):
+    """Returns the shape of a tensor in a way that Grappler does not simplify.
 
-    Grappler takes it that tensors fit where they meet, and drops a check of
-    that. It does not look through this op; no values pass it, only a shape.
+    Grappler assumes that the operands of an op have matching shapes, and
+    removes a check of that. It does not look through `PlaceholderWithDefault`;
+    the tensor passed through it is empty, so no values are copied.
     """
     empty = tensor[..., None][..., :0]
     unknown = tf.TensorShape([None] * empty.shape.rank)
@@ -248,77 +198,57 @@ def _sizes_at_run(tensor):
 
 
 def _checked(tensor, condition, message):
-    """Returns a tensor, of which a graph raises an error on a condition."""
+    """Returns the tensor, with a control dependency on an assertion."""
     check = tf.debugging.Assert(condition, message)
     with tf.control_dependencies([check]):
         return tf.identity(tensor)
 
 
 def check_seeds(dropout_seed, expected):
-    """Raises `ValueError` unless seeds are integers of a shape."""
+    """Checks that dropout seeds are integers of the expected shape."""
     seeds = _as_array_or_tensor("dropout_seed", dropout_seed)
     dtype = keras.backend.standardize_dtype(seeds.dtype)
     if "int" not in dtype:
         raise ValueError(
-            "`dropout_seed` must be of integers, uint32. Received: dtype "
-            f"{dtype}"
+            "`dropout_seed` must hold integers, such as uint32. Received: "
+            f"dtype {dtype}"
         )
     check_shape("dropout_seed", seeds, expected)
 
 
 def check_vocabulary(tokenizer, vocabulary_size):
-    """Checks that a tokenizer is one for a model.
-
-    Args:
-        tokenizer: The tokenizer.
-        vocabulary_size: Integer, the model's.
-
-    Raises:
-        ValueError: If it has another number of symbols.
-    """
+    """Checks that a tokenizer has as many symbols as a model's vocabulary."""
     if tokenizer.vocabulary_size != vocabulary_size:
         raise ValueError(
-            "`tokenizer` must have the vocabulary of the model, "
+            "`tokenizer` must have as many symbols as the model, "
             f"{vocabulary_size} symbols. Received: "
             f"{tokenizer.vocabulary_size} symbols"
         )
 
 
 def check_token_ids(name, token_ids, vocabulary_size, first=0):
-    """Checks ids of tokens or other integers, and makes a graph check them.
+    """Checks that integers (token ids) are in `[first, vocabulary_size)`.
 
-    Values that are at hand, those of arrays and eager tensors, are checked at
-    once. Those of a `tf.function` are checked when it runs, with an
-    `InvalidArgumentError`; XLA, which cannot raise errors, drops that check.
-
-    Args:
-        name: String, the argument's name.
-        token_ids: Integer tensor or array of any shape, or nested lists.
-        vocabulary_size: Integer, or scalar tensor.
-        first: Integer, the lowest id.
-
-    Returns:
-        The ids: an array where an array or lists were passed, a tensor that
-        depends on the check where a tensor was.
-
-    Raises:
-        ValueError: If they are no integers (booleans are none) or, where that
-            is known, not in `[first, vocabulary_size)`.
+    Arrays, nested lists and eager tensors are checked at once, with a
+    `ValueError`. Symbolic tensors are checked when the graph runs, with an
+    `InvalidArgumentError`; XLA cannot raise errors, so it drops that check.
+    Returns the ids: an array for lists, and for a symbolic tensor one with a
+    control dependency on the check. `vocabulary_size` may be a scalar tensor.
     """
     token_ids = _as_array_or_tensor(name, token_ids)
     dtype = keras.backend.standardize_dtype(token_ids.dtype)
     is_symbolic = tf.is_tensor(vocabulary_size)
-    last = "its limit" if is_symbolic else vocabulary_size
+    last = "limit" if is_symbolic else vocabulary_size
     limits = f"`{name}` must hold integers in [{first}, {last})."
     if "int" not in dtype:
         raise ValueError(
-            f"{limits} Received: dtype {dtype}. Cast what are whole numbers, "
-            f"such as by `ops.cast({name}, 'int32')`; a `keras.Input` of ids "
-            "needs dtype='int32'."
+            f"{limits} Received: dtype {dtype}. Cast whole numbers with "
+            f"`ops.cast({name}, 'int32')`, and give a `keras.Input` of ids "
+            "dtype='int32'."
         )
     if isinstance(token_ids, keras.KerasTensor):
         return token_ids
-    if isinstance(token_ids, _AT_HAND):
+    if isinstance(token_ids, _CONCRETE):
         ids = np.asarray(token_ids)
         if ids.size and (ids.min() < first or ids.max() >= vocabulary_size):
             raise ValueError(
@@ -327,11 +257,11 @@ def check_token_ids(name, token_ids, vocabulary_size, first=0):
         return token_ids
     if _is_compiled_by_xla():
         return token_ids
-    ids = tf.cast(token_ids, tf.int64)  # 256 is no uint8
+    ids = tf.cast(token_ids, tf.int64)  # a limit of 256 overflows uint8
     limit = tf.cast(vocabulary_size, tf.int64)
     received = [tf.reduce_min(ids), "to", tf.reduce_max(ids)]
     if is_symbolic:
-        received += ["where that is", limit]
+        received += ["with a limit of", limit]
     return _checked(
         token_ids,
         tf.reduce_all((ids >= first) & (ids < limit)),
@@ -340,30 +270,20 @@ def check_token_ids(name, token_ids, vocabulary_size, first=0):
 
 
 def _is_compiled_by_xla():
-    """Tells whether XLA, which cannot raise errors, compiles what is traced."""
-    # Of TensorFlow's own, not public: a test fails where it is gone.
+    """Returns whether XLA, which cannot raise errors, compiles this graph."""
+    # A private function of TensorFlow: a test fails if it is removed.
     return control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
 
 
 def check_mask(name, mask, shape, broadcasts=False):
-    """Checks a mask and returns it as booleans.
+    """Checks a mask and returns it as a boolean tensor, or `None` for `None`.
 
-    Args:
-        name: String, the argument's name.
-        mask: Boolean tensor or array; or one of the integers 0 and 1; or
-            `None`, which is returned.
-        shape: Tuple of sizes; an integer, or `None` for any.
-        broadcasts: Boolean. The mask may broadcast to `shape`.
-
-    Returns:
-        Boolean tensor, which in a graph depends on the checks of what is not
-        known before it runs; XLA drops them.
-
-    Raises:
-        ValueError: If it holds anything else, such as the numbers of an
-            additive mask, or has another shape.
+    Accepts booleans and the integers 0 and 1, but not an additive mask. `shape`
+    holds integers, or `None` for any size; with `broadcasts` the mask may
+    broadcast to it. In a graph the result depends on the checks of values and
+    sizes that are known only when it runs; XLA drops these checks.
     """
     if mask is None:
         return None
@@ -371,7 +291,7 @@ def check_mask(name, mask, shape, broadcasts=False):
     dtype = keras.backend.standardize_dtype(mask.dtype)
     is_mask = dtype == "bool" or "int" in dtype
     received = f"dtype {dtype}"
-    if "int" in dtype and isinstance(mask, _AT_HAND):
+    if "int" in dtype and isinstance(mask, _CONCRETE):
         values = np.unique(mask)
         is_mask = np.isin(values, (0, 1)).all()
         received = f"values such as {shown(values.tolist())}"
@@ -379,13 +299,13 @@ def check_mask(name, mask, shape, broadcasts=False):
         f"`{name}` must be boolean, True where a position may be attended to."
     )
     remedy = (
-        "An additive mask of 0 and large negative numbers becomes one by "
+        "Convert an additive mask (0 and large negative numbers) with "
         f"`{name} > -1`."
     )
     if not is_mask:
         raise ValueError(f"{limits} Received: {received}. {remedy}")
-    is_open = dtype != "bool" and isinstance(mask, tf.Tensor)
-    if is_open and not isinstance(mask, _AT_HAND):
+    has_integers = dtype != "bool" and isinstance(mask, tf.Tensor)
+    if has_integers and not isinstance(mask, _CONCRETE):
         mask = _check_zeros_and_ones(mask, limits, remedy)
     if broadcasts:
         rank = len(mask.shape)
@@ -403,7 +323,7 @@ def check_mask(name, mask, shape, broadcasts=False):
 
 
 def _check_zeros_and_ones(mask, limits, remedy):
-    """Makes a graph check the values of an integer mask."""
+    """Makes a graph check that an integer mask holds only 0 and 1."""
     if _is_compiled_by_xla():
         return mask
     values = tf.cast(mask, tf.int64)

@@ -1,4 +1,4 @@
-"""JSON from files that a stranger may have written."""
+"""Readers of untrusted JSON files, with limits on size and nesting."""
 
 import json
 import math
@@ -9,16 +9,16 @@ import tensorflow as tf
 
 from txl_keras.checks import shown
 
-# Parsed JSON takes up to twenty times its size in memory.
+# Parsed JSON takes up to 20 times its file size in memory.
 MAX_BYTES = 1 << 20
 MAX_VOCABULARY_BYTES = 16 << 20
-# A vocabulary of strings has a handful of lists; a list takes 64 bytes of
-# memory for the 3 bytes that it takes in a file. So does a short string: there
-# may be so many, and one more per 16 bytes.
+# A list takes 64 bytes of memory for 3 bytes of a file, and a vocabulary of
+# strings needs only a handful. A short string costs as much as a list, so
+# their number is limited too: to this many, plus one per 16 bytes of the file.
 _MAX_CONTAINERS = 1 << 17
 _MAX_ITEMS = 1 << 20
-# Takes each character once, whatever is damaged: no step is taken back, and a
-# string that does not end is one.
+# Reads each character once even in damaged JSON: possessive quantifiers prevent
+# backtracking, and a string without an end counts as a string.
 _STRING = re.compile(r'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 _KINDS = {
     "an object": dict,
@@ -32,20 +32,10 @@ _KINDS = {
 
 
 def read_json(path, kind=dict, max_bytes=MAX_BYTES):
-    """Reads a JSON file that holds one object or list.
+    """Reads a JSON file, local or remote, that holds one object or list.
 
-    Args:
-        path: String or path, local or remote.
-        kind: `dict`, `list` or a tuple of both, what the file must hold.
-        max_bytes: Integer, the largest file that is read.
-
-    Returns:
-        An instance of `kind`.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is larger, is no JSON, is nested too deeply or
-            holds something else. The message names the file.
+    `kind` is `dict`, `list` or a tuple of both. Raises `ValueError` that names
+    the file if it is larger than `max_bytes`, damaged or holds anything else.
     """
     with open_checked(path, max_bytes) as file:
         data = file.read()
@@ -55,7 +45,7 @@ def read_json(path, kind=dict, max_bytes=MAX_BYTES):
 def open_checked(path, max_bytes):
     """Opens a file for reading bytes, unless it is missing or too large."""
     path = str(path)
-    # A pipe, which only this machine can have, would be waited for.
+    # Opening a named pipe would block. Only local paths can be one.
     is_local = "://" not in path
     if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
         raise FileNotFoundError(f"There is no file {path}.")
@@ -73,18 +63,9 @@ def open_checked(path, max_bytes):
 
 
 def parse_json(text, source, kind=dict):
-    """Parses JSON text that holds one object or list.
+    """Parses JSON text (a string, or UTF-8 bytes) of one object or list.
 
-    Args:
-        text: String, or bytes of UTF-8.
-        source: String or path that errors name.
-        kind: `dict`, `list` or a tuple of both, what the text must hold.
-
-    Returns:
-        An instance of `kind`.
-
-    Raises:
-        ValueError: If it is no JSON, nested too deeply or something else.
+    `source` names the text in errors; `kind` is as for `read_json`.
     """
     try:
         if isinstance(text, bytes):
@@ -116,7 +97,7 @@ def parse_json(text, source, kind=dict):
 
 
 def _count_brackets(text):
-    """Counts opening brackets, without those in strings if they are many."""
+    """Counts opening brackets, without those in strings if there are many."""
     number = text.count("[") + text.count("{")
     if number <= _MAX_CONTAINERS:
         return number
@@ -127,15 +108,9 @@ def _count_brackets(text):
 def check_fields(content, fields, source):
     """Checks the types of the fields of a JSON object.
 
-    Args:
-        content: Dictionary.
-        fields: Dictionary from the path of a field to the types that it may
-            have, such as `{"model": "an object", "model.name": "a string or
-            null"}`. A field that is absent counts as null. Numbers are finite.
-        source: String or path that errors name.
-
-    Raises:
-        ValueError: If a field has another type.
+    `fields` maps the path of a field to its allowed types, such as `{"model":
+    "an object", "model.name": "a string or null"}`. An absent field counts as
+    null; numbers must be finite. `source` names the file in errors.
     """
     for path, kinds in fields.items():
         value = content

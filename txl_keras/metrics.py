@@ -1,4 +1,4 @@
-"""Bits and perplexity, from nats."""
+"""Metrics of language models and classifiers."""
 
 import math
 
@@ -10,11 +10,11 @@ def bits_per_token(nll):
     """Converts a mean negative log-likelihood from nats to bits.
 
     Args:
-        nll: Float or tensor, nats a token. Of tokens that are characters or
-            bytes these bits are bits per character, bpc.
+        nll: Float or tensor, nats per token.
 
     Returns:
-        The same in bits.
+        The same in bits per token: bits per byte if tokens are bytes, bits per
+        character (bpc) if they are characters.
     """
     return nll / math.log(2)
 
@@ -23,10 +23,10 @@ def perplexity(nll):
     """Converts a mean negative log-likelihood to perplexity.
 
     Args:
-        nll: Float, nats a token.
+        nll: Float, nats per token.
 
     Returns:
-        Float, `exp(nll)`; infinite where that overflows.
+        Float, `exp(nll)`, or infinity if that overflows.
     """
     try:
         return math.exp(nll)
@@ -38,8 +38,8 @@ def perplexity(nll):
 class BitsPerToken(keras.metrics.MeanMetricWrapper):
     """Computes the mean bits per token of a language model, for `compile`.
 
-    Of tokens that are bytes these are bits per byte, of characters bits per
-    character.
+    If tokens are bytes, the result is in bits per byte; if they are characters,
+    in bits per character.
 
     Args:
         name: String.
@@ -57,7 +57,7 @@ class BitsPerToken(keras.metrics.MeanMetricWrapper):
 
     metric = BitsPerToken()
     metric.update_state(np.array([[1, 3]]), np.zeros((1, 2, 4)))
-    metric.result()  # 2.0: four tokens, all as likely
+    metric.result()  # 2.0: four tokens of equal probability
     ```
     """
 
@@ -77,10 +77,11 @@ def _bits(y_true, y_pred):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class SparseF1Score(keras.metrics.F1Score):
-    """Mean over classes of their F1 score, for integer labels.
+    """Computes the macro-averaged F1 score for integer labels.
 
-    F1 is the harmonic mean of precision and recall. `keras.metrics.F1Score`
-    wants labels as one-hot vectors.
+    F1 is the harmonic mean of precision and recall; the result is its mean over
+    classes. Unlike `keras.metrics.F1Score`, this metric takes integer labels
+    and not one-hot vectors.
 
     Args:
         num_classes: Integer `C`.
@@ -100,7 +101,7 @@ class SparseF1Score(keras.metrics.F1Score):
     metric = SparseF1Score(num_classes=2)
     logits = np.array([[0.1, 0.9], [0.2, 0.8], [0.7, 0.3]])
     metric.update_state(np.array([1, 0, 0]), logits)
-    metric.result()  # 0.667: of either class
+    metric.result()  # 0.667, the F1 score of both classes
     ```
     """
 

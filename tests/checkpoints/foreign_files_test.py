@@ -195,7 +195,7 @@ TORCH_FILES = {
     ),
     "another checksum": (
         zipped(state(a=tensor((1000,), (1,)))).replace(b"\0" * 9, b"\1" * 9, 1),
-        "the checksum of data/0 is another",
+        "the checksum of data/0 is wrong",
     ),
     "numbers to be negated": (
         zipped(

@@ -63,10 +63,11 @@ def state():
     }
 
 
-def torch_zip(data, member="archive/data.pkl"):
+def torch_zip(data, *members):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(member, data)
+        for member in members or ["archive/data.pkl"]:
+            archive.writestr(member, data)
         archive.writestr("archive/version", "3\n")
     return file.getvalue()
 
@@ -106,8 +107,8 @@ def test_text_may_look_like_json_or_opcodes(tmp_path):
         (b"a\n \nb\n", "line 2 has no symbol"),
         (b"", "line 1 has no symbol"),
         (b"a\n\n", "line 2 has no symbol"),
-        (b"a\n\xff\n", "Expected text of one symbol a line; JSON of"),
-        (b"\x00\x01\x02a", "binary format. Expected text of one"),
+        (b"a\n\xff\n", "Expected text with one symbol per line; JSON with"),
+        (b"\x00\x01\x02a", "binary format. Expected text with one"),
     ],
 )
 def test_wrong_text_is_refused(path, content, message):
@@ -314,6 +315,10 @@ def test_every_cut_of_a_pickle_is_refused(path):
         (b"PK\x03\x04abc", "the zip file is truncated"),
         (torch_zip(b"", "archive/model.json"), "not of torch.save"),
         (torch_zip(b"\x80\x02"), "the pickle is truncated"),
+        (
+            torch_zip(b"N.", "a/data.pkl", "b/data.pkl").replace(b"b/", b"a/"),
+            "'a/data.pkl' twice",
+        ),
         (torch_legacy(b""), "the pickle is truncated"),
         (torch_legacy(b"")[:-6], "the pickle is truncated"),
         (pickle.dumps({"idx2sym": "ab"}), "it holds something else"),
@@ -329,6 +334,8 @@ def test_every_cut_of_a_pickle_is_refused(path):
         ),
         (b"\x80\x02U\x01aQ.", "data outside of it.*nothing in the file was"),
         (b"P1\n.", "data outside of it"),
+        # 1 + 0.3 * 4 million: no list of words has as many of so few bytes.
+        (b"N0" * 2_000_000, "more than 2,200,000 opcodes"),
     ],
 )  # fmt: skip
 def test_wrong_pickles_are_refused(path, content, message):

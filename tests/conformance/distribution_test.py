@@ -137,6 +137,15 @@ def test_two_replicas_have_the_losses_of_one(whole_runs):
     assert whole_runs["1"]["collectives"].size == 0
 
 
+def test_fit_on_two_replicas_has_the_losses_of_one():
+    process = start("fit_mirrored.py")
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    for model, (one, *on_two) in json.loads(out.splitlines()[-1]).items():
+        for two in on_two:
+            np.testing.assert_allclose(two, one, rtol=1e-5, err_msg=model)
+
+
 @large
 def test_two_workers_have_the_losses_of_one(worker_runs, whole_runs):
     for run in worker_runs:

@@ -12,6 +12,7 @@ from finetune_test import write_mails
 from script_flags import flags_of
 
 from txl_keras.data import ByteTokenizer
+from txl_keras.data import WordTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -136,6 +137,31 @@ def test_flags_of_an_evaluation_are_checked_before_any_score(
     assert not (memory / "evaluation_all.json").exists()
 
 
+def test_a_configuration_names_text_but_no_folder_to_write_to(
+    corpus, here, tmp_path, capsys
+):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    model = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=256, num_layers=1, hidden_dim=8)
+    )
+    text = {"corpus": str(corpus), "data_dir": str(theirs)}
+    config = {"flags": {"segment_length": 5}, "corpus": text}
+    run = tmp_path / "run"
+    Workdir(str(run)).create(model, 3, config, ByteTokenizer())
+    flags = (f"--workdir={run}", "--max_eval_tokens=50")
+    _, error = here("evaluate.py", *flags)
+    assert "`data_dir` must be given, as config.json names" in error
+    assert str(theirs) in error
+    assert not list(theirs.iterdir())
+    _, error = here("evaluate.py", *flags, f"--data_dir={tmp_path / 'mine'}")
+    assert error is None
+    assert f"From config.json: --corpus={corpus}\n" in capsys.readouterr().err
+    # Where text was prepared before, as by the run itself, it is found.
+    (theirs / "txl_keras_tokens").mkdir()
+    assert here("evaluate.py", *flags)[1] is None
+
+
 def test_flags_of_prepared_text_are_checked_before_it_is_read(
     corpus, here, tmp_path
 ):
@@ -206,6 +232,51 @@ def test_flags_of_a_classifier_are_checked_before_texts_are_read(
             assert message in error
         assert len(error) < 500
     assert not run.exists()
+
+
+def test_unknown_words_of_a_prompt_are_named(here, tmp_path, capsys):
+    tokenizer = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
+    model = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=4, num_layers=1, hidden_dim=8)
+    )
+    Workdir(str(tmp_path / "run")).create(model, 3, {}, tokenizer)
+    flags = (f"--workdir={tmp_path / 'run'}", "--num_tokens=1")
+    for prompt, words in (
+        ("the cat <unk>", ""),
+        ("the dog the dog\nbarks", "read as <unk>: ['dog', 'barks']\n"),
+        (" ".join(map(str, range(99))), "'4', '5', ...]\n"),
+    ):
+        _, error = here("generate.py", *flags, f"--prompt={prompt}")
+        assert error is None
+        told = capsys.readouterr().err
+        assert words in told if words else "vocabulary" not in told
+
+
+def test_a_tokenizer_goes_to_hugging_face_and_back(here, tmp_path):
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart", num_layers=1, hidden_dim=8, intermediate_dim=4,
+        num_heads=2, head_dim=4, vocabulary_size=4, cold_start="zeros",
+    )  # fmt: skip
+    words = ["<eos>", "<unk>", "the", "cat"]
+    tokenizer = WordTokenizer(words, lower_case=True)
+    run, folder, back = (tmp_path / name for name in ("run", "hf", "back"))
+    Workdir(str(run)).create(model, 3, {}, tokenizer)
+    to = ("--input_format=workdir", f"--input={run}", f"--output={folder}")
+    printed, _ = here("convert.py", *to, "--output_format=hugging_face")
+    assert f"--vocabulary={run}/tokenizer.json" in printed
+    modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+    flags = (
+        "--input_format=hugging_face", f"--input={folder}",
+        f"--vocabulary={run}/tokenizer.json", f"--output={back}",
+    )  # fmt: skip
+    _, error = here("convert.py", *flags, "--lower_case")
+    assert "['lower_case'] must be left out" in error
+    _, error = here("convert.py", *flags, "--symbols=bytes")
+    assert "['symbols'] must be left out" in error
+    assert here("convert.py", *flags)[1] is None
+    returned = Workdir(str(back)).load_tokenizer()
+    assert returned.get_config() == tokenizer.get_config()
 
 
 # === Classifier ===

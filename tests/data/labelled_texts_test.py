@@ -49,7 +49,7 @@ def test_json_lines_may_have_integers_as_labels(write):
 @pytest.mark.parametrize(
     "name,content,columns,message",
     [
-        ("a.txt", "a\tb", NUMBERS, r"must end with \.tsv, \.csv or \.jsonl"),
+        ("a.txt", "a\tb", NUMBERS, r"must end in \.tsv, \.csv or \.jsonl"),
         ("a.tsv", "ham\thi\n", {}, r"'ham', 'hi'.*numbers.*none"),
         ("a.tsv", "label\tbody\nham\thi\n", {}, "text_column='text'.*line 2"),
         ("a.csv", "text,class\nhi,ham\n", {}, "label_column='label'"),

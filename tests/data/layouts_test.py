@@ -267,6 +267,6 @@ def test_too_few_segments_are_refused_with_both_numbers():
     "documents", [[], [1, 5], [0, 5, 5], [0, 7, 6], [0, 9]]
 )
 def test_documents_must_begin_one_after_the_other(documents):
-    with pytest.raises(ValueError, match="`documents` must be where"):
+    with pytest.raises(ValueError, match="`documents` must be the positions"):
         document_lengths(np.array(documents, np.int64), 9)
     assert document_lengths(np.array([0, 8]), 9).tolist() == [8, 1]

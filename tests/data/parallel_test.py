@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from txl_keras.data.parallel import FEW
+from txl_keras.data.parallel import NUM_INLINE_ITEMS
 from txl_keras.data.parallel import ordered_map
 
 
@@ -20,8 +20,8 @@ def test_results_come_in_order(num_workers, threads):
 
 def test_processes_do_the_work_of_many():
     workers = list(ordered_map(lambda _: os.getpid(), range(40), 2))
-    assert set(workers[:FEW]) == {os.getpid()}
-    assert os.getpid() not in workers[FEW:]
+    assert set(workers[:NUM_INLINE_ITEMS]) == {os.getpid()}
+    assert os.getpid() not in workers[NUM_INLINE_ITEMS:]
     assert not multiprocessing.active_children()
 
 
@@ -31,7 +31,7 @@ def test_threads_stay_in_this_process():
 
     main = threading.current_thread()
     found = list(ordered_map(where, range(20), 2, threads=True))
-    assert found[FEW:] == [(os.getpid(), True)] * 12
+    assert found[NUM_INLINE_ITEMS:] == [(os.getpid(), True)] * 12
 
 
 @pytest.mark.parametrize("threads", [False, True])

@@ -213,11 +213,14 @@ def test_datasets_hold_the_batches():
     ("options", "message"),
     [
         ({"context_factor": 0}, "`context_factor` must.*context_factor=0"),
-        ({"context_factor": T + 1}, f"no target.*={T}, context_factor={T + 1}"),
+        (
+            {"context_factor": T + 1},
+            f"have a target.*={T}, context_factor={T + 1}",
+        ),
         ({"max_span": 0}, "`max_span` must be.*max_span=0"),
         ({"not_predicted": [3, -1]}, "`not_predicted` must.*not_predicted=-1"),
         ({"seed": -1}, "`seed` must.*seed=-1"),
-        ({"with_next": True, "segment_length": 133}, "`with_next`.*1 a row"),
+        ({"with_next": True, "segment_length": 133}, "`with_next`.*1 per row"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):
@@ -228,8 +231,8 @@ def test_bad_arguments_are_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "with_next", "message"),
     [
-        ({"varlen": True}, False, "`segments` must be of one.*varlen=True"),
-        ({"half_loss": True}, False, "`segments` must be.*half_loss=True"),
+        ({"varlen": True}, False, "`segments` must have one.*varlen=True"),
+        ({"half_loss": True}, False, "`segments` must have.*half_loss=True"),
         ({"order": "roll"}, True, "`with_next` needs.*order='roll'"),
     ],
 )

@@ -219,7 +219,7 @@ def test_two_at_a_time_prepare_once(tmp_path):
 def test_ids_of_another_vocabulary_are_refused(tmp_path):
     train = prepare(corpus_of({}), WORDS, str(tmp_path))["train"]
     other = WordTokenizer(["<eos>", "<unk>", "the", "dog"])
-    with pytest.raises(ValueError, match="`tokenizer` is not that of the ids"):
+    with pytest.raises(ValueError, match="`tokenizer` must be the one that"):
         open_split(train.folder, other)
 
 

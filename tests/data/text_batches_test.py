@@ -98,7 +98,7 @@ def test_bad_arguments_are_errors():
     for wrong in ([], [[1], []]):
         with pytest.raises(ValueError, match="at least one token each"):
             pad_texts(wrong)
-    with pytest.raises(ValueError, match="at least one. Received: 0 and 0"):
+    with pytest.raises(ValueError, match="at least 1. Received: 0 and 0"):
         TextBatches([], [], B, T)
     with pytest.raises(ValueError, match="seed=-1"):
         batches(seed=-1)

@@ -104,7 +104,9 @@ def test_what_cannot_be_scored_is_refused():
     with pytest.raises(ValueError, match="context_lengths=0"):
         context_losses(model, TEXT, [12], [0, 5], 4)
     for lengths in ([], 5):
-        with pytest.raises(ValueError, match="`context_lengths` must be one"):
+        with pytest.raises(
+            ValueError, match="`context_lengths` must be a list"
+        ):
             context_losses(model, TEXT, [12], lengths, 4)
     with pytest.raises(ValueError, match=r"integers in \[0, 11\)"):
         context_losses(model, TEXT + V, [12], [5], 4)

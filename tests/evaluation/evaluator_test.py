@@ -242,7 +242,7 @@ def test_an_array_of_another_shape_or_dtype_is_refused(model):
 def test_segments_of_another_size_are_named(model, batch_size, length):
     evaluator = Evaluator(model, STRATEGY, batch_size=3, segment_length=5)
     segments = Segments(TOKENS, batch_size, length, drop_remainder=False)
-    message = f"batch_size=3 .*=5, .*batch_size={batch_size}, .*={length}$"
+    message = f"batch_size=3 .*=5. .*batch_size={batch_size}, .*={length}$"
     with pytest.raises(ValueError, match=message):
         evaluator.evaluate(segments)
 

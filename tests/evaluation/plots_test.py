@@ -91,7 +91,7 @@ def test_maps_name_heads_layers_and_few_tokens(tmp_path):
         "head 1", "head 7"] * 2 + ["head 4"]  # fmt: skip
     for label in (
         "memory, layer 0", "memory, layer 5", "none, layer 3",
-        "memory | segment: byte attended to", "segment: byte attended to",
+        "memory | segment: key (byte)", "segment: key (byte)",
     ):  # fmt: skip
         assert any(label in text for text in texts)
     # Below each of four maps, the segment at their sides too.
@@ -130,4 +130,4 @@ def test_growth_has_a_column_for_each_size(tmp_path):
     plot_growth(results, str(path))
     texts = set(texts_of(path))
     assert {"segment length", "batch size", "ours", "plain"} <= texts
-    assert {"ms a step", "MiB that a step takes, at its peak"} <= texts
+    assert {"ms per step", "peak memory of a step, MiB"} <= texts

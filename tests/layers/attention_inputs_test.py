@@ -136,7 +136,7 @@ def test_an_attention_mask_may_broadcast(name, shape):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_memory_mask_needs_a_memory(name):
-    with pytest.raises(ValueError, match="`memory_mask` .* needs one"):
+    with pytest.raises(ValueError, match="`memory` must .* `memory_mask`"):
         LAYERS[name](QUERY, memory_mask=np.ones((B, M), bool))
 
 

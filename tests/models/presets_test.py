@@ -1,10 +1,12 @@
 """Sizes of the published models, from the papers' numbers of weights."""
 
+import functools
 import pathlib
 
 import pytest
 
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models.presets import names
 from txl_keras.models.presets import preset_config
 
@@ -155,3 +157,19 @@ def test_unknown_presets_and_arguments_are_errors():
         TransformerXLCausalLM.from_preset("enwik9_base")
     with pytest.raises(ValueError, match="num_layer"):
         TransformerXLCausalLM.from_preset("quickstart", num_layer=2)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        TransformerXLCausalLM.from_preset,
+        functools.partial(
+            TransformerXLTextClassifier.from_preset, num_classes=2
+        ),
+    ],
+)
+def test_unknown_arguments_are_refused_with_the_known(build):
+    message = "'num_layers'.*'vocabulary_size'.*Received: .'num_layer'"
+    with pytest.raises(ValueError, match=message):
+        build("quickstart", num_layer=1)
+    assert build("quickstart", num_layers=1, trainable=False)

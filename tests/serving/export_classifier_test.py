@@ -115,7 +115,7 @@ def test_it_needs_nothing_but_tensorflow(path):
 def test_bad_arguments_are_errors(model, tmp_path):
     path = str(tmp_path / "1")
     other = WordTokenizer(WORDS[:2], line_end=None)
-    with pytest.raises(ValueError, match="`settings` must leave out"):
+    with pytest.raises(ValueError, match="`settings` must not contain"):
         export_classifier(
             model, TOKENIZER, LABELS, path, settings={"labels": []}
         )
@@ -123,7 +123,7 @@ def test_bad_arguments_are_errors(model, tmp_path):
         export_classifier(model, TOKENIZER, LABELS, path, max_batch_size=0)
     for arguments, message in (
         ((model, other, LABELS, path), "2 symbols"),
-        ((model, TOKENIZER, LABELS[:2], path), "must be 3, one a class"),
+        ((model, TOKENIZER, LABELS[:2], path), "a list of 3 strings"),
         ((model, TOKENIZER, LABELS, path, 0), "max_tokens=0"),
         ((model, TOKENIZER, LABELS, str(tmp_path)), "path="),
     ):

@@ -126,7 +126,7 @@ def test_text_may_be_much_longer_than_memory(model):
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "message"),
     [
-        ([], 1, "must have a row"),
+        ([], 1, "at least one row"),
         ([[]], 1, r"at least one token.*row 0 of shape \(0,\)"),
         ([[1], []], 1, r"row 1 of shape \(0,\)"),
         ([1, 2], 1, r"row 0 of shape \(\)"),

@@ -254,11 +254,11 @@ def test_wrong_ids_and_lengths_are_named_with_their_row(name):
         assert expected in message
     for wrong in (3, -1):
         message = error_of(graph.decode, [[0, 1], [0, 1]], [2, wrong])
-        expected = "`lengths` must be in [0, 2], the columns of `ids`. Rece"
-        assert f"{expected}ived: {wrong} for row 1" in message
+        expected = "`lengths` must be in [0, 2], the number of columns of `ids`"
+        assert f"{expected}. Received: {wrong} for row 1" in message
     for lengths in ([1], [1, 1, 1]):
         message = error_of(graph.decode, [[0, 1], [0, 1]], lengths)
-        assert "`lengths` must have a value for every row" in message
+        assert "`lengths` must have one value per row" in message
 
 
 def test_lower_case_is_that_of_python():

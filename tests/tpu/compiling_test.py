@@ -29,9 +29,9 @@ from txl_keras.tpu.compiling import check_compiler
 from txl_keras.tpu.compiling import compile_hlo
 from txl_keras.tpu.compiling import lower
 from txl_keras.tpu.cross_replica import OneOfManyReplicas
+from txl_keras.tpu.hlo_text import bytes_moved
 from txl_keras.tpu.hlo_text import collectives
 from txl_keras.tpu.hlo_text import loops
-from txl_keras.tpu.hlo_text import moved
 from txl_keras.tpu.report import Step
 from txl_keras.tpu.report import advice
 from txl_keras.tpu.report import describe
@@ -239,9 +239,9 @@ OUTSIDE = 2 * 2 * 4 * 256 + 4  # two float32 in tiles, and `some`
 
 def test_bytes_of_a_loop_are_told_from_those_around_it():
     assert loops(HLO) == 1
-    assert moved(HLO) == ((OUTSIDE, OUTSIDE), (INSIDE, INSIDE))
+    assert bytes_moved(HLO) == ((OUTSIDE, OUTSIDE), (INSIDE, INSIDE))
     without = HLO.replace(" while(", " call(")
-    assert moved(without) == ((OUTSIDE, OUTSIDE), (0, 0))
+    assert bytes_moved(without) == ((OUTSIDE, OUTSIDE), (0, 0))
 
 
 def test_bytes_on_the_chip_are_told_from_those_in_hbm():
@@ -249,14 +249,14 @@ def test_bytes_on_the_chip_are_told_from_those_in_hbm():
         "%y = bf16[3,5]{1,0:T(8,128)(2,1)}",
         "%y = bf16[3,5]{1,0:T(8,128)(2,1)S(1)}",
     )
-    assert moved(on_chip)[1] == (INSIDE, INSIDE / 2)
+    assert bytes_moved(on_chip)[1] == (INSIDE, INSIDE / 2)
     copied = """ENTRY %main (q: f32[7]) -> f32[7] {
   %q = f32[7]{0:T(256)} parameter(0)
   %go = (f32[7]{0:T(256)S(1)}, f32[7]{0:T(256)}, u32[]{:S(2)}) copy-start(%q)
   ROOT %r = f32[7]{0:T(256)S(1)} copy-done(%go)
 }
 """
-    assert moved(copied)[0] == (2 * 4 * 256 + 4, 4 * 256)
+    assert bytes_moved(copied)[0] == (2 * 4 * 256 + 4, 4 * 256)
 
 
 # --- The report
@@ -317,9 +317,9 @@ def test_a_report_says_what_follows():
     assert facts["utilization"] == 0.4
     assert json.loads(json.dumps(facts)) == facts
     text = describe(facts)
-    assert "v4-8 (v4, 2x2x1 chips): replicas 4, rows of one 16," in text
-    assert "fits: takes 14.00 GiB of 29.21 GiB" in text
-    assert "40.0% of its peak" in text
+    assert "v4-8 (v4, 2x2x1 chips): replicas 4, rows per replica 16," in text
+    assert "fits: needs 14.00 GiB of 29.21 GiB" in text
+    assert "40.0% of the peak" in text
 
 
 def test_a_chip_of_two_replicas_does_the_work_of_both():
@@ -344,7 +344,7 @@ def test_what_lies_beside_a_step_counts():
         step = make_step(beside=int(beside * GIB))
         facts = report(step, tpu_type("v4-8"), make_answer())
         assert facts["fits"] is fits
-        assert f"{beside:.2f} GiB lie beside it" in describe(facts)
+        assert f"{beside:.2f} GiB outside the step" in describe(facts)
 
 
 TOO_LARGE = (
@@ -383,11 +383,11 @@ def test_nothing_fits_where_the_weights_do_not():
     step = make_step(parts={name: n * GIB for name, n in parts.items()})
     facts = report(step, tpu_type("v4-8"), {"error": TOO_LARGE})
     assert facts["advice"] == {"batch_size": None, "accumulate_steps": None}
-    assert "no batch would" in describe(facts)
+    assert "no batch size would fit" in describe(facts)
 
 
 def test_another_error_of_the_compiler_is_one():
-    with pytest.raises(RuntimeError, match="refused the step: INTERNAL: x"):
+    with pytest.raises(RuntimeError, match="rejected the step: INTERNAL: x"):
         report(make_step(), tpu_type("v4-8"), {"error": "INTERNAL: x"})
 
 
@@ -602,7 +602,7 @@ def test_the_command_reports_all_steps_of_a_run(tmp_path):
     assert all(step["chip"] == "v5e" for step in steps.values())
     assert set(steps["train"]["collectives"]) == {"all-reduce"}
     assert not steps["generation"]["collectives"]
-    assert done.stdout.count("fits: takes") == 3
+    assert done.stdout.count("fits: needs") == 3
 
 
 @pytest.mark.tpu
@@ -634,7 +634,7 @@ def test_a_model_of_absolute_positions_compiles(tmp_path):
     )  # fmt: skip
     done = run_main(tmp_path, *TINY, *flags)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("fits: takes") == 3
+    assert done.stdout.count("fits: needs") == 3
 
 
 @needs_compiler

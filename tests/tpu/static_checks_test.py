@@ -65,7 +65,7 @@ def test_what_is_forbidden_is_found(name, wrap):
 def test_a_generator_of_random_numbers_is_found():
     generator = tf.random.Generator.from_seed(1)
     traced = tf.function(lambda: generator.normal((3,)))
-    with pytest.raises(ValueError, match="draws from a state"):
+    with pytest.raises(ValueError, match="draws random numbers from a state"):
         check_static(traced.get_concrete_function())
 
 

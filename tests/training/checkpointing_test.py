@@ -90,7 +90,7 @@ def test_what_another_model_wrote_is_listed(tmp_path):
     message = r"ckpt-4 is of another model: weights/a is \(5, 3\), not \(3, 5\)"
     with pytest.raises(ValueError, match=message) as error:
         read(tmp_path)
-    assert "memory/000 is missing" in str(error.value)
+    assert "memory/000 is missing. Bring back the config" in str(error.value)
 
 
 def test_a_full_disk_is_told_and_older_ones_are_whole(tmp_path):

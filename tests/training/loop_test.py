@@ -1,5 +1,7 @@
 """What is written when; that a kill changes nothing is in conformance/."""
 
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -121,6 +123,22 @@ def test_a_score_that_was_stopped_is_made_up_for(tmp_path):
     assert saved_steps(second.workdir.best) == [12]
 
 
+def test_best_weights_that_were_removed_give_way_to_the_next(tmp_path, caplog):
+    first = Run(tmp_path, [3.0, None])
+    first.loop.restore()
+    assert not first.loop.run()
+    shutil.rmtree(first.workdir.best)
+    second = Run(tmp_path, [3.2, 3.1])  # worse, but what there is
+    assert second.loop.restore() == 8
+    assert "best is missing, with the best weights so far (3.0" in caplog.text
+    assert second.loop.run()
+    assert saved_steps(second.workdir.best) == [12]
+    # Later scores have to beat that of the weights that are kept.
+    third = Run(tmp_path, [])
+    assert third.loop.restore() == 12
+    assert third.loop._best == 3.1
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_intervals_must_be_positive(name, tmp_path):
     with pytest.raises(ValueError, match=f"{name}=-2"):
@@ -145,6 +163,6 @@ def test_a_loss_that_runs_away_stops_the_run(tmp_path):
 def test_a_score_that_is_not_finite_stops_the_run(tmp_path):
     run = Run(tmp_path, [float("nan")])
     run.loop.restore()
-    with pytest.raises(FloatingPointError, match="valid is nan at 4"):
+    with pytest.raises(FloatingPointError, match="loss is nan at step 4"):
         run.loop.run()
     assert run.steps("valid") == []

@@ -105,7 +105,7 @@ def test_unchanged_it_is_loaded(name, load):
     [
         ("num_layers", 10**7, "config.num_layers` must be from 0 to"),
         ("num_layers", 3, "of another model: weights/.* is missing"),
-        ("num_layers", 1, "of another model: weights/.* is of no use"),
+        ("num_layers", 1, "of another model: weights/.* is not in this"),
         ("vocabulary_size", 10**9, "of another model: .*, not .(10{9}|9{8})"),
         ("hidden_dim", 10**8, "of another model: .* is .*, not .*10{8}"),
         ("hidden_dim", 10**30, "`model` in .* does not describe a"),
@@ -163,6 +163,17 @@ def test_a_field_of_another_type_is_named(field, value, message, load):
         load("adaptive", {field: value})
 
 
+@pytest.mark.parametrize("field", ["num_heads", "vocabulary_size"])
+def test_a_field_that_is_missing_is_named(field, runs, load):
+    _, workdir = runs["xlnet"]
+    with open(workdir.file("config.json")) as file:
+        config = json.load(file)["model"]["backbone"]["config"]
+    del config[field]
+    message = f"config.json .*config.{field}` must be an integer"
+    with pytest.raises(ValueError, match=message):
+        load("xlnet", {"model.backbone.config": config})
+
+
 def test_another_checkpoint_is_named(runs):
     model_class, workdir = runs["lstm"]
     with pytest.raises(ValueError, match="`checkpoint` must be .*'bst'"):
@@ -170,7 +181,7 @@ def test_another_checkpoint_is_named(runs):
 
 
 def test_a_field_without_meaning_is_named(load):
-    with pytest.raises(ValueError, match="config` has the unknown 'fn'"):
+    with pytest.raises(ValueError, match="config` has the unknown key 'fn'"):
         load("lstm", {"model.backbone.config.fn": "os.system"})
 
 

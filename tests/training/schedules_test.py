@@ -121,7 +121,7 @@ def test_schedules_round_trip_through_their_config(name, options):
     ("arguments", "message"),
     [
         (("step", 0.1, 10), r"one of \('cosine', .*name='step'"),
-        (("cosine", 0.1, 10, 10), "warmup_steps.*max_steps=10"),
+        (("cosine", 0.1, 10, 10), "--warmup_steps=1, behind.*max_steps=10"),
         (("linear", 0.1, 10, 11), "warmup_steps=11"),
         (("linear", 0.1, 10, -1), "warmup_steps=-1"),
         (("linear", 0.1, 10, 2.5), "warmup_steps=2.5"),

@@ -14,7 +14,7 @@ from txl_keras.training.stopping import StopRequest
 def test_a_signal_is_heard_while_it_is_listened_to(number):
     before = signal.getsignal(number)
     stop = StopRequest()
-    with stop, stop.looked_at():
+    with stop, stop.deferred():
         assert not stop.wait(0)
         os.kill(os.getpid(), number)
         assert stop.wait(10)
@@ -29,7 +29,7 @@ def test_what_is_no_wish_to_stop_is_not_heard():
     caught = []
     before = signal.signal(signal.SIGUSR1, lambda *_: caught.append(1))
     try:
-        with stop, stop.looked_at():
+        with stop, stop.deferred():
             os.kill(os.getpid(), signal.SIGUSR1)
             assert not stop.wait(0.2)
     finally:
@@ -43,7 +43,7 @@ def test_where_no_loop_looks_a_signal_ends_the_program():
 import os, signal, time
 from txl_keras.training.stopping import StopRequest
 with StopRequest() as stop:
-    with stop.looked_at():
+    with stop.deferred():
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
@@ -56,7 +56,7 @@ def test_the_second_signal_ends_the_program_at_once():
     script = """
 import time
 from txl_keras.training.stopping import StopRequest
-with StopRequest() as stop, stop.looked_at():
+with StopRequest() as stop, stop.deferred():
     print("ready", flush=True)
     stop.wait(60)
     print("heard", flush=True)

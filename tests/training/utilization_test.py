@@ -92,7 +92,7 @@ def test_sizes_are_checked(size):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_peak_is_measured_in_every_precision(dtype, monkeypatch):
     monkeypatch.setattr(utilization, "_SIZES", (32, 64))
-    monkeypatch.setattr(utilization, "_SECONDS_OF_A_TRIAL", 1e-3)
+    monkeypatch.setattr(utilization, "_SECONDS_PER_TRIAL", 1e-3)
     peak = peak_flops(dtype, tf.distribute.get_strategy())
     assert np.isfinite(peak) and peak > 0
 

@@ -39,6 +39,26 @@ def test_another_configuration_is_refused_and_changes_nothing(tmp_path):
     assert workdir.read_config()["flags"]["seed"] == 1
 
 
+def test_flags_that_differ_come_first_and_no_hashes(tmp_path):
+    workdir = Workdir(str(tmp_path))
+
+    def config(value):
+        return {
+            "data": {"test": {"sha256": f"{value}"}, "train": {"n": value}},
+            "model": {"num_layers": value},
+            "flags": {"seed": value},
+            "tokenizer": f"{value}",
+        }
+
+    workdir.claim(config(1))
+    message = (
+        "settings: flags.seed was 1, now 2; model.num_layers was 1, now 2; "
+        "the text .* others .*data.test, data.train, tokenizer.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        workdir.check_config(config(2))
+
+
 def test_the_text_may_lie_elsewhere_when_a_run_goes_on(tmp_path):
     workdir = Workdir(str(tmp_path))
     workdir.claim(CONFIG)
@@ -198,7 +218,7 @@ def test_a_tokenizer_that_was_removed_is_written_again(tmp_path):
     with pytest.raises(FileNotFoundError, match="writes it again"):
         workdir.load_tokenizer()
     other = {**CONFIG, "tokenizer": tokenizer_hash(tokenizer_of(5))}
-    with pytest.raises(ValueError, match="tokenizer was"):
+    with pytest.raises(ValueError, match="tokens .*tokenizer"):
         workdir.claim(other, tokenizer_of(5))
     assert not (tmp_path / "tokenizer.json").exists()
 

@@ -1,13 +1,13 @@
-"""Checkpoints: published models and their vocabularies, read safely."""
+"""Loaders of published checkpoints and vocabularies; no code is executed."""
 
-# Published weights to models of ours, and back.
+# Import of published weights, and export.
 from txl_keras.checkpoints.hugging_face import load_hugging_face
 from txl_keras.checkpoints.hugging_face import save_hugging_face
 from txl_keras.checkpoints.hugging_face_xlnet import load_hugging_face_xlnet
 from txl_keras.checkpoints.pytorch import load_pytorch
 from txl_keras.checkpoints.tf1 import load_tf1
 
-# The words that their ids stand for.
+# Vocabularies of published models.
 from txl_keras.checkpoints.vocabularies import load_vocabulary
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Configurations in the words of the original implementations."""
+"""Configurations of the original implementations, checked and converted."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 
-# Sizes, which every configuration must tell: their word, and ours.
+# Keys that every configuration must have, and our arguments for them.
 _SIZES = {
     "n_token": "vocabulary_size",
     "n_layer": "num_layers",
@@ -25,7 +25,7 @@ _SIZES = {
     "d_inner": "intermediate_dim",
     "mem_len": "memory_length",
 }
-# What may be left out, and what the originals then take.
+# Optional keys, with the defaults of the originals.
 _DEFAULTS = {
     "d_embed": None,
     "cutoffs": (),
@@ -35,7 +35,7 @@ _DEFAULTS = {
     "dropout": 0.0,
     "dropatt": 0.0,
 }
-# What tells about training or evaluation, not about the model.
+# Keys of training or evaluation, which do not affect the model.
 _IRRELEVANT = {
     "adapt_inp",
     "batch_size",
@@ -47,7 +47,7 @@ _IRRELEVANT = {
     "proj_init_std",
     "tgt_len",
 }
-# Arguments of ours that may differ from the file's: no weight depends on them.
+# Arguments that a caller may change, since no weight depends on them.
 _OVERRIDES = (
     "memory_length",
     "clamp_length",
@@ -56,9 +56,9 @@ _OVERRIDES = (
     "attention_dropout",
     "cold_start",
 )
-# The originals have three.
+# The originals use three.
 _MAX_CUTOFFS = 100
-# The memory of one text; that of the largest published model takes 373 MB.
+# Limit for the memory of one text. The largest published model needs 373 MB.
 _MAX_MEMORY_BYTES = 1 << 30
 
 
@@ -109,15 +109,7 @@ _CHECKS = {
 
 
 def check_values(config, source):
-    """Checks the values that models are built of, in any file's words.
-
-    Args:
-        config: Dictionary; `None` stands for what is left out.
-        source: What to call it in an error.
-
-    Raises:
-        ValueError: If a model can have no such value. The message names all.
-    """
+    """Checks the values of a configuration; one error names all wrong ones."""
     wrong = []
     for key in sorted(_CHECKS.keys() & config):
         try:
@@ -130,15 +122,9 @@ def check_values(config, source):
 
 
 def check_sizes(config, tensors, source):
-    """Checks sizes against those of a file, before anything is built of them.
+    """Checks that the file is large enough for the sizes of a configuration.
 
-    Args:
-        config: Dictionary from `check_values`.
-        tensors: `Tensors` of the file.
-        source: What to call it in an error.
-
-    Raises:
-        ValueError: If no such model is in the file.
+    It is called before memory is allocated for a model of these sizes.
     """
     for key in sorted({*_SIZES, "vocab_size"} & {*config} - {"mem_len"}):
         limit = len(tensors) if key == "n_layer" else tensors.num_bytes
@@ -151,48 +137,29 @@ def check_sizes(config, tensors, source):
 
 
 def check_memory(memory_length, num_layers, hidden_dim, source):
-    """Checks that the memory of a file's model is no trap for its user.
-
-    Args:
-        memory_length, num_layers, hidden_dim: Integers.
-        source: What to call the file in an error.
-
-    Raises:
-        ValueError: If one text would take more than a gibibyte.
-    """
+    """Raises `ValueError` if the memory of one text would exceed a gibibyte."""
     if 4 * memory_length * num_layers * hidden_dim > _MAX_MEMORY_BYTES:
         raise ValueError(
-            f"{source} must have a `mem_len` with which the memory of one text "
-            f"takes at most {_MAX_MEMORY_BYTES:,} bytes, or `memory_length` be "
-            f"passed. Received: mem_len={memory_length}, with "
-            f"n_layer={num_layers} and d_model={hidden_dim}"
+            f"`mem_len` of {source} must be small enough that the memory of "
+            f"one text takes at most {_MAX_MEMORY_BYTES:,} bytes. Pass "
+            "`memory_length` to replace it. Received: "
+            f"mem_len={memory_length}, with n_layer={num_layers} and "
+            f"d_model={hidden_dim}"
         )
 
 
 def read_config(config, overrides, defaults, source="`config`"):
-    """Reads a configuration and fills in what is left out.
+    """Reads a dictionary or JSON file, checks it and adds default values.
 
-    Args:
-        config: Dictionary, or the path of a JSON file that holds one. Values
-            that are `None` count as left out.
-        overrides: Dictionary, the arguments that a caller changes.
-        defaults: Dictionary of what else this format knows, and what it takes
-            where that is left out.
-        source: What to call a dictionary in an error.
-
-    Returns:
-        Dictionary with all keys.
-
-    Raises:
-        ValueError: If keys are missing or values are wrong (the message names
-            all), or an override is none.
+    `defaults` are the other keys of the format, with their default values. A
+    value of `None` counts as missing.
     """
     if not isinstance(config, dict):
         source, config = str(config), read_json(config)
     config = {
         key: value
         for key, value in config.items()
-        # A pickle may have keys of other kinds.
+        # A pickled dictionary may have keys that are not strings.
         if isinstance(key, str) and value is not None
     }
     _check_overrides(overrides)
@@ -208,7 +175,8 @@ def read_config(config, overrides, defaults, source="`config`"):
     unknown = sorted(set(config) - {*_SIZES, *defaults, *_IRRELEVANT})
     if unknown:
         warnings.warn(
-            f"{source}: {shown(unknown)} had no effect.", stacklevel=3
+            f"{source}: the keys {shown(unknown)} have no effect.",
+            stacklevel=3,
         )
     config = {**defaults, **config}
     check_values(config, source)
@@ -216,36 +184,22 @@ def read_config(config, overrides, defaults, source="`config`"):
 
 
 def _check_overrides(overrides):
-    """Checks what a caller of a loader changes.
-
-    Raises:
-        ValueError: If the weights do depend on it.
-    """
+    """Raises `ValueError` for overrides that the weights depend on."""
     unknown = sorted(set(overrides) - set(_OVERRIDES))
     if unknown:
         raise ValueError(
-            f"Only {_OVERRIDES} may be other than in the checkpoint. "
-            f"Received: {unknown}"
+            f"Only {_OVERRIDES} can differ from the checkpoint, since weights "
+            f"depend on the other arguments. Received: {unknown}"
         )
 
 
 class Plan:
-    """A model that is not built, with the sizes that layouts read.
+    """Holds the sizes of a `TransformerXLCausalLM` that is not built yet.
 
-    Args:
-        config: Dictionary from `read_config`.
-        overrides: Dictionary of arguments of `TransformerXLBackbone`; they
-            win over all others.
-        dtype: Optional dtype policy.
-        tensors: `Tensors` of the file that the weights are in.
-        source: What to call the file in an error.
-        tie_embeddings: Boolean.
-        tie_projections: Booleans; clusters beyond them are not tied.
-        **arguments: Of `TransformerXLBackbone`, what each format says
-            differently.
-
-    Raises:
-        ValueError: If the arguments make no model, or none that is in the file.
+    A layout reads them from `backbone` and `softmax`, as from a model.
+    `arguments` are those of `TransformerXLBackbone` that differ by format,
+    `overrides` replace any of them. Clusters beyond `tie_projections` are not
+    tied.
     """
 
     def __init__(
@@ -262,7 +216,7 @@ class Plan:
         check_sizes(config, tensors, source)
         clamp_length = config["clamp_len"]
         arguments = {
-            **{ours: config[theirs] for theirs, ours in _SIZES.items()},
+            **{name: config[key] for key, name in _SIZES.items()},
             "embedding_dim": config["d_embed"],
             "cutoffs": config["cutoffs"],
             "div_val": config["div_val"],
@@ -281,18 +235,19 @@ class Plan:
             and not arguments["memory_length"]
         ):
             raise ValueError(
-                "With `same_length` the original PyTorch code lets a token see "
-                "as many keys as memory is long, itself among them: none "
-                "without memory. Received: memory_length=0"
+                "`memory_length` must be positive with `same_length`: in the "
+                "original PyTorch code a token attends to `memory_length` "
+                "keys, itself included, so to none without memory. Received: "
+                "memory_length=0"
             )
         parameters = inspect.signature(TransformerXLBackbone).parameters
         self.backbone = types.SimpleNamespace(
-            **{name: known.default for name, known in parameters.items()}
+            **{name: value.default for name, value in parameters.items()}
         )
         vars(self.backbone).update(arguments)
         num_clusters = len(config["cutoffs"]) + 1
         ties = [bool(tie) for tie in tie_projections][:num_clusters]
-        # Layers without weights, which check their arguments.
+        # These layers check their arguments; they are not built.
         self.backbone.token_embedding = AdaptiveEmbedding(
             config["n_token"],
             config["d_model"],
@@ -309,12 +264,8 @@ class Plan:
         self._arguments = {"dtype": dtype, **arguments}
 
     def build(self):
-        """Builds the model, with zeros for weights.
-
-        Returns:
-            `TransformerXLCausalLM`.
-        """
-        # Random numbers would take three times the memory of the weights.
+        """Builds the `TransformerXLCausalLM`, with weights of zero."""
+        # Random initialization takes three times the memory of the weights.
         stddevs = ("initializer_stddev", "projection_initializer_stddev")
         backbone = TransformerXLBackbone(
             **{**self._arguments, **dict.fromkeys(stddevs, 0.0)}

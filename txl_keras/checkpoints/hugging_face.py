@@ -1,4 +1,4 @@
-"""Checkpoints of Hugging Face's `TransfoXLLMHeadModel`, read and written."""
+"""Import and export of Hugging Face's `TransfoXLLMHeadModel`."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ from txl_keras.checks import shown
 from txl_keras.json_files import read_json
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
-# What the library takes where a configuration leaves it out.
+# Default values of the library for missing keys of a configuration.
 _DEFAULTS = {
     "attn_type": 0,
     "clamp_len": 1000,
@@ -39,34 +39,35 @@ _DEFAULTS = {
 }
 _SIZES = ("n_layer", "n_head", "d_model", "d_head", "d_inner")
 _EXPECTED_FILES = {"config.json", "model.safetensors"}
-# Of the sinusoids; no weight, but the library misses it in a file without.
+# The sinusoids' frequencies are no weight, but the library expects the tensor.
 _FREQUENCIES = "transformer.pos_emb.inv_freq"
 
 
 def load_hugging_face(folder, dtype=None, **overrides):
-    """Loads a folder that Hugging Face's `save_pretrained` wrote.
+    """Loads a `TransfoXLLMHeadModel` that `save_pretrained` wrote.
 
-    Of `TransfoXLLMHeadModel`, such as `transfo-xl-wt103`, in one file or many.
-    Nothing in them is run. Memory starts as zeros that are attended to, as it
-    does there.
+    The model may be the published `transfo-xl-wt103`. Its weights may be in
+    one file or several. No pickled code is executed. As in Hugging Face's
+    implementation, memory starts as zeros that are attended to.
 
     Args:
-        folder: String or path, with `config.json` and `model.safetensors`, for
-            which safetensors must be installed, or `pytorch_model.bin`.
+        folder: String or path of the folder, with `config.json` and either
+            `model.safetensors`, which requires safetensors to be installed, or
+            `pytorch_model.bin`.
         dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-        **overrides: `memory_length`, `clamp_length`, `same_length`,
-            `dropout`, `attention_dropout` or `cold_start`, where the model is
-            to be used otherwise than the configuration says.
+        **overrides: `memory_length`, `clamp_length`, `same_length`, `dropout`,
+            `attention_dropout` or `cold_start`, to replace the value of the
+            configuration.
 
     Returns:
         `TransformerXLCausalLM`.
 
     Raises:
-        ImportError: If safetensors is not installed where it is needed.
+        ImportError: If safetensors is needed and not installed.
         FileNotFoundError: If there is no configuration or no weights.
-        ValueError: If a file is damaged or names code, the model is of
-            another class, the configuration lacks keys, or it does not fit the
-            weights; the message lists all that does not.
+        ValueError: If a file is damaged or refers to code, the model is of
+            another class, keys are missing in the configuration, or it does
+            not fit the weights; the message lists all problems.
 
     Example:
 
@@ -81,7 +82,7 @@ def load_hugging_face(folder, dtype=None, **overrides):
     )
     folder = tempfile.mkdtemp() + "/quickstart"
     save_hugging_face(model, folder)
-    the_same = load_hugging_face(folder, memory_length=400)
+    loaded = load_hugging_face(folder, memory_length=400)
     ```
     """
     folder = pathlib.Path(folder)
@@ -90,7 +91,6 @@ def load_hugging_face(folder, dtype=None, **overrides):
     if tie_projections is None:
         shared = config["proj_share_all_but_first"]
         tie_projections = [False] + [shared] * len(config["cutoffs"])
-    # Less what is no weight.
     tensors = folder_tensors(folder).renamed(
         lambda name: None if name == _FREQUENCIES else name
     )
@@ -121,13 +121,13 @@ def _read_config(path, overrides):
         )
     if config.get("attn_type", 0):
         raise ValueError(
-            f"{path}: `attn_type` must be 0, the one that Hugging Face has. "
-            f"Received: attn_type={shown(config['attn_type'])}"
+            f"{path}: `attn_type` must be 0, since Hugging Face implements no "
+            f"other. Received: attn_type={shown(config['attn_type'])}"
         )
     if config.get("vocab_size") is not None:
         check_values({"vocab_size": config["vocab_size"]}, path)
         config["n_token"] = config["vocab_size"]
-    # Most of the other keys are about generation.
+    # Most other keys are options of generation.
     known = {"n_token", *_SIZES, *_DEFAULTS, "dropatt"}
     config = {key: config[key] for key in known & {*config}}
     return read_config(config, overrides, _DEFAULTS, path)
@@ -136,31 +136,32 @@ def _read_config(path, overrides):
 def _check_class(tensors, folder):
     if "score.weight" in tensors:
         raise ValueError(
-            f"{folder} holds a classifier, `score.weight`, and no language "
-            "model; expected a TransfoXLLMHeadModel"
+            "`folder` must hold a TransfoXLLMHeadModel. Received: "
+            f"folder={folder}, which holds a classifier: it has `score.weight`"
         )
     if not any(name.startswith("crit.") for name in tensors):
         raise ValueError(
-            f"{folder} holds a body without a softmax, `crit.*`, such as a "
-            "TransfoXLModel; expected a TransfoXLLMHeadModel"
+            "`folder` must hold a TransfoXLLMHeadModel. Received: "
+            f"folder={folder}, which holds a body without a softmax (`crit.*`),"
+            " such as a TransfoXLModel"
         )
 
 
 def save_hugging_face(model, folder):
-    """Writes a model as a folder for Hugging Face's `from_pretrained`.
+    """Writes a folder that Hugging Face's `from_pretrained` can load.
 
-    `TransfoXLLMHeadModel` (transformers up to 4.35) then computes the same.
-    The folder is written whole or not at all.
+    A `TransfoXLLMHeadModel` (transformers up to 4.35) then computes the same
+    outputs. If writing fails, there is no folder, or the old one remains.
 
     Args:
         model: `TransformerXLCausalLM`.
-        folder: String or path. It must not exist, be empty, or be one that
-            this function wrote, which is replaced.
+        folder: String or path. The folder must not exist, be empty, or be an
+            earlier export, which is replaced.
 
     Raises:
         ImportError: If safetensors is not installed.
-        ValueError: If the model has what that class has not (the message
-            names all of it), or something else is in the folder.
+        ValueError: If that class does not support the model (the message lists
+            all reasons), or the folder holds other files.
 
     Example:
 
@@ -175,12 +176,12 @@ def save_hugging_face(model, folder):
     )
     folder = tempfile.mkdtemp() + "/quickstart"
     save_hugging_face(model, folder)
-    the_same = load_hugging_face(folder, memory_length=400)
+    loaded = load_hugging_face(folder, memory_length=400)
     ```
     """
     safetensors = import_safetensors()
     folder = pathlib.Path(folder)
-    _check_expressible(model)
+    _check_exportable(model)
     _check_replaceable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as workspace:
@@ -196,46 +197,53 @@ def save_hugging_face(model, folder):
             new / "model.safetensors",
             metadata={"format": "pt"},
         )
+        # The library lets nobody but the owner read its file.
+        mode = (new / "config.json").stat().st_mode
+        (new / "model.safetensors").chmod(mode)
         if folder.exists():
             folder.rename(pathlib.Path(workspace, "old"))
         new.rename(folder)
 
 
-def _check_expressible(model):
+def _check_exportable(model):
     backbone = model.backbone
     if not isinstance(backbone, TransformerXLBackbone):
         raise ValueError(
-            "`model` must have a TransformerXLBackbone to be written for "
+            "`model` must have a TransformerXLBackbone to be exported as a "
             f"TransfoXLLMHeadModel. Received: {type(backbone).__name__}"
         )
     embedding = backbone.token_embedding
     checks = [
         (
             backbone.attention_type != "relative",
-            f"attention_type={backbone.attention_type!r}: only 'relative'",
+            f"attention_type={backbone.attention_type!r}: must be 'relative'",
         ),
-        (backbone.normalize_output, "normalize_output=True"),
+        (
+            backbone.normalize_output,
+            "normalize_output=True: must be False",
+        ),
         (
             backbone.cold_start != "zeros",
-            f"cold_start={backbone.cold_start!r}: there memory begins as "
-            "zeros; load the model with cold_start='zeros' to let it",
+            f"cold_start={backbone.cold_start!r}: its memory starts as zeros; "
+            "load the model with cold_start='zeros'",
         ),
         (
             backbone.same_length is True,
-            "same_length=True: it counts one key fewer; load the model with "
-            "same_length='pytorch' to count so too",
+            "same_length=True: its tokens attend to one key fewer; load the "
+            "model with same_length='pytorch'",
         ),
         (
             embedding.div_val > 1
             and any(p is None for p in embedding.projections),
-            "project_same_dim=False: with div_val > 1 every table is projected",
+            "project_same_dim=False: it projects every table if div_val > 1",
         ),
     ]
     found = [problem for is_found, problem in checks if is_found]
     if found:
         raise ValueError(
-            "`model` has what Hugging Face's TransfoXLLMHeadModel cannot "
-            "express:\n" + "\n".join(f"- {problem}" for problem in found)
+            "`model` must have only what Hugging Face's TransfoXLLMHeadModel "
+            "supports. Received:\n"
+            + "\n".join(f"- {problem}" for problem in found)
         )
 
 

@@ -1,4 +1,4 @@
-"""Folders that Hugging Face's `save_pretrained` wrote: what lies in them."""
+"""Files in folders that Hugging Face's `save_pretrained` wrote."""
 
 import math
 import pathlib
@@ -17,14 +17,7 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def config_path(folder):
-    """The path of a folder's configuration.
-
-    Args:
-        folder: `pathlib.Path`.
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
+    """Returns the path of `config.json`; raises an error if there is none."""
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
             "`folder` must be a folder with config.json and the weights. "
@@ -34,19 +27,7 @@ def config_path(folder):
 
 
 def folder_tensors(folder):
-    """The tensors of a folder, which may be in one file or many.
-
-    Args:
-        folder: `pathlib.Path`.
-
-    Returns:
-        `Tensors`.
-
-    Raises:
-        ImportError: If safetensors is not installed where it is needed.
-        FileNotFoundError: If there are none.
-        ValueError: If a file is damaged or names code.
-    """
+    """Returns the `Tensors` of a folder, from one weight file or several."""
     files = [_file_tensors(path) for path in _weight_files(folder)]
     owners = {}
     for file in files:
@@ -72,7 +53,7 @@ def _weight_files(folder):
         if index.is_file():
             return _shard_paths(index, pathlib.Path(name).suffix)
     raise FileNotFoundError(
-        f"{folder} must hold one of {_FILES}, or an index of parts of it"
+        f"{folder} must hold one of {_FILES}, or an index of its shards"
     )
 
 
@@ -107,7 +88,7 @@ def _file_tensors(path):
 
     def load(name):
         dtype = slices[name].get_dtype()
-        # NumPy has not all of the others.
+        # NumPy does not support all other dtypes.
         if dtype not in ("F64", "F32", "F16", "BF16"):
             raise ValueError(f"{name} must be of floats. Received: {dtype}")
         return file.get_tensor(name)
@@ -120,12 +101,12 @@ def _file_tensors(path):
 
 
 def import_safetensors():
-    """The library, or an error that tells how to get it."""
+    """Imports safetensors; an error names the command that installs it."""
     try:
         import safetensors.numpy
     except ImportError as error:
         raise ImportError(
-            "Files of safetensors are read and written with it: "
-            "`pip install safetensors`."
+            "Reading and writing .safetensors files requires safetensors. "
+            "Run `pip install safetensors`."
         ) from error
     return safetensors

@@ -1,4 +1,4 @@
-"""Checkpoints of Hugging Face's XLNet, read."""
+"""Import of Hugging Face's XLNet models."""
 
 import dataclasses
 import pathlib
@@ -17,7 +17,7 @@ from txl_keras.json_files import read_json
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
 
-# What the library takes where a configuration leaves it out.
+# Default values of the library for missing keys of a configuration.
 _DEFAULTS = {
     "attn_type": "bi",
     "bi_data": False,
@@ -36,7 +36,7 @@ _DEFAULTS = {
     "tie_word_embeddings": True,
     "vocab_size": 32000,
 }
-# Arguments of ours that may differ from the file's: no weight depends on them.
+# Arguments that a caller may change, since no weight depends on them.
 _OVERRIDES = (
     "memory_length",
     "reuse_length",
@@ -45,41 +45,43 @@ _OVERRIDES = (
     "dropout",
     "attention_dropout",
 )
-# What the body's tensors are called in a model with a head.
+# Prefix of the body's tensors in a model with a head.
 _BODY = "transformer."
 
 
 def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
-    """Loads an XLNet that Hugging Face's `save_pretrained` wrote.
+    """Loads an XLNet model that Hugging Face's `save_pretrained` wrote.
 
-    In one file or many, of safetensors or PyTorch. Nothing in them is run.
+    The weights may be in one file or several, of safetensors or PyTorch. No
+    pickled code is executed.
 
-    A configuration whose `mem_len` is null, as those of the published models
-    are, makes a model without memory, unless `memory_length` is passed.
+    The published configurations have a `mem_len` of null. Such a model has no
+    memory, unless `memory_length` is passed.
 
     Args:
-        folder: String or path, with `config.json` and `model.safetensors`, for
-            which safetensors must be installed, or `pytorch_model.bin`.
+        folder: String or path of the folder, with `config.json` and either
+            `model.safetensors`, which requires safetensors to be installed, or
+            `pytorch_model.bin`.
         dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-        drop_head: Boolean. Of a model with a head load the body alone. Of
-            other heads than that of an `XLNetLMHeadModel`, not to do so is an
-            error, since the head would be lost.
+        drop_head: Boolean, load the backbone without the head. It must be true
+            for heads other than that of `XLNetLMHeadModel`, which cannot be
+            loaded.
         **overrides: `memory_length`, `reuse_length`, `attention_type`,
-            `clamp_length`, `dropout` or `attention_dropout`, where the model
-            is to be used otherwise than the configuration says.
+            `clamp_length`, `dropout` or `attention_dropout`, to replace the
+            value of the configuration.
 
     Returns:
-        `XLNetPermutationLM`, of an `XLNetLMHeadModel` as the published models
-        are; otherwise `XLNetBackbone`.
+        `XLNetPermutationLM` for an `XLNetLMHeadModel`, such as the published
+        models, unless `drop_head=True`; otherwise `XLNetBackbone`.
 
     Raises:
-        ImportError: If safetensors is not installed where it is needed.
+        ImportError: If safetensors is needed and not installed.
         FileNotFoundError: If there is no configuration or no weights.
-        ValueError: If a file is damaged or names code, the model is of
-            another class or has what is not supported, or the configuration
-            does not fit the weights; the message lists all that does not.
+        ValueError: If a file is damaged or refers to code, the model is of
+            another class or has unsupported settings, or the configuration
+            does not fit the weights; the message lists all problems.
 
-    Example, of files that the package does not have:
+    Example, with files that are not part of the package:
 
     ```
     model = load_hugging_face_xlnet("xlnet-base-cased")
@@ -122,8 +124,8 @@ def _read_config(path, overrides):
     unknown = sorted(set(overrides) - set(_OVERRIDES))
     if unknown:
         raise ValueError(
-            f"Only {_OVERRIDES} may be other than in the checkpoint. "
-            f"Received: {unknown}"
+            f"Only {_OVERRIDES} can differ from the checkpoint, since weights "
+            f"depend on the other arguments. Received: {unknown}"
         )
     config = read_json(path)
     if config.get("model_type", "xlnet") != "xlnet":
@@ -138,31 +140,34 @@ def _read_config(path, overrides):
         raise ValueError(f"{path} must have values for {empty}.")
     check_values({**config, "attn_type": None}, path)
     checks = [
-        (config["bi_data"], "bi_data: rows that are read backwards"),
+        (
+            config["bi_data"],
+            "bi_data=True: rows cannot be read backwards",
+        ),
         (
             config["same_length"] and config["attn_type"] == "uni",
-            "same_length: tokens that see equally far back",
+            "same_length=True: must be False with attn_type='uni'",
         ),
         (
             config["attn_type"] not in ("bi", "uni"),
-            f"attn_type={shown(config['attn_type'])}: only 'bi' and 'uni'",
+            f"attn_type={shown(config['attn_type'])}: must be 'bi' or 'uni'",
         ),
         (
             config["ff_activation"] != "gelu",
-            f"ff_activation={shown(config['ff_activation'])}: only 'gelu'",
+            f"ff_activation={shown(config['ff_activation'])}: must be 'gelu'",
         ),
     ]
     found = [problem for is_found, problem in checks if is_found]
     if found:
         raise ValueError(
-            f"{path} asks for what is not supported:\n"
+            f"{path} has unsupported settings:\n"
             + "\n".join(f"- {problem}" for problem in found)
         )
     return config
 
 
 def _arguments(config):
-    """The arguments of `XLNetBackbone`, in our words."""
+    """Returns the arguments of `XLNetBackbone` for a configuration."""
     clamp_length = config["clamp_len"]
     head_dim = config.get("d_head")
     return {
@@ -186,15 +191,15 @@ def _arguments(config):
 
 
 def _body(tensors, drop_head, folder):
-    """The tensors of the body, under the names they have in an XLNetModel."""
+    """Returns the body's tensors, with their names in an `XLNetModel`."""
     if not any(name.startswith(_BODY) for name in tensors):
         return tensors
     head = sorted(name for name in tensors if not name.startswith(_BODY))
     if head and not drop_head:
         raise ValueError(
-            f"{folder} holds a model with a head, {head}, which an "
-            "XLNetBackbone has not. Pass `drop_head=True` to load the body "
-            "alone. Received: drop_head=False"
+            f"{folder} holds a model with the head {head}, which cannot be "
+            "loaded. Pass `drop_head=True` to load the backbone without it. "
+            "Received: drop_head=False"
         )
     return tensors.renamed(
         lambda name: None if name in head else name.removeprefix(_BODY)
@@ -202,7 +207,7 @@ def _body(tensors, drop_head, folder):
 
 
 def _layout(backbone):
-    """What every tensor of an XLNetModel is in a backbone of ours."""
+    """Returns the layout of an `XLNetModel`, for an `XLNetBackbone`."""
     size = backbone.hidden_dim
     layout = [
         Entry(
@@ -213,11 +218,11 @@ def _layout(backbone):
         Entry(("mask_emb",), ("mask_embedding",), (1, 1, size)),
     ]
     for i in range(backbone.num_layers):
-        for name, ours, shape, transposed in _block(backbone):
+        for name, weight, shape, transposed in _block(backbone):
             layout.append(
                 Entry(
                     (f"layer.{i}.{name}",),
-                    (f"block_{i}/{ours}",),
+                    (f"block_{i}/{weight}",),
                     shape,
                     transposed,
                 )
@@ -226,23 +231,23 @@ def _layout(backbone):
 
 
 def _with_head(layout, config):
-    """What the tensors of an XLNetLMHeadModel are, besides the body's."""
+    """Adds the head of an `XLNetLMHeadModel` to the layout of its body."""
     embedding, *others = layout
     size = config["vocab_size"]
     bias = Entry(("lm_loss.bias",), ("softmax/bias_0",), (size,))
     table = Entry(("lm_loss.weight",), ("softmax/kernel_0",), embedding.shape)
     if not config["tie_word_embeddings"]:
         return [*layout, table, bias]
-    # One table, which the file may have under either name or under both.
+    # The file may have the one table under either name or under both.
     names = embedding.names + table.names
     return [dataclasses.replace(embedding, names=names), *others, bias]
 
 
 def _block(backbone):
-    """Their name, ours, their shape, and whether it is a linear layer's."""
+    """Yields name, weight, shape and `transposed` of each tensor in a layer."""
     size, inner = backbone.hidden_dim, backbone.intermediate_dim
     heads = (backbone.num_heads, backbone.head_dim)
-    for name, ours, shape in (
+    for name, weight, shape in (
         ("q", "query/kernel", (size, *heads)),
         ("k", "key/kernel", (size, *heads)),
         ("v", "value/kernel", (size, *heads)),
@@ -253,16 +258,16 @@ def _block(backbone):
         ("r_s_bias", "segment_attention_bias", heads),
         ("seg_embed", "segment_embeddings", (2, *heads)),
     ):
-        yield f"rel_attn.{name}", f"attention/{ours}", shape, False
-    for name, ours in (
+        yield f"rel_attn.{name}", f"attention/{weight}", shape, False
+    for name, norm in (
         ("rel_attn.layer_norm", "attention_norm"),
         ("ff.layer_norm", "feed_forward_norm"),
     ):
-        yield f"{name}.weight", f"{ours}/gamma", (size,), False
-        yield f"{name}.bias", f"{ours}/beta", (size,), False
-    for name, ours, shape in (
+        yield f"{name}.weight", f"{norm}/gamma", (size,), False
+        yield f"{name}.bias", f"{norm}/beta", (size,), False
+    for name, dense, shape in (
         ("ff.layer_1", "feed_forward_intermediate", (inner, size)),
         ("ff.layer_2", "feed_forward_output", (size, inner)),
     ):
-        yield f"{name}.weight", f"{ours}/kernel", shape, True
-        yield f"{name}.bias", f"{ours}/bias", shape[:1], False
+        yield f"{name}.weight", f"{dense}/kernel", shape, True
+        yield f"{name}.bias", f"{dense}/bias", shape[:1], False

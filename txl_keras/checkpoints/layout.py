@@ -1,7 +1,7 @@
-"""How the tensors of a foreign checkpoint and our weights correspond.
+"""Layouts, which map the tensors of a foreign checkpoint to our weights.
 
-A layout is a list of `Entry`, one for every foreign tensor. It is data, read
-in both directions: loading, checking and writing share it.
+A layout is a list of `Entry`, one per foreign tensor. Loading, checking and
+writing share it.
 """
 
 import collections.abc
@@ -15,50 +15,34 @@ from txl_keras.checks import shown
 from txl_keras.models.weights import to_tensor
 from txl_keras.models.weights import weights_by_name
 
-_SMALLEST = 2  # bytes per number
-# As many as are listed of what does not fit.
+_MIN_ITEM_BYTES = 2
+# An error lists at most this many problems.
 _MAX_PROBLEMS = 50
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A foreign tensor, and the weights of ours that it holds.
+    """Maps one foreign tensor to the weights of ours that it holds.
 
-    From foreign to ours: transpose, then flip, then cut into the parts that
-    `ours` names, then give each the shape of its weight.
-
-    Args:
-        names: Tuple of strings. What the tensor is called in the file. Where
-            the foreign model shares it, the file has it under one of these
-            names or under several, and it is the same in all.
-        ours: Tuple of strings, the names of our weights, in order.
-        shape: Tuple of integers, of the foreign tensor.
-        transposed: Boolean. Linear layers of PyTorch are `(out, in)`.
-        flipped: Optional integer, an axis whose order is the reverse of ours.
-        axis: Integer, along which the parts lie, after the transposition.
-
-    Example:
-
-    ```python
-    from txl_keras.checkpoints.layout import Entry
-
-    # Of D = 4, N = 2, H = 3: a foreign matrix (18, 4), three of ours (4, 2, 3).
-    entry = Entry(
-        names=("layers.0.dec_attn.qkv_net.weight",),
-        ours=("query", "key", "value"), shape=(18, 4), transposed=True, axis=1,
-    )
-    ```
+    To load, the tensor is transposed, flipped and split along `axis` into one
+    part per weight, and each part is reshaped to its weight.
     """
 
+    # Names in the file. A shared tensor may have one of them or several.
     names: tuple
-    ours: tuple
+    # Paths of our weights, in order.
+    weights: tuple
+    # Shape of the foreign tensor.
     shape: tuple
+    # True for PyTorch's linear layers, which are `(out, in)`.
     transposed: bool = False
+    # Axis whose order is the reverse of ours.
     flipped: int | None = None
+    # Axis of the split, after transposing.
     axis: int = 0
 
     def split(self, array, shapes):
-        """Our weights, of the given shapes, from the foreign tensor."""
+        """Returns our weights, of the given shapes, from the foreign tensor."""
         if self.transposed:
             array = array.T
         if self.flipped is not None:
@@ -70,7 +54,7 @@ class Entry:
         ]
 
     def join(self, weights):
-        """The foreign tensor from our weights."""
+        """Returns the foreign tensor from our weights."""
         shape = self._oriented_shape()
         sizes = np.diff([0, *self._cuts([w.shape for w in weights])])
         sizes = [*sizes, shape[self.axis] - sum(sizes)]
@@ -89,9 +73,9 @@ class Entry:
         return self.shape[::-1] if self.transposed else self.shape
 
     def _cuts(self, shapes):
-        """Where all parts but the first begin."""
-        across = math.prod(_with_size(self._oriented_shape(), self.axis, 1))
-        sizes = [math.prod(shape) // across for shape in shapes[:-1]]
+        """Returns the start of every part but the first along `axis`."""
+        slice_size = math.prod(_with_size(self._oriented_shape(), self.axis, 1))
+        sizes = [math.prod(shape) // slice_size for shape in shapes[:-1]]
         return np.cumsum(sizes, dtype=int)
 
 
@@ -100,14 +84,10 @@ def _with_size(shape, axis, size):
 
 
 def projection_shapes(softmax):
-    """Returns the shapes of an embedding's and its softmax's projections.
+    """Returns the projection shapes of the embedding, and of its softmax.
 
-    Args:
-        softmax: `AdaptiveSoftmax`, built or not.
-
-    Returns:
-        Pair of lists of shapes per cluster, `None` where there is none. An
-        embedding whose clusters share one has a list of one.
+    Two lists by cluster, with `None` for no projection. If all clusters of the
+    embedding share one projection, its list has one shape.
     """
     embedding = softmax.embedding
     shapes = [
@@ -122,12 +102,9 @@ def projection_shapes(softmax):
 
 
 class Tensors(collections.abc.Mapping):
-    """The tensors of a file: shapes at once, values when they are asked for.
+    """Maps the names of a file's tensors to arrays, read on every access.
 
-    Args:
-        shapes: Dictionary from name to shape.
-        load: Function of a name that returns an array.
-        num_bytes: Number, how many bytes of the file are numbers.
+    `shapes` needs no reading, and `num_bytes` is the size of all the data.
     """
 
     def __init__(self, shapes, load, num_bytes):
@@ -138,7 +115,7 @@ class Tensors(collections.abc.Mapping):
     def __getitem__(self, name):
         array = self._load(name)
         dtype = tf.as_dtype(array.dtype)
-        if not dtype.is_floating or dtype.size < _SMALLEST:
+        if not dtype.is_floating or dtype.size < _MIN_ITEM_BYTES:
             raise ValueError(
                 f"{shown(name)} must be of floats of 16 to 64 bits. "
                 f"Received: {dtype.name}"
@@ -146,7 +123,7 @@ class Tensors(collections.abc.Mapping):
         return array
 
     def __contains__(self, name):
-        # Of a mapping it would read the tensor.
+        # The inherited method would read the tensor.
         return name in self.shapes
 
     def __iter__(self):
@@ -156,14 +133,7 @@ class Tensors(collections.abc.Mapping):
         return len(self.shapes)
 
     def renamed(self, rename):
-        """The same tensors under other names, less those named `None`.
-
-        Args:
-            rename: Function of a name.
-
-        Returns:
-            `Tensors`.
-        """
+        """Returns the tensors under new names, without those named `None`."""
         old = {rename(name): name for name in self.shapes}
         old.pop(None, None)
         return Tensors(
@@ -174,36 +144,25 @@ class Tensors(collections.abc.Mapping):
 
 
 def read(build, layout, tensors, source):
-    """Builds a model of a file, if all of its weights are in the file.
+    """Builds a model and loads its weights, if the file fits the layout.
 
-    Args:
-        build: Function without arguments that returns a Keras model, such as
-            `TransformerXLCausalLM`. Its sizes may be those that a stranger
-            asks for, so it is called once the file was found to have them.
-        layout: List of `Entry` that covers its weights.
-        tensors: `Tensors` of the file; one is in memory at a time.
-        source: What to call the file in an error.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: If the file does not fit the layout. The message lists what
-            is missing, unexpected, of a wrong shape, not finite, or different
-            where it should be tied.
+    `build()` is called after all checks, since an untrusted configuration may
+    ask for any size. One tensor is in memory at a time. An error lists all
+    tensors that are missing, unexpected, of a wrong shape, not finite, or
+    different although they are tied.
     """
     problems = [*_problems_of_names(layout, tensors)]
     for entry in layout:
         problems += _problems_of_shapes(entry, tensors)
-    fitting = [entry for entry in layout if _fitting(entry, tensors)]
-    # Tensors may lie on top of each other in the file.
-    if _size(fitting) * _SMALLEST > tensors.num_bytes:
+    matching = [entry for entry in layout if _matching_names(entry, tensors)]
+    # Overlapping tensors in a small file could ask for any amount of memory.
+    if _num_values(matching) * _MIN_ITEM_BYTES > tensors.num_bytes:
         problems.append(
-            f"{_size(fitting):,} numbers from {tensors.num_bytes:,} bytes: the "
-            "same numbers for several tensors"
+            f"{_num_values(matching):,} values in {tensors.num_bytes:,} bytes: "
+            "tensors overlap in the file"
         )
     else:
-        for entry in fitting:
+        for entry in matching:
             problems += _problems_of_values(entry, tensors)
     if problems:
         lines = "\n".join(
@@ -218,8 +177,8 @@ def read(build, layout, tensors, source):
     model = build()
     weights = _covered_weights(model, layout)
     for entry in layout:
-        name = _fitting(entry, tensors)[0]
-        targets = [weights[ours] for ours in entry.ours]
+        name = _matching_names(entry, tensors)[0]
+        targets = [weights[path] for path in entry.weights]
         shapes = [tuple(weight.shape) for weight in targets]
         parts = entry.split(tensors[name], shapes)
         for weight, part in zip(targets, parts, strict=True):
@@ -229,28 +188,22 @@ def read(build, layout, tensors, source):
 
 
 def write(model, layout):
-    """The foreign tensors of a model, each under the first of its names.
-
-    Args:
-        model: Keras model, such as `TransformerXLCausalLM`.
-        layout: List of `Entry` that covers its weights.
-
-    Returns:
-        Dictionary from foreign name to float32 array.
-    """
+    """Returns a model's foreign tensors, float32 arrays by their first name."""
     weights = _covered_weights(model, layout)
     tensors = {}
     for entry in layout:
-        arrays = [np.asarray(weights[ours], np.float32) for ours in entry.ours]
+        arrays = [
+            np.asarray(weights[path], np.float32) for path in entry.weights
+        ]
         tensors[entry.names[0]] = entry.join(arrays)
     return tensors
 
 
 def _covered_weights(model, layout):
     weights = weights_by_name(model)
-    covered = [ours for entry in layout for ours in entry.ours]
+    covered = [path for entry in layout for path in entry.weights]
     if sorted(covered) != sorted(weights):
-        # A weight left out would stay random without a word.
+        # A missing weight would silently keep its initial value.
         raise ValueError(
             "The layout must name every weight of the model once. Received: "
             f"layout={sorted(covered)}, weights={sorted(weights)}"
@@ -258,17 +211,17 @@ def _covered_weights(model, layout):
     return weights
 
 
-def _size(entries):
+def _num_values(entries):
     return sum(math.prod(entry.shape) for entry in entries)
 
 
-def _fitting(entry, tensors):
-    """Returns the names under which the file has an entry, in its shape."""
+def _matching_names(entry, tensors):
+    """Returns those names of an entry whose tensors have its shape."""
     return [n for n in entry.names if tensors.shapes.get(n) == entry.shape]
 
 
-def _plain(name):
-    """Returns a name for a message: short, of printable characters."""
+def _printable(name):
+    """Returns a name for a message, shortened and escaped if necessary."""
     return name if len(name) < 200 and name.isprintable() else shown(name)
 
 
@@ -279,7 +232,7 @@ def _problems_of_names(layout, tensors):
     known = {name for entry in layout for name in entry.names}
     for name in sorted(set(tensors) - known):
         shape = shown(tensors.shapes[name])
-        yield f"unexpected: {_plain(name)} of shape {shape}"
+        yield f"unexpected: {_printable(name)} of shape {shape}"
 
 
 def _problems_of_shapes(entry, tensors):
@@ -292,8 +245,8 @@ def _problems_of_shapes(entry, tensors):
 
 
 def _problems_of_values(entry, tensors):
-    """Problems of one foreign tensor; reads it, so that they show early."""
-    first, *others = _fitting(entry, tensors)
+    """Yields the problems in the values of one foreign tensor."""
+    first, *others = _matching_names(entry, tensors)
     try:
         array = tensors[first]
         with np.errstate(over="ignore"):

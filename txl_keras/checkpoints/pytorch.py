@@ -1,4 +1,4 @@
-"""Checkpoints of the original PyTorch code, and of NVIDIA's."""
+"""Import of checkpoints of the original PyTorch code and of NVIDIA's."""
 
 from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import read_config
@@ -24,33 +24,33 @@ _ATTENTION_TYPES = {0: "relative", 1: "shaw", 2: "vaswani", 3: "al_rfou"}
 def load_pytorch(path, config=None, dtype=None, **overrides):
     """Loads a checkpoint of the original PyTorch code or of NVIDIA's.
 
-    The file may hold a state dict, the whole model (`torch.save(model)`, which
-    the original does), or NVIDIA's dictionary with the model's configuration.
-    Nothing in it is run. Memory starts empty, as it did there.
+    The file may hold a state dict, the whole model (`torch.save(model)`, as
+    the original code does), or NVIDIA's dictionary with the configuration. No
+    pickled code is executed. As in the original, memory starts empty.
 
     Args:
         path: String or path of the file. PyTorch is not needed.
-        config: Dictionary in the original's words, or the path of a JSON file
-            with one: `n_token`, `n_layer`, `n_head`, `d_model`, `d_head`,
-            `d_inner`, `mem_len`, and, where they are not the original's
+        config: Dictionary with the keys of the original, or the path of a JSON
+            file with one: `n_token`, `n_layer`, `n_head`, `d_model`, `d_head`,
+            `d_inner`, `mem_len`, and, if they differ from the original's
             defaults, `d_embed`, `cutoffs`, `div_val`, `tie_weight`,
             `tie_projs`, `pre_lnorm`, `same_length`, `attn_type`, `clamp_len`.
-            May be left out where the file has it.
+            Optional if the file contains it.
         dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-        **overrides: `memory_length`, `clamp_length`, `same_length`,
-            `dropout`, `attention_dropout` or `cold_start`, where the model is
-            to be used otherwise than the configuration says.
+        **overrides: `memory_length`, `clamp_length`, `same_length`, `dropout`,
+            `attention_dropout` or `cold_start`, to replace the value of the
+            configuration.
 
     Returns:
         `TransformerXLCausalLM`.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged or names code, the configuration
-            is missing, lacks keys or is of a kind that is not supported, or
-            it does not fit the file; the message lists all that does not.
+        ValueError: If the file is damaged or refers to code, or the
+            configuration is missing, incomplete, not supported or does not fit
+            the file; the message lists all problems.
 
-    Example, of files that the package does not have:
+    Example, with files that are not part of the package:
 
     ```
     model = load_pytorch("model_state.pt", "config.json", memory_length=1600)
@@ -58,34 +58,26 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
     """
     state = load_torch(path)
     if isinstance(state, dict) and "model_state" in state:
-        # Of the file nothing but a dictionary: a path would be read.
+        # Accept no path from the file: `read_config` would open it.
         if not config and isinstance(state.get("model_config"), dict):
             config = state["model_config"]
         state = state["model_state"]
     if config is None:
         raise ValueError(
-            f"{path} holds no configuration, so `config` must be passed: the "
-            "arguments that the model was made with. Received: config=None"
+            f"`config` must be passed, since {path} holds no configuration: "
+            "the arguments that the model was created with. Received: "
+            "config=None"
         )
     tensors = torch_tensors(state, path)
     return from_tensors(tensors, config, path, dtype, overrides)
 
 
 def from_tensors(tensors, config, source, dtype=None, overrides=None):
-    """`load_pytorch`, of tensors by name.
-
-    Args:
-        tensors: `Tensors`.
-        source: What to call them in an error.
-        config, dtype, overrides: See `load_pytorch`.
-
-    Returns:
-        `TransformerXLCausalLM`.
-    """
+    """Builds the model of `Tensors`: see `load_pytorch`."""
     overrides = overrides or {}
     config = read_config(config, overrides, _DEFAULTS)
-    # NVIDIA's code has names of its own, and counts the keys of same_length
-    # as the TensorFlow code does.
+    # NVIDIA's code names tensors differently, and with `same_length` counts
+    # keys as the TensorFlow code does.
     is_nvidia = "crit.out_layers_biases.0" in tensors
     same_length = True if is_nvidia else "pytorch"
     _check_supported(config, overrides)
@@ -98,13 +90,13 @@ def from_tensors(tensors, config, source, dtype=None, overrides=None):
         tie_embeddings=config["tie_weight"],
         tie_projections=config["tie_projs"],
         attention_type=_ATTENTION_TYPES[config["attn_type"]],
-        # Learned positions: as many as there are, whatever the lengths.
+        # The file determines the number of learned positions.
         max_positions=(*tensors.shapes.get("r_emb", ()), 1, 1)[1],
         normalize_first=bool(config["pre_lnorm"]),
         same_length=same_length if config["same_length"] else False,
     )
     layout = torch_layout(plan, NVIDIA if is_nvidia else ORIGINAL)
-    # The frequencies of the sinusoids are no weight.
+    # The frequencies of the sinusoids are not a weight.
     tensors = tensors.renamed(
         lambda name: None if name == "pos_emb.inv_freq" else name
     )
@@ -124,12 +116,13 @@ def _check_supported(config, overrides):
         ),
         (
             config["sample_softmax"] > 0,
-            f"sample_softmax={config['sample_softmax']}: a sampled softmax "
-            "has weights of its own",
+            f"sample_softmax={config['sample_softmax']}: must not be positive, "
+            "since a sampled softmax has other weights",
         ),
         (
             config["ext_len"] > 0,
-            f"ext_len={config['ext_len']}: here no token is read twice",
+            f"ext_len={config['ext_len']}: must be 0, since an extended "
+            "context is not supported",
         ),
         (
             is_absolute and config["pre_lnorm"],
@@ -138,8 +131,8 @@ def _check_supported(config, overrides):
         ),
         (
             is_absolute and memory_length,
-            f"mem_len={memory_length} with absolute positions, which count "
-            "from the segment: pass memory_length=0",
+            f"mem_len={memory_length} with absolute positions, which exist "
+            "only within a segment: pass memory_length=0",
         ),
         (
             attention_type == "al_rfou" and heads != config["d_model"],
@@ -150,6 +143,6 @@ def _check_supported(config, overrides):
     found = [problem for is_found, problem in checks if is_found]
     if found:
         raise ValueError(
-            "The configuration asks for what is not supported:\n"
+            "The configuration has unsupported settings:\n"
             + "\n".join(f"- {problem}" for problem in found)
         )

@@ -1,10 +1,10 @@
-"""Pickles that a stranger may have written, read without calling anything.
+"""A reader of untrusted pickles that imports and calls nothing.
 
 A pickle is a program: its opcodes import names, call them and hash what they
-return. Here a name, and what a pickle would make by calling it, is a `Record`,
-which is data. Of a dictionary the keys are text and small integers, so no key
-takes long to hash; and the sizes of all objects are added up, so a small file
-cannot fill memory.
+return. Here a name, or the object that calling it would create, becomes a
+`Record`, which is plain data. Keys of dictionaries must be strings, bytes or
+small integers, so that none takes long to hash. The sizes of all objects are
+added up, so that a small file cannot fill memory.
 """
 
 import codecs
@@ -14,22 +14,24 @@ import sys
 
 from txl_keras.checks import shown
 
-# The largest vocabularies have nine million.
+# The largest vocabularies have nine million; of more than 20,000 words, in any
+# protocol, at most 0.28 per byte.
 _MAX_OPCODES = 12_000_000
+_OPCODES_PER_BYTE, _SMALL_OPCODES = 0.3, 1_000_000
 # Objects may take this much memory, and 3.4 times the size of the pickle: what
-# Python 2 wrote of the 793,471 words of the One Billion Word Benchmark needs.
+# the Python 2 pickle of the One Billion Word Benchmark's 793,471 words needs.
 _MAX_BYTES = 160_000_000
 _MAX_MARKS = 1000  # one per container that is not complete
 _MAX_INTEGER_BYTES = 255
 # Longer strings are arrays, which nothing here needs.
 _MAX_STRING = 1 << 20
-# Bytes of memory per place in a list, and in a dictionary of text or of others.
+# Bytes of memory per list item, and per dictionary item with a text key or not.
 _SLOT, _TEXT_ITEM, _ITEM = 8, 40, 90
 
 _ORDERED_DICT = "collections.OrderedDict"
-# Protocols 0 and 1 make objects by this function.
+# Protocols 0 and 1 create objects with this function.
 _CONSTRUCTORS = ("copy_reg._reconstructor", "copyreg._reconstructor")
-# What plain containers need, in whatever protocol.
+# Names that plain containers need in some protocol.
 _PLAIN_NAMES = {
     _ORDERED_DICT,
     *_CONSTRUCTORS,
@@ -44,11 +46,7 @@ _PLAIN_NAMES = {
 
 
 class RefusedError(ValueError):
-    """A pickle asks for what its reader does not need.
-
-    Args:
-        request: String, what it asks for.
-    """
+    """Raised if a pickle requests what its reader does not need."""
 
     def __init__(self, request):
         super().__init__(
@@ -58,13 +56,10 @@ class RefusedError(ValueError):
 
 
 class Record:
-    """A name in a pickle, or an object that calling it would have made.
+    """Represents a name in a pickle, or an object made by calling the name.
 
-    Attributes:
-        name: String, such as `"torch.FloatStorage"`.
-        arguments: Tuple of what the name would be called with; `None` for the
-            name itself.
-        state: What the object's attributes would be set from.
+    `arguments` are those of the call, or `None` for the name itself. `state`
+    is what would set the object's attributes.
     """
 
     __slots__ = ("arguments", "name", "state")
@@ -76,31 +71,16 @@ class Record:
 
 
 def load(data, start, end, is_known, load_persistent=None):
-    """Reads one pickle.
+    """Reads the pickle at `start` and returns its object and where it ends.
 
-    Args:
-        data: `bytes` or `mmap.mmap`.
-        start, end: Integers. The pickle begins at the one, and ends at the
-            other or before.
-        is_known: Function of a name that tells whether it may occur besides
-            those of plain containers.
-        load_persistent: Optional function of a persistent id that returns
-            what it stands for.
-
-    Returns:
-        The pair of the object and of where its pickle ends. The object
-        consists of `Record`s, dictionaries, lists (for sets, too), tuples,
-        text, bytes (where they are no UTF-8), numbers and `None`, which also
-        stands for strings of more than a mebibyte.
-
-    Raises:
-        RefusedError: If it names what is not known, or is built to take very
-            long or to fill memory.
-        ValueError: If it is damaged.
+    `is_known(name)` allows names besides those of plain containers, and
+    `load_persistent(id)` returns persistent objects. The result consists of
+    `Record`s, dictionaries, lists (also for sets), tuples, text, bytes (if not
+    UTF-8), numbers and `None`, also in place of strings above a mebibyte.
     """
     machine = _Machine(data, start, end, is_known, load_persistent)
     was_enabled = gc.isenabled()
-    gc.disable()  # It would look at millions of objects again and again.
+    gc.disable()  # It would scan millions of objects repeatedly.
     try:
         return machine.run()
     except RefusedError:
@@ -119,7 +99,7 @@ def load(data, start, end, is_known, load_persistent=None):
 
 
 class _Machine:
-    """The stack machine: `pickletools` describes each opcode."""
+    """Runs the opcodes of a pickle, which `pickletools` describes."""
 
     def __init__(self, data, start, end, is_known, load_persistent):
         self._data = data
@@ -134,7 +114,9 @@ class _Machine:
 
     def run(self):
         data, opcodes, end = self._data, _OPCODES, self._end
-        for _ in range(_MAX_OPCODES):
+        limit = _SMALL_OPCODES + int(_OPCODES_PER_BYTE * (end - self._at))
+        limit = min(limit, _MAX_OPCODES)
+        for _ in range(limit):
             at = self._at
             if at >= end:
                 raise ValueError("it has no end")
@@ -144,7 +126,7 @@ class _Machine:
                 return self._stack.pop(), self._at
             function, argument = opcodes[code]
             function(self, argument)
-        raise RefusedError(f"more than {_MAX_OPCODES:,} opcodes")
+        raise RefusedError(f"more than {limit:,} opcodes")
 
     def _spend(self, size):
         self._left -= size
@@ -152,7 +134,8 @@ class _Machine:
             raise RefusedError("much more memory than the file has bytes")
 
     def _push(self, value):
-        # As in `_spend`: this is most of the time. Memory is in units of 16.
+        # Inlines `_spend`, since reading spends most of its time here. Memory
+        # is allocated in units of 16 bytes.
         self._left -= (sys.getsizeof(value) + 15 & ~15) + _SLOT
         if self._left < 0:
             self._spend(0)
@@ -174,17 +157,17 @@ class _Machine:
         return None if count > _MAX_STRING else self._data[start:end]
 
     def _line(self):
-        end = self._data.find(b"\n", self._at, self._end)
+        start = self._at
+        end = self._data.find(b"\n", start, self._end)
         if end < 0:
             raise ValueError("it ends within a line")
-        line = self._take(end - self._at)
-        self._at += 1
-        if line is None:
+        if end - start > _MAX_STRING:
             raise RefusedError("a very long line")
-        return line
+        self._at = end + 1
+        return self._data[start:end]
 
     def _items(self):
-        """Takes what is on the stack since the last mark."""
+        """Pops the items above the last mark."""
         mark = self._marks.pop()
         size = _SLOT * (len(self._stack) - mark)
         self._spend(size)
@@ -268,7 +251,7 @@ class _Machine:
     def _update(self, target, pairs):
         for key, value in pairs:
             kind = type(key)
-            # Others may hash to the same or take for ever.
+            # Other keys may all collide, or take very long to hash.
             if kind not in (str, bytes) and not (
                 kind in (int, bool) and abs(key) < 1 << 31
             ):
@@ -284,7 +267,7 @@ class _Machine:
         self._marks.append(len(self._stack))
 
     def drop(self, _):
-        # Where nothing is above a mark, the mark is what is dropped.
+        # If nothing is above the last mark, the mark is dropped.
         if self._marks and self._marks[-1] == len(self._stack):
             self._marks.pop()
         else:
@@ -318,7 +301,7 @@ class _Machine:
         self._put(len(self._memo))
 
     def _put(self, index):
-        # Python numbers objects from 0 or from 1.
+        # Pickles number their objects from 0 or from 1.
         count = len(self._memo)
         if not 0 <= index <= count + 1:
             raise RefusedError(
@@ -345,7 +328,7 @@ class _Machine:
         return Record(name)
 
     def call(self, num_parts):
-        """Makes an object: the name, and what it would be called with."""
+        """Replaces a name and its arguments by the record of a call."""
         _, arguments, *_ = parts = self._stack[-num_parts:]
         del self._stack[-num_parts:]
         self._make(parts[0], arguments)
@@ -395,7 +378,7 @@ def _text(data):
 
 
 def _text_or_bytes(data):
-    """Decodes a string of Python 2, which may be either."""
+    """Decodes a Python 2 string; returns bytes if it is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -413,8 +396,9 @@ def _escaped(line):
 
 
 def _integer(line):
-    # Booleans of the first protocols.
-    return {b"00": False, b"01": True}.get(line) or int(line.rstrip(b"L"))
+    if line in (b"00", b"01"):  # booleans of the first protocols
+        return line == b"01"
+    return int(line[:-1] if line.endswith(b"L") else line)
 
 
 _STOP = ord(".")

@@ -1,4 +1,4 @@
-"""Checkpoints of the original TensorFlow 1 code.
+"""Import of checkpoints of the original TensorFlow 1 code.
 
 Names and shapes are those of its `model.py`, scope `transformer`.
 """
@@ -18,8 +18,8 @@ from txl_keras.checks import shown
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import open_checked
 
-# What a training checkpoint holds besides the weights.
-_NO_WEIGHT = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power(_1)?|global_step)$")
+# Variables of a training checkpoint besides the weights.
+_NOT_WEIGHTS = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power(_1)?|global_step)$")
 _DEFAULTS = {
     "tie_projs": None,
     "proj_share_all_but_first": False,
@@ -31,22 +31,22 @@ _DEFAULTS = {
 def load_tf1(prefix, config, dtype=None, **overrides):
     """Loads a checkpoint of the original TensorFlow code.
 
-    The published models (enwik8, text8, wt103, lm1b) are of this kind. Memory
-    starts as zeros that are attended to, as it did there.
+    The published models (enwik8, text8, wt103, lm1b) have this format. As in
+    the original, memory starts as zeros that are attended to.
 
     Args:
-        prefix: String or path: that of the checkpoint, such as
+        prefix: String or path: the prefix of the checkpoint, such as
             `"model.ckpt-0"`, or a folder with one checkpoint.
-        config: Dictionary in the original's words, or the path of a JSON file
-            with one: `n_token`, `n_layer`, `n_head`, `d_model`, `d_head`,
-            `d_inner`, `mem_len`, and, where they are not the original's
+        config: Dictionary with the keys of the original, or the path of a JSON
+            file with one: `n_token`, `n_layer`, `n_head`, `d_model`, `d_head`,
+            `d_inner`, `mem_len`, and, if they differ from the original's
             defaults, `d_embed`, `cutoffs`, `div_val`, `tie_projs` (or
             `proj_share_all_but_first`), `proj_same_dim`, `untie_r`,
             `same_length`, `clamp_len`.
         dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-        **overrides: `memory_length`, `clamp_length`, `same_length`,
-            `dropout`, `attention_dropout` or `cold_start`, where the model is
-            to be used otherwise than the configuration says.
+        **overrides: `memory_length`, `clamp_length`, `same_length`, `dropout`,
+            `attention_dropout` or `cold_start`, to replace the value of the
+            configuration.
 
     Returns:
         `TransformerXLCausalLM`.
@@ -54,9 +54,9 @@ def load_tf1(prefix, config, dtype=None, **overrides):
     Raises:
         ValueError: If there is no checkpoint, it is damaged, keys are missing
             in the configuration, or it does not fit the checkpoint; the
-            message lists all that does not.
+            message lists all problems.
 
-    Example, of files that the package does not have:
+    Example, with files that are not part of the package:
 
     ```
     model = load_tf1("lm1b/model.ckpt-1191000", "lm1b.json", memory_length=128)
@@ -87,7 +87,7 @@ def load_tf1(prefix, config, dtype=None, **overrides):
 
 def _tied_projections(config):
     if not config["cutoffs"]:
-        return [True]  # there is no way to say otherwise
+        return [True]  # the original has no option for this case
     if config["tie_projs"] is not None:
         return config["tie_projs"]
     shared = config["proj_share_all_but_first"]
@@ -95,7 +95,7 @@ def _tied_projections(config):
 
 
 def _find_prefix(path):
-    """The prefix that a path stands for: itself, its files, or its folder."""
+    """Returns the prefix for a prefix, one of its files, or its folder."""
     path = str(path)
     if not tf.io.gfile.isdir(path):
         path = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path)
@@ -121,7 +121,7 @@ def _find_prefix(path):
 
 
 def _latest(folder):
-    """Finds the checkpoint of this name in the folder that names it."""
+    """Returns the prefix that the folder's `checkpoint` file names, if any."""
     path = f"{folder}/checkpoint"
     if not tf.io.gfile.exists(path):
         return None
@@ -131,7 +131,7 @@ def _latest(folder):
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     name = pathlib.Path(state.model_checkpoint_path if state else "").name
-    # The path may be that of another machine, or of anything.
+    # Only the name is used: the path may be of another machine, or malicious.
     prefix = f"{folder}/{name}"
     return prefix if tf.io.gfile.exists(f"{prefix}.index") else None
 
@@ -142,13 +142,13 @@ def _tensors(prefix):
     dtypes = {
         name: dtype
         for name, dtype in reader.get_variable_to_dtype_map().items()
-        if not _NO_WEIGHT.match(name)
+        if not _NOT_WEIGHTS.match(name)
     }
-    strings = [name for name in dtypes if not dtypes[name].is_floating]
-    if strings:
+    not_floats = [name for name in dtypes if not dtypes[name].is_floating]
+    if not_floats:
         raise ValueError(
-            f"{prefix} must hold variables of floats. Received: "
-            f"{shown(strings)} of others"
+            f"{prefix} must hold variables of floats. Received: other dtypes "
+            f"of {shown(not_floats)}"
         )
     shapes = reader.get_variable_to_shape_map()
     files = tf.io.gfile.glob(f"{prefix}.data-*")
@@ -160,14 +160,7 @@ def _tensors(prefix):
 
 
 def tf1_layout(model):
-    """What every variable of a TensorFlow 1 checkpoint is in a model of ours.
-
-    Args:
-        model: `TransformerXLCausalLM`, or a `Plan` of one.
-
-    Returns:
-        List of `Entry`.
-    """
+    """Returns the layout of a TensorFlow 1 checkpoint for a model or `Plan`."""
     backbone = model.backbone
     layout = [
         *_attention_biases(backbone),
@@ -179,24 +172,24 @@ def tf1_layout(model):
     return layout
 
 
-def _entry(name, ours, shape, axis=0):
-    ours = (ours,) if isinstance(ours, str) else tuple(ours)
-    return Entry((f"transformer/{name}",), ours, tuple(shape), axis=axis)
+def _entry(name, weights, shape, axis=0):
+    weights = (weights,) if isinstance(weights, str) else tuple(weights)
+    return Entry((f"transformer/{name}",), weights, tuple(shape), axis=axis)
 
 
 def _attention_biases(backbone):
     shape = (backbone.num_heads, backbone.head_dim)
-    for name, ours in (
+    for name, bias in (
         ("r_w_bias", "content_attention_bias"),
         ("r_r_bias", "positional_attention_bias"),
     ):
         if backbone.tie_attention_biases:
-            yield _entry(name, ours, shape)
+            yield _entry(name, bias, shape)
         else:
             layers = range(backbone.num_layers)
             yield _entry(
                 name,
-                [f"block_{i}/attention/{ours}" for i in layers],
+                [f"block_{i}/attention/{bias}" for i in layers],
                 (backbone.num_layers, *shape),
             )
 
@@ -255,10 +248,10 @@ def _block(backbone, i):
     size = backbone.hidden_dim
     inner = backbone.intermediate_dim
     heads = backbone.num_heads * backbone.head_dim
-    theirs, ours = f"layer_{i}", f"block_{i}"
-    attention = f"{ours}/attention"
+    layer, block = f"layer_{i}", f"block_{i}"
+    attention = f"{block}/attention"
     yield _entry(
-        f"{theirs}/rel_attn/qkv/kernel",
+        f"{layer}/rel_attn/qkv/kernel",
         [f"{attention}/{part}/kernel" for part in ("query", "key", "value")],
         (size, 3 * heads),
         axis=1,
@@ -279,4 +272,4 @@ def _block(backbone, i):
         ("ff/LayerNorm/gamma", "feed_forward_norm/gamma", (size,)),
         ("ff/LayerNorm/beta", "feed_forward_norm/beta", (size,)),
     ):
-        yield _entry(f"{theirs}/{name}", f"{ours}/{part}", shape)
+        yield _entry(f"{layer}/{name}", f"{block}/{part}", shape)

@@ -1,8 +1,8 @@
-"""Files that PyTorch wrote, read without PyTorch.
+"""A reader of files of `torch.save` that does not need PyTorch.
 
-They are pickles, with the numbers of the tensors beside them: see
-`safe_pickle`. For checkpoints that hold objects of the original code, the
-names listed here are known; nothing of theirs is imported or called.
+Such a file has a pickle, which `safe_pickle` reads, and the values of tensors.
+The names listed here may be in the pickles of the original code's models. None
+of them is imported or called.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from txl_keras.checkpoints.safe_pickle import Record
 from txl_keras.checks import shown
 
 _ZIP_MAGIC = b"PK\x03\x04"
-# Begins a file of torch.save before its zip format.
+# First object in a file of torch.save before its zip format.
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _MAX_DIRECTORY_BYTES = 8 << 20  # of a zip file; takes 13 times as much memory
-# A whole model: more modules, or longer names, are built to fill memory.
+# Limits for a model that was saved whole; only a malicious file exceeds them.
 _MAX_MODULES = 1 << 16
 _MAX_NAME = 1000
 _DTYPES = {
@@ -97,11 +97,7 @@ _NAMES = {
 
 
 class _Storage:
-    """Numbers that lie beside a pickle: what kind, and where.
-
-    Args:
-        kind: String, the name of PyTorch's class.
-    """
+    """Holds the data of tensors in a file, and its kind, a class of PyTorch."""
 
     def __init__(self, kind):
         self.kind = kind
@@ -109,7 +105,7 @@ class _Storage:
 
 
 class _BoundedReader(io.BufferedReader):
-    """A file of which `zipfile` cannot read a huge directory."""
+    """Prevents `zipfile` from reading a huge directory."""
 
     def read(self, size=-1):
         if size > _MAX_DIRECTORY_BYTES:
@@ -119,14 +115,14 @@ class _BoundedReader(io.BufferedReader):
 
 @contextlib.contextmanager
 def mapped(path):
-    """Maps a file: its bytes are read when they are used."""
+    """Maps a file into memory, so that bytes are read when they are used."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"There is no file {path}.")
     with open(path, "rb") as file:
         if not file.seek(0, io.SEEK_END):
             yield b""
             return
-        # Not closed at the end: arrays may still refer to it.
+        # It stays open, since arrays may still refer to it.
         yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
@@ -138,17 +134,7 @@ def is_zip(data):
 def load_object(path, data, is_known, load_persistent=None):
     """Reads the object in a plain pickle or in a file of `torch.save`.
 
-    Args:
-        path: String or path of the file.
-        data: Its bytes, from `mapped`.
-        is_known, load_persistent: See `safe_pickle.load`.
-
-    Returns:
-        The pair of the object and of what lies beside it: the members of a zip
-        file by name, or where the pickle ends.
-
-    Raises:
-        ValueError: If the file is damaged or asks for what is not needed.
+    Also returns the members of the zip file by name, or the end of the pickle.
     """
     if is_zip(data):
         members = _zip_members(path, data)
@@ -165,14 +151,14 @@ def load_object(path, data, is_known, load_persistent=None):
     how["load_persistent"] = load_persistent
     content, end = safe_pickle.load(data, 0, **how)
     if content == _TORCH_MAGIC:
-        # Next come a version, facts of the machine, and the object.
+        # A version, facts about the machine, and the object follow.
         for _ in range(3):
             content, end = safe_pickle.load(data, end, **how)
     return content, end
 
 
 def _zip_members(path, data):
-    """Finds members of a zip file: `(start, end, checksum)` by name."""
+    """Returns `(start, end, checksum)` of a zip file's members by name."""
     members = {}
     try:
         with (
@@ -181,7 +167,7 @@ def _zip_members(path, data):
         ):
             for info in archive.infolist():
                 start = info.header_offset + 30
-                # Of the member's own header, which other tools write longer.
+                # The member's own header, which other tools may write longer.
                 lengths = struct.unpack("<HH", data[start - 4 : start])
                 start += sum(lengths)
                 end = start + info.file_size
@@ -191,6 +177,11 @@ def _zip_members(path, data):
                     raise ValueError(
                         f"{shown(info.filename)} is compressed, encrypted or "
                         "cut short, which torch.save does not write"
+                    )
+                if info.filename in members:
+                    raise ValueError(
+                        f"it has {shown(info.filename)} twice: which one is "
+                        "meant cannot be known. Save the file again"
                     )
                 members[info.filename] = start, end, info.CRC
     except (
@@ -216,25 +207,14 @@ def _find_pickle(members, data):
     start, end, checksum = members[pickles[0]]
     with memoryview(data)[start:end] as pickled:
         if zlib.crc32(pickled) != checksum:
-            raise ValueError("the pickle is truncated or damaged: its checksum")
+            raise ValueError(
+                "the pickle is truncated or damaged: its checksum is wrong"
+            )
     return pickles[0]
 
 
 def load_torch(path):
-    """Reads what `torch.save` wrote to a file.
-
-    Args:
-        path: String or path.
-
-    Returns:
-        What the file holds, for `torch_tensors`. A whole module comes as its
-        state dict.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged, or names anything that a Transformer-XL
-            does not need; nothing in it was run.
-    """
+    """Reads a file of `torch.save`; returns a whole module as a state dict."""
     storages = {}  # by key
 
     def load_persistent(persistent_id):
@@ -247,7 +227,7 @@ def load_torch(path):
             or type(name) is not Record
             or type(key) is not str
         ):
-            raise ValueError("it has data that are no storage")
+            raise ValueError("it has persistent data that is not a storage")
         return storages.setdefault(key, _Storage(name.name))
 
     try:
@@ -256,13 +236,13 @@ def load_torch(path):
             _find_storages(data, beside, storages)
     except safe_pickle.RefusedError as error:
         raise ValueError(
-            f"{path} was refused: {error} Of a model that you trust, save the "
-            "tensors alone: `torch.save(model.state_dict(), path)`."
+            f"{path} was refused: {error} If you trust the model, save only "
+            "its tensors: `torch.save(model.state_dict(), path)`."
         ) from None
     except (ValueError, struct.error) as error:
         raise ValueError(
-            f"{path} cannot be read; it is damaged, cut short, or no file of "
-            f"PyTorch: {error}"
+            f"{path} cannot be read; it is damaged, cut short, or not a file "
+            f"of PyTorch: {error}"
         ) from error
     return _state_dict(loaded, path) if isinstance(loaded, Record) else loaded
 
@@ -272,7 +252,7 @@ def _is_known(name):
 
 
 def _find_storages(data, beside, storages):
-    """Gives storages their part of the file."""
+    """Assigns to each storage its part of the file."""
     view = memoryview(data)
     if isinstance(beside, dict):
         for key, storage in storages.items():
@@ -280,7 +260,7 @@ def _find_storages(data, beside, storages):
                 start, end, checksum = beside[f"data/{key}"]
                 storage.data = view[start:end]
                 if zlib.crc32(storage.data) != checksum:
-                    raise ValueError(f"the checksum of data/{key} is another")
+                    raise ValueError(f"the checksum of data/{key} is wrong")
         start, end, _ = beside.get("byteorder", (0, 0, 0))
         if view[start:end] not in (b"", b"little"):
             raise ValueError("its numbers must be little-endian")
@@ -333,18 +313,9 @@ def _state_dict(module, path):
 
 
 def torch_tensors(state, path):
-    """Finds the tensors of a state dict in their file.
+    """Returns the `Tensors` of a state dict that `load_torch` returned.
 
-    Args:
-        state: What `load_torch` returned, or a part of it.
-        path: String or path of the file.
-
-    Returns:
-        `Tensors`. A prefix `module.`, of `DataParallel`, is taken off.
-
-    Raises:
-        ValueError: If there is anything but tensors, or one of them reaches
-            beyond its numbers in the file.
+    `DataParallel`'s prefix `module.` is removed.
     """
     received = [type(state).__name__]
     if isinstance(state, dict):
@@ -390,19 +361,19 @@ def _dtype(storage):
 
 
 def _array(tensor):
-    """Returns the storage of a tensor, and an array that copies nothing."""
+    """Returns the storage of a tensor, and an array without a copy."""
     if tensor.name == _PARAMETER:
         tensor = tensor.arguments[0]
     if not isinstance(tensor, Record) or tensor.name not in _TENSORS:
         raise ValueError("it holds no tensor")
     storage, offset, shape, strides, *rest = tensor.arguments
-    # After `requires_grad` and hooks, whether numbers are to be negated.
+    # The metadata, after `requires_grad` and hooks, may negate the values.
     if rest[2:] and rest[2]:
         raise ValueError(f"expected no metadata, not {shown(rest[2])}")
     if {*map(type, (offset, *shape, *strides))} != {int} or offset < 0:
         raise ValueError("expected integers for sizes")
     dtype = _dtype(storage)
-    # Refuses what reaches beyond the buffer.
+    # Raises an error if the tensor exceeds the buffer.
     array = np.ndarray(
         shape,
         dtype,

@@ -1,7 +1,7 @@
-"""Names of tensors in Transformer-XL models of PyTorch.
+"""The layout of Transformer-XL checkpoints of PyTorch.
 
-The original code, NVIDIA's and Hugging Face's call most of them the same; what
-they do not, `Naming` says. Linear layers are `(out, in)`.
+The original code, NVIDIA's and Hugging Face's give most tensors the same
+names; `Naming` holds the differences. Linear layers are `(out, in)`.
 
 Letters: `D` hidden size, `N` heads, `H` head size, `P` positions, `V`
 vocabulary, `L` layers.
@@ -15,28 +15,20 @@ from txl_keras.checkpoints.layout import projection_shapes
 
 @dataclasses.dataclass(frozen=True)
 class Naming:
-    """In what the implementations differ.
+    """Holds the differences between the three implementations."""
 
-    Args:
-        body: String, the prefix of all but the softmax.
-        out_weight, out_bias: Strings, what the softmax calls its tables and
-            biases, with `{}` for the number.
-        shared_projection: Optional string, one more name of the embedding's
-            projections.
-        reversed_clusters: Boolean, the entries for the tails stand in the
-            head from the last to the first.
-        biases_in_layers: Boolean. The attention biases are in every layer;
-            where all share them, also at the top.
-        flat_positions: Boolean, learned positions are `(L, P, D)`, not
-            `(L, P, N, H)`.
-    """
-
+    # Prefix of all tensors but those of the softmax.
     body: str = ""
+    # Tables and biases of the softmax, with `{}` for the cluster.
     out_weight: str = "crit.out_layers.{}.weight"
     out_bias: str = "crit.out_layers.{}.bias"
+    # Second name of the embedding's projections.
     shared_projection: str | None = None
+    # True if the head's entries for the tails are in reverse order.
     reversed_clusters: bool = True
+    # True if layers repeat the attention biases that all of them share.
     biases_in_layers: bool = False
+    # True if learned positions are `(L, P, D)` rather than `(L, P, N, H)`.
     flat_positions: bool = False
 
 
@@ -53,15 +45,7 @@ HUGGING_FACE = Naming(
 
 
 def torch_layout(model, naming):
-    """What every tensor of a PyTorch model is in a model of ours.
-
-    Args:
-        model: `TransformerXLCausalLM`, or a `Plan` of one.
-        naming: `Naming`.
-
-    Returns:
-        List of `Entry`.
-    """
+    """Returns the layout of a PyTorch checkpoint for a model or `Plan`."""
     backbone = model.backbone
     layout = [
         *_tables(model.softmax, naming),
@@ -74,14 +58,14 @@ def torch_layout(model, naming):
     return layout
 
 
-def _entry(names, ours, shape, **how):
+def _entry(names, weights, shape, **options):
     names = (names,) if isinstance(names, str) else tuple(names)
-    ours = (ours,) if isinstance(ours, str) else tuple(ours)
-    return Entry(names, ours, tuple(shape), **how)
+    weights = (weights,) if isinstance(weights, str) else tuple(weights)
+    return Entry(names, weights, tuple(shape), **options)
 
 
 def _tables(softmax, naming):
-    """Tables and biases; with `div_val=1` all clusters are in one."""
+    """Yields tables and biases; with `div_val=1` clusters share a tensor."""
     embedding = softmax.embedding
     clusters = range(embedding.num_clusters)
     groups = [[j] for j in clusters]
@@ -127,13 +111,13 @@ def _projections(softmax, naming):
             )
 
 
-def _transposed(names, ours, shape, axis=0):
-    """A linear layer: `shape` is ours."""
-    return _entry(names, ours, shape[::-1], transposed=True, axis=axis)
+def _transposed(names, weights, shape, axis=0):
+    """Returns the entry of a linear layer; `shape` is that of our weights."""
+    return _entry(names, weights, shape[::-1], transposed=True, axis=axis)
 
 
 def _clusters(softmax, naming):
-    """The entries of the head that stand for the tails."""
+    """Yields the kernel and bias for the tails in the head."""
     embedding = softmax.embedding
     num_tails = len(embedding.cutoffs)
     flipped = 0 if naming.reversed_clusters else None
@@ -153,19 +137,19 @@ def _clusters(softmax, naming):
 
 
 def _positions(backbone, naming):
-    """What belongs to positions and is kept for all layers together."""
+    """Yields the attention biases and the learned tensors of positions."""
     layers = range(backbone.num_layers)
     heads = (backbone.num_heads, backbone.head_dim)
     rows = (backbone.num_layers, backbone.max_positions)
 
-    def stacked(name, ours, *shape, **how):
-        ours = [f"block_{i}/{ours}" for i in layers]
-        return _entry(name, ours, shape, **how)
+    def stacked(name, weight, *shape, **options):
+        weights = [f"block_{i}/{weight}" for i in layers]
+        return _entry(name, weights, shape, **options)
 
     if backbone.attention_type == "relative":
         yield from _attention_biases(backbone, naming)
     elif backbone.attention_type == "shaw":
-        # The last row is distance 0; ours is the first.
+        # Distance 0 is the last row; in our weights it is the first.
         yield stacked(
             "r_emb", "attention/position_keys", *rows, *heads, flipped=1
         )
@@ -185,7 +169,7 @@ def _positions(backbone, naming):
 
 def _attention_biases(backbone, naming):
     shape = (backbone.num_heads, backbone.head_dim)
-    for name, ours in (
+    for name, bias in (
         ("r_w_bias", "content_attention_bias"),
         ("r_r_bias", "positional_attention_bias"),
     ):
@@ -196,17 +180,17 @@ def _attention_biases(backbone, naming):
         if backbone.tie_attention_biases:
             names = [f"{naming.body}{name}"]
             names += in_layers if naming.biases_in_layers else []
-            yield _entry(names, ours, shape)
+            yield _entry(names, bias, shape)
         else:
             for i, in_layer in enumerate(in_layers):
-                yield _entry(in_layer, f"block_{i}/attention/{ours}", shape)
+                yield _entry(in_layer, f"block_{i}/attention/{bias}", shape)
 
 
 def _block(backbone, naming, i):
     size = backbone.hidden_dim
     inner = backbone.intermediate_dim
     heads = backbone.num_heads * backbone.head_dim
-    theirs, ours = f"{naming.body}layers.{i}", f"block_{i}"
+    layer, block = f"{naming.body}layers.{i}", f"block_{i}"
     relative = backbone.attention_type in ("relative", "shaw")
     linear = (
         [("dec_attn.qkv_net", ["query", "key", "value"], heads)]
@@ -220,8 +204,8 @@ def _block(backbone, naming, i):
         linear.append(("dec_attn.r_net", ["position"], heads))
     for name, parts, columns in linear:
         yield _transposed(
-            f"{theirs}.{name}.weight",
-            [f"{ours}/attention/{part}/kernel" for part in parts],
+            f"{layer}.{name}.weight",
+            [f"{block}/attention/{part}/kernel" for part in parts],
             (size, len(parts) * columns),
             axis=1,
         )
@@ -231,7 +215,7 @@ def _block(backbone, naming, i):
         ("pos_ff.CoreNet.3", "feed_forward_output", (inner, size)),
     ):
         yield _transposed(
-            f"{theirs}.{name}.weight", f"{ours}/{part}/kernel", shape
+            f"{layer}.{name}.weight", f"{block}/{part}/kernel", shape
         )
     for name, part, length in (
         ("pos_ff.CoreNet.0.bias", "feed_forward_intermediate/bias", inner),
@@ -241,4 +225,4 @@ def _block(backbone, naming, i):
         ("pos_ff.layer_norm.weight", "feed_forward_norm/gamma", size),
         ("pos_ff.layer_norm.bias", "feed_forward_norm/beta", size),
     ):
-        yield _entry(f"{theirs}.{name}", f"{ours}/{part}", (length,))
+        yield _entry(f"{layer}.{name}", f"{block}/{part}", (length,))

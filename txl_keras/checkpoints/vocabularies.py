@@ -1,8 +1,8 @@
-"""`load_vocabulary`, the words of a published model from the file they lie in.
+"""Import of the vocabularies of published models.
 
-Published vocabularies are often pickles, which can name any function of any
-module and have it called on loading. Here nothing is called, and a name that no
-vocabulary needs ends the reading: see `safe_pickle`.
+They are often pickles, and loading a pickle can call any function of any
+module. Here nothing is called, and a name that no vocabulary needs is an
+error: see `safe_pickle`.
 """
 
 import codecs
@@ -21,18 +21,20 @@ from txl_keras.data.vocabulary import WordVocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import parse_json
 
-_UNDERSTOOD = (
-    "Expected text of one symbol a line; JSON of a list of symbols, of ids by "
-    "symbol or of a txl_keras tokenizer; or a pickle (`vocab.pkl`, "
-    "`vocab.bin`, `cache.pkl`) of an object with idx2sym or sym2idx."
+_FORMATS = (
+    "Expected text with one symbol per line; JSON with a list of symbols, an "
+    "object from symbol to id or a txl_keras tokenizer; or a pickle "
+    "(`vocab.pkl`, `vocab.bin`, `cache.pkl`) of an object with idx2sym or "
+    "sym2idx."
 )
-_HEAD = 1 << 16  # bytes that tell a format
-_MAX_SYMBOLS = 1 << 20  # of the One Billion Word Benchmark there are 793,471
+_HEAD = 1 << 16  # bytes that determine the format
+_MAX_SYMBOLS = 1 << 20  # the One Billion Word Benchmark has 793,471
 _PICKLE_MAGIC = b"\x80"  # of protocol 2 and later
 _JSON_START = re.compile(rb'\s*[\[{]\s*["\]}]')
-# The original code, also NVIDIA's; `__main__` where a file ran as script. Then
-# Hugging Face, under all the names that the package and the file had.
-_HOLDERS = {
+# Classes whose state has the symbols: those of the original code and NVIDIA's
+# (`__main__` if the file ran as a script), and Hugging Face's tokenizer under
+# all names that its package and module have had.
+_VOCABULARY_CLASSES = {
     "__main__.Corpus",
     "__main__.Vocab",
     "data_utils.Corpus",
@@ -50,8 +52,8 @@ _HOLDERS = {
     ),
 }
 _NAMES = {
-    *_HOLDERS,
-    # The encoded text that a Corpus has next to its Vocab.
+    *_VOCABULARY_CLASSES,
+    # The encoded text that a Corpus has beside its Vocab.
     *(
         f"numpy.{core}.{name}"
         for core in ("core", "_core")
@@ -77,29 +79,29 @@ _NAMES = {
 def load_vocabulary(path, size=None):
     """Reads the symbols of a vocabulary, in the order of their ids.
 
-    The content decides what a file is, not its name; but a `.txt` file is
-    never JSON, since `[` may well be its first symbol. Understood are:
+    The content of a file determines its format, not its name, except that a
+    `.txt` file is never JSON, since `[` may be its first symbol. The formats:
 
     - Text: the first word of each line is a symbol.
     - JSON: a list of symbols; an object from symbol to id; an object with
       `idx2sym` or `sym2idx`; the `tokenizer.json` of a run.
     - Pickles of the original code (`cache.pkl`, a `Corpus` or its `Vocab`) and
       of Hugging Face (`vocab.pkl`, and `vocab.bin` in either format of
-      `torch.save`). They are read without PyTorch. No code that they name is
-      imported or called.
+      `torch.save`). They are read without PyTorch, and no code that they name
+      is imported or called.
 
     Args:
         path: String or `pathlib.Path`.
-        size: Optional integer, how many symbols the model needs.
+        size: Optional integer, the vocabulary size of the model.
 
     Returns:
         List of distinct strings.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is truncated, damaged or none of the above, if
-            a pickle names what no vocabulary needs, if the ids are not 0 to
-            n - 1, or if there are not `size` symbols.
+        ValueError: If the file is truncated, damaged or of another format, a
+            pickle has a name that no vocabulary needs, the ids are not 0 to
+            n - 1, or there are not `size` symbols.
 
     Example:
 
@@ -117,8 +119,9 @@ def load_vocabulary(path, size=None):
         ) from error
     if size is not None and len(symbols) != size:
         raise ValueError(
-            f"{path} must have `size` symbols, or it is another model's. "
-            f"Received: size={size}, and a file of {len(symbols)} symbols"
+            f"{path} must have `size` symbols, the vocabulary size of the "
+            f"model. Received: size={size}, and a file of {len(symbols)} "
+            "symbols"
         )
     return symbols
 
@@ -136,12 +139,12 @@ def _checked(symbols):
     symbols = list(WordVocabulary(symbols).symbols)
     for symbol in symbols:
         if not symbol.isascii():
-            symbol.encode("utf-8")  # Half a character is an error.
+            symbol.encode("utf-8")  # raises an error for a lone surrogate
     return symbols
 
 
 def _read(path):
-    """Reads what a file holds, of plain types and records."""
+    """Reads the content of a file, as plain types and records."""
     with mapped(path) as data:
         head = data[:_HEAD]
         if is_zip(data) or _is_pickle(head):
@@ -153,7 +156,7 @@ def _read(path):
             )
         data = data[:]
     if b"\0" in data:
-        raise ValueError(f"it is of an unknown binary format. {_UNDERSTOOD}")
+        raise ValueError(f"it is of an unknown binary format. {_FORMATS}")
     data = data.removeprefix(codecs.BOM_UTF8)
     if path.suffix != ".txt" and _JSON_START.match(data):
         return parse_json(data, "it", (dict, list))
@@ -166,11 +169,9 @@ def _read_lines(data):
         try:
             words = line.decode("utf-8").split(None, 1)
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"line {number}: {error}. {_UNDERSTOOD}"
-            ) from error
+            raise ValueError(f"line {number}: {error}. {_FORMATS}") from error
         if not words:
-            raise ValueError(f"line {number} has no symbol. {_UNDERSTOOD}")
+            raise ValueError(f"line {number} has no symbol. {_FORMATS}")
         _check_count(number)
         symbol = words[0]
         if symbol in lines:
@@ -182,11 +183,11 @@ def _read_lines(data):
     return list(lines)
 
 
-# ----------------------------- What was read ------------------------------
+# -------------------------------- Symbols ---------------------------------
 
 
 def _find_symbols(content):
-    """The list of symbols in what a file holds."""
+    """Returns the list of symbols in the content of a file."""
     content = _fields(content)
     if isinstance(content, dict) and isinstance(content.get("vocab"), Record):
         content = _fields(content["vocab"])  # from a Corpus to its Vocab
@@ -202,24 +203,25 @@ def _find_symbols(content):
     if isinstance(ids, dict):
         return _in_order(ids, symbols)
     if symbols is None:
-        raise ValueError(f"it holds something else. {_UNDERSTOOD}")
+        raise ValueError(f"it holds something else. {_FORMATS}")
     return symbols
 
 
 def _fields(content):
-    """Returns the state of a record that may hold symbols, or what it is."""
+    """Returns the state of a vocabulary record, or content of another type."""
     if isinstance(content, Record):
-        content = content.state if content.name in _HOLDERS else None
+        is_vocabulary = content.name in _VOCABULARY_CLASSES
+        content = content.state if is_vocabulary else None
     return content
 
 
 def _texts(symbols):
-    """Strings of Python 2, which come as bytes, become text."""
+    """Decodes the strings of Python 2, which are bytes."""
     return [s.decode("utf-8") if isinstance(s, bytes) else s for s in symbols]
 
 
 def _in_order(ids, expected=None):
-    """Symbols in the order of their ids, which must be 0 to n - 1."""
+    """Returns symbols in the order of their ids, which must be 0 to n - 1."""
     if not all(type(i) is int for i in ids.values()):
         raise ValueError("ids must be integers.")
     count = len(ids)
@@ -247,10 +249,10 @@ def _in_order(ids, expected=None):
 
 
 def _is_pickle(head):
-    """Whether a file is a pickle, of whatever protocol.
+    """Checks whether a file is a pickle of any protocol.
 
-    Protocol 0 is text. But no list of symbols reads as a hundred opcodes, or
-    as fewer and a stop.
+    Protocol 0 is text, but no list of symbols parses as 100 opcodes, or as
+    fewer that end with a stop.
     """
     if head.startswith(_PICKLE_MAGIC):
         return True
@@ -258,7 +260,7 @@ def _is_pickle(head):
         for _ in itertools.islice(pickletools.genops(head), 100):
             pass
     except UnicodeDecodeError:
-        return True  # an opcode, with a string of Python 2 that is not ASCII
+        return True  # an opcode with a Python 2 string that is not ASCII
     except ValueError:
         return False
     return True

@@ -1,7 +1,7 @@
-"""Data: text in, segments of int32 token ids out. Knows no model.
+"""Data pipeline: turns text into segments of int32 token ids.
 
-Letters: `B` rows of a batch, `T` tokens of a segment, `V` size of the
-vocabulary.
+Does not depend on any model. Letters: `B` is the batch size, `T` the tokens of
+a segment, `V` the vocabulary size.
 
 ```python
 from txl_keras.data import Segments, build_tokenizer, load_corpus, prepare
@@ -16,31 +16,31 @@ segments.batch(0)["inputs"]  # [B, T] int32
 ```
 """
 
-# Text in three splits.
+# Corpora: text in three splits.
 from txl_keras.data.corpora import Corpus
 from txl_keras.data.corpora import load_corpus
 
-# Texts with labels.
+# Labelled texts for classification.
 from txl_keras.data.labelled_texts import LabelledTexts
 from txl_keras.data.labelled_texts import read_labelled_texts
 
-# Batches of segments, of which some tokens are predicted in any order: XLNet.
+# Batches for permutation language modelling (XLNet).
 from txl_keras.data.permutation import PermutedSegments
 
-# Text to ids on disk, once.
+# Encodes a corpus once and stores the ids on disk.
 from txl_keras.data.preparation import PreparedSplit
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 
-# Token stream to batches of segments.
+# Cuts a token stream into batches of segments.
 from txl_keras.data.segments import Segments
 from txl_keras.data.sliding_windows import SlidingWindows
 
-# Texts with labels to batches of about the same length.
+# Batches labelled texts of similar length.
 from txl_keras.data.text_batches import TextBatches
 from txl_keras.data.text_batches import pad_texts
 
-# Text to ids and back.
+# Tokenizers: text to ids and back.
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer

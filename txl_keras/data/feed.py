@@ -1,22 +1,15 @@
-"""Segments for a loop that runs some steps at a time."""
+"""Feeds the segments of each host call to the replicas of any strategy."""
 
 import tensorflow as tf
 
 
 class Feed:
-    """Iterators over the next steps of a text, on any strategy.
+    """Provides iterators over the next steps of a text, on any strategy.
 
-    Where the hosts of the replicas run this program, each reads its own rows
-    in the background, by one iterator without end. The hosts of a TPU slice
-    that one machine drives by name run TensorFlow alone, no Python: for them
-    this machine reads the steps that are asked for, and sends each host its
-    rows.
-
-    Args:
-        segments: `Segments` or `PermutedSegments`.
-        strategy: A `tf.distribute.Strategy`.
-        first_step: Integer, 0 or more.
-        num_steps: Optional integer. None is without end.
+    Where this program runs on the hosts of all replicas, each host reads its
+    own rows in the background with one infinite iterator. The hosts of a TPU
+    slice that is driven by one other machine run TensorFlow but no Python. For
+    them, this machine reads the requested steps and sends each host its rows.
     """
 
     def __init__(self, segments, strategy, first_step=0, num_steps=None):
@@ -30,14 +23,7 @@ class Feed:
             )
 
     def next(self, num_steps):
-        """The next steps; all of them must be taken.
-
-        Args:
-            num_steps: Integer.
-
-        Returns:
-            Iterator over one element a step, for a `tf.function`.
-        """
+        """Returns an iterator over the next steps; all must be consumed."""
         if self._iterator is not None:
             return self._iterator
         dataset = self._segments.distribute(
@@ -48,7 +34,7 @@ class Feed:
 
 
 def _has_hosts_without_python(strategy):
-    """Whether this is a TPU that another machine holds."""
+    """Returns whether the strategy drives a TPU that is attached elsewhere."""
     return (
         isinstance(strategy, tf.distribute.TPUStrategy)
         and "/job:localhost" not in strategy.extended.worker_devices[0]

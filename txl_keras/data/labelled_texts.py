@@ -1,4 +1,4 @@
-"""Texts with labels, for classification: read, checked and split."""
+"""Labelled texts for classification: reading, checking and splitting."""
 
 import csv
 import dataclasses
@@ -13,19 +13,19 @@ from txl_keras.data.corpora.files import read_text
 
 @dataclasses.dataclass(frozen=True)
 class LabelledTexts:
-    """Texts, the label of each, and where each was found.
+    """Holds texts, their labels, and where each of them was found.
 
     Args:
         texts: List of strings.
-        labels: List of as many strings.
-        name: String. Where the texts are from.
-        numbers: List of integers, the place of each there.
-        unit: String. What these numbers count.
+        labels: List of strings, one per text.
+        name: String. The source of the texts, for error messages.
+        numbers: List of integers, the place of each text in the source.
+        unit: String. The unit of these numbers, such as `"line"`.
 
     Raises:
-        ValueError: If there is no text, if there are not as many labels, or
-            if a text or a label is no string, empty or nothing but spaces,
-            with its place.
+        ValueError: If there is no text, if texts and labels differ in number,
+            or if a text or label is not a string, is empty or only has spaces.
+            The message names the place.
 
     Example:
 
@@ -50,11 +50,11 @@ class LabelledTexts:
                 f"{self.name} must have a label for every text. Received: "
                 f"{len(self.texts)} texts and {len(self.labels)} labels"
             )
-        for what in ("text", "label"):
-            for i, value in enumerate(getattr(self, f"{what}s")):
+        for field in ("text", "label"):
+            for i, value in enumerate(getattr(self, f"{field}s")):
                 if not isinstance(value, str) or not value.strip():
                     raise ValueError(
-                        f"Every {what} must be a string with at least one "
+                        f"Every {field} must be a string with at least one "
                         f"symbol. Received: {shown(value)} at {self.place(i)}"
                     )
 
@@ -62,38 +62,39 @@ class LabelledTexts:
         return len(self.texts)
 
     def place(self, index):
-        """String that says where a text was found."""
+        """Returns a string that describes where a text was found."""
         number = self.numbers[index] if self.numbers else index
         return f"{self.name}, {self.unit} {number}"
 
     def label_names(self):
-        """List of the labels there are, each once, sorted."""
+        """Returns the distinct labels as a sorted list."""
         return sorted(set(self.labels))
 
     def label_ids(self, names):
-        """Index of each label in a list.
+        """Returns the index of each label in a list.
 
         Args:
-            names: List of the labels that a model knows.
+            names: List of the labels of a model.
 
         Returns:
             List of integers.
 
         Raises:
-            ValueError: If a label is not in the list, with its place.
+            ValueError: If a label is not in the list. The message names its
+                place.
         """
         index = {name: i for i, name in enumerate(names)}
         for i, label in enumerate(self.labels):
             if label not in index:
                 raise ValueError(
-                    "Every label must be one of those of train, "
+                    "Every label must be one of the training labels, "
                     f"{shown(names)}. "
                     f"Received: {label!r} at {self.place(i)}"
                 )
         return [index[label] for label in self.labels]
 
     def take(self, indices):
-        """The `LabelledTexts` at some indices."""
+        """Returns the `LabelledTexts` at a list of indices."""
         numbers = self.numbers or range(len(self))
         return dataclasses.replace(
             self,
@@ -103,13 +104,13 @@ class LabelledTexts:
         )
 
     def split(self, share):
-        """Parts the texts in two, always in the same way.
+        """Splits the texts in two parts, always in the same way.
 
-        A text goes by a hash of itself: one that occurs twice is never in
-        both, and the order of the file does not matter.
+        The part of a text depends on a hash of the text only. So duplicates are
+        never in different parts, and the order of the file does not matter.
 
         Args:
-            share: Float in (0, 1), about how much goes to the second part.
+            share: Float in (0, 1), the approximate share of the second part.
 
         Returns:
             Two `LabelledTexts`.
@@ -119,8 +120,7 @@ class LabelledTexts:
         """
         if not 0 < share < 1:
             raise ValueError(
-                "The share to split off must be between 0 and 1. Received: "
-                f"{share}"
+                f"`share` must be between 0 and 1. Received: share={share}"
             )
         is_second = [_fraction(text) < share for text in self.texts]
         parts = [
@@ -129,48 +129,48 @@ class LabelledTexts:
         ]
         if not all(parts):
             raise ValueError(
-                f"{self.name} has too few texts to split a share of {share} "
-                f"off. Received: {len(self)} texts"
+                f"{self.name} has too few texts to split off a share of "
+                f"{share}. Received: {len(self)} texts"
             )
         return tuple(self.take(part) for part in parts)
 
     def fingerprint(self):
-        """A SHA-256 of all texts and labels, in their order."""
+        """Returns a SHA-256 of all texts and labels, in order."""
         content = json.dumps([self.texts, self.labels])
         return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _fraction(text):
-    """A number in [0, 1) that depends on nothing but the text."""
+    """Returns a number in [0, 1) that depends on the text only."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def read_labelled_texts(path, text_column="text", label_column="label"):
-    """Reads a file with a text and its label in every row.
+    """Reads a file with one text and its label per row.
 
-    - `.tsv`: what lies between tabs, as it is: quotes are text.
-    - `.csv`: as in RFC 4180: values with commas, quotes or newlines are quoted.
-    - `.jsonl`: an object a line.
+    - `.tsv`: values between tabs, taken literally; quotes are part of the text.
+    - `.csv`: as in RFC 4180; values with commas, quotes or newlines are quoted.
+    - `.jsonl`: one JSON object per line.
 
-    Each may end in `.gz`. The first row of `.tsv` and `.csv` has the names of
-    the columns, unless they are numbers: `"0"` is then the first column of a
-    file without such a row. Empty lines are left out.
+    Each name may end in `.gz`. The first row of `.tsv` and `.csv` files holds
+    the names of the columns. For a file without such a row, pass column numbers
+    from `"0"` as strings for both columns. Empty lines are skipped.
 
     Args:
-        path: String, local, or of `gs://` and whatever else `tf.io.gfile`
-            reads. In UTF-8.
+        path: String, a local path, or `gs://` or any other path that
+            `tf.io.gfile` can read. The text must be in UTF-8.
         text_column: String.
-        label_column: String. Labels of `.jsonl` may be integers.
+        label_column: String. Labels in `.jsonl` may be integers.
 
     Returns:
         `LabelledTexts`.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is of another kind, lacks a column, or has a
-            row with more or fewer columns, or without a text or label; with
-            the line.
+        ValueError: If the file is of another kind, lacks a column, or has a row
+            with more or fewer columns or without a text or label. The message
+            names the line.
 
     Example:
 
@@ -187,8 +187,8 @@ def read_labelled_texts(path, text_column="text", label_column="label"):
     kind = path.lower().removesuffix(".gz").rpartition(".")[2]
     if kind not in _RECORDS:
         raise ValueError(
-            "The name of a file of texts must end with .tsv, .csv or .jsonl, "
-            f"or one of these and .gz. Received: {path}"
+            "The name of a file with labelled texts must end in .tsv, .csv or "
+            f".jsonl, optionally followed by .gz. Received: {path}"
         )
     content = b"".join(read_text(path)).decode("utf-8")
     has_header = not (text_column.isdecimal() and label_column.isdecimal())
@@ -205,9 +205,10 @@ def _value(record, flag, column, place):
     if column not in record:
         columns = ", ".join(f"{name!r:.40}" for name in record)
         raise ValueError(
-            f"`{flag}` must be a column of the file, one of {columns}; of a "
-            f".tsv or .csv file without names in its first row, give numbers "
-            f"from 0 for both columns. Received: {flag}={column!r}, {place}"
+            f"`{flag}` must be a column of the file, one of {columns}. For a "
+            ".tsv or .csv file without column names in its first row, give "
+            "numbers from 0 for both columns. "
+            f"Received: {flag}={column!r}, {place}"
         )
     value = record[column]
     if flag == "label_column" and isinstance(value, int):
@@ -220,7 +221,7 @@ def _value(record, flag, column, place):
 
 
 def _tsv_records(content, has_header, path):
-    # Not by `csv`, which would end a row at "\r" too.
+    # The `csv` module would also end a row at "\r".
     rows = (
         (number, line.removesuffix("\r").split("\t"))
         for number, line in enumerate(content.split("\n"), 1)
@@ -242,7 +243,7 @@ def _csv_records(content, has_header, path):
 
 
 def _named(rows, has_header, path):
-    """Yields rows as dictionaries."""
+    """Yields each row as its number and a dict of column name to value."""
     names = None
     for number, row in rows:
         if names is None:
@@ -256,14 +257,14 @@ def _named(rows, has_header, path):
                 continue
         if len(row) != len(names):
             raise ValueError(
-                f"Every row must have {len(names)} columns, as the first. "
+                f"Every row must have {len(names)} columns, like the first. "
                 f"Received: {len(row)} at {path}, line {number}"
             )
         yield number, dict(zip(names, row, strict=True))
 
 
 def _json_records(content, has_header, path):
-    del has_header  # every object has its names
+    del has_header  # every object names its values
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue

@@ -1,10 +1,11 @@
-"""Which tokens every row of a batch reads, in every step of every epoch.
+"""Layouts: the token positions that each batch row reads in each step.
 
-Arithmetic of positions: no token is read here. `Segments` chooses a layout and
-reads what it names.
+Layouts compute positions only. `Segments` chooses a layout and reads the tokens
+at the positions it returns.
 
-Letters: `B` rows of a batch, `T` tokens of a segment, `P` predictions of the
-stream (prediction p reads token p, its target is token p + 1), `S` segments.
+Letters: `B` is the batch size, `T` the tokens of a segment, `P` the predictions
+of the stream (prediction p reads token p, its target is token p + 1), `S` the
+number of segments.
 """
 
 import functools
@@ -15,14 +16,14 @@ import numpy as np
 
 
 class Rows(NamedTuple):
-    """What the B rows read in one step: arrays of shape `(B,)`.
+    """Holds the token range that each of the B rows reads in one step.
 
-    Attributes:
+    All fields are arrays of shape `(B,)`:
         starts: int64, position of the first input in the stream.
-        counts: int64, number of inputs, at most T; 0 where a row idles. One
-            token more is read: the last target.
-        scored: Boolean, False where tokens are read to fill memory only.
-        reset: Boolean, True where memory must be forgotten first.
+        counts: int64, number of inputs, at most T; 0 for an idle row. One more
+            token is read, the last target.
+        scored: Boolean, False where tokens only fill the memory.
+        reset: Boolean, True where memory must be reset before the step.
     """
 
     starts: np.ndarray
@@ -32,53 +33,30 @@ class Rows(NamedTuple):
 
 
 class Layout:
-    """What all layouts have.
+    """Defines the interface of all layouts.
 
     Attributes:
         steps_per_epoch: Integer, the same in every epoch.
-        lengths: Tuple of integers, the lengths of segments that come up,
-            ascending.
+        lengths: Tuple of the segment lengths that occur, ascending.
     """
 
     def rows(self, epoch, step):
-        """What is read in a step.
-
-        Args:
-            epoch: Integer.
-            step: Integer in `[0, steps_per_epoch)`, within the epoch.
-
-        Returns:
-            `Rows`.
-        """
+        """Returns the `Rows` of a step, counted from 0 within its epoch."""
         raise NotImplementedError
 
     def spans(self, epoch, start, stop):
-        """Where a stretch of the epoch's stream is among the tokens.
+        """Returns the token ranges of positions `[start, stop)` of the stream.
 
-        Args:
-            epoch: Integer.
-            start: Integer, position in the stream.
-            stop: Integer, the position after the last.
-
-        Returns:
-            List of pairs `(start, stop)` of token positions. The stream is
-            the tokens as they are, unless a layout says otherwise.
+        A list of pairs `(start, stop)`. By default the stream is the tokens in
+        order.
         """
         return [(start, stop)]
 
 
 class Sequential(Layout):
-    """Row r takes the predictions `[r P // B, (r + 1) P // B)`, T a step.
+    """Assigns predictions `[r P // B, (r + 1) P // B)` to row r, T per step.
 
     An epoch ends when the shortest row has no complete segment left.
-
-    Args:
-        num_tokens: Integer, P + 1.
-        batch_size: Integer B.
-        segment_length: Integer T.
-
-    Raises:
-        ValueError: If there are too few tokens for a step.
 
     Example:
 
@@ -94,37 +72,33 @@ class Sequential(Layout):
         _check_enough(num_tokens, "tokens", needed, batch_size, segment_length)
         self.lengths = (segment_length,)
         self._bounds = _split(num_tokens - 1, batch_size)
-        self._row_length = (num_tokens - 1) // batch_size  # of the shortest
-        self._all = np.full(batch_size, True)
+        self._row_length = (num_tokens - 1) // batch_size  # shortest row
+        self._scored = np.full(batch_size, True)
         self.steps_per_epoch = self._row_length // segment_length
 
     @staticmethod
     def _shortest_row(segment_length):
-        """Predictions that a row must have for one step."""
+        """Returns the number of predictions that a row needs for one step."""
         return segment_length
 
     def rows(self, epoch, step):
         (length,) = self.lengths
         starts = self._bounds[:-1] + step * length
-        return self._rows(starts, length, np.full_like(self._all, step == 0))
+        return self._rows(starts, length, np.full_like(self._scored, step == 0))
 
     def _rows(self, starts, length, reset):
         counts = np.full_like(starts, length)
-        return Rows(starts, counts, self._all, reset)
+        return Rows(starts, counts, self._scored, reset)
 
 
 class Roll(Sequential):
-    """Every row begins elsewhere in each epoch, and goes around.
+    """Starts every row at a random offset in each epoch and wraps around.
 
-    An offset of less than T is drawn for each row, so that segments end at
-    other tokens in every epoch, and the segment that is read first. After the
-    last segment of a row comes its first one, with memory forgotten. No token
-    is an input twice in an epoch; the fewer than 2 T at the ends of a row that
-    no segment covers are others in the next.
-
-    Args:
-        num_tokens, batch_size, segment_length: See `Sequential`.
-        seed: Integer.
+    For each row, two numbers are drawn per epoch: an offset below T, so that
+    segment boundaries differ between epochs, and the segment to read first.
+    After the last segment of a row, reading continues at its first segment with
+    memory reset. No token is an input twice in an epoch. Fewer than 2 T tokens
+    at the ends of a row are left out, and they differ between epochs.
 
     Example:
 
@@ -138,7 +112,7 @@ class Roll(Sequential):
     def __init__(self, num_tokens, batch_size, segment_length, seed):
         super().__init__(num_tokens, batch_size, segment_length)
         self._seed = seed
-        spare = segment_length - 1  # room for any offset
+        spare = segment_length - 1  # largest offset
         self.steps_per_epoch = (self._row_length - spare) // segment_length
 
     @staticmethod
@@ -147,7 +121,7 @@ class Roll(Sequential):
 
     def rows(self, epoch, step):
         (length,) = self.lengths
-        drawn = draw(self._seed, epoch, np.arange(len(self._all)))
+        drawn = draw(self._seed, epoch, np.arange(len(self._scored)))
         drawn = drawn % np.uint64(length * self.steps_per_epoch)
         offset, first = np.divmod(drawn.astype(np.int64), self.steps_per_epoch)
         segment = (first + step) % self.steps_per_epoch
@@ -156,18 +130,15 @@ class Roll(Sequential):
 
 
 class VaryingLength(Sequential):
-    """Segments of varying length, so that they end anywhere.
+    """Varies the segment length, so that segment boundaries differ.
 
-    The original code draws the length of each step: a normal of deviation 5
-    around T, or with probability 0.05 around T / 2. XLA compiles a program
-    for every length, so there are six here: T / 2, and T + 0, 4 or 8 more or
-    less. Of 20 steps in a row one has T / 2 and the 19 others are the quantiles
-    of the normal, rounded; only their order is drawn, anew in every epoch. So
-    where a step begins is known without the lengths of all steps before it.
-
-    Args:
-        num_tokens, batch_size, segment_length: See `Sequential`.
-        seed: Integer.
+    The original code draws a length for each step: from a normal distribution
+    with standard deviation 5 around T, or with probability 0.05 around T / 2.
+    XLA compiles one program per length, so this layout uses only six: half of
+    T, T, T +/- 4 and T +/- 8. Every cycle of 20 steps has one segment of half
+    the length and 19 rounded quantiles of the normal distribution, in a random
+    order that changes in every cycle and epoch. All cycles have the same total
+    length, so the position of a step does not depend on earlier cycles' orders.
 
     Example:
 
@@ -181,12 +152,12 @@ class VaryingLength(Sequential):
     _SHORTEST = 5
     _DEVIATION = 5
     _ROUNDED_TO = 4
-    _NUM_NORMAL = 19  # and one of half the length: a cycle of 20 steps
+    _NUM_NORMAL = 19  # plus one of half the length: a cycle of 20 steps
 
     def __init__(self, num_tokens, batch_size, segment_length, seed):
         super().__init__(num_tokens, batch_size, segment_length)
         self._seed = seed
-        self._cycle = self._lengths_of_a_cycle(segment_length)
+        self._cycle = self._cycle_lengths(segment_length)
         self.lengths = tuple(sorted(set(self._cycle.tolist())))
         cycles, rest = divmod(self._row_length, int(self._cycle.sum()))
         self.steps_per_epoch = (
@@ -195,10 +166,10 @@ class VaryingLength(Sequential):
 
     @classmethod
     def _shortest_row(cls, segment_length):
-        return int(cls._lengths_of_a_cycle(segment_length).max())
+        return int(cls._cycle_lengths(segment_length).max())
 
     @classmethod
-    def _lengths_of_a_cycle(cls, segment_length):
+    def _cycle_lengths(cls, segment_length):
         normal = statistics.NormalDist(0, cls._DEVIATION / cls._ROUNDED_TO)
         middles = (np.arange(cls._NUM_NORMAL) + 0.5) / cls._NUM_NORMAL
         rounded = np.round([normal.inv_cdf(share) for share in middles])
@@ -211,22 +182,17 @@ class VaryingLength(Sequential):
         drawn = draw(self._seed, epoch, cycle, np.arange(len(self._cycle)))
         lengths = self._cycle[np.argsort(drawn)]
         done = cycle * self._cycle.sum() + lengths[:step_of_cycle].sum()
-        reset = np.full_like(self._all, step == 0)
+        reset = np.full_like(self._scored, step == 0)
         starts = self._bounds[:-1] + done
         return self._rows(starts, lengths[step_of_cycle], reset)
 
 
 class Shuffle(Sequential):
-    """Documents in a new order in every epoch, one after the other.
+    """Concatenates the documents in a new random order in every epoch.
 
-    Rows read the documents so ordered as `Sequential` reads the text. Memory
-    goes on from one document to the next, as in the original code for the
-    sentences of the One Billion Word corpus.
-
-    Args:
-        documents: Integer array of shape `(D,)`, where documents begin.
-        num_tokens, batch_size, segment_length: See `Sequential`.
-        seed: Integer.
+    Rows read the shuffled stream as in `Sequential`. Memory is carried from one
+    document to the next, as the original code does for the sentences of the One
+    Billion Word corpus. `documents` holds the start position of each document.
 
     Example:
 
@@ -244,38 +210,30 @@ class Shuffle(Sequential):
         self._order = Order(document_lengths(documents, num_tokens), seed)
 
     def spans(self, epoch, start, stop):
-        order, begins = self._order.of_epoch(epoch)
-        first = np.searchsorted(begins, start, "right") - 1
-        last = np.searchsorted(begins, stop, "left")
-        shift = self._documents[order[first:last]] - begins[first:last]
-        starts = np.maximum(begins[first:last], start) + shift
-        stops = np.minimum(begins[first + 1 : last + 1], stop) + shift
+        order, offsets = self._order.of_epoch(epoch)
+        first = np.searchsorted(offsets, start, "right") - 1
+        last = np.searchsorted(offsets, stop, "left")
+        shift = self._documents[order[first:last]] - offsets[first:last]
+        starts = np.maximum(offsets[first:last], start) + shift
+        stops = np.minimum(offsets[first + 1 : last + 1], stop) + shift
         return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
 class WholeSegments(Layout):
-    """Row r takes the segments `[r S // B, (r + 1) S // B)` of a list.
+    """Assigns segments `[r S // B, (r + 1) S // B)` of a list to row r.
 
-    What a segment is does not depend on B: only in which row it is read does.
-    With `warmup_segments` a row first reads as many segments before its own,
-    to fill its memory, and none of their targets is scored. Where there are
-    fewer, it idles first.
+    The content of a segment does not depend on B, only the row that reads it
+    does. With `warmup_segments`, a row first reads that many segments before
+    its own to fill its memory, without scoring their targets. A row with fewer
+    segments before its own is idle in the first steps. With `drop_remainder` an
+    epoch ends when the shortest row has no segment left, otherwise when all
+    segments were read.
 
     ```
     S = 5, B = 2, 1 for warm-up    step 0   step 1   step 2   step 3
     row 0                          .        0        1        .
     row 1                          (1)      2        3        4
     ```
-
-    Args:
-        segments: `TextSegments` or `DocumentSegments`.
-        batch_size: Integer B.
-        drop_remainder: Boolean. True: an epoch ends when the shortest row has
-            no segment left. False: when all were read.
-        warmup_segments: Integer.
-
-    Raises:
-        ValueError: If there are too few segments for a step.
 
     Example:
 
@@ -298,7 +256,7 @@ class WholeSegments(Layout):
         self._segments = segments
         bounds = _split(num_segments, batch_size)
         self._first, self._last = bounds[:-1], bounds[1:]
-        # No row has more segments before its own than the last one.
+        # The last row has the most segments before its own.
         self._warmup = min(warmup_segments, int(self._first[-1]))
         self._begin = np.maximum(self._first - self._warmup, 0)
         shortest, more = divmod(num_segments, batch_size)
@@ -310,23 +268,18 @@ class WholeSegments(Layout):
     def rows(self, epoch, step):
         segment = self._first - self._warmup + step
         is_read = (segment >= self._begin) & (segment < self._last)
-        at = np.clip(segment, 0, self._segments.num_segments - 1)
-        starts, counts, begins = self._segments.locate(epoch, at)
+        index = np.clip(segment, 0, self._segments.num_segments - 1)
+        starts, counts, is_first = self._segments.locate(epoch, index)
         return Rows(
             starts,
             np.where(is_read, counts, 0),
             segment >= self._first,
-            is_read & (begins | (segment == self._begin)),
+            is_read & (is_first | (segment == self._begin)),
         )
 
 
 class TextSegments:
-    """A text as segments of T, the last one perhaps shorter.
-
-    Args:
-        num_tokens: Integer, P + 1.
-        segment_length: Integer T.
-    """
+    """Divides a text into segments of T; the last one may be shorter."""
 
     def __init__(self, num_tokens, segment_length):
         self._num_predictions = num_tokens - 1
@@ -334,15 +287,10 @@ class TextSegments:
         self.num_segments = -(-self._num_predictions // segment_length)
 
     def locate(self, epoch, segments):
-        """Where segments are.
+        """Returns arrays `(starts, counts, is_first)` for some segments.
 
-        Args:
-            epoch: Integer.
-            segments: Integer array, segments in the order of the epoch.
-
-        Returns:
-            Arrays of the same shape: where each segment starts, how many
-            inputs it has, and whether it begins a document.
+        Each segment's first input, number of inputs, and whether it begins a
+        document.
         """
         starts = segments * self.length
         counts = np.minimum(self.length, self._num_predictions - starts)
@@ -350,62 +298,45 @@ class TextSegments:
 
 
 class DocumentSegments:
-    """Documents as segments of T: each begins one, and its last is shorter.
+    """Divides each document into segments of T, the last one maybe shorter.
 
-    So the first token of a document is never a target.
-
-    Args:
-        documents: Integer array of shape `(D,)`, where documents begin.
-        num_tokens: Integer.
-        segment_length: Integer T.
-        seed: Optional integer, of the order of the documents, another one in
-            each epoch. None is the order of the text.
+    The first token of a document is therefore never a target. With a `seed` the
+    order of the documents changes in every epoch.
     """
 
     def __init__(self, documents, num_tokens, segment_length, seed=None):
         self.length = segment_length
         self._documents = documents
         self._document_lengths = document_lengths(documents, num_tokens)
-        # Predictions are one fewer than tokens: a token alone has no segment.
+        # A document of n tokens has n - 1 predictions; one token has none.
         sizes = -(-(self._document_lengths - 1) // segment_length)
         self._order = Order(sizes, seed)
         self.num_segments = int(sizes.sum(dtype=np.int64))
 
     def locate(self, epoch, segments):
-        """Where segments are: see `TextSegments.locate`."""
-        order, begins = self._order.of_epoch(epoch)
-        place = np.searchsorted(begins, segments, "right") - 1
+        """Locates segments as `TextSegments.locate` does."""
+        order, offsets = self._order.of_epoch(epoch)
+        place = np.searchsorted(offsets, segments, "right") - 1
         document = order[place]
-        done = (segments - begins[place]) * self.length
+        done = (segments - offsets[place]) * self.length
         left = self._document_lengths[document] - 1 - done
         starts = self._documents[document] + done
         return starts, np.minimum(self.length, left), done == 0
 
 
 class Order:
-    """Things of given sizes, one after the other in the order of an epoch.
-
-    Args:
-        sizes: Integer array of shape `(D,)`.
-        seed: Optional integer, of an order for each epoch. None is the order
-            they are in.
-    """
+    """Concatenates items of given sizes, in a new order per epoch if seeded."""
 
     def __init__(self, sizes, seed=None):
         self._sizes = sizes
         self._seed = seed
-        # Two epochs: data is read ahead over the end of one.
+        # Two epochs, because prefetching reads past the end of an epoch.
         self._cached = functools.lru_cache(maxsize=2)(self._compute)
 
     def of_epoch(self, epoch):
-        """The order in an epoch.
+        """Returns the item at each place, `(D,)`, and the offsets, `(D + 1,)`.
 
-        Args:
-            epoch: Integer.
-
-        Returns:
-            The pair `(order, begins)`: which thing is at each place, `(D,)`,
-            and where the places begin and the last one ends, `(D + 1,)`.
+        The offsets are those of the places, followed by the total size.
         """
         return self._cached(0 if self._seed is None else epoch)
 
@@ -415,55 +346,34 @@ class Order:
             order = np.arange(count, dtype=_small_integer(count))
         else:
             order = permutation(count, self._seed, epoch)
-        begins = np.zeros(count + 1, np.int64)
-        np.cumsum(self._sizes[order], out=begins[1:])
-        return order, begins
+        offsets = np.zeros(count + 1, np.int64)
+        np.cumsum(self._sizes[order], out=offsets[1:])
+        return order, offsets
 
 
 def document_lengths(documents, num_tokens):
-    """Tokens of every document.
-
-    Args:
-        documents: Integer array of shape `(D,)`, where documents begin.
-        num_tokens: Integer.
-
-    Returns:
-        Integer array of shape `(D,)`.
-
-    Raises:
-        ValueError: If the documents do not begin at 0, each after the one
-            before, and all before the end.
-    """
+    """Returns the tokens per document, `(D,)`; checks the positions."""
     lengths = np.diff(documents, append=num_tokens)
     if not len(lengths) or documents[0] != 0 or lengths.min() < 1:
         raise ValueError(
-            "`documents` must be where documents begin: 0 first, ascending, "
-            f"and less than the number of tokens, {num_tokens}. "
-            f"Received: {len(documents)} documents, the first at "
-            f"{documents[:1]}, the last at {documents[-1:]}, and the shortest "
-            f"of {lengths.min(initial=0)} tokens"
+            "`documents` must be the positions where documents begin: starting "
+            "at 0, strictly ascending, and less than the number of tokens, "
+            f"{num_tokens}. Received: {len(documents)} documents, the first at "
+            f"{documents[:1]}, the last at {documents[-1:]}, the shortest with "
+            f"{lengths.min(initial=0)} tokens"
         )
     return lengths.astype(_small_integer(lengths.max()))
 
 
 def permutation(size, seed, epoch):
-    """A random order, which no version of any library changes.
-
-    Args:
-        size: Integer.
-        seed: Integer.
-        epoch: Integer.
-
-    Returns:
-        Integer array of shape `(size,)`.
-
-    Example:
+    """Returns a random permutation that does not depend on library versions.
 
     >>> permutation(5, seed=0, epoch=0).tolist()
     [4, 0, 1, 2, 3]
     """
-    # One array, sorted in place: the number of a thing is in the low bits of
-    # what is drawn for it. In pieces, as temporary arrays count for 10**8.
+    # Sorts one array in place: the low bits of each random key hold the item's
+    # number. Keys are drawn in blocks to keep temporary arrays small, which
+    # matters for 10**8 documents.
     low = np.uint64((1 << size.bit_length()) - 1)
     keys = np.empty(size, np.uint64)
     for start in range(0, size, 1 << 20):
@@ -476,23 +386,16 @@ def permutation(size, seed, epoch):
 
 
 def draw(*keys):
-    """Random 64 bits for every key, the same whatever the libraries.
+    """Returns 64 random bits per key, independent of library versions.
 
-    The SplitMix64 generator of Steele, Lea and Flood, 2014, once for each key.
-
-    Args:
-        *keys: Integers and integer arrays, not negative.
-
-    Returns:
-        uint64 array of their common shape.
-
-    Example:
+    Applies SplitMix64 (Steele, Lea and Flood, 2014) once for each key. Keys are
+    non-negative integers or integer arrays; the result has their common shape.
 
     >>> hex(draw(0))
     '0xe220a8397b1dcdaf'
     """
     state = np.uint64(0)
-    with np.errstate(over="ignore"):  # modulo 2**64, by design
+    with np.errstate(over="ignore"):  # arithmetic is modulo 2**64
         for key in keys:
             state = state + np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
             state = (state ^ (state >> np.uint64(30))) * _MULTIPLIERS[0]
@@ -505,7 +408,7 @@ _MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 
 
 def _split(size, parts):
-    """Where each of some equal parts begins, and the last one ends."""
+    """Returns the `parts + 1` boundaries of parts of about equal size."""
     return np.arange(parts + 1, dtype=np.int64) * size // parts
 
 
@@ -513,10 +416,10 @@ def _small_integer(largest):
     return np.int32 if largest < 2**31 else np.int64
 
 
-def _check_enough(have, what, needed, batch_size, segment_length):
-    if have < needed:
+def _check_enough(available, unit, needed, batch_size, segment_length):
+    if available < needed:
         raise ValueError(
-            f"The text has {have} {what}, and {needed} are needed for one "
+            f"The text has {available} {unit}, and {needed} are needed for one "
             "step. Use a longer text, or lower --batch_size or "
             f"--segment_length. Received: batch_size={batch_size}, "
             f"segment_length={segment_length}"

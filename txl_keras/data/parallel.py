@@ -1,4 +1,4 @@
-"""Applies a function to many things on all cores, in order."""
+"""Ordered parallel map over all cores."""
 
 import collections
 import itertools
@@ -10,45 +10,36 @@ from concurrent import futures
 
 from tqdm import tqdm
 
-# Fewer things are done before other processes would have started.
-FEW = 8
+# So few items are done before other processes would have started.
+NUM_INLINE_ITEMS = 8
 
 
 def ordered_map(function, items, num_workers=None, threads=False):
     """Yields `function(item)` for every item, in order.
 
-    Items are taken and results held only as fast as they are consumed, a few
-    for each worker, so memory does not grow with their number.
-
-    Args:
-        function: Function of an item.
-        items: Iterable. Iterated over here, not in the workers.
-        num_workers: Optional integer. Default: the cores this process may use.
-        threads: Boolean. True for functions that run TensorFlow, which lets
-            other threads go on and must not be forked. False for Python and
-            NumPy, which then run in processes.
-
-    Yields:
-        What the function returns, or raises.
+    Only a few items per worker are in flight, so memory does not grow with
+    their number. With `threads`, for functions that run TensorFlow, which
+    releases the GIL and must not be forked, items go to threads; otherwise to
+    processes.
     """
     items = iter(items)
     num_workers = num_workers or _num_cores()
-    yield from map(function, itertools.islice(items, FEW))
+    yield from map(function, itertools.islice(items, NUM_INLINE_ITEMS))
     if num_workers == 1:
         yield from map(function, items)
         return
     if threads:
         executor, call = futures.ThreadPoolExecutor(num_workers), function
     else:
-        # Forked, so that a vocabulary is shared and not sent, and a worker
-        # starts in no time; TensorFlow, which forks badly, is not used in it.
+        # Forked workers start immediately and share the vocabulary instead of
+        # receiving a copy. They cannot use TensorFlow, which is not fork-safe.
         executor = futures.ProcessPoolExecutor(
             num_workers,
             multiprocessing.get_context("fork"),
-            initializer=_remember,
+            initializer=_initialize_worker,
             initargs=(function,),
         )
-        call = _call_remembered
+        call = _call_worker_function
     pending = collections.deque()
     try:
         for item in items:
@@ -67,38 +58,27 @@ def _num_cores():
     return os.cpu_count()
 
 
-def _remember(function):
-    global _remembered
-    _remembered = function
+def _initialize_worker(function):
+    global _worker_function
+    _worker_function = function
     threading.Thread(
-        target=_end_with, args=(os.getppid(),), daemon=True
+        target=_exit_with_parent, args=(os.getppid(),), daemon=True
     ).start()
 
 
-def _end_with(parent):
-    """A worker whose parent was killed would wait for work for ever."""
+def _exit_with_parent(parent):
+    """Exits when the parent is gone; a worker would wait for work forever."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
-def _call_remembered(item):
-    return _remembered(item)
+def _call_worker_function(item):
+    return _worker_function(item)
 
 
 def map_blocks(function, corpus, split, action, threads=False):
-    """Applies a function to every block of a split, with a progress bar.
-
-    Args:
-        function: Function of a `Block`.
-        corpus: A `Corpus`.
-        split: String.
-        action: String, what the bar says is done.
-        threads: As for `ordered_map`.
-
-    Yields:
-        What the function returns, in order.
-    """
+    """Yields `function(block)` for every block of a split, with progress."""
     with tqdm(
         total=corpus.num_bytes(split),
         desc=f"{action} {split}",

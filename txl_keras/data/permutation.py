@@ -1,7 +1,7 @@
-"""Batches of permutation language modelling.
+"""Batches for permutation language modelling.
 
-Letters: `B` rows of a batch, `T` tokens of a segment, `P` targets of a row, `K`
-tokens that one is predicted of.
+`B` is the batch size, `T` the tokens of a segment, `P` the targets per row, `K`
+the number of tokens per target.
 """
 
 import numpy as np
@@ -13,73 +13,75 @@ from txl_keras.data.step_batches import StepBatches
 
 
 class PermutedSegments(StepBatches):
-    """Segments with the order in which tokens of them are predicted.
+    """Adds permutation language modelling targets and masks to segments.
 
-    One of K tokens is a target (partial prediction, section 2.3 of Yang et
-    al., 2019). Targets are spans (section 3.1): a length n of at most
-    `max_span` is drawn with a probability as `1 / n`, as the original code
-    does, then n tokens in a row are chosen among `n K`; and so on to the end
-    of the segment. So a segment has `P = T // K` targets, whatever is drawn.
-    (The last span may be cut short, and spans may meet.)
+    One in K tokens is a target (partial prediction, section 2.3 of Yang et al.,
+    2019). Targets come in spans (section 3.1), drawn as in the original code: a
+    length n of at most `max_span` is drawn with probability proportional to `1
+    / n`, then n consecutive tokens are chosen among the next `n K` tokens, and
+    so on to the end of the segment. Every segment thus has `P = T // K`
+    targets. (The last span may be cut short, and spans may be adjacent.)
 
     Then an order of the targets is drawn. All other tokens come before them:
 
-        a token that is no target    is seen by all
-        a target                     is seen by the targets after it
+        a token that is not a target    is visible to all tokens
+        a target                        is visible to the targets after it
 
-    For 7 tokens, K = 3, with the spans "b c" drawn, c before b; in a batch,
-    the rows of `permutation_mask`, where a model puts the diagonal itself:
+    An example of 7 tokens with K = 3: the spans "b c" were drawn, c before b.
+    The rows of `permutation_mask` in the batch are as follows; the model adds
+    the diagonal itself:
 
                a  b  c  d  e  f  g
         a      1  0  0  1  1  1  1
-        b      1  0  1  1  1  1  1     b is predicted from all
-        c      1  0  0  1  1  1  1     c is predicted from all but b
+        b      1  0  1  1  1  1  1     b is predicted from all others
+        c      1  0  0  1  1  1  1     c is predicted from all others except b
         d      1  0  0  1  1  1  1     and so on
 
-    All that is drawn is a function of the seed, the step and the number of
-    the row: epochs differ, and steps of the same number do not.
+    All random choices depend on the seed, the step and the row only: they
+    differ between epochs and are the same whenever a step is repeated.
 
     Args:
-        segments: `Segments`, without `varlen`, `half_loss` and
-            `warmup_segments`. Their order, resets of memory and padding hold
-            here too. (The last token of a text, which is no input of theirs,
-            is left out.)
+        segments: `Segments` without `varlen`, `half_loss` and
+            `warmup_segments`. Their order, memory resets and padding are kept.
+            (The last token of a text, which is not among their inputs, is left
+            out.)
         context_factor: Integer K.
         max_span: Integer, the longest span.
         not_predicted: Optional integers, ids that are never targets, such as
-            those of `[CLS]` and `[SEP]`. A row that has such in its spans has
-            fewer targets. All see them.
-        with_next: Boolean. False: a batch is a batch of `segments`, and all of
-            it is remembered. True, as in the original code: it is two of
-            them, a segment and the next, side by side, each with an order of
-            its own and the first before the second. It reads on by one: of
-            the two the first is remembered, and the second comes again, as
-            the first of the next batch. The model needs a `reuse_length` that
-            is `PermutedSegments.reuse_length`.
-        seed: Integer, of all that is drawn.
+            those of `[CLS]` and `[SEP]`. A row with such tokens in its spans
+            has fewer targets. These tokens are visible to all others.
+        with_next: Boolean. False: a batch is one batch of `segments`, and all
+            of it is stored in memory. True, as in the original code: each row
+            of a batch is a segment followed by the next one, each with its own
+            order, the first before the second. Successive batches advance by
+            one segment: the first segment is stored in memory, and the second
+            one is the first segment of the next batch. Pass
+            `PermutedSegments.reuse_length` to the model as its `reuse_length`.
+        seed: Integer, the seed of all random choices.
 
     A batch is a dict of:
         inputs: `(B, T)` int32.
-        permutation_mask: `(B, T, T)` bool, true where token i may see token j.
-            Nothing sees padding.
-        target_mapping: `(B, P, T)` float32, one-hot: where targets stand, in
-            the order of the text; zeros where there is none.
-        targets: `(B, P)` int32, the tokens there.
+        permutation_mask: `(B, T, T)` bool, True where token i may attend to
+            token j. Padding is not visible to any token.
+        target_mapping: `(B, P, T)` float32, one-hot positions of the targets,
+            in the order of the text; zeros where there is no target.
+        targets: `(B, P)` int32, the tokens at these positions.
         weights: `(B, P)` float32, 1, or 0 where there is no target.
-        reset: `(B,)` bool, true where memory must be forgotten.
-        num_targets: float32, the sum of the weights of all B rows, whichever
-            rows were asked for.
+        reset: `(B,)` bool, True where memory must be reset before the step.
+        num_targets: float32, the sum of the weights of all B rows, even if
+            fewer rows were requested.
 
     Attributes:
-        segment_length: Integer T: that of `segments`, or twice it.
+        segment_length: Integer T: the segment length of `segments`, or twice
+            that with `with_next`.
         num_targets: Integer P.
         reuse_length: Optional integer, how many tokens from the start of a
-            segment are to be remembered; None for all.
+            segment the model must store in memory; None for all.
 
     Raises:
-        ValueError: If segments are shorter than K, have what is not supported
-            or, with `with_next`, another order than that of the text; or a
-            number is out of its range.
+        ValueError: If segments are shorter than K or have unsupported options;
+            if `with_next` is used with another order than that of the text; or
+            if a number is out of its range.
 
     Example:
 
@@ -96,8 +98,8 @@ class PermutedSegments(StepBatches):
     (1, 20, 20)
 
     Reference:
-        [Yang et al., 2019](https://arxiv.org/abs/1906.08237), sections 2.2,
-        2.3 and 3.1; `data_utils.py` of its code for `with_next`.
+        [Yang et al., 2019](https://arxiv.org/abs/1906.08237), sections 2.2, 2.3
+        and 3.1; `data_utils.py` of its code for `with_next`.
     """
 
     def __init__(
@@ -127,28 +129,28 @@ class PermutedSegments(StepBatches):
 
     @property
     def steps_per_epoch(self):
-        """Steps until the rows begin anew."""
+        """Returns the number of steps per epoch."""
         return len(self.segments) + 1 - self._num_parts
 
     def batch(self, step, first_row=0, num_rows=None):
         """Computes the batch of a step, or some of its rows.
 
         Args:
-            step: Integer, 0 or more. Steps beyond an epoch begin it again,
-                with other targets.
+            step: Integer, 0 or more. Steps beyond the first epoch are in later
+                epochs, with other targets.
             first_row: Integer.
             num_rows: Optional integer. Defaults to all rows from `first_row`.
 
         Returns:
-            Dict of arrays with the keys and dtypes listed at the class, for
-            the rows from `first_row` on.
+            Dict of arrays with the keys and dtypes listed in the class
+            docstring, for the requested rows.
 
         Raises:
             ValueError: If the step is negative or a row is not in the batch.
         """
         step = check_integer("step", step, 0)
         num_rows = self._check_rows(first_row, num_rows)
-        # All rows, as `num_targets` counts the targets of all.
+        # Computes all rows, because `num_targets` counts all targets.
         inputs, is_read, reset = self._read(step)
         places = self._target_places(step)  # [B, P]
         rows = np.arange(self.batch_size)[:, None]
@@ -166,7 +168,9 @@ class PermutedSegments(StepBatches):
         mapping &= is_target[..., None]  # [B, P, T]
         return {
             "inputs": inputs,
-            "permutation_mask": self._sees(step, rows, mapping, is_read),
+            "permutation_mask": self._permutation_mask(
+                step, rows, mapping, is_read
+            ),
             "target_mapping": mapping.astype(np.float32),
             "targets": np.where(is_target, targets, 0),
             "weights": is_target.astype(np.float32),
@@ -175,7 +179,7 @@ class PermutedSegments(StepBatches):
         }
 
     def _read(self, step):
-        """Tokens `(B, T)`, whether they are no padding, and resets `(B,)`."""
+        """Returns tokens `(B, T)`, masks of non-padding and resets `(B,)`."""
         epoch, step = divmod(step, self.steps_per_epoch)
         first = epoch * len(self.segments) + step
         parts = [self.segments.batch(first + i) for i in range(self._num_parts)]
@@ -186,7 +190,7 @@ class PermutedSegments(StepBatches):
         return inputs, weights > 0, parts[0]["reset"]
 
     def _target_places(self, step):
-        """Where the spans of all rows are, `(B, P)`, from left to right."""
+        """Returns the target positions of all rows, `(B, P)`, ascending."""
         length = self.segments.segment_length
         places = [
             length * part + self._places_of_part(step, part)
@@ -199,38 +203,39 @@ class PermutedSegments(StepBatches):
         spans = np.arange(num_targets)
         rows = np.arange(self.batch_size)[:, None]
 
-        def drawn(what, index):
-            return draw(self.seed, step, rows, part, what, index)
+        def drawn(stream, index):
+            return draw(self.seed, step, rows, part, stream, index)
 
-        # Spans i of [starts[i], ends[i]) targets, empty once there are P.
+        # Span i has targets [starts[i], ends[i]); empty once there are P.
         sizes = _draw_sizes(drawn(_SIZE, spans), self.max_span)
         ends = np.minimum(np.cumsum(sizes, axis=1), num_targets)  # [B, P]
         starts = np.concatenate([np.zeros_like(ends[:, :1]), ends[:, :-1]], 1)
         sizes = ends - starts
-        # What the windows leave of the segment comes before and after them.
+        # The tokens beyond `P K` go before or after the windows of the spans.
         spare = self.segments.segment_length - num_targets * factor
         first = drawn(_OFFSET, 0) % np.uint64(spare + 1)
         free = sizes * (factor - 1)
         offsets = drawn(_PLACE, spans) % (free + 1).astype(np.uint64)
         begins = starts * factor + first.astype(int) + offsets.astype(int)
-        # Target u is the (u - start)-th of the span it is in.
+        # Target u is number `u - start` of its span.
         span = (ends[:, None, :] <= spans[:, None]).sum(axis=-1)  # [B, P]
         inside = spans - np.take_along_axis(starts, span, axis=1)
         return np.take_along_axis(begins, span, axis=1) + inside
 
-    def _sees(self, step, rows, mapping, is_read):
-        """The permutation mask, `(B, T, T)`."""
+    def _permutation_mask(self, step, rows, mapping, is_read):
+        """Computes the permutation mask, `(B, T, T)`."""
         index = np.arange(self.segment_length)
         part = index // self.segments.segment_length
-        # When a token gets known: at 0, or a target at a moment of its own.
+        # Order in which tokens become visible: targets at random moments > 0,
+        # all other tokens at 0.
         moments = draw(self.seed, step, rows, _MOMENT, index) | np.uint64(1)
         moments = np.where(mapping.any(axis=1), moments, np.uint64(0))
-        sees = (moments[:, :, None] > moments[:, None]) | (
+        mask = (moments[:, :, None] > moments[:, None]) | (
             moments[:, None] == 0
         )
-        sees &= part[:, None] == part
-        sees |= part[:, None] > part
-        return sees & is_read[:, None]
+        mask &= part[:, None] == part
+        mask |= part[:, None] > part
+        return mask & is_read[:, None]
 
     def _signature(self, num_rows):
         length, targets = self.segment_length, self.num_targets
@@ -249,15 +254,15 @@ class PermutedSegments(StepBatches):
         }
 
 
-# What is drawn: streams of numbers of their own.
+# Independent random streams.
 _SIZE, _OFFSET, _PLACE, _MOMENT = range(4)
 
 
 def _draw_sizes(drawn, max_span):
-    """Lengths n from 1 to `max_span`, with probabilities as `1 / n`."""
+    """Draws lengths n from 1 to `max_span` with probabilities ~ `1 / n`."""
     weights = 1 / np.arange(1, max_span + 1)
     bounds = np.cumsum(weights)[:-1] / weights.sum()
-    # The highest 53 bits, which a float64 holds.
+    # A float64 holds the highest 53 bits.
     uniform = (drawn >> np.uint64(11)) * 2.0**-53
     return 1 + np.searchsorted(bounds, uniform, side="right")
 
@@ -265,22 +270,22 @@ def _draw_sizes(drawn, max_span):
 def _check_segments(segments, context_factor, with_next):
     if segments.varlen or segments.warmup_segments or segments.half_loss:
         raise ValueError(
-            "`segments` must be of one length and all be scored. Received: "
+            "`segments` must have one length and all be scored. Received: "
             f"varlen={segments.varlen}, half_loss={segments.half_loss}, "
             f"warmup_segments={segments.warmup_segments}"
         )
     if segments.segment_length < context_factor:
         raise ValueError(
-            "`segments` must be at least `context_factor` tokens long, or "
-            "they have no target. Received: segment_length="
+            "`segments` must be at least `context_factor` tokens long to "
+            "have a target. Received: segment_length="
             f"{segments.segment_length}, context_factor={context_factor}"
         )
     is_plain = segments.order == "sequential" and not segments.reset_documents
     if with_next and not (is_plain and len(segments) > 1):
         raise ValueError(
-            "`with_next` needs segments that go on with each other: "
-            "order='sequential', without reset_documents, two a row or more. "
+            "`with_next` needs consecutive segments: order='sequential', "
+            "without `reset_documents`, at least 2 per row. "
             f"Received: order={segments.order!r}, "
             f"reset_documents={segments.reset_documents}, "
-            f"{len(segments)} a row"
+            f"{len(segments)} per row"
         )

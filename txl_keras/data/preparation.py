@@ -1,19 +1,19 @@
-"""Prepares text: from a corpus to arrays of ids on disk, once.
+"""Prepares a corpus: encodes its text once and stores the ids on disk.
 
-What was prepared lies in a folder of its own for every corpus, tokenizer and
-split, named after a hash of all that the ids depend on:
+Every combination of corpus, tokenizer and split has its own folder, named after
+a hash of everything that the ids depend on:
 
 FOLDER/enwik8_bytes-1f0c.../train/tokens.bin     the ids, see `token_files`
-FOLDER/enwik8_bytes-1f0c.../train/documents.bin  int64, where documents begin
+FOLDER/enwik8_bytes-1f0c.../train/documents.bin  int64, document positions
 FOLDER/enwik8_bytes-1f0c.../train/metadata.json  sizes, dtype, hashes
 
-A tokenizer that had to read the text to know its vocabulary is kept, too. All
-of it may be deleted: it is made again.
+A tokenizer whose vocabulary was built from the text is stored, too. All of
+these files can be deleted: they are made again when needed.
 
-It is written under another name and renamed when it is complete, so that a
-stopped preparation leaves nothing that looks like one. Buckets rename no
-folders: there it is complete when metadata.json is there, which is written
-last.
+A split is written under a temporary name and renamed when it is complete, so
+that an interrupted preparation is never mistaken for a complete one. Buckets
+cannot rename folders. There a split is complete once metadata.json exists,
+which is written last.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 
-# Raised when the same text and tokenizer would give other files.
+# Must be increased when the same text and tokenizer give different files.
 FORMAT = 1
 METADATA_FILE = "metadata.json"
 METADATA = (
@@ -49,23 +49,25 @@ METADATA = (
 )  # fmt: skip
 _HOME_DATA_DIR = "~/tensorflow_datasets"
 BLOCK = 1 << 22  # ids hashed at once
-# More are hashed only if they were written after their metadata, and what is
-# in a bucket never: that would read all of it.
+# Larger files are hashed only if they are newer than their metadata, and files
+# in a bucket never, because hashing reads all of a file.
 HASHED_BYTES = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class PreparedSplit:
-    """The ids of a split, on disk.
+    """Holds the token ids of a split, which are stored on disk.
 
     Args:
-        tokens: Ids, `(n,)`: what `open_token_file` returns.
-        documents: Array of shape `(D,)`, int64. Where in the tokens each
-            document begins.
+        tokens: Ids of shape `(n,)`: a read-only `np.memmap`, or for a bucket an
+            object whose slices are arrays.
+        documents: int64 array of shape `(D,)`, the position of the first token
+            of each document.
         metadata: Dict of `num_tokens`, `num_documents`, `num_bytes`,
             `num_unknown`, `vocabulary_size`, `dtype`, `sha256` and
-            `documents_sha256`, of `split`, and `tokenizer`, the hash of it.
-        folder: String, where the files are.
+            `documents_sha256` (hashes of the two files), `split`, and
+            `tokenizer` (the hash of the tokenizer).
+        folder: String, the folder of the files.
     """
 
     tokens: object
@@ -74,7 +76,7 @@ class PreparedSplit:
     folder: str
 
     def head(self, num_tokens=None):
-        """The first tokens of the split, and the documents in them.
+        """Returns the first tokens of the split and the documents within them.
 
         Args:
             num_tokens: Optional integer. Default: all.
@@ -87,27 +89,28 @@ class PreparedSplit:
         return tokens, self.documents[:begun]
 
     def fingerprint(self):
-        """What the split is recognised by in the configuration of a run."""
+        """Returns a dict that identifies the ids in a run's configuration."""
         names = ("num_tokens", "sha256", "documents_sha256")
         return {name: self.metadata[name] for name in names}
 
 
 def prepare_tokenizer(name, corpus, folder, **options):
-    """Builds the tokenizer of a corpus, or reads what was built before.
+    """Builds the tokenizer of a corpus, or loads it if it was built before.
 
     Args:
         name: String, as for `build_tokenizer`.
         corpus: A `Corpus`.
-        folder: String. Where prepared text is kept.
+        folder: String. The folder where prepared text is stored.
         **options: As for `build_tokenizer`.
 
     Returns:
         A tokenizer.
 
     Raises:
-        ValueError: As `build_tokenizer`; or if files were changed meanwhile.
+        ValueError: For the reasons listed at `build_tokenizer`, or if files of
+            the corpus changed while they were read.
     """
-    if name == "bytes":  # there is nothing to be read or kept
+    if name == "bytes":  # has no vocabulary to build or store
         return build_tokenizer(name, corpus, **options)
     key = [FORMAT, corpus.fingerprint(), name, options]
     parent = _folder(folder, f"{corpus.name}_{name}_tokenizer", key)
@@ -116,19 +119,20 @@ def prepare_tokenizer(name, corpus, folder, **options):
         if tf.io.gfile.exists(path):
             return load_tokenizer(path)
         tokenizer = build_tokenizer(name, corpus, **options)
-        corpus.check_unchanged()  # or it would be kept under a wrong name
+        corpus.check_unchanged()  # otherwise `path` has the wrong hash
         tf.io.gfile.makedirs(parent)
         save_tokenizer(tokenizer, path)
         return tokenizer
 
 
 def prepare(corpus, tokenizer, folder, splits=SPLITS):
-    """Turns splits of a corpus into ids on disk, or finds what was before.
+    """Encodes splits of a corpus and stores the ids, or opens existing ones.
 
     Args:
         corpus: A `Corpus`.
         tokenizer: A tokenizer.
-        folder: String, local or of a bucket. Where prepared text is kept.
+        folder: String, local or in a bucket. The folder where prepared text is
+            stored.
         splits: Sequence of strings.
 
     Returns:
@@ -136,8 +140,8 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS):
 
     Raises:
         OSError: If the disk is full or the folder cannot be written.
-        ValueError: If a split has no tokens, has a symbol that the tokenizer
-            does not know, or is not what it was when it was prepared.
+        ValueError: If a split has no tokens or a symbol that is not in the
+            vocabulary, or if its files were changed after they were prepared.
     """
     key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
     parent = _folder(folder, f"{corpus.name}_{tokenizer.unit}s", key)
@@ -152,28 +156,15 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS):
 
 
 def open_split(folder, tokenizer):
-    """Opens the ids of a split that `prepare` wrote.
-
-    Args:
-        folder: String, that of the split.
-        tokenizer: The tokenizer that the ids are of.
-
-    Returns:
-        A `PreparedSplit`.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If the ids are of another tokenizer, or the files are not
-            those that were written.
-    """
+    """Opens a `PreparedSplit` that `prepare` wrote, and checks its files."""
     metadata_path = os.path.join(folder, METADATA_FILE)
     metadata = _read_metadata(metadata_path)
     expected = tokenizer_hash(tokenizer)
     if metadata["tokenizer"] != expected:
         raise ValueError(
-            f"`tokenizer` is not that of the ids in {folder}: its vocabulary "
-            f"or its options differ. Expected: {metadata['tokenizer']}. "
-            f"Received: {expected}"
+            f"`tokenizer` must be the one that encoded the ids in {folder}: "
+            "its vocabulary or options differ. "
+            f"Expected: {metadata['tokenizer']}. Received: {expected}"
         )
     tokens_path = os.path.join(folder, TOKENS_FILE)
     tokens = open_token_file(tokens_path, metadata["dtype"])
@@ -192,14 +183,15 @@ def open_split(folder, tokenizer):
 
 
 def check_hash(split):
-    """Raises ValueError unless the ids of a split are those prepared."""
+    """Raises ValueError if the ids of a split were changed since `prepare`."""
     _check_same(split, "sha256", _hash_ids(split.tokens))
 
 
 def _check_same(split, key, received):
     if split.metadata[key] != received:
         raise ValueError(
-            f"{split.folder} was changed after it was prepared: delete it. "
+            f"{split.folder} was changed after it was prepared: delete it, and "
+            "it will be prepared again. "
             f"Expected: {key} {split.metadata[key]}. Received: {received}"
         )
 
@@ -212,21 +204,17 @@ def _hash_ids(ids):
 
 
 def token_folder(data_dir=None):
-    """Where prepared text is kept.
+    """Returns the folder of prepared text in `data_dir`.
 
-    Args:
-        data_dir: Optional string. Default: the folder of TensorFlow Datasets,
-            `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
-
-    Returns:
-        String.
+    Default: the folder of TensorFlow Datasets, `TFDS_DATA_DIR` or
+    `~/tensorflow_datasets`.
     """
     data_dir = data_dir or os.environ.get("TFDS_DATA_DIR") or _HOME_DATA_DIR
     return os.path.join(os.path.expanduser(data_dir), "txl_keras_tokens")
 
 
 def tokenizer_hash(tokenizer):
-    """What ids are recognised by as those of a tokenizer: a SHA-256."""
+    """Returns a SHA-256 that identifies a tokenizer and its options."""
     return _hash([type(tokenizer).__name__, tokenizer.get_config()])
 
 
@@ -234,7 +222,7 @@ def _write_split(corpus, split, tokenizer, path):
     unfinished = path
     if not is_remote(path):
         unfinished = f"{path}.incomplete-{os.getpid()}"
-        # Killed preparations left them; no other runs now: see `_lock`.
+        # Left by killed runs; `_lock` ensures that no other one is running.
         for folder in tf.io.gfile.glob(f"{path}.incomplete-*"):
             tf.io.gfile.rmtree(folder)
     tf.io.gfile.makedirs(unfinished)
@@ -246,13 +234,13 @@ def _write_split(corpus, split, tokenizer, path):
         if not metadata["num_tokens"]:
             raise ValueError(
                 f"The {split} split of {corpus.name} must have at least one "
-                f"token. Received: {metadata['num_bytes']} bytes without any"
+                f"token. Received: {metadata['num_bytes']} bytes, no tokens"
             )
         metadata_path = os.path.join(unfinished, METADATA_FILE)
         with tf.io.gfile.GFile(metadata_path, "w") as file:
             file.write(json.dumps(metadata, indent=1) + "\n")
         if unfinished != path:
-            if tf.io.gfile.exists(path):  # without its metadata
+            if tf.io.gfile.exists(path):  # incomplete: has no metadata
                 tf.io.gfile.rmtree(path)
             tf.io.gfile.rename(unfinished, path)
     except BaseException as error:
@@ -260,9 +248,9 @@ def _write_split(corpus, split, tokenizer, path):
             tf.io.gfile.rmtree(unfinished)
         if isinstance(error, tf.errors.ResourceExhaustedError):
             raise OSError(
-                f"The ids of {corpus.name} could not be written to {path}; "
-                "the next run begins anew. Free some space, or give another "
-                f"--data_dir. {error.message}"
+                f"The ids of {corpus.name} could not be written to {path}. "
+                "Free some disk space or choose another --data_dir, and run "
+                f"again. {error.message}"
             ) from error
         raise
 
@@ -270,7 +258,7 @@ def _write_split(corpus, split, tokenizer, path):
 def _read_metadata(path):
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(
-            f"`folder` must be that of a prepared split: there is no {path}."
+            f"`folder` must hold a prepared split. Not found: {path}"
         )
     with tf.io.gfile.GFile(path, "rb") as file:
         text = file.read()
@@ -284,12 +272,12 @@ def _read_metadata(path):
     return metadata
 
 
-_ONE_THREAD = threading.Lock()
+_THREAD_LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
 def _lock(path):
-    """Lets one process of this machine at a time prepare what `path` names."""
+    """Locks `path`, so that one local process at a time prepares it."""
     if is_remote(path):
         yield
         return
@@ -298,13 +286,13 @@ def _lock(path):
         file = open(path + ".lock", "w")  # noqa: SIM115
     except OSError as error:
         raise OSError(
-            "`data_dir` must be a folder that can be written to; name the one "
-            "that only holds files by `manual_dir`. Received: "
-            f"{os.path.dirname(path)} ({error.strerror})"
+            "`data_dir` must be a folder that can be written to; pass a "
+            "read-only folder with files of a corpus as `manual_dir`. "
+            f"Received: {os.path.dirname(path)} ({error.strerror})"
         ) from error
-    # A lock of this process alone: forked workers do not keep it. So threads
-    # of this process need another.
-    with _ONE_THREAD, file:
+    # `lockf` locks belong to a process: forked workers do not inherit them, and
+    # threads of one process do not exclude each other, hence the second lock.
+    with _THREAD_LOCK, file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

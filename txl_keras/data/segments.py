@@ -1,6 +1,7 @@
-"""Cuts a stream of tokens in segments for recurrent training and evaluation.
+"""Cuts a token stream into batches of segments for training and evaluation.
 
-`B` rows of a batch, `T` tokens of a segment, `P` predictions of the stream.
+`B` is the batch size, `T` the tokens of a segment, `P` the predictions of the
+stream.
 """
 
 import numpy as np
@@ -18,17 +19,17 @@ from txl_keras.data.layouts import WholeSegments
 from txl_keras.data.step_batches import StepBatches
 
 ORDERS = ("sequential", "roll", "shuffle")
-NUM_IDS = 1 << 31  # those that int32 can hold, whatever the vocabulary
+NUM_IDS = 1 << 31  # ids that fit in int32, for any vocabulary
 
 
 class Segments(StepBatches):
-    """A token stream as batches of segments, a pure function of the step.
+    """Serves a token stream as batches of segments, computed from the step.
 
     A stream of P + 1 tokens has P predictions: prediction p reads token p and
-    its target is token p + 1. The first token has nothing before it and is
-    never a target. In training row r of B takes the predictions from
-    `r * P // B` up to `(r + 1) * P // B`, and step after step reads its next
-    T. So a model that keeps memory by row reads B long texts at once:
+    its target is token p + 1. The first token has no context and is never a
+    target. In training, row r of B reads the predictions from `r * P // B` up
+    to `(r + 1) * P // B`, T per step. A model that keeps memory per row thus
+    reads B long texts in parallel:
 
     ```
     20 tokens, B = 2, T = 4          step 0        step 1
@@ -36,61 +37,62 @@ class Segments(StepBatches):
     inputs of row 1              9 10 11 12   13 14 15 16
     ```
 
-    In evaluation rows take whole segments of T, those at the multiples of T,
-    so that what a segment is does not depend on B; and with
-    `warmup_segments` what is in memory does not either.
+    In evaluation, segments begin at the multiples of T, so their content does
+    not depend on B. With `warmup_segments`, the content of memory does not
+    depend on B either.
 
-    The steps of an epoch repeat without end, and step s of any size is
-    computed at once, without reading the steps before it. What is random is
-    drawn from the seed and the epoch.
+    Steps count on through the epochs without end. The batch of any step is
+    computed directly, without reading the steps before it. All random choices
+    depend on the seed and the epoch only.
 
     Args:
-        tokens: Integer array of shape `(P + 1,)`, of any integer dtype; or a
-            `np.memmap`, or what else has a length, a `dtype`, and slices that
-            are arrays: only what a step needs is read.
-        batch_size: Integer B, over all replicas.
+        tokens: Integer array of shape `(P + 1,)` and any integer dtype, a
+            `np.memmap`, or any object with a length, a `dtype`, and slices that
+            are arrays. Only the tokens that a step needs are read.
+        batch_size: Integer B, the global batch size over all replicas.
         segment_length: Integer T.
         drop_remainder: Boolean. True, for training: an epoch ends when the
-            shortest row has no complete segment left. False, for evaluation:
-            it ends when every prediction was made once; what is missing at the
-            end of a row is padded with token 0 and weight 0.
+            shortest row has no complete segment left. False, for evaluation: an
+            epoch scores every prediction once, and the ends of rows are padded
+            with token 0 and weight 0.
         documents: Optional integer array of shape `(D,)`, the positions where
-            documents begin, the first one 0. It may be a `np.memmap`. Only
-            `order="shuffle"` and `reset_documents` look at it.
-        order: String. `"sequential"`: as above. In training also `"roll"`:
-            every row begins at another token in each epoch and goes around,
-            see `layouts.Roll`; and `"shuffle"`: `documents` come in another
-            order in each epoch, see `layouts.Shuffle`.
-        reset_documents: Boolean. True: memory never crosses from one of the
-            `documents` to the next. Each begins a segment, and its last one is
-            padded.
-        warmup_segments: Integer, segments that a row reads before its own, of
-            weight 0. For evaluation only; see
+            documents begin, starting with 0. It may be a `np.memmap`. Used only
+            by `order="shuffle"` and `reset_documents`.
+        order: String. `"sequential"`: as described above. For training there
+            are also `"roll"`, which starts every row at a random offset in each
+            epoch and wraps around (see `layouts.Roll`), and `"shuffle"`, which
+            reorders the `documents` in each epoch (see `layouts.Shuffle`).
+        reset_documents: Boolean. True: memory is reset at the start of each of
+            the `documents`. Each document begins a segment, and its last
+            segment is padded.
+        warmup_segments: Integer, number of segments that a row reads before its
+            own, with weight 0, to fill its memory. For evaluation only; see
             `txl_keras.evaluation.evaluator.warmup_segments`.
-        varlen: Boolean. True, in training only: the steps have segments of
-            varying length around T, see `layouts.VaryingLength`.
-        half_loss: Boolean. True, in training only: of each segment the first
-            half is read and not scored, as it has less before it ("half
-            losses" of section 4.2 of Dai et al., 2019). With the order
-            `"roll"` all tokens are targets in some epoch, but a few where the
-            part of a row begins and ends.
-        seed: Integer, of all that is drawn.
+        varlen: Boolean. True, for training only: the segment length varies
+            around T from step to step, see `layouts.VaryingLength`.
+        half_loss: Boolean. True, for training only: the first half of each
+            segment is read but not scored, because it has less context ("half
+            losses" in section 4.2 of Dai et al., 2019). With `order="roll"`
+            nearly all tokens are targets in some epoch, except a few at both
+            ends of each row.
+        seed: Integer, the seed of all random choices.
 
     A batch is a dict of:
         inputs: `(B, T)` int32.
         targets: `(B, T)` int32, the token after each input.
-        weights: `(B, T)` float32, 1, or 0 where padded or not to be scored.
-        reset: `(B,)` bool, True where memory must be forgotten, as a row begins
-            anew: in the first step of an epoch, and where `order`, `documents`
-            and `warmup_segments` say so.
-        num_targets: float32, the sum of the weights of all B rows, whichever
-            rows were asked for. The loss is a mean over so many.
-        bucket: int32, with `varlen` only: the segments of this step have
-            `segment_lengths[bucket]` tokens, and T is the longest of these.
+        weights: `(B, T)` float32, 1, or 0 where padded or not scored.
+        reset: `(B,)` bool, True where memory must be reset before the step: in
+            the first step of an epoch, and where `order`, `documents` or
+            `warmup_segments` require it.
+        num_targets: float32, the sum of the weights of all B rows, even if
+            fewer rows were requested. The loss is a mean over this number.
+        bucket: int32, only with `varlen`: the segments of this step have
+            `segment_lengths[bucket]` tokens, padded to T, which is then the
+            longest of these lengths.
 
     Raises:
-        ValueError: If the tokens are not 1-D integers, if a size is not a
-            positive integer, if there are too few tokens, or on arguments that
+        ValueError: If the tokens are not one-dimensional integers, if a size is
+            not a positive integer, if there are too few tokens, or if arguments
             exclude each other.
 
     Example:
@@ -139,40 +141,41 @@ class Segments(StepBatches):
 
     @property
     def num_predictions(self):
-        """P, the number of tokens that have a token before them."""
+        """Returns P, the number of tokens that have a token before them."""
         return len(self.tokens) - 1
 
     @property
     def steps_per_epoch(self):
-        """Steps until the rows begin anew."""
+        """Returns the number of steps per epoch."""
         return self._layout.steps_per_epoch
 
     @property
     def segment_lengths(self):
-        """Tuple of the lengths that segments have: more with `varlen`."""
+        """Returns a tuple of the segment lengths: several with `varlen`."""
         return self._layout.lengths
 
     def batch(self, step, first_row=0, num_rows=None):
         """Computes the batch of a step, or some of its rows.
 
         Args:
-            step: Integer, 0 or more. Steps beyond an epoch begin it again.
+            step: Integer, 0 or more. Steps beyond the first epoch are in later
+                epochs.
             first_row: Integer.
             num_rows: Optional integer. Defaults to all rows from `first_row`.
 
         Returns:
-            Dict of arrays with the keys and dtypes listed at the class, for
-            the rows from `first_row` on.
+            Dict of arrays with the keys and dtypes listed in the class
+            docstring, for the requested rows.
 
         Raises:
-            ValueError: If the step is negative, a row is not in the batch, or
-                a token is negative or more than int32 can hold.
+            ValueError: If the step is negative, if a row is not in the batch,
+                or if a token is negative or does not fit in int32.
         """
         step = check_integer("step", step, 0)
         num_rows = self._check_rows(first_row, num_rows)
         epoch, step = divmod(step, self.steps_per_epoch)
         rows = self._layout.rows(epoch, step)
-        # Before them nothing is a target.
+        # Inputs before these positions have no target.
         firsts = rows.counts // 2 if self.half_loss else 0 * rows.counts
         num_targets = (rows.counts - firsts)[rows.scored].sum()
         starts, counts, scored, reset, firsts = (
@@ -195,14 +198,15 @@ class Segments(StepBatches):
         return batch
 
     def target_positions(self, step):
-        """Where the targets of a step are in the stream, in evaluation.
+        """Returns the stream positions of a step's targets, in evaluation.
 
         Args:
-            step: Integer, 0 or more. Steps beyond an epoch begin it again.
+            step: Integer, 0 or more. Steps beyond the first epoch are in later
+                epochs.
 
         Returns:
             int64 array of shape `(B, T)`: the position among the tokens of
-            every target that is scored, and -1 where weights are 0.
+            every target that is scored, and -1 where the weight is 0.
 
         Raises:
             ValueError: If the segments are for training, or the step is
@@ -214,9 +218,9 @@ class Segments(StepBatches):
         >>> segments.target_positions(2).tolist()
         [[-1, -1, -1, -1], [17, 18, 19, -1]]
         """
-        if self.drop_remainder:  # where a stream may be shuffled
+        if self.drop_remainder:  # the stream may be shuffled
             raise ValueError(
-                "`target_positions()` needs segments for evaluation, "
+                "`target_positions()` needs segments for evaluation, with "
                 f"`drop_remainder=False`. Received: {self._describe()}"
             )
         step = check_integer("step", step, 0) % self.steps_per_epoch
@@ -226,19 +230,19 @@ class Segments(StepBatches):
         return np.where(is_scored, rows.starts[:, None] + 1 + index, -1)
 
     def arrays(self):
-        """Lays out one epoch for `model.fit`, in one piece in memory.
+        """Returns one epoch as two arrays in memory, for `model.fit`.
 
-        Successive batches of B samples, in order, continue each other row by
-        row: `model.fit(x, y, batch_size=B, shuffle=False)`.
+        Row b of each batch of B samples continues row b of the batch before, so
+        use `model.fit(x, y, batch_size=B, shuffle=False)`.
 
         Returns:
             Tuple `(x, y)` of int32 arrays of shape `(steps_per_epoch * B, T)`,
             inputs and targets.
 
         Raises:
-            ValueError: If the segments have weights or resets that `fit`
-                would not know of: they need `drop_remainder=True`, and the
-                default order.
+            ValueError: If the segments have weights or resets, which `fit`
+                would ignore. They must have `drop_remainder=True`, the default
+                order, and no `reset_documents`, `varlen` or `half_loss`.
 
         Example:
 
@@ -250,8 +254,9 @@ class Segments(StepBatches):
         others = self.reset_documents, self.varlen, self.half_loss
         if not is_plain or any(others):
             raise ValueError(
-                "`arrays()` has no place for weights and resets, and needs "
-                "segments without. Received: " + self._describe()
+                "`arrays()` returns no weights and resets: the segments must "
+                "have `drop_remainder=True`, `order='sequential'` and no "
+                "other option. Received: " + self._describe()
             )
         batches = [self.batch(step) for step in range(self.steps_per_epoch)]
         return tuple(
@@ -274,11 +279,11 @@ class Segments(StepBatches):
 
     @property
     def _width(self):
-        """T, or the longest of varying lengths."""
+        """Returns T, or with `varlen` the longest segment length."""
         return self.segment_lengths[-1]
 
     def _read(self, epoch, starts, counts, width):
-        """`(rows, width + 1)`: inputs of rows and the token after them."""
+        """Returns inputs and the token after them, `(rows, width + 1)`."""
         is_int32 = np.can_cast(self.tokens.dtype, np.int32)
         dtype = np.int32 if is_int32 else np.int64
         tokens = np.zeros((len(starts), width + 1), dtype)
@@ -287,7 +292,7 @@ class Segments(StepBatches):
             tokens, starts.tolist(), counts.tolist(), strict=True
         ):
             if not count:
-                continue  # an idle row has no last target either
+                continue  # an idle row reads nothing, not even a last target
             done = 0
             stop = start + count + 1
             for begin, end in self._layout.spans(epoch, start, stop):
@@ -295,7 +300,8 @@ class Segments(StepBatches):
                 done += end - begin
                 spans.append((begin, end))
         if tokens.min() < 0 or tokens.max() >= NUM_IDS:
-            for begin, end in spans:  # which names the place
+            # Checks span by span, so that the error names the position.
+            for begin, end in spans:
                 ids = self.tokens[begin:end]
                 check_token_ids(f"tokens[{begin}:{end}]", ids, NUM_IDS)
         return tokens.astype(np.int32, copy=False)
@@ -330,7 +336,7 @@ class Segments(StepBatches):
                 f"Received: order={self.order!r}"
             )
         reorders = self.order != "sequential" or self.varlen
-        goes_around = self.order == "roll" or self.varlen
+        wraps_around = self.order == "roll" or self.varlen
         needs_documents = self.order == "shuffle" or self.reset_documents
         for broken, rule in (
             (
@@ -350,7 +356,7 @@ class Segments(StepBatches):
                 "`varlen` needs `order='sequential'`",
             ),
             (
-                self.reset_documents and goes_around,
+                self.reset_documents and wraps_around,
                 "`reset_documents` excludes `order='roll'` and `varlen`",
             ),
             (
@@ -377,7 +383,7 @@ class Segments(StepBatches):
 
 
 def _check_integers(name, values):
-    """Checks that something is a sequence of integers, without reading it."""
+    """Checks that `values` are integers, `(n,)`, without reading them."""
     if isinstance(values, (list, tuple)):
         values = np.asarray(values)
     shape = getattr(values, "shape", (None,))
@@ -387,5 +393,5 @@ def _check_integers(name, values):
             f"`{name}` must be integers of shape (n,). Received: "
             f"{type(values).__name__}, shape {shape}, dtype {dtype}"
         )
-    # Slices of a memmap itself are slow to make.
+    # Slicing a memmap is slower than slicing a plain array over it.
     return np.asarray(values) if isinstance(values, np.ndarray) else values

@@ -1,6 +1,6 @@
-"""Windows that slide over a text, for models without memory.
+"""Sliding windows over a text, for models without memory.
 
-Letters: `B` rows of a batch, `T` tokens of a window, `K` of them that are
+`B` is the batch size, `T` the tokens of a window, `K` those of them that are
 scored.
 """
 
@@ -12,12 +12,13 @@ from txl_keras.data.segments import Segments
 
 
 class SlidingWindows(Segments):
-    """A text as windows of T tokens, each moved on by K: the stride.
+    """Serves a text as windows of T tokens with a stride of K tokens.
 
-    The evaluation of Al-Rfou et al., 2018, for models that read each segment
-    for itself: with K = 1 every token is predicted from the T tokens before
-    it, by a window of its own. With a larger K only the last K predictions of
-    a window count, made from T - K + 1 to T tokens, at a K-th of the cost.
+    Al-Rfou et al., 2018, evaluate models without memory in this way: with K = 1
+    every token is predicted from the T tokens before it, in a window of its
+    own. With a larger K, the last K predictions of each window are scored. They
+    have between T - K + 1 and T tokens of context, and the cost is K times
+    lower.
 
     ```
     T = 4, K = 2    inputs     targets
@@ -26,29 +27,30 @@ class SlidingWindows(Segments):
     window 2        2 3 4 5    5 6
     ```
 
-    Every token but the first is scored once. Those that have fewer than T
-    before them are scored where they are in the first T of the text, with
-    padding after them: so positions that are counted inside of a segment are
-    those of training, where a segment's first tokens have few before them,
-    too, and its last place has many.
+    Every token except the first is scored once. Tokens with fewer than T tokens
+    before them are scored in a window that begins at the start of the text and
+    is padded on the right. So a model with position embeddings gets the same
+    positions as in training, where early positions have little context and late
+    ones much.
 
     Args:
-        tokens, batch_size: See `Segments`.
+        tokens: Integer array of shape `(P + 1,)`, see `Segments`.
+        batch_size: Integer B, see `Segments`.
         segment_length: Integer T.
         stride: Integer K.
-        documents: Optional integer array, see `Segments`. Only
-            `reset_documents` looks at it.
+        documents: Optional integer array, see `Segments`. Used only by
+            `reset_documents`.
         reset_documents: Boolean. True: a window never begins before the
             document of its targets.
 
-    A batch is a dict of `Segments`, but that there are K `targets` and
-    `weights` a row, `(B, K)`, and besides:
-        target_places: `(B, K)` int32, which of the T inputs each of them
-            follows.
+    A batch is the dict of `Segments`, except that `targets` and `weights` have
+    shape `(B, K)`, with one more entry:
+        target_places: `(B, K)` int32, the index of the input (of T) that each
+            target follows.
 
     Raises:
-        ValueError: If the stride is less than 1 or more than T, or see
-            `Segments`.
+        ValueError: If the stride is less than 1 or more than T, or for the
+            reasons listed at `Segments`.
 
     Example:
 
@@ -76,7 +78,7 @@ class SlidingWindows(Segments):
     ):
         check_integer("segment_length", segment_length, 1)
         check_integer("stride", stride, 1, maximum=segment_length)
-        # The targets are those of segments of K.
+        # The targets are those of segments of length K.
         super().__init__(
             tokens,
             batch_size,
@@ -99,7 +101,7 @@ class SlidingWindows(Segments):
         tokens = self._read(0, windows, lengths, self.segment_length)
         is_read = np.arange(self.segment_length) < lengths[:, None]
         places = (starts - windows)[:, None] + np.arange(self.stride)
-        # Beyond the window where there are fewer targets, of weight 0.
+        # Missing targets (of weight 0) would point beyond the window.
         places = np.minimum(places, self.segment_length - 1)
         return {
             **batch,
@@ -108,7 +110,7 @@ class SlidingWindows(Segments):
         }
 
     def _windows(self, starts, counts):
-        """Where windows begin that end with some inputs, and their lengths."""
+        """Returns starts and lengths of the windows that end with inputs."""
         stops = starts + counts
         begin = np.searchsorted(self._begins, starts, "right") - 1
         windows = np.maximum(stops - self.segment_length, self._begins[begin])

@@ -1,4 +1,4 @@
-"""What a prepared text is like, in numbers and in a picture."""
+"""Statistics and plots of prepared text."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -7,15 +7,7 @@ BLOCK = 1 << 22  # tokens read at once
 
 
 def token_counts(tokens, vocabulary_size):
-    """How often each id occurs.
-
-    Args:
-        tokens: Ids, `(n,)`, as `PreparedSplit` has them.
-        vocabulary_size: Integer `V`.
-
-    Returns:
-        Array of shape `(V,)`, int64.
-    """
+    """Counts how often each id occurs: int64, `(V,)`."""
     counts = np.zeros(vocabulary_size, np.int64)
     for start in range(0, len(tokens), BLOCK):
         block = tokens[start : start + BLOCK]
@@ -24,22 +16,14 @@ def token_counts(tokens, vocabulary_size):
 
 
 def typical_passage(tokens, starts, length):
-    """Finds a passage to go on from that is no row of dashes.
+    """Finds a typical passage to continue from, unlike a row of dashes.
 
-    Args:
-        tokens: Ids, `(n,)`.
-        starts: Integers, rising, where a passage may begin, such as the first
-            tokens of documents and lines.
-        length: Integer.
-
-    Returns:
-        Ids, `(length,)`: the first passage that has at least as many distinct
-        tokens as the median of them has. Fewer ids where the text is shorter.
-
-    Example: a text of three lines, which end with 0.
+    The first passage of `length` tokens, beginning at one of the ascending
+    `starts` (such as the starts of documents), that has at least as many
+    distinct tokens as their median. It is shorter if the text is.
 
     >>> text = np.array([7, 7, 7, 7, 0, 1, 2, 3, 4, 0, 1, 1, 5, 2, 0])
-    >>> typical_passage(text, starts=[0, 5, 10], length=4)
+    >>> typical_passage(text, starts=[0, 5, 10], length=4)  # 0 ends a line
     array([1, 2, 3, 4])
     """
     starts = [s for s in starts if s + length <= len(tokens)] or [0]
@@ -49,42 +33,26 @@ def typical_passage(tokens, starts, length):
 
 
 def unigram_scores(train_counts, counts):
-    """What a guess by frequency alone scores, to hold a model against.
+    """Scores a prediction by frequency alone, as a baseline for a model.
 
-    Args:
-        train_counts, counts: Arrays of shape `(V,)`, of `token_counts`, of
-            the text that frequencies are taken from and of that to guess. One
-            is added to the first, so that nothing is impossible.
-
-    Returns:
-        Dictionary: `nll` (nats a token) and `accuracy` (the share of the most
-        frequent token).
-
-    Example:
+    Uses the `token_counts`, `(V,)`, of the training text, plus one each so that
+    no token has probability 0. `nll` is in nats per token; `accuracy` is the
+    share of the token that is most frequent in training.
 
     >>> scores = unigram_scores(np.array([9, 4, 0, 0]), np.array([1, 0, 0, 1]))
-    >>> round(scores["nll"], 3), scores["accuracy"]  # of 10/17 and 1/17
+    >>> round(scores["nll"], 3), scores["accuracy"]  # p = 10/17 and 1/17
     (1.682, 0.5)
     """
-    likely = (train_counts + 1) / (train_counts + 1).sum()
+    probabilities = (train_counts + 1) / (train_counts + 1).sum()
     share = counts / counts.sum()
     return {
-        "nll": float(-(share * np.log(likely)).sum()),
+        "nll": float(-(share * np.log(probabilities)).sum()),
         "accuracy": float(share[train_counts.argmax()]),
     }
 
 
 def describe_split(split):
-    """Sizes of a split.
-
-    Args:
-        split: `PreparedSplit`.
-
-    Returns:
-        Dict of `num_bytes`, `num_tokens`, `num_documents`, `bytes_per_token`,
-        `unknown_rate` (of the tokens), and `document_length`: the `min`,
-        `median`, `mean` and `max` tokens of a document.
-    """
+    """Returns a dict of the sizes, rates and document lengths of a split."""
     metadata = split.metadata
     lengths = document_lengths(split)
     return {
@@ -103,18 +71,14 @@ def describe_split(split):
 
 
 def document_lengths(split):
-    """Tokens of each document of a `PreparedSplit`: `(D,)`, int64."""
+    """Returns the tokens per document of a `PreparedSplit`: `(D,)`, int64."""
     return np.diff(split.documents, append=split.metadata["num_tokens"])
 
 
 def plot_statistics(splits, counts, cutoffs, file):
-    """Draws how frequent the tokens are and how long the documents.
+    """Writes a PNG of token frequencies, with `cutoffs`, and document lengths.
 
-    Args:
-        splits: Dict of split to `PreparedSplit`.
-        counts: Array of shape `(V,)`, of `token_counts`.
-        cutoffs: List of integers, drawn as lines.
-        file: Path, or file opened for bytes, of the PNG.
+    `file` is a path or a file opened for bytes.
     """
     has_documents = any(len(split.documents) > 1 for split in splits.values())
     figure = Figure(figsize=(10 if has_documents else 5.5, 4))
@@ -144,7 +108,7 @@ def _plot_documents(axes, splits):
     longest = max(values.max() for values in lengths.values())
     bins = np.geomspace(shortest, longest + 1, 50)
     for name, values in lengths.items():
-        # Shares, as the splits differ in size.
+        # Plots shares, because the splits differ in size.
         weights = np.full(len(values), 1 / len(values))
         axes.hist(values, bins, weights=weights, histtype="step", label=name)
     axes.set(

@@ -1,6 +1,6 @@
-"""Batches that are a pure function of the step, as datasets.
+"""Datasets of batches that are a pure function of the step.
 
-`B` rows of a batch.
+`B` is the batch size.
 """
 
 import numpy as np
@@ -12,40 +12,34 @@ _NO_END = np.iinfo(np.int64).max
 
 
 class StepBatches:
-    """What `Segments` and what is made of them have in common.
+    """Defines the base class of `Segments` and similar batches.
 
     Attributes:
         batch_size: Integer B, over all replicas.
-        steps_per_epoch: Integer, steps until the rows begin anew.
-        segment_length: Integer T, tokens of a row.
+        steps_per_epoch: Integer, steps per epoch.
+        segment_length: Integer T, tokens per row.
     """
 
     def __len__(self):
         return self.steps_per_epoch
 
     def batch(self, step, first_row=0, num_rows=None):
-        """Computes the batch of a step, or some of its rows.
+        """Computes some rows of the batch of a step, as a dict; by default all.
 
-        Args:
-            step: Integer, 0 or more. Steps beyond an epoch begin it again.
-            first_row: Integer.
-            num_rows: Optional integer. Defaults to all rows from `first_row`.
-
-        Returns:
-            Dict of arrays.
+        Steps count on through the epochs.
         """
         raise NotImplementedError
 
     def _signature(self, num_rows):
-        """Dict of the `tf.TensorSpec` of `num_rows` rows of a batch."""
+        """Returns the `tf.TensorSpec` of every entry for `num_rows` rows."""
         raise NotImplementedError
 
     def dataset(self, first_step=0, num_steps=None, first_row=0, num_rows=None):
-        """Makes a dataset of batches that starts at a step at once.
+        """Makes a dataset of batches that starts directly at a step.
 
         Args:
             first_step: Integer, 0 or more.
-            num_steps: Optional integer. None is without end.
+            num_steps: Optional integer. None makes an infinite dataset.
             first_row: Integer.
             num_rows: Optional integer. Defaults to all rows from `first_row`.
 
@@ -64,22 +58,22 @@ class StepBatches:
         """Makes a distributed dataset with row r always on the same replica.
 
         With R replicas, replica k gets the rows from `k * B // R` up to
-        `(k + 1) * B // R` in every step, whichever host it is on.
+        `(k + 1) * B // R` in every step, on any host.
 
         Args:
             strategy: A `tf.distribute.Strategy`.
             first_step: Integer, 0 or more.
-            num_steps: Optional integer. None is without end.
-            in_memory: Boolean. True: all steps are read here and now, and
-                sent to the hosts. Otherwise each host reads its own by
-                Python, which must run there. See `Feed`.
+            num_steps: Optional integer. None makes an infinite dataset.
+            in_memory: Boolean. True: all steps are read immediately and sent to
+                the hosts. False: each host reads its own rows in Python, which
+                must run there. See `Feed`.
 
         Returns:
-            A `tf.distribute.DistributedDataset` of dicts, one step an element.
+            A `tf.distribute.DistributedDataset` of dicts, one element per step.
 
         Raises:
-            ValueError: If the rows do not divide by the replicas, or the
-                replicas by the workers.
+            ValueError: If the rows do not divide evenly over the replicas, or
+                the replicas over the workers.
         """
         replicas = strategy.num_replicas_in_sync
         rows = replica_batch_size(self.batch_size, strategy)
@@ -88,7 +82,8 @@ class StepBatches:
             local, rest = divmod(replicas, context.num_input_pipelines)
             if rest:
                 raise ValueError(
-                    "All workers must have as many replicas. Received: "
+                    "All workers must have the same number of replicas. "
+                    "Received: "
                     f"{replicas} replicas on {context.num_input_pipelines} "
                     "workers"
                 )
@@ -99,7 +94,7 @@ class StepBatches:
         return strategy.distribute_datasets_from_function(worker_dataset)
 
     def _dataset(self, first_step, num_steps, first_row, num_parts, num_rows):
-        """Yields `num_parts` elements of `num_rows` rows for each step.
+        """Makes a dataset of `num_parts` elements (`num_rows` rows) per step.
 
         Consecutive elements of a worker go to its consecutive replicas.
         """
@@ -130,7 +125,7 @@ class StepBatches:
     def _dataset_in_memory(
         self, first_step, num_steps, first_row, num_parts, num_rows
     ):
-        """The elements of `_dataset`, as tensors on the device of the host."""
+        """Makes the dataset of `_dataset` from arrays in the host's memory."""
         signature = self._signature(num_rows)
         steps = range(first_step, first_step + num_steps)
         batches = [
@@ -160,19 +155,7 @@ class StepBatches:
 
 
 def replica_batch_size(batch_size, strategy, name="batch_size"):
-    """Rows of a replica.
-
-    Args:
-        batch_size: Integer, rows over all replicas.
-        strategy: The `tf.distribute.Strategy`.
-        name: String, what the caller calls `batch_size`.
-
-    Returns:
-        Integer.
-
-    Raises:
-        ValueError: If the rows do not divide over the replicas.
-    """
+    """Returns the per-replica batch size; `name` is for the error message."""
     replicas = strategy.num_replicas_in_sync
     if batch_size % replicas:
         raise ValueError(

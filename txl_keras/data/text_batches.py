@@ -1,6 +1,6 @@
-"""Batches of texts of about the same length, with their labels.
+"""Batches of labelled texts of similar length.
 
-Letters: `B` rows of a batch, `W` tokens of the longest of them.
+`B` is the batch size, `W` the tokens of the longest text of a batch.
 """
 
 import itertools
@@ -18,15 +18,16 @@ def pad_texts(token_ids, multiple_of=1):
     """Pads texts on the right, for `TransformerXLTextClassifier`.
 
     Args:
-        token_ids: List of integer arrays `(n,)`, n at least 1.
-        multiple_of: Integer, of which W is a multiple.
+        token_ids: List of integer arrays of shape `(n,)`, n at least 1.
+        multiple_of: Integer. W is rounded up to a multiple of it.
 
     Returns:
-        Dictionary of `token_ids`, int32 `(B, W)`, and `lengths`, int32 `(B,)`.
+        Dictionary of `token_ids`, int32 of shape `(B, W)`, and `lengths`, int32
+        of shape `(B,)`.
 
     Raises:
-        ValueError: If there is no text, one without a token, or an id that is
-            no integer of at least 0.
+        ValueError: If there is no text, if a text is empty, or if an id is not
+            a non-negative integer.
 
     Example:
 
@@ -59,26 +60,30 @@ def pad_texts(token_ids, multiple_of=1):
 
 
 class TextBatches:
-    """Cuts an epoch into batches of texts of about the same length.
+    """Divides labelled texts into batches of texts of similar length.
 
-    Short texts come with short ones, so little is padding. Each text comes
-    once an epoch. A batch is a function of the seed and the step alone.
+    Batching similar lengths together keeps padding small. Each text occurs once
+    per epoch. A batch depends on the seed and the step only.
 
     Args:
-        token_ids: List of integer arrays `(n,)`, n at least 1, the texts.
-        label_ids: List of as many integers.
-        batch_size: Integer, the most rows of a batch.
-        segment_length: Integer, of which W is a multiple.
-        max_batch_tokens: Integer, the most tokens of a batch with its padding:
-            batches of long texts have fewer rows, and the space that a step
-            takes is bounded. One text is always taken whole.
+        token_ids: List of integer arrays of shape `(n,)`, n at least 1, the
+            texts.
+        label_ids: List of integers, one per text.
+        batch_size: Integer, the maximum rows of a batch.
+        segment_length: Integer. W is a multiple of it.
+        max_batch_tokens: Integer, the maximum tokens of a batch including
+            padding. Batches of long texts have fewer rows, which bounds the
+            memory that a step needs. A single longer text is a batch of one
+            row, not truncated.
         seed: Optional integer. By default every epoch is the same, from short
-            to long, for evaluation. With a seed, texts of as many segments are
-            mixed, and then the batches, in another way each epoch.
+            to long texts, for evaluation. With a seed, texts with the same
+            number of segments are shuffled in each epoch, and so are the
+            batches.
 
     Raises:
-        ValueError: If there is no text, if there are not as many labels, if a
-            label is no integer of at least 0, or a number is out of its range.
+        ValueError: If there is no text, if texts and labels differ in number,
+            if a label is not a non-negative integer, or if a number is out of
+            its range.
 
     Example:
 
@@ -109,8 +114,8 @@ class TextBatches:
         check_list("label_ids", label_ids)
         if not len(token_ids) or len(token_ids) != len(label_ids):
             raise ValueError(
-                "`token_ids` and `label_ids` must be as many, at least one. "
-                f"Received: {len(token_ids)} and {len(label_ids)}"
+                "`token_ids` and `label_ids` must have the same length, at "
+                f"least 1. Received: {len(token_ids)} and {len(label_ids)}"
             )
         self._token_ids = token_ids
         label_ids = check_token_ids("label_ids", label_ids, NUM_IDS)
@@ -119,7 +124,7 @@ class TextBatches:
         self._segments = np.array(
             [-(-len(ids) // segment_length) for ids in token_ids]
         )
-        # The same for every epoch: the order changes among equals alone.
+        # Constant: shuffling only exchanges texts of equal padded length.
         self._starts = _starts(
             np.sort(self._segments) * segment_length,
             batch_size,
@@ -128,24 +133,35 @@ class TextBatches:
 
     @property
     def steps_per_epoch(self):
-        """Integer."""
+        """Returns the number of batches per epoch."""
         return len(self._starts)
 
     def order(self, epoch=0):
-        """Indices of the texts as an epoch has them, batches not yet mixed."""
-        mixed = np.arange(len(self._segments))
-        if self._seed is not None:
-            mixed = self._rng(epoch).permutation(mixed)
-        return mixed[np.argsort(self._segments[mixed], kind="stable")]
-
-    def batch(self, step):
-        """The batch of a step.
+        """Returns the indices of all texts in an epoch, from short to long.
 
         Args:
-            step: Integer, counted on through the epochs.
+            epoch: Integer.
 
         Returns:
-            Pair of inputs, as `pad_texts` makes them, and int32 labels `(B,)`.
+            Integer array of shape `(number of texts,)`. The batches are
+            consecutive parts of it; `batch` also shuffles the batches if there
+            is a seed.
+        """
+        indices = np.arange(len(self._segments))
+        if self._seed is not None:
+            indices = self._rng(epoch).permutation(indices)
+        return indices[np.argsort(self._segments[indices], kind="stable")]
+
+    def batch(self, step):
+        """Returns the batch of a step.
+
+        Args:
+            step: Integer, 0 or more. Steps beyond the first epoch are in later
+                epochs.
+
+        Returns:
+            Pair of inputs, in the format of `pad_texts`, and int32 labels
+            `(B,)`.
         """
         step = check_integer("step", step, 0)
         epoch, number = divmod(step, self.steps_per_epoch)
@@ -164,11 +180,11 @@ class TextBatches:
         return np.random.default_rng((self._seed, *key))
 
     def dataset(self, num_steps=None):
-        """The batches from the first step on.
+        """Returns a dataset of the batches from the first step on.
 
         Args:
-            num_steps: Optional integer. None is without end: say
-                `steps_per_epoch` to `fit`.
+            num_steps: Optional integer. None makes an infinite dataset, for
+                which `fit` needs `steps_per_epoch`.
 
         Returns:
             `tf.data.Dataset`.
@@ -184,7 +200,7 @@ class TextBatches:
             generate,
             output_signature=({"token_ids": ids, "lengths": row}, row),
         )
-        if num_steps is not None:  # what Keras wants to know
+        if num_steps is not None:  # tells Keras the number of steps
             dataset = dataset.apply(
                 tf.data.experimental.assert_cardinality(num_steps)
             )
@@ -192,7 +208,7 @@ class TextBatches:
 
 
 def _starts(widths, batch_size, max_batch_tokens):
-    """Where batches begin among texts sorted by their padded lengths."""
+    """Returns each batch's first index, for texts sorted by padded length."""
     starts = [0]
     for i, width in enumerate(widths):
         rows = i + 1 - starts[-1]

@@ -1,4 +1,4 @@
-"""Texts with labels from TFDS, such as `imdb_reviews`."""
+"""Labelled texts from TensorFlow Datasets, such as `imdb_reviews`."""
 
 import numpy as np
 
@@ -12,24 +12,10 @@ from txl_keras.data.labelled_texts import LabelledTexts
 def load_tfds_texts(
     name, data_dir=None, text_column="text", label_column="label"
 ):
-    """Opens a dataset of TFDS, and prepares it the first time.
+    """Returns a dict of split to `LabelledTexts` of a TFDS dataset.
 
-    Args:
-        name: String, such as `"imdb_reviews"`.
-        data_dir: Optional string. The folder for what is prepared and
-            downloaded. Default: `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
-        text_column: String, the feature with the text.
-        label_column: String, the feature with the label: a class, an integer
-            or a string.
-
-    Returns:
-        Dictionary of `"train"` and, where the dataset has them, `"valid"` and
-        `"test"` to `LabelledTexts`.
-
-    Raises:
-        ValueError: If the name or a feature is unknown or of another kind,
-            there is no split train, or a text is empty.
-        ConnectionError: If the dataset is not there and cannot be downloaded.
+    Prepares the dataset in `data_dir` the first time. The splits are `"train"`
+    and, where the dataset has them, `"valid"` and `"test"`.
     """
     builder = open_dataset(name, data_dir)
     features, infos = builder.info.features, builder.info.splits

@@ -1,4 +1,4 @@
-"""Writes the ids of a split, and where its documents begin."""
+"""Encodes a split and writes its ids and document positions."""
 
 import dataclasses
 import hashlib
@@ -16,20 +16,9 @@ DOCUMENTS_FILE = "documents.bin"
 
 
 def write_tokens(corpus, split, tokenizer, folder):
-    """Encodes a split, block by block on all cores, and writes what comes out.
+    """Encodes a split on all cores, block by block, and writes ids to `folder`.
 
-    Args:
-        corpus: A `Corpus`.
-        split: String.
-        tokenizer: A tokenizer.
-        folder: String, local or of a bucket, for tokens.bin and documents.bin.
-
-    Returns:
-        Dict that describes what was written: see `PreparedSplit`.
-
-    Raises:
-        ValueError: If the tokenizer does not know a symbol of the text.
-        tf.errors.OpError: If the files cannot be written.
+    Returns a dict that describes the files: see `PreparedSplit.metadata`.
     """
     dtype = smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
     digest, documents_digest = hashlib.sha256(), hashlib.sha256()
@@ -51,7 +40,7 @@ def write_tokens(corpus, split, tokenizer, folder):
                 ids_file.write(ids)
                 starts = np.append(starts, num_tokens + block.document_starts)
                 num_tokens += len(block.ids)
-                # A document without tokens is none.
+                # Documents without tokens are dropped.
                 begun = np.unique(starts[starts < num_tokens])
                 begun_bytes = begun.astype("<i8").tobytes()
                 documents_digest.update(begun_bytes)
@@ -64,8 +53,8 @@ def write_tokens(corpus, split, tokenizer, folder):
             raise ValueError(
                 f"The {split} split of {corpus.name} has {error.symbol!r}, "
                 f"about {num_tokens + error.position:,} tokens after its "
-                "start, which the vocabulary lacks. Give a vocabulary of this "
-                "text, or one with a word for unknown ones."
+                "start, which is not in the vocabulary. Use a vocabulary of "
+                "this text, or one with an entry for unknown words."
             ) from error
     return {
         "num_tokens": num_tokens,
@@ -88,7 +77,7 @@ class _EncodedBlock:
 
 
 class _Encoder:
-    """Encodes a `Block`, and finds where its documents begin."""
+    """Encodes a `Block` and finds the positions where its documents begin."""
 
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer
@@ -103,11 +92,10 @@ class _Encoder:
         return _EncodedBlock(ids, starts, block.num_bytes, num_unknown)
 
     def _encode_at_once(self, block):
-        """Ids and ends of lines: a call for each of many is slow.
+        """Encodes all pieces in one call, because one call per piece is slow.
 
-        Returns:
-            The pair of ids and of 0 and where each piece ends; or None where
-            the newlines among the ids do not tell that.
+        Returns the ids, and 0 followed by the end of each piece; or None if the
+        newlines among the ids do not determine these ends.
         """
         newline_id = self._tokenizer.newline_id
         *pieces, _ = block.pieces
@@ -117,12 +105,12 @@ class _Encoder:
         ids = self._tokenizer.encode(text, not block.amid_line)
         newlines = np.flatnonzero(ids == newline_id)
         if len(newlines) != text.count(b"\n"):
-            return None  # a mark that a newline has may be in the text itself
+            return None  # the text itself contains, say, `<eos>`
         last = np.cumsum([piece.count(b"\n") for piece in pieces], dtype=int)
         return ids, np.array([0, *newlines[last - 1] + 1, len(ids)])
 
     def _encode_each(self, block):
-        """As `_encode_at_once`, one piece after the other."""
+        """Encodes piece by piece, with the result of `_encode_at_once`."""
         ids, position = [], 0
         for i, piece in enumerate(block.pieces):
             begins_line = i > 0 or not block.amid_line

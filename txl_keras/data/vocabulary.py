@@ -1,4 +1,4 @@
-"""Symbols of a text and their ids: `Vocabulary` and `WordVocabulary`."""
+"""Vocabularies: symbols or words and their ids."""
 
 import itertools
 import math
@@ -8,12 +8,12 @@ import numpy as np
 from txl_keras.checks import check_integer
 from txl_keras.checks import shown
 
-NUM_CODE_POINTS = 0x110000  # Unicode ends here
-LARGE_VOCABULARY = 10_000  # one softmax over fewer ids is no burden
+NUM_CODE_POINTS = 0x110000  # all of Unicode
+LARGE_VOCABULARY = 10_000  # a full softmax over fewer ids is cheap
 
 
 class Vocabulary:
-    """Symbols and their ids: the id of a symbol is its place in the list.
+    """Maps single characters to ids, their indices in a list.
 
     Args:
         symbols: Sequence of distinct strings of one character each.
@@ -40,7 +40,7 @@ class Vocabulary:
                     f"Received: {symbol!r}"
                 )
         self.dtype = smallest_dtype(len(self.symbols))
-        # Indexed by code point, so that a whole text is one look-up.
+        # Indexed by code point, so that one look-up converts a whole text.
         code_points = [ord(symbol) for symbol in self.symbols]
         self._ids = np.zeros(NUM_CODE_POINTS, self.dtype)
         self._ids[code_points] = np.arange(len(self.symbols))
@@ -49,10 +49,10 @@ class Vocabulary:
 
     @classmethod
     def from_text_counts(cls, counts):
-        """Most frequent symbols first, ties in the order of code points.
+        """Builds a vocabulary sorted by frequency, then by code point.
 
         Args:
-            counts: Dict of symbol to how often it occurs.
+            counts: Dict of symbol to its number of occurrences.
 
         Returns:
             A `Vocabulary`.
@@ -63,16 +63,17 @@ class Vocabulary:
         return len(self.symbols)
 
     def ids(self, code_points):
-        """Looks up ids.
+        """Looks up the ids of characters.
 
         Args:
             code_points: Array of shape `(n,)`, unsigned integers.
 
         Returns:
-            Array of shape `(n,)` of the smallest dtype that holds every id.
+            Array of shape `(n,)`, of the smallest dtype that holds every id.
 
         Raises:
-            ValueError: If a symbol is not in the vocabulary, with its position.
+            UnknownSymbolError: A `ValueError`, if a symbol is not in the
+                vocabulary. The message gives its position.
         """
         is_known = self._is_known[code_points]
         if not is_known.all():
@@ -82,13 +83,13 @@ class Vocabulary:
 
 
 class WordVocabulary:
-    """Words and their ids: the id of a word is its place in the list.
+    """Maps words to ids, their indices in a list.
 
     Args:
         symbols: Sequence of distinct strings, none of them empty.
 
     Raises:
-        ValueError: If there are no symbols, if one is empty or no string, or
+        ValueError: If there are no symbols, if one is empty or not a string, or
             if one occurs twice.
 
     Example:
@@ -110,22 +111,24 @@ class WordVocabulary:
         return word in self._ids
 
     def id_of(self, word):
-        """The id of one word, or None."""
+        """Returns the id of a word, or None if it has none."""
         return self._ids.get(word)
 
     def ids(self, words, unknown=None):
-        """Looks up ids.
+        """Looks up the ids of words.
 
         Args:
             words: List of `n` strings.
-            unknown: Optional string. The word that stands for all words that
-                the vocabulary lacks, if it has this one.
+            unknown: Optional string. The word whose id replaces that of all
+                words that are not in the vocabulary, if `unknown` itself is in
+                the vocabulary.
 
         Returns:
-            Array of shape `(n,)` of the smallest dtype that holds every id.
+            Array of shape `(n,)`, of the smallest dtype that holds every id.
 
         Raises:
-            ValueError: If a word has no id, with its position.
+            UnknownSymbolError: A `ValueError`, if a word has no id. The message
+                gives its position.
         """
         unknown_id = itertools.repeat(self._ids.get(unknown, -1))
         found = map(self._ids.get, words, unknown_id)
@@ -137,11 +140,9 @@ class WordVocabulary:
 
 
 class UnknownSymbolError(ValueError):
-    """A text has a symbol that its vocabulary lacks.
+    """Reports a symbol that is not in the vocabulary.
 
-    Args:
-        symbol: String, a character or a word.
-        position: Integer. How many symbols of the text come before it.
+    `position` is the number of symbols of the text before it.
     """
 
     def __init__(self, symbol, position):
@@ -159,27 +160,27 @@ class UnknownSymbolError(ValueError):
 
 
 def choose_cutoffs(counts, num_cutoffs=3):
-    """Chooses where the clusters of an adaptive softmax begin.
+    """Chooses the cluster boundaries of an adaptive softmax.
 
-    Of all cutoffs on a grid of ratio 1.1, those with the fewest logits to
-    compute a token: every token needs the first cluster and one logit for each
-    of the others, and another cluster as often as it is in it (Grave et al.
-    2017, section 4). That a later cluster may have smaller vectors is left out
-    of account: it would move words there to save work, and they would be
-    modelled worse.
+    Minimises the expected number of logits per token, over a grid of cutoffs
+    with ratio 1.1 (Grave et al., 2017, section 4). Every token needs the logits
+    of the first cluster and one logit for each other cluster, and a token of
+    another cluster also needs the logits of that one. The cost model ignores
+    that later clusters may have smaller embeddings: otherwise it would move
+    words there to save computation, and these words would be modelled worse.
 
     Args:
-        counts: Array of shape `(V,)`. How often each id occurs; ids should be
-            ranked by it.
-        num_cutoffs: Integer, how many.
+        counts: Array of shape `(V,)`, the number of occurrences of each id. Ids
+            should be sorted by decreasing frequency.
+        num_cutoffs: Integer, the number of cutoffs.
 
     Returns:
-        List of `num_cutoffs` rising integers below `V`; empty where V is less
-        than 10,000, as a softmax over so few ids is cheap.
+        List of `num_cutoffs` ascending integers below `V`. Empty if V is less
+        than 10,000, because a softmax over so few ids is cheap.
 
     Raises:
-        ValueError: If nothing was counted, a count is negative, NaN or
-            infinite, or there is no room for so many cutoffs.
+        ValueError: If all counts are 0, if a count is negative, NaN or
+            infinite, or if there is no room for so many cutoffs.
 
     Example:
 
@@ -211,15 +212,15 @@ def choose_cutoffs(counts, num_cutoffs=3):
     check_integer("num_cutoffs", num_cutoffs, 1, len(places) - 1)
     before = np.append(0, counts.cumsum())[places] / counts.sum()
     width = places - places[:, None]
-    # [begin, end] of a cluster: logits it costs a token.
+    # Logits per token for a cluster, by its begin and end.
     cluster = np.where(width > 0, (before - before[:, None]) * width, np.inf)
-    # Of the last clusters together, by where the first of them begins.
+    # Logits of the last clusters together, by the begin of the first one.
     cost = np.where(places == size, 0.0, np.inf)
     next_place = []
     for _ in range(num_cutoffs):
-        through = cluster + cost
-        next_place.append(through.argmin(1))
-        cost = through.min(1)
+        total = cluster + cost
+        next_place.append(total.argmin(1))
+        cost = total.min(1)
     chosen = [np.argmin(places + cost)]
     for choice in next_place[:0:-1]:
         chosen.append(choice[chosen[-1]])
@@ -227,7 +228,7 @@ def choose_cutoffs(counts, num_cutoffs=3):
 
 
 def smallest_dtype(size):
-    """The smallest of uint8, uint16 and int32 that holds ids below `size`."""
+    """Returns the smallest of uint8, uint16, int32 that holds `size` ids."""
     return np.dtype(
         np.uint8
         if size <= 1 << 8

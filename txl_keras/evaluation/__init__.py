@@ -1,4 +1,4 @@
-"""Scores of texts, whole corpora and single sentences.
+"""Scores of corpora and single texts, attention maps, and plots of them.
 
 ```python
 from txl_keras.data import ByteTokenizer

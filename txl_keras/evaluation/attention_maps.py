@@ -1,4 +1,4 @@
-"""Where the heads of a model look.
+"""Attention probabilities of the heads of a model.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `L`
 layers.
@@ -10,21 +10,22 @@ from txl_keras.checks import check_token_ids
 
 
 def attention_maps(model, token_ids, memory=None):
-    """Attention probabilities of all heads while a segment is read.
+    """Returns the attention probabilities of all heads for one segment.
 
     Args:
-        model: `TransformerXLCausalLM`, of any type of attention.
+        model: `TransformerXLCausalLM` with any `attention_type`.
         token_ids: Integer array of shape `(B, T)`.
-        memory: Optional `Memory` of what came before; by default cold.
+        memory: Optional `Memory` of the preceding segments; by default the
+            initial memory of the model.
 
     Returns:
-        The pair of maps and the new `Memory`. Maps are float32
-        `(L, B, N, T, S)`: the row of a token sums to 1, over the M entries of
-        memory, oldest first, and the T tokens of the segment; what it may not
-        see is 0.
+        A pair of the attention maps and the new `Memory`. The maps are a
+        float32 array of shape `(L, B, N, T, S)`. The keys of a query are the M
+        entries of memory, oldest first, followed by the T tokens of the
+        segment. Their probabilities sum to 1; those of masked keys are 0.
 
     Raises:
-        ValueError: If the model has no attention, or ids are not in its
+        ValueError: If the model has no attention, or an id is not in its
             vocabulary.
 
     Example:
@@ -54,25 +55,25 @@ def attention_maps(model, token_ids, memory=None):
 def attention_maps_at(
     model, tokens, starts, segment_length, memory_length=None
 ):
-    """Attention probabilities at some places of a text, memory full.
+    """Returns attention probabilities at given positions of a text.
 
-    At each place the model reads a segment; before it, from a cold start, as
-    many whole segments as fill memory.
+    The model first reads as many whole segments before each position as are
+    needed to fill its memory.
 
     Args:
         model: `TransformerXLCausalLM`.
-        tokens: Ids of a text, `(n,)`.
-        starts: `B` integers, where in the text segments begin. Each has
-            `warmup_length` tokens before it.
+        tokens: Integer array of shape `(n,)`, the token ids of a text.
+        starts: List of `B` integers, the positions at which the segments
+            begin. Each must have at least `ceil(M / T) * T` tokens before it.
         segment_length: Integer `T`.
         memory_length: Optional integer `M`; by default the model's own.
 
     Returns:
-        Maps `(L, B, N, T, S)`, see `attention_maps`.
+        Attention maps of shape `(L, B, N, T, S)`; see `attention_maps`.
 
     Raises:
         ValueError: If a segment begins too early or ends after the text, or
-            as `attention_maps`.
+            for the reasons of `attention_maps`.
     """
     check_attends(model)
     if memory_length is None:
@@ -82,9 +83,10 @@ def attention_maps_at(
     last = len(tokens) - segment_length
     if starts.min() < before or starts.max() > last:
         raise ValueError(
-            f"`starts` must be from {before:,}, so many tokens fill memory, to "
-            f"{last:,}, where the last segment of {segment_length} tokens "
-            f"begins. Received: from {starts.min():,} to {starts.max():,}"
+            f"`starts` must be from {before:,}, the number of tokens that "
+            f"fill memory, to {last:,}, the start of the last segment of "
+            f"{segment_length} tokens. Received: from {starts.min():,} to "
+            f"{starts.max():,}"
         )
     windows = np.stack(
         [tokens[start - before : start + segment_length] for start in starts]
@@ -97,34 +99,21 @@ def attention_maps_at(
 
 
 def warmup_length(segment_length, memory_length):
-    """Tokens of the whole segments that fill a memory.
-
-    Args:
-        segment_length, memory_length: Integers `T`, `M`.
-
-    Returns:
-        Integer.
-
-    Example:
-
-    >>> warmup_length(segment_length=8, memory_length=20)
-    24
-    """
+    """Returns how many tokens of whole segments fill memory: ceil(M / T) T."""
     return -(-memory_length // segment_length) * segment_length
 
 
 def attention_by_distance(maps):
-    """How much attention the token d places back gets, for each distance d.
+    """Computes the mean attention probability at each query-key distance.
 
-    Query i and key j of a map are the distance `M + i - j` apart; 0 is the
-    query's own token. The distances up to M are in reach of all queries,
-    those beyond only of later and later ones: the mean is over the queries
-    that have a key there.
+    Query i and key j of a map are `M + i - j` tokens apart; at distance 0 a
+    query attends to its own token. Every query has a key at the distances up
+    to M; for larger distances the mean is over the queries that have one.
 
     Args:
-        maps: Float array of shape `(..., T, S)`, such as those of
-            `attention_maps`, with memory full: what is masked is no
-            attention, and counts as 0.
+        maps: Float array of shape `(..., T, S)`, such as the maps returned by
+            `attention_maps`. Memory should be full: a masked key counts as a
+            probability of 0.
 
     Returns:
         Array of shape `(..., S)`, for the distances 0, ..., S - 1.
@@ -132,7 +121,7 @@ def attention_by_distance(maps):
     Raises:
         ValueError: If there are fewer keys than queries.
 
-    Example: memory of one token, a segment of two.
+    Example: A memory of one token and a segment of two tokens.
 
     >>> attention_by_distance(np.array([[0.5, 0.5, 0.0], [0.2, 0.2, 0.6]]))
     array([0.55, 0.35, 0.2 ])
@@ -144,7 +133,7 @@ def attention_by_distance(maps):
             "`maps` must have shape (..., T, S) with S at least T. Received: "
             f"maps.shape={maps.shape}"
         )
-    # Diagonal k holds the keys j = i + k.
+    # The diagonal with offset k holds the keys j = i + k.
     diagonals = [
         np.diagonal(maps, num_memory - distance, -2, -1)
         for distance in range(num_keys)
@@ -153,24 +142,19 @@ def attention_by_distance(maps):
 
 
 def check_attends(model):
-    """Raises `ValueError` if a model has no attention to look at.
-
-    Args:
-        model: The language model.
-    """
+    """Raises `ValueError` if a model cannot return attention scores."""
     if not getattr(model.backbone, "shows_attention", False):
         raise ValueError(
-            "`model` must have attention, a TransformerXLBackbone. Received: "
+            "`model` must have a backbone with attention, such as "
+            "TransformerXLBackbone. Received: "
             f"backbone={type(model.backbone).__name__}"
         )
 
 
 def check_heads(backbone, layers, heads):
-    """Raises `ValueError` if a backbone has no such layers or heads.
+    """Raises `ValueError` unless a backbone has these layers and heads.
 
-    Args:
-        backbone: `TransformerXLBackbone`.
-        layers, heads: Lists of integers, counted from 0.
+    `layers` and `heads` are lists of indices, counted from 0.
     """
     for name, numbers, size in (
         ("layers", layers, backbone.num_layers),
@@ -179,6 +163,6 @@ def check_heads(backbone, layers, heads):
         wrong = [number for number in numbers if not 0 <= number < size]
         if wrong or not numbers:
             raise ValueError(
-                f"`{name}` must be numbers from 0 to {size - 1}, of the "
-                f"{size} that the model has. Received: {name}={numbers}"
+                f"`{name}` must be a list of numbers from 0 to {size - 1}: "
+                f"the model has {size} {name}. Received: {name}={numbers}"
             )

@@ -1,7 +1,7 @@
-"""Scores of the same tokens, each with a given number of tokens before it.
+"""Losses of the same tokens with contexts of different lengths.
 
-Letters: `B` windows read side by side, `T` segment, `M` memory, `C` context
-lengths, `P` positions.
+Letters: `B` windows of a batch, `T` segment, `M` memory, `C` context lengths,
+`P` positions, `D` hidden size.
 """
 
 import sys
@@ -27,37 +27,44 @@ def context_losses(
     batch_size=16,
     on_progress=None,
 ):
-    """Nats of some tokens, predicted from c tokens, for each context length c.
+    """Computes the losses of tokens for several context lengths.
 
-    `l(c, t) = -log p(x_t | x_{t-c}, ..., x_{t-1})` of appendix C of Dai et
-    al., 2019. Each (c, t) has a reading of its own: from a cold start the
-    model reads the c tokens before t, and no others, and predicts t. So
-    nothing older than c can have an influence, whatever the model.
+    The loss is `l(c, t) = -log p(x_t | x_{t-c}, ..., x_{t-1})` of appendix C
+    of Dai et al., 2019. For each pair of a context length c and a position t
+    the model starts from the initial memory, reads exactly the c tokens before
+    t, and predicts token t. No older token can influence the loss, whatever
+    the model.
 
-    They are read as the model is used: in segments of T tokens, the first one
-    shorter where T does not divide c, with memory from one to the next; t
-    comes after a whole segment. How far back in the c tokens the model looks
-    is its own matter: one without memory sees the last T of them.
+    The context is read in segments of T tokens, with memory carried from one
+    segment to the next. If T does not divide c, the first segment is shorter,
+    so that the last one is always whole. A model may use less than its
+    context: without memory, it attends only to the last T tokens.
 
     Args:
         model: `TransformerXLCausalLM`.
-        tokens: Ids of a text, `(n,)`.
-        positions: Integer array of shape `(P,)`, which tokens to predict:
-            `spread_positions`. Each has the longest context before it.
-        context_lengths: `C` integers.
-        segment_length: Integer `T`. With the longest context length or more,
-            all is read in one segment.
+        tokens: Integer array of shape `(n,)`, the token ids of a text.
+        positions: Integer array of shape `(P,)`, the tokens to predict, such
+            as `spread_positions` returns. Each must have as many tokens
+            before it as the longest context.
+        context_lengths: List of `C` integers.
+        segment_length: Integer `T`. If it is at least the longest context
+            length, each context is read in one segment.
         memory_length: Optional integer `M`; by default the model's own.
-        batch_size: Integer `B`. It changes no score.
-        on_progress: Optional function of the readings done and in all.
+        batch_size: Integer `B`. It does not affect the losses.
+        on_progress: Optional function, called with the number of pairs
+            (c, t) scored so far and their total number.
 
     Returns:
-        float32 array of shape `(C, P)`.
+        float32 array of shape `(C, P)`, in nats.
 
     Raises:
-        ValueError: If a size is too small, or a position has not so many
-            tokens before it.
-        FloatingPointError: If a score is not finite, with the position.
+        ValueError: If a size is too small, or a position has fewer tokens
+            before it than the longest context.
+        FloatingPointError: If a loss is not finite; the message names the
+            position.
+
+    Reference:
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), appendix C.
 
     Example:
 
@@ -74,19 +81,19 @@ def context_losses(
     ```
     """
     positions = np.asarray(positions)
-    longest = _longest(context_lengths)
+    longest = _longest_context(context_lengths)
     _check_positions(positions, longest, len(tokens))
-    # The context and the token itself.
+    # [P, longest + 1]: the longest context, then the token to predict.
     windows = np.stack([tokens[t - longest : t + 1] for t in positions])
     check_token_ids("tokens", windows, model.backbone.vocabulary_size)
     scorer = _WindowScorer(model, batch_size, segment_length, memory_length)
     losses = np.empty((len(context_lengths), len(positions)), np.float32)
     done = 0
-    for of_length, length in zip(losses, context_lengths, strict=True):
+    for row, length in zip(losses, context_lengths, strict=True):
         for start in range(0, len(positions), batch_size):
-            rows = slice(start, start + batch_size)
-            of_length[rows] = scorer.score(windows[rows, -length - 1 :])
-            done += len(of_length[rows])
+            batch = slice(start, start + batch_size)
+            row[batch] = scorer.score(windows[batch, -length - 1 :])
+            done += len(row[batch])
             if on_progress:
                 on_progress(done, losses.size)
     _check_finite(losses, positions, context_lengths)
@@ -94,15 +101,16 @@ def context_losses(
 
 
 def spread_positions(num_tokens, num_positions, longest_context):
-    """Positions all over a text, the same ones each time.
+    """Returns evenly spaced positions of a text.
 
     Args:
-        num_tokens: Integer, of the text.
+        num_tokens: Integer, the length of the text.
         num_positions: Integer `P`.
-        longest_context: Integer, tokens that each has before it.
+        longest_context: Integer, the number of tokens that each position must
+            have before it.
 
     Returns:
-        int64 array of shape `(P,)`, rising, evenly spaced.
+        int64 array of shape `(P,)` in ascending order.
 
     Raises:
         ValueError: If the text is too short.
@@ -117,16 +125,17 @@ def spread_positions(num_tokens, num_positions, longest_context):
     available = num_tokens - longest_context
     if available < num_positions:
         raise ValueError(
-            f"`num_positions` must be at most {max(available, 0)}: so many "
-            f"of the {num_tokens:,} tokens have {longest_context:,} before "
-            f"them. Received: num_positions={num_positions}"
+            f"`num_positions` must be at most {max(available, 0)}, the number "
+            f"of positions in {num_tokens:,} tokens with a context of "
+            f"{longest_context:,} tokens. "
+            f"Received: num_positions={num_positions}"
         )
     steps = np.arange(num_positions) * available // num_positions
     return longest_context + steps
 
 
 class _WindowScorer:
-    """Reads windows from a cold start and scores the token after each."""
+    """Reads windows from the initial memory and scores their last tokens."""
 
     def __init__(self, model, batch_size, segment_length, memory_length):
         backbone = model.backbone
@@ -136,10 +145,13 @@ class _WindowScorer:
         )
         self._batch_size = batch_size
         self._segment_length = segment_length
-        # Positions that are counted from the end of a segment take no padding.
+        # Absolute positions count from the end of a segment, so padding would
+        # shift them.
         self._pads = backbone.remembers
-        # What is further back has no influence, and is not read.
-        self._farthest = _reach(backbone, segment_length, memory_length)
+        # Older tokens cannot influence the loss and are not read.
+        self._max_context = _max_context(
+            backbone, segment_length, memory_length
+        )
         strategy = tf.distribute.get_strategy()
         self._score = compile_layers(
             self._read_and_score, strategy, model, training=False
@@ -150,18 +162,14 @@ class _WindowScorer:
         self._reader.begin()
 
     def score(self, windows):
-        """Nats of the last token of each window, given all others of it.
+        """Computes the loss of the last token of each window, in nats.
 
-        Args:
-            windows: Ids, `(b, c + 1)`, with b at most B.
-
-        Returns:
-            float32 array of shape `(b,)`.
+        Takes ids `(b, c + 1)` with b at most B; returns float32 `(b,)`.
         """
         rows = np.zeros((self._batch_size, windows.shape[1]), np.int32)
         rows[: len(windows)] = windows
         context, targets = rows[:, :-1], tf.constant(rows[:, -1:])
-        context = context[:, -self._farthest :]
+        context = context[:, -self._max_context :]
         self._reader.reset_rows(tf.fill((self._batch_size,), True))
         for segment in self._segments(context):
             length = segment.shape[1]
@@ -173,28 +181,28 @@ class _WindowScorer:
         return nll.numpy()[: len(windows)]
 
     def _segments(self, context):
-        """Parts `(B, T)` of `(B, c)`, the first of them with what is left."""
+        """Splits `(B, c)` into segments `(B, T)`; the first may be shorter."""
         length = context.shape[1]
         first = (length - 1) % self._segment_length + 1
         stops = range(first, length + 1, self._segment_length)
         return np.split(context, stops[:-1], axis=1)
 
     def _padded(self, segment):
-        """To one length, or XLA would compile one program for each."""
+        """Pads a segment to length T, so that XLA compiles one program."""
         if self._pads:
             missing = self._segment_length - segment.shape[1]
             segment = np.pad(segment, ((0, 0), (0, missing)))
         return tf.constant(segment)
 
     def _read_and_score(self, inputs, last, targets):
-        """Nats `(B,)` of what follows the token number `last`."""
+        """Computes the losses `(B,)` of `targets` after position `last`."""
         hidden, entries = self._reader.read(inputs)
         hidden = tf.gather(hidden, last, axis=1)[:, None]  # [B, 1, D]
         return self._model.softmax(hidden, targets)[:, 0], entries
 
 
-def _reach(backbone, segment_length, memory_length):
-    """How many tokens can have an influence on the next."""
+def _max_context(backbone, segment_length, memory_length):
+    """Returns how many tokens at most can influence a prediction."""
     if not backbone.has_attention:
         return sys.maxsize
     return segment_length * (
@@ -202,10 +210,11 @@ def _reach(backbone, segment_length, memory_length):
     )
 
 
-def _longest(context_lengths):
+def _longest_context(context_lengths):
+    """Checks the context lengths and returns the largest one."""
     if not np.size(context_lengths) or np.ndim(context_lengths) != 1:
         raise ValueError(
-            "`context_lengths` must be one integer or more, in a list. "
+            "`context_lengths` must be a list of one or more integers. "
             f"Received: {context_lengths}"
         )
     return max(
@@ -215,8 +224,8 @@ def _longest(context_lengths):
 
 
 def _check_positions(positions, longest, num_tokens):
-    is_one_row = positions.ndim == 1 and positions.dtype.kind in "iu"
-    if not (is_one_row and len(positions)):
+    is_vector = positions.ndim == 1 and positions.dtype.kind in "iu"
+    if not (is_vector and len(positions)):
         raise ValueError(
             "`positions` must be integers of shape (P,). Received: shape "
             f"{positions.shape}, dtype {positions.dtype}"
@@ -225,8 +234,8 @@ def _check_positions(positions, longest, num_tokens):
     if first < longest or last >= num_tokens:
         raise ValueError(
             f"`positions` must be at least {longest}, the longest of "
-            f"`context_lengths`, and less than the {num_tokens} tokens. "
-            f"Received: positions from {first} to {last}"
+            f"`context_lengths`, and less than {num_tokens}, the number of "
+            f"tokens. Received: positions from {first} to {last}"
         )
 
 
@@ -235,8 +244,8 @@ def _check_finite(losses, positions, context_lengths):
     if len(wrong):
         i, j = wrong[0]
         raise FloatingPointError(
-            f"The score of token {positions[j]} of the text (the first is 0) "
-            f"with {context_lengths[i]} tokens before it must be finite. "
+            f"The loss of token {positions[j]} of the text (counted from 0) "
+            f"with a context of {context_lengths[i]} tokens must be finite. "
             f"Received: {losses[i, j]} nats. Weights that are not finite, or "
-            "float16, may be the cause."
+            "computation in float16, may be the cause."
         )

@@ -1,4 +1,4 @@
-"""Honest scores: every token once, in order.
+"""Evaluation of a text: every token is scored once, in order.
 
 Letters: `B` batch over all replicas, `T` segment, `M` memory, `L` layers,
 `P` predictions of the text, which has `P + 1` tokens.
@@ -25,17 +25,19 @@ _SUMS = ("nll", "num_tokens")
 
 
 class Evaluator:
-    """Scores text with a memory of its own, apart from training's.
+    """Scores text with its own memory, separate from that of training.
 
     Args:
         model: `TransformerXLCausalLM`.
         strategy: The `tf.distribute.Strategy`.
-        batch_size: Integer `B`, the streams that are read side by side. Each
-            begins with an empty memory, so fewer streams score better, unless
-            the segments have `warmup_segments`.
-        segment_length: Integer `T`, of the longest segments that will come.
+        batch_size: Integer `B`, the number of streams into which the text is
+            divided, over all replicas. Each stream begins with the initial
+            memory, so larger batches score slightly worse unless the segments
+            have `warmup_segments`.
+        segment_length: Integer `T`, the length of the longest segment.
         memory_length: Optional integer `M`; by default the model's own.
-        stop: Optional `StopRequest`: scoring ends where it was heard.
+        stop: Optional `StopRequest`. Evaluation ends early when a stop is
+            requested.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Evaluator:
 
     @property
     def num_bytes(self):
-        """Integer, what its memory takes on one replica."""
+        """Returns the size of the memory on one replica in bytes."""
         return self._reader.num_bytes
 
     def evaluate(
@@ -93,27 +95,28 @@ class Evaluator:
         """Scores all targets of a text.
 
         Args:
-            segments: `Segments` with `drop_remainder=False`, which say where
-                memory is reset. The first token of the text, and with
-                `reset_documents` of each document, is never a target.
-            steps_per_execution: Integer, segments between two looks of the
-                host; or None, as many as take about a second.
-            on_progress: Optional function of the segments done and in all.
-            token_nll: Optional float32 array of shape `(P + 1,)` to fill with
-                the nats of every token: see the method of this name. The
-                scores are those that would be returned without it.
+            segments: `Segments` with `drop_remainder=False`. They determine
+                where memory is reset. The first token of the text is never a
+                target; with `reset_documents`, nor is that of any document.
+            steps_per_execution: Integer, the number of segments per call from
+                the host; `None` chooses as many as take about one second.
+            on_progress: Optional function, called with the number of segments
+                scored so far and their total number.
+            token_nll: Optional float32 array of shape `(P + 1,)`, filled with
+                the negative log-likelihood of every token in nats; see the
+                method `token_nll`. It does not change what is returned.
 
         Returns:
-            Dictionary: `nll` (nats a token), `bits_per_token`,
-            `perplexity`, `num_tokens`; or `None` if it was stopped.
+            Dictionary of `nll` (nats per token), `bits_per_token`,
+            `perplexity` and `num_tokens`; or `None` if a stop was requested.
 
         Raises:
-            ValueError: If `segments` are not those of the evaluator's sizes,
-                or `token_nll` has another shape or is of integers, or replicas
-                are on other machines, whose scores never come here; or windows
-                slide over a text for a model that remembers.
+            ValueError: If the batch size or segment length of `segments` does
+                not fit the evaluator; if `segments` are `SlidingWindows` and
+                the model has memory; or if `token_nll` has the wrong shape or
+                dtype, or the strategy has several workers.
             FloatingPointError: If `token_nll` is given and a score is not
-                finite, with the position of the token.
+                finite; the message names the position of the token.
         """
         if isinstance(segments, SlidingWindows):
             check_slides(self._model.backbone, self._memory_length)
@@ -127,7 +130,8 @@ class Evaluator:
         ):
             if sums["stop"].any():
                 return None
-            # float64: float32 sums of millions of tokens lose digits.
+            # In float64, because float32 sums over millions of tokens lose
+            # digits.
             nll += np.sum(sums["nll"], dtype=np.float64)
             num_tokens += np.sum(sums["num_tokens"], dtype=np.float64)
             if on_progress:
@@ -143,21 +147,21 @@ class Evaluator:
     def token_nll(
         self, segments, steps_per_execution=None, on_progress=None, out=None
     ):
-        """Nats of every token, in the order of the text.
+        """Computes the loss of every token, in the order of the text.
 
-        `evaluate` with an array of its own; give it the array instead to have
-        the means of the same reading, too.
+        To get the mean as well, call `evaluate` with `token_nll`.
 
         Args:
             segments, steps_per_execution, on_progress: See `evaluate`.
-            out: Optional float32 array of shape `(P + 1,)` to fill, such as a
-                file by `create_token_file`, for text of any size.
+            out: Optional float32 array of shape `(P + 1,)` to fill. For long
+                texts, `create_token_file` maps one to a file.
 
         Returns:
-            `out`, or a new array: `-log p(token | all before it that memory
-            holds)`, NaN where there is no score: the first token of the text,
-            and with `reset_documents` of each document. `None` if it was
-            stopped.
+            `out`, or a new array: the negative log-likelihood of each token in
+            nats, given the preceding tokens in its segment and in memory. It
+            is NaN for tokens without a score: the first token of the text and,
+            with `reset_documents`, of each document. `None` if a stop was
+            requested.
 
         Raises:
             ValueError, FloatingPointError: See `evaluate`.
@@ -187,7 +191,7 @@ class Evaluator:
         return None if scores is None else out
 
     def _executions(self, segments, steps_per_execution, token_nll):
-        """Yields how many segments are done, and the sums of some of them."""
+        """Yields the segments scored so far and the sums of one host call."""
         self._reader.begin()
         feed = Feed(segments, self._strategy, num_steps=len(segments))
         steps, done = steps_per_execution or 1, 0
@@ -202,15 +206,15 @@ class Evaluator:
                 sums, found = self._run_with_tokens(iterator, steps)
                 for i, nll in enumerate(found):
                     positions = segments.target_positions(done + i)
-                    _put(token_nll, positions, nll)
+                    _store_token_nll(token_nll, positions, nll)
             done += steps
             yield done, sums
             if steps_per_execution is None:
-                steps = _in_a_second(steps, time.monotonic() - start)
+                steps = _steps_in_one_second(steps, time.monotonic() - start)
 
     def _run_with_tokens(self, iterator, num_steps):
-        """As `host_loop`, and the nats `(B, T)` of every step."""
-        # All are sent to the device before the first is waited for.
+        """Runs steps like `host_loop`; also returns the losses of each step."""
+        # All steps are queued before the results of the first are fetched.
         results = [self._step_with_tokens(iterator) for _ in range(num_steps)]
         sums = {
             name: np.array([sums[name].numpy() for sums, _ in results])
@@ -224,7 +228,7 @@ class Evaluator:
         sums, nll = self._strategy.run(
             self.replica_step, args=(next(iterator), stop)
         )
-        # Replica after replica, as `Segments.distribute` deals out the rows.
+        # `Segments.distribute` assigns the rows to replicas in this order.
         nll = tf.concat(local(nll), axis=0)
         return {name: local(value)[0] for name, value in sums.items()}, nll
 
@@ -232,19 +236,20 @@ class Evaluator:
         return self.replica_step(batch, stop)[0]
 
     def replica_step(self, batch, stop):
-        """One step of one replica.
+        """Runs one evaluation step on one replica.
 
-        `evaluate` runs it on all replicas. Public for who compiles it
-        elsewhere.
+        Public so that `--compile_only` can lower it.
 
         Args:
-            batch: Dictionary of tensors, a batch of `Segments` of the rows of
-                one replica.
-            stop: float32 scalar, `StopRequest.variable` of this worker.
+            batch: Dictionary of tensors, the rows of a batch of `Segments`
+                that belong to this replica.
+            stop: float32 scalar, the value of `StopRequest.variable` of this
+                worker.
 
         Returns:
-            The pair of the sums of all replicas, a dictionary of float32
-            scalars, and the nats of the targets of this one's rows.
+            A pair of the sums over all replicas, as a dictionary of float32
+            scalars, and the losses of the targets of this replica in nats, of
+            shape `(rows, T)`.
         """
         self._reader.reset_rows(batch["reset"])
         nll, sums, entries = self._compiled_score(batch)
@@ -256,9 +261,9 @@ class Evaluator:
         return dict(zip(names, tf.unstack(sums), strict=True)), nll
 
     def _score(self, batch):
-        """A segment of this replica's rows: nats, their sums, new entries."""
+        """Computes the losses of a segment, their sums, and memory entries."""
         hidden, entries = self._reader.read(batch["inputs"])
-        if "target_places" in batch:  # of a window, its last tokens alone
+        if "target_places" in batch:  # windows score only their last tokens
             hidden = tf.gather(
                 hidden, batch["target_places"], axis=1, batch_dims=1
             )
@@ -271,9 +276,9 @@ class Evaluator:
         rows, length = segments.batch(0)["inputs"].shape
         if rows != self._batch_size or length > self._segment_length:
             raise ValueError(
-                f"`segments` must have batch_size={self._batch_size} and no "
-                f"more than segment_length={self._segment_length}, as the "
-                f"evaluator. Received: batch_size={rows}, "
+                "`segments` must fit the evaluator, with batch_size="
+                f"{self._batch_size} and at most segment_length="
+                f"{self._segment_length}. Received: batch_size={rows}, "
                 f"segment_length={length}"
             )
 
@@ -281,94 +286,89 @@ class Evaluator:
         shape = (segments.num_predictions + 1,)
         if token_nll.shape != shape or token_nll.dtype.kind != "f":
             raise ValueError(
-                f"`token_nll` must be floats of shape {shape}, one for each "
-                f"token of the text. Received: shape {token_nll.shape}, dtype "
-                f"{token_nll.dtype}"
+                f"`token_nll` must be a float array of shape {shape}, with one "
+                f"number per token of the text. Received: shape "
+                f"{token_nll.shape}, dtype {token_nll.dtype}"
             )
         if isinstance(
             self._strategy, tf.distribute.MultiWorkerMirroredStrategy
         ):
             raise ValueError(
-                "`token_nll` needs all replicas on one machine: scores of "
-                "other workers do not come here. Received: a strategy of "
-                "several workers"
+                "`token_nll` must be None with several workers: each worker "
+                "computes only the scores of its own replicas. Received: a "
+                "MultiWorkerMirroredStrategy"
             )
 
 
-def _put(token_nll, positions, nll):
-    """Writes the nats `(B, T)` of a step where the tokens are."""
+def _store_token_nll(token_nll, positions, nll):
+    """Writes the losses `(B, T)` of a step to the positions of their tokens."""
     is_scored = positions >= 0
     positions, nll = positions[is_scored], nll[is_scored]
     wrong = np.flatnonzero(~np.isfinite(nll))
     if wrong.size:
         first = wrong[np.argmin(positions[wrong])]
         raise FloatingPointError(
-            f"The score of token {positions[first]} of the text (the first is "
+            f"The score of token {positions[first]} of the text (counted from "
             f"0) must be finite. Received: {nll[first]} nats. Weights that "
-            "are not finite, or float16, may be the cause."
+            "are not finite, or computation in float16, may be the cause."
         )
     token_nll[positions] = nll
 
 
-def _in_a_second(steps, seconds):
-    """How many steps take a second where `steps` took so many.
+def _steps_in_one_second(steps, seconds):
+    """Returns the number of steps to run per second, at most `2 * steps`.
 
-    At most twice as many: the first ones wait for the compiler.
+    The limit keeps the compile time of the first steps from distorting it.
     """
     return max(1, min(2 * steps, int(steps / max(seconds, 1e-6))))
 
 
 def check_slides(backbone, memory_length):
-    """Checks that a model may read a text by `SlidingWindows`.
+    """Raises `ValueError` unless a model can read `SlidingWindows`.
 
-    Args:
-        backbone: That of the model.
-        memory_length: Integer M, how much it is to remember.
-
-    Raises:
-        ValueError: If it is to remember anything: then each window would hold
-            again what is in memory. An LSTM always does.
+    Windows overlap, so a model with memory would read the same tokens twice.
     """
     if not backbone.has_attention:
         raise ValueError(
-            "`stride` is for models that read a window at once: an LSTM goes "
-            f"on from one state. Received: {type(backbone).__name__}"
+            "`stride` must be None for an LSTM: it carries its state from one "
+            "segment to the next. Sliding windows need a model with attention. "
+            f"Received: {type(backbone).__name__}"
         )
     if memory_length:
         raise ValueError(
-            "`memory_length` must be 0 with `stride`: windows that slide hold "
-            "all that a token is predicted from, and a model with memory "
-            "needs none. Received: memory_length="
-            f"{memory_length}"
+            "`memory_length` must be 0 with `stride`: each sliding window "
+            "contains the whole context of its targets. Received: "
+            f"memory_length={memory_length}"
         )
     if backbone.same_length:
         raise ValueError(
-            "`same_length` must be False with `stride`: without memory a "
-            "token would see itself alone. Received: "
+            "`same_length` must be False with `stride`: without memory each "
+            "token would attend only to itself. Received: "
             f"same_length={backbone.same_length}"
         )
 
 
 def warmup_segments(backbone, segment_length, memory_length=None):
-    """Segments to read before a stream's own, so that no score depends on B.
+    """Returns the number of warm-up segments that make scores independent of B.
 
-    The memory of a block holds `ceil(M / T)` segments of the outputs of the
-    block below, and these were computed with as many segments before them. So
-    L times as many determine a score, and with these read the number of
-    streams changes nothing. `ceil(M / T)` alone fills the memory, but with
-    states whose own past was cut.
+    Each stream reads these segments before its own, without scoring them. The
+    memory of a block holds the outputs of the block below for `ceil(M / T)`
+    segments, and each of these depends on as many earlier segments. A score
+    therefore depends on `L * ceil(M / T)` earlier segments. With only
+    `ceil(M / T)` warm-up segments, memory is full, but its entries were
+    computed from truncated contexts.
 
     Args:
         backbone: `TransformerXLBackbone`.
-        segment_length: Integer T.
-        memory_length: Optional integer M; by default the backbone's own.
+        segment_length: Integer `T`.
+        memory_length: Optional integer `M`; by default the backbone's own.
 
     Returns:
         Integer, for `Segments(..., warmup_segments=...)`.
 
     Raises:
-        ValueError: If the backbone is an LSTM: what it reads first has an
-            influence for ever; or `segment_length` is not positive.
+        ValueError: If the backbone is an LSTM, whose state depends on all
+            earlier tokens, or `segment_length` is not positive.
 
     Example:
 
@@ -381,8 +381,9 @@ def warmup_segments(backbone, segment_length, memory_length=None):
     """
     if not backbone.has_attention:
         raise ValueError(
-            "`backbone` must have attention: no number of segments determines "
-            f"the state of an LSTM. Received: {type(backbone).__name__}"
+            "`backbone` must have attention: the state of an LSTM depends on "
+            "all earlier segments, so no number of warm-up segments is enough. "
+            f"Received: {type(backbone).__name__}"
         )
     check_integer("segment_length", segment_length, 1)
     if memory_length is None:

@@ -1,6 +1,6 @@
-"""Scores of permutation language modelling.
+"""Evaluation of permutation language models.
 
-Letters: `B` batch over all replicas, `T` segment, `P` targets of a row, `M`
+Letters: `B` batch over all replicas, `T` segment, `P` targets per row, `M`
 memory.
 """
 
@@ -19,18 +19,19 @@ _SUMS = ("nll", "num_correct", "num_tokens")
 
 
 class PermutationEvaluator:
-    """Scores the targets of permuted segments, with a memory of its own.
+    """Scores the targets of permuted segments, with its own memory.
 
-    What is scored is what was drawn: with the same seed the same tokens, from
-    the same others. Another seed gives a score a little different, and so
-    does another number of rows, as a row begins without memory.
+    The targets and permutations are drawn at random by the segments, and are
+    the same for the same seed. The score changes slightly with the seed. It
+    also changes with the batch size, because each row begins without memory.
 
     Args:
         model: `XLNetPermutationLM`.
         strategy: The `tf.distribute.Strategy`.
-        batch_size: Integer `B`.
+        batch_size: Integer `B`, over all replicas.
         memory_length: Optional integer `M`; by default the model's own.
-        stop: Optional `StopRequest`: scoring ends where it was heard.
+        stop: Optional `StopRequest`. Evaluation ends early when a stop is
+            requested.
 
     Example:
 
@@ -71,22 +72,23 @@ class PermutationEvaluator:
         )
 
     def evaluate(self, segments, steps_per_execution=20):
-        """Scores an epoch.
+        """Scores one epoch.
 
         Args:
-            segments: `PermutedSegments`, of `Segments` with
-                `drop_remainder=False` to leave no token out.
-            steps_per_execution: Integer, segments between two looks of the
-                host.
+            segments: `PermutedSegments`. To cover every token, their
+                `Segments` must have `drop_remainder=False`.
+            steps_per_execution: Integer, the number of segments per call from
+                the host.
 
         Returns:
-            Dictionary: `nll` (nats a target), `bits_per_token`, `perplexity`,
-            `accuracy` (the share of targets that are the most likely token),
-            `num_tokens` (the targets); or `None` if it was stopped.
+            Dictionary of `nll` (nats per target), `bits_per_token`,
+            `perplexity`, `accuracy` (the share of targets that are the most
+            likely token) and `num_tokens` (the number of targets); or `None`
+            if a stop was requested.
 
         Raises:
-            ValueError: If the model remembers other tokens of a segment than
-                the segments go on from, or there is no target.
+            ValueError: If `reuse_length` of the model and of the segments
+                differ, or there is no target.
         """
         _check_reuse_length(self._model, segments)
         sums = dict.fromkeys(_SUMS, 0.0)
@@ -100,8 +102,8 @@ class PermutationEvaluator:
                 sums[name] += np.sum(found[name], dtype=np.float64)
         if not sums["num_tokens"]:
             raise ValueError(
-                "`segments` must have targets. Received: segments in which "
-                "every token that was drawn is one of `not_predicted`"
+                "`segments` must have at least one target. Received: segments "
+                "in which all drawn tokens are in `not_predicted`"
             )
         mean = float(sums["nll"] / sums["num_tokens"])
         return {
@@ -120,7 +122,7 @@ class PermutationEvaluator:
         return dict(zip(names, tf.unstack(sums), strict=True))
 
     def _score(self, batch):
-        """The sums of `_SUMS` of this replica's rows."""
+        """Computes the sums named in `_SUMS` over the rows of this replica."""
         log_probs, memory = self._model.log_probs(
             batch["inputs"],
             batch["permutation_mask"],
@@ -141,21 +143,13 @@ class PermutationEvaluator:
 
 
 def _check_reuse_length(model, segments):
-    """Checks that a model remembers what its segments go on from.
+    """Raises `ValueError` unless model and segments have one `reuse_length`.
 
-    Otherwise it would look into memory for what it is to predict, or take
-    tokens for nearer than they are.
-
-    Args:
-        model: `XLNetPermutationLM`.
-        segments: `PermutedSegments`.
-
-    Raises:
-        ValueError: If it does not.
+    Otherwise memory could contain targets, or relative positions be wrong.
     """
     expected, received = segments.reuse_length, model.backbone.reuse_length
     if expected != received:
         raise ValueError(
-            "`reuse_length` of the backbone must be that of its segments, "
+            "`reuse_length` of the backbone must equal that of `segments`, "
             f"{expected}. Received: reuse_length={received}"
         )

@@ -1,4 +1,4 @@
-"""Pictures of runs."""
+"""Plots of training runs and evaluations."""
 
 import os
 
@@ -12,33 +12,33 @@ from txl_keras.evaluation.recl import recl_label
 from txl_keras.evaluation.report import measure
 
 FORMATS = ("png", "svg", "pdf")
-# Of Okabe and Ito, 2008: the colour-blind tell them apart, too. Without their
-# yellow, which is weak on white.
+# The palette of Okabe and Ito, 2008, which colour-blind people can distinguish,
+# without its yellow, which is too pale on white.
 _COLORS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
 )  # fmt: skip
 _MARKERS = "osD^vP*"
-_FEW = 48  # so many points can be marked, or tokens written, along an axis
+_MAX_MARKS = 48  # points with a marker, or tokens with a label, along an axis
 
 
 def plot_learning_curve(metrics, path, unit="token", scores=None):
-    """Draws bits per token against steps.
+    """Plots bits per token against training steps.
 
     Args:
         metrics: List of dictionaries with `step` and `bits_per_token` or
             `valid`, as in metrics.jsonl.
         path: String, a PNG file, local or `gs://`.
-        unit: String, what a token is.
-        scores: Optional dictionary, those of valid in results.json: what
-            `compressors` in it need is drawn as dashed lines.
+        unit: String, the name of a token, such as "byte".
+        scores: Optional dictionary, the validation scores in results.json. If
+            it has `compressors`, they are drawn as dashed lines.
     """
-    figure = Figure(figsize=(8, 5))  # no window, no state of pyplot
+    figure = Figure(figsize=(8, 5))  # without the global state of pyplot
     axes = figure.subplots()
     curves = {
         "train": [
             (m["step"], m["bits_per_token"])
             for m in metrics
-            # Not where loss scaling skipped all steps.
+            # It is None if loss scaling skipped all steps.
             if m.get("bits_per_token") is not None
         ],
         "valid": [
@@ -66,12 +66,12 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
 
 
 def plot_position_curve(curve, path, unit="token"):
-    """Draws bits per token against the place of a token in its document.
+    """Plots bits per token against the position of a token in its document.
 
     Args:
-        curve: List of dictionaries, of `position_curve`.
+        curve: List of dictionaries, as `position_curve` returns.
         path: String, a PNG file, local or `gs://`.
-        unit: String, what a token is.
+        unit: String, the name of a token, such as "byte".
 
     Example:
 
@@ -95,13 +95,14 @@ def plot_position_curve(curve, path, unit="token"):
 
 
 def plot_recl(results, path, unit="token"):
-    """Draws relative effective context lengths, a bar for each model and r.
+    """Plots relative effective context lengths, one bar per model and r.
 
     Args:
         results: Dictionary from the name of a model to a dictionary from r to
-            what `effective_context_lengths` says of it. All have the same r.
+            a result of `effective_context_lengths`. All models must have the
+            same values of r.
         path: String, a PNG file, local or `gs://`.
-        unit: String, what a token is.
+        unit: String, the name of a token, such as "byte".
 
     Example:
 
@@ -117,14 +118,14 @@ def plot_recl(results, path, unit="token"):
     shares = list(next(iter(results.values())))
     width = 0.8 / len(shares)
     for i, share in enumerate(shares):
-        of_models = [by_share[share] for by_share in results.values()]
+        model_results = [by_share[share] for by_share in results.values()]
         bars = axes.bar(
-            [place + i * width for place in range(len(of_models))],
-            [result["recl"] for result in of_models],
+            [place + i * width for place in range(len(model_results))],
+            [result["recl"] for result in model_results],
             width,
             label=f"r = {share:g}",
         )
-        axes.bar_label(bars, map(recl_label, of_models), fontsize="small")
+        axes.bar_label(bars, map(recl_label, model_results), fontsize="small")
     middle = (len(shares) - 1) / 2 * width
     axes.set_xticks(
         [place + middle for place in range(len(results))],
@@ -140,14 +141,14 @@ def plot_recl(results, path, unit="token"):
 
 
 def plot_learning_curves(curves, path, unit="token", x_label="step"):
-    """Draws the losses of several runs in training, and on valid.
+    """Plots the training and validation losses of several runs.
 
     Args:
         curves: Dictionary from the name of a run to a dictionary of `train`
-            and `valid`, each a pair of lists: x and nats a token.
-        path: String, a file of one of `FORMATS`, local or `gs://`.
-        unit: String, what a token is.
-        x_label: String.
+            and `valid`, each a pair of lists: x and nats per token.
+        path: String, a PNG, SVG or PDF file, local or `gs://`.
+        unit: String, the name of a token, such as "byte".
+        x_label: String, the label of the x axis.
 
     Example:
 
@@ -158,36 +159,36 @@ def plot_learning_curves(curves, path, unit="token", x_label="step"):
     plot_learning_curves({"base": base}, "curves.svg", "byte")
     ```
     """
-    name, of_nats = measure(unit)
+    name, convert = measure(unit)
     figure, axes = _figure(x_label, name)
     for i, (label, curve) in enumerate(curves.items()):
         (x, train), (x_valid, valid) = curve["train"], curve["valid"]
         color, marker = _style(i)
         axes.plot(
-            x, [*map(of_nats, train)], color=color, alpha=0.5, linewidth=1,
+            x, [*map(convert, train)], color=color, alpha=0.5, linewidth=1,
             label=f"{label}, train",
         )  # fmt: skip
         axes.plot(
-            x_valid, [*map(of_nats, valid)], color=color, marker=marker,
+            x_valid, [*map(convert, valid)], color=color, marker=marker,
             markersize=4, label=f"{label}, valid",
         )  # fmt: skip
-    if name == "ppl":  # it begins at the size of the vocabulary
+    if name == "ppl":  # it starts at about the size of the vocabulary
         axes.set_yscale("log")
     axes.legend()
     _save(figure, path)
 
 
 def plot_losses(curves, path, x_label, unit="token", ticks=None):
-    """Draws losses of several models against the powers of something.
+    """Plots losses of several models on a logarithmic x axis.
 
     Args:
-        curves: Dictionary from the name of a model to lists: x, from 0 or more
-            up; nats per token; and, if they are known, the standard errors of
-            these, twice which is drawn as a band.
-        path: String, a file of one of `FORMATS`, local or `gs://`.
-        x_label: String.
-        unit: String, what a token is.
-        ticks: Optional list, the x to write at the axis; by default powers of
+        curves: Dictionary from the name of a model to a tuple of lists: x, at
+            least 0 and ascending; nats per token; and optionally the standard
+            errors of these, drawn as a band of two standard errors.
+        path: String, a PNG, SVG or PDF file, local or `gs://`.
+        x_label: String, the label of the x axis.
+        unit: String, the name of a token, such as "byte".
+        ticks: Optional list of the x values to label; by default powers of
             two.
 
     Example:
@@ -199,25 +200,25 @@ def plot_losses(curves, path, x_label, unit="token", ticks=None):
     plot_losses(curves, "memory.png", "memory length", "byte", [0, 8, 16])
     ```
     """
-    name, of_nats = measure(unit)
+    name, convert = measure(unit)
     figure, axes = _figure(x_label, name)
     for i, (label, (x, nll, *errors)) in enumerate(curves.items()):
         color, marker = _style(i)
         axes.plot(
-            x, [*map(of_nats, nll)], color=color, label=label,
-            marker=marker if len(x) <= _FEW else None,
+            x, [*map(convert, nll)], color=color, label=label,
+            marker=marker if len(x) <= _MAX_MARKS else None,
         )  # fmt: skip
         for error in errors:
             lower, upper = (
                 [
-                    of_nats(n + sign * 2 * e)
+                    convert(n + sign * 2 * e)
                     for n, e in zip(nll, error, strict=True)
                 ]
                 for sign in (-1, 1)
             )
             axes.fill_between(x, lower, upper, color=color, alpha=0.2, lw=0)
     first = min(n for x, *_ in curves.values() for n in x if n > 0)
-    # Linear up to the first of them: logarithms have no place for 0.
+    # Linear below the smallest positive x, because x may be 0.
     axes.set_xscale("symlog", base=2, linthresh=first)
     if ticks is None:
         last = max(x[-1] for x, *_ in curves.values())
@@ -229,13 +230,13 @@ def plot_losses(curves, path, x_label, unit="token", ticks=None):
 
 
 def plot_slowdowns(results, path):
-    """Draws how many times as long evaluation takes without memory.
+    """Plots how much slower sliding windows are than evaluation with memory.
 
     Args:
         results: List of dictionaries with `attention_length`, `slowdown` and
-            `published_slowdown`, the last one or `None`: of
-            train/benchmark.py, --experiment=evaluation_speed.
-        path: String, a file of one of `FORMATS`, local or `gs://`.
+            `published_slowdown` (may be `None`), as
+            `train/benchmark.py --experiment=evaluation_speed` writes them.
+        path: String, a PNG, SVG or PDF file, local or `gs://`.
 
     Example:
 
@@ -247,7 +248,8 @@ def plot_slowdowns(results, path):
     ```
     """
     figure, axes = _figure(
-        "attention length, tokens", "sliding / Transformer-XL, time a token"
+        "attention length, tokens",
+        "sliding windows / Transformer-XL, time per token",
     )
     for i, (name, label) in enumerate(
         [
@@ -270,13 +272,13 @@ def plot_slowdowns(results, path):
 
 
 def plot_growth(results, path):
-    """Draws how time and memory of a step grow, a column for each size.
+    """Plots how time and memory of a step grow, one column per kind of size.
 
     Args:
-        results: List of dictionaries: `by`, the name of the size that grows,
-            `size`, `contender`, `seconds` and `step_bytes`, or `None`, of
-            train/benchmark.py, --experiment=growth.
-        path: String, a file of one of `FORMATS`, local or `gs://`.
+        results: List of dictionaries with `by` (the name of the size that
+            grows), `size`, `contender`, `seconds` and `step_bytes` (may be
+            `None`), as `train/benchmark.py --experiment=growth` writes them.
+        path: String, a PNG, SVG or PDF file, local or `gs://`.
 
     Example:
 
@@ -304,37 +306,37 @@ def plot_growth(results, path):
             ]
             _draw_growth(column, points, contender, *_style(i))
         for axes in column:
-            # From 0, so that what grows in proportion is seen to. Once all is
-            # drawn: from here on the other ends stay where they are.
+            # From 0, so that proportional growth is visible. Set after all
+            # curves are drawn, because it stops the autoscaling of the axis.
             axes.set_xlim(left=0)
             axes.set_ylim(bottom=0)
             axes.grid(alpha=0.3)
         column[1].set_xlabel(name.replace("_", " "))
-    grid[0, 0].set_ylabel("ms a step")
-    grid[1, 0].set_ylabel("MiB that a step takes, at its peak")
+    grid[0, 0].set_ylabel("ms per step")
+    grid[1, 0].set_ylabel("peak memory of a step, MiB")
     grid[0, 0].legend()
     _save(figure, path)
 
 
 def _draw_growth(column, points, label, color, marker):
-    """Time above, memory below."""
+    """Draws time in the upper and memory in the lower panel of a column."""
     sizes = [point["size"] for point in points]
-    of_step = [(point["step_bytes"] or np.nan) / 2**20 for point in points]
+    mebibytes = [(point["step_bytes"] or np.nan) / 2**20 for point in points]
     milliseconds = [1e3 * point["seconds"] for point in points]
-    for axes, values in zip(column, (milliseconds, of_step), strict=True):
+    for axes, values in zip(column, (milliseconds, mebibytes), strict=True):
         axes.plot(sizes, values, color=color, marker=marker, label=label)
 
 
 def plot_attention_by_distance(models, path, unit="token"):
-    """Draws how much attention goes how far back, a panel for each model.
+    """Plots mean attention against distance, one panel per model.
 
     Args:
-        models: List of dictionaries: `label`; `layers`, numbers of layers;
-            `attention`, of each layer the mean probability at the distances 0,
-            1, 2, and so on, see `attention_by_distance`; and
-            `segment_length`, beyond which all is memory.
-        path: String, a file of one of `FORMATS`, local or `gs://`.
-        unit: String, what a token is.
+        models: List of dictionaries: `label`; `layers`, the indices of the
+            layers; `attention`, one list per layer of the mean probabilities
+            at distances 0, 1, 2 and so on (see `attention_by_distance`); and
+            `segment_length`, drawn as a vertical line.
+        path: String, a PNG, SVG or PDF file, local or `gs://`.
+        unit: String, the name of a token, such as "byte".
 
     Example:
 
@@ -351,7 +353,7 @@ def plot_attention_by_distance(models, path, unit="token"):
     figure = Figure(figsize=(7 * len(models), 5), layout="constrained")
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     for axes, model in zip(panels, models, strict=True):
-        # In the order of the layers, dark to light, in grey as well.
+        # From dark to light in the order of the layers, also in greyscale.
         colors = colormaps["viridis"](np.linspace(0, 0.9, len(model["layers"])))
         for layer, color, attention in zip(
             model["layers"], colors, model["attention"], strict=True
@@ -373,8 +375,8 @@ def plot_attention_by_distance(models, path, unit="token"):
         axes.legend()
     shares = np.concatenate([np.ravel(m["attention"]) for m in models])
     if shares.any():
-        # A hundredth may be cut off: one tiny share, such as that of a distance
-        # which few queries have, would take most of a logarithmic axis.
+        # The lowest 1% may be cut off. A single tiny value, such as that of a
+        # distance that few queries have, would fill most of a logarithmic axis.
         low = np.quantile(shares[shares > 0], 0.01)
         panels[0].set_ylim(bottom=low / 2)
     panels[0].set_ylabel("mean attention probability of a key")
@@ -382,18 +384,17 @@ def plot_attention_by_distance(models, path, unit="token"):
 
 
 def plot_attention_maps(models, path, unit="token"):
-    """Draws the attention of heads over memory and segment.
+    """Plots attention maps, one row per layer and one column per head.
 
-    A row of panels for each layer, a column for each head. Grey is a
-    probability of 0, as of what a query may not see; a line stands between
-    memory and segment.
+    Grey means a probability of 0, such as that of a masked key. A vertical
+    line separates memory and segment.
 
     Args:
-        models: List of dictionaries: `label`; `layers` and `heads`, their
-            numbers; `maps`, an array `(layers, heads, T, S)`; and `tokens`,
-            S strings, written at the axes where they are 48 at most.
-        path: String, a file of one of `FORMATS`, local or `gs://`.
-        unit: String, what a token is.
+        models: List of dictionaries: `label`; `layers` and `heads`, lists of
+            their indices; `maps`, an array of shape `(layers, heads, T, S)`;
+            and `tokens`, S strings, which label the axes if S is at most 48.
+        path: String, a PNG, SVG or PDF file, local or `gs://`.
+        unit: String, the name of a token, such as "byte".
 
     Example:
 
@@ -435,23 +436,23 @@ def plot_attention_maps(models, path, unit="token"):
 
 
 def _panel_sizes(maps):
-    """Inches: the width of all panels, and the height of each row of them."""
-    num_columns = max(len(of_model[0]) for of_model in maps)
-    lengths = [of_model.shape[-2] for of_model in maps]
-    num_keys = max(of_model.shape[-1] for of_model in maps)
+    """Returns the width of a panel and the height of each row in inches."""
+    num_columns = max(len(model_maps[0]) for model_maps in maps)
+    lengths = [model_maps.shape[-2] for model_maps in maps]
+    num_keys = max(model_maps.shape[-1] for model_maps in maps)
     width = max(2.4, 8 / num_columns)
-    if num_keys <= _FEW:  # each is written
+    if num_keys <= _MAX_MARKS:  # each key has a label
         width = max(width, 0.14 * num_keys)
     heights = [width * length / num_keys for length in lengths]
     return width, [min(max(height, 1.5), 8) + 0.4 for height in heights]
 
 
 def _draw_map(axes, attention):
-    """The image of a map `(T, S)`."""
+    """Draws a map `(T, S)` and returns the image."""
     length, num_keys = attention.shape
     image = axes.imshow(
         np.ma.masked_equal(attention, 0),
-        # Places in the segment, those in memory are negative.
+        # The axes count positions in the segment; memory is negative.
         extent=(length - num_keys - 0.5, length - 0.5, length - 0.5, -0.5),
         norm=LogNorm(1e-3, 1),
         cmap="viridis",
@@ -467,8 +468,8 @@ def _draw_map(axes, attention):
 def _label_map(axes, model, layer, head, unit):
     tokens, (length, num_keys) = model["tokens"], model["maps"].shape[-2:]
     num_memory = num_keys - length
-    if num_keys <= _FEW:
-        # A `$` in a text begins no formula.
+    if num_keys <= _MAX_MARKS:
+        # A `$` in a text must not start a formula.
         font = {"fontsize": "x-small", "family": "monospace"}
         font["parse_math"] = False
         rotation = 90 if max(map(len, tokens)) > 2 else 0
@@ -478,16 +479,15 @@ def _label_map(axes, model, layer, head, unit):
         axes.set_yticks(range(length), tokens[num_memory:], **font)
     if layer == len(model["layers"]) - 1:
         memory = "memory | " if num_memory else ""
-        axes.set_xlabel(f"{memory}segment: {unit} attended to")
+        axes.set_xlabel(f"{memory}segment: key ({unit})")
     if head == 0:
         axes.set_ylabel(
-            f"{model['label']}, layer {model['layers'][layer]}\n{unit} that "
-            "attends"
+            f"{model['label']}, layer {model['layers'][layer]}\nquery ({unit})"
         )
 
 
 def _figure(x_label, y_label):
-    """A figure of one panel: no window, no state of pyplot."""
+    """Creates a figure of one panel, without the global state of pyplot."""
     figure = Figure(figsize=(8, 5))
     axes = figure.subplots()
     axes.set_xlabel(x_label)
@@ -497,7 +497,7 @@ def _figure(x_label, y_label):
 
 
 def _style(index):
-    """Colour and marker of a model: told apart by each of them."""
+    """Returns the colour and the marker of a curve; either identifies it."""
     return _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)]
 
 

@@ -1,8 +1,8 @@
-"""Relative effective context length: how much context a model makes use of.
+"""Relative effective context length (RECL) of a group of models.
 
 Section 4.3 and appendix C of Dai et al., 2019. A better model gains less from
-more context, for there is less left to gain. So models are compared in a group:
-what counts is the gain over the best of them.
+longer context, because less remains to be gained. The RECL therefore compares
+the models of a group, and counts only the gain over the best of them.
 
 Letters: `G` models of the group, `C` context lengths, `P` positions of a text.
 """
@@ -13,41 +13,43 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_number
 
-THRESHOLD = 0.01  # of the paper
+THRESHOLD = 0.01  # appendix C of the paper
 
 
 def effective_context_lengths(
     losses, context_lengths, top_r=1.0, threshold=THRESHOLD
 ):
-    """RECL: up to which length more context pays, for each model of a group.
+    """Computes the RECL of each model: the longest context that still helps.
 
-    The search of appendix C: from the shortest length c on, c grows by a step
-    Delta for as long as `g_i(c, c + Delta)` of `relative_gains` is at least
-    the threshold. The first c where it is less is the RECL: the step to it
-    paid, the step beyond it does not.
+    This is the search of appendix C. Starting from the shortest length, c
+    grows by a constant step Delta while `g_i(c, c + Delta)` of
+    `relative_gains` is at least the threshold. The RECL is the first c at
+    which the gain is below the threshold.
 
-    At the sides of the lengths given it is a bound. Where even the last step
-    paid, it is the longest length, and the true one may be longer. Where the
-    first step does not pay, it is the shortest length, by the algorithm, but
-    no step to it was measured, and the true one may be shorter.
+    The result is only a bound at either end of the measured lengths. If the
+    last gain still reaches the threshold, the RECL is the longest length, a
+    lower bound. If the first gain is below the threshold, it is the shortest
+    length, an upper bound.
 
     Args:
-        losses: `G` arrays of shape `(C, P)`, one for each model: nats of the
-            same P tokens, each predicted from c tokens before it, for each c
-            of the context lengths. See `context_losses`.
-        context_lengths: `C` integers, each Delta more than the one before.
-        top_r: Float in `(0, 1]`, the share of positions that count.
-        threshold: Float above 0, a share of the perplexity.
+        losses: List of `G` arrays of shape `(C, P)`, one per model: the losses
+            of the same P tokens in nats, for each context length. See
+            `context_losses`.
+        context_lengths: List of `C` integers, ascending by a constant step.
+        top_r: Float in `(0, 1]`, the share of positions that count, those
+            with the largest baseline loss.
+        threshold: Float above 0, the smallest relative gain in perplexity
+            that counts.
 
     Returns:
         List of G dictionaries: `recl`, one of the context lengths; `bound`,
-        `"lower"` or `"upper"` where that is all `recl` is, else `None`; and
-        `gains`, `C - 1` floats, the relative gains of all steps.
+        which is `"lower"` or `"upper"` if `recl` is only a bound, else `None`;
+        and `gains`, a list of `C - 1` floats, the relative gains of all steps.
 
     Raises:
         ValueError: If there are fewer than two models, the context lengths do
-            not rise by one step, losses are of other shapes or not finite, or
-            `top_r` or `threshold` is out of range.
+            not rise by a constant step, the losses have different shapes or
+            are not finite, or `top_r` or `threshold` is out of range.
 
     Example:
 
@@ -73,35 +75,37 @@ def effective_context_lengths(
         for short, long in zip(by_length[:-1], by_length[1:], strict=True)
     ]
     return [
-        _search(of_model, context_lengths, threshold)
-        for of_model in np.transpose(gains).tolist()  # [G, C - 1]
+        _search(model_gains, context_lengths, threshold)
+        for model_gains in np.transpose(gains).tolist()  # [G, C - 1]
     ]
 
 
 def relative_gains(short, long, top_r=1.0):
-    """What each model of a group gains by longer context: `g_i(c, c')`.
+    """Computes the relative gain `g_i(c, c')` of each model of a group.
 
-    With the loss `l_i(c, t)` of model i at token t, given c tokens before it,
-    appendix C has
+    With the loss `l_i(c, t)` of model i at token t, given the c tokens before
+    it, appendix C defines
 
         b(c, t) = min over i of l_i(c, t)                  the baseline
         f_i(c, c') = mean over t in T of min(b(c, t), l_i(c', t))
         g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
 
     where T are the positions with the largest b(c, t). A loss above the
-    baseline earns nothing: another model does as well with less context.
+    baseline gives no gain, because another model reaches the baseline with
+    less context.
 
     Args:
         short, long: Float arrays of shape `(G, P)`, `l_i(c, t)` and
             `l_i(c', t)` in nats.
-        top_r: Float in `(0, 1]`, the share of positions in T; at least one.
+        top_r: Float in `(0, 1]`, the share of positions in T. T has at least
+            one position.
 
     Returns:
         float64 array of shape `(G,)`, each in `[0, 1)`.
 
-    Example: at both tokens the second model is better with short context; the
-    first passes it by log(2) at one of them, so the perplexity falls by the
-    root of 2.
+    Example: With long context, the loss of the first model at one of the two
+    tokens is log(2) below the baseline, so the perplexity falls by a factor of
+    the square root of 2.
 
     >>> short = np.log([[8.0, 4.0], [4.0, 4.0]])
     >>> long = np.log([[2.0, 9.0], [4.0, 4.0]])
@@ -111,21 +115,21 @@ def relative_gains(short, long, top_r=1.0):
     short, long = np.asarray(short, float), np.asarray(long, float)
     baseline = short.min(axis=0)  # b(c, t), [P]
     hard = _hardest(baseline, top_r)
-    # f_i(c, c) is the mean of b: no model is below it at c.
+    # f_i(c, c) is the mean of b, because no model is below b at c.
     changes = np.minimum(baseline, long)[:, hard] - baseline[hard]
     change = changes.mean(axis=1)  # f_i(c, c') - f_i(c, c), [G]
-    # g_i with its fraction reduced: exp(f) alone may overflow.
+    # The fraction of g_i is reduced, because exp(f) alone may overflow.
     return 1 - np.exp(change)
 
 
 def _hardest(baseline, top_r):
-    """Indices of the top-r positions by b(c, t); of equal ones the first."""
+    """Returns the indices of the top-r positions by b(c, t); ties: first."""
     count = max(1, round(top_r * len(baseline)))
     return np.argsort(-baseline, kind="stable")[:count]
 
 
 def _search(gains, context_lengths, threshold):
-    """Steps 1 and 2 of the algorithm of appendix C, for one model."""
+    """Runs steps 1 and 2 of the algorithm of appendix C for one model."""
     paying = 0
     while paying < len(gains) and gains[paying] >= threshold:
         paying += 1
@@ -135,56 +139,44 @@ def _search(gains, context_lengths, threshold):
 
 
 def recl_label(result):
-    """A RECL as tables and pictures show it.
-
-    Args:
-        result: Dictionary of `effective_context_lengths`.
-
-    Returns:
-        String, with a sign where it is a bound.
-
-    Example:
-
-    >>> recl_label({"recl": 1000, "bound": "lower"})
-    '>= 1,000'
-    """
+    """Formats a RECL for tables and plots; a lower bound as `>= 1,000`."""
     sign = {"lower": ">= ", "upper": "<= ", None: ""}[result["bound"]]
     return f"{sign}{result['recl']:,}"
 
 
 def check_context_lengths(context_lengths):
-    """Raises `ValueError` unless these are two or more, rising by one step."""
+    """Raises `ValueError` unless lengths rise by a constant step."""
     check_list("context_lengths", context_lengths)
     for length in context_lengths:
         check_integer("context_lengths", length, 1)
     steps = set(np.diff(context_lengths).tolist())
     if len(steps) != 1 or min(steps) < 1:
         raise ValueError(
-            "`context_lengths` must be two or more, each the same step longer "
-            f"than the one before. Received: {list(context_lengths)}"
+            "`context_lengths` must be two or more integers that rise by a "
+            f"constant step. Received: {list(context_lengths)}"
         )
 
 
 def check_top_r(top_r):
-    """Raises `ValueError` unless this is a share of positions."""
+    """Raises `ValueError` unless `top_r` is in `(0, 1]`."""
     check_number("top_r", top_r, 0, 1, exclusive=True)
 
 
 def _check_losses(losses, num_lengths):
-    """The losses as float64 `(G, C, P)`."""
+    """Checks the losses and returns them as float64 `(G, C, P)`."""
     check_list("losses", losses)
     if len(losses) < 2:
         raise ValueError(
-            "`losses` must be those of a group of two models or more: the "
-            f"length is relative to the best. Received: {len(losses)}"
+            "`losses` must be those of two models or more, because the RECL is "
+            f"relative to the best of a group. Received: {len(losses)}"
         )
-    shapes = [np.shape(of_model) for of_model in losses]
+    shapes = [np.shape(model_losses) for model_losses in losses]
     shape = shapes[0]
     is_wrong = len(shape) != 2 or shape[0] != num_lengths or not shape[1]
     if is_wrong or len(set(shapes)) > 1:
         raise ValueError(
-            f"`losses` must all have one shape ({num_lengths}, P), a row for "
-            f"each context length. Received: shapes {shapes}"
+            f"`losses` must all have one shape ({num_lengths}, P), with one "
+            f"row per context length. Received: shapes {shapes}"
         )
     losses = np.asarray(losses, np.float64)
     wrong = np.argwhere(~np.isfinite(losses))

@@ -1,4 +1,4 @@
-"""Scores in the units of the field, and of the text itself."""
+"""Reports of scores, in the units that are usual for each kind of token."""
 
 import gzip
 import lzma
@@ -9,38 +9,27 @@ from txl_keras.data.layouts import document_lengths
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 
-COMPRESSED_BYTES = 1 << 25  # xz takes a minute for these
-# What makes one evaluation of a split another than the next.
+COMPRESSED_BYTES = 1 << 25  # xz takes about a minute for 32 MiB
+# Two evaluations of a split are the same if all of these are equal.
 SETTINGS = (
     "checkpoint", "step", "corpus", "fingerprint", "split", "max_eval_tokens",
     "reset_documents", "batch_size", "segment_length", "stride", "warmup",
     "memory_length", "same_length", "clamp_length",
 )  # fmt: skip
-_BLOCK = 1 << 20  # tokens looked at at once
+_BLOCK = 1 << 20  # tokens processed at once
 
 
 def add_bits_per_byte(scores, tokenizer, tokens):
-    """Adds what can be held against other tokenizers and against compressors.
+    """Adds `bits_per_byte` and `compressors` to scores, if they are defined.
 
-    Nothing is added for tokenizers that lose text: a word that became `<unk>`
-    costs few bits, but would have many bytes. Nor where tokens were not scored,
-    as the first ones of documents where memory is reset.
-
-    Args:
-        scores: Dictionary of `Evaluator.evaluate`, over all of the tokens.
-        tokenizer: The tokenizer.
-        tokens: Ids, `(n,)`.
-
-    Returns:
-        Dictionary, with `bits_per_byte` and, by `compressed_bits_per_byte`,
-        `compressors`. The bytes are those of the tokens that were scored: the
-        first one was not, and compressors write it, too. Where
-        `drop_newlines` leaves newlines out, they are out of these bytes, too.
+    They are not defined if the tokenizer loses text (an `<unk>` stands for an
+    unknown number of bytes), or if any token but the first was not scored.
     """
     all_scored = scores["num_tokens"] == len(tokens) - 1
     if not (tokenizer.is_lossless and all_scored):
         return scores
     text = tokenizer.decode_bytes(tokens)
+    # The first token has no score, so its bytes do not count.
     num_bytes = len(text) - len(tokenizer.decode_bytes(tokens[:1]))
     bits = scores["bits_per_token"] * scores["num_tokens"]
     compressors = {}
@@ -54,16 +43,7 @@ def add_bits_per_byte(scores, tokenizer, tokens):
 
 
 def compressed_bits_per_byte(text):
-    """What `gzip -9` and `xz -9` need for each byte, to hold a model against.
-
-    They see the text alone, where a model was trained on more of its kind.
-
-    Args:
-        text: Bytes.
-
-    Returns:
-        Dictionary from the command to bits per byte.
-    """
+    """Returns the bits per byte of `gzip -9` and `xz -9`, as a baseline."""
     sizes = {
         "gzip -9": len(gzip.compress(text, compresslevel=9)),
         "xz -9": len(lzma.compress(text, preset=9)),
@@ -72,28 +52,16 @@ def compressed_bits_per_byte(text):
 
 
 def score(nll, tokenizer):
-    """What the field gives: bits of bytes and characters, perplexity of words.
-
-    Args:
-        nll: Float, nats a token.
-        tokenizer: The tokenizer.
-
-    Returns:
-        String, such as `"1.0612 bpc"`.
-    """
-    name, of_nats = measure(tokenizer.unit)
-    digits = 2 if of_nats is perplexity else 4
-    return f"{of_nats(nll):.{digits}f} {name}"
+    """Formats a loss in nats per token in its usual unit: `"1.0612 bpc"`."""
+    name, convert = measure(tokenizer.unit)
+    digits = 2 if convert is perplexity else 4
+    return f"{convert(nll):.{digits}f} {name}"
 
 
 def measure(unit):
-    """By what the field measures a loss.
+    """Returns the usual measure of a loss and its function of nats per token.
 
-    Args:
-        unit: String, what a token is.
-
-    Returns:
-        The pair of its name and a function of nats a token.
+    Bits for bytes and characters; perplexity for words and subwords.
     """
     names = {"byte": "bits per byte", "character": "bpc"}
     if unit in names:
@@ -102,15 +70,7 @@ def measure(unit):
 
 
 def describe(scores, tokenizer):
-    """One line of scores.
-
-    Args:
-        scores: Dictionary of `Evaluator.evaluate` or `add_bits_per_byte`.
-        tokenizer: The tokenizer.
-
-    Returns:
-        String.
-    """
+    """Formats scores, with `bits_per_byte` if they have it, as one line."""
     line = f"{score(scores['nll'], tokenizer)} over {scores['num_tokens']:,} "
     line += "tokens"
     if "bits_per_byte" not in scores:
@@ -124,27 +84,28 @@ def describe(scores, tokenizer):
 
 
 def position_curve(nll, documents=(0,)):
-    """How scores depend on the place of a token in its document.
+    """Computes the mean loss by the position of a token in its document.
 
-    A document's first tokens have little to go by, later ones more, as far as
-    memory reaches: the curve falls where context helps, and is flat beyond.
+    The first tokens of a document have little context and later ones more. The
+    curve falls while more context helps, and is flat beyond.
 
     Args:
-        nll: Float array of shape `(P + 1,)`, nats of every token, NaN where
-            there is none: of `Evaluator.token_nll`. It may be a `np.memmap`.
-        documents: Integer array of shape `(D,)`, where documents begin, the
-            first one at 0. By default the text is one document.
+        nll: Float array of shape `(P + 1,)`, the loss of every token in nats,
+            NaN for tokens without a score, such as `Evaluator.token_nll`
+            returns. It may be a `np.memmap`.
+        documents: Integer array of shape `(D,)`, the positions at which
+            documents begin; the first must be 0. By default the text is one
+            document.
 
     Returns:
-        List of dictionaries, one for the positions from `start` up to `stop`
-        (and without it): 0, 1, 2-3, 4-7, 8-15 and so on; the first token of
-        a document is at 0. Those without a score are left out. Each has
-        `start`, `stop`, `num_tokens`, and of these the means `nll` and
-        `bits_per_token`.
+        List of dictionaries, one per bucket of positions: 0, 1, 2-3, 4-7, 8-15
+        and so on. The first token of a document is at position 0. Buckets
+        without a score are left out. Each dictionary has `start` and `stop`
+        (exclusive), `num_tokens`, and the means `nll` and `bits_per_token`.
 
     Raises:
-        ValueError: If `nll` is not `(P + 1,)`, or the documents are not
-            ascending positions in it from 0 on.
+        ValueError: If `nll` does not have one axis, or the documents are not
+            ascending positions that begin with 0.
 
     Example:
 
@@ -158,7 +119,7 @@ def position_curve(nll, documents=(0,)):
     """
     if np.ndim(nll) != 1:
         raise ValueError(
-            "`nll` must have shape (P + 1,), one number a token. "
+            "`nll` must have shape (P + 1,), with one number per token. "
             f"Received: shape {np.shape(nll)}"
         )
     documents = np.asarray(documents)
@@ -168,7 +129,7 @@ def position_curve(nll, documents=(0,)):
     sums, counts = np.zeros(len(powers)), np.zeros(len(powers), np.int64)
     for start in range(0, len(nll), _BLOCK):
         bucket, found = _scores_by_bucket(nll, documents, bounds, start)
-        # float64, as in `Evaluator.evaluate`.
+        # In float64, as in `Evaluator.evaluate`.
         sums += np.bincount(bucket, found, len(powers))
         counts += np.bincount(bucket, minlength=len(powers))
     return [
@@ -184,7 +145,7 @@ def position_curve(nll, documents=(0,)):
 
 
 def _scores_by_bucket(nll, documents, bounds, start):
-    """Of a block of tokens: in which bucket the scored ones are, the scores."""
+    """Returns the bucket and the score of each scored token of a block."""
     found = np.asarray(nll[start : start + _BLOCK], np.float64)
     tokens = np.arange(start, start + len(found))
     document = np.searchsorted(documents, tokens, "right") - 1
@@ -194,24 +155,24 @@ def _scores_by_bucket(nll, documents, bounds, start):
 
 
 def segment_position_losses(nll, segments):
-    """How scores depend on the place of a token in its segment.
+    """Computes the mean loss by the position of a token in its segment.
 
-    A model without memory knows of nothing before its segment, so the first
-    tokens of one score badly: the context fragmentation of section 3.1 of Dai
-    et al., 2019. Memory removes it.
+    A model without memory has no context before its segment, so the first
+    tokens of a segment have a high loss. This is the context fragmentation of
+    section 3.1 of Dai et al., 2019, which memory removes.
 
     Args:
-        nll: Float array of shape `(P + 1,)`, nats of every token: of
-            `Evaluator.token_nll`.
-        segments: The `Segments` of the text that it was read in.
+        nll: Float array of shape `(P + 1,)`, the loss of every token in nats,
+            as `Evaluator.token_nll` returns.
+        segments: The `Segments` that were scored.
 
     Returns:
-        Dictionary of three lists of T numbers, of fewer where no segment of
-        the text is so long: `nll`, the mean nats at each place;
-        `standard_error`, that of this mean; and `num_tokens`, how many were
-        scored there.
+        Dictionary of three lists with one number per position of a segment:
+        `nll`, the mean loss in nats; `standard_error`, the standard error of
+        this mean; and `num_tokens`, the number of scored tokens. Positions
+        without a scored token are left out.
 
-    Example: the first token is no target, and the last segment is shorter.
+    Example: The first token is not a target, and the last segment is shorter.
 
     >>> from txl_keras.data import Segments
     >>> segments = Segments(np.arange(8), 1, 3, drop_remainder=False)
@@ -238,18 +199,18 @@ def segment_position_losses(nll, segments):
 
 
 def _moments(sums, squares, counts):
-    """Means and variances where anything was counted."""
+    """Returns means and variances of the entries with a count above 0."""
     sums, squares, counts = (x[counts > 0] for x in (sums, squares, counts))
     means = sums / counts
     return means, np.maximum(squares / counts - means**2, 0)
 
 
 def merge_positions(losses, per_doubling=4):
-    """Averages neighbouring positions: lists of places, nats and their errors.
+    """Averages neighbouring positions of `segment_position_losses`.
 
-    One position alone is too noisy to be told from the next. Of
-    `segment_position_losses` the first ones stay as they are; further on, so
-    many are merged that each doubling has `per_doubling` points.
+    Single positions are too noisy to plot. Each doubling of the position keeps
+    at most `per_doubling` points. Returns lists of positions, losses in nats
+    and standard errors.
     """
     nll, errors, counts = (
         np.array(losses[name], float)
@@ -267,25 +228,11 @@ def merge_positions(losses, per_doubling=4):
 
 
 def with_result(results, result):
-    """Adds a result to those of other settings.
+    """Appends a result, merged into an earlier one with equal `SETTINGS`.
 
-    Args:
-        results: List of dictionaries, or the one that older versions wrote.
-        result: Dictionary. One of the same `SETTINGS` is brought up to date,
-            and keeps what is not measured again; it comes last.
-
-    Returns:
-        List of dictionaries. Of the others, none names a file of scores
-        (`token_nll`) any more that now holds those of `result`.
-
-    Example:
-
-    >>> results = with_result([], {"batch_size": 1, "nll": 2.0})
-    >>> results = with_result(results, {"batch_size": 16, "nll": 2.2})
-    >>> with_result(results, {"batch_size": 1, "nll": 2.1})
-    [{'batch_size': 16, 'nll': 2.2}, {'batch_size': 1, 'nll': 2.1}]
+    Other results lose `token_nll` if `result` has overwritten that file.
     """
-    if isinstance(results, dict):
+    if isinstance(results, dict):  # older versions wrote a single result
         results = [results]
     overwritten = result.get("token_nll")
     others = []

@@ -1,7 +1,7 @@
-"""Log-probabilities and hidden states of single texts, many at a time.
+"""Log-probabilities and hidden states of separate texts, in batches.
 
-Letters: `B` texts read side by side, `T` segment, `M` memory, `D` hidden size,
-`P` tokens of one text.
+Letters: `B` texts of a batch, `T` segment, `M` memory, `D` hidden size, `P`
+tokens of one text.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,10 @@ from txl_keras.training.strategy import compile_replica_function
 
 
 def score_texts(model, tokenizer, texts, contexts=None, **sizes):
-    """Nats of every token of some texts: `-log p(token | all before it)`.
+    """Computes the loss of every token of some texts.
 
-    To score again and again, keep a `TextScorer`: this one compiles anew.
+    The loss is `-log p(token | context and preceding tokens)` in nats. Each
+    call compiles the model; keep a `TextScorer` to score repeatedly.
 
     Args:
         model, tokenizer, **sizes: See `TextScorer`.
@@ -47,7 +48,9 @@ def score_texts(model, tokenizer, texts, contexts=None, **sizes):
 
 
 def embed_texts(model, tokenizer, texts, **sizes):
-    """Hidden states of every token of some texts.
+    """Returns the hidden states of every token of some texts.
+
+    Each call compiles the model; keep a `TextScorer` to embed repeatedly.
 
     Args:
         model, tokenizer, **sizes: See `TextScorer`.
@@ -78,24 +81,26 @@ def _batch_size(texts):
 
 
 class TextScorer:
-    """Reads texts of different lengths side by side, each as if alone.
+    """Scores or embeds texts of different lengths in batches.
 
-    Long texts are read in segments, with memory from one to the next: a token
-    sees its segment and M tokens before that. Time and space a token are thus
+    Each text is read independently of the others. Long texts are read in
+    segments, with memory carried from one to the next. A token attends to its
+    own segment and to M tokens before it, so time and space per token are
     bounded.
 
     Args:
         model: `TransformerXLCausalLM`.
-        tokenizer: Its tokenizer.
-        batch_size: Integer `B`. More texts than these are read in turns.
+        tokenizer: The tokenizer of the model.
+        batch_size: Integer `B`. More texts are read in several batches.
         segment_length: Integer `T`. Shorter texts are padded to it.
-        memory_length: Optional integer `M`; by default the model's own. With
-            at least the length of a text, all of it is seen.
+        memory_length: Optional integer `M`; by default the model's own. If it
+            is at least the length of a text, each token attends to all
+            preceding tokens.
 
     Raises:
-        ValueError: If the tokenizer has another vocabulary than the model, a
-            size is too small, or positions of the model are absolute, counted
-            from the end of a segment: padding would change them.
+        ValueError: If the vocabulary sizes of tokenizer and model differ, a
+            size is too small, or the model has absolute positions, which
+            padding would shift.
 
     Example:
 
@@ -141,25 +146,27 @@ class TextScorer:
         )
 
     def score(self, texts, contexts=None):
-        """Nats of every token: `-log p(token | context and text before it)`.
+        """Computes the loss of every token of some texts.
+
+        The loss is `-log p(token | context and preceding tokens)` in nats.
 
         Args:
             texts: List of strings, each of at least one token.
             contexts: Optional list of as many strings, read before the texts
-                and not scored. Text and context are made tokens of apart, so
-                a subword never spans both. An empty one is none.
+                but not scored. Context and text are tokenized separately, so
+                no subword spans both. An empty string means no context.
 
         Returns:
-            List of pairs, one a text: its ids, `(P,)` int32, and the nats of
-            each, `(P,)` float32. Without a context the first token has
-            nothing to be predicted from: it is NaN, so that sums of texts
-            with and without context are not taken for the same thing;
-            `np.nansum` sums the others. Where lines begin with a mark
-            (`line_start`), that is the first token.
+            List of pairs, one per text: its ids, int32 `(P,)`, and the losses
+            of these, float32 `(P,)`. Without a context the first token cannot
+            be predicted, and its loss is NaN. A sum is then NaN, too, and not
+            mistaken for that of a text with context; `np.nansum` sums the
+            other tokens. If the tokenizer has a `line_start`, that is the
+            first token.
 
         Raises:
             ValueError: If a text is empty, the numbers of texts and contexts
-                differ, or the tokenizer lacks a symbol.
+                differ, or a symbol is not in the vocabulary.
         """
         _check_list("texts", texts)
         if contexts is None:
@@ -180,23 +187,24 @@ class TextScorer:
             np.concatenate(parts) for parts in zip(before, ids, strict=True)
         ]
         found = self._read(self._nll, [(w[:-1], w[1:]) for w in whole])
-        # The first of all has no score; then the scores of the context.
+        # NaN for the first token, then the context, which is cut off.
         return [
             (text, np.append(np.float32(np.nan), nll)[-len(text) :])
             for text, nll in zip(ids, found, strict=True)
         ]
 
     def embed(self, texts):
-        """Hidden states after the last layer, from which the next token is.
+        """Returns the hidden states of the last layer for some texts.
 
         Args:
             texts: List of strings, each of at least one token.
 
         Returns:
-            List of float32 arrays of shape `(P, D)`, one a text.
+            List of float32 arrays of shape `(P, D)`, one per text.
 
         Raises:
-            ValueError: If a text is empty or the tokenizer lacks a symbol.
+            ValueError: If a text is empty or a symbol is not in the
+                vocabulary.
         """
         _check_list("texts", texts)
         ids = [self._encode(text) for text in texts]
@@ -217,18 +225,13 @@ class TextScorer:
         return tf.cast(hidden, tf.float32), entries
 
     def _read(self, read, texts):
-        """What a compiled function finds at every token of every text.
+        """Applies `_nll` or `_hidden` to texts, batch by batch.
 
-        Args:
-            read: `_nll` or `_hidden`.
-            texts: List of tuples of id arrays `(n,)`, what it takes.
-
-        Returns:
-            List of arrays `(n, ...)`.
+        Takes a list of tuples of id arrays `(n,)`; returns arrays `(n, ...)`.
         """
         self._reader.begin()
         found = [None] * len(texts)
-        # Those of about one length together: little is padding.
+        # Batches of similar lengths need little padding.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i][0]))
         for start in range(0, len(order), self._batch_size):
             rows = order[start : start + self._batch_size]
@@ -242,7 +245,7 @@ class TextScorer:
         lengths = np.zeros(self._batch_size, np.int32)
         lengths[: len(rows)] = [len(row[0]) for row in rows]
         parts = [[] for _ in rows]
-        # Once at least: a text of one token alone has a score of none.
+        # At least once: a text of one token has no inputs, but needs a result.
         for start in range(0, max(1, lengths.max()), self._segment_length):
             arguments = [
                 self._segment(arrays, start)
@@ -257,7 +260,7 @@ class TextScorer:
         return [np.concatenate(part) for part in parts]
 
     def _segment(self, arrays, start):
-        """`(B, T)` int32 of the ids from `start` on, padded with 0."""
+        """Returns T ids of each row from `start` on, int32 `(B, T)`."""
         segment = np.zeros((self._batch_size, self._segment_length), np.int32)
         for row, ids in zip(segment, arrays, strict=False):
             ids = ids[start : start + self._segment_length]
@@ -269,7 +272,7 @@ def _check_list(name, texts):
     if isinstance(texts, (str, bytes)):
         raise ValueError(
             f"`{name}` must be a list of strings. Received: the string "
-            f"{texts[:40]!r}; put it in a list"
+            f"{texts[:40]!r}. Put it in a list."
         )
     if not isinstance(texts, (Sequence, np.ndarray)):
         raise ValueError(
@@ -279,7 +282,8 @@ def _check_list(name, texts):
     for i, text in enumerate(texts):
         if not isinstance(text, (str, bytes)):
             raise ValueError(
-                f"`{name}` must be strings. Received: {name}[{i}]={text!r}"
+                f"`{name}` must be a list of strings. Received: "
+                f"{name}[{i}]={text!r}"
             )
 
 

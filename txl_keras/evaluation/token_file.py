@@ -1,4 +1,4 @@
-"""A file with a number for every token."""
+"""A file with one number per token."""
 
 import contextlib
 import os
@@ -13,18 +13,18 @@ _BLOCK = 1 << 20  # numbers written at once
 
 @contextlib.contextmanager
 def create_token_file(path, num_tokens):
-    """Makes a `.npy` file with a float32 for every token, to be filled.
+    """Creates a `.npy` file with one float32 per token, to be filled.
 
-    A context: the file takes its name at the end of it, so that it is there
-    whole or, after an error, not at all. All of its room on the disk is taken
-    at the beginning.
+    A context manager. The file gets its name when the context ends without an
+    error, so an incomplete file never appears under that name. The disk space
+    is allocated at the beginning.
 
     Args:
-        path: String, local.
+        path: String, the path of a local file.
         num_tokens: Integer.
 
     Yields:
-        `np.memmap` of shape `(num_tokens,)`, all NaN: it takes next to no
+        `np.memmap` of shape `(num_tokens,)`, filled with NaN. It needs little
         memory, whatever its size.
 
     Raises:
@@ -41,8 +41,8 @@ def create_token_file(path, num_tokens):
     path = os.path.expanduser(path)
     if is_remote(path):
         raise ValueError(
-            "`token_nll_path` must be a local file, to be written here and "
-            f"there. Received: {path}"
+            "`token_nll_path` must be a local file, because its numbers are "
+            f"not written in order. Received: {path}"
         )
     unfinished = f"{path}.{uuid.uuid4().hex}.incomplete"
     try:
@@ -57,7 +57,7 @@ def create_token_file(path, num_tokens):
 
 
 def _write_empty(path, unfinished, num_tokens):
-    """Writes NaN, not holes: where no room is left, a map ends the program."""
+    """Writes NaN: writing to a map of a sparse file on a full disk is fatal."""
     header = {
         "descr": "<f4",
         "fortran_order": False,
@@ -73,7 +73,7 @@ def _write_empty(path, unfinished, num_tokens):
                 file.write(np.full(size, np.nan, "<f4").tobytes())
     except OSError as error:
         raise OSError(
-            f"`token_nll_path` must be a file that can be written, with room "
-            f"for {4 * num_tokens:,} bytes. Received: {path} "
+            f"`token_nll_path` must be a file that can be written, with disk "
+            f"space for {4 * num_tokens:,} bytes. Received: {path} "
             f"({error.strerror})"
         ) from error

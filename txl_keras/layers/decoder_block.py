@@ -1,4 +1,4 @@
-"""One Transformer-XL block.
+"""One Transformer-XL block, section 3.3 of the paper.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
 """
@@ -19,48 +19,55 @@ from txl_keras.layers.sublayers import dense
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.layers.sublayers import normalized_sum
 
-# How a model knows where its tokens stand, and whether that lets it remember.
+# Position encodings. Absolute positions do not allow memory, whose positions
+# would clash with those of the segment (section 3.3).
 ATTENTION_TYPES = ("relative", "shaw", "vaswani", "al_rfou")
 ABSOLUTE_TYPES = ("vaswani", "al_rfou")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class DecoderBlock(keras.layers.Layer):
-    """Attention and a feed-forward network, each with a residual.
+    """A Keras layer for one block: attention and a feed-forward network.
 
-    Post-norm, as in the paper (section 3.3, the equations at its end):
+    Both have a residual connection. Post-norm, as in the equations at the end
+    of section 3.3 of the paper:
 
         a = LayerNorm(x + Attention(x, memory))
         y = LayerNorm(a + FeedForward(a)),   FeedForward = W_2 ReLU(W_1 .)
 
-    Pre-norm (`normalize_first=True`) normalizes the inputs of the two parts,
-    the memory's too, and leaves the residual stream alone:
+    Pre-norm (`normalize_first=True`) normalizes the inputs of both parts, and
+    the memory, but not the residual stream:
 
         a = x + Attention(LayerNorm(x), LayerNorm(memory))
         y = a + FeedForward(LayerNorm(a))
 
     Args:
         num_heads: Integer.
-        head_dim: Integer, size of a head.
-        intermediate_dim: Integer, inner size of the feed-forward network.
+        head_dim: Integer, the size of a head.
+        intermediate_dim: Integer, the inner size of the feed-forward network.
         dropout: Float in `[0, 1)`, dropout after the attention, after the
             ReLU and after the feed-forward network.
-        attention_dropout: Float in `[0, 1)`, on attention probabilities.
-        normalize_first: Boolean, pre-norm rather than post-norm.
-        layer_norm_epsilon: Float.
+        attention_dropout: Float in `[0, 1)`, dropout on the attention
+            probabilities.
+        normalize_first: Boolean, uses pre-norm instead of post-norm.
+        layer_norm_epsilon: Float, added to the variance.
         attention_type: String.
-            `"relative"`: the paper's, `RelativeMultiHeadAttention`.
-            `"shaw"`: relative keys, `ShawMultiHeadAttention`.
-            `"vaswani"`: absolute positions; they come with `inputs`.
-            `"al_rfou"`: absolute positions, learned, which the block adds to
-            its inputs (Al-Rfou et al., 2018, section 2). Those of a segment
-            are counted from its end, as the code of Dai et al. does.
-            The last two take no memory.
-        max_positions: Integer, rows of the learned tables: the distances of
-            `"shaw"`, the longest segment of `"al_rfou"`.
-        clamp_length: Optional integer, of `"relative"` and `"shaw"`.
-        tie_attention_biases: Boolean, of `"relative"`.
-        same_length, kernel_initializer: See `CausalMultiHeadAttention`.
+            `"relative"`: relative positions of the paper, see
+            `RelativeMultiHeadAttention`.
+            `"shaw"`: relative keys, see `ShawMultiHeadAttention`.
+            `"vaswani"`: absolute positions, which `inputs` must include.
+            `"al_rfou"`: learned absolute positions, which the block adds to
+            its inputs (Al-Rfou et al., 2018, section 2). They are counted from
+            the end of the segment, as in the code of Dai et al.
+            The last two do not support memory.
+        max_positions: Integer, the number of rows of the learned tables.
+            Required by `"shaw"`, for distances, and by `"al_rfou"`, where it
+            is the longest segment length.
+        clamp_length: Optional integer, used by `"relative"` and `"shaw"`.
+        same_length: See `CausalMultiHeadAttention`.
+        tie_attention_biases: Boolean, used by `"relative"`: see
+            `RelativeMultiHeadAttention`.
+        kernel_initializer: Initializer of all kernels.
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`.
@@ -69,12 +76,17 @@ class DecoderBlock(keras.layers.Layer):
         inputs_mask: Optional boolean `(B, T)`, false at padding.
         memory_mask, training, dropout_seed: See `CausalMultiHeadAttention`.
         position_encoding, attention_biases: See `RelativeMultiHeadAttention`;
-            only of `"relative"`.
-        return_attention_scores: Boolean.
+            only used by `"relative"`.
+        return_attention_scores: Boolean, also returns the probabilities.
 
     Returns:
         Tensor of shape `(B, T, D)`; with `return_attention_scores=True` also
         the probabilities, see `CausalMultiHeadAttention`.
+
+    Raises:
+        ValueError: If an argument is out of its range or unknown, if a type
+            without memory gets a `memory` or `same_length`, or if a segment is
+            longer than the `max_positions` of `"al_rfou"`.
 
     Example:
 
@@ -131,7 +143,7 @@ class DecoderBlock(keras.layers.Layer):
         self._intermediate_dense = dense(
             self, intermediate_dim, "feed_forward_intermediate", "relu"
         )
-        self._output_dense = None  # its size, D, is known in `build`
+        self._output_dense = None  # created in `build`, which knows D
         self._dropout = RowDropout(
             dropout, dtype=self.dtype_policy, name="dropout"
         )
@@ -170,7 +182,7 @@ class DecoderBlock(keras.layers.Layer):
         self._intermediate_dense.build(inputs_shape)
         self._output_dense.build((*inputs_shape[:-1], self.intermediate_dim))
         if self.attention_type == "al_rfou":
-            # The last row belongs to the last token of a segment.
+            # The last row is for the last token of a segment.
             self.position_embeddings = self.add_weight(
                 shape=(self.max_positions, inputs_shape[-1]),
                 initializer=self.kernel_initializer.clone(),
@@ -200,7 +212,9 @@ class DecoderBlock(keras.layers.Layer):
                 }
             attended = self.attention(
                 x,
-                memory=None if memory is None else self._attended(memory),
+                memory=None
+                if memory is None
+                else self._attention_inputs(memory),
                 query_mask=inputs_mask,
                 memory_mask=memory_mask,
                 training=training,
@@ -226,19 +240,19 @@ class DecoderBlock(keras.layers.Layer):
     def attend_projected(
         self, inputs, past, positions=(), attention_biases=None
     ):
-        """The block over a past whose keys and values are there already.
+        """Computes the block for a past whose keys and values are cached.
 
-        Inference only, see `CausalMultiHeadAttention.attend_projected`.
+        For inference only, see `CausalMultiHeadAttention.attend_projected`.
 
         Args:
             inputs: Tensor of shape `(B, T, D)`.
-            past: `Past`.
-            positions: Tuple of what `project_positions` returned.
+            past: `Past`, the cached keys and values of earlier tokens.
+            positions: Tuple of tensors from `project_positions`.
             attention_biases: See `RelativeMultiHeadAttention`.
 
         Returns:
-            Triple of the outputs `(B, T, D)` and the keys and the values of
-            the segment, `(B, N, T, H)`.
+            Triple of the outputs `(B, T, D)` and the keys and values of the
+            segment, each `(B, N, T, H)`.
         """
         projected = []
 
@@ -256,35 +270,36 @@ class DecoderBlock(keras.layers.Layer):
         return self._transform(inputs, attention), *projected
 
     def project_positions(self, num_distances):
-        """What attention sees of positions, which the weights alone decide.
+        """Projects the positions, which depends on the weights only.
 
         Args:
             num_distances: Integer, at least M + T.
 
         Returns:
-            Tuple of tensors, empty for types without memory.
+            Tuple of tensors for `attend_projected`, empty for types without
+            memory.
         """
         if self.attention_type in ABSOLUTE_TYPES:
             return ()
         return self.attention.project_positions(num_distances)
 
     def project(self, memory):
-        """Keys and values of earlier inputs.
+        """Projects earlier inputs of the block to keys and values.
 
         Args:
             memory: Tensor of shape `(B, M, D)`.
 
         Returns:
-            The pair of them, `(B, N, M, H)`.
+            Pair of keys and values, each `(B, N, M, H)`.
         """
-        return self.attention.project(self._attended(memory))
+        return self.attention.project(self._attention_inputs(memory))
 
-    def _attended(self, states):
-        """Inputs of the block as its attention sees them."""
+    def _attention_inputs(self, states):
+        """Normalizes the states that attention receives, with pre-norm."""
         return self._attention_norm(states) if self.normalize_first else states
 
     def _transform(self, inputs, attention, training=False, dropout_seed=None):
-        """The equations of the class."""
+        """Computes the equations above, given a function for attention."""
         if self.attention_type == "al_rfou":
             inputs = inputs + self._positions(inputs)
 
@@ -297,12 +312,13 @@ class DecoderBlock(keras.layers.Layer):
 
         def normalize(norm, x, residual):
             if target.current().is_cpu:
-                # Variables are read out here, where gradients find them.
+                # Variables are read here, outside of the custom gradient, so
+                # that the tape sees them.
                 gamma, beta = map(tf.convert_to_tensor, (norm.gamma, norm.beta))
                 return normalized_sum(x, residual, gamma, beta, norm.epsilon)
             return norm(x + residual)
 
-        attended = attention(self._attended(inputs))
+        attended = attention(self._attention_inputs(inputs))
         if not self.normalize_first:
             x = normalize(self._attention_norm, inputs, attended)
             return normalize(self._feed_forward_norm, x, feed_forward(x))
@@ -315,13 +331,14 @@ class DecoderBlock(keras.layers.Layer):
 
     def _positions(self, inputs):
         length = inputs.shape[1]
-        if length is None:  # it is known at run time only
+        if length is None:  # known at run time only
             length = tf.shape(inputs)[1]
             tf.debugging.assert_less_equal(length, self.max_positions)
         elif length > self.max_positions:
             raise ValueError(
-                "A segment must not be longer than `max_positions`, "
-                f"{self.max_positions}. Received: inputs.shape={inputs.shape}"
+                "The segment length of `inputs` must be at most "
+                f"`max_positions`, {self.max_positions}. Received: "
+                f"inputs.shape={inputs.shape}"
             )
         positions = self.position_embeddings[self.max_positions - length :]
         return tf.cast(positions, inputs.dtype)
@@ -358,13 +375,7 @@ class DecoderBlock(keras.layers.Layer):
 
 
 def check_attention_type(attention_type, max_positions, same_length):
-    """Checks that the arguments go together: see `DecoderBlock`.
-
-    Raises:
-        ValueError: If the type is unknown, the number of positions is missing
-            where they are learned, or a type without memory should look
-            equally far back in it.
-    """
+    """Checks that these arguments of `DecoderBlock` fit together."""
     if attention_type not in ATTENTION_TYPES:
         raise ValueError(
             f"`attention_type` must be one of {ATTENTION_TYPES}. "
@@ -375,25 +386,19 @@ def check_attention_type(attention_type, max_positions, same_length):
     if attention_type in ABSOLUTE_TYPES and same_length:
         raise ValueError(
             f"`same_length` must be False with attention_type="
-            f"{attention_type!r}, which has no memory to look back in. "
+            f"{attention_type!r}, which does not support memory. "
             f"Received: same_length={same_length}"
         )
 
 
 def check_remembers(attention_type, memory_length, received):
-    """Checks that a type without memory gets none: see `DecoderBlock`.
+    """Checks that a type without memory gets none.
 
-    Args:
-        attention_type: String.
-        memory_length: Integer M, or `None` where it is not known.
-        received: String, what came, for the error.
-
-    Raises:
-        ValueError: If it gets some.
+    `memory_length` may be `None` if unknown; `received` ends the message.
     """
     if attention_type in ABSOLUTE_TYPES and memory_length != 0:
         raise ValueError(
-            f"`attention_type={attention_type!r}` counts positions inside of "
-            "a segment, so those of memory would be wrong: `memory_length` "
-            f"must be 0. Received: {received}"
+            f"`attention_type={attention_type!r}` has absolute positions, "
+            "which start anew in every segment and do not work with memory: "
+            f"`memory_length` must be 0. Received: {received}"
         )

@@ -1,4 +1,4 @@
-"""Dropout whose mask belongs to a row of the batch, not to a device.
+"""Dropout with one seed per row of the batch.
 
 Letters: `B` batch.
 """
@@ -8,29 +8,30 @@ import tensorflow as tf
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_seeds
-from txl_keras.layers.compute.dropout import is_kept
+from txl_keras.layers.compute.dropout import keep_mask
 from txl_keras.layers.compute.target import fused
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class RowDropout(keras.layers.Layer):
-    """Dropout with one seed a row.
+    """A Keras layer for dropout with one seed per row.
 
-    Each row's mask is a hash of its seed and of the position inside the row:
-    nothing else. So a batch split over replicas, a resumed run and a run with
-    or without XLA all drop the same units, which the counter-based generators
-    of TensorFlow do not promise (they give other numbers under XLA, and a
-    generator a replica gives every replica the same mask).
+    The mask of a row depends only on the row's seed and the position inside
+    the row. So the same units are dropped when a batch is split over replicas,
+    when a run is resumed, and with or without XLA. TensorFlow's counter-based
+    generators do not guarantee that: their numbers differ under XLA, and one
+    generator per replica gives every replica the same mask.
 
     Args:
         rate: Float in `[0, 1)`, the fraction of units to drop.
-        seed: Optional integer for the seeds drawn where none are passed.
+        seed: Optional integer, seeds the row seeds that are drawn if a call
+            has no `dropout_seed`.
 
     Call arguments:
         inputs: Tensor of shape `(B, ...)`.
-        training: Boolean. Nothing is dropped unless it is true.
-        dropout_seed: Optional uint32 tensor of shape `(B,)`, one seed a row.
-            By default one is drawn a row at every call.
+        training: Boolean. Dropout is applied only if it is true.
+        dropout_seed: Optional uint32 tensor of shape `(B,)`, one seed per row.
+            By default new seeds are drawn in every call.
 
     Returns:
         Tensor of the shape and dtype of `inputs`; kept units are scaled by
@@ -67,7 +68,7 @@ class RowDropout(keras.layers.Layer):
 
         @tf.custom_gradient
         def drop(x):
-            # The gradient has the same mask: made again, it need not be kept.
+            # The gradient recomputes the mask, so that it need not be stored.
             return _drop(x, seeds, self.rate), lambda y: _drop(
                 y, seeds, self.rate
             )
@@ -75,7 +76,7 @@ class RowDropout(keras.layers.Layer):
         return tf.ensure_shape(drop(inputs), inputs.shape)
 
     def row_seeds(self, batch_size, dropout_seed=None):
-        """Seeds of the rows of a call: those given, or freshly drawn ones.
+        """Returns the row seeds of a call, and draws them if none are given.
 
         Args:
             batch_size: Integer `B`.
@@ -108,7 +109,7 @@ class RowDropout(keras.layers.Layer):
 @fused
 def _drop(inputs, seeds, rate):
     shape = tf.unstack(tf.shape(inputs))
-    places = [tf.range(size) for size in shape[1:]]
-    keep = is_kept(rate, seeds, shape[1:], places)
+    indices = [tf.range(size) for size in shape[1:]]
+    keep = keep_mask(rate, seeds, shape[1:], indices)
     scale = tf.cast(1 / (1 - rate), inputs.dtype)
     return tf.where(keep, inputs * scale, tf.zeros((), inputs.dtype))

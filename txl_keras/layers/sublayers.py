@@ -1,4 +1,4 @@
-"""Layers inside of a layer, with its dtype policy and initializer."""
+"""Sublayers that share the dtype policy and initializer of their owner."""
 
 import keras
 import tensorflow as tf
@@ -10,20 +10,16 @@ from txl_keras.layers.compute.target import fused
 
 
 def heads_dense(layer, equation, name, output_shape=None):
-    """A projection to or from heads.
+    """Creates a projection to or from the heads of a layer.
 
-    Args:
-        layer: The layer that owns it, with `num_heads`, `key_dim` and
-            `kernel_initializer`.
-        equation, name: Of `keras.layers.EinsumDense`.
-        output_shape: Of it; by default that ends with the heads.
+    By default the output shape ends with `num_heads, key_dim` of the layer.
     """
     rank = len(equation.split("->")[1])
     heads = [layer.num_heads, layer.key_dim]
     return HeadsDense(
         equation,
         output_shape=output_shape or [None] * (rank - 3) + heads,
-        # A copy: one initializer object gives the same numbers each time.
+        # A clone, because one initializer object repeats its values.
         kernel_initializer=layer.kernel_initializer.clone(),
         dtype=layer.dtype_policy,
         name=name,
@@ -32,37 +28,32 @@ def heads_dense(layer, equation, name, output_shape=None):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class HeadsDense(keras.layers.EinsumDense):
-    """`keras.layers.EinsumDense`, on a CPU as one product of matrices.
+    """A Keras `EinsumDense` that is computed as one matmul on CPUs.
 
-    TensorFlow makes a batch of small ones of it, and their gradients are
-    summed up in a pass of their own.
+    TensorFlow's einsum is a batch of small matmuls there, and sums up their
+    gradients in a separate pass.
     """
 
     def call(self, inputs):
         axes, kernel_axes = self.equation.split("->")[0].split(",")
         summed = [axis for axis in axes if axis in kernel_axes]
-        leads = axes.endswith("".join(summed)) and kernel_axes.startswith(
+        sums_adjacent_axes = axes.endswith(
             "".join(summed)
-        )
-        if not (target.current().is_cpu and leads):
+        ) and kernel_axes.startswith("".join(summed))
+        if not (target.current().is_cpu and sums_adjacent_axes):
             return super().call(inputs)
         return tf.tensordot(inputs, self.kernel, len(summed))
 
 
 def project_heads(states, *layers):
-    """Projects hidden states to heads, by the kernels of several layers.
+    """Projects `(B, S, D)` with each `HeadsDense` to a list of `(N, B, S, H)`.
 
-    Args:
-        states: Tensor `(B, S, D)`.
-        *layers: `HeadsDense` with kernels `(D, N, H)`.
-
-    Returns:
-        List of tensors `(N, B, S, H)`. Heads are first, so that a product with
-        what has no batch axis, the positions, is one of a matrix a head.
+    Heads are first, so that the scores of positions, which have no batch axis,
+    take one matmul per head.
     """
     kernels = [tf.cast(layer.kernel, states.dtype) for layer in layers]
     if target.current().is_cpu:
-        # With kernels side by side, one product of all.
+        # One matmul with the concatenated kernels.
         projected = tf.tensordot(states, tf.concat(kernels, axis=1), 1)
         projected = tf.transpose(projected, (2, 0, 1, 3))
         return tf.split(projected, len(layers), axis=0)
@@ -73,7 +64,7 @@ def project_heads(states, *layers):
 
 
 def dense(layer, units, name, activation=None):
-    """A `keras.layers.Dense` of a layer with a `kernel_initializer`."""
+    """Creates a `Dense` sublayer with the owner's initializer and dtype."""
     return keras.layers.Dense(
         units,
         activation=activation,
@@ -84,7 +75,7 @@ def dense(layer, units, name, activation=None):
 
 
 def layer_norm(layer, name):
-    """A layer norm of a layer with a `layer_norm_epsilon`."""
+    """Creates a layer norm sublayer with the owner's epsilon and dtype."""
     check_number("layer_norm_epsilon", layer.layer_norm_epsilon, 0)
     return keras.layers.LayerNormalization(
         epsilon=layer.layer_norm_epsilon, dtype=layer.dtype_policy, name=name
@@ -92,28 +83,22 @@ def layer_norm(layer, name):
 
 
 def normalized_sum(x, residual, gamma, beta, epsilon):
-    """Layer norm of `x + residual` for training, fused.
+    """Computes `LayerNorm(x + residual)` with fused forward and backward.
 
-    Args:
-        x, residual: Tensors `(..., D)` of one dtype.
-        gamma, beta: Float32 tensors `(D,)`.
-        epsilon: Float, added to the variance.
-
-    Returns:
-        Tensor of the shape and dtype of `x`.
+    `gamma` and `beta` are float32 `(D,)`.
     """
 
     @tf.custom_gradient
     def normalized(x, residual, gamma, beta):
-        output, total, mean, inverse = _normalize(
+        output, total, mean, inverse_deviation = _normalize(
             x, residual, gamma, beta, epsilon
         )
 
         def gradient(output_gradient):
-            of_sum, *of_weights = _normalize_gradient(
-                total, mean, inverse, gamma, output_gradient
+            sum_gradient, *weight_gradients = _normalize_gradient(
+                total, mean, inverse_deviation, gamma, output_gradient
             )
-            return of_sum, of_sum, *of_weights
+            return sum_gradient, sum_gradient, *weight_gradients
 
         return output, gradient
 
@@ -122,35 +107,38 @@ def normalized_sum(x, residual, gamma, beta, epsilon):
 
 @fused
 def _normalize(x, residual, gamma, beta, epsilon):
-    """The norm, the sum, and its mean and inverse deviation `(..., 1)`."""
+    """Returns the layer norm, the sum, and its mean and 1 / deviation."""
     total = x + residual
-    exact = tf.cast(total, tf.float32)
-    mean = _mean(exact)
-    variance = _mean(tf.square(exact - mean))
-    inverse = tf.math.rsqrt(variance + epsilon)
-    output = (exact - mean) * inverse * gamma + beta
-    return tf.cast(output, x.dtype), total, mean, inverse
+    sum_float32 = tf.cast(total, tf.float32)
+    mean = _mean(sum_float32)
+    variance = _mean(tf.square(sum_float32 - mean))
+    inverse_deviation = tf.math.rsqrt(variance + epsilon)
+    output = (sum_float32 - mean) * inverse_deviation * gamma + beta
+    return tf.cast(output, x.dtype), total, mean, inverse_deviation
 
 
 @fused
-def _normalize_gradient(total, mean, inverse, gamma, output_gradient):
-    """Gradients of the sum, of gamma and of beta."""
+def _normalize_gradient(total, mean, inverse_deviation, gamma, output_gradient):
+    """Computes the gradients of the sum, of gamma and of beta."""
     gradient = tf.cast(output_gradient, tf.float32)
-    normalized = (tf.cast(total, tf.float32) - mean) * inverse
+    normalized = (tf.cast(total, tf.float32) - mean) * inverse_deviation
     scaled = gradient * gamma
-    of_sum = scaled - _mean(scaled) - normalized * _mean(scaled * normalized)
+    sum_gradient = (
+        scaled - _mean(scaled) - normalized * _mean(scaled * normalized)
+    )
     rows = list(range(total.shape.rank - 1))
     return (
-        tf.cast(of_sum * inverse, total.dtype),
+        tf.cast(sum_gradient * inverse_deviation, total.dtype),
         tf.reduce_sum(gradient * normalized, axis=rows),
         tf.reduce_sum(gradient, axis=rows),
     )
 
 
 def _mean(x):
-    """Of the last axis, which stays.
+    """Computes the mean over the last axis, which is kept as 1.
 
-    As a product: XLA sums up rows on a CPU in two passes, a fifth slower.
+    It is a matmul, because XLA sums up rows on a CPU in two passes, which is
+    20% slower.
     """
     size = x.shape[-1]
     return tf.linalg.matvec(x, tf.fill([size], 1 / size))[..., None]

@@ -17,9 +17,9 @@ from txl_keras.layers.sublayers import layer_norm
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class TwoStreamBlock(keras.layers.Layer):
-    """Two-stream attention and a feed-forward network, each with a residual.
+    """A Keras layer for one XLNet block: two-stream attention, feed-forward.
 
-    Post-norm (appendix A.2 of Yang et al., 2019), for each stream `x` and with
+    Post-norm, as in appendix A.2 of Yang et al., 2019. Both streams `x` use
     the same weights:
 
         a = LayerNorm(x + Attention(x, content, memory))
@@ -27,12 +27,13 @@ class TwoStreamBlock(keras.layers.Layer):
 
     Args:
         num_heads: Integer.
-        head_dim: Integer, size of a head.
-        intermediate_dim: Integer, inner size of the feed-forward network.
+        head_dim: Integer, the size of a head.
+        intermediate_dim: Integer, the inner size of the feed-forward network.
         dropout: Float in `[0, 1)`, dropout after the attention, after the
             GELU and after the feed-forward network.
-        attention_dropout: Float in `[0, 1)`, on attention probabilities.
-        layer_norm_epsilon: Float.
+        attention_dropout: Float in `[0, 1)`, dropout on the attention
+            probabilities.
+        layer_norm_epsilon: Float, added to the variance.
         clamp_length, kernel_initializer: See `TwoStreamRelativeAttention`.
 
     Call arguments:
@@ -41,8 +42,8 @@ class TwoStreamBlock(keras.layers.Layer):
             dropout_seed: See `TwoStreamRelativeAttention`.
 
     Returns:
-        Tensor of shape `(B, T, D)`; with a `query` the pair of it and of
-        `(B, P, D)`.
+        Tensor of shape `(B, T, D)`; with a `query`, a pair of it and a tensor
+        of shape `(B, P, D)`.
 
     Example:
 
@@ -97,7 +98,7 @@ class TwoStreamBlock(keras.layers.Layer):
         self._intermediate_dense = dense(
             self, intermediate_dim, "feed_forward_intermediate", "gelu"
         )
-        self._output_dense = None  # its size, D, is known in `build`
+        self._output_dense = None  # created in `build`, which knows D
         self._dropout = RowDropout(
             dropout, dtype=self.dtype_policy, name="dropout"
         )
@@ -139,19 +140,19 @@ class TwoStreamBlock(keras.layers.Layer):
             training=training,
             dropout_seed=fold_in(dropout_seed, 0),
         )
-        of_content, of_query = (
+        content_seed, query_seed = (
             fold_in(dropout_seed, 1),
             fold_in(dropout_seed, 2),
         )
         if query is None:
-            return self._transform(content, attended, training, of_content)
+            return self._transform(content, attended, training, content_seed)
         return (
-            self._transform(content, attended[0], training, of_content),
-            self._transform(query, attended[1], training, of_query),
+            self._transform(content, attended[0], training, content_seed),
+            self._transform(query, attended[1], training, query_seed),
         )
 
     def _transform(self, x, attended, training, dropout_seed):
-        """The equations of the class, for one stream."""
+        """Computes the equations above for one stream."""
 
         def drop(x, site):
             seed = fold_in(dropout_seed, site)

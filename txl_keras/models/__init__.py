@@ -1,4 +1,4 @@
-"""Models built from the layers."""
+"""Transformer-XL, XLNet and LSTM models, built from the layers."""
 
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.segment_reader import SegmentReader

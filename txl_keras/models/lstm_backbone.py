@@ -1,4 +1,4 @@
-"""The LSTM that Transformer-XL is compared with.
+"""An LSTM backbone, the baseline that Transformer-XL is compared with.
 
 Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `L` layers.
 """
@@ -20,25 +20,26 @@ from txl_keras.models.recurrent_backbone import RecurrentBackbone
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class LSTMBackbone(RecurrentBackbone):
-    """Token embedding and L LSTM layers over a segment, by truncated BPTT.
+    """Encodes a segment with a token embedding and L LSTM layers.
 
-    It takes the place of `TransformerXLBackbone` in `TransformerXLCausalLM`
-    and whatever trains and scores that. Its memory is the state after the last
-    token of a segment: the next one starts there, and no gradient goes back
-    through it. Rows are reset by the same rules.
+    It replaces `TransformerXLBackbone` in `TransformerXLCausalLM` and in the
+    code that trains or scores that model. Its memory is the LSTM state after
+    the last token of a segment. The next segment starts from that state, and
+    no gradient flows back through it (truncated BPTT). Rows are reset as in
+    `TransformerXLBackbone`.
 
     Args:
         vocabulary_size: Integer `V`.
         num_layers: Integer `L`.
         hidden_dim: Integer `D`, units of each layer.
-        cutoffs, embedding_dim, div_val, project_same_dim: Of the token
-            embedding, see `AdaptiveEmbedding`; by default it is an ordinary
-            one of size D.
-        dropout: Float, on embeddings and on the outputs of layers, not on
-            what goes from one token to the next (Zaremba et al., 2014).
+        cutoffs, embedding_dim, div_val, project_same_dim: Arguments of the
+            token embedding, see `AdaptiveEmbedding`. By default it is an
+            ordinary embedding of size D.
+        dropout: Float, dropout on embeddings and on the outputs of layers, but
+            not on the recurrent connections (Zaremba et al., 2014).
         initializer_stddev: Float, standard deviation of the normal
-            distribution that embeddings start from. All else starts as
-            `keras.layers.LSTM` does.
+            distribution that initializes the embeddings. All other weights are
+            initialized as by `keras.layers.LSTM`.
 
     Call arguments:
         token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
@@ -46,8 +47,8 @@ class LSTMBackbone(RecurrentBackbone):
             `TransformerXLBackbone`.
 
     Returns:
-        The pair of hidden states `(B, T, D)` and the new `Memory`: 2 L states
-        `(B, 1, D)`, hidden state and cell of each layer.
+        The pair of hidden states `(B, T, D)` and the new `Memory` of 2 L
+        states `(B, 1, D)`: hidden state and cell state of each layer.
 
     Example:
 
@@ -69,7 +70,7 @@ class LSTMBackbone(RecurrentBackbone):
 
     has_attention = False
     attention_type = None
-    # Of one entry, the state.
+    # The LSTM state is the one entry of the memory.
     memory_length = 1
     cold_start = "zeros"
 
@@ -121,11 +122,11 @@ class LSTMBackbone(RecurrentBackbone):
         self.build((None, None))
 
     def kernel_initializer(self):
-        """Initializer of tables."""
+        """Returns the initializer of embedding tables."""
         return keras.initializers.RandomNormal(stddev=self.initializer_stddev)
 
     def projection_initializer(self):
-        """Initializer of projections between tables and hidden states."""
+        """Returns the initializer of projections from tables to size D."""
         return self.token_embedding.projection_initializer.clone()
 
     def build(self, token_ids_shape):
@@ -138,11 +139,11 @@ class LSTMBackbone(RecurrentBackbone):
 
     @property
     def num_states(self):
-        """Integer, a hidden state and a cell per layer."""
+        """Returns 2 L: a hidden state and a cell state per layer."""
         return 2 * self.num_layers
 
     def check_remembers(self, memory_length):
-        """Raises `ValueError` unless the memory is one state long."""
+        """Raises `ValueError` unless `memory_length` is `None` or 1."""
         if memory_length not in (None, self.memory_length):
             raise ValueError(
                 "`memory_length` must be None or 1 for an LSTM, which "
@@ -161,54 +162,52 @@ class LSTMBackbone(RecurrentBackbone):
         token_ids, memory = self._begin(token_ids, memory, reset)
         batch_size = ops.shape(token_ids)[0]
         seeds = fold_in(dropout_seed, self._rows(first_row, batch_size))
-        x, states = self._states_after(
-            token_ids, memory.states, training, seeds
-        )
+        x, states = self._all_states(token_ids, memory.states, training, seeds)
         last = tuple(
             tf.stop_gradient(state[:, -1:]) for state in states
         )  # truncated BPTT
         return x, memory._replace(states=last)
 
-    def _states_after(self, token_ids, before, training=False, row_seeds=None):
-        """Returns hidden states, and all states after every token."""
+    def _all_states(self, token_ids, initial, training=False, row_seeds=None):
+        """Returns the hidden states, and all layers' states at every token."""
 
-        def drop(x, place):
+        def drop(x, site):
             return self._dropout(
-                x, training=training, dropout_seed=fold_in(row_seeds, place)
+                x, training=training, dropout_seed=fold_in(row_seeds, site)
             )
 
         x = drop(self.token_embedding(token_ids) * self.hidden_dim**0.5, 0)
         states = []
         for i, layer in enumerate(self.layers_of_cells):
-            state = [s[:, 0] for s in before[2 * i : 2 * i + 2]]
-            after = layer(x, initial_state=state)  # [B, T, 2 D]
-            states += ops.split(after, 2, axis=-1)
+            state = [s[:, 0] for s in initial[2 * i : 2 * i + 2]]
+            outputs = layer(x, initial_state=state)  # [B, T, 2 D]
+            states += ops.split(outputs, 2, axis=-1)
             x = drop(states[-2], i + 1)
         return x, tuple(states)
 
     def project_memory(self, memory):
-        """Returns the states of a `Memory`: nothing is projected."""
+        """Returns the states of a `Memory`; an LSTM projects nothing."""
         return _States(memory.states)
 
     def project_positions(self, num_distances):
-        """Returns an empty tuple: an LSTM has no positions."""
+        """Returns an empty tuple, since an LSTM has no positions."""
         del num_distances
         return ()
 
     def call_projected(self, token_ids, memory, positions):
-        """Reads a segment as a call does, and returns every token's states.
+        """Reads a segment and returns the LSTM states at every token.
 
         Args:
             token_ids: Integer tensor of shape `(B, T)`.
-            memory, positions: What `project_memory` and `project_positions`
-                returned.
+            memory, positions: The results of `project_memory` and
+                `project_positions`.
 
         Returns:
-            The pair of hidden states `(B, T, D)` and 2 L tensors `(B, T, D)`,
-            hidden state and cell of each layer.
+            The pair of hidden states `(B, T, D)` and a tuple of 2 L tensors
+            `(B, T, D)`: hidden state and cell state of each layer.
         """
         del positions
-        return self._states_after(token_ids, memory.states)
+        return self._all_states(token_ids, memory.states)
 
     def get_config(self):
         return {
@@ -226,7 +225,7 @@ class LSTMBackbone(RecurrentBackbone):
 
 
 class _States(collections.namedtuple("_States", ["states"])):
-    """What `ProjectedMemory` is to attention: 2 L states `(B, 1, D)`."""
+    """Holds 2 L states `(B, 1, D)` behind the `ProjectedMemory` interface."""
 
     __slots__ = ()
 
@@ -237,7 +236,7 @@ class _States(collections.namedtuple("_States", ["states"])):
         return _States(tuple(map(choose, empty.states, self.states)))
 
     def append(self, states, lengths=None):
-        """Keeps the states after the last real token, `(B, T, D)`."""
+        """Keeps, of states `(B, T, D)`, those at the last real token."""
         if lengths is None:
             return _States(tuple(state[:, -1:] for state in states))
 
@@ -250,9 +249,9 @@ class _States(collections.namedtuple("_States", ["states"])):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class _Cell(keras.layers.LSTMCell):
-    """An LSTM that hands back its whole state, not the hidden state alone.
+    """Computes an LSTM step and outputs the hidden state and the cell state.
 
-    So that reading can go on after any token of a segment.
+    With both at every token, reading can continue after any of them.
     """
 
     def __init__(self, units, **kwargs):

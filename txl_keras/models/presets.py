@@ -1,10 +1,12 @@
 """Sizes of published models, by name.
 
-Weights are not part of a preset: they come from training or a checkpoint.
+A preset has no weights: they come from training or a checkpoint.
 Sources: the original repository's TensorFlow scripts (`*_base_gpu.sh`,
 `*_large_tpu.sh`), tables 1 to 5 of Dai et al., 2019, and NVIDIA's PyTorch
-configurations. Beside each stands its number of weights.
+configurations. The comment above each preset is its number of weights.
 """
+
+import inspect
 
 _CHARACTERS_BASE = {
     "num_layers": 12,
@@ -27,7 +29,8 @@ _WIKITEXT103 = {
     "vocabulary_size": 267_735,
     "cutoffs": (20_000, 40_000, 200_000),
 }
-# The head, 3 entries for the tails included, has a multiple of 8 rows.
+# The head of 19,997 words and 3 entries for the tails has 20,000 rows, a
+# multiple of 8.
 _WIKITEXT103_NVIDIA = {
     "vocabulary_size": 267_735,
     "cutoffs": (19_997, 39_997, 199_997),
@@ -55,10 +58,10 @@ _LM1B = {
     "tie_attention_biases": False,
 }
 
-# Vocabularies of characters: bytes; enwik8 without newlines; a to z and the
-# space.
+# Sizes of character vocabularies: 256 bytes; 204 symbols of enwik8 without
+# newlines; 27 symbols of text8, a to z and the space.
 _PRESETS = {
-    # What two CPU cores train best in a few minutes: our choice.
+    # Our choice: the best model that two CPU cores train in a few minutes.
     "quickstart": {
         "vocabulary_size": 256,
         "num_layers": 4,
@@ -69,7 +72,7 @@ _PRESETS = {
     },
     # 41,055,436
     "enwik8_base": {"vocabulary_size": 204, **_CHARACTERS_BASE},
-    # 87,965,708: the paper gives 18 layers and 88M, the rest is our choice.
+    # 87,965,708. The paper gives 18 layers and 88M; the rest is our choice.
     "enwik8_18_layers": {
         "vocabulary_size": 204,
         "num_layers": 18,
@@ -85,7 +88,8 @@ _PRESETS = {
     "text8_base": {"vocabulary_size": 27, **_CHARACTERS_BASE},
     # 277,050,395
     "text8_large": {"vocabulary_size": 27, **_CHARACTERS_LARGE},
-    # 151,119,838; the PyTorch code ties the attention biases: 151,107,538
+    # 151,119,838. The PyTorch code ties the attention biases and has
+    # 151,107,538.
     "wikitext103_base": {
         **_WIKITEXT103,
         "num_layers": 16,
@@ -96,7 +100,7 @@ _PRESETS = {
         "tie_attention_biases": False,
         "dropout": 0.1,
     },
-    # 285,205,322; the paper says 257M, which no reading of its code gives
+    # 285,205,322. The paper reports 257M, which its code does not reproduce.
     "wikitext103_large": {
         **_WIKITEXT103,
         **_WIKITEXT103_LARGE,
@@ -136,7 +140,7 @@ _PRESETS = {
         "attention_dropout": 0.05,
         "initializer_stddev": 0.005,
     },
-    # 23,845,904: the paper gives 24M and no more, all is our choice.
+    # 23,845,904. The paper gives only the total, 24M; all sizes are our choice.
     "ptb_24m": {
         "vocabulary_size": 10_000,
         "num_layers": 14,
@@ -151,24 +155,27 @@ _PRESETS = {
 
 
 def names():
-    """Names of all presets, in the order of their size and corpus."""
+    """Returns the names of all presets."""
     return list(_PRESETS)
 
 
 def preset_config(name):
-    """Arguments of `TransformerXLCausalLM.from_preset` for a preset.
-
-    Args:
-        name: String, one of `names()`.
-
-    Returns:
-        Dictionary, the caller's own.
-
-    Raises:
-        ValueError: If the name is unknown.
-    """
+    """Returns a new dictionary of the model arguments that a preset sets."""
     if name not in _PRESETS:
         raise ValueError(
             f"`preset` must be one of {names()}. Received: preset={name!r}"
         )
     return dict(_PRESETS[name])
+
+
+def check_overrides(overrides, model_class, *others):
+    """Checks that a model class, or `others`, have arguments of these names."""
+    parameters = inspect.signature(model_class).parameters.values()
+    known = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+    known = sorted({*known, *others, "dtype", "name"})
+    unknown = sorted(overrides.keys() - {*known, "trainable"})
+    if unknown:
+        raise ValueError(
+            "Arguments of `from_preset`, and flags of the model, must be those "
+            f"of a {model_class.__name__}: {known}. Received: {unknown}"
+        )

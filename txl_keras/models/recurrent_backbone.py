@@ -1,4 +1,4 @@
-"""What every backbone that remembers is.
+"""The base class of backbones that carry memory between segments.
 
 Letters: `B` batch, `T` segment, `M` memory, `D` hidden size.
 """
@@ -17,22 +17,26 @@ from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import initial_memory
 
+_REMEDY = (
+    "Begin with `memory=None` or `initial_memory(batch_size)` of this model, "
+    "and keep the number of rows from call to call."
+)
+
 
 class RecurrentBackbone(keras.Model):
-    """Base of the models that read a text segment by segment with a memory.
+    """Base class of models that read text segment by segment with a memory.
 
     A subclass sets `num_layers`, `hidden_dim` and `memory_length`, and its
-    `call` begins with `_begin`. To be read by `SegmentReader` it has
-    `project_memory`, `project_positions` and `call_projected`, as
-    `TransformerXLBackbone` documents them.
+    `call` begins with `_begin`. `SegmentReader` also needs `project_memory`,
+    `project_positions` and `call_projected`: see `TransformerXLBackbone`.
     """
 
     cold_start = "masked"
-    # What others ask for, rather than for a class.
+    # Callers check these capabilities rather than the class.
     has_attention = True
-    # Whether a call takes `return_attention_scores`.
+    # True if `call` takes `return_attention_scores`.
     shows_attention = False
-    # Whether its layers have a form that is compiled in parts on a CPU.
+    # True if the layers can be compiled in parts for a CPU.
     has_parts = False
 
     def __init__(self, **kwargs):
@@ -41,20 +45,20 @@ class RecurrentBackbone(keras.Model):
 
     @property
     def remembers(self):
-        """Whether a segment may go on where another ended.
+        """Returns whether a segment may continue from the memory of another.
 
-        Not where positions are those inside of a segment; then padding after a
-        text would change its numbers, too.
+        False with absolute positions, where padding also changes a text's
+        hidden states.
         """
         return True
 
     @property
     def max_segment_length(self):
-        """Integer, tokens that a segment has at most, or `None`."""
+        """Returns the most tokens that a segment may have, or `None`."""
         return None
 
     def check_takes_padding(self):
-        """Raises `ValueError` if padding after a text would change it."""
+        """Raises `ValueError` if padding changes a text's hidden states."""
         if not self.remembers:
             raise ValueError(
                 "`model` must have relative positions, 'relative' or 'shaw', "
@@ -63,30 +67,20 @@ class RecurrentBackbone(keras.Model):
             )
 
     def layer_flops(self, segment_length, memory_length):
-        """Returns the floating-point operations of a layer, forward.
-
-        Counted nominally, as `model_flops` says.
-
-        Args:
-            segment_length: Integer `T`.
-            memory_length: Integer `M`.
-
-        Returns:
-            Integer, of one row.
-        """
+        """Returns the forward FLOPs of one layer and row: see `model_flops`."""
         num_keys = memory_length + segment_length
         width = self.num_heads * self.head_dim
-        products = 3 if self.remembers else 2
+        matmuls = 3 if self.remembers else 2
         return (
             4 * segment_length * self.hidden_dim * width
             + 4 * num_keys * self.hidden_dim * width
             + 4 * segment_length * self.hidden_dim * self.intermediate_dim
-            + 2 * products * segment_length * num_keys * width
+            + 2 * matmuls * segment_length * num_keys * width
         )
 
     @property
     def num_states(self):
-        """Integer, the number of tensors `(B, M, D)` in a memory."""
+        """Returns the number of tensors `(B, M, D)` in a memory."""
         return self.num_layers
 
     def compute_output_shape(self, token_ids_shape):
@@ -94,21 +88,22 @@ class RecurrentBackbone(keras.Model):
         return (*token_ids_shape, self.hidden_dim)
 
     def compute_output_spec(self, *args, **kwargs):
-        # Keras would take that shape for all that a call returns.
+        # From `compute_output_shape` Keras would conclude that `call` returns
+        # the hidden states alone.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     def check_remembers(self, memory_length):
-        """Raises `ValueError` if the model can have no such memory."""
+        """Raises `ValueError` if the model cannot have such a memory."""
 
     def check_positions(self, segment_length):
-        """Raises `ValueError` if a segment has more tokens than positions."""
+        """Raises `ValueError` if a segment is longer than the model allows."""
 
     def initial_memory(self, batch_size, memory_length=None):
         """Returns the memory of a cold start.
 
         Args:
             batch_size: Integer `B`.
-            memory_length: Integer `M`; by default the model's own.
+            memory_length: Integer `M`; by default `self.memory_length`.
 
         Returns:
             `Memory` of `num_states` states `(B, M, D)`.
@@ -123,16 +118,16 @@ class RecurrentBackbone(keras.Model):
         )
 
     def memory_stack(self, batch_size, memory_length=None, name=None):
-        """Returns variables that hold the memory of this model.
+        """Creates variables that hold the memory of this model.
 
         Args:
             batch_size: Integer, the rows of one replica, or `None`: see
                 `MemoryStack`.
-            memory_length: Integer `M`; by default the model's own.
+            memory_length: Integer `M`; by default `self.memory_length`.
             name: Optional string.
 
         Returns:
-            `MemoryStack`, which the caller owns.
+            A new `MemoryStack`.
         """
         return MemoryStack(
             self.num_states,
@@ -145,14 +140,9 @@ class RecurrentBackbone(keras.Model):
         )
 
     def empty_projected_memory(self, memory_length):
-        """Projects the memory of a cold start, whose entries are all alike.
+        """Projects one entry of a cold start's memory, to be broadcast to M.
 
-        Args:
-            memory_length: Integer `M`.
-
-        Returns:
-            What `project_memory` returns, of one row and one entry (none if M
-            is 0), which stands for M; its `valid_length` is that of all M.
+        All M entries are alike. `valid_length` counts all of them.
         """
         memory = self.initial_memory(1, min(memory_length, 1))
         return self.project_memory(
@@ -166,14 +156,14 @@ class RecurrentBackbone(keras.Model):
         return memory_length
 
     def _rows(self, first_row, batch_size):
-        """Returns the numbers of the rows of a call, int32 `(B,)`."""
+        """Returns the row numbers of a call's batch, int32 `(B,)`."""
         if not tf.is_tensor(first_row):
             check_integer("first_row", first_row, 0)
         return first_row + tf.range(batch_size)
 
     def _begin(self, token_ids, memory, reset):
-        """Checks what a call got; returns ids and the memory to begin with."""
-        # Their values are checked where they are looked up.
+        """Checks the inputs of a call and returns ids and initial memory."""
+        # The embedding checks the values of the ids.
         token_ids = tf.convert_to_tensor(token_ids)
         check_shape("token_ids", token_ids, (None, None))
         batch_size = ops.shape(token_ids)[0]
@@ -186,7 +176,7 @@ class RecurrentBackbone(keras.Model):
         return token_ids, memory
 
     def _check_memory(self, memory, batch_size):
-        """Returns a memory whose `valid_length` is an int32 tensor."""
+        """Checks a memory and casts its `valid_length` to int32."""
         if not isinstance(memory, Memory):
             raise ValueError(
                 "`memory` must be a Memory, as `initial_memory` and calls of "
@@ -196,12 +186,12 @@ class RecurrentBackbone(keras.Model):
             raise ValueError(
                 f"`memory` must have {self.num_states} states, as many as "
                 "this model. Received: a memory of another model, with "
-                f"{len(memory.states)} states"
+                f"{len(memory.states)} states. {_REMEDY}"
             )
         length = memory.states[0].shape[1:2]
         for i, state in enumerate(memory.states):
             expected = (batch_size, *length, self.hidden_dim)
-            check_shape(f"memory.states[{i}]", state, expected)
+            check_shape(f"memory.states[{i}]", state, expected, _REMEDY)
             if "float" not in keras.backend.standardize_dtype(state.dtype):
                 raise ValueError(
                     f"`memory.states[{i}]` must be of floats, as calls of the "
@@ -210,5 +200,5 @@ class RecurrentBackbone(keras.Model):
         valid_length = check_token_ids(
             "memory.valid_length", memory.valid_length, memory.length + 1
         )
-        check_shape("memory.valid_length", valid_length, (batch_size,))
+        check_shape("memory.valid_length", valid_length, (batch_size,), _REMEDY)
         return memory._replace(valid_length=tf.cast(valid_length, tf.int32))

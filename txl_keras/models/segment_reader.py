@@ -1,4 +1,4 @@
-"""Reading with weights that do not change.
+"""A reader of segments for inference, with cached keys and values.
 
 Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `N` heads, `H`
 head size, `L` layers.
@@ -16,27 +16,28 @@ from txl_keras.layers.memory.memory_stack import replica_variable
 
 
 class SegmentReader:
-    """Reads text segment by segment and never projects the past twice.
+    """Reads text segment by segment and projects every token once.
 
-    Keeps, in variables of each replica, the projected keys and values of the
-    last M tokens of every row, and the projected positions; of an LSTM, its
-    state. A segment costs the projections of its own T tokens, where
+    Caches the projected keys and values of the last M tokens of every row, and
+    the projected positions, in variables of each replica. For an LSTM it keeps
+    the state. A segment costs the projections of its own T tokens, whereas
     `TransformerXLBackbone` called with a `Memory` projects M + T. The hidden
-    states are the same.
+    states are the same. The weights must not change after `begin`.
 
-    Reading and remembering are two steps, to be compiled apart: in one program
-    XLA would copy all of the memory rather than write the new entries in
-    place. `compile` is for functions that read one token of one row at a time.
+    Compile `read` and `remember` separately: in one program XLA would copy the
+    whole memory instead of writing the new entries in place. `compile` is for
+    functions that read one token of one row at a time.
 
     Args:
         backbone: `TransformerXLBackbone` or `LSTMBackbone`.
         batch_size: Integer `B`, the rows of one replica.
         segment_length: Integer, the longest segment `T` that will be read.
-        memory_length: Optional integer `M`; by default the backbone's own.
+        memory_length: Optional integer `M`; by default
+            `backbone.memory_length`.
 
     Raises:
-        ValueError: On sizes that are not positive, memory of a model that can
-            have none, or a segment of more tokens than it has positions.
+        ValueError: If a size is not positive, or the backbone cannot have a
+            memory or a segment of this length.
 
     Example:
 
@@ -77,7 +78,8 @@ class SegmentReader:
             memory = backbone.initial_memory(batch_size, memory_length)
             return backbone.project_memory(memory)
 
-        # In a holder that neither Keras nor tf.train.Checkpoint looks into.
+        # Neither Keras nor tf.train.Checkpoint tracks what is in a
+        # SimpleNamespace.
         self._holder = types.SimpleNamespace(
             memory=_variables_like(project_memory, batch_size),
             positions=_variables_like(self._project_positions),
@@ -88,14 +90,14 @@ class SegmentReader:
 
     @property
     def num_bytes(self):
-        """Integer, the size of memory and positions on one replica."""
+        """Returns the size of memory and positions on one replica."""
         return sum(
             math.prod(variable.shape) * variable.dtype.size
             for variable in tf.nest.flatten(vars(self._holder))
         )
 
     def begin(self):
-        """Forgets all rows, and takes the weights as they are now."""
+        """Resets all rows and projects positions with the current weights."""
         _assign(self._holder.positions, self._project_positions())
         memory = tf.nest.map_structure(
             lambda variable, row: tf.broadcast_to(row, variable.shape),
@@ -108,7 +110,7 @@ class SegmentReader:
         return self._backbone.empty_projected_memory(self._memory_length)
 
     def reset_rows(self, reset):
-        """Forgets rows where a document or a stream begins.
+        """Resets the memory of rows where a document or a stream begins.
 
         Args:
             reset: Boolean tensor `(B,)`.
@@ -118,8 +120,8 @@ class SegmentReader:
             memory = self.memory().reset_rows(reset, self._empty_row())
             _assign(self._holder.memory, memory)
 
-        # It goes over all of the memory, and is rare. That entries are not
-        # valid is not enough: a NaN among them would stay one.
+        # Conditional, since resets are rare and rewrite the whole memory.
+        # Masking the entries is not enough: zero times a NaN is a NaN.
         tf.cond(tf.reduce_any(reset), forget, lambda: None)
 
     def memory(self):
@@ -136,15 +138,15 @@ class SegmentReader:
         return tf.nest.map_structure(read, variables)
 
     def read(self, token_ids):
-        """Reads a segment, and remembers none of it yet.
+        """Reads a segment without changing the memory.
 
         Args:
             token_ids: Integer tensor of shape `(B, T)`.
 
         Returns:
-            The pair of hidden states `(B, T, D)` and the entries for
-            `remember`: L keys and L values `(B, N, T, H)`, or the 2 L states
-            `(B, T, D)` of an LSTM.
+            The pair of hidden states `(B, T, D)` and the entries to pass to
+            `remember`: L keys and L values `(B, N, T, H)`, or for an LSTM its
+            2 L states `(B, T, D)`.
 
         Raises:
             ValueError: If T is more than `segment_length`.
@@ -162,27 +164,27 @@ class SegmentReader:
         return hidden, tuple(entries)
 
     def remember(self, entries, lengths=None):
-        """Keeps what `read` returned.
+        """Appends the entries of a segment to the memory.
 
         Args:
-            entries: The second of what `read` returned.
-            lengths: Optional int32 tensor `(B,)`, how many tokens of a row
-                are real, the first ones; by default all.
+            entries: The second value that `read` returned.
+            lengths: Optional int32 tensor `(B,)`, the number of real tokens at
+                the start of each row; the others are padding. By default all.
         """
         memory = self.memory().append(*entries, lengths=lengths)
         _assign(self._holder.memory, memory)
 
     def compile(self, function):
-        """Compiles by XLA a function that calls `read`, for single tokens.
+        """Compiles a function that reads single tokens, with XLA.
 
-        XLA's product of a vector and a matrix reads the matrix as fast as
-        memory gives it, but only where the matrix is an argument as it is.
-        The kernels of attention have three axes, and XLA fuses their reshape
-        into a product of its own that is five times slower for the whole
-        model. So they are reshaped before the compiled function is called.
+        XLA multiplies a vector by a matrix at full memory bandwidth, but only
+        if the matrix is an argument of the compiled function. The kernels of
+        attention have three axes. XLA would fuse their reshape into a slower
+        matmul, which makes the whole model five times slower. So the kernels
+        are reshaped before the compiled function is called.
 
         Args:
-            function: Function of tensors, with static shapes.
+            function: Function of tensors with static shapes that calls `read`.
 
         Returns:
             `tf.function`.
@@ -207,7 +209,7 @@ class SegmentReader:
         return call
 
     def _as_matrix(self, kernel):
-        """`(D, N, H)` as `(D, N H)`, `(N, H, D)` as `(N H, D)`."""
+        """Reshapes `(D, N, H)` to `(D, N H)`, and `(N, H, D)` to `(N H, D)`."""
         is_output = kernel.shape[-1] == self._backbone.hidden_dim
         columns = kernel.shape[-1] if is_output else -1
         rows = -1 if is_output else kernel.shape[0]
@@ -215,10 +217,10 @@ class SegmentReader:
 
 
 def _variables_like(function, batch_size=None):
-    """Returns variables of zeros for what a function of no tensors returns."""
+    """Creates zero variables with the shapes that `function()` returns."""
 
     def variable(spec):
-        # Without entries Keras loses sight of the batch.
+        # With M = 0 the static batch size is lost in Keras operations.
         shape = (spec.shape[0] or batch_size, *spec.shape[1:])
         return replica_variable(shape, spec.dtype.name)
 

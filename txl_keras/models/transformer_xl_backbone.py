@@ -1,4 +1,4 @@
-"""The body of Transformer-XL: tokens in, hidden states and memory out.
+"""The Transformer-XL backbone, from token ids to hidden states and memory.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden
 size, `N` heads, `H` head size, `V` vocabulary, `L` layers.
@@ -30,9 +30,10 @@ from txl_keras.models.weights import normal_initializer
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class TransformerXLBackbone(RecurrentBackbone):
-    """Token embedding and L blocks over a segment and its memory.
+    """Encodes a segment and its memory with a token embedding and L blocks.
 
-    A pure function: memory comes in and goes out as a value.
+    A call has no side effects: it takes memory as a value and returns the new
+    one.
 
     Args:
         vocabulary_size: Integer `V`.
@@ -40,49 +41,52 @@ class TransformerXLBackbone(RecurrentBackbone):
         num_heads: Integer `N`.
         hidden_dim: Integer `D`, even.
         intermediate_dim: Integer, inner size of the feed-forward networks.
-        head_dim: Integer `H`; by default `D / N`, which must then be whole.
-        memory_length: Integer `M`, how far back a block remembers unless a
-            memory of another length is passed in.
-        cutoffs, embedding_dim, div_val, project_same_dim: Of the token
-            embedding, see `AdaptiveEmbedding`; by default it is an ordinary
-            one of size D.
+        head_dim: Integer `H`; by default `D / N`, which must be an integer.
+        memory_length: Integer `M`, the number of earlier tokens that each
+            block remembers, unless a memory of another length is passed in.
+        cutoffs, embedding_dim, div_val, project_same_dim: Arguments of the
+            token embedding, see `AdaptiveEmbedding`. By default it is an
+            ordinary embedding of size D.
         attention_type, max_positions: See `DecoderBlock`; `"vaswani"` adds
             sinusoids to the embedding, counted from the end of the segment.
-        dropout: Float, on embeddings, positions and inside the blocks.
-        attention_dropout: Float, on attention probabilities.
-        clamp_length: Optional integer, distances beyond it count as it.
-        same_length: Every query attends to exactly M keys back; see
+        dropout: Float, dropout on embeddings, positions and inside the blocks.
+        attention_dropout: Float, dropout on attention probabilities.
+        clamp_length: Optional integer. Larger distances are clamped to it.
+        same_length: `False`, `True` or `"pytorch"`. Unless `False`, every
+            query attends to the same number of keys: see
             `CausalMultiHeadAttention` for the two ways to count them.
         tie_attention_biases: Boolean, all blocks share one `u` and one `v`.
         normalize_first: Boolean, pre-norm rather than the paper's post-norm.
-        normalize_output: Boolean, a layer norm after the last block, as
-            pre-norm models commonly have.
+        normalize_output: Boolean, a layer norm after the last block, as is
+            common in pre-norm models.
         layer_norm_epsilon: Float.
         initializer_stddev: Float, standard deviation of the normal
-            distribution that all kernels, embeddings, `u` and `v` start from.
-        projection_initializer_stddev: Optional float, the same for the
-            projections of adaptive embedding and softmax. By default one over
-            the root of a table's size, with which rare words start on the
-            scale of frequent ones; the original's 0.01 (as in the presets)
-            takes long to leave the level of word frequencies.
+            distribution that initializes kernels, embeddings, `u` and `v`.
+        projection_initializer_stddev: Optional float, standard deviation of
+            the initial projections of adaptive embedding and softmax. By
+            default one over the square root of a table's width, so that rare
+            words start at the scale of frequent ones. With the original's 0.01
+            (in the presets) training is slow to do better than predicting
+            words by their frequency.
         cold_start: See `MemoryStack`.
 
     Call arguments:
         token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
         memory: Optional `Memory`; by default that of a cold start.
-        reset: Optional boolean tensor `(B,)`: rows to forget before reading.
+        reset: Optional boolean tensor `(B,)`, true for rows whose memory is
+            reset before reading.
         training: Boolean, for dropout.
-        dropout_seed: Optional uint32 scalar. With it, dropout is a function
-            of it and of the number of the row alone.
-        first_row: Integer, number of the batch's first row where the batch is
-            one replica's part of a larger one.
-        return_blocks: Boolean, return what every block puts out, too.
-        return_attention_scores: Boolean.
+        dropout_seed: Optional uint32 scalar. If given, dropout depends only on
+            it and on the number of the row.
+        first_row: Integer, the number of the first row, if the batch is a
+            replica's part of a larger one.
+        return_blocks: Boolean, return the outputs of all blocks.
+        return_attention_scores: Boolean, return attention probabilities.
 
     Returns:
         The pair of hidden states `(B, T, D)` and the new `Memory`. With
-        `return_blocks=True` there are L hidden states, those of the last block
-        at the end. With `return_attention_scores=True` the third is a tuple of
+        `return_blocks=True` the first is a tuple of L hidden states, one per
+        block. With `return_attention_scores=True` a third value is a tuple of
         L float32 tensors `(B, N, T, S)`, the probabilities of each block.
 
     Example:
@@ -197,11 +201,11 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.build((None, None))
 
     def kernel_initializer(self):
-        """Initializer of kernels and tables."""
+        """Returns the initializer of kernels and embedding tables."""
         return normal_initializer(self.initializer_stddev)
 
     def projection_initializer(self):
-        """Initializer of projections between tables and hidden states."""
+        """Returns the initializer of projections between tables and size D."""
         stddev = self.projection_initializer_stddev
         if stddev is not None:
             return normal_initializer(stddev)
@@ -254,7 +258,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         )
 
     def check_remembers(self, memory_length):
-        """Raises `ValueError` if the model can have no such memory."""
+        """Raises `ValueError` if the model cannot have such a memory."""
         received = f"memory_length={memory_length}"
         check_remembers(self.attention_type, memory_length, received)
 
@@ -267,7 +271,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         return self.max_positions if self.attention_type == "al_rfou" else None
 
     def check_positions(self, segment_length):
-        """Raises `ValueError` if a segment has more tokens than positions."""
+        """Raises `ValueError` if a segment is longer than `max_positions`."""
         limit = self.max_segment_length
         if limit is not None and segment_length > limit:
             raise ValueError(
@@ -290,8 +294,8 @@ class TransformerXLBackbone(RecurrentBackbone):
         token_ids, memory = self._begin(token_ids, memory, reset)
         batch_size = ops.shape(token_ids)[0]
         if not (self.dropout or self.attention_dropout):
-            # A seventh of all operations of a small model's training step are
-            # hashes of seeds, and to trace and compile them takes seconds.
+            # Unused hashes of seeds would be a seventh of the operations in a
+            # small model's training step, and take seconds to compile.
             dropout_seed = None
         row_seeds = fold_in(dropout_seed, self._rows(first_row, batch_size))
 
@@ -350,25 +354,26 @@ class TransformerXLBackbone(RecurrentBackbone):
         return x
 
     def call_projected(self, token_ids, memory, positions):
-        """The same hidden states as a call, from a projected memory.
+        """Computes the hidden states of a segment from a projected memory.
 
-        Inference only: nothing is dropped, no gradient is meant to flow, and
-        the weights must be those that `memory` and `positions` were made by.
-        `SegmentReader` takes care of all three.
+        The hidden states equal those of a call. For inference only: there is
+        no dropout, gradients are not supported, and the weights must be those
+        that computed `memory` and `positions`. `SegmentReader` ensures this.
 
         Args:
             token_ids: Integer tensor of shape `(B, T)`.
             memory: `ProjectedMemory`.
-            positions: What `project_positions` returned.
+            positions: The result of `project_positions`.
 
         Returns:
-            Triple of hidden states `(B, T, D)` and, to be remembered by
-            `ProjectedMemory.append`, L keys and L values `(B, N, T, H)`.
+            Triple of hidden states `(B, T, D)`, L keys and L values
+            `(B, N, T, H)`. Pass keys and values to `ProjectedMemory.append`.
         """
         x = self._embed(token_ids)
         biases = self._attention_biases()
         if target.current().is_cpu:
-            # There scores move more bytes than keys.
+            # On a CPU it is cheaper to reorder keys and values once than to
+            # reorder the scores, which are more bytes.
             memory = memory.in_order()
         keys, values = [], []
         for block, past, position in zip(
@@ -388,7 +393,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             memory: `Memory`.
 
         Returns:
-            `ProjectedMemory`, a ring that begins with the oldest entry.
+            `ProjectedMemory`, a ring buffer with the oldest entry first.
         """
         keys, values = zip(
             *(
@@ -401,7 +406,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         return ProjectedMemory(keys, values, oldest, memory.valid_length)
 
     def project_positions(self, num_distances):
-        """What attention sees of positions, a block each.
+        """Projects the encodings of distances, once per block.
 
         Args:
             num_distances: Integer, at least M + T.
@@ -414,13 +419,13 @@ class TransformerXLBackbone(RecurrentBackbone):
         )
 
     def _attention_biases(self):
-        """u and v, where all blocks share them."""
+        """Returns u and v if all blocks share them, else `None`."""
         if not self._shares_attention_biases:
             return None
         return self.content_attention_bias, self.positional_attention_bias
 
     def _positions(self, x, memory, training, dropout_seed):
-        """R, with the dropout of the original: one mask for all rows."""
+        """Computes R with one dropout mask for all rows, as the original."""
         encoding = self._position_encoding(x, memory.states[0])  # [S, D]
         seed = None if dropout_seed is None else dropout_seed[None]
         return self._dropout(

@@ -1,4 +1,4 @@
-"""Transformer-XL as a language model.
+"""The Transformer-XL language model.
 
 Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
 `L` layers.
@@ -20,34 +20,38 @@ from txl_keras.checks import check_token_ids
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
 from txl_keras.models.lstm_backbone import LSTMBackbone
+from txl_keras.models.presets import check_overrides
 from txl_keras.models.presets import preset_config
+from txl_keras.models.scoring_steps import ScoringSteps
+from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
-# Those that are not of the backbone.
+# Arguments of presets that belong to the softmax, not to the backbone.
 SOFTMAX_ARGUMENTS = ("tie_embeddings", "tie_projections")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLCausalLM(keras.Model):
+class TransformerXLCausalLM(TokenModel):
     """Predicts the next token from a segment and its memory.
 
-    The softmax is in the clusters of the token embedding (one, unless it has
-    `cutoffs`). The model is used in two ways:
+    The softmax has the same clusters as the token embedding: one, unless the
+    backbone has `cutoffs`. There are two ways to use the model:
 
-    - *Stateful*, as Keras users do: `model(token_ids)`, `fit`, `evaluate` and
-      `predict` read and update memory that the model keeps for itself. Row r
-      of a batch goes on where row r of the batch before ended, so nothing may
-      be shuffled: with arrays and a batch size of B, samples r, B + r, 2 B + r
-      are one stream (`Segments.arrays` lays a text out so). Training and
-      inference have a memory each. `fit` forgets the first at the start of
-      every epoch, `evaluate` and `predict` the other at their start, and
-      `reset_memory` both; `train_on_batch` and direct calls go on.
-    - *Functional*: `score` and `log_probs` take memory as a value and hand
-      back the new one.
+    - *Stateful*: `model(token_ids)`, `fit`, `evaluate` and `predict` read and
+      update memory that the model holds in variables. Row r of a batch
+      continues row r of the batch before it, so samples must not be shuffled.
+      With arrays and a batch size of B, samples r, B + r, 2 B + r are one
+      stream (`Segments.arrays` returns this layout). Training and inference
+      have separate memories. `fit` resets the first at the start of every
+      epoch, `evaluate` and `predict` reset the second at their start, and
+      `reset_memory` resets both. `train_on_batch` and direct calls reset
+      neither.
+    - *Functional*: `score` and `log_probs` take memory as a value and return
+      the new one.
 
     Args:
-        backbone: A `TransformerXLBackbone`, or what is compared with it, a
-            `LSTMBackbone`.
+        backbone: A `TransformerXLBackbone`, or an `LSTMBackbone` as the
+            baseline.
         tie_embeddings, tie_projections: Which weights the softmax shares with
             the token embedding, see `AdaptiveSoftmax`; by default all.
 
@@ -113,22 +117,24 @@ class TransformerXLCausalLM(keras.Model):
     def from_preset(
         cls, name, dtype=None, backbone_class=TransformerXLBackbone, **overrides
     ):
-        """Builds a preset, with fresh weights.
+        """Builds the model of a preset with newly initialized weights.
 
         Args:
             name: String, one of `txl_keras.models.presets.names()`.
             dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
             backbone_class: `TransformerXLBackbone`, or `LSTMBackbone`, which
-                has those of the sizes that an LSTM has.
-            **overrides: Arguments of the backbone, or of this class, to
-                change.
+                ignores the sizes that an LSTM does not have.
+            **overrides: Arguments of the backbone, or of this class, that
+                replace those of the preset.
 
         Returns:
             `TransformerXLCausalLM`.
 
         Raises:
-            ValueError: If the name is unknown; the message lists the known.
+            ValueError: If the name or that of an argument is unknown; the
+                message lists all names.
         """
+        check_overrides(overrides, backbone_class, *SOFTMAX_ARGUMENTS)
         parameters = inspect.signature(backbone_class).parameters
         sizes = {
             key: value
@@ -151,7 +157,7 @@ class TransformerXLCausalLM(keras.Model):
         return self.softmax.logits(hidden)
 
     def initial_memory(self, batch_size, memory_length=None):
-        """Memory of a cold start: see `TransformerXLBackbone`."""
+        """Returns the memory of a cold start: see `TransformerXLBackbone`."""
         return self.backbone.initial_memory(batch_size, memory_length)
 
     def score(
@@ -164,13 +170,16 @@ class TransformerXLCausalLM(keras.Model):
         dropout_seed=None,
         first_row=0,
     ):
-        """Negative log-likelihood of every target, in order.
+        """Computes the negative log-likelihood of every target.
 
         Args:
             inputs: Integer tensor of shape `(B, T)`.
-            targets: Integer tensor of shape `(B, T)`, the tokens that follow.
-            memory: Optional `Memory`, of any length; by default cold.
-            reset: Optional boolean `(B,)`, rows to forget before reading.
+            targets: Integer tensor of shape `(B, T)`, the token that follows
+                each input.
+            memory: Optional `Memory` of any length; by default that of a cold
+                start.
+            reset: Optional boolean `(B,)`, true for rows whose memory is reset
+                before reading.
             training: Boolean, for dropout.
             dropout_seed, first_row: See `TransformerXLBackbone`.
 
@@ -189,16 +198,16 @@ class TransformerXLCausalLM(keras.Model):
         return self.softmax(hidden, targets), memory
 
     def score_blocks(self, inputs, targets, weights, is_scored, **kwargs):
-        """Loss of what every block predicts, through the softmax of all.
+        """Computes the loss of every block's output with the same softmax.
 
         The intermediate losses of Al-Rfou et al. (2018), section 3.2.
 
         Args:
             inputs, targets: See `score`.
-            weights: float32 tensor `(B, T)`, of the sums.
-            is_scored: Sequence of L - 1 boolean scalars, whether a block but
-                the last is scored; a loss that is not is 0, at no cost.
-            **kwargs: Others of `score`.
+            weights: float32 tensor `(B, T)`, the weight of each target.
+            is_scored: Sequence of L - 1 boolean scalars, one for each block
+                but the last. A loss that is not computed is 0.
+            **kwargs: Other arguments of `score`.
 
         Returns:
             The pair of L float32 scalars, weighted sums in nats, and the new
@@ -216,7 +225,7 @@ class TransformerXLCausalLM(keras.Model):
         return [*intermediate, loss(blocks[-1])], memory
 
     def log_probs(self, inputs, memory=None, reset=None):
-        """Log-probabilities of the next token at every position.
+        """Computes log-probabilities of the next token at every position.
 
         Args:
             inputs, memory, reset: See `score`.
@@ -229,33 +238,68 @@ class TransformerXLCausalLM(keras.Model):
         return self.softmax.log_probs(hidden), memory
 
     def reset_memory(self):
-        """Forgets all that was read by `fit`, `evaluate` and calls."""
+        """Resets the memory of `fit`, of `evaluate`, and of calls."""
         self._training_memory.reset_state()
         self._inference_memory.reset_state()
 
     def compile(self, optimizer="adam", loss="auto", **kwargs):
-        """`keras.Model.compile`, with the loss and metric of a language model.
+        """Compiles with the loss and the metric of a language model.
 
-        By default the loss is the cross-entropy of the next token in nats,
-        and bits per token are reported beside it. With a `loss` of your
-        own only your own metrics are.
+        By default the loss is the cross-entropy of the next token in nats, and
+        bits per token are the metric; then `fit` and `evaluate` compute no
+        logits. With another `loss` or other metrics they do, and only the
+        metrics that are passed are reported. See `keras.Model.compile`.
         """
+        self._steps = None
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            kwargs.setdefault("weighted_metrics", [BitsPerToken()])
+            if kwargs.get("metrics") or kwargs.get("weighted_metrics"):
+                kwargs.setdefault("weighted_metrics", [BitsPerToken()])
+            else:
+                # XLA compiles the layers; Keras cannot compile the step, as
+                # memory takes the size of the batch that comes.
+                jit_compile = bool(kwargs.pop("jit_compile", True))
+                self._steps = ScoringSteps(self, jit_compile)
+                kwargs["jit_compile"] = False
         super().compile(optimizer, loss, **kwargs)
+
+    @property
+    def metrics(self):
+        """Returns the metrics of `fit` and `evaluate`, a list."""
+        steps = getattr(self, "_steps", None)
+        return super().metrics + ([steps.bits] if steps else [])
+
+    def train_step(self, data):
+        """Trains on one batch; `fit` calls it."""
+        if self._steps is None:
+            return super().train_step(data)
+        return self._steps.train_step(data)
+
+    def test_step(self, data):
+        """Evaluates one batch; `evaluate` calls it."""
+        if self._steps is None:
+            return super().test_step(data)
+        return self._steps.test_step(data)
+
+    def get_compile_config(self):
+        """Returns what `compile` was called with, for saving."""
+        config = super().get_compile_config()
+        if config and self._steps is not None:
+            config = {**config, "loss": "auto"}
+            config["jit_compile"] = self._steps.jit_compile
+        return config
 
     def compile_from_config(self, config):
         """Compiles a loaded model as it was compiled when it was saved."""
-        # Keras leaves this to every model with a `compile` of its own.
+        # Keras requires this of every model that overrides `compile`.
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
     def fit(self, x=None, y=None, batch_size=None, epochs=1, **kwargs):
-        """`keras.Model.fit`, in the order of the text.
+        """Trains like `keras.Model.fit`, in the order of the text.
 
-        Memory is forgotten at the start of every epoch, where the text begins
-        again. All arguments after `epochs` are passed by name.
+        Memory is reset at the start of every epoch, where the text begins
+        again. Pass all arguments after `epochs` by name.
 
         Raises:
             ValueError: If `shuffle=True`, or if arrays come without a
@@ -263,48 +307,55 @@ class TransformerXLCausalLM(keras.Model):
         """
         if kwargs.setdefault("shuffle", False):
             raise ValueError(
-                "Row r of a batch goes on where row r of the batch before "
-                "ended, so `shuffle` must be False. Received: "
+                "`shuffle` must be False, since row r of a batch continues "
+                "row r of the batch before it. Received: "
                 f"shuffle={kwargs['shuffle']}"
             )
         self._check_arrays(x, y, batch_size)
         callbacks = [kwargs.pop("callbacks", None) or [], ResetMemory()]
+        if batch_size is not None:
+            kwargs.setdefault("validation_batch_size", batch_size)
         return super().fit(
-            x, y, batch_size, epochs, callbacks=callbacks, **kwargs
+            epochs=epochs,
+            callbacks=callbacks,
+            **_in_batches(x, y, batch_size, kwargs),
         )
 
-    def evaluate(self, x=None, y=None, batch_size=None, *args, **kwargs):
-        """`keras.Model.evaluate`, from a cold start.
+    def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
+        """Evaluates like `keras.Model.evaluate`, from a cold start.
+
+        All arguments after `batch_size` are passed by name.
 
         Raises:
-            ValueError: As of `fit`.
+            ValueError: If arrays come without a `batch_size` or with ids that
+                are not in the vocabulary.
         """
         self._check_arrays(x, y, batch_size)
         self._inference_memory.reset_state()
-        return super().evaluate(x, y, batch_size, *args, **kwargs)
+        return super().evaluate(**_in_batches(x, y, batch_size, kwargs))
 
-    def predict(self, x, batch_size=None, *args, **kwargs):
-        """`keras.Model.predict`, from a cold start.
+    def predict(self, x, batch_size=None, **kwargs):
+        """Predicts like `keras.Model.predict`, from a cold start.
+
+        All arguments after `batch_size` are passed by name.
 
         Raises:
-            ValueError: As of `fit`.
+            ValueError: If arrays come without a `batch_size` or with ids that
+                are not in the vocabulary.
         """
         self._check_arrays(x, None, batch_size)
         self._inference_memory.reset_state()
-        return super().predict(x, batch_size, *args, **kwargs)
+        return super().predict(x, batch_size, **kwargs)
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
-        """`keras.Model.compute_loss`; the default loss checks its targets."""
+        """Computes the loss; checks targets if it is the default loss."""
         if y is not None and self._has_default_loss():
             y = check_token_ids("y", y, self.backbone.vocabulary_size)
             y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
-    def _has_default_loss(self):
-        return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
-
     def _check_arrays(self, x, y, batch_size):
-        """Checks, before any work, what would go wrong in silence."""
+        """Checks for mistakes that Keras would not report."""
         if isinstance(x, tf.data.Dataset) and isinstance(x.element_spec, dict):
             raise ValueError(
                 "`x` must be arrays, or a dataset of pairs of inputs and "
@@ -325,9 +376,17 @@ class TransformerXLCausalLM(keras.Model):
         if batch_size is None:
             raise ValueError(
                 "`batch_size` must be given with arrays: samples r, r + "
-                "batch_size, r + 2 batch_size are read as one text. Pass that "
-                "of `Segments`, or len(x) where each sample is a text of its "
-                "own. Received: batch_size=None"
+                "batch_size, r + 2 batch_size are read as one text. Pass the "
+                "batch size of `Segments`, or len(x) if each sample is a text "
+                "of its own. Received: batch_size=None"
+            )
+        rest = len(x) % batch_size
+        if len(x) > batch_size and rest:
+            raise ValueError(
+                "`x` must be whole batches, as every row goes on where the "
+                "batch before ended. Leave the last samples out: "
+                f"x[:{len(x) - rest}]. Received: len(x)={len(x)}, "
+                f"batch_size={batch_size}"
             )
         check_token_ids("x", x, self.backbone.vocabulary_size)
         if y is not None and self._has_default_loss():
@@ -335,11 +394,11 @@ class TransformerXLCausalLM(keras.Model):
             check_shape("y", y, tuple(x.shape))
 
     def export(self, filepath, *args, **kwargs):
-        """Is not supported, since memory would be shared by all clients.
+        """Raises an error, since all clients would share the memory.
 
         Raises:
-            NotImplementedError: Always. `txl_keras.serving.export` writes a
-                SavedModel that takes memory and returns it.
+            NotImplementedError: Always. Use `txl_keras.serving.export`, whose
+                SavedModel takes memory and returns it.
         """
         raise NotImplementedError(
             "`model.export` would write a SavedModel whose memory all clients "
@@ -360,3 +419,22 @@ class TransformerXLCausalLM(keras.Model):
     def from_config(cls, config):
         backbone = keras.saving.deserialize_keras_object(config["backbone"])
         return cls(**{**config, "backbone": backbone})
+
+
+def _in_batches(x, y, batch_size, arguments):
+    """Returns arguments of Keras with arrays as a dataset of whole batches.
+
+    Keras cuts arrays in batches of any size, but graphs for a CPU are faster
+    where the size is known.
+    """
+    arguments = {"x": x, "y": y, "batch_size": batch_size, **arguments}
+    is_array = isinstance(x, (np.ndarray, tf.Tensor))
+    if not is_array or y is None or arguments.get("validation_split"):
+        return arguments
+    parts = (x, y)
+    weights = arguments.pop("sample_weight", None)
+    if weights is not None:
+        parts = (x, y, weights)
+    dataset = tf.data.Dataset.from_tensor_slices(parts)
+    dataset = dataset.batch(min(batch_size, len(x)), drop_remainder=True)
+    return {**arguments, "x": dataset, "y": None, "batch_size": None}

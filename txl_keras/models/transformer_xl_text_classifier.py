@@ -1,4 +1,4 @@
-"""Transformer-XL as a classifier of whole texts.
+"""A Transformer-XL classifier of whole texts.
 
 Letters: `B` batch, `W` tokens of the longest text, `T` segment, `M` memory,
 `D` hidden size, `C` classes.
@@ -15,56 +15,58 @@ from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.metrics import SparseF1Score
+from txl_keras.models.presets import check_overrides
 from txl_keras.models.presets import preset_config
+from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 POOLINGS = ("last", "mean")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLTextClassifier(keras.Model):
-    """Tells the class of texts of any length.
+class TransformerXLTextClassifier(TokenModel):
+    """Classifies texts of any length.
 
-    A text is read segment by segment, each with the memory of those before
-    it, so that none is cut: the cost grows with its length, and not with the
-    square of it. What is pooled, of the hidden states of its own tokens
-    alone, goes through one dense layer.
+    Reads a text segment by segment, each with the memory of the segments
+    before it. No text is truncated, and the cost is linear in its length. The
+    hidden states of the text's tokens are pooled, and one dense layer maps
+    them to logits.
 
-    Texts of a batch are padded on the right, and each is read as if it were
-    alone: no token looks ahead, so none sees the padding.
+    Texts of a batch are padded on the right. Padding does not change the
+    logits, since the backbone is causal and padding is not pooled.
 
     No gradient flows through memory (section 3.2 of the paper). With
-    `pooling="last"` the layers below thus learn from the segment that a text
-    ends in, and what earlier segments hand on is what they learned there, or
-    in language modeling; with `"mean"` every segment teaches them.
+    `pooling="last"` the backbone therefore learns only from the segment in
+    which a text ends: how it encodes earlier segments comes from there, or
+    from language modeling. With `"mean"` it learns from every segment.
 
     Args:
         backbone: A `TransformerXLBackbone` with relative positions, or an
-            `LSTMBackbone`, such as that of a language model:
-            `language_model.backbone`. It is not copied.
+            `LSTMBackbone`, for example the `backbone` of a language model. It
+            is shared, not copied.
         num_classes: Integer `C`, at least 2.
         segment_length: Integer `T`.
-        pooling: `"last"`: the state of a text's last token, which has seen
-            what the backbone remembers. `"mean"`: the mean over all of its
-            tokens, whatever the length of memory.
+        pooling: `"last"`: the hidden state of a text's last token, which
+            depends on as much text as the backbone remembers. `"mean"`: the
+            mean over all tokens of a text, whatever the memory length.
 
     Call arguments:
-        inputs: Integer tensor of shape `(B, W)`, ids of which all are text;
-            or, for texts of different lengths, a pair of it and of integers
-            `(B,)`, how many of a row's ids are text, 1 to W; or both as a
-            dictionary of `token_ids` and `lengths`, as
-            `txl_keras.data.pad_texts` makes it. Ids after the text may be
-            any.
+        inputs: Integer tensor of ids `(B, W)`, if all of them are text. For
+            texts of different lengths, a pair of ids `(B, W)` and integers
+            `(B,)`, the number of tokens of each text, 1 to W; or a dictionary
+            of both, `token_ids` and `lengths`, as `txl_keras.data.pad_texts`
+            returns it. Ids beyond a text are ignored.
         training: Boolean, for dropout.
 
     Returns:
-        Logits, float32 tensor of shape `(B, C)`. Compiled by XLA, which
-        cannot raise errors, a row is NaN where its length is not in `[1, W]`.
+        Logits, float32 tensor of shape `(B, C)`. If a length is not in
+        `[1, W]` and the call is compiled by XLA, which cannot raise errors,
+        the row is NaN.
 
     Raises:
         ValueError: If an argument is out of range, positions are absolute, or
             an array has ids that are not in the vocabulary, lengths that are
-            not in range, or labels that are no classes.
+            not in `[1, W]`, or labels that are not in `[0, C)`.
         tf.errors.InvalidArgumentError: For the same, in a `tf.function` and
             in a `tf.data.Dataset`.
 
@@ -119,8 +121,8 @@ class TransformerXLTextClassifier(keras.Model):
             name="logits",
         )
         self._seed_generator = keras.random.SeedGenerator()
-        # XLA would compile the loop anew for every W, which takes longer than
-        # it saves, and its gradient only where the batch size never changes.
+        # XLA would compile the loop again for every W, which takes longer than
+        # it saves, and needs a fixed batch size to compile its gradient.
         self.supports_jit = False
         self.build((None, None))
 
@@ -137,22 +139,25 @@ class TransformerXLTextClassifier(keras.Model):
         dtype=None,
         **overrides,
     ):
-        """Builds a classifier with the body of a preset, with fresh weights.
+        """Builds a classifier with a preset's backbone and new weights.
 
         Args:
             name: String, one of `txl_keras.models.presets.names()`.
             num_classes, segment_length, pooling: See the class.
             dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-            **overrides: Arguments of `TransformerXLBackbone` to change.
+            **overrides: Arguments of `TransformerXLBackbone` that replace
+                those of the preset.
 
         Returns:
             `TransformerXLTextClassifier`.
 
         Raises:
-            ValueError: If the name is unknown; the message lists the known.
+            ValueError: If the name or that of an argument is unknown; the
+                message lists all names.
         """
+        check_overrides(overrides, TransformerXLBackbone)
         config = preset_config(name)
-        # Of the softmax of a language model, which is not here.
+        # An argument of a language model's softmax.
         config.pop("tie_projections", None)
         backbone = TransformerXLBackbone(dtype=dtype, **{**config, **overrides})
         return cls(backbone, num_classes, segment_length, pooling)
@@ -164,22 +169,22 @@ class TransformerXLTextClassifier(keras.Model):
         token_ids = ops.convert_to_tensor(token_ids)
         is_text = ops.arange(width) < lengths[:, None]
         token_ids = ops.where(is_text, token_ids, 0)
-        pooled = self._pool(token_ids, self._shares(lengths, is_text), training)
-        logits = self.logits(pooled)
-        is_right = (lengths >= 1) & (lengths <= width)
-        return ops.where(is_right[:, None], logits, float("nan"))
+        weights = self._pooling_weights(lengths, is_text)
+        logits = self.logits(self._pool(token_ids, weights, training))
+        is_valid = (lengths >= 1) & (lengths <= width)
+        return ops.where(is_valid[:, None], logits, float("nan"))
 
-    def _shares(self, lengths, is_text):
-        """`(B, W)`: how much each token counts in what is pooled."""
+    def _pooling_weights(self, lengths, is_text):
+        """Returns the weight of each token in the pooled state, `(B, W)`."""
         if self.pooling == "last":
             return ops.one_hot(lengths - 1, ops.shape(is_text)[1])
         lengths = ops.maximum(lengths, 1)[:, None]
         return ops.cast(is_text, "float32") / ops.cast(lengths, "float32")
 
-    def _pool(self, token_ids, shares, training):
-        """Reads all segments: `(B, D)` float32, the weighted hidden states."""
+    def _pool(self, token_ids, weights, training):
+        """Computes the weighted sum of all hidden states, float32 `(B, D)`."""
         segments = self._segments(token_ids)
-        shares = self._segments(shares)
+        weights = self._segments(weights)
         seed = self._draw_seed() if training else None
         batch_size = tf.shape(token_ids)[0]
 
@@ -191,7 +196,7 @@ class TransformerXLTextClassifier(keras.Model):
                 dropout_seed=fold_in(seed, number),
             )
             hidden = tf.cast(hidden, tf.float32)
-            pooled += tf.einsum("bt,btd->bd", shares[number], hidden)
+            pooled += tf.einsum("bt,btd->bd", weights[number], hidden)
             return number + 1, memory, pooled
 
         def read_until(stop, state):
@@ -203,9 +208,9 @@ class TransformerXLTextClassifier(keras.Model):
             tf.zeros((batch_size, self.backbone.hidden_dim)),
         )
         if training and self.pooling == "last":
-            # No gradient flows into segments that no text ends in: without
-            # a backward pass they cost a third.
-            is_pooled = tf.reduce_any(shares > 0, axis=(1, 2))
+            # No gradient flows into segments before the first in which a text
+            # ends. Without a backward pass they cost a third.
+            is_pooled = tf.reduce_any(weights > 0, axis=(1, 2))
             first = tf.argmax(is_pooled, output_type=tf.int32)
             state = read_until(first, state)
             state = tf.nest.map_structure(tf.stop_gradient, state)
@@ -229,11 +234,11 @@ class TransformerXLTextClassifier(keras.Model):
         )
 
     def compile(self, optimizer="adam", loss="auto", **kwargs):
-        """`keras.Model.compile`, with the loss and metrics of a classifier.
+        """Compiles with the loss and the metrics of a classifier.
 
         By default the loss is the cross-entropy of integer labels `(B,)` in
-        nats, and accuracy and F1 are reported beside it. With a `loss` of
-        your own only your own metrics are.
+        nats, and accuracy and F1 are the metrics. With another `loss` only the
+        metrics that are passed are reported. See `keras.Model.compile`.
         """
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -243,38 +248,37 @@ class TransformerXLTextClassifier(keras.Model):
 
     def compile_from_config(self, config):
         """Compiles a loaded model as it was compiled when it was saved."""
-        # Keras leaves this to every model with a `compile` of its own.
+        # Keras requires this of every model that overrides `compile`.
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
     def fit(self, x=None, y=None, *args, **kwargs):
-        """`keras.Model.fit`; arrays are checked first."""
+        """Checks arrays, then trains like `keras.Model.fit`."""
         self._check_arrays(x, y)
         return super().fit(x, y, *args, **kwargs)
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
-        """`keras.Model.evaluate`; arrays are checked first."""
+        """Checks arrays, then evaluates like `keras.Model.evaluate`."""
         self._check_arrays(x, y)
         return super().evaluate(x, y, *args, **kwargs)
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
-        """`keras.Model.compute_loss`; the default loss checks its labels."""
+        """Computes the loss; checks labels if it is the default loss."""
         self._check_labels(y)
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
     def _check_labels(self, y):
-        # What a loss of the user's own takes for labels is not known.
-        loss = keras.losses.SparseCategoricalCrossentropy
-        if y is not None and isinstance(self.loss, loss):
+        # Another loss may take labels of another kind.
+        if y is not None and self._has_default_loss():
             check_token_ids("y", y, self.num_classes)
 
     def predict(self, x, *args, **kwargs):
-        """`keras.Model.predict`; arrays are checked first."""
+        """Checks arrays, then predicts like `keras.Model.predict`."""
         self._check_arrays(x)
         return super().predict(x, *args, **kwargs)
 
     def _check_arrays(self, x, y=None):
-        """Checks all texts and labels before the first is read."""
+        """Checks the values of all ids, lengths and labels in arrays."""
         if not isinstance(x, (dict, tuple, list, np.ndarray)):
             return
         token_ids, lengths = (np.asarray(part) for part in _unpack(x))
@@ -301,24 +305,24 @@ class TransformerXLTextClassifier(keras.Model):
 
 
 def _check_lengths(lengths, width):
-    """Checks the tokens per text, which are in `[1, width]`: see the class."""
+    """Checks that the numbers of tokens per text are in `[1, width]`."""
     return check_token_ids("lengths", lengths, width + 1, first=1)
 
 
 def _unpack(inputs):
-    """The pair of ids `(B, W)` and lengths `(B,)` of what was passed."""
+    """Returns the pair of ids `(B, W)` and lengths `(B,)` of any input."""
     if isinstance(inputs, dict):
         if set(inputs) != {"token_ids", "lengths"}:
             raise ValueError(
-                "A dictionary of inputs must have the keys 'token_ids' and "
+                "`inputs`, if a dictionary, must have the keys 'token_ids' and "
                 f"'lengths'. Received: {sorted(inputs)}"
             )
         token_ids, lengths = inputs["token_ids"], inputs["lengths"]
     elif isinstance(inputs, (tuple, list)):
         if len(inputs) != 2:
             raise ValueError(
-                "Inputs must be token ids, or the pair of them and lengths. "
-                f"Received: {len(inputs)} values"
+                "`inputs` must be token ids, or a pair of token ids and "
+                f"lengths. Received: {len(inputs)} values"
             )
         token_ids, lengths = inputs
     else:

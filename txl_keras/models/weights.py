@@ -1,4 +1,4 @@
-"""The weights of a model: by name, and made without a copy too many."""
+"""Helpers to name the weights of a model and to create them without copies."""
 
 import math
 
@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# Bytes; kernels of TensorFlow and XLA assume that buffers begin so.
+# Bytes. Kernels of TensorFlow and XLA assume this alignment of buffers.
 _ALIGNMENT = 64
 
 
 def normal_initializer(stddev):
-    """Initializer from a normal distribution; zeros if `stddev` is 0."""
+    """Returns a normal initializer, or one of zeros if `stddev` is 0."""
     if stddev == 0:
         return UntouchedZeros()
     return keras.initializers.RandomNormal(stddev=stddev)
@@ -19,10 +19,9 @@ def normal_initializer(stddev):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class UntouchedZeros(keras.initializers.Initializer):
-    """Zeros that take no memory until something is written to them.
+    """Initializes with zeros whose pages are not allocated until written.
 
-    The weights of a file replace them, and large models are loaded in half
-    the memory.
+    A large model loads in half the memory, since a file's weights replace them.
     """
 
     def __call__(self, shape, dtype=None):
@@ -33,9 +32,9 @@ class UntouchedZeros(keras.initializers.Initializer):
 
 
 def to_tensor(array):
-    """Float32 tensor of an array of floats, which is copied once.
+    """Copies an array of floats to a float32 tensor.
 
-    `tf.convert_to_tensor` copies twice.
+    Copies once, whereas `tf.convert_to_tensor` copies twice.
     """
     copy = _aligned(array.shape, np.empty)
     np.copyto(copy, array, casting="same_kind")
@@ -54,18 +53,12 @@ def _share(array):
 
 
 def weights_by_name(model):
-    """The variables of a model, by what they are called inside of it.
+    """Returns variables by path, such as `"block_0/attention/query/kernel"`.
 
-    `tf.train.Checkpoint(model=...)` is not enough: of a Keras 3 model it
-    leaves out, without a word, the layers that are kept in a list.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Dictionary such as `{"block_0/attention/query/kernel": variable}`.
+    `tf.train.Checkpoint(model=...)` silently omits layers that a Keras 3 model
+    keeps in a list.
     """
-    # The first part of a path is the name of the model, which counts up.
+    # A path begins with the model's name, to which Keras appends a number.
     return {
         weight.path.split("/", 1)[1]: weight.value for weight in model.weights
     }

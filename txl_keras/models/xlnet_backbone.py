@@ -1,4 +1,4 @@
-"""The body of XLNet: tokens in, hidden states of two streams and memory out.
+"""The XLNet backbone, from token ids to two streams of hidden states.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
 `D` hidden size, `N` heads, `H` head size, `V` vocabulary, `L` layers.
@@ -23,17 +23,18 @@ from txl_keras.layers.two_stream_block import TwoStreamBlock
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.models.weights import normal_initializer
 
-# Whether a token may see those after it.
+# With "uni" no token attends to later tokens.
 ATTENTION_TYPES = ("bi", "uni")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class XLNetBackbone(RecurrentBackbone):
-    """Token embedding and L two-stream blocks over a segment and its memory.
+    """Encodes a segment and its memory with L two-stream blocks.
 
-    A pure function: memory comes in and goes out as a value. The content
-    stream starts from the tokens, the query stream, which predicts, from one
-    vector for all targets (section 2.3 of Yang et al., 2019).
+    A call has no side effects: it takes memory as a value and returns the new
+    one. The content stream starts from the embedded tokens. The query stream,
+    which predicts, starts from one vector for all targets (section 2.3 of Yang
+    et al., 2019).
 
     Args:
         vocabulary_size: Integer `V`.
@@ -41,49 +42,51 @@ class XLNetBackbone(RecurrentBackbone):
         num_heads: Integer `N`.
         hidden_dim: Integer `D`, even.
         intermediate_dim: Integer, inner size of the feed-forward networks.
-        head_dim: Integer `H`; by default `D / N`, which must then be whole.
-        memory_length: Integer `M`, how far back a block remembers unless a
-            memory of another length is passed in.
-        reuse_length: Optional integer. Only that many tokens from the start
-            of a segment are remembered; by default all.
-        attention_type: `"bi"`: a token sees those after it too, as far as the
-            permutation mask allows. `"uni"`: it does not.
-        dropout: Float, on embeddings, positions and inside the blocks.
-        attention_dropout: Float, on attention probabilities.
-        clamp_length: Optional integer, distances beyond it count as it.
+        head_dim: Integer `H`; by default `D / N`, which must be an integer.
+        memory_length: Integer `M`, the number of earlier tokens that each
+            block remembers, unless a memory of another length is passed in.
+        reuse_length: Optional integer. Only the first `reuse_length` tokens of
+            a segment are remembered; by default all.
+        attention_type: `"bi"`: a token attends to earlier and later tokens, as
+            far as the permutation mask allows. `"uni"`: not to later ones.
+        dropout: Float, dropout on embeddings, positions and inside the blocks.
+        attention_dropout: Float, dropout on attention probabilities.
+        clamp_length: Optional integer. Larger distances are clamped to it.
         layer_norm_epsilon: Float.
         initializer_stddev: Float, standard deviation of the normal
-            distribution that all kernels, embeddings and biases of attention
-            start from.
+            distribution that initializes kernels, embeddings and attention
+            biases.
 
     Call arguments:
         token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
         token_type_ids: Optional integers `(B, T)`, the segment (sentence A, B)
-            of each token. Those of memory count as 0.
-        padding_mask: Optional boolean `(B, T)`, false at padding. Memory does
-            not know of it: a padded token that is remembered is seen.
+            of each token. Tokens in memory have type 0.
+        padding_mask: Optional boolean `(B, T)`, false at padding. It is not
+            kept in memory: later segments attend to padding that is there.
         permutation_mask: Optional boolean `(B, T, T)`, true where token `i`
-            may see token `j`; the opposite of Hugging Face's `perm_mask`. A
-            token always sees itself, and a target never its own token.
-        target_mapping: Optional tensor `(B, P, T)`: one-hot rows, where each
-            target stands, or rows of zeros for no target.
-        memory: Optional `Memory`; by default that of a cold start, of which
-            nothing is seen.
-        reset: Optional boolean `(B,)`, rows to forget before reading.
+            may attend to token `j`; the opposite of Hugging Face's
+            `perm_mask`. A token always attends to itself, and a target never
+            to its own token.
+        target_mapping: Optional tensor `(B, P, T)` of one-hot rows, the
+            position of each target; rows of zeros are no target.
+        memory: Optional `Memory`; by default that of a cold start, which is
+            masked.
+        reset: Optional boolean `(B,)`, true for rows whose memory is reset
+            before reading.
         training: Boolean, for dropout.
-        dropout_seed: Optional uint32 scalar. With it, dropout is a function
-            of it and of the number of the row alone.
-        first_row: Integer, number of the batch's first row where the batch is
-            one replica's part of a larger one.
+        dropout_seed: Optional uint32 scalar. If given, dropout depends only on
+            it and on the number of the row.
+        first_row: Integer, the number of the first row, if the batch is a
+            replica's part of a larger one.
 
     Returns:
-        The pair of the content stream `(B, T, D)` and the new `Memory`,
-        gradient stopped; with a `target_mapping` the triple of the content
-        stream, the query stream `(B, P, D)` and the new `Memory`.
+        The pair of the content stream `(B, T, D)` and the new `Memory`, whose
+        gradient is stopped. With a `target_mapping`, the triple of content
+        stream, query stream `(B, P, D)` and new `Memory`.
 
     Raises:
-        ValueError: On sizes and shapes that do not fit, or an unknown
-            `attention_type`.
+        ValueError: If sizes or shapes do not fit, or `attention_type` is
+            unknown.
 
     Example:
 
@@ -97,7 +100,7 @@ class XLNetBackbone(RecurrentBackbone):
     )
     ids = np.ones((3, 4), "int32")
     content, memory = backbone(ids)
-    # Each token is predicted from all others, and from memory.
+    # Predict each token from all others and from memory.
     targets = np.stack([np.eye(4)] * 3)
     content, query, memory = backbone(
         ids, target_mapping=targets, memory=memory
@@ -191,7 +194,7 @@ class XLNetBackbone(RecurrentBackbone):
         self.token_embedding.build(token_ids_shape)
         for block in self.blocks:
             block.build((*token_ids_shape, self.hidden_dim))
-        # w of section 2.3, what every target starts from.
+        # w of section 2.3, the initial query of every target.
         self.mask_embedding = self.add_weight(
             shape=(self.hidden_dim,),
             initializer=self._kernel_initializer(),
@@ -277,7 +280,7 @@ class XLNetBackbone(RecurrentBackbone):
         return ops.logical_and(causal, permutation_mask)
 
     def _positions(self, content, memory, training, dropout_seed):
-        """R, with one dropout mask for all rows."""
+        """Computes R with one dropout mask for all rows."""
         encoding = self._position_encoding(content, memory.states[0])
         seed = None if dropout_seed is None else dropout_seed[None]
         return self._dropout(

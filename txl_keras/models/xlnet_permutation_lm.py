@@ -1,4 +1,4 @@
-"""XLNet as a language model over permutations.
+"""The XLNet language model, trained by permutation language modeling.
 
 Letters: `B` batch, `T` segment, `P` targets of a row, `M` memory, `D` hidden
 size, `V` vocabulary.
@@ -16,7 +16,7 @@ from txl_keras.models.xlnet_backbone import XLNetBackbone
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class XLNetPermutationLM(keras.Model):
-    """Predicts tokens from any others, in the order of a permutation.
+    """Predicts tokens from other tokens, in the order of a permutation.
 
     For a factorization order `z` the log-likelihood of the targets of a
     segment is (equations 3 to 5 of Yang et al., 2019)
@@ -24,30 +24,30 @@ class XLNetPermutationLM(keras.Model):
         sum over targets t of  log p(x[z_t] | x[z_<t])
         p(x | x[z_<t]) = softmax(E g[z_t] + b)
 
-    with `g` the query stream of `XLNetBackbone`, `E` the embedding of tokens,
-    which the softmax shares, and `b` a bias. The order is the permutation
-    mask, the targets are in the target mapping: `PermutedSegments` draws both.
+    with `g` the query stream of `XLNetBackbone`, `E` the token embedding, which
+    the softmax shares, and `b` a bias. The permutation mask encodes the order,
+    the target mapping selects the targets: `PermutedSegments` draws both.
 
-    Training, which goes on with the memory of the segment before, takes it as
-    a value: `score`, which `Trainer` calls. A call, and so `fit`, `evaluate`
-    and `predict`, reads segments without memory, each for itself.
+    `score`, which `Trainer` calls, takes the memory of earlier segments as a
+    value. A call, and so `fit`, `evaluate` and `predict`, reads every segment
+    without memory.
 
     Args:
         backbone: An `XLNetBackbone`.
-        tie_embeddings: Boolean, the softmax shares the embedding of tokens.
+        tie_embeddings: Boolean, the softmax shares the token embedding.
 
     Call arguments:
         batch: Dictionary of `inputs`, ids `(B, T)`, and optionally
             `permutation_mask` `(B, T, T)` and `target_mapping` `(B, P, T)`,
-            see `XLNetBackbone`. Without a mapping every token is a target.
+            see `XLNetBackbone`. By default every token is a target.
         training: Boolean, for dropout.
 
     Returns:
         Logits of the targets, float32 tensor of shape `(B, P, V)`.
 
     Raises:
-        ValueError: If the backbone is another, and on shapes and ids that do
-            not fit.
+        ValueError: If `backbone` is not an `XLNetBackbone`, or shapes or ids
+            do not fit.
 
     Example:
 
@@ -72,10 +72,10 @@ class XLNetPermutationLM(keras.Model):
         batch["targets"],
         permutation_mask=batch["permutation_mask"],
         target_mapping=batch["target_mapping"],
-    )  # (4, 4): each fourth of six tokens
+    )  # (4, 4): one of 6 tokens is a target
     loss = (nll * batch["weights"]).numpy().sum() / batch["num_targets"]
 
-    # By `fit`, without memory.
+    # Train with `fit`, without memory.
     def features(batch):
         names = ("inputs", "permutation_mask", "target_mapping")
         x = {name: batch[name] for name in names}
@@ -117,7 +117,7 @@ class XLNetPermutationLM(keras.Model):
         return self.softmax.logits(query)
 
     def initial_memory(self, batch_size, memory_length=None):
-        """Memory of a cold start: see `XLNetBackbone`."""
+        """Returns the memory of a cold start: see `XLNetBackbone`."""
         return self.backbone.initial_memory(batch_size, memory_length)
 
     def score(
@@ -134,16 +134,16 @@ class XLNetPermutationLM(keras.Model):
         dropout_seed=None,
         first_row=0,
     ):
-        """Negative log-likelihood of every target.
+        """Computes the negative log-likelihood of every target.
 
         Args:
             inputs: Integer tensor of shape `(B, T)`.
-            targets: Integer tensor of shape `(B, P)`, the tokens that stand
-                where `target_mapping` says.
+            targets: Integer tensor of shape `(B, P)`, the tokens at the
+                positions that `target_mapping` selects.
             permutation_mask, target_mapping, token_type_ids, padding_mask,
                 memory, reset, training, dropout_seed, first_row: See
-                `XLNetBackbone`. Without a mapping every token is a target: P
-                is T.
+                `XLNetBackbone`. Without a `target_mapping` every token is a
+                target, and P is T.
 
         Returns:
             The pair `(nll, memory)`: float32 `(B, P)` in nats, and the new
@@ -167,11 +167,12 @@ class XLNetPermutationLM(keras.Model):
     def log_probs(
         self, inputs, permutation_mask=None, target_mapping=None, **kwargs
     ):
-        """Log-probabilities of all tokens at every target.
+        """Computes the log-probabilities of all tokens at every target.
 
         Args:
             inputs, permutation_mask, target_mapping: See `score`.
-            **kwargs: Of `XLNetBackbone`, such as `memory` and `reset`.
+            **kwargs: Other call arguments of `XLNetBackbone`, such as `memory`
+                and `reset`.
 
         Returns:
             The pair `(log_probs, memory)`: float32 `(B, P, V)` and the new
@@ -185,7 +186,7 @@ class XLNetPermutationLM(keras.Model):
     def _query_stream(
         self, inputs, permutation_mask=None, target_mapping=None, **kwargs
     ):
-        """The hidden states of the targets, `(B, P, D)`, and the memory."""
+        """Returns the targets' hidden states `(B, P, D)` and the memory."""
         check_token_ids("inputs", inputs, self.backbone.vocabulary_size)
         if target_mapping is None:
             batch_size, length = keras.ops.shape(inputs)

@@ -1,6 +1,7 @@
 """Flags for text and tokenizers, and functions that load what they name."""
 
 import os
+import sys
 
 import tensorflow as tf
 from absl import flags
@@ -109,20 +110,42 @@ def corpus_options(defaults=None):
     """Returns the arguments of `load_corpus`, with absolute paths.
 
     A flag that is not given has the value in `defaults`, the result of an
-    earlier call, such as the one in a run's config.json.
+    earlier call, such as the one in a run's config.json. Such values are
+    printed, because another person may have written the file.
     """
     options = {}
     for name in CORPUS_FLAGS:
-        value = FLAGS[name].value
-        if value == "":  # such as an unset shell variable
+        options[name] = FLAGS[name].value
+        if options[name] == "":  # such as an unset shell variable
             raise ValueError(f"`{name}` must not be empty. Received: --{name}=")
-        options[name] = (defaults or {}).get(name) if value is None else value
+    if defaults:
+        _fill_in(options, defaults)
     if options["corpus"] is not None:
         options["corpus"] = corpus_path(options["corpus"])
     for name in ("data_dir", "manual_dir"):
         if options[name] is not None and "://" not in options[name]:
             options[name] = os.path.abspath(os.path.expanduser(options[name]))
     return options
+
+
+def _fill_in(options, defaults):
+    """Takes options that are not given from a config.json and prints them."""
+    taken = {
+        name: defaults[name]
+        for name, value in options.items()
+        if value is None and defaults.get(name) is not None
+    }
+    folder = taken.get("data_dir")
+    if folder and not tf.io.gfile.isdir(token_folder(folder)):
+        raise ValueError(
+            "`data_dir` must be given, as config.json names a folder in which "
+            "no text was prepared: nothing is written to it unless --data_dir "
+            f"names it, too. Received: data_dir={folder} in config.json"
+        )
+    if taken:
+        named = " ".join(f"--{name}={value}" for name, value in taken.items())
+        print(f"From config.json: {named}", file=sys.stderr, flush=True)
+    options |= taken
 
 
 def load_corpus(options, whole=False):

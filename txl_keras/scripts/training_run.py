@@ -116,7 +116,7 @@ def _claim(workdir, settings, model, tokenizer, splits, strategy):
 
 def run_loop(loop, trainer, stop):
     """Trains to the last step; returns False if stopped before."""
-    with stop.looked_at():
+    with stop.deferred():
         is_done = loop.run()
     # Other workers wait until the chief has written everything.
     wait_for_all(trainer.strategy)
@@ -134,7 +134,7 @@ def score_best(loop, trainer, workdir, evaluate_test, stop):
     """
     best_step = workdir.restore_weights(trainer.model, "best")
     scores = {"valid": loop.score_at(best_step)}
-    with stop.looked_at():
+    with stop.deferred():
         scores["test"] = evaluate_test()
     if scores["test"] is None:
         log = chief_print(trainer.strategy)

@@ -1,4 +1,4 @@
-"""Generation and SavedModels."""
+"""Text generation, and export as a SavedModel."""
 
 from txl_keras.serving.export import export
 from txl_keras.serving.export import export_text

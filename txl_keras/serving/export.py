@@ -1,7 +1,7 @@
-"""SavedModels that need nothing but TensorFlow.
+"""Export of language models as SavedModels that need only TensorFlow.
 
 Letters: `B` batch, `T` segment, `P` prompt, `M` memory, `D` hidden size, `N`
-heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to write.
+heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to generate.
 """
 
 import functools
@@ -22,6 +22,8 @@ from txl_keras.serving.text_signatures import TextSignatures
 
 WEIGHTS_DTYPES = ("float32", "bfloat16")
 _SEGMENT_LENGTH = 512
+# Positions are projected for as many distances, and scores take its square.
+LONGEST_SEGMENT = 1 << 16
 
 
 def export(
@@ -36,20 +38,24 @@ def export(
     max_batch_size=MAX_BATCH_SIZE,
     max_generate_length=MAX_GENERATE_LENGTH,
 ):
-    """Writes a language model as a SavedModel: the folder of one version.
+    """Exports a language model as a SavedModel.
 
-    TensorFlow Serving looks for `NAME/VERSION/`, the version an integer. The
-    memory of clients is `memory`, float32 `(B, L, 2, N, M, H)`, the projected
-    keys and values in the order of the text, so that no call projects the
-    past again, and `valid_length`, int32 `(B,)`, how many of the M are real.
-    Both come out of every call as they go into the next; in the table below
-    `...` stands for them. All sizes but those of the model are free; the batch
-    comes first, so that servers can batch requests.
+    TensorFlow Serving expects the path `NAME/VERSION/`, where the version is
+    an integer.
+
+    The signatures are stateless, except for `step` and `reset`. Memory
+    consists of two tensors. `memory`, float32 `(B, L, 2, N, M, H)`, holds the
+    projected keys and values in the order of the text, so that no call
+    projects the past again. `valid_length`, int32 `(B,)`, is the number of
+    valid entries among the M. A client passes both from the outputs of one
+    call to the inputs of the next; `...` stands for them in the table below.
+    All sizes except those of the model are free. The batch is the first axis,
+    so servers can batch requests.
 
     | signature | in | out |
     |---|---|---|
     | `serving_default` | `ids` `(B, T)`, ... | `log_probs` `(B, T, V)`, ... |
-    | `initial_memory` | `batch_size` | ... of a cold start |
+    | `initial_memory` | `batch_size` | ... |
     | `score` | `ids`, `targets` `(B, T)`, ... | `nll` `(B, T)`, ... |
     | `hidden_states` | `ids`, ... | `hidden_states` `(B, T, D)`, ... |
     | `generate` | `prompt_ids` `(B, P)`, `prompt_length` `(B,)`, ..., \
@@ -58,51 +64,52 @@ def export(
     | `step` | `ids` `(B, T)`, `slots` `(B,)` | `log_probs` `(B, V)` |
     | `reset` | `slots` `(B,)` | `slots` |
 
-    Integers are int32, all else is float32.
+    Integers are int32; all other tensors are float32. TensorFlow keeps only the
+    lowest 32 bits of larger Python integers before the model receives them.
 
-    - `generate` pads prompts of different lengths on the right, draws row r
-      as if it were alone, and reads all but the last token it writes: to go
-      on, pass that as the next prompt. The sampling parameters are those of
-      `Sampler` (`top_k` 0 keeps all). Servers have defaults for those after
-      `length`, and so has `tf.saved_model.load(path).generate`; entries of
-      `.signatures` take every parameter by its name.
-    - `step` and `reset` keep the memory in numbered slots inside the server,
-      where it is lost when that ends. `step` returns what comes after the
-      last token. Calls for different slots may run at the same time, not so
-      two for the same slot. Slots are empty when the model is loaded.
+    - `generate` takes prompts padded on the right. Rows do not affect each
+      other. The returned memory does not include the last generated token; to
+      continue, pass that token as the next prompt. The sampling parameters are
+      those of `Sampler`; `top_k` 0 keeps all tokens. On a server and in
+      `tf.saved_model.load(path).generate`, the parameters after `length` have
+      defaults. Entries of `.signatures` need every parameter by name.
+    - `step` and `reset` keep memory in numbered slots inside the server, which
+      loses it when it ends. `step` returns log-probabilities of the token
+      after the last one. Concurrent calls must use different slots. All slots
+      start with the initial memory.
 
-    Whatever cannot be is refused with `InvalidArgument`, before any slot is
-    written. Models of absolute positions have M = 0 and neither `generate` nor
-    slots. Build the model outside of any `tf.distribute` strategy.
+    Invalid inputs raise `InvalidArgument` before any slot changes. Models with
+    absolute positions have M = 0, no `generate` and no slots. Build the model
+    outside of any `tf.distribute` strategy.
 
-    Files for clients lie in `assets/`.
+    The folder `assets/` holds files for clients.
 
     Args:
         model: `TransformerXLCausalLM`.
-        path: String, a new folder, or that of an older SavedModel, which is
-            replaced; local, or of any file system that TensorFlow knows.
+        path: String, a new folder, or an existing SavedModel, which is
+            replaced; local, or of any file system that TensorFlow supports.
         memory_length: Optional integer `M`; by default the model's own.
-        max_segment_length: Optional integer, the longest T; by default 512,
-            or as many as the model has absolute positions. Relative ones are
-            projected for M + T distances (no more than `clamp_length` needs).
-        num_slots: Integer; 0 leaves `step` and `reset` out.
-        weights_dtype: String. `"bfloat16"` stores weights of float32 in half
-            the space; they are float32 again for the time of a call, so that
-            every call has to convert them first.
-        settings: Optional dictionary that JSON can hold, added to
-            `settings.json`: what the model and the SavedModel are. It must
-            not have a key that the export writes itself.
-        assets: Optional dictionary of file names to paths of files to be
-            copied, such as the tokenizer.
-        max_batch_size: Integer, the largest B of a request. It bounds the
-            memory that a stranger's request takes: `log_probs` has `B * T * V`
+        max_segment_length: Optional integer, the longest T, up to 65,536; by
+            default 512, or as many as the model has absolute positions.
+            Relative ones are projected for M + T distances (no more than
+            `clamp_length` needs).
+        num_slots: Integer; 0 omits `step` and `reset`.
+        weights_dtype: String. `"bfloat16"` stores float32 weights in half the
+            space. Every call then first converts them to float32.
+        settings: Optional dictionary of JSON values, added to the description
+            of the model in `assets/settings.json`. It must not contain a key
+            that the export writes itself.
+        assets: Optional dictionary from file names to paths of files that are
+            copied to `assets/`, such as the tokenizer.
+        max_batch_size: Integer, the largest B of a request. It limits the
+            memory that one request can use: `log_probs` has `B * T * V`
             numbers.
-        max_generate_length: Integer, the largest W of a request: it bounds
-            the time.
+        max_generate_length: Integer, the largest W of a request. It limits
+            the time of one request.
 
     Raises:
-        ValueError: If `path` is something else than a SavedModel, an argument
-            is out of its range, or `settings` or `assets` have names that the
+        ValueError: If `path` exists and is not a SavedModel, an argument is
+            out of range, or `settings` or `assets` contain a name that the
             export writes itself.
 
     Example:
@@ -159,7 +166,7 @@ def export_text(
     max_batch_size=MAX_BATCH_SIZE,
     max_generate_length=MAX_GENERATE_LENGTH,
 ):
-    """Writes a language model as a SavedModel that takes raw text.
+    """Exports a language model as a SavedModel that takes raw text.
 
     | signature | in | out |
     |---|---|---|
@@ -170,28 +177,32 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
 
     `serving_default` is `score_text`.
 
-    Texts are read from a cold start, each as if it were alone. The first token
-    of a text has nothing to be predicted from, and a score of 0; `nll` is the
-    sum of the others, in nats. `text` of a prompt is what comes after it.
+    Each text starts from the initial memory and does not affect the others.
+    `token_nll` of the first token is 0, because it has no context; `nll` is
+    the sum over the others, in nats. The `text` that `generate_text` returns
+    does not include the prompt.
 
-    `tf.saved_model.load(path).generate_text` has defaults for the parameters
-    after `length`, as servers do. Texts and prompts may have any length.
+    On a server and in `tf.saved_model.load(path).generate_text`, the
+    parameters after `length` have defaults. Texts and prompts may have any
+    length.
 
-    The tokenizer is inside. Bytes, characters and words need TensorFlow alone.
-    Subwords need `import tensorflow_text` before the model is loaded: without
-    it TensorFlow says `Op type not registered 'SentencepieceOp'`.
+    The SavedModel contains the tokenizer. Byte, character and word tokenizers
+    need only TensorFlow. Subword tokenizers need `import tensorflow_text`
+    before the model is loaded; otherwise TensorFlow raises `Op type not
+    registered 'SentencepieceOp'`.
 
     Args:
         model: `TransformerXLCausalLM`.
-        tokenizer: Its tokenizer.
+        tokenizer: The tokenizer of the model.
         path, memory_length, max_segment_length, weights_dtype, settings,
             assets, max_batch_size, max_generate_length: See `export`. Texts
-            are read in segments of `max_segment_length`, prompts of at most
-            128.
+            are read in segments of `max_segment_length` tokens, prompts in
+            segments of at most 128.
 
     Raises:
-        ValueError: As `export`; and if the tokenizer is not that of the model
-            or cannot be brought into a graph, or positions are absolute.
+        ValueError: For the reasons of `export`; or if the vocabulary sizes of
+            tokenizer and model differ, the tokenizer cannot be exported, or
+            the model has absolute positions.
 
     Example:
 
@@ -221,10 +232,10 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
         max_generate_length,
     )
     model.backbone.check_takes_padding()
-    inside = graph_tokenizer(tokenizer)
-    endpoints = TextSignatures(served, inside).endpoints()
+    encoder = graph_tokenizer(tokenizer)
+    endpoints = TextSignatures(served, encoder).endpoints()
     own_settings = {"tokenizer": type(tokenizer).__name__}
-    _write(path, served, endpoints, [inside], own_settings, settings, assets)
+    _write(path, served, endpoints, [encoder], own_settings, settings, assets)
 
 
 def _served(
@@ -240,7 +251,7 @@ def _served(
     if not model.backbone.has_attention:
         raise ValueError(
             "`model` must have a TransformerXLBackbone to be exported. "
-            f"Received: {type(model.backbone).__name__}"
+            f"Received: backbone={type(model.backbone).__name__}"
         )
     if memory_length is None:
         memory_length = model.backbone.memory_length
@@ -289,7 +300,7 @@ def _checked_segment_length(backbone, max_segment_length):
     longest = backbone.max_segment_length
     if max_segment_length is None:
         return min(_SEGMENT_LENGTH, longest or _SEGMENT_LENGTH)
-    check_integer("max_segment_length", max_segment_length, 1)
+    check_integer("max_segment_length", max_segment_length, 1, LONGEST_SEGMENT)
     if longest is not None and max_segment_length > longest:
         raise ValueError(
             "`max_segment_length` must not be larger than the model's "

@@ -1,4 +1,4 @@
-"""A classifier of texts as a SavedModel.
+"""Export of a text classifier as a SavedModel.
 
 Letters: `B` batch, `W` tokens of the longest text, `C` classes.
 """
@@ -24,35 +24,36 @@ def export_classifier(
     assets=None,
     max_batch_size=MAX_BATCH_SIZE,
 ):
-    """Writes a classifier as a SavedModel that takes raw text.
+    """Exports a classifier as a SavedModel that takes raw text.
 
     | signature | in | out |
     |---|---|---|
     | `classify` | `text` `(B,)` | `label` `(B,)`, `probabilities` `(B, C)`, \
 `labels` `(B, C)` |
 
-    `serving_default` is the same. `probabilities` are float32 and sum to 1,
-    `labels` are the names beside them, `label` is the one that is most
-    probable. Texts of a request may have any lengths; each is read as if it
-    were alone. One without a token is refused with `InvalidArgument`.
+    `serving_default` is the same signature. `probabilities` are float32 and
+    sum to 1, `labels` are the names of the classes in the same order, and
+    `label` is the most probable one. Texts may have any length and do not
+    affect each other. A text without a token raises `InvalidArgument`.
 
-    The tokenizer is inside. Bytes, characters and words need TensorFlow alone.
-    Subwords need `import tensorflow_text` before the model is loaded: without
-    it TensorFlow says `Op type not registered 'SentencepieceOp'`.
+    The SavedModel contains the tokenizer. Byte, character and word tokenizers
+    need only TensorFlow. Subword tokenizers need `import tensorflow_text`
+    before the model is loaded; otherwise TensorFlow raises `Op type not
+    registered 'SentencepieceOp'`.
 
     Args:
         model: `TransformerXLTextClassifier`.
-        tokenizer: Its tokenizer.
-        label_names: List of C strings.
+        tokenizer: The tokenizer of the model.
+        label_names: List of C strings, in the order of the classes.
         path: See `export`.
-        max_tokens: Optional integer, where longer texts are cut, if they were
-            in training.
+        max_tokens: Optional integer. Longer texts are truncated to this
+            length, which should be that of training.
         settings, assets, max_batch_size: See `export`.
 
     Raises:
-        ValueError: If the tokenizer is not that of the model or cannot be
-            brought into a graph, or there are not as many names as classes; on
-            `path`, as `export`.
+        ValueError: If the vocabulary sizes of tokenizer and model differ, the
+            tokenizer cannot be exported, the number of names is not that of
+            the classes, or `path` is not valid (see `export`).
 
     Example:
 
@@ -81,14 +82,14 @@ def export_classifier(
         check_integer("max_tokens", max_tokens, 1)
     if len(label_names) != model.num_classes:
         raise ValueError(
-            f"`label_names` must be {model.num_classes}, one a class. "
-            f"Received: {label_names}"
+            f"`label_names` must be a list of {model.num_classes} strings, "
+            f"one per class. Received: {label_names}"
         )
-    inside = graph_tokenizer(tokenizer)
+    encoder = graph_tokenizer(tokenizer)
     names = tf.constant(label_names)
 
     def classify(text):
-        token_ids, lengths = inside.encode(text)
+        token_ids, lengths = encoder.encode(text)
         if max_tokens is not None:
             token_ids = token_ids[:, :max_tokens]
             lengths = tf.minimum(lengths, max_tokens)
@@ -103,7 +104,7 @@ def export_classifier(
     write_saved_model(
         path,
         {"classify": (classify, [tf.TensorSpec((None,), tf.string, "text")])},
-        [inside],
+        [encoder],
         {
             "model": model.get_config(),
             "tokenizer": type(tokenizer).__name__,

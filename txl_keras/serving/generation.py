@@ -1,4 +1,4 @@
-"""Lets a model write.
+"""Autoregressive text generation.
 
 Letters: `B` batch, `P` prompt, `T` segment, `M` memory, `V` vocabulary.
 """
@@ -13,30 +13,29 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.serving.samplers import Sampler
 
-# Longer prompts are read in segments of so many tokens: how they are cut
-# decides how far back a token sees.
+# Prompts are read in segments of this many tokens. The segment boundaries
+# determine how far back each token attends.
 PROMPT_SEGMENT = 128
 
 
 class Generator:
-    """Writes token after token, in constant time and space a token.
+    """Generates text in constant time and space per token.
 
-    The keys, values and positions of what was read and written are projected
-    once (`SegmentReader`). Prompts may be longer than the memory; they are
-    read in segments of 128 tokens.
+    Keys, values and positions are projected only once (see `SegmentReader`).
+    Prompts may be longer than memory; they are read in segments of 128 tokens.
 
     Args:
         model: `TransformerXLCausalLM`.
-        sampler: `Sampler`, its parameters numbers; by default one that draws
-            from the distribution as it is.
-        memory_length: Optional integer `M`; by default the model's own. Where
-            positions are absolute (see `attention_type`) there is no memory:
-            the last M tokens are read again for every token, no more than the
-            model has positions.
+        sampler: `Sampler` whose parameters are numbers; by default one that
+            draws from the unchanged distribution of the model.
+        memory_length: Optional integer `M`; by default the model's own. A
+            model with absolute positions (see `attention_type`) has no memory:
+            for every new token it reads the last M tokens again, and M must
+            not exceed its number of positions.
 
     Raises:
-        ValueError: If `memory_length` is negative, or more than the positions
-            of such a model.
+        ValueError: If `memory_length` is negative, or exceeds the number of
+            positions of a model with absolute positions.
 
     Example:
 
@@ -47,7 +46,7 @@ class Generator:
     model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
     write = Generator(model, Sampler(top_k=10), memory_length=32)
     for tokens in write([[5, 6, 7], [8]], max_tokens=4, seed=1):
-        print(tokens)  # one of each row
+        print(tokens)  # int32 array of shape (2,), one token per row
     ```
     """
 
@@ -65,54 +64,58 @@ class Generator:
         self._step = None
 
     def __call__(self, prompts, max_tokens, seed=0):
-        """Returns an iterator of the tokens after prompts.
+        """Returns an iterator over the tokens that follow the prompts.
 
-        Each row is written as if it were alone. Arguments are checked before
-        the first token is asked for.
+        The rows do not affect each other. Arguments are checked at once, not
+        when the first token is requested.
 
         Args:
             prompts: Integer array of shape `(B, P)`, or a list of B sequences
-                of one token or more, which need not be of the same length.
-            max_tokens: Integer, how many tokens to write.
-            seed: Integer. Row r draws with `seed + r`: the same seed writes
-                the same text.
+                of at least one token id, which may differ in length.
+            max_tokens: Integer, the number of tokens to generate per row.
+            seed: Integer. Row r draws with `seed + r`. The same seed gives the
+                same text.
 
         Returns:
-            Iterator of int32 arrays of shape `(B,)`, `max_tokens` of them.
+            Iterator over `max_tokens` int32 arrays of shape `(B,)`.
 
         Raises:
-            ValueError: If a prompt is empty or has ids that are not in the
-                vocabulary, or `max_tokens` or `seed` is out of its range.
-            FloatingPointError: By the iterator, if the model gives NaN.
+            ValueError: If a prompt is empty or has an id outside the
+                vocabulary, or `max_tokens` or `seed` is out of range.
+            FloatingPointError: If the model returns NaN. The iterator raises
+                it.
         """
         prompts = self._checked(prompts)
         check_integer("max_tokens", max_tokens, 0)
         check_integer("seed", seed, 0, np.iinfo(np.int32).max - len(prompts))
         seeds = row_seeds(seed, len(prompts))
         if self._model.backbone.remembers:
-            tokens = self._remember(prompts, max_tokens, seeds)
+            tokens = self._with_memory(prompts, max_tokens, seeds)
         else:
-            tokens = self._read_again(prompts, max_tokens, seeds)
-        return self._drawn(tokens)
+            tokens = self._with_window(prompts, max_tokens, seeds)
+        return self._checked_tokens(tokens)
 
-    def _drawn(self, tokens):
-        """Yields tokens; raises where none can be drawn."""
+    def _checked_tokens(self, tokens):
+        """Yields tokens, and raises an error at the id -1."""
         for position, token in enumerate(tokens):
             if token.min() < 0:
                 raise FloatingPointError(
                     f"Token {position} after the prompt of row "
-                    f"{token.argmin()} cannot be drawn: the model gives NaN."
+                    f"{token.argmin()} cannot be drawn, because the model "
+                    "returned NaN. Check that its weights are finite."
                 )
             yield token
 
     def replica_step(self, num_rows=1):
-        """What writes a token of every row, for who compiles it elsewhere.
+        """Returns the function that generates one token per row.
+
+        Public so that `--compile_only` can lower it.
 
         Args:
             num_rows: Integer `B`.
 
         Returns:
-            Pair of a function and arguments as it is called with.
+            A pair of the function and a tuple of example arguments.
         """
         rows = np.zeros((num_rows, 1), "int32")
         if not self._model.backbone.remembers:
@@ -127,15 +130,17 @@ class Generator:
             self._seen(rows),
         )
 
-    def _remember(self, prompts, max_tokens, seeds):
-        # Taken, so that another text begun meanwhile has a memory of its own.
+    def _with_memory(self, prompts, max_tokens, seeds):
+        """Yields tokens from a model with memory."""
+        # Taken out, so that an iterator started meanwhile creates its own step
+        # and memory.
         step, self._step = self._step, None
         if step is None or step.num_rows != len(prompts):
             step = _Step(
                 self._model, self._sampler, len(prompts), self._memory_length
             )
         try:
-            # The last token of a prompt is read by the first step.
+            # The first step reads the last token of each prompt.
             step.begin(prompts)
             token = tf.constant([prompt[-1] for prompt in prompts])
             seen = self._seen(prompts)
@@ -145,7 +150,8 @@ class Generator:
         finally:
             self._step = step
 
-    def _read_again(self, texts, max_tokens, seeds):
+    def _with_window(self, texts, max_tokens, seeds):
+        """Yields tokens from a model without memory."""
         window = max(1, self._memory_length)
         for position in range(max_tokens):
             log_probs = tf.concat(
@@ -166,7 +172,7 @@ class Generator:
         return self._model.log_probs(ids)[0][:, -1]
 
     def _seen(self, texts):
-        """Tokens to be penalized, `(B, V)`, where the sampler wants them."""
+        """Returns the tokens to penalize `(B, V)`, or None if none are."""
         if self._sampler.repetition_penalty is None:
             return None
         vocabulary_size = self._model.backbone.vocabulary_size
@@ -180,11 +186,13 @@ class Generator:
         prompts = [np.asarray(prompt) for prompt in prompts]
         vocabulary_size = self._model.backbone.vocabulary_size
         if not prompts:
-            raise ValueError("`prompts` must have a row. Received: none")
+            raise ValueError(
+                "`prompts` must have at least one row. Received: no rows"
+            )
         for row, prompt in enumerate(prompts):
             if prompt.ndim != 1 or not prompt.size:
                 raise ValueError(
-                    "`prompts` must have rows of at least one token id. "
+                    "`prompts` must be sequences of at least one token id. "
                     f"Received: row {row} of shape {prompt.shape}"
                 )
             check_token_ids(f"prompts[{row}]", prompt, vocabulary_size)
@@ -192,21 +200,13 @@ class Generator:
 
 
 def row_seeds(seed, num_rows):
-    """Seeds of the rows of a batch.
-
-    Args:
-        seed: Integer, or int32 scalar.
-        num_rows: Integer `B`.
-
-    Returns:
-        uint32 tensor `(B,)`; row r of `seed` is row 0 of `seed + r`.
-    """
+    """Returns one seed per row, uint32 `(B,)`; row r depends on `seed + r`."""
     rows = tf.cast(seed + tf.range(num_rows), tf.uint32)
     return fold_in(rows, 0)
 
 
 class _Step:
-    """Reads a token and draws the next, for a number of rows."""
+    """Reads one token per row and draws the next one."""
 
     def __init__(self, model, sampler, num_rows, memory_length):
         self.num_rows = num_rows
@@ -219,7 +219,7 @@ class _Step:
         self._remember = tf.function(self._reader.remember, jit_compile=True)
 
     def begin(self, prompts):
-        """Reads all of the prompts but their last tokens."""
+        """Reads the prompts without their last tokens."""
         self._reader.begin()
         lengths = np.array([len(prompt) - 1 for prompt in prompts])
         for start in range(0, lengths.max(), PROMPT_SEGMENT):

@@ -1,7 +1,7 @@
-"""Checks of what clients pass, run in the graph before anything else.
+"""Checks of the inputs of a SavedModel, which run in the graph.
 
-Each returns an operation that fails with `InvalidArgumentError`. What must not
-happen then has to depend on it: see `tf.control_dependencies`.
+Each function returns an operation that raises `InvalidArgumentError` if the
+check fails. Everything that must not run then needs a control dependency on it.
 """
 
 import functools
@@ -10,45 +10,29 @@ import tensorflow as tf
 
 
 def check(condition, *message):
-    """Fails unless a condition holds.
-
-    Args:
-        condition: Scalar boolean tensor.
-        *message: Strings and tensors, what the error says.
-    """
+    """Checks a scalar condition; `message` holds strings and tensors."""
     return tf.debugging.Assert(condition, message, summarize=8)
 
 
 def check_not_empty(name, lengths):
-    """Fails if a text has no token.
-
-    Args:
-        name: String, the argument's name.
-        lengths: int32 tensor `(B,)`, tokens of each text.
-    """
+    """Checks that every text has a token, by their lengths `(B,)`."""
     return check(
         tf.reduce_all(lengths >= 1),
-        f"`{name}` must have at least one token in every row. Received tokens, "
-        "by row:",
+        f"`{name}` must have at least one token in every row. Received the "
+        "lengths:",
         lengths,
     )
 
 
 def check_range(name, values, low, high):
-    """Fails unless all values are in `[low, high]`.
-
-    Args:
-        name: String, the argument's name.
-        values: int32 tensor of any shape.
-        low, high: Integers or scalar tensors.
-    """
+    """Checks that all values are in `[low, high]`."""
     return check(
         tf.reduce_all((values >= low) & (values <= high)),
         f"`{name}` must be at least",
         low,
         "and at most",
         high,
-        "Received numbers from",
+        "Received: numbers from",
         tf.reduce_min(values),
         "to",
         tf.reduce_max(values),
@@ -56,14 +40,7 @@ def check_range(name, values, low, high):
 
 
 def check_shape(name, value, shape, meaning):
-    """Fails unless a tensor has a shape.
-
-    Args:
-        name: String, the argument's name.
-        value: Tensor.
-        shape: int32 tensor or list of integers, as long as its rank.
-        meaning: String, the shape in letters.
-    """
+    """Checks the shape of a tensor; `meaning` is the shape in letters."""
     return check(
         tf.reduce_all(tf.equal(tf.shape(value), shape)),
         f"`{name}` must have the shape {meaning}:",
@@ -74,13 +51,8 @@ def check_shape(name, value, shape, meaning):
 
 
 def check_finite(name, value):
-    """Fails if a tensor has NaN or infinity.
-
-    Args:
-        name: String, the argument's name.
-        value: Float tensor of any shape.
-    """
-    # `tf.debugging.check_numerics` takes ten times as long on a CPU.
+    """Checks that a float tensor has neither NaN nor infinity."""
+    # `tf.debugging.check_numerics` is ten times slower on a CPU.
     return check(
         tf.reduce_all(tf.math.is_finite(value)),
         f"`{name}` must be finite. Received: NaN or infinity",
@@ -88,29 +60,20 @@ def check_finite(name, value):
 
 
 def check_distinct(name, values):
-    """Fails if a value comes twice.
-
-    Args:
-        name: String, the argument's name.
-        values: int32 tensor of shape `(B,)`.
-    """
+    """Checks that all values `(B,)` are different."""
     return check(
         tf.size(tf.unique(values)[0]) == tf.size(values),
-        f"`{name}` must not hold the same number twice. Received:",
+        f"`{name}` must not contain a number twice. Received:",
         values,
     )
 
 
 def with_checked_inputs(function, specs, max_batch_size):
-    """Lets a function fail for inputs of another rank or of too many rows.
+    """Wraps a function so that it checks the ranks and rows of its inputs.
 
-    TensorFlow lets every rank through: what then fails is some operation that
-    knows no argument's name, or nothing.
-
-    Args:
-        function: Function of tensors.
-        specs: List of their `tf.TensorSpec`s; batches come first.
-        max_batch_size: Integer.
+    TensorFlow accepts inputs of any rank. An operation would then fail without
+    naming the argument, or compute nonsense. `specs` has one `tf.TensorSpec`
+    per input; all but scalars begin with the batch axis.
     """
 
     @functools.wraps(function)
@@ -138,9 +101,9 @@ def with_checked_inputs(function, specs, max_batch_size):
 
 
 def _check_rank(spec, value):
-    # TensorFlow takes the rank of the signature for granted and would leave the
-    # check out. Through an optional it cannot see.
-    # Only floats are on accelerators anyway.
+    # TensorFlow assumes the rank of the signature and would optimize the check
+    # away. It cannot infer the rank of the value of an optional.
+    # Only floats are placed on accelerators anyway.
     with tf.device(None if value.dtype.is_floating else "CPU:0"):
         (value,) = tf.raw_ops.OptionalGetValue(
             optional=tf.raw_ops.OptionalFromValue(components=[value]),

@@ -1,9 +1,9 @@
-"""Tokenizers inside TensorFlow graphs, for SavedModels that take raw text.
+"""Tokenizers as TensorFlow graphs, for SavedModels that take raw text.
 
-`graph_tokenizer` makes one that gives the ids and the bytes which the Python
-tokenizer gives. Bytes, characters and words need the operations of TensorFlow
-alone; subwords need those of TensorFlow Text, without which a SavedModel that
-has them cannot even be loaded.
+`graph_tokenizer` converts a Python tokenizer into one that returns the same ids
+and bytes. Byte, character and word tokenizers use only operations of
+TensorFlow. Subword tokenizers use operations of TensorFlow Text, which must be
+imported before such a SavedModel is loaded.
 
 Letters: `B` batch, `P` and `T` tokens of the longest row, `V` vocabulary, `n`
 values of all rows together.
@@ -21,43 +21,21 @@ from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.vocabulary import NUM_CODE_POINTS
 
-# Strings are nowhere else; beside them an accelerator would only copy.
+# TensorFlow has strings only on the CPU. An accelerator would only add copies.
 _CPU = "CPU:0"
 _NEWLINE = ord("\n")
 _SIGMA = ord("Σ")
-# What a character is to a sigma beside it: see `_LowerCase`.
+# How a character affects a sigma next to it: see `_LowerCase`.
 _OTHER, _CASED, _IGNORED = range(3)
 
 
 def graph_tokenizer(tokenizer):
-    """Makes the tokenizer of a graph from one of Python.
-
-    Args:
-        tokenizer: A `ByteTokenizer`, `CharacterTokenizer`, `WordTokenizer`,
-            `SentencePieceTokenizer` or `WordPieceTokenizer`.
-
-    Returns:
-        A `GraphTokenizer`.
-
-    Raises:
-        ValueError: If the tokenizer is none of these (of a subclass nobody
-            knows what it changes), or if it has a symbol that cannot be
-            written in its encoding.
-
-    Example:
-
-    >>> from txl_keras.data.tokenizers import ByteTokenizer
-    >>> tokenizer = graph_tokenizer(ByteTokenizer())
-    >>> ids, lengths = tokenizer.encode(["né", "a"])
-    >>> ids.numpy().tolist(), lengths.numpy().tolist()
-    ([[110, 195, 169], [97, 0, 0]], [3, 1])
-    >>> [text.decode() for text in tokenizer.decode(ids, lengths).numpy()]
-    ['né', 'a']
-    """
+    """Converts a tokenizer of `txl_keras.data` into a `GraphTokenizer`."""
+    # Subclasses are rejected, because they may override any method.
     if type(tokenizer) not in _GRAPH_TOKENIZERS:
         names = sorted(kind.__name__ for kind in _GRAPH_TOKENIZERS)
         raise ValueError(
-            f"`tokenizer` must be one of {names}, and no subclass of them. "
+            f"`tokenizer` must be one of {names}, and not a subclass. "
             f"Received: {type(tokenizer).__name__}"
         )
     with tf.device(_CPU):
@@ -65,16 +43,10 @@ def graph_tokenizer(tokenizer):
 
 
 class GraphTokenizer(tf.Module):
-    """Encodes and decodes in a graph. Made by `graph_tokenizer`.
+    """Encodes and decodes text in a graph, and can be saved in a SavedModel."""
 
-    `tf.saved_model.save` writes it, alone or as a part of another module.
-
-    Attributes:
-        vocabulary_size: Integer `V`.
-        uses_tensorflow_text: Boolean. Whether what loads it must import
-            `tensorflow_text` first (which in turn imports keras).
-    """
-
+    # If true, a program must import `tensorflow_text`, and thereby keras,
+    # before it loads the SavedModel.
     uses_tensorflow_text = False
 
     def __init__(self, tokenizer):
@@ -82,25 +54,16 @@ class GraphTokenizer(tf.Module):
         self.vocabulary_size = tokenizer.vocabulary_size
         self._texts = _constant(_token_texts(tokenizer))
 
-    # AutoGraph would try to rewrite the import of TensorFlow Text.
+    # Without AutoGraph, which would try to convert the import of TensorFlow
+    # Text.
     @tf.function(
         input_signature=[tf.TensorSpec((None,), tf.string, "text")],
         autograph=False,
     )
     def encode(self, text):
-        """Turns texts into ids, each as if alone and where a line begins.
+        """Converts texts `(B,)`, each the start of a line, into token ids.
 
-        Args:
-            text: String tensor of shape `(B,)`.
-
-        Returns:
-            Ids, int32 of shape `(B, P)`, 0 behind the last one of a row, and
-            how many each row has, int32 of shape `(B,)`.
-
-        Raises:
-            tf.errors.InvalidArgumentError: Where the Python tokenizer raises
-                ValueError: if a text is not valid UTF-8, or has a symbol that
-                the vocabulary lacks, with its row.
+        Returns ids, int32 `(B, P)` padded with 0, and lengths, int32 `(B,)`.
         """
         with tf.device(_CPU):
             ids = self._ids(text)
@@ -115,26 +78,15 @@ class GraphTokenizer(tf.Module):
         autograph=False,
     )
     def decode(self, ids, lengths):
-        """Turns ids into bytes, as `decode_bytes` does.
+        """Converts the first `lengths` ids of each row `(B, T)` into bytes.
 
-        Args:
-            ids: Int32 tensor of shape `(B, T)`. What lies behind the length
-                of a row is not looked at.
-            lengths: Int32 tensor of shape `(B,)`.
-
-        Returns:
-            String tensor of shape `(B,)`; a text may end amid a character.
-
-        Raises:
-            tf.errors.InvalidArgumentError: If a length is not in `[0, T]`, an
-                id not in `[0, V)`, with its row, or if there are not as many
-                lengths as rows.
+        Like `decode_bytes`, it may return part of a character at the end.
         """
         with tf.device(_CPU):
             return self._text(_rows_of_lengths(ids, lengths))
 
     def _text(self, ids):
-        """Strings `(B,)` of ragged int32 `(B, None)`."""
+        """Decodes ragged int32 `(B, None)` into strings `(B,)`."""
         is_valid = (ids.values >= 0) & (ids.values < self.vocabulary_size)
         end = f" is not in [0, {self.vocabulary_size})."
         message = functools.partial(_message, "`ids`: the id ", end)
@@ -146,7 +98,7 @@ class GraphTokenizer(tf.Module):
         )
 
     def _ids(self, text):
-        """Ragged int32 `(B, None)` of strings `(B,)`."""
+        """Encodes strings `(B,)` as ragged int32 `(B, None)`."""
         raise NotImplementedError
 
 
@@ -205,15 +157,15 @@ class _GraphWordTokenizer(GraphTokenizer):
             return words.with_values(tf.identity(ids))
 
     def _words(self, text):
-        """Ragged strings `(B, None)`, marks of lines among them."""
+        """Splits strings `(B,)` into ragged words and marks of lines."""
         if self._lower_case is not None:
             text = self._lower_case(text)
-        # After the newline that ends a text no line starts.
+        # No line starts after a newline at the end of a text.
         body = tf.strings.regex_replace(text, r"\n\z", "")
         end = tf.where(body == text, "", f" {self._line_end}")
         start = tf.where(text == "", "", f"{self._line_start} ")
         line_break = f" {self._line_end} {self._line_start} "
-        # `tf.strings.split` knows the spaces of ASCII alone.
+        # `tf.strings.split` splits only at ASCII spaces.
         body = tf.strings.regex_replace(body, _space_pattern(), " ")
         body = tf.strings.regex_replace(
             body, "\n", line_break.replace("\\", "\\\\")
@@ -225,7 +177,7 @@ class _GraphWordTokenizer(GraphTokenizer):
 
 
 class _GraphSubwordTokenizer(GraphTokenizer):
-    """Tokenizes every line by itself, as the tokenizers of Python do."""
+    """Tokenizes each line separately, as the Python tokenizers do."""
 
     uses_tensorflow_text = True
     _keeps_ends = False  # whether lines keep their newlines
@@ -237,7 +189,7 @@ class _GraphSubwordTokenizer(GraphTokenizer):
             self._line_end_id = tokenizer.newline_id
 
     def _ids(self, text):
-        # Of an empty text there is one line, too.
+        # An empty text has one line, too.
         lines = tf.strings.split(_valid_text(text), sep="\n")
         limits = tf.gather(lines.row_limits(), lines.value_rowids())
         is_ended = tf.range(1, tf.size(limits, tf.int64) + 1) != limits
@@ -253,7 +205,7 @@ class _GraphSubwordTokenizer(GraphTokenizer):
         return lines.with_values(tokens).merge_dims(1, 2)
 
     def _tokenize(self, lines):
-        """Ragged int32 `(n, None)` of strings `(n,)`."""
+        """Encodes lines `(n,)` as ragged int32 `(n, None)`."""
         raise NotImplementedError
 
 
@@ -264,8 +216,8 @@ class _GraphSentencePieceTokenizer(_GraphSubwordTokenizer):
         self._load = tokenizer.as_tf_text
 
     def _tokenize(self, lines):
-        # The graph loads the model: what is loaded outside of it goes with
-        # `keras.utils.set_random_seed`.
+        # The model is loaded inside the graph, because
+        # `keras.utils.set_random_seed` destroys resources created outside.
         return self._load().tokenize(lines)
 
 
@@ -288,14 +240,14 @@ _GRAPH_TOKENIZERS = {
 
 
 class _LowerCase:
-    """Lower case as `str.lower` has it, whatever the machine.
+    """Converts text to lower case exactly as `str.lower`, on every machine.
 
-    `tf.strings.lower` is another one: it knows the characters of another
-    version of Unicode, and on a Turkish machine it makes "I" a dotless i.
+    `tf.strings.lower` uses another version of Unicode, and in a Turkish locale
+    it converts "I" into a dotless i.
 
-    All depends on one character alone, but for a sigma. It is a final one
-    after a cased character where no cased one comes next; ignored characters,
-    such as accents, are passed over.
+    Every character is converted on its own, except for a capital sigma. It
+    becomes a final sigma if a cased character precedes it and none follows.
+    Ignored characters, such as accents, are skipped.
     """
 
     def __init__(self):
@@ -306,19 +258,19 @@ class _LowerCase:
         self._kinds = tf.constant(kinds, tf.int32)
 
     def __call__(self, text):
-        """Strings `(B,)`, valid UTF-8, in lower case."""
+        """Converts strings `(B,)` of valid UTF-8 to lower case."""
         code_points = _split_characters(text)
         rows = code_points.value_rowids()
         code_points = code_points.values
-        places, is_upper = self._upper.find(code_points)
+        indices, is_upper = self._upper.find(code_points)
         texts = tf.strings.unicode_split(text, "UTF-8").values
-        texts = tf.where(is_upper, tf.gather(self._lower, places), texts)
+        texts = tf.where(is_upper, tf.gather(self._lower, indices), texts)
         texts = tf.where(self._is_final_sigma(code_points, rows), "ς", texts)
         return tf.strings.unsorted_segment_join(texts, rows, tf.size(text))
 
     def _is_final_sigma(self, code_points, rows):
-        places = tf.searchsorted(self._starts, code_points, side="right") - 1
-        kinds = tf.gather(self._kinds, places)
+        indices = tf.searchsorted(self._starts, code_points, side="right") - 1
+        kinds = tf.gather(self._kinds, indices)
         kept = tf.where(kinds != _IGNORED)
         is_cased = tf.gather_nd(kinds, kept) == _CASED
         rows = tf.gather_nd(rows, kept)
@@ -327,38 +279,37 @@ class _LowerCase:
         follows = tf.concat([no, is_cased[:-1] & is_same_row], 0)
         precedes = tf.concat([is_cased[1:] & is_same_row, no], 0)
         is_sigma = tf.gather_nd(code_points, kept) == _SIGMA
-        # Without a character the two have one value too many.
+        # Without any character, both have one value too many.
         size = tf.size(is_sigma)
         is_final = is_sigma & follows[:size] & ~precedes[:size]
         return tf.scatter_nd(kept, is_final, tf.shape(kinds, tf.int64))
 
 
 class _SortedKeys:
-    """Where distinct integers are in a list.
+    """Finds the indices of integers in a list by binary search.
 
-    A binary search needs constants alone: no table to fill at loading, and no
-    array over all of Unicode.
+    It needs only constants: no table to be initialized at loading, and no
+    array over all of Unicode. The integers must be distinct.
     """
 
     def __init__(self, keys):
         order = np.argsort(keys)
         self._keys = tf.constant(np.asarray(keys)[order], tf.int32)
-        self._places = tf.constant(order, tf.int32)
+        self._indices = tf.constant(order, tf.int32)
         self._last = len(keys) - 1
 
     def find(self, values):
-        """Places `(n,)` in the list of int32 `(n,)`, and which are there."""
+        """Returns the indices of int32 values `(n,)`, and which were found."""
         i = tf.minimum(tf.searchsorted(self._keys, values), self._last)
-        return tf.gather(self._places, i), tf.gather(self._keys, i) == values
+        return tf.gather(self._indices, i), tf.gather(self._keys, i) == values
 
 
 @functools.cache
 def _case_tables():
-    """What makes lower case, as the Python that runs has it.
+    """Returns the tables of `_LowerCase` for the Unicode version of Python.
 
-    Returns:
-        Lists of the code points that change and of what they become; arrays
-        of where ranges of code points of one kind start and of their kinds.
+    These are lists of the code points that change and of their lower case, and
+    arrays of the starts of ranges of equal kind and of their kinds.
     """
     characters = [chr(i) for i in range(NUM_CODE_POINTS)]
     upper = [c for c in characters if c.lower() != c]
@@ -369,7 +320,10 @@ def _case_tables():
 
 
 def _kind(character):
-    """Asks `str.lower`, for Python tells the kinds nowhere else."""
+    """Derives the kind of a character from `str.lower`.
+
+    Python has no other way to query it.
+    """
     if not f"A{character}Σ".lower().endswith("ς"):
         return _OTHER
     is_cased = f"1{character}Σ".lower().endswith("ς")
@@ -378,41 +332,41 @@ def _kind(character):
 
 @functools.cache
 def _space_pattern():
-    """The class of all that `str.split` takes for spaces but newlines."""
+    """Returns a regex for all spaces of `str.split` except the newline."""
     characters = map(chr, range(NUM_CODE_POINTS))
     spaces = [c for c in characters if c.isspace() and c != "\n"]
     return f"[{''.join(spaces)}]"
 
 
 def _constant(texts):
-    """Strings `(n,)` of a list of `bytes`; NumPy would cut zeros off."""
+    """Creates a constant of strings `(n,)` from a list of `bytes`."""
+    # As objects, because NumPy strips trailing zero bytes from its strings.
     return tf.constant(np.array(texts, object))
 
 
 def _token_texts(tokenizer):
-    """The bytes of every id: of many ids they are simply joined."""
+    """Returns the bytes of every id; a text is their concatenation."""
     texts = []
     for i in range(tokenizer.vocabulary_size):
         try:
             texts.append(tokenizer.decode_bytes(i))
         except UnicodeEncodeError as error:
             raise ValueError(
-                "`tokenizer` must have symbols that can be written in its "
-                f"encoding. Received: {error.object!r}, for which Python says: "
-                f"{error}"
+                "`tokenizer` must have symbols that can be encoded in its "
+                f"encoding. Received: {error.object!r} ({error})"
             ) from error
     return texts
 
 
 def _split_bytes(text):
-    """Ragged int32 `(B, None)` of strings `(B,)`."""
+    """Splits strings `(B,)` into bytes, ragged int32 `(B, None)`."""
     values = tf.io.decode_raw(tf.strings.reduce_join(text), tf.uint8)
     lengths = tf.cast(tf.strings.length(text), tf.int64)
     return tf.RaggedTensor.from_row_lengths(tf.cast(values, tf.int32), lengths)
 
 
 def _split_characters(text):
-    """Ragged code points, int32 `(B, None)`, of valid strings `(B,)`."""
+    """Splits valid strings `(B,)` into code points, ragged int32."""
     return tf.strings.unicode_decode(text, "UTF-8")
 
 
@@ -422,8 +376,8 @@ def _without_newlines(ids, symbols):
 
 
 def _valid_text(text):
-    """Strings `(B,)`; fails where one is not valid UTF-8."""
-    # What is not becomes U+FFFD.
+    """Returns strings `(B,)`, with a check that they are valid UTF-8."""
+    # Invalid bytes are replaced by U+FFFD.
     repaired = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", "replace")
     is_valid = repaired == text
     row = tf.strings.as_string(tf.where(~is_valid)[:1, 0])
@@ -433,9 +387,9 @@ def _valid_text(text):
 
 
 def _rows_of_lengths(ids, lengths):
-    """Ragged int32 `(B, None)` of the first `lengths` ids of each row."""
+    """Returns the first `lengths` ids of each row, ragged `(B, None)`."""
     num_rows, num_columns = tf.unstack(tf.shape(ids))
-    message = "`lengths` must have a value for every row of `ids`."
+    message = "`lengths` must have one value per row of `ids`."
     check = tf.debugging.assert_equal(tf.size(lengths), num_rows, message)
     is_valid = (lengths >= 0) & (lengths <= num_columns)
     row = tf.where(~is_valid)[:1, 0]
@@ -443,7 +397,7 @@ def _rows_of_lengths(ids, lengths):
         [
             "`lengths` must be in [0, ",
             tf.strings.as_string(num_columns),
-            "], the columns of `ids`. Received: ",
+            "], the number of columns of `ids`. Received: ",
             tf.strings.as_string(tf.gather(lengths, row)),
             " for row ",
             tf.strings.as_string(row),
@@ -457,18 +411,12 @@ def _rows_of_lengths(ids, lengths):
 
 
 def _require(is_valid, tokens, name, message):
-    """Fails where a value of ragged tokens is not valid.
+    """Checks that all n values of a ragged tensor `(B, None)` are valid.
 
-    Args:
-        is_valid: Boolean `(n,)`.
-        tokens: Ragged tensor `(B, None)` of `n` values.
-        name: Function of values `(1,)` to strings.
-        message: Function of such a string, its position and its row.
-
-    Returns:
-        Operation.
+    `name` converts values `(1,)` into strings; `message` builds the error from
+    such a string, its position and its row.
     """
-    # One place, or none.
+    # The first invalid value, or none.
     i = tf.where(~is_valid)[:1, 0]
     row = tf.gather(tokens.value_rowids(), i)
     position = i - tf.gather(tokens.row_starts(), row)
@@ -494,7 +442,7 @@ _unknown_symbol = functools.partial(
 
 
 def _symbol_names(code_points):
-    """Names symbols by their number too: they may be invisible."""
+    """Names symbols with their code points, because some are invisible."""
     texts = tf.strings.unicode_encode(code_points[:, None], "UTF-8")
     numbers = tf.strings.as_string(code_points)
     return tf.strings.join([texts, " (code point ", numbers, ")"])

@@ -1,7 +1,7 @@
-"""Generation as a loop in a graph.
+"""Text generation as a loop in a graph.
 
 Letters: `B` batch, `P` prompt, `M` memory, `V` vocabulary, `W` tokens to
-write.
+generate.
 """
 
 import tensorflow as tf
@@ -13,13 +13,10 @@ from txl_keras.serving.graph_checks import check
 
 
 class GraphWriter:
-    """Reads prompts and writes tokens after them, in graph loops.
+    """Reads prompts and generates the tokens after them in graph loops.
 
-    The memory is a ring, in which a written token takes one place: no entries
-    are moved or copied for it, nor positions projected or cut out.
-
-    Args:
-        served: `ServedModel`.
+    Memory is a ring buffer: a new token overwrites one entry, and no other
+    entry is copied. Positions are projected once.
     """
 
     def __init__(self, served):
@@ -28,19 +25,10 @@ class GraphWriter:
     def __call__(
         self, prompt_ids, prompt_length, memory, length, sampler, seed
     ):
-        """Writes tokens.
+        """Generates the tokens that `Generator` would, with the same seed.
 
-        Args:
-            prompt_ids: int32 tensor of shape `(B, P)`.
-            prompt_length: int32 tensor of shape `(B,)`, in `[1, P]`.
-            memory: `ProjectedMemory`, a ring.
-            length: int32 scalar `W`.
-            sampler: `Sampler`.
-            seed: int32 scalar; the draws are those of `Generator`.
-
-        Returns:
-            The pair of ids, int32 `(B, W)`, and the memory of all tokens but
-            the last one written, which was not read yet.
+        Returns ids, int32 `(B, W)`, and the memory after all but the last of
+        them, which has not been read.
         """
         memory = self._read_prompt(prompt_ids, prompt_length - 1, memory)
         rows = tf.range(tf.shape(prompt_ids)[0])
@@ -52,13 +40,14 @@ class GraphWriter:
             hidden, *entries = self._served.read(
                 token[:, None], memory, positions
             )
-            with tf.control_dependencies([hidden]):  # for which all was read
+            # Nothing may read the old entries after they are overwritten.
+            with tf.control_dependencies([hidden]):
                 memory = memory.append(*entries, write=_write_in_place)
             token = self._served.model.softmax.sample(
                 hidden[:, 0], sampler, fold_in(seeds, position), seen
             )
             ids = tf.tensor_scatter_nd_update(ids, [[position]], token[None])
-            token = tf.maximum(token, 0)  # -1, of NaN, fails at the end
+            token = tf.maximum(token, 0)  # NaN gives -1; checked at the end
             return position + 1, token, ids, _mark(seen, rows, token), memory
 
         _, _, ids, _, memory = tf.while_loop(
@@ -69,18 +58,18 @@ class GraphWriter:
                 tf.gather(prompt_ids, prompt_length - 1, batch_dims=1),
                 tf.zeros((length, tf.shape(prompt_ids)[0]), tf.int32),
                 self._seen(prompt_ids, prompt_length),
-                _own(memory),
+                _copy(memory),
             ),
         )
         can_be_drawn = check(
             tf.reduce_all(ids >= 0),
-            "A token cannot be drawn: the model gives NaN.",
+            "A token cannot be drawn, because the model returned NaN.",
         )
         with tf.control_dependencies([can_be_drawn]):
             return tf.transpose(ids), memory
 
     def _read_prompt(self, ids, lengths, memory):
-        """Memory after the first tokens of each row, as many as `lengths`."""
+        """Returns memory after the first `lengths` tokens of each row."""
         end = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
         size = min(PROMPT_SEGMENT, self._served.max_segment_length)
         positions = self._served.positions(size)
@@ -98,7 +87,7 @@ class GraphWriter:
         )[1]
 
     def _seen(self, prompt_ids, prompt_length):
-        """Boolean `(B, V)`, the tokens of the prompts."""
+        """Returns which tokens occur in the prompts, boolean `(B, V)`."""
         batch_size, size = tf.unstack(tf.shape(prompt_ids))
         rows = tf.repeat(tf.range(batch_size), prompt_length)
         ids = tf.boolean_mask(prompt_ids, tf.sequence_mask(prompt_length, size))
@@ -107,21 +96,21 @@ class GraphWriter:
 
 
 def _mark(seen, rows, ids):
-    """Adds ids to what was seen."""
-    places = tf.stack([rows, ids], axis=1)
-    return tf.tensor_scatter_nd_update(seen, places, tf.ones_like(ids, "bool"))
+    """Sets `seen` at the given rows and ids."""
+    indices = tf.stack([rows, ids], axis=1)
+    return tf.tensor_scatter_nd_update(seen, indices, tf.ones_like(ids, "bool"))
 
 
-def _own(memory):
-    """A copy, for `_write_in_place`."""
+def _copy(memory):
+    """Copies memory, so that `_write_in_place` may overwrite it."""
     return tf.nest.map_structure(lambda x: tf.raw_ops.DeepCopy(x=x), memory)
 
 
 def _write_in_place(state, indices, entries):
-    """Overwrites a tensor; what reads it must have run before.
+    """Overwrites entries of a tensor in place.
 
-    `tf.tensor_scatter_nd_update` copies it each time on a CPU, if XLA does not
-    compile it.
+    All operations that read the old entries must have run before. Without XLA,
+    `tf.tensor_scatter_nd_update` would copy the whole tensor on a CPU.
     """
     _, num_heads, length, size = state.shape
     row, head, slot = tf.unstack(indices, axis=-1)

@@ -1,7 +1,7 @@
-"""How the next token is drawn.
+"""Random draws of the next token.
 
-Letters: `B` batch, `V` vocabulary, `N` some of its words, `C` clusters after
-the first.
+Letters: `B` batch, `V` vocabulary, `N` candidate tokens, `C` tail clusters of
+an adaptive softmax.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.layers.compute.dropout import fold_in
 
-# The value of a parameter that changes nothing; None does the same.
+# The values at which a parameter has no effect; so has None.
 _OFF = {
     "temperature": 1,
     "top_k": 0,
@@ -23,63 +23,65 @@ _OFF = {
 }
 _INFINITY = float("inf")
 _FLOAT32 = np.finfo(np.float32)
-# Two sums of the same float32 probabilities, in another order, are closer.
+# More than two sums of the same float32 probabilities differ by their order.
 _SUMS_DIFFER_BY = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sampler:
-    """Draws from the distribution of the next token, sharpened or cut.
+    """Draws the next token from its distribution, with optional filters.
 
-    Applied in this order: repetition penalty, temperature, top-k, top-p,
-    typical. What is left is made to sum to 1 before each of the last two.
+    The parameters are applied in this order: repetition penalty, top-k,
+    temperature, top-p, typical sampling. The remaining probabilities are
+    normalized before each of the last two.
 
-    Every parameter is a number, or a scalar tensor where it is known at run
-    time only, as an input of a SavedModel. A number that is out of its range
-    raises here. A tensor raises when the graph runs that the sampler was built
-    in; XLA has no assertions, so build it outside of what XLA compiles, or
-    look for the id -1.
+    Each parameter is a number, or a scalar tensor if its value is known only
+    at run time, such as an input of a SavedModel. A number out of range raises
+    an error in the constructor. A tensor raises one when the graph runs in
+    which the sampler was built. XLA drops assertions, so build the sampler
+    outside of compiled functions, or check for the id -1.
 
     Args:
-        temperature: Float, at least 0. Log-probabilities are divided by it;
-            0 takes the most likely token (greedy), of equally likely ones
-            that of the lowest id.
-        top_k: Optional integer, at least 1. Only the `top_k` most likely
-            tokens remain, and those as likely as the last of them. As a
-            tensor, 0 keeps all.
-        top_p: Optional float in `(0, 1]`. Of the tokens in falling order
-            only the fewest that together reach `top_p` remain, and those as
-            likely as the last of them (Holtzman et al., 2020,
-            https://arxiv.org/abs/1904.09751). 1 keeps all.
-        typical_p: Optional float in `(0, 1]`. The same, but in the order of
-            how far a token's information `-log p` is from the entropy: what
-            is too likely goes too (Meister et al., 2023, locally typical
-            sampling, https://arxiv.org/abs/2202.00666). 1 keeps all.
-        repetition_penalty: Optional float, at least 1. Log-probabilities of
-            tokens already seen are multiplied by it: `p` becomes `p` to this
-            power, whatever constant the logits had. (The penalty of Keskar et
-            al., 2019, https://arxiv.org/abs/1909.05858, section 4.1, divides
-            logits, and rewards a token whose logit is negative.) 1 changes
-            nothing.
+        temperature: Float, at least 0. Log-probabilities are divided by it. 0
+            selects the most likely token (greedy), and the lowest id among
+            equally likely ones.
+        top_k: Optional integer, at least 1. Keeps the `top_k` most likely
+            tokens, and ties with the last of them. As a tensor, 0 keeps all
+            tokens.
+        top_p: Optional float in `(0, 1]`. Keeps the fewest most likely tokens
+            whose probabilities sum to at least `top_p`, and ties with the last
+            of them (nucleus sampling; Holtzman et al., 2020,
+            https://arxiv.org/abs/1904.09751). 1 keeps all tokens.
+        typical_p: Optional float in `(0, 1]`. Like `top_p`, but in ascending
+            order of the distance between the information of a token,
+            `-log p`, and the entropy, so that tokens may also be too likely
+            (locally typical sampling; Meister et al., 2023,
+            https://arxiv.org/abs/2202.00666). 1 keeps all tokens.
+        repetition_penalty: Optional float, at least 1. Multiplies the
+            log-probabilities of the tokens in `seen`, so that `p` becomes `p`
+            to this power. Unlike the penalty of Keskar et al., 2019
+            (https://arxiv.org/abs/1909.05858, section 4.1), which divides
+            logits, it does not depend on a constant added to the logits, and
+            never makes a token more likely. 1 has no effect.
 
     Call arguments:
         log_probs: Float tensor of shape `(B, V)`, log-probabilities.
-        seeds: uint32 tensor of shape `(B,)`, one a row. A row's draw depends
-            on its own seed and log-probabilities alone. Give every step
-            another seed: `fold_in(seed of the row, step)`.
-        seen: Boolean tensor of shape `(B, V)`, the tokens that are penalized.
-            Needed with `repetition_penalty`, without effect otherwise.
+        seeds: uint32 tensor of shape `(B,)`, one per row. The draw of a row
+            depends only on its own seed and log-probabilities. Use a new seed
+            in each step, such as `fold_in(seed of the row, step)`.
+        seen: Boolean tensor of shape `(B, V)`, the tokens to penalize.
+            Required with `repetition_penalty`, otherwise ignored.
 
     Returns:
-        int32 tensor of shape `(B,)`. It is -1, which is no token, where
-        nothing can be drawn: a log-probability of the row is NaN or positive
-        infinity, or all are negative infinity, or a parameter that is a
-        tensor is out of its range.
+        int32 tensor of shape `(B,)`, token ids. The id is -1 where no token can
+        be drawn: if a log-probability of the row is NaN or positive infinity,
+        all of them are negative infinity, or a parameter that is a tensor is
+        out of range.
 
     Raises:
-        ValueError: If a number is out of its range, a tensor no scalar, or
-            `seen` missing.
-        tf.errors.InvalidArgumentError: If a tensor is out of its range.
+        ValueError: If a number is out of range, a tensor is not a scalar, or
+            `seen` is missing.
+        tf.errors.InvalidArgumentError: If a tensor is out of range.
 
     Example:
 
@@ -126,58 +128,58 @@ class Sampler:
         return hash(self._key())
 
     def _key(self):
-        """Tensors have no equality and no hash: each is equal to itself."""
+        """Returns the parameters; a tensor is equal only to itself."""
         values = [getattr(self, name) for name in _OFF]
         return tuple(v.ref() if tf.is_tensor(v) else v for v in values)
 
     @staticmethod
     def draw(log_probs, seeds, token_ids):
-        """Draws with the probabilities as they are, whatever the parameters.
+        """Draws from unchanged probabilities, without any parameter.
 
         Args:
-            log_probs: Float32 tensor of shape `(B, N)`, of any sum: they may
-                be logits.
-            seeds: As for the call.
-            token_ids: int32 tensor of shape `(N,)`, what is drawn from. The
-                noise of each is made of its id and the seed.
+            log_probs: Float32 tensor of shape `(B, N)`. It need not be
+                normalized and may hold logits.
+            seeds: See the call arguments of the class.
+            token_ids: int32 tensor of shape `(N,)`, the candidates. The noise
+                of a candidate depends on its id and the seed.
 
         Returns:
-            int32 tensor of shape `(B,)`: ids, or -1 as for the call.
+            int32 tensor of shape `(B,)`: ids, or -1 as in a call.
         """
         return _best(log_probs + _gumbel(seeds, token_ids), token_ids)
 
     @property
     def is_plain(self):
-        """Whether `draw` does the same: boolean, or scalar boolean tensor."""
+        """Returns whether no parameter has an effect: boolean or tensor."""
         return self._is_off(*_OFF)
 
     def needed_tails(self, words, tails, seen=None):
-        """Which clusters may hold a token that is not cut off.
+        """Returns which tail clusters may contain a token that can be drawn.
 
-        The others need not be computed: with negative infinity in the place
-        of their log-probabilities the call returns the same ids. None of
-        their words is more likely than the cluster, so none is kept where
-        words of the first cluster that are more likely than all of it are
+        The log-probabilities of the other clusters need not be computed: a
+        call returns the same ids if they are negative infinity. No word is
+        more likely than its whole cluster. A cluster is therefore not needed
+        if among the words of the first cluster that are more likely than it
 
-        - `top_k` words at least, or one where the temperature is 0;
-        - without `top_k`, words that together reach `top_p`. The sum of all
-          probabilities must be known to be 1, as it is not any more after
-          the temperature or a penalty.
+        - there are at least `top_k`, or one if the temperature is 0; or
+        - without `top_k`, the probabilities sum to at least `top_p`. This is
+          used only if all probabilities are known to sum to 1, which a
+          temperature or a repetition penalty may change.
 
         Args:
             words: Float32 tensor of shape `(B, N)`, log-probabilities of the
                 first cluster.
-            tails: Float32 tensor of shape `(B, C)`, those of the others, each
-                as a whole.
-            seen: As for the call; required under the same conditions.
+            tails: Float32 tensor of shape `(B, C)`, log-probabilities of whole
+                tail clusters.
+            seen: See the call arguments of the class.
 
         Returns:
-            Boolean tensor of shape `(C,)`: whether a row needs the cluster.
+            Boolean tensor of shape `(C,)`: True if any row needs the cluster.
         """
         if seen is not None:
             seen = seen[:, : tf.shape(words)[1]]
         words = self._penalized(words, seen)
-        # A word as likely as the last one kept is kept too, hence no `>=`.
+        # Not `>=`, because ties with the last word kept are kept, too.
         above = words[:, None, :] > tails[..., None]  # [B, C, N]
         enough = tf.zeros_like(tails, tf.bool)
         num_kept = self._num_kept()
@@ -192,14 +194,14 @@ class Sampler:
         return ~tf.reduce_all(enough, axis=0)
 
     def _value(self, name):
-        """A parameter: number, tensor, or None where it is known to be off."""
+        """Returns a parameter: number, tensor, or None if it has no effect."""
         value = getattr(self, name)
         if tf.is_tensor(value):
             return tf.cast(value, tf.int32 if name == "top_k" else tf.float32)
         return None if value == _OFF[name] else value
 
     def _is_off(self, *names):
-        """Whether all are: Python boolean, or tensor where one is a tensor."""
+        """Returns whether these have no effect, as a boolean or a tensor."""
         values = {name: self._value(name) for name in names}
         values = {name: v for name, v in values.items() if v is not None}
         if not all(tf.is_tensor(value) for value in values.values()):
@@ -211,12 +213,12 @@ class Sampler:
 
     @property
     def _sum_is_one(self):
-        """Whether probabilities still sum to 1 before top-p is applied."""
+        """Returns whether probabilities still sum to 1 before top-p."""
         return self._is_off("temperature", "top_k", "repetition_penalty")
 
     @property
     def _is_in_range(self):
-        """Whether all tensors are, for where no assertion was run."""
+        """Returns whether all tensors are in range; XLA drops assertions."""
         is_in_range = tf.constant(True)
         for name in _OFF:
             if tf.is_tensor(getattr(self, name)):
@@ -224,7 +226,7 @@ class Sampler:
         return is_in_range
 
     def _num_kept(self):
-        """How many tokens top-k keeps; 0, or None, where there is no limit."""
+        """Returns how many tokens are kept at most; 0 or None if all may be."""
         temperature, top_k = self._value("temperature"), self._value("top_k")
         if tf.is_tensor(temperature):
             return tf.where(temperature == 0, 1, 0 if top_k is None else top_k)
@@ -236,16 +238,16 @@ class Sampler:
             return log_probs
         if seen is None:
             raise ValueError(
-                "`seen` must say which tokens `repetition_penalty` is for. "
-                "Received: seen=None"
+                "`seen` must be a boolean tensor of shape (B, V) with "
+                "`repetition_penalty`. Received: seen=None"
             )
         return tf.where(seen, log_probs * penalty, log_probs)
 
     def _filtered(self, log_probs):
-        """Logits, negative infinity for what is cut off."""
+        """Returns logits, with negative infinity for removed tokens."""
         logits = log_probs
-        # No temperature changes the order. To cut first is exact: two numbers
-        # may become one by the division.
+        # Temperature does not change the order. Top-k comes first, because the
+        # division may round different numbers to equal ones.
         top_k = self._value("top_k")
         if top_k is not None:
             logits = _keep_top_k(logits, top_k)
@@ -271,9 +273,9 @@ _RANGES = {
 
 
 def _in_range(name, value):
-    """Of a number a boolean, of a tensor a tensor. NaN is in no range."""
+    """Checks the range of a number or a tensor; NaN is out of range."""
     if name in ("top_p", "typical_p"):
-        # Smaller ones are 0 to float32, of which nothing would be kept.
+        # Smaller numbers become 0 in float32, and no token would be kept.
         return (value >= float(_FLOAT32.tiny)) & (value <= 1)
     least = 1 if name == "repetition_penalty" else 0
     if name == "top_k":
@@ -314,20 +316,21 @@ def _keep_top_k(logits, k):
 
 
 def _divide(logits, temperature):
-    # The largest is 0, so that no temperature makes all of them infinite, nor
-    # does one that float32 takes for 0 make it NaN.
+    # The largest logit becomes 0, so that no temperature makes all of them
+    # infinite. The smallest divisor avoids 0 / 0 for temperatures that are 0
+    # in float32.
     largest = tf.reduce_max(logits, axis=-1, keepdims=True)
     divisor = tf.maximum(tf.cast(temperature, tf.float32), _FLOAT32.tiny)
     divided = (logits - largest) / divisor
-    if tf.is_tensor(temperature):  # as they were, if it turns out to be off
+    if tf.is_tensor(temperature):  # it may turn out to have no effect
         return tf.where(temperature == 1, logits, divided)
     return divided
 
 
 def _keep_top_p(logits, p, sum_is_one):
     log_sum = 0.0
-    # A sum that is known to be 1 is not computed: it would be another one
-    # where tails were left out.
+    # A sum that is known to be 1 is not computed: it would be too small if
+    # tail clusters were left out.
     if sum_is_one is not True:
         log_sum = tf.reduce_logsumexp(logits, axis=-1, keepdims=True)
         log_sum = tf.where(sum_is_one, 0.0, log_sum)
@@ -337,7 +340,7 @@ def _keep_top_p(logits, p, sum_is_one):
 def _keep_typical(logits, p):
     log_probs = tf.nn.log_softmax(logits)
     probs = tf.exp(log_probs)
-    # 0 log 0 is 0.
+    # With 0 log 0 = 0.
     entropy = -tf.reduce_sum(
         tf.math.multiply_no_nan(log_probs, probs), axis=-1, keepdims=True
     )
@@ -345,24 +348,15 @@ def _keep_typical(logits, p):
 
 
 def _keep_first(logits, order, weights, enough, is_off):
-    """Cuts off what comes after those that together weigh enough.
+    """Keeps the logits that come first in descending `order`, with ties.
 
-    Args:
-        logits: Float32 tensor of shape `(B, V)`.
-        order: Float32 tensor of shape `(B, V)`, the larger the earlier. All
-            that are as large as the last one kept are kept.
-        weights: Float32 tensor of shape `(B, V)`, or a number.
-        enough: Number or scalar tensor. If all weigh less, all are kept.
-        is_off: Boolean or scalar boolean tensor, whether to keep all.
-
-    Returns:
-        Float32 tensor of shape `(B, V)`.
+    As few are kept as have `weights` that sum to `enough`; all if `is_off`.
     """
     keys = _with_order_of_integers(tf.bitcast(order, tf.int32))
     enough = tf.cast(enough, tf.float32)
 
-    # The largest key that is low enough, bit by bit. To sort 4 rows of 267735
-    # takes XLA 200 ms on a CPU, this 6 ms.
+    # Finds the largest threshold that keeps enough, bit by bit. For 4 rows of
+    # 267,735 logits on a CPU, this takes 6 ms, and sorting by XLA 200 ms.
     def next_bit(i, least):
         higher = least + tf.bitwise.left_shift(1, 31 - i)
         weight = tf.reduce_sum(
@@ -372,40 +366,40 @@ def _keep_first(logits, order, weights, enough, is_off):
 
     lowest = tf.fill((tf.shape(order)[0], 1), tf.int32.min)
     _, least = tf.while_loop(lambda i, _: i < 32, next_bit, (0, lowest))
-    # Of floats, so that NaN is not cut off; the lowest key is one itself.
+    # Floats are compared, so that NaN is kept; the lowest key is NaN, too.
     least = tf.bitcast(_with_order_of_integers(least), tf.float32)
     is_cut = (order < least) & tf.logical_not(is_off)
     return tf.where(is_cut, -_INFINITY, logits)
 
 
 def _with_order_of_integers(bits):
-    """Bits of floats to integers of the same order, and back."""
+    """Converts the bits of floats to integers of the same order, and back."""
     return tf.where(bits < 0, bits ^ tf.int32.max, bits)
 
 
 def _gumbel(seeds, token_ids):
-    """Gumbel noise `(B, N)`: a hash of the row's seed and the token's id.
+    """Computes Gumbel noise `(B, N)` by hashing row seeds and token ids.
 
-    The largest of logits plus Gumbel noise is a draw from their softmax.
+    The argmax of logits plus Gumbel noise is a draw from their softmax.
     """
     bits = fold_in(
         tf.cast(seeds, tf.uint32)[:, None],
         tf.cast(token_ids, tf.uint32)[None],
     )
-    # In (0, 1). The noise is largest for the smallest numbers, which float32
-    # holds to the last of the 32 bits: with 24, one in 60 draws from 2**18
-    # equally likely words would be a tie.
+    # In (0, 1). The smallest numbers give the largest noise, and float32
+    # represents them with all 32 bits. With 24 bits, one in 60 draws from
+    # 2**18 equally likely words would be a tie.
     uniform = (tf.cast(bits, tf.float32) + 0.5) * 2.0**-32
     uniform = tf.minimum(uniform, 1 - 2.0**-24)
     return -tf.math.log(-tf.math.log1p(-uniform))
 
 
 def _best(scores, token_ids):
-    """Id of the largest score, of several the lowest; -1 if there is none."""
+    """Returns the id of the largest score, the lowest of ties, or -1."""
     best = tf.reduce_max(scores, axis=-1, keepdims=True)
-    # `tf.argmax` promises nothing about ties.
+    # `tf.argmax` does not specify which of several ties it returns.
     ids = tf.where(scores == best, token_ids, tf.int32.max)
-    # Not so for NaN either, whatever the largest is said to be then.
+    # False for rows with NaN, for which `tf.reduce_max` is not specified.
     are_numbers = tf.reduce_all(scores < _INFINITY, axis=-1)
     is_any = are_numbers & (best[:, 0] > -_INFINITY)
     return tf.where(is_any, tf.reduce_min(ids, axis=-1), -1)

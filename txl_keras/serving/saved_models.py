@@ -1,4 +1,4 @@
-"""Writes SavedModels, whole or not at all."""
+"""Writing of SavedModels through a temporary folder."""
 
 import contextlib
 import json
@@ -14,23 +14,15 @@ _SETTINGS = "settings.json"
 
 
 def check_path(path):
-    """Checks where a SavedModel shall be written.
-
-    Args:
-        path: String.
-
-    Raises:
-        ValueError: If it is empty, begins with `~`, or is something else than
-            a SavedModel.
-    """
+    """Raises `ValueError` unless a SavedModel may be written to a path."""
     if not path or path.startswith("~"):
         raise ValueError(
-            "`path` must be a folder, its name written out. "
+            "`path` must be the full name of a folder, without `~`. "
             f"Received: path={path!r}"
         )
     if tf.io.gfile.exists(path) and not _is_saved_model(path):
         raise ValueError(
-            "`path` must be new or a SavedModel, which is then replaced. "
+            "`path` must be a new folder, or a SavedModel, which is replaced. "
             f"Received: path={path}"
         )
 
@@ -42,24 +34,11 @@ def _is_saved_model(path):
 def write_saved_model(
     path, endpoints, tracked, settings, more_settings=None, assets=None
 ):
-    """Writes the folder of one version, with files for clients in `assets/`.
+    """Writes a SavedModel, with `settings.json` and files in `assets/`.
 
-    Args:
-        path: String, checked by `check_path`.
-        endpoints: Dictionary of the name of a signature to the pair of a
-            function and a list of `tf.TensorSpec`. The first is
-            `serving_default` too.
-        tracked: List of what they use beside the weights that they read.
-        settings: Dictionary of what the SavedModel is, with `max_batch_size`,
-            the most rows that its signatures take.
-        more_settings: Optional dictionary of the caller's. Both must be JSON,
-            and are written to `assets/settings.json`.
-        assets: Optional dictionary of file names to paths of files to be
-            copied.
-
-    Raises:
-        ValueError: If a setting is in both, or is no JSON, or a file cannot be
-            copied under its name.
+    `endpoints` maps the name of a signature to a function and its input specs;
+    the first is also `serving_default`. `tracked` are the objects that the
+    functions use, except for weights. `assets` maps file names to sources.
     """
     assets = assets or {}
     description = _description(settings, more_settings or {})
@@ -72,24 +51,24 @@ def write_saved_model(
             function, specs, settings["max_batch_size"]
         )
         archive.add_endpoint(name, checked, specs)
-    with _whole_or_not_at_all(path) as unfinished:
+    with _atomic_folder(path) as unfinished:
         archive.write_out(unfinished, verbose=False)
         _write_assets(unfinished, description, assets)
 
 
 def _description(settings, more_settings):
-    """The text of `settings.json`."""
-    taken = sorted({*settings} & {*more_settings})
-    if taken:
+    """Returns the text of `settings.json`."""
+    reserved = sorted({*settings} & {*more_settings})
+    if reserved:
         raise ValueError(
-            f"`settings` must leave out {sorted(settings)}, which the export "
-            f"writes itself. Received: {taken}"
+            "`settings` must not contain keys that the export writes itself: "
+            f"{sorted(settings)}. Received: {reserved}"
         )
     try:
         return json.dumps({**settings, **more_settings}, indent=1) + "\n"
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"`settings` must be a dictionary that JSON can hold: {error}"
+            f"`settings` must be a dictionary of JSON values: {error}"
         ) from error
 
 
@@ -98,8 +77,8 @@ def _check_assets(assets):
         is_file = tf.io.gfile.exists(source) and not tf.io.gfile.isdir(source)
         if name == _SETTINGS or os.path.basename(name) != name or not is_file:
             raise ValueError(
-                "`assets` must map names of files, other than "
-                f"{_SETTINGS}, to paths of files that exist. Received: "
+                "`assets` must map file names without a folder, other than "
+                f"{_SETTINGS}, to paths of existing files. Received: "
                 f"{shown(name)}: {shown(source)}"
             )
 
@@ -114,9 +93,10 @@ def _write_assets(path, description, assets):
 
 
 @contextlib.contextmanager
-def _whole_or_not_at_all(path):
-    """A folder to write in, which takes the place of `path` at the end."""
-    # Beside it, and of a name that no server takes for a version.
+def _atomic_folder(path):
+    """Yields a folder to write to, which replaces `path` at the end."""
+    # In the same parent folder. Its name is not a number, so servers do not
+    # load it as a version.
     parent, name = os.path.split(path.rstrip("/"))
     unfinished = os.path.join(parent, f"unfinished.{name}")
     _remove(unfinished)
@@ -138,7 +118,8 @@ def _move(source, target):
     if "://" not in target:
         gfile.rename(source, target)
         return
-    # Buckets have no folders to rename. What servers look for comes last.
+    # Buckets have no folders to rename. The file that servers look for comes
+    # last.
     for folder, _, names in sorted(gfile.walk(source), reverse=True):
         new_folder = target + folder[len(source) :]
         gfile.makedirs(new_folder)

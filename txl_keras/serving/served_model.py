@@ -1,4 +1,4 @@
-"""What all signatures of an exported language model share.
+"""The state that all signatures of an exported language model share.
 
 Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `N` heads, `H`
 head size, `L` layers.
@@ -15,28 +15,16 @@ from txl_keras.serving.graph_checks import check_finite
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
 
-# What one request may ask for, unless the export says otherwise.
+# Default limits of one request.
 MAX_BATCH_SIZE = 128
 MAX_GENERATE_LENGTH = 4096
 
 
 class ServedModel:
-    """A language model and what its weights alone decide, for signatures.
+    """Holds a language model and the constants that follow from its weights.
 
-    The projected positions and the entry of an empty memory are computed here,
-    once, and are variables of the SavedModel from then on.
-
-    Args:
-        model: `TransformerXLCausalLM`.
-        memory_length: Integer `M`.
-        max_segment_length: Integer, the longest segment.
-        weights_dtype: String, `"float32"` or `"bfloat16"`: see `export`.
-        max_batch_size: Integer, the most rows of a request.
-        max_generate_length: Integer, the most tokens that a request writes.
-
-    Attributes:
-        memory_shape: Tuple, the shape `(L, 2, N, M, H)` of a row's memory.
-        remembers: Boolean, false where positions are absolute and M is 0.
+    These are the projected positions and the initial memory. They are computed
+    once, at export, and stored as variables of the SavedModel.
     """
 
     def __init__(
@@ -55,6 +43,7 @@ class ServedModel:
         self.weights_dtype = weights_dtype
         self.max_batch_size = max_batch_size
         self.max_generate_length = max_generate_length
+        # False for absolute positions, where M is 0.
         self.remembers = self.backbone.remembers
         num_distances = memory_length + max_segment_length
         self._positions = tf.nest.map_structure(
@@ -65,19 +54,19 @@ class ServedModel:
         if weights_dtype != "float32":
             self._weights = [
                 (weight, _constant(_stored(weight, weights_dtype)))
-                for weight in self._read_weights()
+                for weight in self._used_weights()
             ]
         empty = self.backbone.empty_projected_memory(memory_length)
-        self._cold_memory = _constant(self.to_tensors(empty)["memory"][0])
-        self._cold_valid_length = int(empty.valid_length[0])
+        self._initial_memory = _constant(self.to_tensors(empty)["memory"][0])
+        self._initial_valid_length = int(empty.valid_length[0])
         self.memory_shape = (
-            *self._cold_memory.shape[:3],
+            *self._initial_memory.shape[:3],
             memory_length,
             self.backbone.head_dim,
         )
 
-    def _read_weights(self):
-        """Those that a call reads: not what positions were projected by."""
+    def _used_weights(self):
+        """Returns the weights that a call reads: all but those of positions."""
         project = tf.function(self.backbone.project_positions, autograph=False)
         variables = project.get_concrete_function(1).variables
         not_read = {id(variable) for variable in variables}
@@ -85,18 +74,18 @@ class ServedModel:
 
     @contextlib.contextmanager
     def weights(self):
-        """Within it the model has the weights that are stored."""
+        """Makes the model use the stored weights within this context."""
         if not self._weights:
             yield
             return
-        # Outside of any loop, so that a call converts each weight once.
+        # Converted outside of any loop, and so only once per call.
         values = [(w, tf.cast(stored, w.dtype)) for w, stored in self._weights]
         with keras.StatelessScope(values):
             yield
 
     def positions(self, max_length):
-        """Projected positions for segments of at most so many tokens."""
-        # The nearest come last.
+        """Returns projected positions for segments of up to `max_length`."""
+        # They are sorted by descending distance, so the nearest are last.
         start = -(self.memory_length + max_length)
 
         def nearest(positions):
@@ -106,33 +95,25 @@ class ServedModel:
         return tf.nest.map_structure(nearest, self._positions)
 
     def read(self, ids, memory, positions=None):
-        """Reads a segment, and remembers nothing of it yet.
+        """Reads a segment `(B, T)` without adding it to memory.
 
-        Args:
-            ids: int32 tensor of shape `(B, T)`.
-            memory: `ProjectedMemory`.
-            positions: What `positions` returned; by default, for the longest
-                segment.
-
-        Returns:
-            Triple of hidden states `(B, T, D)`, L keys and L values.
+        Returns hidden states `(B, T, D)`, L keys and L values. `positions` are
+        by default those of the longest segment.
         """
         if positions is None:
             positions = self.positions(self.max_segment_length)
         return self.backbone.call_projected(ids, memory, positions)
 
     def empty(self, batch_size):
-        """Memory of a cold start.
-
-        Returns:
-            The pair of tensors float32 `(B, L, 2, N, M, H)` and int32 `(B,)`.
-        """
+        """Returns the initial memory and its `valid_length` as tensors."""
         shape = tf.concat([[batch_size], self.memory_shape], axis=0)
-        memory = tf.broadcast_to(tf.convert_to_tensor(self._cold_memory), shape)
-        return memory, tf.fill((batch_size,), self._cold_valid_length)
+        memory = tf.broadcast_to(
+            tf.convert_to_tensor(self._initial_memory), shape
+        )
+        return memory, tf.fill((batch_size,), self._initial_valid_length)
 
     def from_tensors(self, memory, valid_length):
-        """`ProjectedMemory` of the two tensors that clients pass."""
+        """Builds `ProjectedMemory` from the tensors that clients pass."""
         memory = tf.ensure_shape(memory, (None, *self.memory_shape))
         memory = tf.cast(memory, self.backbone.compute_dtype)
         layers = [
@@ -142,7 +123,7 @@ class ServedModel:
         return ProjectedMemory(keys, values, None, tf.identity(valid_length))
 
     def to_tensors(self, memory):
-        """The reverse of `from_tensors`, as a dictionary of outputs."""
+        """Converts `ProjectedMemory` into a dictionary of output tensors."""
         memory = memory.in_order()
         layers = [
             tf.stack(layer, axis=1)
@@ -154,17 +135,17 @@ class ServedModel:
         }
 
     def check_ids(self, name, ids):
-        """An operation that fails if there are ids outside the vocabulary."""
+        """Returns a check that all ids are in the vocabulary."""
         return check_range(name, ids, 0, self.backbone.vocabulary_size - 1)
 
     def check_segment(self, ids):
-        """Those that fail if a segment cannot be read."""
+        """Returns checks of the length and the ids of a segment."""
         length = tf.shape(ids)[1]
         is_in_range = (length >= 1) & (length <= self.max_segment_length)
         return [
             check(
                 is_in_range,
-                "`ids` must have the shape (B, T), T from 1 to "
+                "`ids` must have the shape (B, T), with T from 1 to "
                 f"{self.max_segment_length}. Received:",
                 tf.shape(ids),
             ),
@@ -172,7 +153,7 @@ class ServedModel:
         ]
 
     def check_memory(self, batch_size, memory, valid_length):
-        """Those that fail if memory is not that of so many rows."""
+        """Returns checks of the memory of `batch_size` rows."""
         shape = tf.concat([[batch_size], self.memory_shape], axis=0)
         return [
             check_shape("memory", memory, shape, "(B, L, 2, N, M, H)"),
@@ -182,7 +163,7 @@ class ServedModel:
         ]
 
     def check_length(self, length):
-        """An operation that fails if so many tokens may not be written."""
+        """Returns a check of the number of tokens to generate."""
         return check_range("length", length, 0, self.max_generate_length)
 
 
@@ -191,6 +172,6 @@ def _constant(value):
 
 
 def _stored(value, dtype):
-    """Half as large, unless that would save nothing."""
+    """Casts a value to the stored dtype unless it is a vector, and small."""
     value = tf.convert_to_tensor(value)
     return tf.cast(value, dtype) if value.shape.rank > 1 else value

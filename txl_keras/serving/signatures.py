@@ -1,4 +1,4 @@
-"""What a SavedModel can be asked, as functions of tensors.
+"""Stateless signatures of a SavedModel, as functions of tensors.
 
 Letters: `B` batch, `T` segment, `P` prompt, `M` memory, `D` hidden size, `N`
 heads, `H` head size, `L` layers, `V` vocabulary.
@@ -15,7 +15,7 @@ from txl_keras.serving.graph_checks import check_shape
 from txl_keras.serving.graph_writer import GraphWriter
 from txl_keras.serving.samplers import Sampler
 
-# What servers take where a request has none: nothing is cut or sharpened.
+# Defaults for requests to a server; none of them changes the distribution.
 _SAMPLING = {
     "seed": 0,
     "temperature": 1.0,
@@ -27,7 +27,7 @@ _SAMPLING = {
 
 
 def sampling_specs():
-    """Input specs of the seed and of the parameters of `Sampler`."""
+    """Returns the input specs of the seed and the parameters of `Sampler`."""
     return [
         tf.TensorSpec((), tf.constant(value).dtype, name)
         for name, value in _SAMPLING.items()
@@ -35,10 +35,10 @@ def sampling_specs():
 
 
 def with_sampling_defaults(function):
-    """A function that may be called without them.
+    """Wraps a function so that the sampling parameters have defaults.
 
-    Defaults of a signature are tensors. They are made here and not where the
-    function is defined, or importing it would start TensorFlow's devices.
+    Defaults of a signature must be tensors. They are created here, because in
+    the definition of the function they would initialize devices at import.
     """
 
     @functools.wraps(function)
@@ -58,18 +58,14 @@ def with_sampling_defaults(function):
 
 
 class FunctionalSignatures:
-    """Those with memory in and memory out; see `export`.
-
-    Args:
-        served: `ServedModel`.
-    """
+    """Holds the signatures that take and return memory; see `export`."""
 
     def __init__(self, served):
         self._served = served
         self._softmax = served.model.softmax
 
     def endpoints(self):
-        """Dictionary of name to the pair of function and input specs."""
+        """Returns a dictionary from names to functions and input specs."""
         ids = _spec("ids", None, None)
         endpoints = {
             "serving_default": (self.serving_default, [ids, *_MEMORY]),
@@ -94,7 +90,7 @@ class FunctionalSignatures:
         return endpoints
 
     def initial_memory(self, batch_size):
-        """Memory of a cold start."""
+        """Returns the initial memory of a batch."""
         can_be_made = check_range(
             "batch_size", batch_size, 0, self._served.max_batch_size
         )
@@ -103,12 +99,12 @@ class FunctionalSignatures:
         return {"memory": memory, "valid_length": valid_length}
 
     def serving_default(self, ids, memory, valid_length):
-        """Log-probabilities of the next token at every position."""
+        """Computes log-probabilities of the next token at every position."""
         hidden, memory = self._read(ids, memory, valid_length)
         return {"log_probs": self._softmax.log_probs(hidden), **memory}
 
     def score(self, ids, targets, memory, valid_length):
-        """Negative log-likelihood of every target."""
+        """Computes the negative log-likelihood of every target."""
         checks = [
             check_shape("targets", targets, tf.shape(ids), "that of `ids`"),
             self._served.check_ids("targets", targets),
@@ -119,12 +115,12 @@ class FunctionalSignatures:
         return {"nll": self._softmax(hidden, targets), **memory}
 
     def hidden_states(self, ids, memory, valid_length):
-        """What the model makes of every position."""
+        """Computes the hidden states of the last layer at every position."""
         hidden, memory = self._read(ids, memory, valid_length)
         return {"hidden_states": tf.cast(hidden, tf.float32), **memory}
 
     def _read(self, ids, memory, valid_length):
-        """Hidden states and, as outputs, the memory after a segment."""
+        """Returns hidden states and, as outputs, memory after a segment."""
         checks = self._served.check_segment(ids)
         checks += self._served.check_memory(
             tf.shape(ids)[0], memory, valid_length
@@ -149,7 +145,7 @@ class FunctionalSignatures:
         typical_p,
         repetition_penalty,
     ):
-        """Tokens after prompts, each row as if it were alone."""
+        """Generates tokens after prompts; rows do not affect each other."""
         checks = self._check_prompt(prompt_ids, prompt_length, length)
         checks += self._served.check_memory(
             tf.shape(prompt_ids)[0], memory, valid_length
@@ -181,7 +177,7 @@ class FunctionalSignatures:
             check_range("prompt_length", prompt_length, 1, size),
             self._served.check_ids(
                 "prompt_ids",
-                # Padding may be anything.
+                # Padding may hold any numbers.
                 tf.where(_is_real(prompt_ids, prompt_length), prompt_ids, 0),
             ),
             self._served.check_length(length),
@@ -192,7 +188,7 @@ def _spec(name, *shape, dtype=tf.int32):
     return tf.TensorSpec(shape, dtype, name)
 
 
-# Of free sizes, so that it can be said what is wrong with others.
+# All sizes are free, so that the checks in the graph can name a wrong one.
 _MEMORY = [
     _spec("memory", *(None,) * 6, dtype=tf.float32),
     _spec("valid_length", None),

@@ -14,19 +14,15 @@ from txl_keras.serving.graph_checks import check_shape
 
 
 class Slots(tf.saved_model.experimental.TrackableResource):
-    """Signatures whose memory lives in numbered slots; see `export`.
+    """Holds the signatures with memory in numbered slots; see `export`.
 
-    A slot is a row of variables, each slot a ring. Rows are gathered and
-    single entries scattered, both under the lock of the variable: calls for
-    different slots may run at the same time.
+    Each slot is a ring buffer, one row of the variables. A call gathers rows
+    and scatters single entries, both under the lock of the variable, so calls
+    for different slots may run concurrently.
 
-    The variables are stored without any slot. They get them when the model is
-    loaded, which is what it is a resource for: the memory of eight slots is
-    often larger than the weights.
-
-    Args:
-        served: `ServedModel`.
-        num_slots: Integer.
+    The variables are stored with no rows, because the memory of eight slots is
+    often larger than the weights. A resource is initialized when the SavedModel
+    is loaded, and then adds the rows.
     """
 
     def __init__(self, served, num_slots):
@@ -50,7 +46,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         )
 
     def _create_resource(self):
-        # Nothing is kept in it.
+        # A dummy: only the initialization of the resource is used.
         return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=())
 
     def _destroy_resource(self):
@@ -68,7 +64,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         return memory.as_ring()
 
     def endpoints(self):
-        """Dictionary of name to the pair of function and input specs."""
+        """Returns a dictionary from names to functions and input specs."""
         slots = tf.TensorSpec((None,), tf.int32, "slots")
         ids = tf.TensorSpec((None, None), tf.int32, "ids")
         return {
@@ -77,7 +73,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         }
 
     def reset(self, slots):
-        """Forgets what was read in slots."""
+        """Resets slots to the initial memory."""
         with tf.control_dependencies(self._check(slots)):
             slots = tf.identity(slots)
         tf.nest.map_structure(
@@ -90,7 +86,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         return {"slots": slots}
 
     def step(self, ids, slots):
-        """Reads a segment in slots; what comes after its last token."""
+        """Reads a segment in slots and predicts the token after its last."""
         checks = [
             *self._served.check_segment(ids),
             check_shape("slots", slots, [tf.shape(ids)[0]], "(B,)"),
@@ -103,7 +99,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
             )
         hidden, keys, values = self._served.read(ids, past)
         log_probs = self._served.model.softmax.log_probs(hidden[:, -1])
-        # Nothing is written before all that may fail was done.
+        # Memory is written only after everything that may fail.
         with tf.control_dependencies([log_probs, *keys, *values]):
             self._write(slots, past, keys, values)
         return {"log_probs": log_probs}
@@ -115,7 +111,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         ]
 
     def _write(self, slots, past, keys, values):
-        """Puts the last W = min(T, M) entries of a segment in the rings."""
+        """Writes the last W = min(T, M) entries to the ring buffers."""
         num_new, length = tf.shape(keys[0])[2], past.length
         valid_length = tf.minimum(past.valid_length + num_new, length)
         rows = slots[:, None]

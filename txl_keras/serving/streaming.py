@@ -1,33 +1,33 @@
-"""Turns ids into text while they are generated."""
+"""Decoding of token ids into text while they are generated."""
 
 import codecs
 
 
 class TextStream:
-    """Text of ids that come one after the other.
+    """Decodes token ids into text incrementally, up to a stop string.
 
-    What `add` and `finish` return is, together, the text of all ids up to the
-    first stop string:
-    `decode_bytes(all ids).decode("utf-8", errors="replace")`, however the ids
-    were divided among the calls. The time a call takes does not grow with the
-    text before it.
+    The concatenated results of `add` and `finish` are the text of all ids,
+    `decode_bytes(all ids).decode("utf-8", errors="replace")`, up to the first
+    stop string. They do not depend on how the ids are divided among the calls,
+    and the time of a call does not grow with the preceding text.
 
-    Tokenizers of words put a space before every word, also before the first
-    one of a line, which their `decode` takes away: a stop string with a
-    newline in it must have the space as well, as `"\\n The"`.
+    `decode_bytes` of a word tokenizer puts a space before every word, also
+    before the first word of a line, where `decode` removes it. A stop string
+    with a newline must therefore contain this space, as in `"\\n The"`.
 
     Args:
         decode_bytes: Function of an integer array of shape `(n,)` that returns
-            `bytes`, such as a tokenizer's `decode_bytes`. Those of several
-            calls must fit together: joined, they are the bytes of all ids.
-        stop: Sequence of strings that end the text. The first to be complete
-            counts, of several that end at the same character the longest.
+            `bytes`, such as a tokenizer's `decode_bytes`. The concatenated
+            results of several calls must be the bytes of all ids.
+        stop: Sequence of strings that end the text. The one that is completed
+            first counts; the longest, if several end at the same character.
 
     Attributes:
-        is_stopped: Boolean, whether a stop string has come.
+        is_stopped: Boolean, true once a stop string was found.
 
     Raises:
-        ValueError: If `stop` is no sequence of strings, or one is empty.
+        ValueError: If `stop` is not a sequence of strings, or a string is
+            empty.
 
     Example:
 
@@ -51,15 +51,15 @@ class TextStream:
         self.is_stopped = False
 
     def add(self, ids):
-        """Takes the next ids.
+        """Adds the next ids and returns the text that is now certain.
 
         Args:
             ids: Integer array or list of shape `(n,)`, or one integer.
 
         Returns:
-            String, the text that can be shown now: whole characters, of which
-            none may become a part of a stop string. It ends before the first
-            stop string; after that one it is empty.
+            String of complete characters that cannot become part of a stop
+            string. It ends before the first stop string; all later calls
+            return an empty string.
         """
         if self.is_stopped:
             return ""
@@ -70,10 +70,11 @@ class TextStream:
         return shown[: len(shown) - kept]
 
     def finish(self):
-        """Says that no more ids come.
+        """Returns the remaining text, after the last ids.
 
         Returns:
-            String, what was held back. Half a character becomes U+FFFD.
+            String, the text that `add` held back. An incomplete character
+            becomes U+FFFD.
         """
         if self.is_stopped:
             return ""
@@ -93,7 +94,7 @@ class TextStream:
         return text[: min(found)[1]]
 
     def _num_possible(self, text):
-        """Length of the longest end of a text that begins a stop string."""
+        """Returns the length of the longest suffix that may begin a stop."""
         longest = max(map(len, self._stop), default=0)
         for length in range(min(len(text), longest - 1), 0, -1):
             end = text[-length:]
@@ -107,7 +108,7 @@ def _checked_stop(stop):
     strings = tuple(stop) if is_sequence else ()
     if not is_sequence or not all(isinstance(s, str) and s for s in strings):
         raise ValueError(
-            "`stop` must be a sequence of strings that are not empty. "
+            "`stop` must be a sequence of non-empty strings. "
             f"Received: stop={stop!r}"
         )
     return strings

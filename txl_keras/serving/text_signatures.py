@@ -1,4 +1,4 @@
-"""What a SavedModel that takes raw text can be asked.
+"""Signatures of a SavedModel that takes raw text.
 
 Letters: `B` batch, `P` tokens of the longest text, `M` memory.
 """
@@ -14,19 +14,14 @@ from txl_keras.serving.signatures import with_sampling_defaults
 
 
 class TextSignatures:
-    """Text in, scores and text out; see `export_text`.
-
-    Args:
-        served: `ServedModel`.
-        tokenizer: `GraphTokenizer`.
-    """
+    """Holds the signatures that score and generate text; see `export_text`."""
 
     def __init__(self, served, tokenizer):
         self._served = served
         self._tokenizer = tokenizer
 
     def endpoints(self):
-        """Dictionary of name to the pair of function and input specs."""
+        """Returns a dictionary from names to functions and input specs."""
         return {
             "score_text": (
                 self.score_text,
@@ -43,7 +38,7 @@ class TextSignatures:
         }
 
     def score_text(self, text):
-        """Negative log-likelihood of texts and of their tokens."""
+        """Computes the negative log-likelihood of texts and their tokens."""
         ids, lengths = self._tokenizer.encode(text)
         with tf.control_dependencies([check_not_empty("text", lengths)]):
             token_nll = self._token_nll(ids, lengths)
@@ -55,7 +50,7 @@ class TextSignatures:
         }
 
     def _token_nll(self, ids, lengths):
-        """Of each token but the first: `(B, P)`, 0 there and where padded."""
+        """Computes losses `(B, P)`; 0 for the first token and for padding."""
         served = self._served
         size = served.max_segment_length
         positions = served.positions(size)
@@ -82,14 +77,14 @@ class TextSignatures:
         *_, parts = tf.while_loop(
             lambda number, *_: number < num_segments,
             read,
-            (tf.constant(0), self._cold_ring(tf.shape(ids)[0]), parts),
+            (tf.constant(0), self._initial_ring(tf.shape(ids)[0]), parts),
         )
         nll = tf.cond(
             num_segments > 0,
             lambda: tf.transpose(parts.concat()),
             lambda: tf.zeros((tf.shape(ids)[0], 0)),
         )
-        # The first token has nothing to be predicted from.
+        # The first token has no context and no loss.
         nll = tf.pad(nll, [[0, 0], [1, 0]])
         return tf.where(tf.sequence_mask(lengths, tf.shape(ids)[1]), nll, 0.0)
 
@@ -104,7 +99,7 @@ class TextSignatures:
         typical_p,
         repetition_penalty,
     ):
-        """Text after prompts, each as if it were alone."""
+        """Generates text after prompts, which do not affect each other."""
         ids, lengths = self._tokenizer.encode(prompt)
         sampler = Sampler(
             temperature, top_k, top_p, typical_p, repetition_penalty
@@ -118,7 +113,7 @@ class TextSignatures:
             written, _ = GraphWriter(self._served)(
                 ids,
                 lengths,
-                self._cold_ring(tf.shape(ids)[0]),
+                self._initial_ring(tf.shape(ids)[0]),
                 tf.identity(length),
                 sampler,
                 seed,
@@ -129,6 +124,6 @@ class TextSignatures:
             "ids": written,
         }
 
-    def _cold_ring(self, batch_size):
+    def _initial_ring(self, batch_size):
         empty = self._served.empty(batch_size)
         return self._served.from_tensors(*empty).as_ring()

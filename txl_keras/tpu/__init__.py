@@ -1,1 +1,1 @@
-"""Training steps compiled for TPUs on a machine without one."""
+"""Ahead-of-time compilation of steps for TPU slices, without a TPU."""

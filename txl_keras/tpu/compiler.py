@@ -1,14 +1,13 @@
 """Compiles an HLO module with the TPU compiler of libtpu, without a TPU.
 
-A program of its own, which imports jax and nothing of this package: libtpu
-stays out of the process that runs TensorFlow. `compiling.py` runs it. What
-it needs of jax is private there, hence the pinned versions.
+This is a separate program, run by `compiling.py`, so that libtpu stays out of
+the process that runs TensorFlow. It imports jax and nothing of this package. It
+uses private parts of jax, hence the pinned versions.
 
-    python tpu_compiler.py REQUEST.json
+    python compiler.py REQUEST.json
 
-The request names the files and the slice: `hlo`, a serialized HLO module;
-`text`, where to write the compiled module as text; `output`, where to write
-the answer, JSON; `topology` and `options`, of the slice; `replicas`.
+The JSON request holds `output`, the path of the JSON answer, and `module`, the
+arguments of `compile_module`.
 """
 
 import json
@@ -16,8 +15,8 @@ import pathlib
 import sys
 import time
 
-# jax is imported where it is needed, so that a look at this module, as that
-# for examples in docstrings, does not need it.
+# jax is imported inside functions, so that tools that collect docstrings can
+# import this module without it.
 
 
 def main(path):
@@ -26,14 +25,18 @@ def main(path):
     request = json.loads(pathlib.Path(path).read_text())
     try:
         answer = compile_module(**request["module"])
-    # The compiler's own errors: a step too large for the chip, mostly.
+    # Mostly raised for a step that is too large for the chip.
     except JaxRuntimeError as error:
         answer = {"error": str(error)}
     pathlib.Path(request["output"]).write_text(json.dumps(answer))
 
 
 def compile_module(hlo, text, topology, options, replicas):
-    """What the compiler says of a module: time, bytes, operations."""
+    """Compiles an HLO module and returns its compile time, sizes and costs.
+
+    `hlo` and `text` are the paths of the serialized module and of the compiled
+    module as text; `topology` and `options` describe the slice.
+    """
     from jax._src import compiler
     from jax._src.interpreters import mlir
     from jax._src.lib import xla_client
@@ -74,8 +77,8 @@ def _read_module(path):
 
     serialized = pathlib.Path(path).read_bytes()
     module = ir.Module.parse(xla_client._xla.mlir.hlo_to_stablehlo(serialized))
-    # TensorFlow wraps what it returns in copies of a dialect that the TPU's
-    # compiler refuses; a reshape to the same shape does as much: nothing.
+    # TensorFlow wraps outputs in `mhlo.copy`, which the TPU compiler rejects.
+    # A reshape to the same shape is also a no-op.
     text = module.operation.get_asm(print_generic_op_form=True)
     return ir.Module.parse(text.replace('"mhlo.copy"', '"stablehlo.reshape"'))
 

@@ -1,10 +1,10 @@
-"""Compiles what a replica runs for a TPU slice, on a machine without one.
+"""Compiles the function of one replica for a TPU slice, without a TPU.
 
-TensorFlow traces the function, as one of many replicas (`OneOfManyReplicas`),
-and lowers it to HLO; the TPU compiler of libtpu compiles that, in a process
-of its own (`compiler.py`). Nothing is executed. So it shows that the
-compiler takes what was traced and how much memory that needs; not that
-`TPUStrategy`, which lowers by a bridge of its own, does the same.
+TensorFlow traces the function as one of many replicas (`OneOfManyReplicas`) and
+lowers it to HLO. The TPU compiler of libtpu compiles that in a separate process
+(`compiler.py`); nothing is executed. This shows that the compiler accepts the
+traced function and how much memory it needs. It does not show that
+`TPUStrategy`, which lowers functions in another way, gives the same program.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ import tensorflow as tf
 from txl_keras.tpu.cross_replica import OneOfManyReplicas
 from txl_keras.tpu.static_checks import check_static
 
-# Seen to work together, with private parts of jax: see setup.py.
+# Tested together, because private parts of jax are used: see setup.py.
 VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.51"}
 _COMPILER = pathlib.Path(__file__).with_name("compiler.py")
-# There is no TPU to ask what it is, and no other host. XLA_FLAGS may hold what
-# is meant for this machine.
+# libtpu must not query the metadata of a TPU or wait for other hosts. XLA_FLAGS
+# is cleared because it may hold flags for the CPU of this machine.
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "",
@@ -38,41 +38,34 @@ _LOCK = "txl_keras_tpu_compiler.lock"
 
 
 def check_compiler():
-    """Sees that the TPU compiler can run here.
+    """Checks that the TPU compiler can run on this machine.
 
-    Raises:
-        RuntimeError: If this is not Linux on x86-64.
-        ImportError: If jax or libtpu is missing, or of a version that was not
-            tried.
+    Raises `RuntimeError` for another platform than Linux on x86-64,
+    `ImportError` if jax or libtpu is missing or has an untested version.
     """
     machine = f"{platform.system()} {platform.machine()}"
     if machine != "Linux x86_64":
         raise RuntimeError(
-            "Compiling for a TPU needs Linux x86_64, where libtpu is. "
+            "Compiling for a TPU needs Linux x86_64, the platform of libtpu. "
             f"Received: {machine}"
         )
     check_packages("Compiling for a TPU", '"txl_keras[tpu_compile]"', VERSIONS)
 
 
-def check_packages(what, to_install, names):
-    """Sees that packages are there, in the versions that were tried.
+def check_packages(feature, to_install, names):
+    """Raises `ImportError` unless packages have the tested `VERSIONS`.
 
-    Args:
-        what: String, what needs them.
-        to_install: String, what pip is to install.
-        names: Those of `VERSIONS` that it needs.
-
-    Raises:
-        ImportError: If one is missing, or of another version.
+    `feature` names what needs them and `to_install` what to give to pip.
     """
     found = {name: _version(name) for name in names}
     if any(found[name] != VERSIONS[name] for name in names):
-        wanted = ", ".join(f"{name} {VERSIONS[name]}" for name in names)
-        here = ", ".join(
+        required = ", ".join(f"{name} {VERSIONS[name]}" for name in names)
+        installed = ", ".join(
             f"{name} {v or 'is missing'}" for name, v in found.items()
         )
         raise ImportError(
-            f"{what} needs {wanted}: pip install {to_install}. Received: {here}"
+            f"{feature} needs {required}: pip install {to_install}. "
+            f"Received: {installed}"
         )
 
 
@@ -82,49 +75,31 @@ def _version(package):
 
 
 def lower(function, arguments, num_replicas):
-    """Traces a function of one of many replicas, and lowers it to HLO.
+    """Lowers a function of one of many replicas to HLO.
 
-    Args:
-        function: Function of tensors.
-        arguments: Its arguments; only their shapes and dtypes count.
-        num_replicas: Integer, of the slice.
-
-    Returns:
-        Bytes, a serialized HLO module.
-
-    Raises:
-        ValueError: If the function cannot be compiled for a TPU: see
-            `check_static`.
+    Only the shapes and dtypes of the arguments matter. Returns a serialized HLO
+    module; raises `ValueError` if `check_static` rejects the function.
     """
-    # A function of its own: one traced outside of the context would be reused.
+    # A new `tf.function`: a trace made outside of the context would be reused.
     step = tf.function(lambda *args: function(*args), jit_compile=True)
     with tf.device("CPU:0"), OneOfManyReplicas(num_replicas):
         check_static(step.get_concrete_function(*arguments))
         compiler_ir = step.experimental_get_compiler_ir(*arguments)
-        # For a GPU it would be other HLO, with calls of the GPU's libraries.
+        # HLO lowered for a GPU would call libraries of the GPU.
         return compiler_ir(stage="hlo_serialized", platform_name="CPU")
 
 
 def compile_hlo(hlo, slice_, num_replicas):
-    """Compiles an HLO module for the chips of a slice.
+    """Compiles an HLO module of `lower` for the chips of a `TpuType`.
 
-    One at a time on a machine: others wait.
+    `num_replicas` is 1 or that of the slice. A lock lets only one process per
+    machine compile at a time.
 
-    Args:
-        hlo: Bytes, of `lower`.
-        slice_: `TpuType`.
-        num_replicas: Integer, how many replicas run the module: those of
-            the slice, or 1.
-
-    Returns:
-        Dictionary: `device`, `seconds`; bytes of `arguments`, `outputs`,
-        `aliased`, `temporaries` and `code`; `flops` and `bytes_accessed`, a
-        body of a loop counted once; `text`, the compiled module. Or the only
-        key `error`, what the compiler said.
-
-    Raises:
-        RuntimeError, ImportError: See `check_compiler`; RuntimeError too if
-            the compiler crashes.
+    Returns a dictionary: `device`, `seconds`; bytes of `arguments`, `outputs`,
+    `aliased`, `temporaries` and `code`; `flops` and `bytes_accessed`, which
+    count the body of a loop once; `text`, the compiled module. If the compiler
+    rejects the module, the only key is `error`, its message. Raises
+    `RuntimeError` if the compiler crashes.
     """
     check_compiler()
     with tempfile.TemporaryDirectory() as folder, _one_at_a_time() as lock:
@@ -150,7 +125,7 @@ def compile_hlo(hlo, slice_, num_replicas):
 
 def _run_compiler(folder, lock):
     log = folder / "log.txt"
-    # -P: this folder has files with names of other packages.
+    # -P keeps this folder, whose files shadow other packages, off sys.path.
     command = [sys.executable, "-P", _COMPILER, folder / "request.json"]
     with (
         log.open("w") as output,
@@ -159,14 +134,14 @@ def _run_compiler(folder, lock):
             env=os.environ | _ENVIRONMENT,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # It holds the lock as long as it lives, even if this process ends.
+            # The child keeps the lock even if this process ends first.
             pass_fds=[lock],
         ) as process,
     ):
         try:
             process.wait()
         finally:
-            process.kill()  # does nothing to one that ended
+            process.kill()  # no-op if it has ended
     if process.returncode:
         last = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
         raise RuntimeError(
@@ -176,9 +151,9 @@ def _run_compiler(folder, lock):
 
 @contextlib.contextmanager
 def _one_at_a_time():
-    """Yields a lock's descriptor: libtpu aborts where another loaded it."""
+    """Yields a lock's descriptor, since only one process may load libtpu."""
     path = os.path.join(tempfile.gettempdir(), _LOCK)
-    # First without O_CREAT, which Linux refuses for a file of another user.
+    # First without O_CREAT, which Linux may refuse for another user's file.
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,18 +1,16 @@
-"""One replica of many, seen by the compiler and not yet there."""
+"""A replica context for tracing one of many replicas that do not exist yet."""
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 
 class OneOfManyReplicas(tf.distribute.ReplicaContext):
-    """A context in which a replica's function is traced for a TPU slice.
+    """Traces the function of one replica as a part of a larger TPU slice.
 
-    In it `tf.distribute.get_replica_context()` is one of `num_replicas`, and
-    `all_reduce` is XLA's instruction of that name, over all of them. What is
-    traced is to be compiled for such a slice, not to be run here.
-
-    Args:
-        num_replicas: Integer.
+    Inside this context `tf.distribute.get_replica_context()` is one of
+    `num_replicas` replicas, and `all_reduce` lowers to XLA's all-reduce over
+    all of them. Functions traced in it are for compiling only; they cannot run
+    here.
 
     Example:
 
@@ -42,11 +40,11 @@ class OneOfManyReplicas(tf.distribute.ReplicaContext):
 
     @property
     def replica_id_in_sync_group(self):
-        """int32 scalar that is another on every replica."""
+        """Returns an int32 scalar that XLA sets to the id of each replica."""
         return tf.cast(gen_xla_ops.xla_replica_id(), tf.int32)
 
     def all_reduce(self, reduce_op, value, options=None):
-        """The sum over all replicas of every tensor in `value`."""
+        """Returns the sum over all replicas of every tensor in `value`."""
         if tf.distribute.ReduceOp(reduce_op) != tf.distribute.ReduceOp.SUM:
             raise ValueError(
                 f"`reduce_op` must be SUM. Received: reduce_op={reduce_op}"

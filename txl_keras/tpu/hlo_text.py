@@ -1,4 +1,4 @@
-"""What a compiled HLO module says as text: collectives, loops, bytes moved."""
+"""Parser of compiled HLO text: collectives, loops and bytes moved."""
 
 import math
 import re
@@ -8,7 +8,7 @@ _COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
     "collective-permute", "collective-broadcast", "ragged-all-to-all",
 )  # fmt: skip
-# These move nothing themselves.
+# These instructions move no bytes themselves.
 _FREE = (
     "bitcast", "constant", "get-tuple-element", "parameter", "tuple", "while",
     "conditional", "call",
@@ -17,7 +17,7 @@ _COMPUTATION = re.compile(
     r"^(ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL
 )
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*)", re.MULTILINE)
-# Memory space 0, which is not written, is HBM.
+# Memory space 0, which HLO text omits, is HBM; all others are on the chip.
 _ON_CHIP = re.compile(r"\w+\[[\d,]*\]\{[^{}]*S\([1-9]\)[^{}]*\}")
 _ARRAY = re.compile(
     r"\b(pred|bf16|[fsuc]\d+)\w*\[([\d,]*)\](?:\{([\d,]*)(?::T\(([\d,]+)\))?)?"
@@ -25,15 +25,10 @@ _ARRAY = re.compile(
 
 
 def collectives(text):
-    """What the replicas exchange.
+    """Counts the collective instructions of an HLO module and their bytes.
 
-    Args:
-        text: String, an HLO module.
-
-    Returns:
-        Dictionary of the kinds there are, such as `"all-reduce"`, each a
-        dictionary: `count`, of instructions, and `bytes`, of what one replica
-        gives or gets, the larger of both, without padding.
+    `bytes` is the larger of what one replica sends and receives, without
+    padding.
 
     Example:
 
@@ -57,48 +52,34 @@ def collectives(text):
 
 
 def loops(text):
-    """Number of `while` instructions in an HLO module.
-
-    Args:
-        text: String, an HLO module.
-
-    Returns:
-        Integer.
-    """
+    """Returns the number of `while` instructions in an HLO module."""
     return len(re.findall(r" while\(", text))
 
 
-class Moved(typing.NamedTuple):
-    """Bytes that instructions read and write.
+class BytesMoved(typing.NamedTuple):
+    """Holds the bytes that instructions read and write.
 
-    Attributes:
-        all: Integer, in all memories.
-        hbm: Integer, of these in HBM; the others are on the chip, where the
-            compiler keeps what is needed again soon.
+    `all` counts all memories and `hbm` only HBM. The rest is on the chip, where
+    the compiler keeps values that are needed again soon.
     """
 
     all: int
     hbm: int
 
 
-def moved(text):
-    """What instructions read and write, outside of a loop and in it.
+def bytes_moved(text):
+    """Counts the bytes that instructions read and write, per loop and outside.
 
-    Operands and results count, padded to tiles as they lie in memory; of an
-    operand that is read in part, all of it. So ratios count.
-
-    Args:
-        text: String, an HLO module.
-
-    Returns:
-        Two `Moved`: of the entry computation, and of the body of its loop,
-        once around: of the loop that moves most, or zeros without one.
+    Returns two `BytesMoved`: of the entry computation, and of one iteration of
+    the loop that moves most (zeros without a loop). Operands and results are
+    padded to their tiles; an operand that is read in part counts in full. Hence
+    only ratios of these counts are meaningful.
     """
     bodies = {name: body for _, name, body in _computations(text)}
     (entry,) = (body for first, _, body in _computations(text) if first)
     found = re.findall(r" while\(.*?body=%?([\w.-]+)", entry)
-    loops_moved = [_moved(bodies[name]) for name in found]
-    return _moved(entry), max(loops_moved, default=Moved(0, 0))
+    per_loop = [_count_bytes_moved(bodies[name]) for name in found]
+    return _count_bytes_moved(entry), max(per_loop, default=BytesMoved(0, 0))
 
 
 def _computations(text):
@@ -106,7 +87,7 @@ def _computations(text):
 
 
 def _instructions(body):
-    """Yields kind, types of operands and type of result of instructions."""
+    """Yields the kind, operand types and result type of each instruction."""
     types = {}
     for name, rest in _INSTRUCTION.findall(body):
         types[name], rest = _split_type(rest)
@@ -117,7 +98,7 @@ def _instructions(body):
 
 
 def _split_type(text):
-    """The type at the beginning, which may be a tuple, and the rest."""
+    """Splits off the type at the beginning, which may be a tuple."""
     depth = 0
     for i, letter in enumerate(text):
         depth += (letter in "({[") - (letter in ")}]")
@@ -126,17 +107,17 @@ def _split_type(text):
     return text, ""
 
 
-def _moved(body):
+def _count_bytes_moved(body):
     everywhere = hbm = 0
     for kind, given, received in _instructions(body):
         if kind in _FREE or kind.endswith("-done"):
             continue
         types = f"{given} {received}"
         if kind.endswith("-start") and kind != "all-reduce-start":
-            types = received  # its operand is in it
+            types = received  # the result type includes the operand
         everywhere += _bytes(types, padded=True)
         hbm += _bytes(_ON_CHIP.sub("", types), padded=True)
-    return Moved(everywhere, hbm)
+    return BytesMoved(everywhere, hbm)
 
 
 def _bytes(types, padded=False):
@@ -144,7 +125,7 @@ def _bytes(types, padded=False):
     for dtype, dims, order, tile in _ARRAY.findall(types):
         shape = _integers(dims)
         if padded and tile:
-            # Axes from the innermost one, and so the tile.
+            # The layout lists axes from the innermost, the tile to it.
             lengths = reversed(_integers(tile))
             for axis, length in zip(_integers(order), lengths, strict=False):
                 shape[axis] = -(-shape[axis] // length) * length

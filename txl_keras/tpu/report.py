@@ -1,4 +1,4 @@
-"""What compiling a step for a TPU slice says of it, in numbers and words.
+"""Reports on a compiled TPU step: memory, operations, speed limits, advice.
 
 Letters: `b` rows of one replica, `T` segment, `M` memory.
 """
@@ -6,16 +6,17 @@ Letters: `b` rows of one replica, `T` segment, `M` memory.
 import dataclasses
 import re
 
+from txl_keras.tpu.hlo_text import bytes_moved
 from txl_keras.tpu.hlo_text import collectives
 from txl_keras.tpu.hlo_text import loops
-from txl_keras.tpu.hlo_text import moved
 
-# A step may take this share of what the compiler gives a program. The rest is
-# for what it does not see: the next batch, the memory of evaluation, gaps.
+# Share of the memory of a program that a step may use. The rest is left for
+# what the compiler does not count: the next batch, the memory of evaluation,
+# fragmentation.
 USABLE_SHARE = 0.95
-# Of that, what an estimate may come to. The compiler computes things again
-# rather than keep them where memory is short: half of the rows takes more than
-# half. (A step refused with 11.5 GiB took 7.5 in two pieces.)
+# Share of that which an estimate may reach. The compiler rematerializes when
+# memory is short, so half of the rows take more than half of the bytes (a step
+# rejected at 11.5 GiB took 7.5 GiB in two micro-batches).
 _SAFE_SHARE = 0.8
 _TOO_LARGE = re.compile(
     r"required for .*?\(([\d.]+)([KMGT]?)\) exceeds available HBM "
@@ -27,22 +28,19 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What is known of a step before it is compiled.
+    """Describes a step before it is compiled.
 
     Attributes:
-        name: String, `"train"`, `"evaluation"` or `"generation"`.
-        rows: Integer `b`.
-        segment_length: Integer `T`.
-        memory_length: Integer `M`.
-        num_replicas: Integer, how many run it together.
-        precision: String.
-        model_flops: Optional integer, of one replica: see
-            `utilization.model_flops`. Without memory of projected keys it
-            would count what is not done.
-        accumulate_steps: Integer, pieces of the rows.
-        parts: Dictionary of bytes of the arguments, of `estimate_bytes`.
-            Training has all.
-        beside: Integer, bytes of the run that lie there meanwhile.
+        name: `"train"`, `"evaluation"` or `"generation"`.
+        rows, segment_length, memory_length: The sizes `b`, `T` and `M`.
+        num_replicas: The replicas that run the step together.
+        precision: The compute dtype.
+        model_flops: Of one replica, see `utilization.model_flops`. `None` where
+            the memory holds projected keys, which it would count again.
+        accumulate_steps: The number of micro-batches.
+        parts: Bytes of the arguments by kind, from `estimate_bytes`. Complete
+            for training only.
+        beside: Bytes that the run keeps on the chip besides this step.
     """
 
     name: str
@@ -58,34 +56,26 @@ class Step:
 
 
 def report(step, slice_, answer):
-    """All that is known of a step of a slice.
+    """Returns what is known of a step on a slice, as a dictionary for JSON.
 
-    The compiler counts what a loop does once. The pieces of
-    `--accumulate_steps=k` are such a loop: operations are taken k times (those
-    outside, of the optimizer, are less than a hundredth), and bytes as `moved`
-    divides them. Tried with enwik8_base on v4-8, 6 rows a replica: in 1, 2, 3
-    and 6 pieces this makes 1.19, 1.21, 1.22 and 1.28 TFLOP, and 49.5, 49.6,
-    50.0 and 64.8 GB, as weights are read again for each piece.
+    `answer` is the result of `compile_hlo`. `fits` tells whether the slice can
+    run the step. If the compiler rejects it for its size, the report holds only
+    the bytes `peak` and `advice`; for another reason, raises `RuntimeError`.
 
-    Its bytes are in all memories of the chip; how many in HBM is by the same
-    ratios, an estimate.
+    The compiler counts the body of a loop once. The micro-batches of
+    `--accumulate_steps=k` are such a loop: its operations are multiplied by k
+    (those outside, of the optimizer, are less than a hundredth), and its bytes
+    by the ratios of `bytes_moved`. For enwik8_base on v4-8 with 6 rows per
+    replica, 1, 2, 3 and 6 micro-batches give 1.19, 1.21, 1.22 and 1.28 TFLOP,
+    and 49.5, 49.6, 50.0 and 64.8 GB, as each micro-batch reads the weights
+    again.
 
-    Other loops stay counted once, and are reported: those of an adaptive
-    softmax make as many passes as a text needs. The time that follows is a
-    lower bound as far as that estimate goes.
+    The compiler counts the bytes of all memories of the chip; the share of HBM
+    is estimated by the same ratios.
 
-    Args:
-        step: `Step`.
-        slice_: `TpuType`.
-        answer: Dictionary of `compile_hlo`.
-
-    Returns:
-        Dictionary, for JSON. `fits` says whether the slice can run it; where
-        the compiler itself refused there are only the bytes `peak` and how to
-        make it fit, `advice`.
-
-    Raises:
-        RuntimeError: If the compiler refused for another reason.
+    Other loops are counted once and reported: the number of iterations of the
+    adaptive softmax depends on the text. So the time is a lower bound, as far
+    as the estimate of bytes is right.
     """
     facts = _facts(step, slice_)
     if "error" in answer:
@@ -95,7 +85,7 @@ def report(step, slice_, answer):
     facts |= roofline(facts["flops"], facts["hbm_bytes_accessed"], slice_)
     seconds = facts["bound_seconds"]
     tokens = step.num_replicas * step.rows * step.segment_length / seconds
-    # A step of one replica leaves the other of its chip idle.
+    # A step of one replica leaves the other core of its chip idle.
     chips = max(1, step.num_replicas / slice_.chip.cores)
     facts |= {
         "tokens_per_second": tokens,
@@ -108,15 +98,7 @@ def report(step, slice_, answer):
 
 
 def roofline(flops, bytes_accessed, slice_):
-    """The least time that a replica needs for a step.
-
-    Args:
-        flops: Float, operations.
-        bytes_accessed: Float, to and from HBM.
-        slice_: `TpuType`.
-
-    Returns:
-        Dictionary: `bound_seconds` and `bound_by`, `"flops"` or `"bytes"`.
+    """Returns the least time of a step by the roofline model and its bound.
 
     Example:
 
@@ -153,10 +135,10 @@ def _facts(step, slice_):
 
 
 def _compiled(step, answer):
-    """Bytes and operations, those of a loop as often as it runs."""
+    """Returns bytes and operations, with loops counted as often as they run."""
     text = answer["text"]
-    outside, loop = moved(text)
-    # Without a loop the compiler has unrolled it.
+    outside, loop = bytes_moved(text)
+    # If there is no loop, the compiler has unrolled it.
     times = step.accumulate_steps if loop.all else 1
     scale = answer["bytes_accessed"] / (outside.all + loop.all)
     names = ("arguments", "outputs", "aliased", "temporaries", "code")
@@ -164,7 +146,7 @@ def _compiled(step, answer):
     return {
         "compile_seconds": round(answer["seconds"], 1),
         **sizes,
-        # What is aliased is an argument and an output in one place.
+        # Aliased bytes count as arguments and as outputs, but exist once.
         "peak": sum(sizes.values()) - 2 * sizes["aliased"],
         "flops": answer["flops"] * times,
         "bytes_accessed": scale * (outside.all + times * loop.all),
@@ -178,13 +160,13 @@ def _needed_bytes(error):
     found = _TOO_LARGE.search(error)
     if not found and "memory space vmem" in error:
         raise RuntimeError(
-            "The keys of a head and row do not fit the vector memory of the "
-            "chip, where `attention_kernel` needs them all: leave it out, or "
-            "choose a shorter segment_length or memory_length. Received: "
+            "`attention_kernel` needs all keys of one head and row in the "
+            "vector memory of the chip, where they do not fit: leave it out, "
+            "or choose a shorter segment_length or memory_length. Received: "
             f"{_VECTOR_MEMORY.search(error)[0]}"
         )
     if not found:
-        raise RuntimeError(f"The TPU compiler refused the step: {error}")
+        raise RuntimeError(f"The TPU compiler rejected the step: {error}")
     return int(float(found[1]) * _UNITS[found[2]])
 
 
@@ -200,70 +182,63 @@ def _limit(step, slice_):
 
 
 def advice(step, slice_, peak):
-    """What would fit: a smaller batch, or smaller pieces.
+    """Suggests a batch size or a number of micro-batches that would fit.
 
-    An estimate: weights, their gradients and the optimizer are as they are,
-    memory grows with the rows, and all the rest with the rows of a piece. Only
-    divisors of the rows are looked at, as an odd number is padded to a tile,
-    and a fifth is left free.
+    This is an estimate from the bytes `peak` of a training step: weights,
+    gradients and optimizer are constant, memory is proportional to the rows,
+    and everything else to the rows of a micro-batch. Only divisors of the rows
+    are tried, as odd numbers are padded to a tile, and a fifth of the memory is
+    left free.
 
-    Args:
-        step: `Step`, of training.
-        slice_: `TpuType`.
-        peak: Integer, bytes that the step takes.
-
-    Returns:
-        Dictionary: `batch_size`, over all replicas, with the pieces as they
-        are; `accumulate_steps` with the rows as they are. `None` where
-        nothing would do.
+    Returns a dictionary: `batch_size`, over all replicas, at the present number
+    of micro-batches, and `accumulate_steps` at the present rows; each is `None`
+    if no value fits.
     """
     limit = _SAFE_SHARE * _limit(step, slice_)
-    pieces = step.accumulate_steps
-    a_row = step.parts["memory"] / step.rows
-    in_piece = (peak - _fixed(step, pieces) - step.parts["memory"]) / (
-        step.rows / pieces
+    steps = step.accumulate_steps
+    memory_per_row = step.parts["memory"] / step.rows
+    rest_per_row = (peak - _fixed(step, steps) - step.parts["memory"]) / (
+        step.rows / steps
     )
 
-    def takes(rows, pieces):
-        piece = in_piece * rows / pieces
-        return _fixed(step, pieces) + a_row * rows + piece
+    def estimate(rows, steps):
+        rest = rest_per_row * rows / steps
+        return _fixed(step, steps) + memory_per_row * rows + rest
 
     divisors = [n for n in range(1, step.rows + 1) if step.rows % n == 0]
     rows = [
-        n for n in divisors if n % pieces == 0 and takes(n, pieces) <= limit
+        n for n in divisors if n % steps == 0 and estimate(n, steps) <= limit
     ]
-    finer = [n for n in divisors if n > pieces and takes(step.rows, n) <= limit]
+    more_steps = [
+        n for n in divisors if n > steps and estimate(step.rows, n) <= limit
+    ]
     return {
         "batch_size": max(rows) * slice_.replicas if rows else None,
-        "accumulate_steps": min(finer, default=None),
+        "accumulate_steps": min(more_steps, default=None),
     }
 
 
-def _fixed(step, pieces):
-    """Bytes whatever the rows; pieces add up gradients in their own place."""
+def _fixed(step, accumulate_steps):
+    """Returns the bytes that do not depend on the rows.
+
+    Gradient accumulation keeps a second set of gradients for their sum.
+    """
     gradients = step.parts["gradients"] / min(step.accumulate_steps, 2)
     return (
         step.parts["weights"]
         + step.parts["optimizer"]
-        + gradients * min(pieces, 2)
+        + gradients * min(accumulate_steps, 2)
     )
 
 
 def describe(facts):
-    """A report in words.
-
-    Args:
-        facts: Dictionary of `report`.
-
-    Returns:
-        String of lines.
-    """
-    pieces = facts["accumulate_steps"]
+    """Returns a report as text."""
+    steps = facts["accumulate_steps"]
     lines = [
         f"{facts['step']} on {facts['tpu_type']} ({facts['chip']}, "
-        f"{facts['topology']} chips): replicas {facts['replicas']}, rows of "
-        f"one {facts['rows']}"
-        + (f" in {pieces} pieces" if pieces > 1 else "")
+        f"{facts['topology']} chips): replicas {facts['replicas']}, rows per "
+        f"replica {facts['rows']}"
+        + (f" in {steps} micro-batches" if steps > 1 else "")
         + f", segment {facts['segment_length']}, memory "
         f"{facts['memory_length']}, {facts['precision']}"
     ]
@@ -275,10 +250,10 @@ def describe(facts):
             ("memory", "memory"),
             ("arguments", "arguments"),
             ("outputs", "outputs"),
-            ("of these aliased", "aliased"),
+            ("aliased", "aliased"),
             ("temporaries", "temporaries"),
             ("code", "code"),
-            ("beside it", "beside"),
+            ("outside the step", "beside"),
         )
         if key in facts
     ]
@@ -295,53 +270,46 @@ def _describe_speed(facts):
     nominal, utilization = "", ""
     if "utilization" in facts:
         nominal = f", nominally {facts['model_flops'] / 1e12:.4g}"
-        utilization = f", {facts['utilization']:.1%} of its peak"
+        utilization = f", {facts['utilization']:.1%} of the peak"
     counted_once = ""
     if facts["loops_counted_once"]:
         counted_once = (
-            f" (of {facts['loops_counted_once']} loops, whose length the text "
-            "decides, one pass)"
+            f" (counting one iteration of {facts['loops_counted_once']} loops "
+            "whose length depends on the text)"
         )
     return [
         f"  {'compiled in':20} {facts['compile_seconds']:12,.1f} s",
         f"  {'operations':20} {facts['flops'] / 1e12:12.4g} TFLOP{nominal}",
         f"  {'bytes accessed':20} {facts['bytes_accessed'] / 1e9:12.4g} GB, "
-        f"of these in HBM about {facts['hbm_bytes_accessed'] / 1e9:.4g}"
+        f"about {facts['hbm_bytes_accessed'] / 1e9:.4g} of them in HBM"
         f"{counted_once}",
-        f"  {'exchanged':20} {exchanged or 'nothing'}",
-        f"  {'at least':20} {1e3 * facts['bound_seconds']:12.4g} ms a step, "
-        f"by {facts['bound_by']}",
-        f"  {'so at most':20} {facts['tokens_per_second']:12,.0f} tokens/s, "
-        f"{facts['tokens_per_second_of_chip']:,.0f} a chip{utilization}",
+        f"  {'collectives':20} {exchanged or 'none'}",
+        f"  {'at least':20} {1e3 * facts['bound_seconds']:12.4g} ms per step, "
+        f"bound by {facts['bound_by']}",
+        f"  {'at most':20} {facts['tokens_per_second']:12,.0f} tokens/s, "
+        f"{facts['tokens_per_second_of_chip']:,.0f} per chip{utilization}",
     ]
 
 
 def verdict(facts):
-    """Whether a step fits, with the numbers.
-
-    Args:
-        facts: Dictionary of `report`.
-
-    Returns:
-        String.
-    """
+    """Returns a sentence that tells whether a step fits, with the numbers."""
     numbers = f"{_gibibytes(facts['peak'])}"
     if facts["beside"]:
-        numbers += f", and {_gibibytes(facts['beside'])} lie beside it,"
+        numbers += f", plus {_gibibytes(facts['beside'])} outside the step,"
     limit = USABLE_SHARE * facts["usable"]
     numbers += (
         f" of {_gibibytes(limit)} ({USABLE_SHARE:.0%} of what the compiler "
-        f"gives a program; a replica has {_gibibytes(facts['hbm'])})"
+        f"allows a program; a replica has {_gibibytes(facts['hbm'])})"
     )
     if facts["fits"]:
-        return f"fits: takes {numbers}"
+        return f"fits: needs {numbers}"
     text = f"does not fit: needs {numbers}"
     found = facts.get("advice", {})
     ways = [f"--{name}={value}" for name, value in found.items() if value]
     if ways:
-        text += f". By estimate {' or '.join(ways)} would fit"
+        text += f". By estimate, {' or '.join(ways)} would fit"
     elif found:
-        text += ". By estimate no batch would"
+        text += ". By estimate, no batch size would fit"
     return text
 
 

@@ -1,4 +1,4 @@
-"""TPU slices by the names that gcloud gives them, and what their chips do."""
+"""TPU slices by the names that gcloud gives them."""
 
 import dataclasses
 
@@ -9,19 +9,19 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One generation of chips; numbers of a whole chip.
+    """Describes one generation of TPU chips, with the numbers of a whole chip.
 
     Attributes:
-        name: String, as in the names of topologies.
-        cores: Integer, replicas of `TPUStrategy` on a chip: the two cores of
-            v2 and v3 are two, those of v4 and v5p work as one.
-        hbm_bytes: Integer, memory, as Google publishes it.
-        usable_bytes: Integer, what the compiler gives a program of it. The
-            pinned one says so when a program needs more.
-        flops: Float, bfloat16 operations a second, as published.
-        bytes_per_second: Float, of memory, as published.
-        options: Pairs for the compiler. Without `megacore` it takes the two
-            cores of a v4 chip for two devices with half of its memory each.
+        name: The name as it appears in topologies.
+        cores: The replicas of `TPUStrategy` per chip: 2 on v2 and v3, otherwise
+            1 (the two cores of v4 and v5p work as one).
+        hbm_bytes: The published size of memory.
+        usable_bytes: The part of it that the compiler allows a program, from
+            the error of the pinned compiler when a program needs more.
+        flops: The published bfloat16 operations per second.
+        bytes_per_second: The published memory bandwidth.
+        options: Pairs for the compiler. Without `megacore` it treats the two
+            cores of a v4 chip as two devices with half of the memory each.
     """
 
     name: str
@@ -50,16 +50,16 @@ _CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class TpuType:
-    """A slice of chips of one kind.
+    """Describes a slice of chips of one generation.
 
     Attributes:
-        name: String, what gcloud calls `--accelerator-type`.
-        chip: `Chip`.
-        topology: String, the chips along each axis, `"4x4"`.
-        num_chips: Integer.
-        replicas: Integer, as `TPUStrategy` counts them.
-        hbm_bytes, usable_bytes: Integers, of one replica; see `Chip`.
-        flops, bytes_per_second: Floats, of one replica; see `Chip`.
+        name: The value of gcloud's `--accelerator-type`.
+        chip: A `Chip`.
+        topology: The number of chips along each axis, such as `"4x4"`.
+        num_chips: The product of these.
+        replicas: The number of replicas of `TPUStrategy`.
+        hbm_bytes, usable_bytes, flops, bytes_per_second: Numbers of one
+            replica; see `Chip`.
     """
 
     name: str
@@ -95,7 +95,7 @@ class TpuType:
 
     @property
     def num_replicas_in_sync(self):
-        """As of a strategy, for `replica_batch_size`."""
+        """Returns `replicas`, the name that `replica_batch_size` reads."""
         return self.replicas
 
 
@@ -119,21 +119,12 @@ _TYPES = {
 
 
 def names():
-    """Tuple of the types that `tpu_type` knows."""
+    """Returns the names that `tpu_type` accepts."""
     return tuple(_TYPES)
 
 
 def tpu_type(name):
-    """The slice of a name.
-
-    Args:
-        name: String, one of `names()`.
-
-    Returns:
-        `TpuType`.
-
-    Raises:
-        ValueError: If there is none of this name.
+    """Returns the `TpuType` of a name; raises `ValueError` for an unknown one.
 
     Example:
 
@@ -150,26 +141,12 @@ def tpu_type(name):
 
 
 def rows_of_replica(batch_size, slice_, name="batch_size"):
-    """Rows of a replica of a slice; see `replica_batch_size`.
-
-    Example:
-
-    >>> rows_of_replica(64, tpu_type("v3-32"))
-    2
-    """
+    """Returns the rows per replica of a slice; see `replica_batch_size`."""
     return replica_batch_size(batch_size, slice_, name)
 
 
 def check_kernel(slice_, precision):
-    """Sees that a slice's chips know the products of `attention_kernel`.
-
-    Args:
-        slice_: `TpuType`.
-        precision: String, such as `"bfloat16"`.
-
-    Raises:
-        ValueError: If not.
-    """
+    """Checks that a slice supports the matmuls of `attention_kernel`."""
     if slice_.chip.name in ("v2", "v3") and precision != "float32":
         raise ValueError(
             "`attention_kernel` multiplies in bfloat16 on v4 and later chips "
@@ -179,15 +156,7 @@ def check_kernel(slice_, precision):
 
 
 def check_replicas(slice_, strategy):
-    """Sees that a TPU is of the type that the flags name.
-
-    Args:
-        slice_: `TpuType`.
-        strategy: The `tf.distribute.Strategy` of the TPU.
-
-    Raises:
-        ValueError: If it has another number of replicas.
-    """
+    """Checks that the TPU of a strategy has as many replicas as a slice."""
     if strategy.num_replicas_in_sync != slice_.replicas:
         raise ValueError(
             f"`tpu_type` must be that of the TPU: {slice_.name} has "

@@ -1,6 +1,7 @@
-"""What a step must not have, to be compiled for a TPU.
+"""Checks that a traced step can be compiled for a TPU.
 
-XLA for the CPU accepts some of it: that a step runs there proves little.
+XLA for the CPU accepts some of what is rejected here, so a step that runs on a
+CPU may still fail on a TPU.
 """
 
 import re
@@ -14,7 +15,7 @@ _FORBIDDEN = (
         r"Xla(Send|Recv|Host).*|Outfeed.*|Infeed.*",
     ),
     (
-        "draws from a state that no checkpoint holds",
+        "draws random numbers from a state that no checkpoint holds",
         r"Random.*|Multinomial|TruncatedNormal|"
         r"ParameterizedTruncatedNormal|Stateful.*(Uniform|Normal|Binomial).*|"
         r"Rng.*|NonDeterministicInts",
@@ -33,44 +34,25 @@ _DTYPES = {
 
 
 def check_static(function):
-    """Sees that a traced function can be compiled for a TPU.
+    """Checks that a traced function, with all it calls, compiles for a TPU.
 
-    Looks at all operations, also those of the functions that it calls, of
-    branches and of loops: every shape must be known, nothing may be a string
-    or of 64-bit floating point, call back to the host, draw random numbers
-    from a state, or have an output whose shape depends on values.
-
-    Args:
-        function: `tf.types.experimental.ConcreteFunction`.
-
-    Raises:
-        ValueError: If something is not so; with the operation and the reason.
-
-    Example:
-
-    ```python
-    import tensorflow as tf
-
-    from txl_keras.tpu.static_checks import check_static
-
-    found = tf.function(tf.where).get_concrete_function(tf.constant([True]))
-    try:
-        check_static(found)
-    except ValueError as error:
-        print(error)
-    ```
+    Every shape must be known. Operations must not use strings or 64-bit floats,
+    call back to the host, draw random numbers from a state, or have an output
+    shape that depends on values. Raises `ValueError` with the operation and the
+    reason.
     """
     for graph in _graphs(function.graph, set()):
-        known = _known_to_xla(graph)
+        known = _static_for_xla(graph)
         for operation in graph.get_operations():
             _check_operation(operation, graph, known)
 
 
-def _known_to_xla(graph):
-    """Ids of tensors whose shapes only seem to be unknown.
+def _static_for_xla(graph):
+    """Returns ids of tensors whose unknown shapes are no problem for XLA.
 
-    Axes to sum a gradient over follow from shapes, which XLA knows when it
-    compiles; and a condition of a loop need not look at all of its arguments.
+    The axes to reduce a gradient over follow from shapes, which XLA knows when
+    it compiles. Unused arguments, such as those of a loop's condition, do not
+    matter.
     """
     known = set()
     outputs = {id(tensor) for tensor in graph.outputs}
@@ -95,7 +77,7 @@ def _graphs(graph, seen):
         for name in _called(operation):
             if name not in seen:
                 seen.add(name)
-                # No public way leads from a name to the traced function.
+                # No public function finds a traced function by its name.
                 yield from _graphs(graph._get_function(name).graph, seen)
 
 
@@ -109,28 +91,28 @@ def _called(operation):
 def _check_operation(operation, graph, known):
     for reason, pattern in _FORBIDDEN:
         if re.fullmatch(pattern, operation.type):
-            _refuse(operation, graph, reason)
+            _raise_error(operation, graph, reason)
     for tensor in operation.outputs:
         if tensor.dtype in _DTYPES:
-            _refuse(operation, graph, f"gives {_DTYPES[tensor.dtype]}")
+            _raise_error(operation, graph, f"returns {_DTYPES[tensor.dtype]}")
         if id(tensor) in known:
             continue
         if not _is_known(tensor.shape):
-            shape = f"gives a tensor of the shape {tensor.shape}"
-            _refuse(operation, graph, shape)
+            shape = f"returns a tensor of the shape {tensor.shape}"
+            _raise_error(operation, graph, shape)
 
 
 def _is_known(shape):
-    # Of what has no elements TensorFlow may not know the other axes, for a
-    # reshape does not tell them; XLA, which has all sizes, does.
+    # TensorFlow may not infer the other axes of an empty tensor after a
+    # reshape. XLA knows all sizes.
     is_empty = shape.rank is not None and 0 in shape.as_list()
     return is_empty or shape.is_fully_defined()
 
 
-def _refuse(operation, graph, reason):
+def _raise_error(operation, graph, reason):
     raise ValueError(
         "A step for a TPU must have static shapes, no strings, no 64-bit "
-        "floating point, no calls of the host and no state of random numbers. "
+        "floats, no calls to the host and no random number generator state. "
         f"Received: {operation.name} ({operation.type}, in {graph.name}), "
         f"which {reason}"
     )

@@ -1,4 +1,4 @@
-"""What a run must keep to go on as if it had never stopped.
+"""Checkpoints that make resuming exact.
 
 A checkpoint is a TensorFlow bundle (`tf.train.load_checkpoint` reads it) of
 plain names:
@@ -11,8 +11,8 @@ plain names:
     memory/INDEX       states and valid lengths, rows in the order of the batch
     results/NAME       of steps that are not in metrics.jsonl yet
 
-`tf.train.Checkpoint` would leave out, without a word, the layers that a Keras
-3 model keeps in a list, and the memory of all replicas but the first.
+`tf.train.Checkpoint` would silently leave out the layers that a Keras 3 model
+keeps in a list, and the memory of all replicas but the first.
 
 Letters: `B` batch over all replicas.
 """
@@ -32,29 +32,29 @@ from txl_keras.models.weights import weights_by_name
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 
-# Of 24 blocks and their optimizer it takes 70 kB.
+# The index of 24 blocks and their optimizer takes 70 kB.
 _MAX_INDEX_BYTES = 4 << 20
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint that cannot be read to its end, or has NaN in it."""
+    """Raised for a checkpoint that is not fully readable or contains NaN."""
 
 
 class Checkpoints:
-    """The checkpoints of a run: weights, optimizer, step and memory.
+    """Saves and restores weights, optimizer, step and memory of a run.
 
     Data, schedule and dropout are functions of the step, so nothing else is
-    needed. Saving copies all to the host and returns; a thread writes the file
-    while training goes on. A file is whole or not there: its index comes last.
-    With several workers all must call `save`, `save_best`, `restore` and
-    `wait`, and the chief writes.
+    needed. Saving copies the state to the host and returns; a thread writes the
+    file while training goes on. A checkpoint is complete or absent: its index
+    is written last. With several workers, all must call `save`, `save_best`,
+    `restore` and `wait`, and the chief writes. See `Trainer` for an example.
 
     Args:
-        directory: String, local or a bucket. Made where it is absent.
+        directory: String, local or in a bucket. Created if it does not exist.
         trainer: The `Trainer` to save and restore.
-        max_to_keep: Integer, how many to keep.
+        max_to_keep: Integer, the number of checkpoints to keep.
         best_directory: Optional string, where `save_best` writes.
-        run: Optional integer that tells runs apart: `Workdir.run_hash`.
+        run: Optional integer that identifies the run: `Workdir.run_hash`.
     """
 
     def __init__(
@@ -87,19 +87,20 @@ class Checkpoints:
         return _path(self._directory, steps[-1]) if steps else None
 
     def save(self, results=None):
-        """Writes a checkpoint of the step that was reached.
+        """Writes a checkpoint of the current step.
 
         Args:
-            results: Optional dictionary of vectors, to be given back by
-                `restore`.
+            results: Optional dictionary of vectors, which `restore` will
+                return.
 
         Raises:
-            OSError: If the checkpoint before could not be written, by a full
-                disk for example. Those that were whole still are.
-            FloatingPointError: If it held values that are not finite.
+            OSError: If the previous checkpoint could not be written, for
+                example to a full disk. Older complete checkpoints are kept.
+            FloatingPointError: If the previous checkpoint had values that are
+                not finite.
         """
         self.wait()
-        # Of all workers, whose rows are in it.
+        # All workers must take part: the memory holds the rows of each.
         memory = self._memory.read()
         if not self._is_chief:
             return
@@ -114,7 +115,7 @@ class Checkpoints:
         )
 
     def save_best(self):
-        """Writes the weights, in place of the best so far.
+        """Writes the weights in place of the best ones so far.
 
         Raises:
             ValueError: If there is no `best_directory`.
@@ -134,21 +135,21 @@ class Checkpoints:
             )
 
     def wait(self):
-        """Returns when what was saved is written; raises what `save` does."""
+        """Waits until everything is written; raises the errors of `save`."""
         if self._writing:
             writing, self._writing = self._writing, None
             writing.result()
 
     def restore(self):
-        """Restores the newest checkpoint that is whole, if there is any.
+        """Restores the newest complete checkpoint, if there is any.
 
         Returns:
-            The results that were saved with it, a dictionary of vectors;
-            empty for a fresh run. `trainer.step` tells the step.
+            Dictionary of the vectors that were saved with it as `results`;
+            empty for a fresh run. `trainer.step` is the restored step.
 
         Raises:
-            ValueError: If there are checkpoints, and none can be read, or
-                they are of another run, or workers do not see the same.
+            ValueError: If there are checkpoints but none can be read, if they
+                belong to another run, or if workers do not see the same files.
         """
         if self._is_chief:
             _remove_leftovers(self._directory)
@@ -164,7 +165,7 @@ class Checkpoints:
         return results
 
     def _variables(self):
-        """All but memory, by name: the same on every replica."""
+        """Returns all variables but the memory, which differs by replica."""
         trainer = self._trainer
         variables = {"step": trainer.step}
         for name, variable in weights_by_name(trainer.model).items():
@@ -179,7 +180,7 @@ class Checkpoints:
     def _shapes(self):
         shapes = _shapes(self._variables())
         for i, variable in enumerate(self._trainer.memory.state_variables):
-            # Rows of all replicas, however many they are.
+            # The rows of all replicas, which may be more or fewer than before.
             rows = self._trainer.batch_size
             shapes[f"memory/{i:03}"] = (rows, *variable.shape[1:])
         return shapes
@@ -214,12 +215,7 @@ class Checkpoints:
 
 
 class MemoryRows:
-    """The memory of all replicas as one, rows in the order of the batch.
-
-    Args:
-        stack: `MemoryStack` made in the scope of `strategy`.
-        strategy: The `tf.distribute.Strategy`.
-    """
+    """Reads and writes the memory of all replicas in the order of the batch."""
 
     def __init__(self, stack, strategy):
         self._variables = stack.state_variables
@@ -227,7 +223,7 @@ class MemoryRows:
         self._strategy = strategy
 
     def read(self):
-        """List of arrays with B rows, as `stack.state_variables`."""
+        """Returns arrays of `B` rows, ordered as `stack.state_variables`."""
         return [
             value.numpy().astype(variable.dtype.as_numpy_dtype)
             for variable, value in zip(
@@ -236,11 +232,7 @@ class MemoryRows:
         ]
 
     def write(self, values):
-        """Gives every replica its rows, on any number of replicas.
-
-        Args:
-            values: List of arrays, what `read` returned.
-        """
+        """Assigns the result of `read`, on any number of replicas."""
 
         def rows_of(context):
             first = context.replica_id_in_sync_group * self._rows
@@ -256,7 +248,7 @@ class MemoryRows:
     @tf.function
     def _gather(self):
         def rows():
-            # bfloat16 cannot be gathered; float32 holds all its values.
+            # TensorFlow cannot gather bfloat16; float32 holds all its values.
             return [
                 tf.cast(v, tf.float32 if v.dtype == tf.bfloat16 else v.dtype)
                 for v in self._variables
@@ -277,30 +269,15 @@ class MemoryRows:
 
 
 def save_weights(model, directory, step=0):
-    """Writes weights where `restore_weights` finds them.
-
-    Args:
-        model: The model.
-        directory: String.
-        step: Integer, the step they are of.
-    """
+    """Writes the weights of a model for `restore_weights`."""
     write_checkpoint(directory, _weights_state(model, step))
 
 
 def restore_weights(model, directory, run=None):
     """Restores the newest weights of a run, without optimizer and memory.
 
-    Args:
-        model: The model, of the run's configuration.
-        directory: String, the run's checkpoints.
-        run: Optional integer, see `Checkpoints`.
-
-    Returns:
-        Integer, the step they were saved at.
-
-    Raises:
-        FileNotFoundError: If there is no checkpoint.
-        ValueError: If there are some, and none can be read.
+    Returns the step they were saved at. Raises `FileNotFoundError` if there is
+    no checkpoint, `ValueError` if none can be read.
     """
     _check_saved(directory)
     variables = _weight_variables(model)
@@ -312,19 +289,11 @@ def restore_weights(model, directory, run=None):
 
 
 def check_saved_shapes(directory, make_expected):
-    """Checks that the newest weights of a run have certain shapes.
+    """Checks the shapes of a run's newest weights by reading only the index.
 
-    Nothing but the index is read, so a model need not be built first.
-
-    Args:
-        directory: String, the run's checkpoints.
-        make_expected: Function of the number of tensors that are saved, which
-            no model has more layers than. It returns a dictionary from the
-            name of a weight to its shape.
-
-    Raises:
-        FileNotFoundError: If there is no checkpoint.
-        ValueError: If there are some, and none can be read, or shapes differ.
+    `make_expected` takes the number of saved tensors, an upper limit of the
+    number of layers, and returns the expected shapes by name. So a model need
+    not be built before its size is known.
     """
     _check_saved(directory)
 
@@ -338,22 +307,11 @@ def check_saved_shapes(directory, make_expected):
 
 
 def average_weights(model, directory, num_checkpoints=None, run=None):
-    """Gives a model the mean of a run's newest checkpoints.
+    """Gives a model the mean of a run's newest checkpoints, by default of all.
 
-    As the `avg_checkpoints` of the original code does: every weight is the
-    mean of its values. Sums are kept in float64.
-
-    Args:
-        model: The model, of the run's configuration.
-        directory: String, the run's checkpoints.
-        num_checkpoints: Optional integer, how many; by default all.
-        run: Optional integer, see `Checkpoints`.
-
-    Returns:
-        List of integers, the steps that were averaged.
-
-    Raises:
-        ValueError: If there are fewer checkpoints, or one cannot be read.
+    Like `avg_checkpoints` of the original code, with sums in float64. Returns
+    the steps that were averaged; raises `ValueError` if there are fewer
+    checkpoints, or one cannot be read.
     """
     if num_checkpoints is not None:
         check_integer("num_checkpoints", num_checkpoints, 1)
@@ -379,14 +337,7 @@ def average_weights(model, directory, num_checkpoints=None, run=None):
 
 
 def saved_steps(directory):
-    """Steps of the checkpoints in a directory, rising.
-
-    Args:
-        directory: String.
-
-    Returns:
-        List of integers.
-    """
+    """Returns the steps of the checkpoints in a directory, ascending."""
     names = (
         tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
     )
@@ -397,16 +348,10 @@ def saved_steps(directory):
 def write_checkpoint(directory, state, max_to_keep=None):
     """Writes a checkpoint, then removes old ones.
 
-    Args:
-        directory: String. Made where it is absent.
-        state: Dictionary from names to arrays, `step` among them.
-        max_to_keep: Optional integer. As many are kept, up to this step;
-            those of later steps, which a run left behind when it went back,
-            are not. By default all are.
-
-    Raises:
-        OSError: If it cannot be written.
-        FloatingPointError: If a value is not finite.
+    `state` maps names to arrays and includes `step`. With `max_to_keep`, that
+    many checkpoints up to this step are kept, and none of later steps, which a
+    run that resumed from an earlier step left behind. Raises `OSError` if it
+    cannot be written, `FloatingPointError` if a value is not finite.
     """
     path = _path(directory, state["step"])
     name = _first_not_finite(state)
@@ -429,7 +374,7 @@ def write_checkpoint(directory, state, max_to_keep=None):
         kept = ", ".join(map(str, saved_steps(directory))) or "none"
         raise OSError(
             f"The checkpoint {path} could not be written: "
-            f"{_last_words(error)}. Is the disk full? Whole checkpoints there, "
+            f"{_reason(error)}. Is the disk full? Whole checkpoints there, "
             f"by step: {kept}."
         ) from error
     if max_to_keep is not None:
@@ -444,7 +389,7 @@ def _path(directory, step):
 
 
 def _remove(path):
-    # The index first: without it there is no checkpoint.
+    # The index first: files without an index are not a checkpoint.
     for file in (
         path + ".index",
         *tf.io.gfile.glob(path + ".data-*"),
@@ -453,7 +398,7 @@ def _remove(path):
 
 
 def _remove_leftovers(directory):
-    """Removes what a process that was killed has not written to the end."""
+    """Removes the incomplete files of a process that was killed."""
     if not tf.io.gfile.isdir(directory):
         return
     whole = {f"ckpt-{step}" for step in saved_steps(directory)}
@@ -463,13 +408,13 @@ def _remove_leftovers(directory):
             tf.io.gfile.remove(os.path.join(directory, name))
 
 
-def _last_words(error):
-    """What happened, without the name of TensorFlow's function."""
+def _reason(error):
+    """Returns TensorFlow's error message without the name of the op."""
     return error.message.split("}} ")[-1].removesuffix(" [Op:SaveV2]")
 
 
 def _copies(variables):
-    # Copies: what TensorFlow hands out may be the memory of the variable.
+    # Copies, because `numpy()` may share the memory of the variable.
     return {name: np.array(v.numpy()) for name, v in variables.items()}
 
 
@@ -495,7 +440,7 @@ def _shapes(variables):
 
 def _first_not_finite(state):
     for name, value in state.items():
-        # bfloat16 is no float to NumPy.
+        # NumPy has no bfloat16: its kind is "V".
         values = value.astype("float32") if value.dtype.kind == "V" else value
         if not np.isfinite(values).all():
             return name
@@ -503,10 +448,10 @@ def _first_not_finite(state):
 
 
 def _open(path):
-    """Opens a checkpoint; also returns the shapes of its tensors by name.
+    """Opens a checkpoint; returns its reader and the shapes of its tensors.
 
-    Files that are smaller than these tensors are damaged, or were made so that
-    a reader allocates what they claim.
+    Rejects files that are smaller than the tensors they claim to hold: they are
+    damaged, or made to exhaust the memory of the reader.
     """
     try:
         open_checked(f"{path}.index", _MAX_INDEX_BYTES).close()
@@ -520,7 +465,7 @@ def _open(path):
             tf.io.gfile.stat(file).length
             for file in tf.io.gfile.glob(f"{path}.data-*")
         )
-    # What a missing and a cut file raise.
+    # The errors of missing and truncated files.
     except (OSError, ValueError, tf.errors.OpError, RuntimeError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
     others = [
@@ -550,22 +495,24 @@ def _check_shapes(path, saved, expected):
         if saved.get(name) != shape
     ]  # fmt: skip
     problems += [
-        f"{name} is of no use"
+        f"{name} is not in this model"
         for name in sorted(saved.keys() - expected)
         if name.startswith("weights/")
     ]
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise ValueError(
-            f"{path} is of another model: {'; '.join(problems[:3])}{more}"
+            f"{path} is of another model: {'; '.join(problems[:3])}{more}. "
+            "Bring back the config.json that it was saved with, or build the "
+            "model of the same sizes."
         )
 
 
 def _read(path, shapes, run=None):
-    """Values of a checkpoint, whose checksums are looked at, and results.
+    """Reads the tensors named in `shapes`, and the saved results.
 
-    Raises `DamagedCheckpointError`, or `ValueError` if it lacks what `shapes`
-    names or is of another run.
+    Raises `DamagedCheckpointError`, or `ValueError` for another model or run.
+    TensorFlow verifies checksums.
     """
     reader, saved = _open(path)
     _check_shapes(path, saved, shapes)
@@ -575,10 +522,10 @@ def _read(path, shapes, run=None):
             for name in saved
             if name in shapes or re.match("run$|results/", name)
         }
-    # What a missing and a cut file raise.
+    # The errors of missing and truncated files.
     except (tf.errors.OpError, RuntimeError, IndexError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
-    # Those of earlier versions have no `run`.
+    # Checkpoints of earlier versions have no `run`.
     if run is not None and state.get("run", run) != run:
         raise ValueError(
             f"{path} is of another run: it was saved under another "
@@ -600,12 +547,12 @@ def _check_saved(directory):
 
 
 def _read_newest(directory, shapes, run=None):
-    """The newest state that is whole; a damaged one gives way, loudly."""
+    """Reads the newest complete checkpoint; logs an error for a damaged one."""
     return _try_newest(directory, lambda path: _read(path, shapes, run))
 
 
 def _try_newest(directory, read):
-    """What `read` returns of the newest checkpoint that is not damaged."""
+    """Returns `read(path)` for the newest checkpoint that is not damaged."""
     errors = []
     for step in reversed(saved_steps(directory)):
         try:

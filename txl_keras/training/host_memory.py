@@ -1,4 +1,4 @@
-"""Memory of the host, which is the device where a CPU computes."""
+"""Memory of the host: how much a call takes, and how to reuse it on CPUs."""
 
 import ctypes
 import gc
@@ -11,12 +11,13 @@ _LARGEST = 2**31 - 1
 
 
 def keep_freed_memory():
-    """Lets this process reuse memory that it freed, rather than return it.
+    """Lets this process reuse memory that it freed, and not return it to Linux.
 
-    Each step of a CPU asks for the memory of the last one. By default glibc
-    has given that back, and Linux clears it again, page by page: a tenth of a
-    training step, a fifth of an evaluation step. Other systems are left as
-    they are. Scripts in train/ call it; others may, before their first step.
+    Each step on a CPU allocates the memory of the step before. By default,
+    glibc has returned that to Linux, which clears it page by page: a tenth of
+    the time of a training step, a fifth of an evaluation step. On systems
+    without glibc this is a no-op. The scripts in train/ call it; other programs
+    may call it before their first step.
 
     Example:
 
@@ -29,33 +30,23 @@ def keep_freed_memory():
 
 
 def host_memory_of(call):
-    """How much more memory this process takes while a call lasts.
+    """Returns the peak in bytes of a call above what the process held before.
 
-    Args:
-        call: Function without arguments.
-
-    Returns:
-        Integer, bytes: the peak in the call above what was held before it.
-        `None` where the system is not Linux with glibc.
-
-    Example:
-
-    >>> host_memory_of(lambda: len(b"x" * 10**8)) > 0.9 * 10**8
-    True
+    Returns `None` if the system is not Linux with glibc.
     """
     libc = _glibc()
     if libc is None:
         return None
     gc.collect()
-    libc.malloc_trim(0)  # what is free is not held
+    libc.malloc_trim(0)  # free memory must not count as held
     before = _status("VmRSS")
-    (_PROCESS / "clear_refs").write_text("5")  # the peak is what is held now
+    (_PROCESS / "clear_refs").write_text("5")  # resets the peak
     call()
     return _status("VmHWM") - before
 
 
 def _status(name):
-    """Bytes of a line such as `VmRSS:  123 kB`."""
+    """Returns the bytes of a line such as `VmRSS:  123 kB`."""
     for line in (_PROCESS / "status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return 1024 * int(line.split()[1])
@@ -63,7 +54,7 @@ def _status(name):
 
 
 def _glibc():
-    """The C library of this process, or `None` if it is another's."""
+    """Returns the C library of this process, or `None` if it is not glibc."""
     if not (_PROCESS / "status").exists():
         return None
     libc = ctypes.CDLL(None)

@@ -1,14 +1,16 @@
-"""Steps, scores, lines and checkpoints, in an order that no kill upsets."""
+"""The training loop: steps, metrics, validation and checkpoints."""
 
 import contextlib
 import math
 import time
 
 import numpy as np
+from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.data.feed import Feed
 from txl_keras.metrics import bits_per_token
+from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.tensorboard import memory_statistics
 from txl_keras.training.utilization import device_memory
@@ -17,30 +19,20 @@ from txl_keras.training.utilization import peak_flops
 
 
 class TrainingLoop:
-    """Trains to the last step, or until stopped.
+    """Trains until the last step, or until stopped.
 
-    At a step where several things are due they come in this order: the line
-    of training in metrics.jsonl, the score of valid, the best weights, the
-    line of the score, the checkpoint. So a checkpoint means that all before
-    it is written, and what is written after it is dropped and done again when
-    a run resumes there. Where things are due is a function of the step alone:
-    a run that was killed writes the same lines as one that was not.
+    If several things are due at a step, they come in this order: the training
+    line in metrics.jsonl, the validation score, the best weights, the line of
+    the score, the checkpoint. So a checkpoint means that everything before it
+    is written; what was written after it is dropped and repeated when a run
+    resumes. The step alone decides what is due, so a run that was killed writes
+    the same lines as one that was not. With several workers, all run the loop
+    and the chief writes.
 
-    With several workers all run this, and the chief writes.
-
-    Args:
-        trainer: `Trainer`.
-        segments: `Segments` or `PermutedSegments` to train on.
-        validate: Function without arguments that returns the scores of valid,
-            a dictionary with `nll`; `None` if it was stopped.
-        workdir: `Workdir`.
-        checkpoints: `Checkpoints`.
-        max_steps, eval_every, checkpoint_every: Integers.
-        steps_per_execution: Integer, the steps in one call of TensorFlow, and
-            between two lines.
-        progress: `Progress`.
-        tensorboard: `TensorBoard`.
-        profile: `Profile`.
+    `segments` are `Segments` or `PermutedSegments`. `validate` takes no
+    arguments and returns a dictionary of scores with `nll`, or `None` if
+    stopped. `steps_per_execution` steps run in one call of TensorFlow, and
+    between two lines.
     """
 
     def __init__(
@@ -86,18 +78,15 @@ class TrainingLoop:
         self._memory_statistics = memory_statistics(
             trainer.memory, trainer.strategy
         )
-        # Results of the steps since the last line; of those of them that this
-        # process ran, how many they were and how long they took.
+        # Results of the steps since the last line, and the number and duration
+        # of those that this process ran.
         self._pending = {}
         self._timed_steps, self._seconds = 0, 0.0
         self._first_loss = None
+        self._best = math.inf  # nats of the weights that are kept as the best
 
     def restore(self):
-        """Goes back to the newest checkpoint.
-
-        Returns:
-            Integer, the step to go on from.
-        """
+        """Restores the newest checkpoint; returns the step to resume from."""
         self._pending = self._checkpoints.restore()
         step = int(self._trainer.step.numpy())
         if self._is_chief:
@@ -105,18 +94,31 @@ class TrainingLoop:
         lines = self._workdir.read_metrics()
         losses = (x["loss"] for x in lines if x.get("loss") is not None)
         self._first_loss = next(losses, None)
+        self._best = self._kept_score()
         return step
 
+    def _kept_score(self):
+        """Returns the score of the weights in best/, infinity without any."""
+        scores = {line["step"]: line["valid"]["nll"] for line in self._scores()}
+        lowest = min(scores.values(), default=math.inf)
+        kept = saved_steps(self._workdir.best)
+        if kept:
+            return scores.get(kept[-1], lowest)
+        if scores and self._is_chief:
+            logging.warning(
+                "%s is missing, with the best weights so far (%.4f nats per "
+                "token). Those of the next score are kept as the best.",
+                self._workdir.best,
+                lowest,
+            )
+        return math.inf
+
     def run(self):
-        """Trains.
+        """Trains; returns true at the last step, false if stopped.
 
-        Returns:
-            Boolean: true if the last step was reached, false if stopped; a
-            checkpoint of the step that was reached is written.
-
-        Raises:
-            FloatingPointError: If the loss is not finite, or went up and away.
-            OSError: If a file cannot be written.
+        A checkpoint of the step that was reached is written in both cases.
+        Raises `FloatingPointError` if the loss is not finite or diverges,
+        `OSError` if a file cannot be written.
         """
         step = int(self._trainer.step.numpy())
         self._peak_flops = peak_flops(
@@ -124,7 +126,7 @@ class TrainingLoop:
         )
         self._progress.start(step)
         with self._closing():
-            if self._owes_score(step) and not self._score(step):
+            if self._lacks_score(step) and not self._score(step):
                 return False
             feed = Feed(self._segments, self._trainer.strategy, first_step=step)
             while step < self._max_steps:
@@ -150,7 +152,7 @@ class TrainingLoop:
 
     @contextlib.contextmanager
     def _closing(self):
-        """Waits for the checkpoint that is written, whatever happens."""
+        """Waits for the checkpoint being written, even after an error."""
         try:
             yield
             self._checkpoints.wait()
@@ -170,7 +172,7 @@ class TrainingLoop:
         return step % every == 0 or step == self._max_steps
 
     def _next_boundary(self, step):
-        """The next step at which a line is written."""
+        """Returns the next step at which a line is written."""
         return min(
             self._max_steps,
             *(
@@ -184,7 +186,7 @@ class TrainingLoop:
         )
 
     def _keep(self, results, seconds):
-        """Keeps the results of some steps; returns how many they are."""
+        """Appends the results of some steps; returns their number."""
         for name, values in results.items():
             before = self._pending.get(name, values[:0])
             self._pending[name] = np.concatenate([before, values])
@@ -193,10 +195,10 @@ class TrainingLoop:
         return len(results["loss"])
 
     def _write_line(self, step):
-        """Sums up the steps since the last line."""
+        """Writes the metrics of the steps since the last line."""
         results, self._pending = self._pending, {}
         applied = results.get("skipped", np.zeros_like(results["loss"])) == 0
-        # Of the mean of no steps nothing can be said: `None`, in JSON null.
+        # If all steps were skipped there is no mean: `None`, in JSON null.
         loss, norm = (
             float(results[name][applied].mean()) if applied.any() else None
             for name in ("loss", "gradient_norm")
@@ -210,29 +212,32 @@ class TrainingLoop:
         }
         if "skipped" in results:
             metrics["loss_scale"] = float(results["loss_scale"][-1])
-            # All that were skipped so far.
+            # The total so far.
             metrics["skipped_steps"] = step - int(
                 self._trainer.optimizer.iterations.numpy()
             )
         self._check_divergence(step, loss)
         if self._is_chief:
             self._workdir.append_metrics(metrics)
-        self._watch(metrics)
+        self._report(metrics)
 
     def _check_divergence(self, step, loss):
-        """Raises where the loss is twice that of a guess, or of the start."""
+        """Raises if the loss exceeds twice ln V and twice the first loss."""
         if loss is None:
             return
-        guess = math.log(self._trainer.model.backbone.vocabulary_size)
+        uniform = math.log(self._trainer.model.backbone.vocabulary_size)
         self._first_loss = self._first_loss or loss
-        if loss > 2 * max(guess, self._first_loss):
+        if loss > 2 * max(uniform, self._first_loss):
             raise FloatingPointError(
-                f"The loss diverged: {loss:.4g} nats a token in the steps up "
-                f"to {step}, where {guess:.4g} is that of a guess."
+                f"The loss diverged: {loss:.4g} nats per token in the steps up "
+                f"to {step}, while uniform guessing gives {uniform:.4g}."
             )
 
-    def _watch(self, metrics):
-        """What changes from run to run: on the terminal and in TensorBoard."""
+    def _report(self, metrics):
+        """Reports metrics and speed on the terminal and in TensorBoard.
+
+        Speed differs from run to run, so it is not in metrics.jsonl.
+        """
         steps_per_second = self._timed_steps / self._seconds
         self._timed_steps, self._seconds = 0, 0.0
         tokens = self._trainer.batch_size * self._segments.segment_length
@@ -247,47 +252,39 @@ class TrainingLoop:
             {**metrics, **speed, "device_memory_bytes": device_memory()}
         )
 
-    def _owes_score(self, step):
-        """Whether a run was stopped before the score of this step."""
+    def _lacks_score(self, step):
+        """Returns whether a run was stopped before validation at this step."""
         if step == 0 or not self._is_due(step, self._eval_every):
             return False
         return step not in [line["step"] for line in self._scores()]
 
     def score_at(self, step):
-        """The score of valid at a step.
-
-        Args:
-            step: Integer.
-
-        Returns:
-            Dictionary.
-
-        Raises:
-            ValueError: If there is none in metrics.jsonl.
-        """
+        """Returns the validation score of a step, from metrics.jsonl."""
         scores = {line["step"]: line["valid"] for line in self._scores()}
         if step not in scores:
             raise ValueError(
-                f"{self._workdir.metrics} must have a score of step {step}. "
-                f"It has those of steps {sorted(scores)}."
+                f"{self._workdir.metrics} must have a validation score of step "
+                f"{step}. It has those of steps {sorted(scores)}."
             )
         return scores[step]
 
     def _scores(self):
-        """Lines of metrics.jsonl that hold a score."""
+        """Returns the lines of metrics.jsonl that hold a validation score."""
         lines = self._workdir.read_metrics()
         return [line for line in lines if "valid" in line]
 
     def _score(self, step):
-        """Scores valid; returns false if stopped."""
+        """Computes and records a validation score; returns false if stopped."""
         scores = self._validate()
         if scores is None:
             return False
         if not math.isfinite(scores["nll"]):
-            raise FloatingPointError(f"valid is {scores['nll']} at {step}.")
-        before = [line["valid"]["nll"] for line in self._scores()]
-        is_best = scores["nll"] < min(before, default=math.inf)
+            raise FloatingPointError(
+                f"The validation loss is {scores['nll']} at step {step}."
+            )
+        is_best = scores["nll"] < self._best
         if is_best:
+            self._best = scores["nll"]
             self._checkpoints.save_best()
         metrics = {"step": step, "valid": scores}
         if self._is_chief:

@@ -4,18 +4,18 @@ import tensorflow as tf
 
 
 class LossScale:
-    """A factor that keeps float16 gradients from becoming zero or infinite.
+    """Scales the loss so that float16 gradients neither vanish nor overflow.
 
-    The loss is multiplied by it, the summed gradients divided. It halves at a
-    step whose gradient is not finite, and doubles after `GROWTH_STEPS` good
-    ones (Micikevicius et al., 2018, section 3.2). Replicas change it alike,
-    each its own copy, since they see the same sum. Keras's
-    `LossScaleOptimizer` looks at the gradients of replica 0 before the sum.
+    The loss is multiplied by the scale and the summed gradients are divided by
+    it. The scale halves at a step whose gradient is not finite, and doubles
+    after `GROWTH_STEPS` good steps in a row (Micikevicius et al., 2018, section
+    3.2). Each replica updates its own copy; the copies stay equal because all
+    replicas see the same sum. Keras's `LossScaleOptimizer` checks the gradients
+    of replica 0 before the sum.
 
-    Made in the scope of a strategy; its methods are for replica context.
-
-    Attributes:
-        value, good_steps: `tf.Variable`s, float32 and int32.
+    Create it in the scope of a strategy and call its methods in replica
+    context. The variables `value` (float32) and `good_steps` (int32) are its
+    state.
     """
 
     INITIAL = 2.0**15
@@ -27,28 +27,16 @@ class LossScale:
         self.good_steps = tf.Variable(0, trainable=False)
 
     def scale(self, loss):
-        """The loss to differentiate.
-
-        Args:
-            loss: float32 scalar.
-        """
+        """Returns the scaled loss, to be differentiated."""
         return loss * self.value
 
     def unscale(self, gradients):
-        """The gradients of the loss itself.
-
-        Args:
-            gradients: List of float32 tensors, those of the scaled loss.
-        """
+        """Returns the gradients of the loss, given those of the scaled loss."""
         factor = 1.0 / self.value
         return [gradient * factor for gradient in gradients]
 
     def update(self, is_finite):
-        """Counts a step.
-
-        Args:
-            is_finite: Boolean scalar.
-        """
+        """Updates the scale after a step whose gradient was finite or not."""
         good_steps = tf.where(is_finite, self.good_steps + 1, 0)
         grows = good_steps >= self.GROWTH_STEPS
         value = tf.where(

@@ -1,4 +1,4 @@
-"""What a replica needs memory for, before a step was tried.
+"""Estimate of the device memory that a training step needs per replica.
 
 Letters: `B` rows of one replica, `T` segment, `M` memory, `S` = M + T keys,
 `N` heads, `H` head size, `D` hidden size, `F` inner size of the feed-forward
@@ -13,39 +13,30 @@ from txl_keras.checks import check_integer
 
 
 def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
-    """Estimates what training takes on one replica.
+    """Estimates the bytes that training takes on one replica, by kind.
 
-    All is exact but `activations`, counted in numbers a row:
+    Returns a dictionary of integers: `weights`, `gradients`, `optimizer`,
+    `memory` (a `MemoryStack` of `rows` rows) and `activations`. The optimizer
+    must be built. Gradient accumulation keeps a second set of gradients for
+    their sum.
 
-        L blocks keep          3 N T S + T (10 D + 3 NH + 2 F) + S (D + 2 NH)
-        one of them needs too  3 N T S + 2 T F
-        and the softmax        2 T V
+    All entries are exact except `activations`, which counts these numbers per
+    row:
 
-    and 2 N T S, not 3, are kept without dropout of attention. Of an LSTM L
-    layers keep 11 T D: input, output, cell, gates before and after.
+        each of L blocks keeps  3 N T S + T (10 D + 3 NH + 2 F) + S (D + 2 NH)
+        one block also needs    3 N T S + 2 T F
+        the softmax needs       2 T V
 
-    Fitted to the peak resident set of training steps of Transformer-XL that
-    XLA compiled for a CPU in float32: gradients and activations were 0.8 to
-    1.0 of its growth where that was 0.7 GB and more; compiling took 0.1 to 0.2
-    GB besides. In 16 bits (not measured) the numbers are half as large, but
-    for the softmax and a third of the scores. With cutoffs V is the head and a
-    sixteenth of the largest tail.
+    (2 N T S instead of 3 are kept without attention dropout.) An LSTM layer
+    keeps 11 T D: input, output, cell, and the gates before and after
+    activation.
 
-    Args:
-        model: `TransformerXLCausalLM`.
-        optimizer: Its optimizer, built, as `Trainer` leaves it.
-        rows: Integer `B`, the rows of one replica.
-        segment_length: Integer `T`.
-        accumulate_steps: Integer, the pieces that the rows are computed in;
-            their gradients are added up, which takes them twice.
-
-    Returns:
-        Dictionary of integers: `weights`, `gradients`, `optimizer`, `memory`
-        (a `MemoryStack` of these rows), `activations`.
-
-    Raises:
-        ValueError: If the optimizer was not built, or a size is no integer of
-            at least 1.
+    The formula was fitted to the peak resident set of Transformer-XL training
+    steps that XLA compiled for a CPU in float32. Gradients and activations were
+    0.8 to 1.0 of its growth where that was at least 0.7 GB; compiling took 0.1
+    to 0.2 GB more. In 16 bits (not measured) the numbers are half as large,
+    except for the softmax and a third of the attention scores. With cutoffs, V
+    is the head and a sixteenth of the largest tail.
 
     Example:
 
@@ -66,7 +57,7 @@ def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
     check_integer("accumulate_steps", accumulate_steps, 1)
     if not optimizer.built:
         raise ValueError(
-            "`optimizer` must be built, or its slots are not known: call "
+            "`optimizer` must be built, so that its slots are known: call "
             "optimizer.build(model.trainable_variables). Received: "
             f"optimizer={optimizer}"
         )
@@ -92,12 +83,12 @@ def _bytes_of(variables):
 def _memory_bytes(backbone, rows):
     entries = backbone.memory_length * backbone.hidden_dim
     state = entries * tf.as_dtype(backbone.compute_dtype).size
-    # And an int32, how many entries are valid.
+    # Plus one int32 per row: the number of valid entries.
     return backbone.num_states * rows * (state + 4)
 
 
 def _activation_bytes(model, segment_length):
-    """Of one row: see `estimate_bytes`."""
+    """Returns the bytes of the activations of one row; see `estimate_bytes`."""
     backbone = model.backbone
     logits = 4 * segment_length * _entries_of_softmax(backbone.token_embedding)
     if not backbone.has_attention:
@@ -108,12 +99,12 @@ def _activation_bytes(model, segment_length):
 
 
 def _block_bytes(backbone, segment_length):
-    """Of one row: all blocks."""
+    """Returns the bytes of the activations of all blocks, for one row."""
     size = tf.as_dtype(backbone.compute_dtype).size
     num_keys = backbone.memory_length + segment_length
     width = backbone.num_heads * backbone.head_dim
     scores = backbone.num_heads * segment_length * num_keys
-    # Probabilities, the same as weights, and where those were dropped.
+    # float32 probabilities, attention weights, and weights after dropout.
     kept_scores = (4 + size * (2 if backbone.attention_dropout else 1)) * scores
     kept = kept_scores + size * (
         segment_length
@@ -126,7 +117,7 @@ def _block_bytes(backbone, segment_length):
 
 
 def _entries_of_softmax(embedding):
-    """Logits that a token has at a time."""
+    """Returns how many logits exist per token at the same time."""
     sizes = [embedding.cluster_size(i) for i in range(embedding.num_clusters)]
     head = sizes[0] + len(embedding.cutoffs)
     return head + max(sizes[1:], default=0) // 16

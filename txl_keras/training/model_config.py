@@ -1,7 +1,8 @@
-"""Models from the configuration of a run, which a stranger may have written.
+"""Safe loading of a model's configuration from the files of a run.
 
-Keras would look up any class that such a file names, and allocate any size.
-Here the classes are those below, and sizes are compared with the weights.
+Keras would look up any class that an untrusted config.json names, and allocate
+any size. Here only the classes below are allowed, and sizes are compared with
+the saved weights.
 """
 
 import inspect
@@ -18,13 +19,13 @@ from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import XLNetBackbone
 from txl_keras.models.weights import weights_by_name
 
-# No weight depends on a memory's length: a limit instead of a comparison.
+# No weight depends on the memory length, so it only has an upper limit.
 MAX_LENGTH = 1 << 20
 _BACKBONES = {
     backbone.__name__: backbone
     for backbone in (TransformerXLBackbone, LSTMBackbone, XLNetBackbone)
 }
-# JSON of an argument, by the type of its default.
+# The JSON type of an argument, by the type of its default.
 _KINDS = {
     bool: "a boolean",
     int: "an integer",
@@ -37,19 +38,12 @@ _KINDS = {
 
 
 def check_model_config(config, model_class, path):
-    """Checks `get_config()` of a model before Keras reads it.
+    """Checks and returns `config["model"]`, the `get_config()` of a model.
 
-    Args:
-        config: Dictionary with `model`, from JSON.
-        model_class: Class of `txl_keras.models` that it must describe.
-        path: String that errors name.
-
-    Returns:
-        What `model` holds; no classes but those of this package are in it.
-
-    Raises:
-        ValueError: If a field is unknown, has another type or names another
-            class.
+    `config` is from JSON, `model_class` is a class of `txl_keras.models`, and
+    `path` names the file in errors. The result names only classes of this
+    package; raises `ValueError` for unknown fields, other types or other
+    classes.
     """
     kinds = {
         "model": "an object",
@@ -91,14 +85,7 @@ def check_model_config(config, model_class, path):
 
 
 def check_limit(field, value, maximum, path):
-    """Raises `ValueError` if an integer of a JSON file is out of its range.
-
-    Args:
-        field: String, its name.
-        value: Integer.
-        maximum: Integer. The minimum is 0.
-        path: String, the file.
-    """
+    """Raises `ValueError` unless a JSON field is from 0 to `maximum`."""
     if not 0 <= value <= maximum:
         raise ValueError(
             f"{path} is damaged: its field `{field}` must be from 0 to "
@@ -107,19 +94,11 @@ def check_limit(field, value, maximum, path):
 
 
 def weight_shapes(config, model_class, path, max_layers):
-    """Shapes of a model's weights by name, none of which is allocated.
+    """Returns the shapes of a model's weights by name, without allocating them.
 
-    Args:
-        config: What `check_model_config` returned.
-        model_class: Class of the model.
-        path: String that errors name.
-        max_layers: Integer, the most layers, and clusters, that it may have.
-
-    Returns:
-        Dictionary such as `{"block_0/attention/query/kernel": (16, 2, 8)}`.
-
-    Raises:
-        ValueError: If the configuration describes no model, or a larger one.
+    An entry is such as `{"block_0/attention/query/kernel": (16, 2, 8)}`.
+    `config` is the result of `check_model_config`. Raises `ValueError` if it
+    describes no model or one with more than `max_layers` layers or clusters.
     """
     backbone = config["backbone"]
     sizes = backbone["config"]
@@ -130,7 +109,7 @@ def weight_shapes(config, model_class, path, max_layers):
         field = f"model.backbone.config.{name}"
         check_limit(field, number, max_layers, path)
     one_layer = {**backbone, "config": {**sizes, "num_layers": 1}}
-    # Building draws seeds, which later weights would else be other ones by.
+    # Building draws random seeds, which would change later initial weights.
     state = random.getstate()
     try:
         with tf.Graph().as_default():
@@ -154,7 +133,7 @@ def weight_shapes(config, model_class, path, max_layers):
 
 
 def _arguments(config, arguments, model_class, field, path):
-    """The arguments of a class that are in a field, types checked."""
+    """Returns the constructor arguments in a field; checks their types."""
     parameters = inspect.signature(model_class).parameters
     kinds = {
         name: _KINDS[type(parameter.default)]
@@ -171,14 +150,21 @@ def _arguments(config, arguments, model_class, field, path):
     unknown = sorted(arguments.keys() - kinds)
     if unknown:
         raise ValueError(
-            f"{path} is damaged: its field `{field}` has the unknown "
+            f"{path} is damaged: its field `{field}` has the unknown key "
             f"{shown(unknown[0])}"
         )
-    fields = {f"{field}.{name}": kinds[name] for name in arguments}
+    required = [
+        name
+        for name in kinds.keys() & parameters.keys()
+        if parameters[name].default is inspect.Parameter.empty
+        and name != "backbone"  # an object of its own, checked before
+    ]
+    names = sorted({*required, *arguments})
+    fields = {f"{field}.{name}": kinds[name] for name in names}
     check_fields(config, fields, path)
     arguments = dict(arguments)
     if isinstance(arguments.get("dtype"), dict):
-        # A policy by its name: as an object it could be of any class.
+        # A dtype policy by its name: an object could name any class.
         name = f"{field}.dtype.config.name"
         check_fields(config, {name: "a string"}, path)
         arguments["dtype"] = arguments["dtype"]["config"]["name"]

@@ -11,18 +11,11 @@ _MAX_WEIGHT_NORM = 10.0
 
 
 def takes_weight_decay(variable):
-    """Says whether weight decay pulls a weight towards zero.
+    """Returns whether weight decay applies to a variable, judged by its name.
 
-    Kernels, embeddings and projections are decayed. Biases (those of
-    attention, `content_attention_bias` and the like, too) and the scales and
-    offsets of layer normalization are not. The name says which: one that
-    contains `"bias"`, or is `"gamma"` or `"beta"`, is not decayed.
-
-    Args:
-        variable: `keras.Variable`.
-
-    Returns:
-        Boolean.
+    Kernels, embeddings and projections are decayed. Biases (such as
+    `content_attention_bias`) and layer normalization are not: their names
+    contain `"bias"`, or are `"gamma"` or `"beta"`.
 
     Example:
 
@@ -42,17 +35,11 @@ def takes_weight_decay(variable):
 def apply_gradients(optimizer, gradients, variables):
     """Updates this replica's own copies of the weights.
 
-    `optimizer.apply` would sum the gradients over replicas a second time. This
-    communicates nothing: given the same gradients, all replicas do the same,
-    and their copies stay equal. Runs in replica context, compiled or not.
-
-    `optimizer.iterations` does not move: that is left to the caller, who
-    knows which steps count.
-
-    Args:
-        optimizer: Of `build_optimizer`, built for `variables`.
-        gradients: List of dense tensors, summed over replicas.
-        variables: List of `keras.Variable`, in the same order.
+    Keras's `optimizer.apply` would sum the gradients over replicas a second
+    time. This function does not communicate: all replicas get the same
+    gradients, so their copies stay equal. It runs in replica context, compiled
+    or not. It leaves `optimizer.iterations` to the caller, who knows which
+    steps count.
 
     Example:
 
@@ -74,31 +61,31 @@ def apply_gradients(optimizer, gradients, variables):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class Lamb(keras.optimizers.Optimizer):
-    """Every weight tensor moves by a share of its own norm.
+    """Updates each weight tensor in proportion to its own norm.
 
-    Algorithm 2 of You et al., 2020, as NVIDIA trains Transformer-XL with it
-    in batches of 256 rows and more. With `g` the gradient of weights `w`:
+    Algorithm 2 of You et al., 2020, as NVIDIA uses it to train Transformer-XL
+    with batches of 256 rows and more. With `g` the gradient of weights `w`:
 
         m = beta_1 * m + (1 - beta_1) * g
         v = beta_2 * v + (1 - beta_2) * g**2
         u = m / (sqrt(v) + epsilon) + weight_decay * w
         w = w - learning_rate * min(|w|, 10) / (|u| + epsilon) * u
 
-    Where `|w|` is 0, the ratio is 1; where `|u|` is 0, nothing moves. What
-    `takes_weight_decay` excludes is not decayed, but does get the ratio.
-    `keras.optimizers.Lamb` corrects the bias of the moments, bounds no norm,
-    and decays outside the ratio.
+    The ratio is 1 if `|w|` is 0, and nothing moves if `|u|` is 0. Weights that
+    `takes_weight_decay` excludes are not decayed, but do get the ratio.
+    `keras.optimizers.Lamb` differs: it corrects the bias of the moments, does
+    not bound the norm, and decays outside of the ratio.
 
     Args:
         learning_rate: Float or schedule.
         weight_decay: Float.
-        beta_1, beta_2: Floats, of the moving averages.
-        epsilon: Float. NVIDIA's documentation says 1e-8, its code runs with
-            1e-6.
-        bias_correction: Boolean. Divides `m` by `1 - beta_1**t` and `v` by
-            `1 - beta_2**t` in update `t`, as the first versions of the paper
-            do.
-        **kwargs: Of `keras.optimizers.Optimizer`.
+        beta_1, beta_2: Floats, decay rates of the moving averages.
+        epsilon: Float. NVIDIA's documentation gives 1e-8, but its code runs
+            with 1e-6.
+        bias_correction: Boolean, whether update `t` divides `m` by `1 -
+            beta_1**t` and `v` by `1 - beta_2**t`, as the first versions of the
+            paper do.
+        **kwargs: Arguments of `keras.optimizers.Optimizer`.
 
     Example:
 
@@ -127,7 +114,7 @@ class Lamb(keras.optimizers.Optimizer):
         **kwargs,
     ):
         super().__init__(learning_rate, **kwargs)
-        # Not `self.weight_decay`: that one is taken off outside the ratio.
+        # Not `self.weight_decay`, which is applied outside of the ratio.
         self.inner_weight_decay = weight_decay
         self.beta_1 = beta_1
         self.beta_2 = beta_2
@@ -141,7 +128,7 @@ class Lamb(keras.optimizers.Optimizer):
         self._momentums, self._velocities = self.add_optimizer_variables(
             variables, ["momentum", "velocity"]
         )
-        # `update_step` may get a `tf.Variable`, whose name is another.
+        # `update_step` may get a `tf.Variable`, which has another name.
         self._decays = [
             self.inner_weight_decay if takes_weight_decay(variable) else 0.0
             for variable in variables
@@ -190,7 +177,7 @@ def _norm(tensor):
 
 
 _BETAS = {"beta_1": 0.9, "beta_2": 0.999}
-# name: (class, what may be set and its default)
+# name: (class, its settings with their defaults)
 _OPTIMIZERS = {
     "adam": (keras.optimizers.Adam, {**_BETAS, "epsilon": 1e-9}),
     "adamw": (
@@ -199,8 +186,8 @@ _OPTIMIZERS = {
     ),
     "lamb": (Lamb, {"weight_decay": 0.0, **_BETAS, "epsilon": 1e-6}),
     "sgd": (keras.optimizers.SGD, {"momentum": 0.0}),
-    # As in PyTorch, where nothing outweighs small gradients. Keras takes the
-    # root of epsilon, PyTorch adds its 1e-10 outside.
+    # As in PyTorch: the accumulator starts at 0, so that small gradients count.
+    # PyTorch adds 1e-10 outside of the root, Keras adds epsilon inside.
     "adagrad": (
         functools.partial(
             keras.optimizers.Adagrad,
@@ -224,30 +211,32 @@ def build_optimizer(
 ):
     """Builds an optimizer by name.
 
-    `"adam"` is what the original code trains with, `"adamw"` the same with
-    decoupled weight decay, `"lamb"` is for large batches (see `Lamb`).
+    `"adam"` is the optimizer of the original code, `"adamw"` adds decoupled
+    weight decay, and `"lamb"` (see `Lamb`) is for large batches.
 
     Args:
-        name: String, one of `OPTIMIZERS`.
+        name: String, one of `"adam"`, `"adamw"`, `"lamb"`, `"sgd"` and
+            `"adagrad"`.
         learning_rate: Float or schedule (see `build_schedule`).
-        weight_decay: Float, for `"adamw"` and `"lamb"`, of the weights that
-            `takes_weight_decay`.
+        weight_decay: Float, for `"adamw"` and `"lamb"`. Biases and the weights
+            of layer normalization are not decayed.
         momentum: Float, for `"sgd"`.
         beta_1, beta_2: Optional floats in [0, 1), for `"adam"`, `"adamw"` and
             `"lamb"`. Default to 0.9 and 0.999.
-        epsilon: Optional float, for the same. Defaults to 1e-6 for `"lamb"`,
-            else to 1e-9: Keras (like TF1) adds it to a second moment without
-            bias correction, so in the first steps it weighs up to 30 times
-            more than PyTorch's. The clipped gradients of query and key
-            kernels start near 1e-7: the default lets them move from the
-            first step on, as the original's 1e-8 in PyTorch does.
+        epsilon: Optional float, for the same optimizers. Defaults to 1e-6 for
+            `"lamb"` and to 1e-9 for the others. Keras (like TF1) adds epsilon
+            to a second moment without bias correction, so that in the first
+            steps it weighs up to 30 times more than in PyTorch. The clipped
+            gradients of query and key kernels start near 1e-7: with 1e-9 these
+            move from the first step on, as they do in PyTorch with the
+            original's 1e-8.
 
     Returns:
-        `keras.optimizers.Optimizer`, for `apply_gradients`.
+        `keras.optimizers.Optimizer`, for `Trainer`.
 
     Raises:
-        ValueError: If there is no such optimizer, it does not have what is
-            set, or a number is out of its range.
+        ValueError: If the name is unknown, the optimizer has no such setting,
+            or a number is out of its range.
 
     Example:
 
@@ -256,15 +245,14 @@ def build_optimizer(
     """
     if name not in _OPTIMIZERS:
         raise ValueError(
-            f"The optimizer must be one of {OPTIMIZERS}. "
-            f"Received: name={name!r}"
+            f"`name` must be one of {OPTIMIZERS}. Received: name={name!r}"
         )
     if isinstance(learning_rate, numbers.Real):
         _check_range("learning_rate", learning_rate)
         learning_rate = float(learning_rate)
     optimizer_class, defaults = _OPTIMIZERS[name]
     settings = {
-        # 0 is what an optimizer without them does.
+        # Every optimizer accepts 0, as it then needs no such setting.
         "weight_decay": weight_decay or None,
         "momentum": momentum or None,
         "beta_1": beta_1,
@@ -280,11 +268,11 @@ def build_optimizer(
 
 
 def _check_setting(optimizer, name, value):
-    """Checks what is set of an optimizer."""
+    """Checks that an optimizer has a setting and that its value is in range."""
     if name not in _OPTIMIZERS[optimizer][1]:
         owners = tuple(k for k, (_, own) in _OPTIMIZERS.items() if name in own)
         raise ValueError(
-            f"`{name}` is for the optimizers {owners}. "
+            f"`{name}` is for the optimizers {owners} only. "
             f"Received: {name}={value}, name={optimizer!r}"
         )
     _check_range(name, value)
@@ -294,7 +282,7 @@ def _check_range(name, value):
     is_positive = name in ("learning_rate", "epsilon")
     least = "greater than 0" if is_positive else "at least 0"
     limit = 1 if name in ("beta_1", "beta_2", "momentum") else math.inf
-    # A comparison with NaN is false.
+    # Comparisons with NaN are false.
     if not (value > 0 if is_positive else value >= 0) or not value < limit:
         raise ValueError(
             f"`{name}` must be {least} and less than {limit}. "

@@ -1,4 +1,4 @@
-"""Traces some steps of training, to see where their time goes."""
+"""Profiler traces of some training steps, for TensorBoard."""
 
 import re
 
@@ -6,22 +6,13 @@ import tensorflow as tf
 
 
 class Profile:
-    """Traces the steps of a run from one to another.
+    """Traces the steps after FIRST up to LAST; `profile_steps="FIRST,LAST"`.
 
-    The trace lies in `plugins/profile` of the directory, where TensorBoard
-    finds it (with the package tensorboard-plugin-profile). The training loop
-    ends its executions at `next_boundary` and calls `update` between them.
-
-    Args:
-        directory: String, a folder or `gs://...`.
-        profile_steps: Optional string `"FIRST,LAST"`: the steps after FIRST,
-            up to LAST, are traced. A run that resumes between them traces
-            what is left. `None` traces nothing.
-        max_steps: Optional integer, the last step of the run.
-
-    Raises:
-        ValueError: If these are not two integers, the first one less, or the
-            run ends before.
+    The trace is written to `plugins/profile` in the directory, where
+    TensorBoard (with tensorboard-plugin-profile) finds it. The training loop
+    calls `update` between executions and ends them at `next_boundary`. A run
+    that resumes in between traces the remaining steps. `profile_steps=None`
+    traces nothing.
 
     Example:
 
@@ -47,26 +38,14 @@ class Profile:
             )
 
     def next_boundary(self, step):
-        """Where an execution has to end.
-
-        Args:
-            step: Integer, the steps that are done.
-
-        Returns:
-            Integer, the first step after `step` at which the trace begins or
-            ends; `None` where there is none left.
-        """
+        """Returns the next step at which the trace starts or stops, if any."""
         for boundary in (self._first, self._last):
             if step < boundary:
                 return boundary
         return None
 
     def update(self, step):
-        """Starts or stops the trace, if this is the step.
-
-        Args:
-            step: Integer, the steps that are done.
-        """
+        """Starts or stops the trace if `step` is the step to do so."""
         is_inside = self._first <= step < self._last
         if is_inside and not self._is_running:
             tf.profiler.experimental.start(self._directory)
@@ -75,7 +54,7 @@ class Profile:
             self.close()
 
     def close(self):
-        """Writes a trace that still runs."""
+        """Stops a running trace and writes it."""
         if self._is_running:
             tf.profiler.experimental.stop()
             self._is_running = False
@@ -86,8 +65,8 @@ def _parse(profile_steps):
     steps = [int(step) for step in match.groups()] if match else []
     if not match or steps[0] >= steps[1]:
         raise ValueError(
-            "`profile_steps` must be FIRST,LAST: two integers, the first one "
-            "less, such as 100,110. Received: "
+            "`profile_steps` must be FIRST,LAST: two integers, the first "
+            "smaller, such as 100,110. Received: "
             f"profile_steps={profile_steps!r}"
         )
     return steps

@@ -1,4 +1,4 @@
-"""Shows how far a run is: a bar on a terminal, else a line a minute."""
+"""Progress of a run: a bar on a terminal, otherwise one line per minute."""
 
 import sys
 import time
@@ -9,14 +9,10 @@ _SECONDS_BETWEEN_LINES = 60
 
 
 class Progress:
-    """Progress of training.
+    """Shows the progress of training, unless `is_shown` is false.
 
-    Args:
-        max_steps: Integer.
-        tokens_per_step: Integer.
-        format_score: Function of a loss, nats a token, that returns it as a
-            string in the measure of the field.
-        is_shown: Boolean, false on workers that print nothing.
+    `format_score` converts a loss in nats per token to a string in the units of
+    the task.
     """
 
     def __init__(self, max_steps, tokens_per_step, format_score, is_shown=True):
@@ -35,23 +31,14 @@ class Progress:
         self._last_line = time.monotonic()
 
     def start(self, step):
-        """Begins to count the time.
-
-        Args:
-            step: Integer, where the run starts or resumes.
-        """
+        """Starts the clock at the step where the run starts or resumes."""
         self._step = step
         self._last_line = time.monotonic()
         self._bar.reset()
         self._bar.initial = self._bar.n = step
 
     def update(self, metrics):
-        """Shows steps that are done.
-
-        Args:
-            metrics: Dictionary of `step`, `loss` (nats a token, `None` where
-                all steps were skipped) and `tokens_per_second`.
-        """
+        """Shows `step`, `loss` (`None` if all steps were skipped) and speed."""
         loss, speed = metrics["loss"], metrics["tokens_per_second"]
         figures = {
             "loss": "none" if loss is None else f"{loss:.3f}",
@@ -75,22 +62,16 @@ class Progress:
             )
 
     def score(self, step, nll, is_best):
-        """Shows a score of valid.
-
-        Args:
-            step: Integer.
-            nll: Float, nats a token.
-            is_best: Boolean, whether it is the best so far.
-        """
+        """Shows a validation score, in nats per token."""
         best = " (best)" if is_best else ""
         self._write(f"step {step}: valid {self._format_score(nll)}{best}")
 
     def _write(self, line):
-        """Prints a line, above the bar where there is one."""
+        """Prints a line, above the bar if there is one."""
         if self._is_shown:
             self._bar.write(line, file=sys.stdout)
             sys.stdout.flush()
 
     def close(self):
-        """Leaves the bar as it stands."""
+        """Leaves the bar as it is."""
         self._bar.close()

@@ -1,4 +1,4 @@
-"""Learning rates over the steps of a run."""
+"""Learning rate schedules."""
 
 import math
 
@@ -12,18 +12,10 @@ SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant")
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up, then a way down by name; made by `build_schedule`.
+    """Schedules a linear warm-up, then a decay; see `build_schedule`.
 
-    The formulas are there. Steps are counted in float32, which is exact up
-    to 16 million.
-
-    Args:
-        kind: String, one of `SCHEDULES`; `"cosine"` is the one that does not
-            subtract the warm-up.
-        learning_rate: Float, the peak.
-        max_steps: Integer.
-        warmup_steps: Integer.
-        min_learning_rate: Float, the floor.
+    The kind `"cosine"` is the one that does not subtract the warm-up. Steps are
+    counted in float32, which is exact up to 16 million.
 
     Example:
 
@@ -88,11 +80,11 @@ def build_schedule(
     min_learning_rate=0.0,
     subtract_warmup=True,
 ):
-    """Builds a learning rate schedule: linear warm-up, then a way down.
+    """Builds a learning rate schedule: a linear warm-up, then a decay.
 
-    With `t` the number of updates made so far, `w = warmup_steps`,
-    `T = max_steps`, `peak = learning_rate`, `floor = min_learning_rate`, the
-    rate is `peak * t / w` for `t < w`, and then, for
+    With `t` the number of updates so far, `w = warmup_steps`, `T = max_steps`,
+    `peak = learning_rate` and `floor = min_learning_rate`, the rate is
+    `peak * t / w` for `t < w`, and after that, for
 
         "cosine":        floor + (peak - floor) * (1 + cos(pi p)) / 2
                          with p = (t - w) / (T - w)
@@ -100,32 +92,34 @@ def build_schedule(
         "linear":        floor + (peak - floor) * (T - t) / (T - w)
         "constant":      peak
 
-    After `T` steps, the cosine and the line stay at the floor.
+    After `T` steps, the cosine and linear schedules stay at the floor.
 
     The cosine is that of the original TensorFlow code and of NVIDIA's. The
     original PyTorch code does not subtract the warm-up, `p = t / T`, so that
-    the rate jumps down where the warm-up ends: `subtract_warmup=False`.
+    the rate jumps down at the end of the warm-up; pass `subtract_warmup=False`
+    for that.
 
-    The PyTorch codes write their `inv_sqrt` as `lr * t / w**1.5`, then
-    `lr / sqrt(t)`. This is the same with `peak = lr / sqrt(w)`: what they call
-    `lr` is not the peak. Without warm-up, `w` counts as 1 in both.
+    The PyTorch codes define `inv_sqrt` as `lr * t / w**1.5` and then `lr /
+    sqrt(t)`. That is the same with `peak = lr / sqrt(w)`: their `lr` is not the
+    peak. Without warm-up, `w` counts as 1 in both.
 
     Args:
-        name: String, one of `SCHEDULES`.
+        name: String, one of `"cosine"`, `"inverse_sqrt"`, `"linear"` and
+            `"constant"`.
         learning_rate: Float, the peak.
         max_steps: Integer, the length of the run.
         warmup_steps: Integer, less than `max_steps`.
-        min_learning_rate: Float, the floor; not for `"constant"`.
-        subtract_warmup: Boolean, for `"cosine"` only.
+        min_learning_rate: Float, the floor; must be 0 for `"constant"`.
+        subtract_warmup: Boolean, may be False for `"cosine"` only.
 
     Returns:
         `keras.optimizers.schedules.LearningRateSchedule`, a function of the
-        number of updates made so far.
+        number of updates so far.
 
     Raises:
-        ValueError: If there is no such schedule, the warm-up does not end
-            before `max_steps`, the floor is not between 0 and the peak, or
-            an argument means nothing to this schedule.
+        ValueError: If the name is unknown, the warm-up does not end before
+            `max_steps`, the floor is not between 0 and the peak, or the
+            schedule does not take an argument.
 
     Example:
 
@@ -139,8 +133,9 @@ def build_schedule(
     _check_kind(name, min_learning_rate, subtract_warmup)
     if warmup_steps >= max_steps:
         raise ValueError(
-            "`warmup_steps` must be less than `max_steps`. Received: "
-            f"warmup_steps={warmup_steps}, max_steps={max_steps}"
+            "`warmup_steps` must be less than `max_steps`: pass fewer, such as "
+            f"--warmup_steps={max_steps // 10}, behind any --flagfile. "
+            f"Received: warmup_steps={warmup_steps}, max_steps={max_steps}"
         )
     peak, floor = float(learning_rate), float(min_learning_rate)
     if name == "cosine" and subtract_warmup:
@@ -172,7 +167,7 @@ def _check_rates(learning_rate, min_learning_rate):
 def _check_kind(name, min_learning_rate, subtract_warmup):
     if name not in SCHEDULES:
         raise ValueError(
-            f"The schedule must be one of {SCHEDULES}. Received: name={name!r}"
+            f"`name` must be one of {SCHEDULES}. Received: name={name!r}"
         )
     if name == "constant" and min_learning_rate:
         raise ValueError(

@@ -7,31 +7,29 @@ import threading
 
 import tensorflow as tf
 
-# "Temporary failure, try again": the same command goes on.
+# EX_TEMPFAIL of sysexits.h: the same command resumes.
 EXIT_CODE = 75
 
 
 class StopRequest:
-    """Hears SIGTERM and SIGINT, even while TensorFlow runs many steps.
+    """Receives SIGTERM and SIGINT, even while TensorFlow runs many steps.
 
-    A handler in Python runs only when TensorFlow gives the main thread back,
-    after up to `steps_per_execution` steps; clouds give 30 seconds. So the
-    signal is read from a pipe by a thread of its own, which sets a variable
-    that the loop of steps looks at (`host_loop`). On several workers the loop
-    sums it over all, so that they stop after the same step.
+    A signal handler in Python runs only when TensorFlow returns to the main
+    thread, after up to `steps_per_execution` steps, but clouds give 30 seconds.
+    So a thread reads the signal from a pipe and sets `variable`, a float32
+    `tf.Variable`, to 1. The loop of steps (`host_loop`) polls it. With several
+    workers the loop sums it over all of them, so that they stop after the same
+    step.
 
-    Used as a context: outside of it signals do what they did before. Inside
-    of it they end the program at once, with `EXIT_CODE`; but within
-    `looked_at()` they are left to the loop, and only a second one does.
-
-    Attributes:
-        variable: float32 `tf.Variable`, 1 once a signal has come.
-        signal: The signal that came, or `None`.
+    Use it as a context manager; outside of it, signals keep their handlers.
+    Inside, a signal ends the program at once with `EXIT_CODE`. Inside
+    `deferred()`, the first signal is left to the loop, and only a second one
+    ends the program. `signal` is the signal received, or `None`.
 
     Example:
 
     >>> stop = StopRequest()
-    >>> with stop, stop.looked_at():
+    >>> with stop, stop.deferred():
     ...     os.kill(os.getpid(), signal.SIGTERM)
     ...     stop.wait(5)
     True
@@ -45,16 +43,12 @@ class StopRequest:
         with tf.device("CPU:0"):
             self.variable = tf.Variable(0.0, trainable=False)
         self.signal = None
-        self._is_looked_at = False
-        self._heard = threading.Event()
+        self._is_deferred = False
+        self._received = threading.Event()
 
     def wait(self, timeout):
-        """Waits for a signal; returns whether one came.
-
-        Args:
-            timeout: Float, seconds.
-        """
-        return self._heard.wait(timeout)
+        """Waits up to `timeout` seconds; returns whether a signal came."""
+        return self._received.wait(timeout)
 
     def __enter__(self):
         self._read_end, self._write_end = os.pipe()
@@ -72,30 +66,30 @@ class StopRequest:
         signal.set_wakeup_fd(self._old_fd)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        os.close(self._write_end)  # the thread reads the end and leaves
+        os.close(self._write_end)  # the thread reads EOF and ends
         self._thread.join()
         os.close(self._read_end)
 
     @contextlib.contextmanager
-    def looked_at(self):
-        """While a loop of steps runs, which stops by itself."""
-        self._is_looked_at = True
+    def deferred(self):
+        """Leaves the first signal to a loop of steps that polls `variable`."""
+        self._is_deferred = True
         try:
             yield
         finally:
-            self._is_looked_at = False
+            self._is_deferred = False
 
     def _listen(self):
         while numbers := os.read(self._read_end, 64):
             for number in numbers:
                 if number not in self._SIGNALS:
                     continue
-                if not self._is_looked_at:
-                    # Not `sys.exit`: what is called may catch it. All files
-                    # are written such that a kill does no harm.
+                if not self._is_deferred:
+                    # Not `sys.exit`, which other code may catch. A kill is
+                    # safe at any time.
                     os._exit(EXIT_CODE)
                 if self.signal is not None:
                     os._exit(128 + number)
                 self.signal = signal.Signals(number)
                 self.variable.assign(1.0)
-                self._heard.set()
+                self._received.set()

@@ -1,4 +1,4 @@
-"""Where a model runs, and how one function runs there step after step."""
+"""Distribution strategies, and functions that run on all of their replicas."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from txl_keras.checks import check_integer
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import current
-from txl_keras.layers.compute.target import multiplies_in_parts
+from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.layers.compute.target import use
 
 WORKER_TIMEOUT = 50  # seconds
@@ -23,34 +23,44 @@ WORKER_TIMEOUT = 50  # seconds
 def create_strategy(tpu=None, num_cpu_devices=None):
     """Chooses the `tf.distribute` strategy for this machine.
 
-    Must be called before TensorFlow touches a device. Several workers, each
-    with its own copy of the program, are described by the environment variable
-    `TF_CONFIG`, as TensorFlow documents it; its `cluster` has the addresses of
-    all `worker`s (and of one `chief`), its `task` is this one.
+    Call it before TensorFlow initializes a device. Several workers, each
+    running its own copy of the program, are described by the environment
+    variable `TF_CONFIG`, as TensorFlow documents it: `cluster` lists the
+    addresses of all `worker`s (and of one `chief`), and `task` tells which of
+    them this process is.
 
-    All multi-replica strategies of one process must be of the same devices:
-    TensorFlow numbers the groups of devices of each from 1, and aborts all
-    collectives where two groups of one number differ.
+    All multi-replica strategies of one process must use the same devices:
+    TensorFlow numbers the device groups of each strategy from 1, and aborts all
+    collectives if two groups with one number differ.
 
     Args:
-        tpu: Name or gRPC address of a TPU. `"local"` and the empty string
-            mean the TPU of this machine. `None` means no TPU.
-        num_cpu_devices: Optional integer. Splits the CPU into that many
-            logical devices, one replica each, to try distribution on a
-            laptop.
+        tpu: Name or gRPC address of a TPU. `"local"` and the empty string mean
+            the TPU of this machine. `None` means no TPU.
+        num_cpu_devices: Optional integer. Splits the CPU into that many logical
+            devices, one replica each, to try distribution on a laptop.
 
     Returns:
-        `TPUStrategy` for a TPU, `MultiWorkerMirroredStrategy` where
-        `TF_CONFIG` names several workers, `MirroredStrategy` for several GPUs
-        or CPU devices, else the default strategy: one GPU where there is one,
-        or the CPU.
+        `TPUStrategy` for a TPU, `MultiWorkerMirroredStrategy` if `TF_CONFIG`
+        lists several workers, `MirroredStrategy` for several GPUs or CPU
+        devices, otherwise the default strategy, on one GPU or the CPU.
 
     Raises:
-        ValueError: If two of these are given at once, `num_cpu_devices < 1`,
-            or `TF_CONFIG` is not what TensorFlow documents.
-        RuntimeError: If the TPU cannot be reached, a worker does not come
-            within `WORKER_TIMEOUT` seconds, or the CPU cannot be split any
-            more.
+        ValueError: If more than one of `tpu`, `num_cpu_devices` and several
+            workers is given, `num_cpu_devices` is below 1, or `TF_CONFIG` is
+            malformed.
+        RuntimeError: If the TPU cannot be reached, a worker does not answer
+            within 50 seconds, or the CPU can no longer be split.
+
+    Example:
+
+    ```python
+    from txl_keras.models import TransformerXLCausalLM
+    from txl_keras.training import create_strategy
+
+    strategy = create_strategy()
+    with strategy.scope():
+        model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    ```
     """
     workers, index = _workers()
     given = {
@@ -70,7 +80,7 @@ def create_strategy(tpu=None, num_cpu_devices=None):
     if num_cpu_devices is not None:
         return _cpu_strategy(num_cpu_devices)
     if workers:
-        _meet_workers(workers, index)
+        _wait_for_workers(workers, index)
         return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if len(gpus) > 1:
@@ -85,13 +95,13 @@ def _tpu_strategy(tpu):
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
-    # What the TPU client raises differs by version and by what is missing.
+    # The TPU client raises different errors by version and by cause.
     except Exception as error:
         raise RuntimeError(
             f"The TPU tpu={tpu!r} could not be reached. Check its name and "
             "that it is READY, that this machine is in its project and zone, "
             "and that the TPU build of TensorFlow is installed; leave `--tpu` "
-            f"out to run on this machine. TensorFlow said: {error}"
+            f"out to run on this machine. TensorFlow's error: {error}"
         ) from error
 
 
@@ -117,7 +127,7 @@ def _cpu_strategy(num_cpu_devices):
 
 
 def _workers():
-    """Addresses of all workers in TF_CONFIG, and which of them this is."""
+    """Returns the addresses of the workers in TF_CONFIG and this index."""
     text = os.environ.get("TF_CONFIG", "").strip()
     if not text:
         return [], 0
@@ -131,11 +141,11 @@ def _workers():
         for address in addresses:
             _host_and_port(address)
         if len(set(addresses)) < len(addresses):
-            raise ValueError("an address comes twice")
+            raise ValueError("an address appears twice")
         task = config["task"]
-        # A chief is the first worker by another name.
+        # A chief is the first worker under another name.
         index = addresses.index(cluster[task["type"]][task["index"]])
-    # Whatever else it may hold: a list, a number, an index out of range.
+    # It may hold anything: a list, a number, an index out of range.
     except Exception as error:
         raise ValueError(
             "TF_CONFIG must be JSON such as "
@@ -151,10 +161,10 @@ def _host_and_port(address):
     return host.strip("[]"), int(port)
 
 
-def _meet_workers(workers, index):
-    """Waits until all workers answer: TensorFlow would wait without end.
+def _wait_for_workers(workers, index):
+    """Waits until all workers answer, where TensorFlow would wait without end.
 
-    Until TensorFlow's own server takes over, each worker listens at its port.
+    Each worker listens at its port until TensorFlow's own server takes it over.
     """
     _, port = _host_and_port(workers[index])
     missing = [w for i, w in enumerate(workers) if i != index]
@@ -163,12 +173,12 @@ def _meet_workers(workers, index):
         listener = socket.create_server(("", port), backlog=len(workers))
     except OSError as error:
         raise RuntimeError(
-            f"Worker {index} of TF_CONFIG cannot listen at port {port} of "
+            f"Worker {index} of TF_CONFIG cannot listen on port {port} of "
             f"{workers[index]}: {error}"
         ) from error
     with listener:
         while missing and time.monotonic() < deadline:
-            missing = [w for w in missing if not _answers(w)]
+            missing = [w for w in missing if not _is_reachable(w)]
             if missing:
                 time.sleep(0.2)
     if missing:
@@ -176,12 +186,12 @@ def _meet_workers(workers, index):
             f"These workers of TF_CONFIG did not answer within "
             f"{WORKER_TIMEOUT} seconds: {', '.join(missing)}. Start the same "
             "command on every worker, each with its own task in TF_CONFIG, "
-            f"and let them reach each other. This is worker {index}, "
-            f"{workers[index]}."
+            "and make sure that they can reach each other. This is worker "
+            f"{index}, {workers[index]}."
         )
 
 
-def _answers(address):
+def _is_reachable(address):
     with contextlib.suppress(OSError):
         socket.create_connection(_host_and_port(address), timeout=2).close()
         return True
@@ -189,36 +199,21 @@ def _answers(address):
 
 
 def is_chief(strategy):
-    """Whether this worker writes the files of a run.
-
-    Args:
-        strategy: The `tf.distribute.Strategy`.
-
-    Returns:
-        Boolean, true for one worker; always true where there is but one.
-    """
+    """Returns whether this worker writes the files of a run."""
     return strategy.extended.should_checkpoint
 
 
 def wait_for_all(strategy):
-    """Returns when all workers have come here.
-
-    Args:
-        strategy: The `tf.distribute.Strategy`.
-    """
+    """Returns when all workers have called this function."""
 
     gather_integers(strategy, lambda: tf.constant(0, tf.int64))
 
 
 def gather_integers(strategy, value):
-    """What all replicas say, where there are other workers to say it.
+    """Returns an array `(R, ...)` of the values of `R` replicas.
 
-    Args:
-        strategy: The `tf.distribute.Strategy`.
-        value: Function that returns an int64 tensor of one shape `(...)`.
-
-    Returns:
-        Array `(R, ...)` of R replicas; without other workers R is 1.
+    `value` is a function that returns an int64 tensor. Without other workers,
+    `R` is 1.
     """
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return value().numpy()[None]
@@ -231,16 +226,10 @@ def gather_integers(strategy, value):
 
 
 def check_alike(strategy, settings):
-    """Sees that all workers were started alike.
+    """Checks that all workers were started with the same settings.
 
-    Otherwise they would wait for each other at different places.
-
-    Args:
-        strategy: The `tf.distribute.Strategy`.
-        settings: Dictionary, of the same keys on all workers.
-
-    Raises:
-        ValueError: If a value is another on another worker.
+    Otherwise they would wait for each other at different points. The dictionary
+    `settings` must have the same keys on all workers.
     """
     hashes = [zlib.crc32(repr(value).encode()) for value in settings.values()]
     of_workers = gather_integers(
@@ -257,33 +246,21 @@ def check_alike(strategy, settings):
 
 
 def describe(strategy):
-    """Replicas and devices in words, such as "2 x GPU".
-
-    Args:
-        strategy: The `tf.distribute.Strategy`.
-
-    Returns:
-        String.
-    """
+    """Returns the number and kind of replicas, such as "2 x GPU"."""
     replicas = strategy.num_replicas_in_sync
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return f"{replicas} x TPU core"
     device = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     if isinstance(strategy, tf.distribute.MirroredStrategy):
-        # On a machine with GPUs the CPU may be split all the same.
+        # The CPU may be split even on a machine with GPUs.
         device = strategy.extended.worker_devices[0].split(":")[-2]
     return f"{replicas} x {device}"
 
 
 def device_of(strategy):
-    """What the replicas of a strategy are.
+    """Returns the kind of the replicas: `"cpu"`, `"gpu"` or `"tpu"`.
 
-    Args:
-        strategy: The `tf.distribute.Strategy`.
-
-    Returns:
-        `"cpu"`, `"gpu"` or `"tpu"`; inside of `for_another_device` always
-        the last.
+    Inside `for_another_device` this is always `"tpu"`.
     """
     if current().device == "tpu":
         return "tpu"
@@ -292,43 +269,33 @@ def device_of(strategy):
 
 
 def for_another_device():
-    """Where steps are built on a CPU, but will run on a TPU."""
+    """Returns a context for building steps on a CPU that will run on a TPU."""
     return use(Target("tpu"))
 
 
 def compile_layers(
     function, strategy, model, training, in_parts=True, kernel=False
 ):
-    """Compiles what passes through a model's layers, in the device's way.
+    """Returns a `tf.function` that compiles a model's layers for the device.
 
-    Args:
-        function: Function of tensors, with static shapes; what one replica
-            does between collectives.
-        strategy: The `tf.distribute.Strategy`.
-        model: The model, of any class of `txl_keras.models`.
-        training: Boolean, whether it computes gradients.
-        in_parts: Boolean, whether it may be compiled in parts on a CPU where
-            that is faster: see `txl_keras.layers.compute.target`.
-        kernel: Boolean, whether attention is the kernel for TPUs.
-
-    Returns:
-        `tf.function`.
-
-    Raises:
-        ValueError: If that kernel is to run on a GPU.
+    `function` takes tensors of static shapes and does what one replica does
+    between collectives. With `in_parts` it may be compiled in parts on a CPU
+    where that is faster: see `txl_keras.layers.compute.target`. With `kernel`,
+    attention uses the Pallas kernel for TPUs; raises `ValueError` if that is to
+    run on a GPU.
     """
     device = device_of(strategy)
     if kernel and device == "gpu":
         raise ValueError(
-            "`attention_kernel` is one for TPUs. Received: "
+            "`attention_kernel` must be False except on TPUs. Received: "
             f"{describe(strategy)}"
         )
     in_parts = (
         in_parts
         and device == "cpu"
-        # Others have no parts: the loops of an LSTM would not be compiled.
+        # The loops of an LSTM would not be compiled in parts.
         and model.backbone.has_parts
-        and multiplies_in_parts(model.compute_dtype, training)
+        and prefers_tensorflow_matmul(model.compute_dtype, training)
     )
     # `TPUStrategy` compiles whole steps by itself.
     jit_compile = not isinstance(strategy, tf.distribute.TPUStrategy)
@@ -336,43 +303,33 @@ def compile_layers(
 
 
 def compile_replica_function(function, strategy):
-    """Compiles by XLA what one replica does between collectives.
+    """Compiles with XLA what one replica does between collectives.
 
-    Args:
-        function: Function of tensors, with static shapes.
-        strategy: The `tf.distribute.Strategy`. `TPUStrategy` compiles whole
-            steps by itself.
-
-    Returns:
-        `tf.function`.
+    `function` takes tensors of static shapes. `TPUStrategy` compiles whole
+    steps by itself.
     """
     is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     return tf.function(function, jit_compile=None if is_tpu else True)
 
 
 def host_loop(strategy, replica_step, names, stop):
-    """Runs a step many times on all replicas, in one call from Python.
+    """Returns a function that runs many steps on all replicas in one host call.
 
-    Args:
-        strategy: The `tf.distribute.Strategy`.
-        replica_step: Function of one element of the data and of the value of
-            `stop` on this worker. It returns a dictionary of float32 scalars
-            that are the same on all replicas. `stop` among them is the sum
-            over replicas: where it is not 0, all workers end the loop after
-            this step.
-        names: The other keys of that dictionary.
-        stop: `StopRequest.variable`.
+    The function takes `(iterator, num_steps)` and returns a dictionary of
+    float32 vectors, one per name in `names` plus `stop`, with one entry per
+    step: `num_steps`, or fewer if stopped. It raises `RuntimeError` if a
+    strategy of other devices was used in this process. Its `__wrapped__` is a
+    `tf.function`.
 
-    Returns:
-        Function `(iterator, num_steps)`, which returns a dictionary of float32
-        vectors, step by step, of `num_steps` or fewer if stopped: `names` and
-        `stop`. It raises `RuntimeError` if a strategy of other devices was
-        used in this process. Its `__wrapped__` is a `tf.function`.
+    `replica_step` takes one element of the data and the value of the variable
+    `stop` on this worker. It returns a dictionary of float32 scalars that are
+    equal on all replicas. Its entry `stop` is a sum over replicas: if it is not
+    0, all workers end the loop after this step.
     """
     names = ("stop", *names)
 
-    # A plain function: of a `tf.function`, `strategy.run` would compile one
-    # graph for all replicas, and XLA cannot reach the variables of the second.
+    # Not a `tf.function`: `strategy.run` would compile one graph for all
+    # replicas, and XLA could not access the variables of the second replica.
     def step(*args):
         return replica_step(*args)
 
@@ -393,22 +350,22 @@ def host_loop(strategy, replica_step, names, stop):
             results = results.write(done, tf.stack(list(first.values())))
             stopped = first["stop"] > 0
             done += 1
-        # [num_steps, names] -> a vector a name
+        # [num_steps, names] -> one vector per name
         steps = results.stack()[:done]
         return dict(zip(names, tf.unstack(steps, len(names), 1), strict=True))
 
     @functools.wraps(run, updated=())
-    def run_alone(iterator, num_steps):
+    def run_with_remedy(iterator, num_steps):
         try:
             return run(iterator, num_steps)
         except tf.errors.InternalError as error:
             if "joining a group" not in error.message:
                 raise
             raise RuntimeError(
-                "All strategies of several replicas in one process must be of "
-                f"the same devices. This one, of {describe(strategy)}, or one "
-                "before it was of others, and TensorFlow runs none of them any "
-                "more: start a new process for each number of replicas."
+                "All multi-replica strategies of one process must use the same "
+                f"devices. This strategy ({describe(strategy)}) or an earlier "
+                "one used others, and TensorFlow can no longer run any of "
+                "them: start a new process for each number of replicas."
             ) from error
 
-    return run_alone
+    return run_with_remedy

@@ -1,4 +1,4 @@
-"""Lets people watch a run in TensorBoard."""
+"""TensorBoard files of a run."""
 
 import importlib.util
 import textwrap
@@ -7,14 +7,10 @@ import tensorflow as tf
 
 
 class TensorBoard:
-    """Writes scalars and text that TensorBoard shows.
+    """Writes scalars and text for TensorBoard.
 
-    Args:
-        directory: String, a folder or `gs://...`; or `None`, on workers that
-            write nothing.
-
-    Raises:
-        ImportError: If the package tensorboard is missing.
+    `directory` is a folder or `gs://...`, or `None` on workers that write
+    nothing. Raises `ImportError` if the package tensorboard is missing.
 
     Example:
 
@@ -36,12 +32,10 @@ class TensorBoard:
         self._writer = tf.summary.create_file_writer(directory)
 
     def write(self, metrics):
-        """Writes what is a number in a line of metrics.jsonl.
+        """Writes the numbers in a line of metrics.jsonl, which has a `step`.
 
-        Args:
-            metrics: Dictionary with `step`. What lies in a dictionary inside
-                gets a name such as `valid/nll`; `None` and strings are left
-                out.
+        Nested dictionaries get names such as `valid/nll`; `None` and strings
+        are left out.
         """
         if self._writer is None:
             return
@@ -52,17 +46,11 @@ class TensorBoard:
         self._writer.flush()
 
     def write_text(self, name, text, step):
-        """Writes a text, shown as it stands.
-
-        Args:
-            name: String.
-            text: String.
-            step: Integer.
-        """
+        """Writes a text, shown without formatting."""
         if self._writer is None:
             return
         with self._writer.as_default():
-            # TensorBoard reads Markdown, where this is a block of code.
+            # TensorBoard renders Markdown, where this is a code block.
             block = textwrap.indent(text, "    ", lambda line: True)
             tf.summary.text(name, block, step)
         self._writer.flush()
@@ -74,7 +62,7 @@ class TensorBoard:
 
 
 def _flatten(metrics, prefix=""):
-    """Pairs of name and number."""
+    """Yields pairs of name and number."""
     for name, value in metrics.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{name}/")
@@ -83,17 +71,12 @@ def _flatten(metrics, prefix=""):
 
 
 def memory_statistics(stack, strategy):
-    """Makes a function that looks at the memory of a model, all replicas'.
+    """Returns a function that computes memory statistics over all replicas.
 
-    Args:
-        stack: `MemoryStack`, made in the scope of `strategy`.
-        strategy: The `tf.distribute.Strategy`.
-
-    Returns:
-        Function without arguments, which returns a dictionary of
-        `valid_share`, the share of entries that were written since the row
-        was reset, and `rms`, by block the root mean square of these, 0 where
-        there are none.
+    `stack` is a `MemoryStack` made in the scope of `strategy`. The function
+    returns a dictionary: `valid_share`, the share of entries written since
+    their row was reset, and `rms`, per block the root mean square of these (0
+    if there are none).
 
     Example:
 
@@ -113,7 +96,7 @@ def memory_statistics(stack, strategy):
         memory = stack.read()
         mask = memory.mask()  # [B, M]
         valid = tf.cast(mask, tf.float32)
-        # Where, not times: what is not valid may be anything.
+        # `where` and not `*`: invalid entries may be NaN.
         squares = [
             tf.reduce_sum(
                 tf.where(

@@ -27,71 +27,71 @@ from txl_keras.training.strategy import host_loop
 
 
 class Trainer:
-    """Trains a language model, one replica or many alike.
+    """Trains a language model on one replica or several identical ones.
 
-    A step, on every replica: read memory, forward and backward, write memory;
-    then sum the gradients over replicas, in one all-reduce; then clip them by
-    their global norm and apply them, every replica to its own copy of the
-    weights. What lies before and after the sum is compiled by XLA, on some CPUs
-    in parts (`txl_keras.layers.compute.target`). The loss is the mean over the
-    targets of the global batch, so the number of replicas changes nothing but
-    the speed.
+    In a step, every replica reads its memory, runs forward and backward, and
+    writes its memory. One all-reduce sums the gradients over replicas. Then
+    every replica clips them by their global norm and applies them to its own
+    copy of the weights. XLA compiles what comes before and after the
+    all-reduce, on some CPUs in parts (see `txl_keras.layers.compute.target`).
+    The loss is the mean over the targets of the global batch, so the number of
+    replicas changes only the speed.
 
-    A model of the policy `mixed_float16` is trained with a loss scale
-    (`LossScale`): a step whose summed gradient is not finite is skipped by all
-    replicas, and counts as a step, though not for the optimizer.
+    A model with the policy `mixed_float16` is trained with a loss scale: a step
+    whose summed gradient is not finite is skipped by all replicas. It counts as
+    a step, but not as an update of the optimizer.
 
-    Batches are those of `Segments` for a `TransformerXLCausalLM`, and those of
-    `PermutedSegments` for an `XLNetPermutationLM`: all that is in them but
-    `weights`, `num_targets` and `bucket` is an argument of `model.score`.
+    Batches come from `Segments` for a `TransformerXLCausalLM`, and from
+    `PermutedSegments` for an `XLNetPermutationLM`. All of their entries except
+    `weights`, `num_targets` and `bucket` are arguments of `model.score`.
 
     Args:
         model: `TransformerXLCausalLM` or `XLNetPermutationLM`, made in the
             scope of `strategy`.
-        optimizer: An optimizer of `txl_keras.training.optimizers`, made in
-            the scope of `strategy`.
+        optimizer: An optimizer from `build_optimizer`, made in the scope of
+            `strategy`.
         strategy: The `tf.distribute.Strategy`.
         batch_size: Integer `B`.
         clip_norm: Optional float, the largest global norm of the gradient.
         seed: Integer, of the dropout masks.
         segment_lengths: Optional tuple of integers, `Segments.segment_lengths`
-            of the data; needed where they vary. Each is compiled.
-        accumulate_steps: Integer. The rows of a replica are computed in so
-            many pieces, one after the other, and their gradients added up:
-            the same step with the activations of fewer rows. Each piece has
-            the memory of its rows.
-        intermediate_loss_steps: Integer. Blocks below the last predict too,
-            for so many steps: block l of L for the first l / L of them. That
-            is half of all steps in Al-Rfou et al. (2018), section 3.2. Their
-            losses are added to what is minimized, not to `loss`.
-        attention_kernel: Boolean, whether attention is a kernel for TPUs
-            (`txl_keras.layers.compute.pallas`), which needs jax. On a CPU it is
-            interpreted, slowly.
-        stop: Optional `StopRequest`: steps end early where it was heard.
+            of the data; needed if the lengths vary. Each length is compiled.
+        accumulate_steps: Integer, the number of micro-batches for gradient
+            accumulation. The step is the same, with the activations of fewer
+            rows in memory. Each micro-batch uses the memory of its own rows.
+        intermediate_loss_steps: Integer `S`, for auxiliary losses of the blocks
+            below the last one: block l of L has one in the first `S l / L`
+            steps. Al-Rfou et al. (2018), section 3.2, use half of all steps.
+            These losses are added to the minimized loss, but not to the
+            reported `loss`.
+        attention_kernel: Boolean, whether attention uses the Pallas kernel for
+            TPUs (`txl_keras.layers.compute.pallas`), which needs jax. On a CPU
+            the kernel is interpreted, which is slow.
+        stop: Optional `txl_keras.training.stopping.StopRequest`, whose signal
+            ends `train` early.
 
     Attributes:
-        step: int64 `tf.Variable`, the steps done.
-        stopped: Boolean, whether `train` ended early: on some worker `stop`
-            was heard.
+        step: int64 `tf.Variable`, the number of steps done.
+        stopped: Boolean, whether `train` ended early because some worker
+            received a signal.
 
     Raises:
-        ValueError: If `batch_size` does not divide over the replicas, or their
-            rows by `accumulate_steps`, or a number is out of its range, or
-            `attention_kernel` is not for that model, its lengths or device.
-        ImportError: If `attention_kernel` lacks jax.
+        ValueError: If `batch_size` is not divisible by the number of replicas,
+            or their rows by `accumulate_steps`; if a number is out of range; or
+            if `attention_kernel` does not support the model, its lengths or the
+            device.
+        ImportError: If `attention_kernel` is given and jax is missing.
 
     Example:
 
     ```python
     import numpy as np
-    import tensorflow as tf
     from txl_keras.data import Segments
     from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.training.checkpointing import Checkpoints
-    from txl_keras.training.optimizers import build_optimizer
-    from txl_keras.training.trainer import Trainer
+    from txl_keras.training import Checkpoints, Trainer
+    from txl_keras.training import build_optimizer, create_strategy
 
-    strategy = tf.distribute.get_strategy()
+    strategy = create_strategy()
     with strategy.scope():
         model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
         optimizer = build_optimizer("adam", learning_rate=1e-3)
@@ -137,16 +137,16 @@ class Trainer:
         if intermediate_loss_steps and not has_blocks:
             raise ValueError(
                 "`intermediate_loss_steps` needs two blocks or more of a "
-                f"TransformerXLBackbone. Received: {intermediate_loss_steps} "
-                f"steps of {type(model.backbone).__name__}, "
-                f"num_layers={model.backbone.num_layers}"
+                "TransformerXLBackbone. Received: intermediate_loss_steps="
+                f"{intermediate_loss_steps}, a {type(model.backbone).__name__} "
+                f"of num_layers={model.backbone.num_layers}"
             )
         if attention_kernel:
             _check_kernel(model, segment_lengths)
         self._rows = replica_batch_size(batch_size, strategy)
         if self._rows % accumulate_steps:
             raise ValueError(
-                "`accumulate_steps` must divide the rows of a replica, "
+                "`accumulate_steps` must divide the per-replica batch, "
                 f"batch_size / replicas = {self._rows}. Received: "
                 f"accumulate_steps={accumulate_steps}"
             )
@@ -170,89 +170,90 @@ class Trainer:
                 self.loss_scale = LossScale()
                 names += ["loss_scale", "skipped"]
         on_cpu = device_of(strategy) == "cpu"
-        # Others than CPUs would round what they multiply.
-        self._norm = _norm_by_products if on_cpu else tf.linalg.global_norm
+        # Accelerators would round the operands of a matvec.
+        self._norm = _norm_by_matvec if on_cpu else tf.linalg.global_norm
         self._compiled_gradients = compile_layers(
             self._gradients,
             strategy,
             model,
             training=True,
-            # TensorFlow has no gradient of what XLA compiled inside of a
-            # `tf.cond`.
+            # TensorFlow has no gradient of functions that XLA compiled inside
+            # a `tf.cond`.
             in_parts=intermediate_loss_steps == 0,
             kernel=attention_kernel,
         )
         self._compiled_update = compile_replica_function(self._update, strategy)
         step = self.replica_step
         if not on_cpu and strategy.num_replicas_in_sync == 1:
-            # XLA has no collectives on GPUs: with several replicas only what
-            # lies around the sum of gradients is compiled.
+            # With several GPUs only the parts around the all-reduce can be
+            # compiled: XLA has no collectives there.
             step = compile_replica_function(self.replica_step, strategy)
         self._stop = stop or StopRequest()
         self._run = host_loop(strategy, step, names, self._stop.variable)
 
     @property
-    def piece_rows(self):
-        """Rows that a replica computes at a time."""
+    def micro_batch_rows(self):
+        """Integer, the rows of one micro-batch of a replica."""
         return self._rows // self.accumulate_steps
 
     def train(self, iterator, num_steps):
-        """Runs steps, without a word from the host in between.
+        """Runs steps in one host call.
 
         Args:
-            iterator: Iterator over a distributed dataset of the model's
-                batches, at `self.step`.
+            iterator: Iterator over a distributed dataset of batches, positioned
+                at `self.step`.
             num_steps: Integer.
 
         Returns:
-            Dictionary of NumPy vectors of `num_steps`, or fewer if stopped:
-            `loss`, nats a token, `gradient_norm`, before clipping, and
-            `learning_rate`; in float16 also `loss_scale`, and `skipped`, 1
-            where nothing was applied.
+            Dictionary of NumPy vectors with one entry per step: `num_steps`, or
+            fewer if stopped. `loss` is in nats per token, `gradient_norm` is
+            before clipping, and `learning_rate` is that of the step. In float16
+            also `loss_scale`, and `skipped`, 1 if the step applied nothing.
 
         Raises:
-            FloatingPointError: If a loss or gradient is not finite and no
-                lower loss scale can help.
+            FloatingPointError: If a loss or gradient is not finite and the loss
+                scale cannot be lowered any further.
         """
         check_integer("num_steps", num_steps, 1)
         first = int(self.step.numpy())
         results = self._run(iterator, tf.constant(num_steps))
         results = {name: value.numpy() for name, value in results.items()}
         self.stopped = bool(results.pop("stop").any())
-        hopeless = np.zeros(len(results["loss"]), bool)
+        is_fatal = np.zeros(len(results["loss"]), bool)
         for name in ("loss", "gradient_norm"):
-            hopeless |= ~np.isfinite(results[name])
+            is_fatal |= ~np.isfinite(results[name])
         if self.loss_scale:
-            hopeless &= results["loss_scale"] <= LossScale.SMALLEST
-        if hopeless.any():
-            at = np.flatnonzero(hopeless)[0]
+            is_fatal &= results["loss_scale"] <= LossScale.SMALLEST
+        if is_fatal.any():
+            i = np.flatnonzero(is_fatal)[0]
             raise FloatingPointError(
-                f"At step {first + at + 1} the loss is {results['loss'][at]} "
-                f"and the gradient norm {results['gradient_norm'][at]}."
+                f"At step {first + i + 1} the loss is {results['loss'][i]} "
+                f"and the gradient norm {results['gradient_norm'][i]}."
             )
         return results
 
-    # Nothing below has Python's `if` or `for` on tensors. AutoGraph would see
-    # to it for seconds all the same, function by function, before step one.
+    # AutoGraph is off below because no Python `if` or `for` depends on tensors:
+    # converting each function would delay the first step by seconds.
     @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch, stop):
-        """One step of one replica; its results are those of all.
+        """Runs one step of one replica; `train` runs it on all replicas.
 
-        `train` runs it on all replicas. Public for who compiles it elsewhere.
+        It is public so that `--compile_only` can lower it for a TPU.
 
         Args:
-            batch: Dictionary of tensors, a batch of the rows of one replica.
+            batch: Dictionary of tensors, the `b` rows of one replica.
             stop: float32 scalar, `StopRequest.variable` of this worker.
 
         Returns:
-            Dictionary of float32 scalars: see `train`.
+            Dictionary of float32 scalars, equal on all replicas: those of
+            `train`, and `stop`, the sum over replicas.
         """
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         loss, gradients = self._compiled_gradients(batch, self.step, first_row)
-        # The only place where replicas meet: one all-reduce, which takes the
-        # loss and the wish to stop along. (A sum over workers asks a tensor
-        # for its device, which what comes from the loop does not have.)
+        # The only communication of replicas: one all-reduce of the gradients,
+        # the loss and `stop`. (`tf.identity`, because a sum over workers needs
+        # the device of a tensor, which loop variables do not have.)
         *gradients, loss, stop = context.all_reduce(
             "SUM", [*gradients, loss, tf.identity(stop)]
         )
@@ -296,11 +297,13 @@ class Trainer:
         """Returns this replica's part of the loss and of its gradient."""
         seed = fold_in(tf.cast(self.seed, tf.uint32), step)
         batch = dict(batch)
-        # Of the mean over all targets of the step, on all replicas.
+        # The loss is the mean over all targets of the step, on all replicas.
         batch["weights"] /= batch.pop("num_targets")
         bucket = batch.pop("bucket", None)
         compute = functools.partial(
-            self._of_rows if self.accumulate_steps == 1 else self._in_pieces,
+            self._gradients_of_rows
+            if self.accumulate_steps == 1
+            else self._accumulated_gradients,
             memory=self.memory.read(),
             seed=seed,
             first_row=first_row,
@@ -311,41 +314,41 @@ class Trainer:
             loss, memory, gradients = tf.switch_case(
                 bucket,
                 [
-                    functools.partial(compute, _shortened(batch, length))
+                    functools.partial(compute, _truncate(batch, length))
                     for length in self.segment_lengths
                 ],
             )
         self.memory.write(memory)
         return loss, gradients
 
-    def _in_pieces(self, batch, memory, seed, first_row):
-        """Computes `_of_rows` with gradient accumulation."""
-        rows = self.piece_rows
+    def _accumulated_gradients(self, batch, memory, seed, first_row):
+        """Computes `_gradients_of_rows` with gradient accumulation."""
+        rows = self.micro_batch_rows
 
-        def add_piece(i, loss, gradients, kept):
+        def add_micro_batch(i, loss, gradients, kept):
             start = i * rows
-            of_piece = functools.partial(_rows_from, start=start, rows=rows)
-            piece_loss, piece_memory, piece_gradients = self._of_rows(
-                tf.nest.map_structure(of_piece, batch),
-                tf.nest.map_structure(of_piece, memory),
+            take_rows = functools.partial(_rows_from, start=start, rows=rows)
+            new_loss, new_memory, new_gradients = self._gradients_of_rows(
+                tf.nest.map_structure(take_rows, batch),
+                tf.nest.map_structure(take_rows, memory),
                 seed,
                 first_row + start,
             )
             return (
                 i + 1,
-                loss + piece_loss,
-                tf.nest.map_structure(tf.add, gradients, piece_gradients),
+                loss + new_loss,
+                tf.nest.map_structure(tf.add, gradients, new_gradients),
                 [
                     array.write(i, value)
                     for array, value in zip(
-                        kept, tf.nest.flatten(piece_memory), strict=True
+                        kept, tf.nest.flatten(new_memory), strict=True
                     )
                 ],
             )
 
         _, loss, gradients, kept = tf.while_loop(
             lambda i, *_: i < self.accumulate_steps,
-            add_piece,
+            add_micro_batch,
             (
                 0,
                 0.0,
@@ -360,15 +363,15 @@ class Trainer:
                 ],
             ),
         )
-        # [pieces, rows, ...] -> [pieces * rows, ...], all static
+        # [micro-batches, rows, ...] -> [micro-batches * rows, ...], static
         values = [
             tf.reshape(array.stack(), value.shape)
             for array, value in zip(kept, tf.nest.flatten(memory), strict=True)
         ]
         return loss, tf.nest.pack_sequence_as(memory, values), gradients
 
-    def _of_rows(self, batch, memory, seed, first_row):
-        """Returns loss, new memory and gradient of some rows."""
+    def _gradients_of_rows(self, batch, memory, seed, first_row):
+        """Returns the loss, new memory and gradient of some rows."""
         batch = dict(batch)
         weights = batch.pop("weights")
         arguments = {
@@ -394,18 +397,18 @@ class Trainer:
         variables = self.model.trainable_variables
         gradients = tape.gradient(target, variables)
         if self.loss_scale:
-            memory = _forget_overflows(memory, self.memory.cold_start)
+            memory = _reset_overflows(memory, self.memory.cold_start)
         return losses[-1], memory, [
-            # A batch without token types has no use for those weights.
+            # Token type weights have no gradient without token types.
             tf.zeros(variable.shape) if gradient is None
-            # Sparse ones have a row twice where a token comes twice: their
-            # norm would be another.
+            # Sparse gradients repeat the row of a repeated token, so that
+            # their norm would be wrong.
             else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]  # fmt: skip
 
     def _scored_blocks(self):
-        """Which blocks below the last predict in this step."""
+        """Returns which blocks below the last have a loss in this step."""
         num_blocks = self.model.backbone.num_layers
         return [
             self.step * num_blocks < block * self.intermediate_loss_steps
@@ -414,9 +417,9 @@ class Trainer:
 
 
 def _check_kernel(model, segment_lengths):
-    """Sees that the attention of a model can be a kernel."""
-    # jax alone: what is an extra of this package asks for tensorflow, which
-    # pip would install over that of a TPU.
+    """Checks that the attention of a model can use the Pallas kernel."""
+    # Not an extra of this package: with it, pip would replace the TensorFlow
+    # build of a TPU.
     check_packages("`attention_kernel`", f"jax=={VERSIONS['jax']}", ["jax"])
     backbone = model.backbone
     attention_type = getattr(backbone, "attention_type", None)
@@ -431,12 +434,13 @@ def _check_kernel(model, segment_lengths):
         check_lengths(length, backbone.memory_length)
 
 
-def _norm_by_products(gradients):
-    """The global norm; squares are summed up by a product with ones.
+def _norm_by_matvec(gradients):
+    """Returns the global norm, summing squares by a matvec with ones.
 
-    XLA fuses the two: one pass over the gradients, at the speed of memory.
-    Squares that are summed otherwise it writes down before it sums them, which
-    on a CPU takes five times as long (WikiText-103's model: 100 ms, not 20).
+    XLA fuses the square into the matvec: one pass over the gradients at the
+    speed of memory. Otherwise it writes the squares to memory before summing
+    them, which takes five times as long on a CPU (100 ms and not 20 for
+    WikiText-103's model).
     """
     sums = [
         tf.reduce_sum(tf.linalg.matvec(tf.square(rows), tf.ones(rows.shape[1])))
@@ -445,8 +449,8 @@ def _norm_by_products(gradients):
     return tf.sqrt(tf.add_n(sums))
 
 
-def _shortened(batch, length):
-    """Cuts the tokens of a batch whose segments vary in length."""
+def _truncate(batch, length):
+    """Truncates the tokens of a batch whose segments vary in length."""
     return {
         name: value[:, :length]
         if name in ("inputs", "targets", "weights")
@@ -456,13 +460,16 @@ def _shortened(batch, length):
 
 
 def _rows_from(tensor, start, rows):
-    """Some rows of a tensor, their number static as XLA needs it."""
+    """Returns some rows of a tensor; their number is static, as XLA needs."""
     begin = [start] + [0] * (tensor.shape.rank - 1)
     return tf.slice(tensor, begin, [rows, *tensor.shape[1:]])
 
 
-def _forget_overflows(memory, cold_start):
-    """Forgets rows that float16 could not hold: they would stay forever."""
+def _reset_overflows(memory, cold_start):
+    """Resets the memory of rows with values that are not finite.
+
+    In float16 they overflowed, and would otherwise stay in memory forever.
+    """
     is_finite = tf.reduce_all(
         [
             tf.reduce_all(tf.math.is_finite(state), axis=(1, 2))
@@ -470,7 +477,7 @@ def _forget_overflows(memory, cold_start):
         ],
         axis=0,
     )  # [B]
-    # Zeros too, as a mask does not hide what is not finite: 0 * inf is nan.
+    # Also sets them to 0: a mask does not hide them, as 0 * inf is NaN.
     states = tuple(
         tf.where(is_finite[:, None, None], state, tf.zeros((), state.dtype))
         for state in memory.states

@@ -1,4 +1,4 @@
-"""How much of a machine a run uses.
+"""Utilization of a machine: operations of a model, peak speed, memory.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
 head size, `D` hidden size, `F` inner size of the feed-forward networks, `V`
@@ -14,50 +14,40 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.training.host_memory import host_memory_of
 
-# From what a CPU does in milliseconds to what keeps an accelerator busy.
+# From milliseconds on a CPU to enough work for an accelerator.
 _SIZES = (512, 1024, 2048, 4096, 8192)
-_SECONDS_OF_A_TRIAL = 0.04
+_SECONDS_PER_TRIAL = 0.04
 _TRIALS = 5
 
 
 def model_flops(
     model, batch_size, segment_length, memory_length=None, training=False
 ):
-    """Floating-point operations of a step, counted nominally.
+    """Counts the nominal floating-point operations of a step.
 
-    A multiplication and an addition are two. A layer and row counts
+    A multiplication and an addition count as two. A layer counts, per row,
 
         4 T D NH    queries and output
-        4 S D NH    keys and values, of memory too
+        4 S D NH    keys and values, including those of the memory
         4 T D F     feed-forward
         6 T S NH    content scores, position scores, weighted sum
 
-    and the softmax `2 T D V`. Attention without position scores
-    (`"vaswani"`, `"al_rfou"`) has `4 T S NH`. What the causal mask shuts
-    counts, look-ups, norms and the projection of positions, made once for
-    all rows, do not. Backward is twice as much as forward. A layer of an LSTM
-    counts `16 T D D`, four gates of two products.
+    and the softmax counts `2 T D V`. Attention without position scores
+    (`"vaswani"`, `"al_rfou"`) has `4 T S NH`. Masked positions count; look-ups,
+    norms and the projection of positions (done once for all rows) do not. The
+    backward pass counts twice the forward pass. An LSTM layer counts `16 T D
+    D`, two matmuls for each of four gates.
 
-    Of an adaptive softmax only what every token needs counts, the head: its
-    `V_0 + C` entries in the place of V, and where the embedding has a size
-    `E` of its own, `2 T D E` to get there and E in the place of D. So the
-    count is a lower bound, by the tails that a text happens to need.
+    An adaptive softmax counts only its head, which every token needs: `V_0 + C`
+    entries in place of V. If the embedding has its own size `E`, the projection
+    to it adds `2 T D E`, and E replaces D. So the count is a lower bound,
+    without the tails that a text happens to need.
 
-    Of an XLNet the content stream counts, with a softmax for every token: its
-    query stream, of the targets alone, is left out.
+    An XLNet counts its content stream with a softmax for every token, but not
+    its query stream, which has only the targets.
 
-    Args:
-        model: `TransformerXLCausalLM` or `XLNetPermutationLM`.
-        batch_size: Integer `B`.
-        segment_length: Integer `T`.
-        memory_length: Integer `M`; by default the model's own.
-        training: Boolean, count backward too.
-
-    Returns:
-        Integer.
-
-    Raises:
-        ValueError: On sizes that are no integers or too small.
+    `memory_length` defaults to that of the model. With `training`, the backward
+    pass counts too.
 
     Example:
 
@@ -80,7 +70,7 @@ def model_flops(
 
 
 def _softmax_flops(embedding):
-    """Of one token: the projection, where there is one, and the head."""
+    """Returns the operations per token of the head and of its projection."""
     size = embedding.dims[0]
     entries = embedding.cluster_size(0) + len(embedding.cutoffs)
     flops = 2 * size * entries
@@ -90,17 +80,10 @@ def _softmax_flops(embedding):
 
 
 def peak_flops(dtype, strategy):
-    """Operations a second of the best matrix product of a precision.
+    """Measures the operations per second of the fastest matmul of a dtype.
 
-    Measured here and now, on all replicas at once: so logical devices that
-    share one CPU add up to that CPU. Takes about a second on a small CPU.
-
-    Args:
-        dtype: String, `"float32"`, `"bfloat16"` or `"float16"`.
-        strategy: The `tf.distribute.Strategy`.
-
-    Returns:
-        Float, the sum over all replicas.
+    The matmuls run on all replicas at once, so that logical devices that share
+    one CPU add up to that CPU. Takes about a second on a small CPU.
 
     Example:
 
@@ -110,7 +93,7 @@ def peak_flops(dtype, strategy):
     from txl_keras.training.utilization import model_flops, peak_flops
 
     model = TransformerXLCausalLM.from_preset("quickstart")
-    seconds = 0.5  # of a step, as measured
+    seconds = 0.5  # per step, as measured
     flops = model_flops(model, 16, 128, training=True) / seconds
     utilization = flops / peak_flops("float32", tf.distribute.get_strategy())
     ```
@@ -120,50 +103,47 @@ def peak_flops(dtype, strategy):
     best = 0.0
     for size in _SIZES:
         _seconds(multiply, size, 1)  # traces
-        # So many that the call and making the factor hardly count.
-        num_products = 1 + int(
-            _SECONDS_OF_A_TRIAL / _seconds(multiply, size, 1)
-        )
+        # Enough that the time of the call and of `tf.fill` is negligible.
+        num_matmuls = 1 + int(_SECONDS_PER_TRIAL / _seconds(multiply, size, 1))
         fastest = min(
-            _seconds(multiply, size, num_products) for _ in range(_TRIALS)
+            _seconds(multiply, size, num_matmuls) for _ in range(_TRIALS)
         )
-        best = max(best, 2 * size**3 * num_products / fastest)
-        if fastest > num_products * _SECONDS_OF_A_TRIAL:
-            break  # a larger one would take long and be no faster
+        best = max(best, 2 * size**3 * num_matmuls / fastest)
+        if fastest > num_matmuls * _SECONDS_PER_TRIAL:
+            break  # a larger size would take long and not be faster
     return best * strategy.num_replicas_in_sync
 
 
 def _multiply_on_all_replicas(dtype, strategy):
-    """`tf.function(size, num_products)`; its result is there when all is."""
+    """Returns a `tf.function(size, num_matmuls)` that ends when all is done."""
 
-    def multiply(size, num_products):
-        # All alike, it is its own square: products neither grow nor vanish,
-        # and it is made in no time (random numbers took a third of a trial).
+    def multiply(size, num_matmuls):
+        # This matrix is its own square, so products neither grow nor vanish,
+        # and it is made fast (random numbers took a third of a trial).
         factor = product = tf.fill((size, size), tf.cast(1 / size, dtype))
-        for _ in tf.range(num_products):
+        for _ in tf.range(num_matmuls):
             product = tf.matmul(product, factor)
         return tf.cast(product[0, 0], tf.float32)
 
     @tf.function
-    def on_all_replicas(size, num_products):
-        shares = strategy.run(multiply, args=(size, num_products))
+    def on_all_replicas(size, num_matmuls):
+        shares = strategy.run(multiply, args=(size, num_matmuls))
         return strategy.reduce("SUM", shares, axis=None)
 
     return on_all_replicas
 
 
-def _seconds(multiply, size, num_products):
+def _seconds(multiply, size, num_matmuls):
     start = time.perf_counter()
-    multiply(size, tf.constant(num_products)).numpy()
+    multiply(size, tf.constant(num_matmuls)).numpy()
     return time.perf_counter() - start
 
 
 def device_memory():
-    """Memory that this process takes, in bytes.
+    """Returns the memory of this process in bytes.
 
-    Returns:
-        Dictionary. With GPUs, `in_use` and `peak` of the fullest one; without
-        `peak` alone, the largest resident set of the process so far.
+    With GPUs: `in_use` and `peak` of the fullest GPU. Otherwise only `peak`,
+    the largest resident set of the process so far.
 
     Example:
 
@@ -185,16 +165,11 @@ def device_memory():
 
 
 def memory_of(call):
-    """How much more memory a call takes, at its peak, than was held before.
+    """Returns the peak in bytes of a call above what was held before it.
 
-    Args:
-        call: Function without arguments.
-
-    Returns:
-        Integer, bytes of the device where it is most, as TensorFlow counts
-        them: in chunks of its allocator, of which a large one may be twice as
-        large as what is in it. For most CPUs it does not count: then see
-        `host_memory_of`.
+    The maximum over devices, as TensorFlow's allocator counts: in chunks, of
+    which a large one may be twice the size of its contents. On most CPUs
+    TensorFlow does not count, and the result is that of `host_memory_of`.
 
     Example:
 
@@ -210,8 +185,8 @@ def memory_of(call):
     try:
         before = [info(device)["current"] for device in devices]
     except ValueError:
-        # Only the allocator that comes with oneDNN counts; it keeps all that
-        # it ever got, so that the process as a whole says nothing.
+        # On CPUs only the allocator of oneDNN counts. It never returns memory,
+        # so that with it the resident set of the process would not help.
         return host_memory_of(call)
     for device in devices:
         tf.config.experimental.reset_memory_stats(device)

@@ -196,6 +196,22 @@ def test_a_link_to_a_folder_above_is_named(tmp_path):
         load_corpus(tmp_path)
 
 
+def test_a_link_to_itself_is_named(tmp_path):
+    (tmp_path / "loop.txt").symlink_to("loop.txt")
+    (tmp_path / "text.txt").write_text("a\n" * 99)
+    for path in (tmp_path, tmp_path / "*.txt"):
+        with pytest.raises(OSError, match="loop.txt must be a file"):
+            load_corpus(path)
+    with pytest.raises(FileNotFoundError, match="loop.txt"):
+        load_corpus(tmp_path / "loop.txt")
+
+
+@pytest.mark.parametrize("name", [None, 5, b"text.txt"])
+def test_what_is_no_name_is_refused(name):
+    with pytest.raises(ValueError, match=f"`name` must .*name={name!r}"):
+        load_corpus(name)
+
+
 def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
     write_files(tmp_path, {f"{i}.txt": b"text %d\n" % i for i in range(5)})
     os.mkfifo(tmp_path / "pipe.txt")  # would be waited for
@@ -208,7 +224,7 @@ def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
     texts = texts_of(load_corpus(tmp_path))
     assert sorted(b"".join(texts.values())) == sorted(text)
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
-    with pytest.raises(tf.errors.NotFoundError, match=r"gone\.txt"):
+    with pytest.raises(OSError, match=r"gone\.txt must be a file"):
         load_corpus(tmp_path)
 
 

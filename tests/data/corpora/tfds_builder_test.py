@@ -12,12 +12,8 @@ import zipfile
 import pytest
 import requests
 
-from txl_keras.data.corpora import files
-from txl_keras.data.corpora.tfds_builder import Source
+from txl_keras.data.corpora.published_files import read_chunks
 from txl_keras.data.corpora.tfds_builder import TextBuilder
-from txl_keras.data.corpora.tfds_builder import find_sources
-from txl_keras.data.corpora.tfds_builder import read_chunks
-from txl_keras.data.corpora.tfds_builder import read_lines
 from txl_keras.data.corpora.tfds_builder import tfds
 
 TEXTS = {
@@ -39,7 +35,9 @@ class AnyBytesCorpus(TextBuilder, skip_registration=True):
         for split, source in sources.items():
             length = sum(map(len, read_chunks(source)))
             if length != len(TEXTS[split]):
-                raise self.refusal(source, f"{len(TEXTS[split])}", f"{length}")
+                raise self.mismatch_error(
+                    source, f"{len(TEXTS[split])}", f"{length}"
+                )
 
     def records(self, source, split):
         text = b"".join(read_chunks(source))
@@ -137,7 +135,7 @@ def test_the_identity_tells_versions_and_texts_apart(tmp_path, monkeypatch):
     assert load(tmp_path / "c").fingerprint() != first.fingerprint()
 
 
-# === Where files are found ===
+# === Unpacked files ===
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -146,42 +144,6 @@ def test_unpacked_files_will_do(tmp_path, folder, suffix):
     write_files(tmp_path / folder, suffix)
     corpus = load(tmp_path / "prepared", tmp_path)
     assert corpus.read("train") == TEXTS["train"]
-
-
-def test_a_name_with_its_folder_comes_before_the_bare_one(tmp_path):
-    members = AnyBytesCorpus.MEMBERS
-
-    def found():
-        sources = find_sources(str(tmp_path), "any.zip", members)
-        return sources and os.path.relpath(sources["test"].path, tmp_path)
-
-    assert found() is None
-    (tmp_path / "train.bin").write_bytes(b"only one of three")
-    assert found() is None
-    write_files(tmp_path)
-    assert found() == "test.bin"
-    write_zip(tmp_path)
-    assert found() == "any.zip"
-    write_files(tmp_path / "any")
-    assert found() == "any/test.bin"
-
-
-def test_lines_are_put_together_across_chunks(tmp_path, monkeypatch):
-    path = tmp_path / "text"
-    path.write_bytes(b"a\n\nlong line\r\x0b\x0c\nno end")
-    monkeypatch.setattr(files, "CHUNK_BYTES", 3)
-    lines = list(read_lines(Source(str(path))))
-    assert lines == [b"a\n", b"\n", b"long line\r\x0b\x0c\n", b"no end"]
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_part_of_a_text_is_read(tmp_path, monkeypatch, suffix):
-    write_files(tmp_path, suffix)
-    monkeypatch.setattr(files, "CHUNK_BYTES", 100)
-    source = Source(str(tmp_path / f"train.bin{suffix}"))
-    chunks = list(read_chunks(source, 250, 1000))
-    assert b"".join(chunks) == TEXTS["train"][250:1000]
-    assert max(map(len, chunks)) == 100
 
 
 # === Refusals ===

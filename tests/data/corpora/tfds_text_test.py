@@ -94,7 +94,7 @@ def test_one_held_out_split_serves_as_both(tmp_path, small, capsys, name):
     corpus = load(tmp_path)
     for split in ("valid", "test"):
         assert list(corpus.documents(split)) == lines(name, 3)
-    assert f"'{name}' is taken for both" in capsys.readouterr().out
+    assert f"'{name}' is used for both" in capsys.readouterr().out
 
 
 def test_the_end_of_train_is_held_out_if_there_is_nothing_else(tmp_path, small):

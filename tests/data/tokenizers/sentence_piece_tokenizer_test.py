@@ -265,14 +265,14 @@ def test_impossible_sizes_are_errors(model_type, size, bound):
 
 def test_wrong_arguments_are_errors(lossless):
     for texts in ([], [""], ["\n\0\n"]):
-        with pytest.raises(ValueError, match="`texts` must hold text"):
+        with pytest.raises(ValueError, match="`texts` must contain text"):
             SentencePieceTokenizer.train(texts, 300)
     with pytest.raises(ValueError, match="`model_type` must be .*'word'"):
         SentencePieceTokenizer.train([TEXT], 300, "word")
     with pytest.raises(ValueError, match="`model` must be the bytes.*str"):
         SentencePieceTokenizer("spiece.model")
     for model in (b"", b"no model", lossless.model[:-1], b"\n\0"):
-        with pytest.raises(ValueError, match="`model` is no SentencePiece"):
+        with pytest.raises(ValueError, match="`model` is not a SentencePiece"):
             SentencePieceTokenizer(model)
     with pytest.raises(ValueError, match="`line_end` must be.*'<eos>'"):
         SentencePieceTokenizer(lossless.model, line_end="<eos>")
@@ -304,20 +304,20 @@ def charsmap(units, strings=b"a\0"):
 def test_a_map_that_leads_out_of_itself_is_refused(number, characters):
     # Native code would follow it out of its memory.
     model = train_foreign() + message_of(number, message_of(2, characters))
-    with pytest.raises(ValueError, match="its map of characters is damaged"):
+    with pytest.raises(ValueError, match="its character map is damaged"):
         SentencePieceTokenizer(model)
 
 
 @pytest.mark.parametrize("field", [b"\x1a\x02\x10\x05", b"\x0a\x02\x08\x05"])
 def test_fields_of_another_kind_are_no_model(field):
-    with pytest.raises(ValueError, match="no SentencePiece model"):
+    with pytest.raises(ValueError, match="not a SentencePiece model"):
         SentencePieceTokenizer(train_foreign() + field)
 
 
 def test_wrong_text_and_ids_are_errors(lossless):
     with pytest.raises(ValueError, match="`text` must be UTF-8.*0xff"):
         lossless.encode(b"cat \xff")
-    with pytest.raises(ValueError, match="UTF-8 can hold.*d800"):
+    with pytest.raises(ValueError, match="encodable in UTF-8.*d800"):
         lossless.encode("cat \ud800")
     for ids in ([295], [-1]):
         with pytest.raises(ValueError, match=r"in \[0, 295\)"):

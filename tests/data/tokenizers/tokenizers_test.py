@@ -266,7 +266,7 @@ def test_wrong_symbols_are_refused():
             "vocabulary_size.*left out",
         ),
         ({"model_type": "bpe", "vocabulary": "f"}, "model_type.*left out"),
-        ({}, "`vocabulary_size` must say.*Received: neither"),
+        ({}, "`vocabulary_size` must be.*Received: neither"),
         ({"min_count": 3}, "built without .'min_count'"),
     ],
 )

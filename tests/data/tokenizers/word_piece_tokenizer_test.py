@@ -120,7 +120,9 @@ def test_vocabularies_are_read_from_files(tmp_path):
     assert tokenizer.encode("the\nthe").tolist() == [3, 2, 3]
 
 
-@pytest.mark.parametrize("size,bound", [(5, "at least"), (9999, "to \\d+")])
+@pytest.mark.parametrize(
+    "size,bound", [(5, "at least"), (9999, "at most \\d+")]
+)
 def test_impossible_sizes_are_errors(size, bound):
     message = f"`vocabulary_size` must be .*{bound}.*vocabulary_size={size}$"
     with pytest.raises(ValueError, match=message):

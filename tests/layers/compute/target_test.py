@@ -35,7 +35,7 @@ def test_tensorflow_multiplies_where_the_cpu_has_the_instructions(cpu):
             (dtype, training)
             for dtype in ("float32", "bfloat16", "float16")
             for training in (False, True)
-            if target.multiplies_in_parts(dtype, training)
+            if target.prefers_tensorflow_matmul(dtype, training)
         ]
     assert found == {
         "old": [],
@@ -45,7 +45,7 @@ def test_tensorflow_multiplies_where_the_cpu_has_the_instructions(cpu):
 
 
 def test_xla_multiplies_where_nothing_is_known(cpu):
-    assert not target.multiplies_in_parts("float32", training=True)
+    assert not target.prefers_tensorflow_matmul("float32", training=True)
 
 
 @target.fused

@@ -27,8 +27,8 @@ KEY_MASK = np.concatenate(
 )
 VISIBLE = {
     "all": {},
-    "nearest": {"farthest": M},
-    "nearer": {"farthest": 2},
+    "nearest": {"max_distance": M},
+    "nearer": {"max_distance": 2},
     "real": {"key_mask": tf.constant(KEY_MASK)},
     "alike": {"attention_mask": tf.constant(random(1, 1, M + T) > -0.5)},
     "by_query": {"attention_mask": tf.constant(random(B, T, M + T) > -0.5)},
@@ -142,7 +142,7 @@ def test_visible_keys(way, visible):
 def test_memories_of_any_length(way, num_memory):
     rows = tf.constant(random(N, num_memory + T, H, seed=50))
     problem = dataclasses.replace(
-        make("none", num_memory, rate=0.3, farthest=num_memory or None),
+        make("none", num_memory, rate=0.3, max_distance=num_memory or None),
         positions=Positions((rows,)),
     )
     assert_is_definition(way.attend, problem)
@@ -150,7 +150,7 @@ def test_memories_of_any_length(way, num_memory):
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_graphs(way, jit_compile):
-    problem = make(rate=0.3, farthest=4)
+    problem = make(rate=0.3, max_distance=4)
     compiled = tf.function(
         lambda: output_and_gradients(way.attend, problem),
         jit_compile=jit_compile,
@@ -220,7 +220,9 @@ def test_a_projected_past(way, positions, num_memory):
 
 def test_a_ring_of_slots():
     order = tf.constant([[3, 4, 0, 1, 2], [1, 2, 3, 4, 0]])
-    problem, projected = past(order, key_mask=tf.constant(KEY_MASK), farthest=4)
+    problem, projected = past(
+        order, key_mask=tf.constant(KEY_MASK), max_distance=4
+    )
     expected = by_definition(problem)
     for attend in (by_definition, tiles.attend, compute.attend):
         np.testing.assert_allclose(attend(projected), expected, atol=1e-5)
@@ -242,7 +244,7 @@ def test_both_directions_and_scores_of_other_things():
 
 
 def test_sizes_may_be_known_at_run_time_only():
-    problem = make(farthest=4)
+    problem = make(max_distance=4)
 
     @tf.function(
         input_signature=[
@@ -256,7 +258,7 @@ def test_sizes_may_be_known_at_run_time_only():
             dataclasses.replace(
                 problem,
                 parts=[parts[:2], parts[2:]],
-                visible=Visible(*sizes, farthest=4),
+                visible=Visible(*sizes, max_distance=4),
             )
         )
 

@@ -102,7 +102,7 @@ def test_blocks_have_memories_of_their_own():
 def test_of_several_layers_the_one_must_be_said():
     stack = MemoryStack(2, B, M, D)
     for inputs in (segment(0, 5), keras.Input((5, D), batch_size=B)):
-        with pytest.raises(ValueError, match="`layer` must say.*num_layers=2"):
+        with pytest.raises(ValueError, match="`layer` must be.*num_layers=2"):
             stack(inputs)
 
 

@@ -565,7 +565,7 @@ def test_fresh_biases_are_zeros_and_kernels_are_not_alike():
 @pytest.mark.parametrize("tie_projections", ["all", "", [True], [True] * 5, ()])
 def test_tie_projections_must_fit_the_clusters(tie_projections):
     embedding = AdaptiveEmbedding(V, D, **HALF)
-    with pytest.raises(ValueError, match="one boolean a cluster, 4 of them"):
+    with pytest.raises(ValueError, match="one boolean per cluster, 4 of them"):
         AdaptiveSoftmax(embedding, tie_projections=tie_projections)
 
 

@@ -1,16 +1,17 @@
-"""Corpora: text in three splits, found by name or by path.
+"""Corpora: text in three splits, loaded by name or by path.
 
-- `python_stdlib`: the standard library's own source code, no download.
-- `enwik8`, `text8`, `wikitext103`, `wikitext2`, `ptb`: fetched from where they
-  are published, or from files that are there already.
-- `tfds:NAME`: any text of TensorFlow Datasets, such as `tfds:lm1b`.
-- anything else is the path of text of the user's own.
+- `python_stdlib`: the source code of Python's standard library, no download.
+- `enwik8`, `text8`, `wikitext103`, `wikitext2`, `ptb`: downloaded from their
+  publishers, or read from files that are already present.
+- `tfds:NAME`: any text in TensorFlow Datasets, such as `tfds:lm1b`.
+- Any other name is the path of the user's own text.
 """
 
 import os
 
 import tensorflow as tf
 
+from txl_keras.checks import shown
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files
 from txl_keras.data.corpora import tfds_text
@@ -24,7 +25,7 @@ from txl_keras.data.corpora.wikitext103 import Wikitext103Corpus
 
 __all__ = ["CORPORA", "Corpus", "corpus_path", "load_corpus"]
 
-# A new corpus is a file in this folder and a line here.
+# To add a corpus, add a file to this folder and a line here.
 CORPORA = {
     "python_stdlib": lambda data_dir, manual_dir: python_stdlib.load(),
     "enwik8": Enwik8Corpus.load,
@@ -44,30 +45,31 @@ def load_corpus(
     text_key=None,
     whole=False,
 ):
-    """Loads a corpus by its name, or text of your own by its path.
+    """Loads a corpus by its name, or your own text by its path.
 
     Args:
         name: String. One of `CORPORA`, `"tfds:NAME"`, or the path of a file or
-            folder or a pattern such as `books/*.txt`, local or `gs://`. A known
-            name wins over a path: write `./enwik8` for a folder of that name.
-        data_dir: Optional string. The folder where what is fetched is kept.
+            folder or a pattern such as `books/*.txt`, local or `gs://`. Names
+            of corpora take precedence over paths: write `./enwik8` for a folder
+            of that name.
+        data_dir: Optional string. The folder for downloaded and prepared data.
             Default: that of TensorFlow Datasets.
-        manual_dir: Optional string. The folder with published files that are
-            there already. Default: `data_dir`.
-        document_separator: Optional string that parts the documents of text of
-            your own.
-        text_key: Optional string. The name of the text in JSON lines and in
+        manual_dir: Optional string. The folder of published files that are
+            already present. Default: `data_dir`.
+        document_separator: Optional string between the documents of your own
+            text.
+        text_key: Optional string. The key of the text in JSON lines and in
             `tfds:` examples. Default: `"text"`.
-        whole: Boolean. Text of your own as one split, `"all"`.
+        whole: Boolean. Loads your own text as one split, `"all"`.
 
     Returns:
         A `Corpus`.
 
     Raises:
-        FileNotFoundError: If the name is neither known nor a path.
-        OSError: If what is needed can neither be found nor fetched.
+        FileNotFoundError: If the name is neither a known corpus nor a path.
+        OSError: If data is neither found nor can be downloaded.
         ValueError: If the text is damaged, empty or too small, or `whole` is
-            asked for of a corpus that was published in splits.
+            used with a published corpus, which has splits.
 
     Example:
 
@@ -75,6 +77,11 @@ def load_corpus(
     >>> sorted(corpus.splits)
     ['test', 'train', 'valid']
     """
+    if not isinstance(name, (str, os.PathLike)):
+        raise ValueError(
+            f"`name` must be one of {', '.join(CORPORA)}, tfds:NAME, or the "
+            f"path of text of your own. Received: name={shown(name)}"
+        )
     name = os.fspath(name)
     try:
         name.encode("utf-8")
@@ -85,8 +92,8 @@ def load_corpus(
         ) from error
     if whole and (name in CORPORA or name.startswith(TFDS_PREFIX)):
         raise ValueError(
-            "The split `all` is one of text of your own: published corpora "
-            f"have splits. Received: corpus={name!r}"
+            "The split `all` needs the path of your own text: published "
+            f"corpora have splits. Received: corpus={name!r}"
         )
     if name in CORPORA:
         return CORPORA[name](data_dir, manual_dir)
@@ -108,9 +115,9 @@ def _exists(path):
     try:
         return tf.io.gfile.exists(path) or bool(tf.io.gfile.glob(path))
     except tf.errors.NotFoundError:
-        return False  # the folder of a pattern
+        return False  # no such folder
     except UnicodeDecodeError:
-        return True  # `text_files.load` says which name is not UTF-8
+        return True  # `text_files.load` reports the name that is not UTF-8
     except tf.errors.OpError as error:
         raise OSError(
             f"`corpus` could not be reached. Received: corpus={path!r} "
@@ -119,7 +126,14 @@ def _exists(path):
 
 
 def corpus_path(name):
-    """The name of a corpus, or the absolute path of text of one's own."""
+    """Returns the absolute path of your own text, or a corpus's name.
+
+    Args:
+        name: String, as for `load_corpus`. Remote paths are unchanged, too.
+
+    Returns:
+        String.
+    """
     if name in CORPORA or name.startswith(TFDS_PREFIX) or is_remote(name):
         return name
     return os.path.abspath(os.path.expanduser(name))

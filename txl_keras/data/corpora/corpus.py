@@ -1,45 +1,45 @@
-"""`Corpus`, what every loader in this folder returns, and its `Block`s."""
+"""`Corpus`, the return type of all loaders in this folder, and `Block`."""
 
 import dataclasses
 import hashlib
 import json
 
 SPLITS = ("train", "valid", "test")
-WHOLE = "all"  # the one split of a text that is not cut
+WHOLE = "all"  # the only split of an undivided text
 ENCODINGS = ("utf-8", "latin-1")
 BLOCK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A text in splits, as bytes and not yet as tokens.
+    """Holds a text in splits, as bytes that are not yet tokenized.
 
-    A split is a sequence of documents, read from where they lie each time it
-    is asked for, so a corpus takes no more memory than one of its blocks.
+    A split is a sequence of documents. They are read from their files each
+    time, so that a corpus needs no more memory than one of its blocks.
 
     Args:
-        name: String. What the corpus is called in messages and reports.
+        name: String. The name of the corpus in messages and reports.
         splits: Dict of `"train"`, `"valid"` and `"test"`, or of `"all"` for
-            text that is only evaluated, to the documents: a list of `bytes`;
-            or an object that yields them, in order, each time it is iterated
-            over, with an attribute `num_bytes`, of their sum or None, for
-            progress bars. A document that is too long to be held at once is
-            an iterable of `bytes`. `bytes` alone are one document.
-            Documents follow each other as they are: those that should not run
-            together end with a newline.
-        encoding: String, what one symbol of the text is. `"utf-8"`: a
-            character. `"latin-1"`: a byte, as in enwik8 and text8, whose
-            published results count bytes.
-        identity: What JSON can hold and the text is recognised by without
-            being read, such as files with their sizes and times of change.
+            text that is only evaluated, to the documents: a list of `bytes`, or
+            an object that yields the documents each time it is iterated over
+            and has an attribute `num_bytes` for progress bars, their total size
+            or None. A document that is too large for memory is an iterable of
+            `bytes`. `bytes` alone are one document. Documents are concatenated
+            as they are, so each should end with a newline unless the next one
+            continues its last line.
+        encoding: String, the unit of a symbol. `"utf-8"`: a character.
+            `"latin-1"`: a byte, as in enwik8 and text8, whose published results
+            count bytes.
+        identity: JSON-serializable value that identifies the text without
+            reading it, such as files with their sizes and modification times.
             Default: the text itself. If an object of `splits` has a method
-            `identity()`, what it returns is here by the name of the split: a
-            list that begins with a list of its files, each a list that begins
-            with the path.
+            `identity()`, this must be a dict with its result for the split: a
+            list whose first item is the list of files, each a list whose first
+            item is the path.
 
     Raises:
-        ValueError: If a split is missing, unknown or empty, or if the
-            encoding is neither of the two.
+        ValueError: If a split is missing, unknown or empty, or if the encoding
+            is neither of the two.
 
     Example:
 
@@ -72,12 +72,12 @@ class Corpus:
             )
 
     def documents(self, split):
-        """Yields the documents of a split: `bytes` or iterables of them."""
+        """Yields the documents of a split: `bytes` or iterables of `bytes`."""
         text = self.splits[split]
         return iter((text,) if isinstance(text, bytes) else text)
 
     def num_bytes(self, split):
-        """About how many bytes a split has, or None where that is unknown."""
+        """Returns the approximate bytes of a split, or None if unknown."""
         return _num_bytes(self.splits[split])
 
     def blocks(self, split, size=BLOCK_BYTES):
@@ -85,19 +85,19 @@ class Corpus:
 
         Args:
             split: String, one of `splits`.
-            size: Integer, about how many bytes a block has.
+            size: Integer, the approximate number of bytes per block.
 
         Yields:
-            `Block`s. One after the other they are the text, byte for byte.
+            `Block`s, whose concatenation is the text, byte for byte.
         """
         return _blocks(self.documents(split), size)
 
     def read(self, split):
-        """Returns the whole text of a split at once, as `bytes`."""
+        """Returns the whole text of a split as `bytes`."""
         return b"".join(block.text for block in self.blocks(split))
 
     def check_unchanged(self):
-        """Raises ValueError if files are no longer what `identity` says."""
+        """Raises ValueError if files no longer agree with `identity`."""
         for split, text in self.splits.items():
             if not hasattr(text, "identity"):
                 continue
@@ -107,11 +107,11 @@ class Corpus:
                     raise ValueError(
                         f"The text of {self.name} was changed while it was "
                         f"read: {file[0]}. Run the same command again when "
-                        "nothing writes to it."
+                        "no other program writes to it."
                     )
 
     def fingerprint(self):
-        """A SHA-256 by which prepared ids are known to be of this text."""
+        """Returns a SHA-256 that identifies the text of prepared ids."""
         if self.identity is not None:
             content = [self.name, self.encoding, self.identity]
             return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -126,14 +126,11 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Some text of a split, cut at a line end if there is one.
+    """Holds a part of a split's text, which ends at a line end if possible.
 
-    Args:
-        pieces: Tuple of `bytes`, none of them empty. Each is the beginning of
-            a document, all of it, or, for the first, perhaps what follows.
-        continues: Boolean. The first piece goes on with the document that the
-            block before ended in.
-        amid_line: Boolean. It goes on with its line, too.
+    Each of `pieces`, non-empty `bytes`, is a document or its beginning. If
+    `continues`, the first piece continues the last document of the previous
+    block; if `amid_line`, also its last line.
     """
 
     pieces: tuple
@@ -142,7 +139,7 @@ class Block:
 
     @property
     def text(self):
-        """`bytes`, all pieces."""
+        """Returns all pieces as `bytes`."""
         return b"".join(self.pieces)
 
     @property
@@ -167,18 +164,18 @@ def _blocks(documents, size):
     pieces, filled = [], 0
     continues = amid_line = False
     for document in documents:
-        goes_on, ends_line = False, True
+        continued, ends_line = False, True
         for piece in _pieces(document, size):
             if not pieces:
-                continues, amid_line = goes_on, goes_on and not ends_line
-            elif goes_on:
+                continues, amid_line = continued, continued and not ends_line
+            elif continued:
                 # Only the first piece of a block may continue a document.
                 yield Block(tuple(pieces), continues, amid_line)
                 pieces, filled = [], 0
                 continues, amid_line = True, not ends_line
             pieces.append(piece)
             filled += len(piece)
-            goes_on, ends_line = True, piece.endswith(b"\n")
+            continued, ends_line = True, piece.endswith(b"\n")
             if filled >= size:
                 yield Block(tuple(pieces), continues, amid_line)
                 pieces, filled = [], 0
@@ -187,7 +184,7 @@ def _blocks(documents, size):
 
 
 def _pieces(document, size):
-    """Cuts a document in pieces of at most `size` bytes or little more."""
+    """Cuts a document into pieces of at most `size` bytes or slightly more."""
     rest = b""
     for chunk in _chunks(document, size):
         rest += chunk
@@ -211,7 +208,7 @@ def _chunks(document, size):
 
 
 def _boundary(text):
-    """Where to cut: after a line, else after a word, else a character."""
+    """Returns the position after the last line, else word, else character."""
     spaces = (text.rfind(space) + 1 for space in (b" ", b"\t", b"\r"))
     end = text.rfind(b"\n") + 1 or max(spaces)
     if end:

@@ -2,19 +2,19 @@
 
 import hashlib
 
+from txl_keras.data.corpora.published_files import read_chunks
 from txl_keras.data.corpora.tfds_builder import TextBuilder
-from txl_keras.data.corpora.tfds_builder import read_chunks
 
 LENGTH = 100_000_000
 HELD_OUT = 5_000_000  # bytes in each of valid and test
 
 
 class Enwik8Corpus(TextBuilder):
-    """The first 100,000,000 bytes of an English Wikipedia dump of 2006.
+    """Loads 100,000,000 bytes from the start of a Wikipedia dump of 2006.
 
-    The splits are the published ones: 90M, 5M and 5M bytes in order, each of
-    them one document. A symbol is a byte. Published results further drop the
-    newlines: see `drop_newlines` of `txl_keras.data.CharacterTokenizer`.
+    Has the published splits: 90M, 5M and 5M bytes in order, each one document.
+    A symbol is a byte. Published results also drop the newlines: see
+    `drop_newlines` of `txl_keras.data.CharacterTokenizer`.
     """
 
     URLS = ("http://mattmahoney.net/dc/enwik8.zip",)
@@ -34,9 +34,11 @@ class Enwik8Corpus(TextBuilder):
             length += len(chunk)
             digest.update(chunk)
         if length != LENGTH:
-            raise self.refusal(source, f"{LENGTH:,} bytes", f"{length:,} bytes")
+            raise self.mismatch_error(
+                source, f"{LENGTH:,} bytes", f"{length:,} bytes"
+            )
         if digest.hexdigest() != expected:
-            raise self.refusal(
+            raise self.mismatch_error(
                 source,
                 f"{algorithm} {expected}",
                 f"{algorithm} {digest.hexdigest()}",

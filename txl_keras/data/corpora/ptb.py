@@ -1,13 +1,13 @@
-"""Penn Treebank, as Mikolov prepared it for language models, in words."""
+"""Penn Treebank as prepared by Mikolov for language models, in words."""
 
+from txl_keras.data.corpora.published_files import read_chunks
 from txl_keras.data.corpora.tfds_builder import TextBuilder
-from txl_keras.data.corpora.tfds_builder import read_chunks
 
 
 class PtbCorpus(TextBuilder):
-    """Penn Treebank, as Mikolov prepared it: 10,000 different words.
+    """Loads Penn Treebank as prepared by Mikolov, with 10,000 words.
 
-    A split is one document.
+    Each split is one document.
     """
 
     URLS = (
@@ -22,9 +22,9 @@ class PtbCorpus(TextBuilder):
         "valid": "simple-examples/data/ptb.valid.txt",
         "test": "simple-examples/data/ptb.test.txt",
     }
-    # As PaddlePaddle has it, whose mirror is the second address.
+    # The digest in PaddlePaddle, whose mirror is the second URL.
     ARCHIVE_DIGEST = ("md5", "30177ea32e27c525793142b6bf2c8e2d")
-    # The sizes that papers give, with the `<eos>` that ends each line.
+    # Published sizes, which count `<eos>` at the end of each line.
     TOKENS = {"train": 929_589, "valid": 73_760, "test": 82_430}
 
     def records(self, source, split):

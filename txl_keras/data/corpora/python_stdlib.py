@@ -1,7 +1,7 @@
 """python_stdlib: the source code of the running Python's standard library.
 
-Real text on every machine, with nothing to download. Which text it is depends
-on the Python version: compare results of one version only.
+Real text that is available on every machine without a download. It depends on
+the Python version: compare results of one version only.
 """
 
 import os
@@ -13,11 +13,11 @@ from txl_keras.data.corpora.splitting import name_hash
 from txl_keras.data.corpora.splitting import split_groups
 
 MIN_BYTES = 1_000_000
-# Of the bytes, in each of valid and test: about 300 KB, which a laptop scores
-# in half a minute.
+# Fraction of all bytes in each of valid and test: about 300 KB, which a laptop
+# scores in half a minute.
 _HELD_OUT_FRACTION = 0.025
 
-# Tests are full of copied data, site-packages is not the standard library.
+# Tests contain much copied data; site-packages is not the standard library.
 _SKIPPED_FOLDERS = {
     "__pycache__",
     "dist-packages",
@@ -26,27 +26,18 @@ _SKIPPED_FOLDERS = {
     "test",
     "tests",
 }
-# Written when Python was built: the paths of one machine.
+# Generated when Python was built, with paths of that machine.
 _SKIPPED_PREFIXES = ("config-", "_sysconfigdata")
 
 
 def load(stdlib=None):
-    """Reads the `.py` files of the standard library, without its tests.
+    """Loads the standard library's `.py` files without tests, about 11 MB.
 
-    A package or a top-level module stays whole in one split, since files of
-    one package repeat each other. A file that occurs twice is kept once.
-    Within a split, files go by the hash of their path: each row of a batch
-    then gets the same mixture of packages, where the order of paths would fill
-    some rows with `encodings` alone.
-
-    Args:
-        stdlib: Optional string, the folder. Defaults to that of this Python.
-
-    Returns:
-        A `Corpus`, of about 11 MB.
-
-    Raises:
-        ValueError: If there is less than 1 MB of source.
+    Each package or top-level module is in one split only, because files of one
+    package resemble each other. Duplicate files are removed. Files are ordered
+    by the hash of their path, so that every batch row gets a similar mixture of
+    packages. In the order of paths, some rows would consist of `encodings`
+    alone.
     """
     stdlib = pathlib.Path(stdlib or sysconfig.get_path("stdlib"))
     documents = read_documents(stdlib)
@@ -57,10 +48,10 @@ def load(stdlib=None):
     total = sum(sizes.values())
     if total < MIN_BYTES or len(sizes) < 3:
         raise ValueError(
-            "The corpus 'python_stdlib' needs a Python with its library as "
-            f".py files, of at least {MIN_BYTES:,} bytes. Train on a text of "
-            f"your own with --corpus=PATH. Received: {total:,} bytes in "
-            f"{stdlib}"
+            "The corpus 'python_stdlib' needs a Python whose standard library "
+            f"is installed as .py files, at least {MIN_BYTES:,} bytes. Train "
+            "on a text of your own with --corpus=PATH instead. "
+            f"Received: {total:,} bytes in {stdlib}"
         )
     splits = {
         split: _select(documents, set(groups))
@@ -80,7 +71,7 @@ def read_documents(stdlib):
 
 
 def group_name(path):
-    """`json/decoder.py` to `json`, `ast.py` to `ast`."""
+    """Returns the package or module of a path: `json/decoder.py` to `json`."""
     return path.split("/")[0].removesuffix(".py")
 
 

@@ -1,4 +1,4 @@
-"""Ways to split a text in train, valid and test: by group, or by position."""
+"""Splits a text into train, valid and test, by group or by position."""
 
 import collections
 import hashlib
@@ -11,30 +11,16 @@ HELD_OUT_FRACTION = 0.05  # of the bytes, in each of valid and test
 
 
 def split_groups(sizes, fraction=HELD_OUT_FRACTION):
-    """Assigns whole groups of documents to splits.
+    """Assigns whole groups of documents to splits, by the hash of their names.
 
     Documents that resemble each other, such as the modules of a package, share
-    a group, so a text is never tested on what it was nearly trained on. Groups
-    go by the hash of their name, so the result depends on nothing else. Test
-    takes groups until it has `fraction` of all bytes, then valid, and train
-    gets the rest. Only groups of at most half that size are held out, or the
-    two smallest where there are no others: a held-out split is a mixture, not
-    one large document.
+    a group, so that no test text is nearly the same as a training text. In the
+    order of hashes, test takes groups until it has `fraction` of all bytes,
+    then valid; train gets the rest. Only groups of at most half that size are
+    held out, so that a held-out split is a mixture, or the two smallest groups
+    if there are no others.
 
-    Args:
-        sizes: Dict of group name to number of bytes, at least three groups.
-        fraction: Float. Bytes in each of test and valid, over all bytes.
-
-    Returns:
-        Dict of `"train"`, `"valid"` and `"test"` to a list of group names,
-        each with at least one.
-
-    Raises:
-        ValueError: If there are fewer than three groups.
-
-    Example:
-
-    >>> splits = split_groups({"a": 5, "b": 6, "c": 70, "d": 80})
+    >>> splits = split_groups({"a": 5, "b": 6, "c": 70, "d": 80})  # bytes
     >>> splits["valid"] + splits["test"], splits["train"]
     (['b', 'a'], ['d', 'c'])
     """
@@ -49,7 +35,7 @@ def split_groups(sizes, fraction=HELD_OUT_FRACTION):
     if len(candidates) < 2:
         candidates = sorted(ordered, key=sizes.get)[:2]
     target = min(fraction * total, sum(map(sizes.get, candidates)) / 2)
-    test = _take(candidates[:-1], sizes, target)  # the last is left for valid
+    test = _take(candidates[:-1], sizes, target)  # leaves one for valid
     valid = _take(candidates[len(test) :], sizes, target)
     held_out = {*test, *valid}
     train = [name for name in ordered if name not in held_out]
@@ -57,7 +43,7 @@ def split_groups(sizes, fraction=HELD_OUT_FRACTION):
 
 
 def _take(names, sizes, target):
-    """The first of `names` that together reach `target` bytes."""
+    """Returns the first of `names` that together reach `target` bytes."""
     taken, size = [], 0
     for name in names:
         if size >= target:
@@ -68,20 +54,11 @@ def _take(names, sizes, target):
 
 
 def split_file(path, delimiter=None, fraction=HELD_OUT_FRACTION):
-    """Cuts a text file in three: train first, then valid, then test.
+    """Cuts a text file into train, valid and test: `(start, stop)` in bytes.
 
-    A cut is at the first new line after its place, or at the next character
-    if that would move the cut by more than half a split.
-
-    Args:
-        path: String, a text in UTF-8; `.gz` is unpacked.
-        delimiter: Optional `bytes`. Cuts only right after these.
-        fraction: Float. Bytes in each of valid and test, over all bytes.
-
-    Returns:
-        Dict of `"train"`, `"valid"` and `"test"` to the pair of the first
-        byte and the one after the last. A split may be empty if the text is
-        tiny.
+    Each cut is at the next line end, or at the next character if a line end is
+    more than half a split away; with a `delimiter`, only directly after it. A
+    split of a tiny text may be empty.
     """
     size = text_size(path)
     places = [int(size * (1 - part * fraction)) for part in (2, 1)]
@@ -96,7 +73,7 @@ def split_file(path, delimiter=None, fraction=HELD_OUT_FRACTION):
 
 
 def _cut(path, place, end, size, delimiter):
-    """The first byte from `place` on where the part up to `end` may begin."""
+    """Returns the first byte from `place` on where a split may begin."""
     if delimiter is None:
         found = _find(path, place, (place + end) // 2, b"\n")
         return _next_character(path, place) if found is None else found
@@ -105,7 +82,7 @@ def _cut(path, place, end, size, delimiter):
 
 
 def _find(path, start, stop, delimiter):
-    """Where the first delimiter from `start` on ends, or None."""
+    """Returns the end of the first delimiter from `start` on, or None."""
     rest, offset = b"", start
     for chunk in read_bytes(path, start, stop):
         rest += chunk
@@ -126,16 +103,10 @@ def _next_character(path, start):
 
 
 def drop_duplicates(files, read):
-    """Keeps the first of files with the same content.
+    """Keeps the first of several files with the same content.
 
-    A text that is both in train and in test would be no test.
-
-    Args:
-        files: Dict of name to size in bytes.
-        read: Function of a name that returns its content in chunks.
-
-    Returns:
-        Dict, the same or a smaller one.
+    Otherwise a text could be both in train and in test. `files` are sizes by
+    name; `read(name)` yields content in chunks.
     """
     same_size = collections.Counter(files.values())
     kept, seen = {}, set()
@@ -152,5 +123,5 @@ def drop_duplicates(files, read):
 
 
 def name_hash(name):
-    """An order of names that is the same everywhere and looks random."""
+    """Returns a sort key that gives a pseudo-random, reproducible order."""
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()

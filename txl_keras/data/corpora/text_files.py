@@ -1,4 +1,4 @@
-"""Text of the user's own: files in UTF-8, on disk or in a bucket."""
+"""The user's own text: files in UTF-8, on disk or in a bucket."""
 
 import dataclasses
 import json
@@ -27,47 +27,37 @@ SPLIT_NAMES = {
     "dev": "valid",
     "test": "test",
 }
-MAX_DOCUMENT_BYTES = 1 << 30  # of those with separators, which are held whole
-# What a line raises that is no JSON object with a text.
-_NO_TEXT = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+MAX_DOCUMENT_BYTES = 1 << 30  # between separators: must fit in memory
+# Errors that a line raises if it is not a JSON object with a text.
+_PARSE_ERRORS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 
 
 def load(path, document_separator=None, text_key="text", whole=False):
-    """Finds the files of a text and splits them; reads as little as it can.
+    """Finds the files of a text and splits them, reading as little as possible.
 
     - A file: the first 90% are train, then 5% valid and 5% test.
-    - A folder with files or folders called train, valid (or validation, val,
-      dev) and test, such as train.txt or wiki.train.tokens: these.
-    - A folder, or a pattern such as `books/*.txt`, of three or more files:
-      whole files go to a split, about 5% of the bytes to each of valid and
+    - A folder with files or folders named train, valid (or validation, val,
+      dev) and test, such as train.txt or wiki.train.tokens: these are the
+      splits.
+    - A folder, or a pattern such as `books/*.txt`, of three or more files: each
+      file belongs to one split, with about 5% of the bytes in valid and in
       test.
-    - A folder or pattern of one or two files: each is cut like one file.
+    - A folder or pattern of one or two files: each file is cut as above.
 
-    Folders are read with their subfolders, without hidden and empty files, and
-    without what is no file, such as a pipe; a file that occurs twice is kept
-    once. Files follow each other in the order of
-    their paths. Files that end in `.gz` are unpacked.
+    With `whole`, all files form one split, `"all"`. Folders are read
+    recursively, except for hidden and empty files, pipes and the like, and
+    duplicates. Files are in the order of their paths. Those that end in `.gz`
+    are decompressed.
 
-    A document is a file; a line of a file in JSON lines (`.jsonl`); or what
-    lies between separators. A cut never goes through one of the latter two.
-
-    Args:
-        path: String: a file, folder or pattern, local, or of `gs://` and
-            whatever else `tf.io.gfile` reads.
-        document_separator: Optional string that parts the documents of a file
-            and is no part of them. Not for JSON lines.
-        text_key: String. The name of the text in an object of JSON lines.
-        whole: Boolean. One split, `"all"`, of all the files as they are.
-
-    Returns:
-        A `Corpus` in UTF-8.
-
-    Raises:
-        FileNotFoundError: If nothing is there.
-        ValueError: If there is no text or too little of it, if the name of a
-            file is not UTF-8 or a link leads back to its folder; while it is
-            read, if it is not UTF-8, with the offset, a line is not JSON, or a
-            file has become shorter.
+    A document is a file, a line of a JSON lines file (`.jsonl`, text at
+    `text_key`), or the text between separators. Cuts never divide the latter
+    two.
     """
     if document_separator == "":
         raise ValueError(
@@ -77,9 +67,9 @@ def load(path, document_separator=None, text_key="text", whole=False):
     separator = document_separator and document_separator.encode("utf-8")
     try:
         parts = _split(path, separator, whole)
-    except UnicodeError as error:  # of a name: texts are not decoded here
+    except UnicodeError as error:  # in a file name; no text is decoded here
         raise ValueError(
-            f"{path} must have files whose names are UTF-8: rename others. "
+            f"{path} must have files whose names are UTF-8: rename the others. "
             f"Received: {error.object!r}"
         ) from error
     splits = {
@@ -90,7 +80,7 @@ def load(path, document_separator=None, text_key="text", whole=False):
     if empty:
         size = sum(text.num_bytes for text in splits.values())
         raise ValueError(
-            f"The text in {path} is too small to give three splits: "
+            f"The text in {path} is too small for three splits: "
             f"{' and '.join(empty)} would be empty, as no document is cut. "
             f"Received: {size} bytes, document_separator={document_separator!r}"
         )
@@ -103,7 +93,7 @@ def load(path, document_separator=None, text_key="text", whole=False):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A file from byte `start` to `stop`; to its end if `stop` is None."""
+    """Holds bytes `[start, stop)` of a file; `stop` None is its end."""
 
     path: str
     start: int = 0
@@ -111,7 +101,7 @@ class Part:
 
     @property
     def num_bytes(self):
-        """Bytes to read, packed ones of a whole `.gz`."""
+        """Returns the bytes to read; for a whole `.gz` the compressed size."""
         if self.stop is None:
             return tf.io.gfile.stat(self.path).length
         return self.stop - self.start
@@ -119,13 +109,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """The documents of some files, read anew each time.
-
-    Args:
-        parts: Tuple of `Part`s.
-        separator: Optional `bytes`, see `load`.
-        text_key: String, see `load`.
-    """
+    """Reads the documents of some files, again in each iteration."""
 
     parts: tuple
     separator: bytes
@@ -136,7 +120,7 @@ class TextFiles:
         return sum(part.num_bytes for part in self.parts)
 
     def identity(self):
-        """What the text is recognised by: files, sizes, times of change."""
+        """Returns the files with sizes and times, and the options, for JSON."""
         files = []
         for part in self.parts:
             size = tf.io.gfile.stat(part.path).length
@@ -169,7 +153,7 @@ def _split(path, separator, whole):
     files = _find_files(path)
     if len(files) >= len(SPLITS):
         root = path if tf.io.gfile.isdir(path) else os.path.dirname(path)
-        # By names in the folder: the place of the folder must not matter.
+        # By relative paths: the result must not depend on the folder's place.
         names = {os.path.relpath(file, root): file for file in files}
         sizes = {name: files[file] for name, file in names.items()}
         return {
@@ -196,12 +180,12 @@ def _named_splits(folder):
         if len(splits) == 1:
             found.setdefault(splits.pop(), []).append(name)
     if len(found) < len(SPLITS):
-        # One alone may be any file, and so may train.py and test.py.
+        # One name alone may be any file, and so may train.py and test.py.
         names = [n for names in found.values() for n in names if _is_text(n)]
         if len(found) == 2 and names:
             raise ValueError(
-                f"{folder} must have all of train, valid and test, or none of "
-                f"them. Received: only {' and '.join(names)}"
+                f"{folder} must have files or folders for all of train, valid "
+                f"and test, or for none. Received: only {' and '.join(names)}"
             )
         return {}
     return {
@@ -219,31 +203,31 @@ def _is_text(name):
 
 
 def _find_files(path):
-    """Returns a dict of the paths of a text to their sizes, in order."""
+    """Returns a dict of the text's paths to their sizes, in order."""
     if tf.io.gfile.isdir(path):
         paths = _files_below(path)
     elif tf.io.gfile.exists(path):
         paths = [path]
     else:
         paths = [p for p in tf.io.gfile.glob(path) if not tf.io.gfile.isdir(p)]
-    # Unpacked, so that a file and its .gz are seen to be the same.
+    # Decompressed sizes, so that a file and its .gz are found to be equal.
     sizes = {p: rough_size(p) for p in sorted(paths)}
     sizes = {p: size for p, size in sizes.items() if size}
     if not sizes:
         raise ValueError(
-            f"{path} must be or have at least one file with text. Received: "
-            "none, or only empty and hidden files"
+            f"{path} must be, or contain, at least one file with text. "
+            "Received: no files, or only empty and hidden ones"
         )
     return drop_duplicates(sizes, read_bytes)
 
 
 def _files_below(folder, above=()):
-    """Yields what is in a folder and in those below it, but what is hidden."""
+    """Yields the files in a folder and its subfolders, except hidden ones."""
     place = folder if is_remote(folder) else os.path.realpath(folder)
     if place in above:
         raise ValueError(
-            f"{folder} must not be a link to a folder that it is in, or it "
-            f"would be read without end: remove it. Received: a link to {place}"
+            f"{folder} must not be a link to a folder that contains it, which "
+            f"is an endless loop: remove it. Received: a link to {place}"
         )
     for name in tf.io.gfile.listdir(folder):
         path = os.path.join(folder, name.rstrip("/"))
@@ -260,12 +244,12 @@ def _is_json_lines(path):
 
 
 def _whole_file(part, ends_line):
-    """Yields a file in chunks; at its end a newline, if it must have one."""
+    """Yields a file in chunks; with `ends_line`, ends it with a newline."""
     chunk = b"\n"
     for chunk in read_text(part.path, part.start, part.stop):
         yield chunk
     if ends_line and not chunk.endswith(b"\n"):
-        yield b"\n"  # or the next file would go on in its last line
+        yield b"\n"  # otherwise the next file would continue the last line
 
 
 def _separated_documents(part, separator):
@@ -283,7 +267,7 @@ def _json_documents(part, text_key):
 
 
 def _between(part, separator):
-    """Yields what lies between separators."""
+    """Yields the texts between separators."""
     rest = bytearray()
     for chunk in read_text(part.path, part.start, part.stop):
         searched = max(0, len(rest) - len(separator) + 1)
@@ -296,7 +280,7 @@ def _between(part, separator):
             raise ValueError(
                 f"{part.path} must have a document separator within every "
                 f"{MAX_DOCUMENT_BYTES:,} bytes. Received: {separator!r}, which "
-                "does not occur in that many"
+                "does not occur in so many bytes"
             )
     yield bytes(rest)
 
@@ -305,7 +289,7 @@ def _parse(line, text_key, path, start, number):
     try:
         text = json.loads(line)[text_key]
         return text.encode("utf-8")
-    except _NO_TEXT as error:
+    except _PARSE_ERRORS as error:
         place = f"line {number}" + (f" after byte {start}" if start else "")
         raise ValueError(
             f"{path}, {place}: every line must be a JSON object whose "

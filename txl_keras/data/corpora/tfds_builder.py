@@ -1,28 +1,24 @@
-"""What the TFDS builders of this folder share.
+"""Base class of the corpora that TFDS prepares.
 
-Finds the published files of a corpus or downloads them, checks them, writes
-their text as records, and reads it back in order.
+Finds or downloads the published files of a corpus, checks them, writes their
+text as records, and reads it back in order.
 """
 
 import contextlib
-import hashlib
 import logging
 import os
 import sys
-import tarfile
-import typing
-import zipfile
 
 import requests
 import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.files import DAMAGED
-from txl_keras.data.corpora.files import chunks_of
-from txl_keras.data.corpora.files import damaged
 from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.files import open_file
+from txl_keras.data.corpora.published_files import file_digest
+from txl_keras.data.corpora.published_files import find_sources
+from txl_keras.data.corpora.published_files import read_lines
+from txl_keras.data.corpora.published_files import sources_in_archive
 
 try:
     import tensorflow_datasets as tfds
@@ -30,49 +26,35 @@ try:
     from tensorflow_datasets.core.download.util import DownloadError
 except ImportError as error:
     raise ImportError(
-        "This corpus is read by TensorFlow Datasets, which cannot be imported: "
+        "This corpus needs TensorFlow Datasets, which cannot be imported: "
         f"{error}. Run `pip install tensorflow-datasets importlib_resources`; "
         "TFDS needs the second and does not always install it."
     ) from error
 
-# TFDS tries 10 times, in 200 seconds, where there is no network at all.
+# The default of TFDS, 10 retries, takes 200 seconds without a network.
 DOWNLOAD_RETRIES = 3
-
-
-class Source(typing.NamedTuple):
-    """Where a text lies.
-
-    Args:
-        path: String, a file.
-        member: Optional string, the name inside if the file is an archive.
-    """
-
-    path: str
-    member: str | None = None
-
-    def __str__(self):
-        return self.path if self.member is None else "/".join(self)
 
 
 class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """Writes the published text of a corpus as records, in order.
 
-    The files are taken from `manual_dir` if they are there, packed or not, and
-    downloaded otherwise. A subclass says where they are published, what they
-    must be, and how a text is cut in records. Its name ends with `Corpus`:
-    TFDS writes in a folder of that name, so `enwik8` remains free for a file.
+    The files are taken from `manual_dir` if present, compressed or not, and are
+    downloaded otherwise. A subclass defines the URLs, the expected content, and
+    how a text is divided into records. The name of a subclass ends in `Corpus`:
+    TFDS writes to a folder of that name, so that `enwik8` can still name a
+    file.
 
     Attributes:
-        VERSION: Must change when what is written does.
-        URLS: Tuple of strings, where the archive is published: the source
-            first, then mirrors.
+        VERSION: Must change when the written records change.
+        URLS: Tuple of strings, the URLs of the archive: the original, then
+            mirrors.
         MANUAL_DOWNLOAD_INSTRUCTIONS: String, the files to look for.
         MEMBERS: Dict of split to the name of its text in the archive.
         ARCHIVE_DIGEST: Tuple of algorithm and hexadecimal digest.
-        TOKENS: Dict of split to its number of words plus that of lines.
+        TOKENS: Dict of split to its number of words plus its number of lines.
         ENCODING: String, as for `Corpus`.
-        ONE_DOCUMENT: Boolean. The records of a split run on as one document;
-            otherwise each of them is a document.
+        ONE_DOCUMENT: Boolean. True: all records of a split form one document.
+            False: each record is a document.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -85,23 +67,7 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     @classmethod
     def load(cls, data_dir=None, manual_dir=None):
-        """Opens the corpus; the first time, prepares it.
-
-        Args:
-            data_dir: Optional string. The folder for what is prepared and
-                downloaded. Default: TFDS's own, `TFDS_DATA_DIR` or
-                `~/tensorflow_datasets`.
-            manual_dir: Optional string. The folder with files already there.
-                Default: `data_dir`.
-
-        Returns:
-            A `Corpus`.
-
-        Raises:
-            ValueError: If a file is not the published one, if `manual_dir` is
-                no folder, or if `data_dir` cannot be written to.
-            ConnectionError: If no file is there and none can be downloaded.
-        """
+        """Opens the corpus as a `Corpus`, and prepares it the first time."""
         builder = prepare(lambda: cls(data_dir=data_dir), manual_dir)
         splits = {split: Records(builder, split) for split in SPLITS}
         if cls.ONE_DOCUMENT:
@@ -110,39 +76,36 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return Corpus(name, splits, cls.ENCODING, identify(builder))
 
     def check(self, sources):
-        """Raises ValueError unless the text is the published one.
+        """Raises ValueError if the text is not the published one.
 
-        Here: unless the archive, if it is one, has its digest, and each split
-        its number of tokens.
-
-        Args:
-            sources: Dict of split to `Source`.
+        Compares the digest of the archive, if it is one, and the tokens per
+        split.
         """
         path, member = sources["train"]
         if member:
             algorithm, expected = self.ARCHIVE_DIGEST
             digest = file_digest(path, algorithm)
             if digest != expected:
-                raise self.refusal(
+                raise self.mismatch_error(
                     path, f"{algorithm} {expected}", f"{algorithm} {digest}"
                 )
         for split, expected in self.TOKENS.items():
             tokens = self._count_tokens(sources[split])
             if tokens != expected:
-                raise self.refusal(
+                raise self.mismatch_error(
                     sources[split],
                     f"{expected:,} words and line ends",
                     f"{tokens:,}",
                 )
 
     def records(self, source, split):
-        """Yields the text of a split as `bytes`, to be stored one by one."""
+        """Yields the text of a split as `bytes`, one item per record."""
         raise NotImplementedError
 
-    def refusal(self, path, expected, received):
-        """The error of a file that is not the published one."""
+    def mismatch_error(self, path, expected, received):
+        """Returns the error for a file that is not the published one."""
         return ValueError(
-            f"{path} is damaged or another file. Fetch it again from "
+            f"{path} is damaged or another file. Download it again from "
             f"{' or '.join(self.URLS)}. Expected: {expected}. "
             f"Received: {received}"
         )
@@ -154,10 +117,10 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
                 len(line.decode().split()) + 1 for line in read_lines(source)
             )
         except UnicodeDecodeError as error:
-            raise self.refusal(source, "UTF-8", error) from error
+            raise self.mismatch_error(source, "UTF-8", error) from error
 
     def _info(self):
-        # Not `features.Text`: a record may be cut amid a character.
+        # Not `features.Text`, because a record may end inside a character.
         text = tfds.features.Tensor(shape=(), dtype=tf.string)
         return tfds.core.DatasetInfo(
             builder=self,
@@ -193,11 +156,11 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             except (requests.RequestException, DownloadError) as error:
                 failures.append(describe_failure(error, url))
                 continue
-            sources = _in_archive(path, self.MEMBERS)
+            sources = sources_in_archive(path, self.MEMBERS)
             try:
                 self.check(sources)
             except ValueError:
-                # Otherwise TFDS takes it for the right one the next time.
+                # Otherwise TFDS would use it the next time.
                 tf.io.gfile.remove(path)
                 tf.io.gfile.remove(f"{path}.INFO")
                 raise
@@ -205,20 +168,15 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         raise ConnectionError(
             f"{archive} could not be downloaded: {'; '.join(failures)}. Put "
             f"{self.MANUAL_DOWNLOAD_INSTRUCTIONS} in the folder {folder}, or "
-            "name the folder that has it by `manual_dir`."
+            "pass the folder that has it as `manual_dir`."
         )
 
 
 class Records:
-    """The texts of a prepared split, in order.
+    """Reads the texts of a prepared split in order, again in each iteration.
 
-    They are read anew, one by one, each time they are iterated over.
-
-    Args:
-        builder: `tfds.core.DatasetBuilder`.
-        split: String, a split as TFDS names it, such as `"train[:90%]"`.
-        key: String, the feature that holds the text.
-        read_at_once: Integer, records. Many where they are short.
+    `split` is in TFDS's notation, such as `"train[:90%]"`; `key` is the feature
+    with the text. Short texts are read faster with a large `read_at_once`.
     """
 
     def __init__(self, builder, split, key="text", read_at_once=1):
@@ -229,7 +187,7 @@ class Records:
 
     @property
     def num_bytes(self):
-        """Bytes of the split; None for a part of one, which TFDS counts not."""
+        """Returns the bytes of the split, or None for a part of a split."""
         info = self._builder.info.splits[self._split]
         return getattr(info, "num_bytes", None)
 
@@ -249,7 +207,7 @@ class Records:
 
 
 def identify(builder):
-    """Returns by what a prepared dataset is recognised, for JSON."""
+    """Returns a JSON-serializable value that identifies a prepared dataset."""
     return {
         "builder": builder.info.full_name,  # with its version
         "splits": {
@@ -260,20 +218,7 @@ def identify(builder):
 
 
 def prepare(make_builder, manual_dir=None):
-    """Returns a builder whose dataset is prepared.
-
-    Args:
-        make_builder: Function that returns a `tfds.core.DatasetBuilder`.
-        manual_dir: Optional string, as for `TextBuilder.load`.
-
-    Returns:
-        The builder.
-
-    Raises:
-        ValueError: If `manual_dir` is no folder or the builder's `data_dir`
-            cannot be written to or has an incomplete dataset. What the builder
-            raises passes through.
-    """
+    """Makes a builder and prepares its dataset if it is not prepared yet."""
     builder = make_builder()
     if not builder.data_path.exists():
         builder = _prepare(make_builder, manual_dir)
@@ -285,77 +230,8 @@ def prepare(make_builder, manual_dir=None):
     return builder
 
 
-def find_sources(folder, archive, members):
-    """Finds the texts of a corpus in a folder, packed or not.
-
-    Args:
-        folder: String.
-        archive: String, name of a `.zip` or `.tgz` file.
-        members: Dict of split to the name of its text in the archive. Its last
-            part will do, too, and either with `.gz`.
-
-    Returns:
-        Dict of split to `Source`, or None if a text is missing.
-    """
-    for suffix in ("", ".gz"):
-        sources = {
-            split: Source(os.path.join(folder, name + suffix))
-            for split, name in members.items()
-        }
-        if all(_is_file(source.path) for source in sources.values()):
-            return sources
-    path = os.path.join(folder, archive)
-    if _is_file(path):
-        return _in_archive(path, members)
-    bare = {split: os.path.basename(name) for split, name in members.items()}
-    return None if bare == members else find_sources(folder, archive, bare)
-
-
-def read_chunks(source, start=0, stop=None):
-    """Yields a text, or the part from byte `start` to `stop`.
-
-    Args:
-        source: A `Source`.
-        start: Integer.
-        stop: Optional integer.
-
-    Yields:
-        `bytes` of at most 1 MiB, cut anywhere.
-
-    Raises:
-        ValueError: If the file is damaged or its archive lacks the text.
-    """
-    with _open_source(source) as file:
-        yield from chunks_of(file, start, stop)
-
-
-def read_lines(source):
-    """Yields the lines of a `Source`, as `bytes` with their newlines."""
-    rest = b""
-    for chunk in read_chunks(source):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line + b"\n"
-    if rest:
-        yield rest
-
-
-def file_digest(path, algorithm):
-    """Returns the hexadecimal digest of a file, as it lies there."""
-    digest = hashlib.new(algorithm)
-    with tf.io.gfile.GFile(path, "rb") as file:
-        for chunk in chunks_of(file):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def describe_failure(error, url=None):
-    """Says in a few words why a download failed.
-
-    Args:
-        error: A `requests.RequestException`, or TFDS's `DownloadError`.
-        url: Optional string. Default: the one in the error.
-    """
+    """Describes in a few words why a download failed."""
     if isinstance(error, DownloadError):
         return str(error)
     url = url or getattr(error.request, "url", "unknown address")
@@ -384,7 +260,7 @@ def _prepare(make_builder, manual_dir):
                 )
             )
     except Exception:
-        # Another process may have prepared the same meanwhile.
+        # Another process may have prepared the same dataset meanwhile.
         builder = make_builder()
         if not builder.data_path.exists():
             raise
@@ -392,71 +268,26 @@ def _prepare(make_builder, manual_dir):
     return builder
 
 
-def _in_archive(path, members):
-    return {split: Source(path, name) for split, name in members.items()}
-
-
-def _is_file(path):
-    return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
-
-
-@contextlib.contextmanager
-def _open_source(source):
-    if source.member is None:
-        with open_file(source.path) as file:
-            yield file
-        return
-    open_member = _open_zip if source.path.endswith(".zip") else _open_tar
-    try:
-        with (
-            tf.io.gfile.GFile(source.path, "rb") as archive,
-            open_member(archive, source.member) as file,
-        ):
-            yield file
-    except (*DAMAGED, zipfile.BadZipFile, tarfile.TarError) as error:
-        raise damaged(source.path, error) from error
-    except KeyError as error:
-        raise ValueError(
-            f"{source.path} must contain a file '{source.member}'."
-        ) from error
-
-
-@contextlib.contextmanager
-def _open_zip(archive, member):
-    with zipfile.ZipFile(archive) as unpacked, unpacked.open(member) as file:
-        yield file
-
-
-@contextlib.contextmanager
-def _open_tar(archive, member):
-    with tarfile.open(fileobj=archive, mode="r:gz") as unpacked:
-        for info in unpacked:
-            # Names may begin with `./`.
-            if os.path.normpath(info.name) == member:
-                yield unpacked.extractfile(info)
-                return
-    raise KeyError(member)
-
-
 def _check_writable(data_dir):
     try:
         tf.io.gfile.makedirs(data_dir)
-        # A bucket tells only when it is written to.
+        # Whether a bucket is writable shows only when it is written to.
         writable = is_remote(data_dir) or os.access(data_dir, os.W_OK)
     except (OSError, tf.errors.OpError):
         writable = False
     if not writable:
         raise ValueError(
             "`data_dir` must be a folder that can be written to (--data_dir on "
-            "the command line); files that lie in another folder are named by "
-            f"`manual_dir` (--manual_dir). Received: data_dir={data_dir!r}"
+            "the command line); pass a read-only folder with files of the "
+            "corpus as `manual_dir` (--manual_dir). "
+            f"Received: data_dir={data_dir!r}"
         )
 
 
 @contextlib.contextmanager
 def _fewer_retries():
     retries = downloader.MAX_RETRIES
-    log = logging.getLogger("urllib3")  # which warns of every one
+    log = logging.getLogger("urllib3")  # logs a warning for each retry
     level = log.level
     downloader.MAX_RETRIES = DOWNLOAD_RETRIES
     log.setLevel(logging.ERROR)
@@ -468,7 +299,7 @@ def _fewer_retries():
 
 
 def _remove_leftovers(builder):
-    """Removes what runs that were killed left unfinished."""
+    """Removes incomplete folders that killed runs left."""
     folder, version = os.path.split(builder.data_dir)
     pattern = os.path.join(folder, f"incomplete.*_{version}")
     for path in tf.io.gfile.glob(pattern):

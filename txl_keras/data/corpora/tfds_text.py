@@ -1,4 +1,4 @@
-"""Any dataset of TFDS that has text, by its name there."""
+"""Loads any text dataset of TFDS by its name."""
 
 import difflib
 
@@ -16,7 +16,7 @@ from txl_keras.data.corpora.tfds_builder import prepare
 from txl_keras.data.corpora.tfds_builder import tfds
 
 VALID_NAMES = ("validation", "valid", "dev")
-# Where a dataset has nothing but train.
+# Splits of a dataset that only has train.
 PARTS = {
     "train": "train[:90%]",
     "valid": "train[90%:95%]",
@@ -25,34 +25,18 @@ PARTS = {
 
 
 def load(name, data_dir=None, manual_dir=None, text_key=None):
-    """Opens a dataset of TFDS as a corpus, and prepares it the first time.
+    """Opens a TFDS dataset as a `Corpus`, and prepares it the first time.
 
-    Each example is a document and ends with a newline, which is added where
-    it lacks. The order is that of TFDS, the same each time. If there is no
-    validation split, test is taken for it, as is usual for `lm1b`, or the
-    other way round; if there is neither, the last tenth of train.
-
-    Args:
-        name: String, such as `"lm1b"` or `"wiki40b/en"`.
-        data_dir: Optional string. The folder for what is prepared and
-            downloaded. Default: `TFDS_DATA_DIR` or `~/tensorflow_datasets`.
-        manual_dir: Optional string. The folder with files already there.
-            Default: `data_dir`.
-        text_key: Optional string, the feature with the text. Default:
-            `"text"`, or the only feature that is a string.
-
-    Returns:
-        A `Corpus` in UTF-8.
-
-    Raises:
-        ValueError: If the name is unknown, if a folder is wrong, if the text
-            is not in one feature, or if there are too few examples.
-        ConnectionError: If the dataset is not there and cannot be downloaded.
+    Each example is a document and ends with a newline, which is added if
+    missing. The order is that of TFDS and always the same. If there is no
+    validation split, test is used for it, as is usual for `lm1b`, and vice
+    versa; if there is neither, the last tenth of train. `text_key` defaults to
+    `"text"` or the only feature that is a string.
     """
     builder = open_dataset(name, data_dir, manual_dir)
     key = _text_feature(builder, text_key)
     splits = _choose_splits(builder)
-    # About 1 MB. One by one, sentences take three times as long.
+    # About 1 MB at a time: single sentences take three times as long.
     train = builder.info.splits["train"]
     read_at_once = CHUNK_BYTES * train.num_examples // (train.num_bytes + 1)
     return Corpus(
@@ -66,7 +50,7 @@ def load(name, data_dir=None, manual_dir=None, text_key=None):
 
 
 class Documents(Records):
-    """The records of a split, each of them with a newline at its end."""
+    """Yields the records of a split, each with a newline at its end."""
 
     def __iter__(self):
         for text in super().__iter__():
@@ -74,14 +58,14 @@ class Documents(Records):
 
 
 def open_dataset(name, data_dir=None, manual_dir=None):
-    """Prepares a dataset if it is not there: its builder. As `load`."""
+    """Returns the builder of a dataset, and prepares it the first time."""
     try:
         return prepare(lambda: _find(name, data_dir), manual_dir)
     except (requests.RequestException, DownloadError) as error:
         raise ConnectionError(
             f"The TFDS dataset {name!r} could not be downloaded: "
-            f"{describe_failure(error)}. Prepare it where there is a network, "
-            "and copy its folder to `data_dir`. "
+            f"{describe_failure(error)}. Prepare it on a machine with network "
+            "access and copy its folder to `data_dir`. "
             f"Received: data_dir={data_dir!r}"
         ) from None
 
@@ -135,8 +119,8 @@ def _choose_splits(builder):
         }
     if splits["valid"] == splits["test"]:
         print(
-            f"{builder.name} has no split of its own for both validation and "
-            f"test: '{splits['valid']}' is taken for both."
+            f"{builder.name} does not have separate validation and test "
+            f"splits: '{splits['valid']}' is used for both."
         )
     sizes = {split: infos[splits[split]].num_examples for split in SPLITS}
     if not all(sizes.values()):

@@ -1,16 +1,16 @@
-"""WikiText-103: 28,475 good articles of Wikipedia, in words."""
+"""WikiText-103: 28,475 good and featured Wikipedia articles, in words."""
 
 import itertools
 
+from txl_keras.data.corpora.published_files import read_lines
 from txl_keras.data.corpora.tfds_builder import TextBuilder
-from txl_keras.data.corpora.tfds_builder import read_lines
 
 
 class Wikitext103Corpus(TextBuilder):
-    """Good and featured articles of Wikipedia, in words, one a document."""
+    """Loads good and featured Wikipedia articles, in words, as documents."""
 
     URLS = (
-        # The authors' address, which was closed in 2026 or before.
+        # The authors' URL, which no longer works (as of 2026).
         "https://s3.amazonaws.com/research.metamind.io/wikitext/"
         "wikitext-103-v1.zip",
         "https://wikitext.smerity.com/wikitext-103-v1.zip",
@@ -24,12 +24,12 @@ class Wikitext103Corpus(TextBuilder):
         "test": "wikitext-103/wiki.test.tokens",
     }
     ONE_DOCUMENT = False
-    # As Julia's CorpusLoaders.jl has it. (torchtext: MD5 9ddaacaf...)
+    # The digest in Julia's CorpusLoaders.jl. (torchtext: MD5 9ddaacaf...)
     ARCHIVE_DIGEST = (
         "sha256",
         "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
     )
-    # Of the paper, https://arxiv.org/abs/1609.07843, table 1.
+    # From table 1 of the paper, https://arxiv.org/abs/1609.07843.
     TOKENS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
 
     def records(self, source, split):
@@ -37,16 +37,11 @@ class Wikitext103Corpus(TextBuilder):
 
 
 def split_articles(lines):
-    """Cuts lines at the titles of articles.
+    """Yields the articles of an iterable of lines, all as `bytes`.
 
-    A title is a line ` = Title = ` between blank ones; sections are called
-    ` = = Section = = `. What comes before the first title goes with it.
-
-    Args:
-        lines: Iterable of `bytes`.
-
-    Yields:
-        `bytes`, an article each. Together they are the lines.
+    A title is a line ` = Title = ` between blank lines; section titles look
+    like ` = = Section = = `. Lines before the first title belong to the first
+    article.
     """
     article, titled, before = [], False, b""
     for line, after in itertools.pairwise(itertools.chain(lines, [b""])):
@@ -62,5 +57,5 @@ def split_articles(lines):
 
 def _is_title(line):
     words = line.split()
-    # A formula may begin with `=`, too, but does not end with it.
+    # A formula may begin with `=`, but does not also end with it.
     return len(words) > 2 and words[0] == words[-1] == b"=" and words[1] != b"="

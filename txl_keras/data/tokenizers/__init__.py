@@ -1,18 +1,18 @@
 """Tokenizers: text to integer ids and back.
 
-- `ByteTokenizer`: the id is the byte. Needs no vocabulary, knows every text.
-- `CharacterTokenizer`: the ids are those of the symbols a corpus consists of.
-- `WordTokenizer`: the ids are those of words between spaces, as in the
-  published results on WikiText-103 and One Billion Word.
-- `SentencePieceTokenizer`, `WordPieceTokenizer`: the ids are those of parts of
-  words, learned from a text. They need TensorFlow Text, an extra.
+- `ByteTokenizer`: one id per byte. Encodes any text without a vocabulary.
+- `CharacterTokenizer`: one id per symbol that occurs in a corpus.
+- `WordTokenizer`: one id per whitespace-separated word, as in the published
+  results on WikiText-103 and One Billion Word.
+- `SentencePieceTokenizer`, `WordPieceTokenizer`: one id per subword, learned
+  from a text. They need TensorFlow Text, an optional dependency.
 
-All read `bytes`, as a `Corpus` holds them, and `str`, as people type it.
+All accept `bytes`, as a `Corpus` yields them, and `str`.
 
-With `drop_newlines` the newline characters of a text are no tokens. This is the
-protocol of the published enwik8 results, which then have 204 symbols and not
-205. Bits per character are over the text without its newlines: compare them
-with numbers of the same protocol, and give both where you can.
+With `drop_newlines`, newline characters are not tokens. The published enwik8
+results use this protocol, which leaves 204 symbols instead of 205. Bits per
+character then refer to the text without newlines: compare them with results of
+the same protocol only, and report both where possible.
 """
 
 from txl_keras.data.tokenizers.building import build_tokenizer

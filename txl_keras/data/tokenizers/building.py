@@ -1,4 +1,4 @@
-"""Builds, writes and reads the tokenizer of a corpus."""
+"""Builds, saves and loads the tokenizer of a corpus."""
 
 import collections
 import functools
@@ -23,9 +23,9 @@ from txl_keras.data.tokenizers.word_tokenizer import count_words
 from txl_keras.json_files import check_fields
 from txl_keras.json_files import read_json
 
-# Of a tokenizer file: some five million words.
+# Largest tokenizer file: about five million words.
 _MAX_BYTES = 64 << 20
-# What each can be built with.
+# Options of each tokenizer.
 OPTIONS = {
     "bytes": ("drop_newlines",),
     "characters": ("drop_newlines",),
@@ -47,26 +47,27 @@ OPTIONS = {
 def build_tokenizer(name, corpus, **options):
     """Builds the tokenizer of a corpus, on all cores.
 
-    The vocabulary of `"characters"` has every symbol of all three splits, as
-    the published enwik8 and text8 results have: a test text never meets an
-    unknown symbol. That of the others is made from the train split alone, as
+    The vocabulary of `"characters"` contains every symbol of all three splits,
+    as in the published enwik8 and text8 results, so that no test text has an
+    unknown symbol. Other vocabularies are built from the train split alone, as
     for WikiText-103.
 
     Args:
-        name: String, a key of `OPTIONS`.
+        name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"` or
+            `"wordpiece"`.
         corpus: A `Corpus`.
-        **options: Those of `OPTIONS[name]`; one that is None is left out.
-            `vocabulary` is a sequence of words, where they are not to be
-            counted, or for subwords the path of their file, where they are
-            not to be trained. An empty string for one of the marks of
-            `"words"` means that there is none. What the others are, the
-            tokenizers say.
+        **options: Options of this tokenizer, see its class, its `from_counts`
+            and its `train`; options that are None are ignored. `vocabulary` is
+            a sequence of words to use instead of counting them, or for subwords
+            the path of a model or vocabulary file to use instead of training.
+            For `"words"`, an empty string as `unknown`, `line_start` or
+            `line_end` disables this mark.
 
     Returns:
         A tokenizer.
 
     Raises:
-        ValueError: If the name is unknown, or if an option is not one of this
+        ValueError: If the name is unknown, or an option is not one of this
             tokenizer.
 
     Example:
@@ -82,14 +83,12 @@ def build_tokenizer(name, corpus, **options):
             f"Received: tokenizer={name!r}"
         )
     options = {key: v for key, v in options.items() if v is not None}
-    foreign = {key: v for key, v in options.items() if key not in OPTIONS[name]}
-    if foreign:
+    extra = {key: v for key, v in options.items() if key not in OPTIONS[name]}
+    if extra:
         raise ValueError(
             f"The tokenizer {name!r} must be built without "
-            f"{sorted(foreign)}, which it has no use for. Received: "
-            + ", ".join(
-                f"{key}={foreign[key]!r:.40}" for key in sorted(foreign)
-            )
+            f"{sorted(extra)}, which are not among its options. Received: "
+            + ", ".join(f"{key}={extra[key]!r:.40}" for key in sorted(extra))
         )
     return _BUILDERS[name](corpus, **options)
 
@@ -106,8 +105,8 @@ def _build_words(corpus, vocabulary=None, **options):
         counted = sorted({"min_count", "vocabulary_size"} & {*options})
         if counted:
             raise ValueError(
-                f"{counted} must be left out where a `vocabulary` is given: "
-                "it has the words that it has."
+                f"{counted} must be left out where a `vocabulary` is given, "
+                "because its words are used as they are."
             )
         return WordTokenizer(vocabulary, **options)
     lower_case = (options.get("lower_case", False),)
@@ -126,8 +125,8 @@ def _build_subwords(
         return tokenizer_class.from_file(vocabulary, **options)
     if vocabulary_size is None:
         raise ValueError(
-            "`vocabulary_size` must say how many subwords there shall be, such "
-            "as 8000, or `vocabulary` name the file of those there are. "
+            "`vocabulary_size` must be the number of subwords to learn, such "
+            "as 8000, or `vocabulary` the file of an existing model. "
             "Received: neither"
         )
     texts = map_blocks(
@@ -140,8 +139,8 @@ def _check_not_counted(*names, **options):
     given = [name for name in names if options.get(name) is not None]
     if given:
         raise ValueError(
-            f"{given} must be left out where a `vocabulary` is given: it is "
-            "what it is."
+            f"{given} must be left out where a `vocabulary` is given, "
+            "because it is not trained."
         )
 
 
@@ -182,7 +181,7 @@ def save_tokenizer(tokenizer, path):
 
 
 def load_tokenizer(path):
-    """Reads a tokenizer from a file that `save_tokenizer` wrote.
+    """Loads a tokenizer from a file that `save_tokenizer` wrote.
 
     Args:
         path: String or `pathlib.Path`, local or `gs://`.
@@ -192,7 +191,8 @@ def load_tokenizer(path):
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is no complete tokenizer file, or of another version.
+        ValueError: If the file is not a complete tokenizer file, or has another
+            version.
     """
     path = os.fspath(path)
     content = read_json(path, max_bytes=_MAX_BYTES)

@@ -1,4 +1,4 @@
-"""`ByteTokenizer`: the id is the byte."""
+"""`ByteTokenizer`: one id per byte."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from txl_keras.data.tokenizers.token_ids import check_ids
 
 
 class ByteTokenizer:
-    """Ids are bytes; text typed as `str` is taken in UTF-8.
+    """Encodes each byte as its value; `str` is converted to UTF-8.
 
     Args:
         drop_newlines: Boolean. Leaves newlines out of the encoded text.
@@ -24,19 +24,19 @@ class ByteTokenizer:
     vocabulary_size = 256
     unknown_id = None
     newline_id = None
-    unit = "byte"  # what a token is
-    is_lossless = True  # decoding gives back what was encoded
+    unit = "byte"  # of one token
+    is_lossless = True  # decoding restores the encoded text
     releases_gil = False
 
     def __init__(self, drop_newlines=False):
         self.drop_newlines = drop_newlines
 
     def encode(self, text, begins_line=True):
-        """Turns text into ids.
+        """Encodes text as ids.
 
         Args:
             text: `bytes` or `str`.
-            begins_line: Boolean, of no effect on bytes.
+            begins_line: Boolean, ignored for bytes.
 
         Returns:
             Array of shape `(n,)`, uint8.
@@ -47,9 +47,9 @@ class ByteTokenizer:
         return np.frombuffer(data, np.uint8)
 
     def decode_bytes(self, ids):
-        """Turns ids into bytes, which may end amid a character.
+        """Decodes ids to bytes, which may end inside a character.
 
-        Feed them to `codecs.getincrementaldecoder("utf-8")` to show text while
+        Pass them to `codecs.getincrementaldecoder("utf-8")` to show text while
         it is generated.
 
         Args:
@@ -64,7 +64,7 @@ class ByteTokenizer:
         return check_ids(ids, self.vocabulary_size).astype(np.uint8).tobytes()
 
     def decode(self, ids):
-        """Turns ids into a `str`; broken characters become U+FFFD."""
+        """Decodes ids to a `str`; invalid characters become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def get_config(self):

@@ -1,4 +1,4 @@
-"""`CharacterTokenizer`: the ids are those of the symbols of a corpus."""
+"""`CharacterTokenizer`: one id per symbol of a corpus."""
 
 import collections
 
@@ -11,23 +11,23 @@ from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import Vocabulary
 
 _NEWLINE = ord("\n")
-# Symbols handled at once, so that temporary values stay small.
+# Symbols per block, which bounds the size of temporary arrays.
 _BLOCK = 1 << 20
 
 
 class CharacterTokenizer:
-    """Ids are places in a vocabulary of single symbols.
+    """Encodes each symbol as its index in a vocabulary of single symbols.
 
     Args:
-        vocabulary: A `Vocabulary`, or its sequence of symbols.
-        encoding: String, what a symbol is. `"utf-8"`: a character.
-            `"latin-1"`: a byte, written as the character of that number; text
-            typed as `str` then is several symbols wherever it is not ASCII.
+        vocabulary: A `Vocabulary`, or a sequence of symbols.
+        encoding: String, the unit of a symbol. `"utf-8"`: a character.
+            `"latin-1"`: a byte, represented by the character with that code
+            point; a non-ASCII character of a `str` is then several symbols.
         drop_newlines: Boolean. Leaves newlines out of the encoded text.
 
     Raises:
-        ValueError: If the encoding is neither of the two, or if the symbols
-            are no vocabulary (see `Vocabulary`).
+        ValueError: If the encoding is neither of the two, or the symbols are
+            not a valid vocabulary (see `Vocabulary`).
 
     Example:
 
@@ -43,8 +43,8 @@ position 2 is not in the vocabulary.
 
     unknown_id = None
     newline_id = None
-    unit = "character"  # what a token is
-    is_lossless = True  # decoding gives back what was encoded
+    unit = "character"  # of one token
+    is_lossless = True  # decoding restores the encoded text
     releases_gil = False
 
     def __init__(self, vocabulary, encoding="utf-8", drop_newlines=False):
@@ -64,8 +64,8 @@ position 2 is not in the vocabulary.
         """Builds the vocabulary, the most frequent symbols first.
 
         Args:
-            counts: Dict of symbol to how often it occurs, as `count_symbols`
-                gives.
+            counts: Dict of symbol to its number of occurrences, see
+                `count_symbols`.
             encoding: As for the class.
             drop_newlines: As for the class.
 
@@ -80,19 +80,19 @@ position 2 is not in the vocabulary.
         return len(self.vocabulary)
 
     def encode(self, text, begins_line=True):
-        """Turns text into ids.
+        """Encodes text as ids.
 
         Args:
             text: `bytes` or `str`.
-            begins_line: Boolean, of no effect on characters.
+            begins_line: Boolean, ignored for characters.
 
         Returns:
-            Array of shape `(n,)` of the smallest of uint8, uint16 and int32
+            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
             that holds the vocabulary.
 
         Raises:
-            ValueError: If a symbol is not in the vocabulary, with its position
-                in the text.
+            ValueError: If a symbol is not in the vocabulary. The message gives
+                its position in the text.
         """
         ids = [np.zeros(0, self.vocabulary.dtype)]
         for start, code_points in _code_points(text, self.encoding):
@@ -108,9 +108,9 @@ position 2 is not in the vocabulary.
         return np.concatenate(ids)
 
     def decode_bytes(self, ids):
-        """Turns ids into bytes, which may end amid a character.
+        """Decodes ids to bytes, which may end inside a character.
 
-        Feed them to `codecs.getincrementaldecoder("utf-8")` to show text while
+        Pass them to `codecs.getincrementaldecoder("utf-8")` to show text while
         it is generated.
 
         Args:
@@ -127,7 +127,7 @@ position 2 is not in the vocabulary.
         return "".join(symbols[i] for i in ids).encode(self.encoding)
 
     def decode(self, ids):
-        """Turns ids into a `str`; broken characters become U+FFFD."""
+        """Decodes ids to a `str`; invalid characters become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def get_config(self):
@@ -143,12 +143,12 @@ position 2 is not in the vocabulary.
 
 
 def count_symbols(text, encoding="utf-8", drop_newlines=False):
-    """How often each symbol occurs in a text.
+    """Counts how often each symbol occurs in a text.
 
     Args:
         text: `bytes` or `str`.
         encoding: As for `CharacterTokenizer`.
-        drop_newlines: Boolean. Leaves newlines out.
+        drop_newlines: Boolean. Does not count newlines.
 
     Returns:
         `collections.Counter` of symbols.
@@ -164,7 +164,7 @@ def count_symbols(text, encoding="utf-8", drop_newlines=False):
 
 
 def _code_points(text, encoding):
-    """Yields the position of a block of text and its code points `(n,)`."""
+    """Yields blocks of text as their position and code points, `(n,)`."""
     if encoding == "latin-1":
         text = as_bytes(text)
     elif not isinstance(text, str):

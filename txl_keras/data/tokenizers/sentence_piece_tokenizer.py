@@ -1,4 +1,4 @@
-"""`SentencePieceTokenizer`: the ids are those of the pieces of a model."""
+"""`SentencePieceTokenizer`: one id per piece of a SentencePiece model."""
 
 import base64
 import pathlib
@@ -17,10 +17,10 @@ from txl_keras.data.tokenizers.subword_tokenizer import train_pieces
 from txl_keras.data.tokenizers.token_ids import check_ids
 from txl_keras.data.vocabulary import smallest_dtype
 
-# What sentencepiece writes for a space.
+# sentencepiece's symbol for a space.
 _SPACE = "\u2581"
 _LOADING = threading.Lock()
-# Numbers of sentencepiece's `ModelProto`: of its fields, and of piece types.
+# Field numbers and piece types of sentencepiece's `ModelProto`.
 _PIECES, _NORMALIZER, _DENORMALIZER = 1, 3, 5
 _PIECE, _TYPE = 1, 3
 _CHARSMAP = 2
@@ -31,35 +31,36 @@ _NO_DUMMY_PREFIX = bytes([_NORMALIZER << 3 | 2, 2, _ADD_DUMMY_PREFIX << 3, 0])
 
 
 class SentencePieceTokenizer:
-    """Ids are those of the pieces of a SentencePiece model.
+    """Encodes text as the pieces of a SentencePiece model.
 
-    A model of `train` loses nothing: `decode(encode(text)) == text` for every
-    text that is valid UTF-8, so that bits per byte can be computed. Spaces and
-    newlines are characters of its pieces, a character that no piece has is
-    spelled by its bytes.
+    Models from `train` are lossless: `decode(encode(text)) == text` for every
+    text in valid UTF-8, so that bits per byte can be computed. Spaces and
+    newlines are characters of their pieces, and characters without a piece are
+    encoded as bytes.
 
-    Published models are as lossy as they were made: many apply Unicode
-    normalization, join spaces, or replace unknown characters by one piece.
+    Published models may be lossy: many apply Unicode normalization, merge
+    spaces, or replace unknown characters by one piece.
 
-    TensorFlow Text does the work, on all cores and without holding Python's
-    lock: encode blocks of text in threads, and not in forked processes, where
-    TensorFlow does not work.
+    TensorFlow Text encodes on all cores and releases the GIL: encode blocks of
+    text in threads, and not in forked processes, where TensorFlow does not
+    work.
 
     Args:
         model: `bytes`, a serialized SentencePiece model.
-        line_end: Optional string. The piece put in the place of a newline,
-            such as `"<eop>"` for XLNet. With None the model reads newlines:
-            those of `train` have a piece for it, most others take it for a
-            space.
+        line_end: Optional string. The piece that replaces each newline, such as
+            `"<eop>"` for XLNet. With None the model encodes newlines: models
+            from `train` have a piece for them, most others treat them as
+            spaces.
 
     Attributes:
         vocabulary_size: Integer.
-        unknown_id: Optional integer. The id of what the model has no piece
-            for; no text of a model of `train` has it.
+        unknown_id: Optional integer. The id of characters without a piece;
+            models from `train` never produce it.
 
     Raises:
         ImportError: If TensorFlow Text is not installed.
-        ValueError: If this is no model, or `line_end` none of its pieces.
+        ValueError: If `model` is not a valid model, or `line_end` is not one of
+            its pieces.
 
     Example:
 
@@ -102,17 +103,17 @@ class SentencePieceTokenizer:
             _load(model)
         except tf.errors.OpError as error:
             raise ValueError(
-                f"`model` is no SentencePiece model: {error.message}"
+                f"`model` is not a SentencePiece model: {error.message}"
             ) from error
 
     @property
     def is_lossless(self):
-        """Whether decoding gives back every text, as of a model of `train`."""
+        """Returns whether decoding restores every text, as with `train`."""
         return not self._has_prefix and not self._trims
 
     @classmethod
     def from_file(cls, path, line_end=None):
-        """Reads a model file, such as the `spiece.model` of XLNet.
+        """Loads a model file, such as the `spiece.model` of XLNet.
 
         Args:
             path: String or `pathlib.Path`.
@@ -132,20 +133,21 @@ class SentencePieceTokenizer:
         character_coverage=0.9995,
         max_lines=1_000_000,
     ):
-        """Learns a model that loses nothing; the same one every time.
+        """Trains a lossless model, deterministically.
 
         Its first 258 pieces are `<unk>`, the newline and the 256 bytes.
 
         Args:
             texts: Iterable of `bytes` in UTF-8 or of `str`: blocks of text,
-                best of whole lines.
+                preferably of whole lines.
             vocabulary_size: Integer.
-            model_type: String, `"unigram"` or `"bpe"`. The latter learns ten
+            model_type: String, `"unigram"` or `"bpe"`. The latter trains ten
                 times faster and encodes four times slower.
-            character_coverage: Float. How much of the text consists of
-                characters that get a piece; others are spelled by bytes.
-            max_lines: Integer. Of more lines than these a sample is read.
-                Lines of more than 1000 characters count as several.
+            character_coverage: Float. The share of the text covered by
+                characters that get a piece; other characters are encoded as
+                bytes.
+            max_lines: Integer. If there are more lines, a sample of this size
+                is used. Lines of more than 1000 characters count as several.
 
         Returns:
             A `SentencePieceTokenizer`.
@@ -172,35 +174,35 @@ class SentencePieceTokenizer:
             user_defined_symbols=["\n"],
             pad_id=-1,
         )
-        # The trainer writes spaces as U+2581, which a text may have itself.
-        # Pieces with true spaces keep the two apart.
+        # The trainer writes spaces as U+2581, which may also occur in a text.
+        # Pieces with real spaces distinguish the two.
         model.normalizer_spec.escape_whitespaces = False
         for piece in model.pieces:
             piece.piece = piece.piece.replace(_SPACE, " ")
         return cls(model.SerializeToString(deterministic=True))
 
     def encode(self, text, begins_line=True):
-        """Turns text into ids, every line by itself.
+        """Encodes text as ids, each line separately.
 
         Args:
             text: `bytes` in UTF-8, or `str`.
-            begins_line: Boolean. False says that the text goes on with a line
-                of which the part before was encoded already: a model that
-                puts a space before every line puts none here.
+            begins_line: Boolean. False if the text continues a line whose first
+                part was encoded before. A model that adds a space before every
+                line then adds none to the first one.
 
         Returns:
-            Array of shape `(n,)` of the smallest of uint8, uint16 and int32
+            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
             that holds the vocabulary.
 
         Raises:
             ValueError: If the text is not valid UTF-8.
         """
         lines = split_lines(text, keep_ends=self.line_end is None)
-        has_begun = self._has_prefix and not begins_line
-        # A model that trims lines puts back the space they began with.
+        continues_line = self._has_prefix and not begins_line
+        # A model that trims leading spaces adds one again as its prefix.
         if self._trims and b"".join(lines[:1]).startswith(b" "):
-            has_begun = False
-        if has_begun:
+            continues_line = False
+        if continues_line:
             first = _tokenize(lines[:1], self.model + _NO_DUMMY_PREFIX)
             others = _tokenize(lines[1:], self.model)
             tokens = tf.concat([first, others], axis=0)
@@ -210,12 +212,12 @@ class SentencePieceTokenizer:
         return ids.astype(smallest_dtype(self.vocabulary_size))
 
     def decode_bytes(self, ids):
-        """Turns ids into bytes, of which those of several calls fit together.
+        """Decodes ids to bytes; the results of successive calls can be joined.
 
-        They may end amid a character: feed them to
+        They may end inside a character: pass them to
         `codecs.getincrementaldecoder("utf-8")` to show text while it is
-        generated. With models that put a space before every line, lines
-        begin with it.
+        generated. With models that add a space before every line, lines begin
+        with a space.
 
         Args:
             ids: Integer array or list of shape `(n,)`, or one integer.
@@ -230,9 +232,9 @@ class SentencePieceTokenizer:
         return b"".join(self._texts[i] for i in ids)
 
     def decode(self, ids):
-        """Turns ids into a `str`, without the space a model puts before lines.
+        """Decodes ids to a `str`, without the space that a model adds to lines.
 
-        Broken characters become U+FFFD.
+        Invalid characters become U+FFFD.
         """
         text = self.decode_bytes(ids).decode("utf-8", errors="replace")
         if self._has_prefix:
@@ -240,11 +242,11 @@ class SentencePieceTokenizer:
         return text
 
     def as_tf_text(self):
-        """The TensorFlow Text tokenizer, for graphs; it knows no `line_end`."""
+        """Returns the TensorFlow Text tokenizer, which ignores `line_end`."""
         return _load(self.model)
 
     def get_config(self):
-        """The configuration; the model is in base64, so that it is JSON."""
+        """Returns the configuration, with the model in base64 for JSON."""
         return {
             "model": base64.b64encode(self.model).decode("ascii"),
             "line_end": self.line_end,
@@ -257,13 +259,13 @@ class SentencePieceTokenizer:
 
 
 def _load(model):
-    """The tokenizer of TensorFlow Text, which is cheap to make again.
+    """Creates the TensorFlow Text tokenizer of a model.
 
-    It is made for every call: `keras.utils.set_random_seed` takes away what
-    TensorFlow has loaded, and a tokenizer that was kept would fail.
+    Called for every text, which is cheap: `keras.utils.set_random_seed` clears
+    TensorFlow's resources, so that a cached tokenizer would fail.
     """
     text = import_extra("tensorflow_text")
-    # Of two threads that load a model at once, one would take it away again.
+    # Concurrent loading in two threads would release the model again.
     with _LOADING:
         return text.SentencepieceTokenizer(model=model)
 
@@ -273,10 +275,9 @@ def _tokenize(lines, model):
 
 
 def _read_model(model):
-    """Reads a model without the package that is only needed for training.
+    """Parses a model without sentencepiece, which is only needed for training.
 
-    Returns:
-        List of each piece and its type, and the fields of the normalizer.
+    Returns a list of pairs of piece and type, and the fields of the normalizer.
     """
     pieces = []
     normalizer, denormalizer = {}, {}
@@ -300,25 +301,28 @@ def _read_model(model):
         message.DecodeError,
     ) as error:
         raise ValueError(
-            f"`model` is no SentencePiece model: {error!r}"
+            f"`model` is not a SentencePiece model: {error!r}"
         ) from error
     if not pieces:
-        raise ValueError("`model` is no SentencePiece model: it has no pieces.")
+        raise ValueError(
+            "`model` is not a SentencePiece model: it has no pieces."
+        )
     return pieces, normalizer
 
 
 def _check_charsmap(data):
-    """Checks a compiled map of characters, in which native code trusts.
+    """Checks a compiled character map, which native code reads without checks.
 
-    Its size, a trie of 32 bits a unit (of darts-clone), and the strings that
-    its leaves point to. Steps and leaves must not lead out of these.
+    It consists of the trie's size, the trie (32-bit units of darts-clone) and
+    the strings that its leaves point to. No step or leaf may point outside of
+    these.
     """
     if not data:
         return
     size = int.from_bytes(data[:4], "little")
     strings = data[4 + size :]
     if not size or size % 1024 or not strings.endswith(b"\0"):
-        raise ValueError("its map of characters is damaged")
+        raise ValueError("its character map is damaged")
     units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
     is_node = units >> 31 == 0
     offset = (units >> 10) << ((units & 1 << 9) >> 6)
@@ -327,11 +331,11 @@ def _check_charsmap(data):
     has_leaf = is_node & (units & 1 << 8 > 0) & ~leads_out
     leaves = units[child[has_leaf]] & (1 << 31) - 1
     if (is_node & leads_out).any() or (leaves >= len(strings)).any():
-        raise ValueError("its map of characters is damaged")
+        raise ValueError("its character map is damaged")
 
 
 def _fields(data):
-    """Number and value of every field of a serialized message."""
+    """Returns number and value of every field of a serialized message."""
     fields = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(data))
     return [(field.field_number, field.data) for field in fields]
 

@@ -1,4 +1,4 @@
-"""What `SentencePieceTokenizer` and `WordPieceTokenizer` share."""
+"""Helpers of `SentencePieceTokenizer` and `WordPieceTokenizer`."""
 
 import importlib
 import io
@@ -11,62 +11,37 @@ from txl_keras.checks import check_integer
 from txl_keras.data.tokenizers.token_ids import as_bytes
 from txl_keras.data.tokenizers.token_ids import decode_utf8
 
-# sentencepiece leaves a sentence out for one of these characters.
+# sentencepiece skips sentences that contain one of these characters.
 _CHARACTER = "[^\n\0\u2047\u2585]"
-# It leaves out long sentences too, and ends the program at words of 65536
-# characters: sentences are cut, before a space where there is one.
+# It also skips long sentences and aborts at words of 65536 characters, so
+# sentences are cut, before a space if possible.
 _SENTENCE = re.compile(rf"{_CHARACTER}{{1,1000}}(?!\S)|{_CHARACTER}{{1,1000}}")
 
 
 def import_extra(name):
-    """Imports a module that only subwords need.
-
-    Args:
-        name: String, the module's full name.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: If it is not installed, with the command that does it.
-    """
+    """Imports an optional module; names the install command if missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
-            f"Subwords need {name.split('.')[0]}, which cannot be imported "
-            f'({error}). Install it with `pip install -e ".[subwords]"`.'
+            f"Subword tokenizers need {name.split('.')[0]}, which cannot be "
+            f"imported ({error}). Install it with "
+            '`pip install -e ".[subwords]"`.'
         ) from error
 
 
 def split_lines(text, keep_ends):
-    """Splits text at newlines alone: other line separators are characters.
+    """Splits text at newlines only; other line separators are characters.
 
-    Args:
-        text: `bytes` in UTF-8, or `str`.
-        keep_ends: Boolean, whether lines keep their newlines.
-
-    Returns:
-        List of `bytes`. Without `keep_ends`, one more than there are newlines.
-
-    Raises:
-        ValueError: If the text is not valid UTF-8.
+    Returns `bytes`; without `keep_ends`, one item more than there are newlines.
     """
     data = as_bytes(text)
-    decode_utf8(data)  # TensorFlow would write U+FFFD and say nothing.
+    decode_utf8(data)  # raises; TensorFlow would silently write U+FFFD
     return io.BytesIO(data).readlines() if keep_ends else data.split(b"\n")
 
 
 def join_lines(tokens, line_end_id):
-    """Joins the tokens of lines.
-
-    Args:
-        tokens: `tf.RaggedTensor` of shape `(lines, None)`.
-        line_end_id: Optional integer, the token to put between lines.
-
-    Returns:
-        Array of shape `(n,)`.
-    """
+    """Joins the ids of a `tf.RaggedTensor` of lines, with separators."""
     ids = tokens.values.numpy()
     if line_end_id is None:
         return ids
@@ -74,20 +49,9 @@ def join_lines(tokens, line_end_id):
 
 
 def train_pieces(texts, vocabulary_size, max_lines, **options):
-    """Lets sentencepiece learn the pieces of texts, the same ones every time.
+    """Trains a sentencepiece `ModelProto` on texts, deterministically.
 
-    Args:
-        texts: Iterable of `bytes` in UTF-8 or of `str`.
-        vocabulary_size: Integer.
-        max_lines: Integer. Of more lines than these a sample is read.
-        **options: Of sentencepiece's trainer.
-
-    Returns:
-        A `ModelProto` of sentencepiece.
-
-    Raises:
-        ValueError: If there is no text, or if the vocabulary cannot have this
-            size.
+    `options` are those of sentencepiece's trainer.
     """
     check_integer("vocabulary_size", vocabulary_size, 1)
     check_integer("max_lines", max_lines, 1)
@@ -95,26 +59,26 @@ def train_pieces(texts, vocabulary_size, max_lines, **options):
     protos = import_extra("sentencepiece.sentencepiece_model_pb2")
     sentences = _sample(_sentences(texts), max_lines)
     if not sentences:
-        raise ValueError("`texts` must hold text to learn from.")
+        raise ValueError("`texts` must contain text. Received: none")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
             model_writer=model,
             vocab_size=vocabulary_size,
-            # Normalization would lose text.
+            # Normalization would be lossy.
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
-            # Marks that no text has would waste rows of the embedding.
+            # Unused special tokens would waste embedding rows.
             bos_id=-1,
             eos_id=-1,
-            # Sums of floats depend on how they are divided among threads.
+            # Fixed, because float sums depend on the number of threads.
             num_threads=16,
             minloglevel=2,
             **options,
         )
     except RuntimeError as error:
-        # Of sentencepiece's "... 10 vs 273 ..." and "... a value <= 275."
+        # Parses sentencepiece's "... 10 vs 273 ..." or "... a value <= 275."
         limit = re.search(r"(vs|<=) (\d+)", str(error))
         if limit is None:
             raise
@@ -132,8 +96,8 @@ def _sentences(texts):
 
 
 def _sample(items, size):
-    """Keeps each item equally likely, and the same ones every time."""
-    # sentencepiece samples too, but other sentences in every run.
+    """Draws a uniform sample of at most `size` items, with a fixed seed."""
+    # sentencepiece's own sample differs in every run.
     generator = random.Random(0)
     kept = []
     for i, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""What every tokenizer takes: text, and ids."""
+"""Conversion and checks of the text and ids that tokenizers receive."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ def as_bytes(text):
     """Returns text as `bytes` in UTF-8, or raises ValueError."""
     if isinstance(text, (bytes, bytearray, memoryview)):
         return bytes(text)
-    if not isinstance(text, str):  # `bytes(5)` would be five zeros
+    if not isinstance(text, str):  # for example 5: `bytes(5)` is five zeros
         raise ValueError(
             "`text` must be `bytes` or `str`. "
             f"Received: {shown(text)} of type {type(text).__name__}"
@@ -19,13 +19,13 @@ def as_bytes(text):
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            "`text` must be text that UTF-8 can hold. Received: "
+            "`text` must be encodable in UTF-8. Received: "
             f"{text[error.start]!r} at position {error.start}"
         ) from error
 
 
 def decode_utf8(data, start=0):
-    """Returns `bytes` that begin at byte `start` of a text as `str`."""
+    """Decodes `bytes` of a text; errors count positions from `start`."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""`WordPieceTokenizer`: the ids are those of words and parts of words."""
+"""`WordPieceTokenizer`: one id per word or part of a word, as in BERT."""
 
 import pathlib
 
@@ -11,37 +11,37 @@ from txl_keras.data.tokenizers.subword_tokenizer import train_pieces
 from txl_keras.data.tokenizers.token_ids import check_ids
 from txl_keras.data.vocabulary import WordVocabulary
 
-# What sentencepiece writes for a space, and how it marks what is text.
+# sentencepiece's symbol for a space, and its type of ordinary pieces.
 _SPACE = "\u2581"
 _NORMAL = 1
 
 
 class WordPieceTokenizer:
-    """Ids are places in a vocabulary of words and parts of words, as in BERT.
+    """Encodes text as words and parts of words, as in BERT.
 
-    Spaces, punctuation marks and Chinese characters part the words. Of a word
-    that the vocabulary lacks, its longest beginning that the vocabulary has is
-    one token, then the longest one of the rest, and so on; a word that cannot
-    be spelled so, or has more than 100 bytes, is `unknown`.
+    Words are separated at spaces, punctuation marks and Chinese characters. A
+    word that is not in the vocabulary is divided greedily: the longest prefix
+    that is in the vocabulary is one token, then the longest prefix of the rest,
+    and so on. A word that cannot be divided in this way, or that has more than
+    100 bytes, is `unknown`.
 
-    Spacing is lost: "don't  go" becomes "don ' t go". So are control
-    characters, and with `lower_case` capitals and accents. For bits per byte
-    of the text itself use `SentencePieceTokenizer`.
+    Encoding loses the spacing: "don't  go" becomes "don ' t go". It also loses
+    control characters and, with `lower_case`, capitals and accents. For bits
+    per byte of the original text use `SentencePieceTokenizer`.
 
-    TensorFlow Text does the work, without holding Python's lock: encode blocks
-    of text in threads, and not in forked processes, where TensorFlow does not
-    work.
+    TensorFlow Text encodes without holding the GIL: encode blocks of text in
+    threads, and not in forked processes, where TensorFlow does not work.
 
     Args:
-        vocabulary: A `WordVocabulary`, or its sequence of words: for a
-            published model, the lines of its `vocab.txt`.
-        unknown: String. The word of the vocabulary that stands for all words
-            that cannot be spelled.
-        suffix_indicator: String that begins parts of words other than the
+        vocabulary: A `WordVocabulary`, or a sequence of words: for a published
+            model, the lines of its `vocab.txt`.
+        unknown: String. The word of the vocabulary that replaces all words that
+            cannot be encoded.
+        suffix_indicator: String, the prefix of parts of words other than the
             first.
-        lower_case: Boolean. Reads text in lower case and without accents, as
+        lower_case: Boolean. Converts text to lower case and removes accents, as
             for the uncased BERT.
-        line_end: Optional string, the word that stands for a newline, such as
+        line_end: Optional string, the word that replaces each newline, such as
             `"[SEP]"` with the vocabulary of BERT. With None newlines are
             spaces.
 
@@ -51,8 +51,9 @@ class WordPieceTokenizer:
 
     Raises:
         ImportError: If TensorFlow Text is not installed.
-        ValueError: If the words are no vocabulary (see `WordVocabulary`), or
-            if `unknown` or `line_end` is none of its words.
+        ValueError: If the words are not a valid vocabulary (see
+            `WordVocabulary`), or `unknown` or `line_end` is not one of the
+            words.
 
     Example:
 
@@ -108,17 +109,17 @@ class WordPieceTokenizer:
             )
         except RuntimeError as error:
             raise ValueError(
-                "`vocabulary` and `suffix_indicator` must suit TensorFlow "
-                f"Text. Received: suffix_indicator={suffix_indicator!r}, with "
-                f"which it says: {error}"
+                "`vocabulary` and `suffix_indicator` must be valid for "
+                "TensorFlow Text. "
+                f"Received: suffix_indicator={suffix_indicator!r} ({error})"
             ) from error
 
     @classmethod
     def from_file(cls, path, **options):
-        """Reads a vocabulary file, such as the `vocab.txt` of BERT.
+        """Loads a vocabulary file, such as the `vocab.txt` of BERT.
 
         Args:
-            path: String or `pathlib.Path`. The file has a word on every line.
+            path: String or `pathlib.Path`. The file has one word per line.
             **options: As for the class.
 
         Returns:
@@ -139,37 +140,36 @@ class WordPieceTokenizer:
         character_coverage=0.9995,
         max_lines=1_000_000,
     ):
-        """Learns a vocabulary, the same one every time.
+        """Learns a vocabulary, deterministically.
 
-        `line_end` and `unknown` come first, then every character, as a word
-        and as a part of one, then what byte pair encoding joins of them,
-        the most frequent pairs first.
+        The words are `line_end` and `unknown`, then every character, as a word
+        and as part of a word, then the results of byte pair encoding, the most
+        frequent pairs first.
 
         Args:
             texts: Iterable of `bytes` in UTF-8 or of `str`: blocks of text,
-                best of whole lines.
+                preferably of whole lines.
             vocabulary_size: Integer.
             unknown: As for the class.
             suffix_indicator: As for the class.
             lower_case: As for the class.
             line_end: As for the class.
-            character_coverage: Float. How much of the text consists of
-                characters that the vocabulary has; words with others are
+            character_coverage: Float. The share of the text covered by
+                characters in the vocabulary; words with other characters are
                 `unknown`.
-            max_lines: Integer. Of more lines than these a sample is read.
-                Lines of more than 1000 characters count as several.
+            max_lines: Integer. If there are more lines, a sample of this size
+                is used. Lines of more than 1000 characters count as several.
 
         Returns:
             A `WordPieceTokenizer`.
 
         Raises:
             ImportError: If sentencepiece is not installed.
-            ValueError: If the texts are empty, or if the vocabulary size is
-                too small for the characters of the text or too large for the
-                text.
+            ValueError: If the texts are empty, or if the vocabulary size is too
+                small for the characters of the text or too large for the text.
         """
-        # TensorFlow Text has a learner too: it took 100 s for 5 MB of
-        # Wikipedia where this takes 1 s.
+        # The trainer of TensorFlow Text took 100 s for 5 MB of Wikipedia, this
+        # one takes 1 s.
         model = train_pieces(
             _spaced_words(texts, lower_case),
             vocabulary_size,
@@ -184,9 +184,9 @@ class WordPieceTokenizer:
         num_needed = len(special) + 2 * len(_characters(pieces))
         if not num_needed <= vocabulary_size <= len(words):
             raise ValueError(
-                f"`vocabulary_size` must be from {num_needed}, for the "
-                f"characters of the texts, to {len(words)}, the words they "
-                f"have. Received: vocabulary_size={vocabulary_size}"
+                f"`vocabulary_size` must be at least {num_needed}, for the "
+                f"characters of the texts, and at most {len(words)}, the "
+                f"words found. Received: vocabulary_size={vocabulary_size}"
             )
         return cls(
             words[:vocabulary_size],
@@ -201,15 +201,14 @@ class WordPieceTokenizer:
         return len(self.vocabulary)
 
     def encode(self, text, begins_line=True):
-        """Turns text into ids.
+        """Encodes text as ids.
 
         Args:
             text: `bytes` in UTF-8, or `str`.
-            begins_line: Boolean, as other tokenizers have it; of no effect
-                here, where lines begin with no mark.
+            begins_line: Boolean, ignored, because lines have no start mark.
 
         Returns:
-            Array of shape `(n,)` of the smallest of uint8, uint16 and int32
+            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
             that holds the vocabulary.
 
         Raises:
@@ -221,10 +220,10 @@ class WordPieceTokenizer:
         return ids.astype(self.vocabulary.dtype)
 
     def decode_bytes(self, ids):
-        """Turns ids into bytes, of which those of several calls fit together.
+        """Decodes ids to bytes; the results of successive calls can be joined.
 
-        Every word brings the space before it, so that text can be shown while
-        it is generated, after a prompt too. Lines thus begin with a space.
+        Every word begins with a space, so that text can be shown while it is
+        generated, also after a prompt. Lines thus begin with a space.
 
         Args:
             ids: Integer array or list of shape `(n,)`, or one integer.
@@ -239,12 +238,12 @@ class WordPieceTokenizer:
         return b"".join(self._texts[i] for i in ids)
 
     def decode(self, ids):
-        """Turns ids into a `str`, without the space that begins a line."""
+        """Decodes ids to a `str`, without the space before each line."""
         text = self.decode_bytes(ids).decode("utf-8")
         return text.replace("\n ", "\n").removeprefix(" ")
 
     def as_tf_text(self):
-        """The TensorFlow Text tokenizer, for graphs; it knows no `line_end`."""
+        """Returns the TensorFlow Text tokenizer, which ignores `line_end`."""
         return self._tf_text
 
     def get_config(self):
@@ -269,7 +268,7 @@ class WordPieceTokenizer:
 
 
 def _spaced_words(texts, lower_case):
-    """Yields blocks of text, parted as the tokenizer parts them."""
+    """Yields blocks of text with spaces between the tokenizer's words."""
     normalizer = import_extra("tensorflow_text").FastBertNormalizer(
         lower_case_nfd_strip_accents=lower_case
     )
@@ -288,7 +287,7 @@ def _characters(pieces):
 
 
 def _vocabulary_words(pieces, special, suffix_indicator):
-    """All words that pieces make, the most important ones first."""
+    """Returns the words of all pieces, the most important ones first."""
     characters = _characters(pieces)
     suffixes = [suffix_indicator + character for character in characters]
     words = [

@@ -1,4 +1,4 @@
-"""`WordTokenizer`: the ids are those of words between spaces."""
+"""`WordTokenizer`: one id per whitespace-separated word."""
 
 import collections
 import re
@@ -13,34 +13,36 @@ from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import WordVocabulary
 
 _SPACE = re.compile(rb"\s")
-# Bytes handled at once, so that temporary values stay small.
+# Bytes per block, which bounds the size of temporary values.
 _BLOCK = 1 << 20
 
 
 class WordTokenizer:
-    """Ids are places in a vocabulary of words; spaces part the words.
+    """Encodes whitespace-separated words as indices in a vocabulary of words.
 
-    With the defaults a text becomes what the original code makes of
-    WikiText-103: every newline is the word `<eos>`, empty lines have one too.
-    A last line without a newline is an unfinished one and gets no `<eos>`, so
-    that a prompt may end amid a line.
+    The defaults give the encoding of WikiText-103 in the original code: every
+    newline is the word `<eos>`, also after an empty line. A last line without a
+    newline is incomplete and gets no `<eos>`, so that a prompt may end in the
+    middle of a line.
 
-    For One Billion Word `unknown` is `"<UNK>"`, and `line_start` and `line_end`
-    both are `"<S>"`.
+    For One Billion Word, `unknown` is `"<UNK>"`, and `line_start` and
+    `line_end` both are `"<S>"`.
 
     Args:
-        vocabulary: A `WordVocabulary`, or its sequence of words: for a
-            published model, the list it was trained with.
-        unknown: Optional string. The word that stands for all words that the
-            vocabulary lacks, if the vocabulary has this one.
-        line_start: Optional string, the word that begins every line.
-        line_end: Optional string, the word that stands for a newline. With
+        vocabulary: A `WordVocabulary`, or a sequence of words: for a published
+            model, the list it was trained with.
+        unknown: Optional string. The word that replaces all words that are not
+            in the vocabulary, if `unknown` itself is in the vocabulary.
+        line_start: Optional string, the word inserted at the start of every
+            line.
+        line_end: Optional string, the word that replaces each newline. With
             None newlines are spaces.
-        lower_case: Boolean. Reads text in lower case, as for Penn Treebank.
+        lower_case: Boolean. Converts text to lower case, as for Penn Treebank.
 
     Raises:
-        ValueError: If the words are no vocabulary (see `WordVocabulary`), or
-            if `line_start` or `line_end` is none of its words.
+        ValueError: If the words are not a valid vocabulary (see
+            `WordVocabulary`), or `line_start` or `line_end` is not one of the
+            words.
 
     Example:
 
@@ -51,8 +53,8 @@ class WordTokenizer:
     'the cat\\n\\nthe <unk>'
     """
 
-    unit = "word"  # what a token is
-    is_lossless = False  # decoding gives back what was encoded
+    unit = "word"  # of one token
+    is_lossless = False  # decoding does not restore the spacing
     releases_gil = False
 
     def __init__(
@@ -97,22 +99,22 @@ class WordTokenizer:
     ):
         """Builds the vocabulary, the most frequent words first.
 
-        Words that are equally frequent keep their order in `counts`, that of
-        their first appearance. `line_end` and `line_start` come before all
-        words, and so does `unknown` where the counts do not have it, as those
-        of WikiText-103 do.
+        Words of equal frequency keep their order in `counts`, that of their
+        first occurrence. `line_end` and `line_start` come before all words, and
+        so does `unknown` if it is not among the counted words, as it is in
+        WikiText-103.
 
-        A published model needs the very list it was trained with: older
-        versions of Python, which published lists come from, put equally
-        frequent words in no fixed order.
+        A published model needs the exact list of words it was trained with: the
+        older Python versions that made published lists order words of equal
+        frequency arbitrarily.
 
         Args:
-            counts: Dict of word to how often it occurs, as `count_words`
-                gives: of the train split for WikiText-103, of all three for
-                Penn Treebank.
-            min_count: Integer. Leaves out words that are rarer.
-            vocabulary_size: Optional integer. At most how many words to keep,
-                those that come before all among them.
+            counts: Dict of word to its number of occurrences, see
+                `count_words`: of the train split for WikiText-103, of all three
+                splits for Penn Treebank.
+            min_count: Integer. Leaves out rarer words.
+            vocabulary_size: Optional integer. The maximum number of words,
+                including `line_end`, `line_start` and `unknown`.
             unknown: As for the class.
             line_start: As for the class.
             line_end: As for the class.
@@ -159,33 +161,33 @@ class WordTokenizer:
 
     @property
     def unknown_id(self):
-        """The id of words that the vocabulary lacks, or None."""
+        """Returns the id of words that are not in the vocabulary, or None."""
         return self.vocabulary.id_of(self.unknown)
 
     @property
     def newline_id(self):
-        """The one id that a newline becomes, or None."""
+        """Returns the one id that encodes a newline, or None."""
         if self.line_start is not None:
             return None
         return self.vocabulary.id_of(self.line_end)
 
     def encode(self, text, begins_line=True):
-        """Turns text into ids.
+        """Encodes text as ids.
 
         Args:
             text: `bytes` in UTF-8, or `str`.
-            begins_line: Boolean. False if the text goes on amid a line, of
-                which the part before was encoded by itself: `line_start` then
-                does not come first.
+            begins_line: Boolean. False if the text continues a line whose first
+                part was encoded before: it then does not begin with
+                `line_start`.
 
         Returns:
-            Array of shape `(n,)` of the smallest of uint8, uint16 and int32
+            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
             that holds the vocabulary.
 
         Raises:
             ValueError: If a word is not in the vocabulary and neither is
-                `unknown`, with its position: how many words of the text,
-                starts and ends of lines among them, come before it.
+                `unknown`. The message gives its position: the number of words
+                before it, including line starts and ends.
         """
         ids = [np.zeros(0, self.vocabulary.dtype)]
         position = 0
@@ -201,11 +203,11 @@ class WordTokenizer:
         return np.concatenate(ids)
 
     def decode_bytes(self, ids):
-        """Turns ids into bytes, of which those of several calls fit together.
+        """Decodes ids to bytes; the results of successive calls can be joined.
 
-        Every word brings the space before it, so that text can be shown while
-        it is generated, after a prompt too. Lines thus begin with a space, as
-        they do in the files of WikiText-103.
+        Every word begins with a space, so that text can be shown while it is
+        generated, also after a prompt. Lines thus begin with a space, as they
+        do in the files of WikiText-103.
 
         Args:
             ids: Integer array or list of shape `(n,)`, or one integer.
@@ -222,7 +224,7 @@ class WordTokenizer:
         return "".join(marks.get(w, f" {w}") for w in words).encode("utf-8")
 
     def decode(self, ids):
-        """Turns ids into a `str`, without the space that begins a line."""
+        """Decodes ids to a `str`, without the space before each line."""
         text = self.decode_bytes(ids).decode("utf-8")
         return text.replace("\n ", "\n").removeprefix(" ")
 
@@ -241,14 +243,14 @@ class WordTokenizer:
 
 
 def count_words(text, lower_case=False):
-    """How often each word occurs in a text.
+    """Counts how often each word occurs in a text.
 
     Args:
         text: `bytes` in UTF-8, or `str`.
         lower_case: As for `WordTokenizer`.
 
     Returns:
-        `collections.Counter`, words in the order of their first appearance.
+        `collections.Counter`, words in the order of their first occurrence.
     """
     counts = collections.Counter()
     for words in _words(text, None, None, lower_case):
@@ -257,10 +259,10 @@ def count_words(text, lower_case=False):
 
 
 def _words(text, line_start, line_end, lower_case, begins_line=True):
-    """Yields the words of one block of text after the other, in lists."""
+    """Yields the words of each block of text as a list."""
     data = as_bytes(text)
     line_break = f" {line_end or ''} {line_start or ''} "
-    # After the newline that ends a text no line starts.
+    # No line starts after the newline that ends a text.
     length = len(data) - data.endswith(b"\n")
     if line_start and data and begins_line:
         yield [line_start]

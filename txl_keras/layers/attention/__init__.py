@@ -1,1 +1,1 @@
-"""Attention layers: each projects, and says in a `Problem` what to compute."""
+"""Attention layers, which project states and describe a `Problem`."""

@@ -1,4 +1,4 @@
-"""Multi-head attention over memory and segment that sees no positions.
+"""Causal multi-head attention over memory and segment, without positions.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
 `H` head size, `D` hidden size.
@@ -26,46 +26,48 @@ SAME_LENGTHS = (False, True, "pytorch")
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class CausalMultiHeadAttention(keras.layers.Layer):
-    """Causal attention of a segment over its memory and itself.
+    """A Keras layer for causal attention of a segment to its memory and itself.
 
-    Scaled dot products of queries and keys, `softmax(Q K / sqrt(H)) V W_o`,
-    no more: positions are what comes with the inputs (Vaswani et al., Al-Rfou
-    et al.) or what a subclass adds to the scores.
+    Computes scaled dot-product attention, `softmax(Q K^T / sqrt(H)) V W_o`,
+    without a position term. Positions are either part of the inputs (Vaswani
+    et al., Al-Rfou et al.) or added to the scores by a subclass.
 
-    The layer is pure: it never owns memory (see `MemoryStack`), and gradients
-    do flow into the `memory` it is given, unless that was stopped.
+    The layer does not store memory (see `MemoryStack`). Gradients flow into
+    the `memory` argument unless the caller has stopped them.
 
     Args:
         num_heads: Integer `N`.
         key_dim: Integer `H`, the size of a head. It need not be `D / N`.
         dropout: Float in `[0, 1)`, dropout on the attention probabilities.
-        same_length: Every query attends equally far back, rather than to all
-            of memory; needs a memory. `True`: to the M keys before it and
-            itself, as the original TensorFlow code and NVIDIA's. `"pytorch"`:
-            to one fewer, as the original PyTorch code and Hugging Face count.
+        same_length: `False`, `True` or `"pytorch"`. By default every query
+            attends to all of memory, so later queries have longer contexts.
+            `True`: every query attends to the M keys before it and to itself,
+            as in the original TensorFlow code and in NVIDIA's. `"pytorch"`:
+            to one key fewer, as in the original PyTorch code and Hugging
+            Face. Both need a `memory` in each call.
         kernel_initializer: Initializer of all kernels and biases.
-        seed: Optional integer for dropout.
+        seed: Optional integer, seeds dropout.
 
     Call arguments:
         query: Tensor of shape `(B, T, D)`, the segment.
         memory: Optional tensor of shape `(B, M, D)`, the states before it.
-        query_mask: Optional boolean `(B, T)`; false keys (padding) get no
+        query_mask: Optional boolean `(B, T)`, false at padding, which gets no
             attention. Keras passes the mask of an `Embedding(mask_zero=True)`
-            by itself.
+            automatically.
         memory_mask: Optional boolean `(B, M)`, false where memory is empty.
         attention_mask: Optional boolean that broadcasts to `(B, T, S)`,
             combined with the causal mask.
-        training: Boolean, for dropout.
+        training: Boolean. Dropout is applied only if it is true.
         dropout_seed: Optional uint32 `(B,)`, see `RowDropout`.
-        return_attention_scores: Boolean.
+        return_attention_scores: Boolean, also returns the probabilities.
 
     Returns:
         Tensor of shape `(B, T, D)`; with `return_attention_scores=True` also
         the float32 probabilities `(B, N, T, S)`, before dropout.
 
     Raises:
-        ValueError: On sizes that are not positive, an unknown `same_length`,
-            or one without a memory.
+        ValueError: If a size is not positive, `same_length` is unknown, or
+            `same_length` is set and a call has no `memory`.
 
     Example:
 
@@ -113,7 +115,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         self._query_dense = heads_dense(self, "btd,dnh->btnh", "query")
         self._key_dense = heads_dense(self, "bsd,dnh->bsnh", "key")
         self._value_dense = heads_dense(self, "bsd,dnh->bsnh", "value")
-        self._output_dense = None  # its size, D, is known in `build`
+        self._output_dense = None  # created in `build`, which knows D
 
     def _parameter(self, name, *shape):
         return self.add_weight(
@@ -154,7 +156,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         )
 
     def _check_states(self, query, memory):
-        """Raises `ValueError` unless both are states of one size and batch."""
+        """Checks that query and memory agree in batch size and hidden size."""
         check_shape("query", query, (None, None, self._hidden_dim))
         if memory is not None:
             expected = (query.shape[0], None, self._hidden_dim)
@@ -174,18 +176,16 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         content_bias=None,
         positions=None,
     ):
-        """Attention with positions of any kind: projects, computes, projects.
+        """Projects states, poses the `Problem`, and projects what it returns.
 
-        Args:
-            query, ...: The call arguments.
-            content_bias, positions: See `Problem`.
+        Subclasses add positions: see `Problem` for the last two arguments.
         """
         self._check_states(query, memory)
         if query_mask is None:
-            # Keras itself passes it only where there is a memory too.
+            # Keras passes it by name only if there are several tensors.
             query_mask = getattr(query, "_keras_mask", None)
-        # Without that mask: it is handled here, the projections would warn
-        # that they drop it.
+        # A copy without the Keras mask, which is handled here. The projections
+        # would warn that they discard it.
         query = tf.identity(query)
         visible = self._visible(
             query, memory, query_mask, memory_mask, attention_mask
@@ -195,10 +195,10 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         )
         parts = [segment]
         if memory is not None and memory.shape[1] != 0:
-            of_memory = project_heads(
+            memory_part = project_heads(
                 memory, self._key_dense, self._value_dense
             )
-            parts = [of_memory, segment]
+            parts = [memory_part, segment]
         dropout = None
         if training and self.dropout:
             seeds = self._dropout.row_seeds(ops.shape(query)[0], dropout_seed)
@@ -217,20 +217,21 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         return self._output_dense(compute.attend(problem))
 
     def _scaled(self, x):
-        # Scaling the queries costs T N H products, the scores T S N.
+        # Scaling queries takes T N H multiplications, scaling scores T S N.
         return x * self.key_dim**-0.5
 
     def _visible(self, query, memory, query_mask, memory_mask, attention_mask):
-        """`Visible` of the call arguments, which it checks."""
+        """Checks the masks of a call and combines them into `Visible`."""
         if memory is None and memory_mask is not None:
             raise ValueError(
-                "`memory_mask` tells which entries of `memory` are real, so it "
-                "needs one. Received: memory=None"
+                "`memory` must be passed with `memory_mask`, which marks its "
+                "real entries. Received: memory=None"
             )
         if memory is None and self.same_length:
             raise ValueError(
-                "`same_length` lets a query see as many keys as memory has, so "
-                "it needs a memory. Received: memory=None"
+                "`same_length` needs a memory, whose length limits how far "
+                "back a query attends. Pass `memory` or set "
+                "`same_length=False`. Received: memory=None"
             )
         batch_size, length, _ = ops.shape(query)
         num_memory = 0 if memory is None else ops.shape(memory)[1]
@@ -245,7 +246,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             broadcasts=True,
         )
         if attention_mask is not None and attention_mask.shape[-1] is None:
-            # It may be 1, but is cut into parts.
+            # The last axis may turn out to be 1, and is sliced by keys later.
             attention_mask = tf.broadcast_to(
                 attention_mask,
                 (*ops.shape(attention_mask)[:-1], num_memory + length),
@@ -256,24 +257,25 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         return Visible(
             num_memory,
             length,
-            farthest=self._farthest(num_memory),
+            max_distance=self._max_distance(num_memory),
             key_mask=key_mask,
             attention_mask=attention_mask,
         )
 
     def attend_projected(self, query, past):
-        """Attention to a past whose keys and values are there already.
+        """Computes attention to a past whose keys and values are cached.
 
-        Inference only: the same numbers as a call, but a token is projected
-        once, when it is read, and not again with every later segment.
+        For inference only. The output equals that of a call, but each token
+        is projected once, when it is read, and not again with every later
+        segment.
 
         Args:
             query: Tensor of shape `(B, T, D)`, the segment.
-            past: `Past`, what was read before.
+            past: `Past`, the cached keys and values of earlier tokens.
 
         Returns:
-            Triple of the output `(B, T, D)` and the keys and the values of
-            the segment, `(B, N, T, H)`, to be remembered.
+            Triple of the output `(B, T, D)` and the keys and values of the
+            segment, each `(B, N, T, H)`, to be appended to the cache.
         """
         return self._attend_projected(query, past)
 
@@ -283,7 +285,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         num_memory = past.keys.shape[2]
         parts, length = [(key, value)], ops.shape(query)[1]
         if num_memory:
-            # In the order of its slots; the segment comes after it.
+            # Memory is in slot order; `order` below maps slots to the text.
             parts = [(past.keys, past.values), *parts]
         problem = Problem(
             query=self._scaled(projected),
@@ -291,8 +293,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             visible=Visible(
                 num_memory,
                 length,
-                farthest=self._farthest(num_memory),
-                key_mask=_with_segment(past.mask, query),
+                max_distance=self._max_distance(num_memory),
+                key_mask=_append_segment(past.mask, query),
             ),
             content_bias=content_bias,
             positions=positions,
@@ -302,13 +304,13 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         return self._output_dense(compute.attend(problem)), key, value
 
     def project(self, states):
-        """Keys and values of hidden states, heads first.
+        """Projects hidden states to keys and values.
 
         Args:
-            states: Tensor `(B, S, D)`.
+            states: Tensor of shape `(B, S, D)`.
 
         Returns:
-            The pair of keys and values, `(B, N, S, H)`.
+            Pair of keys and values, each `(B, N, S, H)`.
         """
         key, value = self._key_dense(states), self._value_dense(states)
         heads_first = (0, 2, 1, 3)
@@ -316,15 +318,19 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             value, heads_first
         )
 
-    def _farthest(self, num_memory):
-        """The distance beyond which `same_length` shuts a key, or `None`."""
+    def _max_distance(self, num_memory):
+        """Returns the largest visible distance of `same_length`, or `None`."""
         if not self.same_length:
             return None
         if self.same_length == "pytorch":
-            # There the query's own key counts; it is never shut.
-            farthest = num_memory - 1
+            # The M visible keys include the query's own, which is never masked.
+            max_distance = num_memory - 1
             is_known = isinstance(num_memory, int)
-            return max(farthest, 0) if is_known else ops.maximum(farthest, 0)
+            return (
+                max(max_distance, 0)
+                if is_known
+                else ops.maximum(max_distance, 0)
+            )
         return num_memory
 
     def _key_mask(self, query, memory, query_mask, memory_mask):
@@ -373,7 +379,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         }
 
 
-def _with_segment(memory_mask, query):
-    """Of memory `(B, M)`, and the segment, all of which is real: `(B, S)`."""
+def _append_segment(memory_mask, query):
+    """Extends a mask `(B, M)` by a segment without padding, to `(B, S)`."""
     segment_mask = ops.ones(ops.shape(query)[:2], "bool")
     return ops.concatenate([memory_mask, segment_mask], axis=1)

@@ -1,4 +1,4 @@
-"""Sinusoids of relative distances.
+"""Sinusoidal encoding of relative distances, `R` in section 3.3 of the paper.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
 """
@@ -12,35 +12,40 @@ from txl_keras.checks import check_number
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class RelativePositionEncoding(keras.layers.Layer):
-    """Sinusoids of the distances between a query and its keys.
+    """A Keras layer that encodes the distances of queries and keys.
 
-    The matrix R of section 3.3 in Dai et al., 2019: row `j` encodes the
-    distance `S - 1 - j`, so the first row is the farthest key and the last
-    row the token itself:
+    Computes the sinusoids R of section 3.3 in Dai et al., 2019. Row `j`
+    encodes the distance `S - 1 - j`, so the first row is for the most distant
+    key and the last row for the query's own:
 
         R[j] = [sin(d w_0), ..., sin(d w_{D/2-1}), cos(d w_0), ...]
         d    = min(S - 1 - j, clamp_length)
         w_i  = max_wavelength ** (-2 i / D)
 
-    With `bidirectional=True`, where a query may also see the keys after it
-    (section 2.4 of Yang et al., 2019, and its code), row `j` of S + T encodes
-    `S - j`: from a distance that no key has, whose place the shift needs (see
-    `bidirectional_shift`), to `1 - T`, of the last key from the first query.
+    With `bidirectional=True` a query may also attend to the keys after it
+    (section 2.4 of Yang et al., 2019, and its code). There are S + T rows, and
+    row `j` encodes `S - j`. The first row, `S`, is the distance of no key; it
+    is needed by the shift (see `shift_to_keys`). The last, `1 - T`, is the
+    distance of the first query and the last key.
 
-    Distances and sinusoids are float32 whatever the dtype policy: bfloat16
-    counts exactly only to 256. The layer has no weights.
+    Distances and sinusoids are float32 under any dtype policy, because
+    bfloat16 represents integers exactly only up to 256. The layer has no
+    weights.
 
     Args:
-        clamp_length: Optional integer. Distances beyond it are encoded as it,
-            so that a memory longer than in training meets no unknown
-            distance; negative ones likewise. `None` clamps nothing.
-        bidirectional: Boolean, also the distances of keys after a query.
-        max_wavelength: Float, the longest wavelength over `2 pi`.
+        clamp_length: Optional integer. Distances are clipped to
+            `[-clamp_length, clamp_length]`, so that a memory longer than in
+            training brings no distance unseen in training. `None` clips
+            nothing.
+        max_wavelength: Float, the base of the wavelengths (10,000 in the
+            paper); the longest is about `2 pi` times it.
+        bidirectional: Boolean, also encodes the negative distances of keys
+            after a query.
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`, the segment. Only its shape is
             used. `D` must be even.
-        memory: Optional tensor of shape `(B, M, D)`.
+        memory: Optional tensor of shape `(B, M, D)`. Only its shape is used.
 
     Returns:
         Tensor of shape `(S, D)`, or `(S + T, D)` if bidirectional, float32.
@@ -71,7 +76,7 @@ class RelativePositionEncoding(keras.layers.Layer):
         bidirectional=False,
         **kwargs,
     ):
-        # Only shapes are read, so inputs are left in the dtype they come in.
+        # Only shapes are read, so a cast of the inputs would be wasted.
         super().__init__(autocast=False, **kwargs)
         if clamp_length is not None:
             check_integer("clamp_length", clamp_length, 1)
@@ -90,8 +95,8 @@ class RelativePositionEncoding(keras.layers.Layer):
             distance = num_keys - ops.arange(num_keys + length)
         distance = ops.cast(distance, "float32")
         if self.clamp_length is not None:
-            farthest = float(self.clamp_length)
-            distance = ops.clip(distance, -farthest, farthest)
+            limit = float(self.clamp_length)
+            distance = ops.clip(distance, -limit, limit)
         hidden_dim = _even_hidden_dim(inputs.shape)
         exponent = ops.arange(0, hidden_dim, 2, dtype="float32") / hidden_dim
         frequency = ops.power(self.max_wavelength, -exponent)
@@ -121,7 +126,8 @@ class RelativePositionEncoding(keras.layers.Layer):
 def _even_hidden_dim(shape):
     if shape[-1] % 2:
         raise ValueError(
-            "The last dimension of `inputs` must be even: half of it are "
-            f"sines, half cosines. Received: inputs.shape={tuple(shape)}"
+            "The last axis of `inputs` must be even, because one half of the "
+            "encoding is sines and the other half cosines. Received: "
+            f"inputs.shape={tuple(shape)}"
         )
     return shape[-1]

@@ -1,4 +1,4 @@
-"""Multi-head attention that sees only relative positions.
+"""Multi-head attention with relative positions, section 3.3 of the paper.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
 `H` head size, `D` hidden size.
@@ -19,43 +19,48 @@ from txl_keras.layers.sublayers import heads_dense
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class RelativeMultiHeadAttention(CausalMultiHeadAttention):
-    """Attention of a segment over its memory and itself.
+    """A Keras layer for attention with the relative positions of the paper.
 
-    Computes, for query `i` and key `j`, the score of section 3.3 in Dai et
-    al., 2019, with `E` the hidden states and `R` the sinusoids of distances:
+    A segment attends to its memory and itself. The score of query `i` and key
+    `j` is that of section 3.3 in Dai et al., 2019, where `E` are the hidden
+    states and `R` the sinusoids of distances:
 
         A[i,j] =  E_i W_q  . E_j W_k,E        (a) content to content
                 + E_i W_q  . R_{i-j} W_k,R    (b) content to position
                 + u        . E_j W_k,E        (c) content bias
                 + v        . R_{i-j} W_k,R    (d) position bias
 
-    and returns `softmax(A / sqrt(H)) E W_v W_o`. Terms (b) and (d) project
-    each of the S distances once and align them with the keys by a
-    shift: see `relative_shift`, and `compute.definition` for the equation.
+    The output is `softmax(A / sqrt(H)) E W_v W_o`. This layer makes the
+    projections, and `compute.definition` adds up the four terms. Terms (b)
+    and (d) are computed once for each of the S distances, then aligned with
+    the keys by `relative_shift` (appendix B).
 
     Args:
         num_heads, key_dim, dropout, same_length, kernel_initializer, seed:
             See `CausalMultiHeadAttention`.
-        clamp_length: Optional integer. Distances beyond it count as it.
-        tie_attention_biases: Boolean. The layer owns no `u` and `v`; they
-            come with each call, so that several layers share them.
+        clamp_length: Optional integer. Larger distances are treated as equal
+            to it.
+        tie_attention_biases: Boolean. If true, the layer has no `u` and `v`
+            of its own. They are passed in each call, so that several layers
+            can share them.
 
     Call arguments:
         query, memory, query_mask, memory_mask, attention_mask, training,
             dropout_seed, return_attention_scores: See
             `CausalMultiHeadAttention`.
         position_encoding: Optional tensor `(S, D)`, the output of
-            `RelativePositionEncoding`, to compute it once for many layers.
-        attention_biases: The pair `(u, v)`, each `(N, H)`; only with
-            `tie_attention_biases=True`.
+            `RelativePositionEncoding`. Pass it to several layers so that it is
+            computed only once.
+        attention_biases: Pair `(u, v)`, each `(N, H)`. Required with
+            `tie_attention_biases=True`, and not allowed otherwise.
 
     Returns:
         Tensor of shape `(B, T, D)`; with `return_attention_scores=True` also
         the float32 probabilities `(B, N, T, S)`, before dropout.
 
     Raises:
-        ValueError: On sizes that are not positive, `same_length` without a
-            memory, `attention_biases` that are missing or one too many.
+        ValueError: If a size is not positive, `same_length` is set and a call
+            has no `memory`, or `attention_biases` are missing or not expected.
 
     Example:
 
@@ -102,7 +107,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         self._encode_positions = RelativePositionEncoding(
             clamp_length, name="position_encoding"
         )
-        # "r" is a distance: an axis of length S without a batch.
+        # "r" is the axis of the S distances, which has no batch.
         self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
 
     def build(self, query_shape):
@@ -131,9 +136,9 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
     ):
         self._check_states(query, memory)
         if position_encoding is None:
-            # Only shapes are read: a mask would be dropped with a warning.
-            shape_of = tf.identity(query)
-            position_encoding = self._encode_positions(shape_of, memory)
+            # Only shapes are read. Keras would warn that a mask is discarded.
+            unmasked = tf.identity(query)
+            position_encoding = self._encode_positions(unmasked, memory)
         else:
             self._check_encoding(position_encoding, query, memory)
         u, v = self._attention_biases(attention_biases)
@@ -151,27 +156,27 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         )
 
     def _check_encoding(self, encoding, query, memory):
-        """Raises `ValueError` unless there is a row per distance."""
+        """Checks that the encoding has one row per distance."""
         num_rows = ops.shape(query)[1]
         if memory is not None:
             num_rows += ops.shape(memory)[1]
         check_shape("position_encoding", encoding, (num_rows, query.shape[-1]))
 
     def _project_encoding(self, encoding):
-        """`R W_k,R`: a tuple of one tensor `(N, R, H)`."""
+        """Computes `R W_k,R`, as a tuple of one tensor `(N, R, H)`."""
         position = self._position_dense(ops.cast(encoding, self.compute_dtype))
         return (ops.transpose(position, (1, 0, 2)),)
 
     def project_positions(self, num_distances):
-        """`R W_k,R`, which changes with the weights only.
+        """Computes `R W_k,R`, which depends on the weights only.
 
         Args:
-            num_distances: Integer: the distances below it, that is, at least
-                M + T. With `clamp_length` no more of them are kept than
-                differ.
+            num_distances: Integer, at least M + T. Distances 0 to
+                `num_distances - 1` are encoded; with `clamp_length`, those
+                beyond it are left out because they are all equal.
 
         Returns:
-            Tuple of one tensor `(N, R, H)`, the farthest first.
+            Tuple of one tensor `(N, R, H)`, the largest distance first.
         """
         if self.clamp_length is not None:
             num_distances = min(num_distances, self.clamp_length + 1)
@@ -183,13 +188,16 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
     def attend_projected(
         self, query, past, position_keys, attention_biases=None
     ):
-        """See `CausalMultiHeadAttention.attend_projected`.
+        """Computes attention to a past whose keys and values are cached.
 
         Args:
-            query, past: As there.
-            position_keys: What `project_positions` returned, of M + T
-                distances or more.
-            attention_biases: As in a call.
+            query, past: See `CausalMultiHeadAttention.attend_projected`.
+            position_keys: Tensor `(N, R, H)` from `project_positions`, for at
+                least M + T distances.
+            attention_biases: See the call arguments.
+
+        Returns:
+            See `CausalMultiHeadAttention.attend_projected`.
         """
         u, v = self._attention_biases(attention_biases)
         return self._attend_projected(
@@ -197,7 +205,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         )
 
     def _attention_biases(self, attention_biases):
-        """`u` and `v`, scaled as the queries are."""
+        """Returns `u` and `v`, scaled by `1 / sqrt(H)` like the queries."""
         if self.tie_attention_biases != (attention_biases is not None):
             raise ValueError(
                 "`attention_biases` must be passed if and only if the layer "

@@ -1,4 +1,4 @@
-"""Multi-head attention with a learned key a distance.
+"""Multi-head attention with a learned key for each distance.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
 `H` head size, `P` rows of the tables.
@@ -15,30 +15,30 @@ from txl_keras.layers.compute.problem import dot_product
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class ShawMultiHeadAttention(CausalMultiHeadAttention):
-    """Causal attention with the relative keys of Shaw et al., 2018.
+    """A Keras layer for attention with the relative keys of Shaw et al., 2018.
 
-    The rival encoding in the ablations of Dai et al., 2019 (tables 6 and 7),
-    as their code computes it: in place of projected sinusoids there is a
-    learned key `a` and a learned bias `b` a distance and head:
+    This is the alternative encoding in the ablations of Dai et al., 2019
+    (tables 6 and 7), computed as in their code. Instead of projected sinusoids
+    each head has a learned key `a` and a learned bias `b` for each distance:
 
         A[i,j] =  q_i . k_j  +  u . k_j  +  q_i . a_{i-j}  +  b_{i-j}
 
-    and distances beyond the tables count as their last. Nothing is added to
-    the values.
+    Larger distances than the tables have use the last row. Nothing is added
+    to the values.
 
     Args:
         num_heads, key_dim, dropout, same_length, kernel_initializer, seed:
             See `CausalMultiHeadAttention`.
-        max_positions: Integer `P`, distances with a key of their own; the
-            original has M + T of training.
-        clamp_length: Optional integer, uses only the first of these.
+        max_positions: Integer `P`, the number of rows of the tables; M + T of
+            training in the original.
+        clamp_length: Optional integer. Only so many rows are used.
 
     Call arguments, returns:
         See `CausalMultiHeadAttention`.
 
     Raises:
-        ValueError: On sizes that are not positive, or `same_length` without
-            a memory.
+        ValueError: If a size is not positive, or `same_length` is set and a
+            call has no `memory`.
 
     Example:
 
@@ -87,7 +87,7 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         self.content_attention_bias = self._parameter(
             "content_attention_bias", heads, self.key_dim
         )
-        # Row `d` belongs to distance `d`.
+        # Row `d` is for distance `d`.
         self.position_keys = self._parameter(
             "position_keys", self.max_positions, heads, self.key_dim
         )
@@ -134,13 +134,14 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         return Positions(rows, scores=scores)
 
     def project_positions(self, num_distances):
-        """Keys and biases of distances.
+        """Returns the keys and biases of distances 0 to `num_distances - 1`.
 
         Args:
-            num_distances: Integer: the distances below it, M + T of them.
+            num_distances: Integer `R`, at least M + T.
 
         Returns:
-            The pair of tensors `(N, R, H)` and `(N, R)`, the farthest first.
+            Pair of tensors `(N, R, H)` and `(N, R)`, the largest distance
+            first.
         """
         distance = self._distances(num_distances)
         keys = ops.take(self.position_keys, distance, axis=0)
@@ -151,12 +152,15 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         )
 
     def attend_projected(self, query, past, position_keys, position_biases):
-        """See `CausalMultiHeadAttention.attend_projected`.
+        """Computes attention to a past whose keys and values are cached.
 
         Args:
-            query, past: As there.
-            position_keys, position_biases: What `project_positions` returned,
-                of M + T distances or more.
+            query, past: See `CausalMultiHeadAttention.attend_projected`.
+            position_keys, position_biases: Tensors from `project_positions`,
+                for at least M + T distances.
+
+        Returns:
+            See `CausalMultiHeadAttention.attend_projected`.
         """
         positions = self._positions((position_keys, position_biases))
         return self._attend_projected(
@@ -164,7 +168,7 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         )
 
     def _distances(self, num_keys):
-        """Row of the tables for each of the distances S - 1, ..., 0."""
+        """Returns the table row of each of the distances S - 1, ..., 0."""
         num_rows = min(
             self.clamp_length or self.max_positions, self.max_positions
         )

@@ -1,4 +1,7 @@
-"""XLNet's attention: one stream sees a token, the other only its place.
+"""XLNet's two-stream attention.
+
+The content stream encodes a token with its context; the query stream predicts
+the token from its position and context alone.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
 `N` heads, `H` head size, `D` hidden size.
@@ -29,59 +32,64 @@ from txl_keras.layers.sublayers import project_heads
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class TwoStreamRelativeAttention(keras.layers.Layer):
-    """Attention of a content stream `h` and a query stream `g` to content.
+    """A Keras layer for attention with a content and a query stream.
 
-    For a factorization order `z`, section 2.3 of Yang et al., 2019 (and the
-    sums of appendix A.2) updates them by
+    For a factorization order `z`, section 2.3 of Yang et al., 2019 (and
+    appendix A.2) updates the content stream `h` and the query stream `g` by
 
-        g[z_t] = Attention(Q = g[z_t], KV = h[z_<t])     not its own token
-        h[z_t] = Attention(Q = h[z_t], KV = h[z_<=t])    its own token too
+        g[z_t] = Attention(Q = g[z_t], KV = h[z_<t])     without its own token
+        h[z_t] = Attention(Q = h[z_t], KV = h[z_<=t])    with its own token
 
-    with the same weights. The order is a permutation mask; without one all
-    see all. For query `i` and key `j` the score is that of Transformer-XL, but
-    in both directions of distance, and with a term for segments (2.5):
+    The weights of both are the same. The order is given as a permutation
+    mask; by default every token attends to all others. The score of query `i`
+    and key `j` is that of Transformer-XL, with distances of both signs and a
+    term for segments (section 2.5):
 
         A[i,j] = (q_i + u) . E_j W_k,E  +  (q_i + v) . R_{i-j} W_k,R
                + (q_i + b) . s[are i and j in different segments]
 
-    The layer is pure: it never owns memory, and gradients do flow into the
-    `memory` it is given, unless that was stopped.
+    The layer does not store memory. Gradients flow into the `memory` argument
+    unless the caller has stopped them.
 
     Args:
         num_heads: Integer `N`.
         key_dim: Integer `H`, the size of a head.
         dropout: Float in `[0, 1)`, dropout on the attention probabilities.
-        clamp_length: Optional integer. Distances beyond it count as it.
+        clamp_length: Optional integer. Distances are clipped to
+            `[-clamp_length, clamp_length]`.
         kernel_initializer: Initializer of all weights.
-        seed: Optional integer for dropout.
+        seed: Optional integer, seeds dropout.
 
     Call arguments:
         content: Tensor of shape `(B, T, D)`, the content stream.
         query: Optional tensor of shape `(B, P, D)`, the query stream.
-        target_mapping: Optional tensor `(B, P, T)`: one-hot rows, where each
-            target stands, or rows of zeros for no target. No two targets of a
-            row stand at one place. Without it P is T, a target a token.
-        memory: Optional tensor of shape `(B, M, D)`, the content before it.
+        target_mapping: Optional tensor `(B, P, T)`. Each row is one-hot at the
+            position of a target, or all zeros for no target. The targets of
+            one batch row must have different positions. By default P is T,
+            and target `i` is at position `i`.
+        memory: Optional tensor of shape `(B, M, D)`, the content states
+            before the segment.
         content_mask: Optional boolean `(B, T)`, false at padding.
         memory_mask: Optional boolean `(B, M)`, false where memory is empty.
         permutation_mask: Optional boolean `(B, T, T)`, true where token `i`
-            may see token `j`; the diagonal does not matter. (Hugging Face's
-            `perm_mask` says the opposite: 1 where it may not.)
+            may attend to token `j`. The diagonal is ignored. (Hugging Face's
+            `perm_mask` is the opposite: 1 where it may not.)
         token_type_ids: Optional integers `(B, T)`, the segment of each token;
-            memory's are 0. Without them there is no term for segments.
+            those of memory are 0. Without them the segment term is left out.
         position_encoding: Optional tensor `(S + T, D)`, the output of
-            `RelativePositionEncoding(bidirectional=True)`, to compute it once
-            for many layers.
-        training: Boolean, for dropout.
+            `RelativePositionEncoding(bidirectional=True)`. Pass it to several
+            layers so that it is computed only once.
+        training: Boolean. Dropout is applied only if it is true.
         dropout_seed: Optional uint32 `(B,)`, see `RowDropout`.
 
     Returns:
-        Tensor of shape `(B, T, D)`; with a `query` the pair of it and of
-        `(B, P, D)`. A target that may see no key gets zeros: the mean of all
-        keys, as a softmax would give it, tells of its own token.
+        Tensor of shape `(B, T, D)`; with a `query`, a pair of it and a tensor
+        of shape `(B, P, D)`. A target whose keys are all masked gets zeros. A
+        softmax would give it the mean of all values, which leaks its own
+        token.
 
     Raises:
-        ValueError: On sizes that are not positive, shapes that do not fit, or
+        ValueError: If a size is not positive, shapes do not fit, or there is
             a `target_mapping` without a `query`.
 
     Example:
@@ -127,9 +135,9 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
         self._query_dense = heads_dense(self, "btd,dnh->btnh", "query")
         self._key_dense = heads_dense(self, "bsd,dnh->bsnh", "key")
         self._value_dense = heads_dense(self, "bsd,dnh->bsnh", "value")
-        # "r" is a distance: an axis without a batch.
+        # "r" is the axis of distances, which has no batch.
         self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
-        self._output_dense = None  # its size, D, is known in `build`
+        self._output_dense = None  # created in `build`, which knows D
 
     def build(self, content_shape):
         hidden_dim = content_shape[-1]
@@ -140,13 +148,13 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
             self, "btnh,dnh->btd", "output", output_shape=[None, hidden_dim]
         )
         self._output_dense.build((None, None, self.num_heads, self.key_dim))
-        # u, v and b of the class.
+        # u, v and b of the equation above.
         self.content_attention_bias = self._parameter("content_attention_bias")
         self.positional_attention_bias = self._parameter(
             "positional_attention_bias"
         )
         self.segment_attention_bias = self._parameter("segment_attention_bias")
-        # s: of the same segment, then of another.
+        # s: row 0 for the same segment, row 1 for another.
         self.segment_embeddings = self._parameter("segment_embeddings", 2)
 
     def _parameter(self, name, *shape):
@@ -197,21 +205,25 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
             "permutation_mask", permutation_mask, (batch_size, length, length)
         )
         keys = self._keys(content, memory, position_encoding, token_type_ids)
-        content_sees, query_sees = _masks(
+        content_stream_mask, query_stream_mask = _masks(
             content, memory, content_mask, memory_mask, permutation_mask
         )
-        dropout = self._dropout_of(content, training, fold_in(dropout_seed, 0))
+        dropout = self._make_dropout(
+            content, training, fold_in(dropout_seed, 0)
+        )
         outputs = self._output_dense(
             self._attend(
-                self._project_query(content), keys, content_sees, dropout
+                self._project_query(content), keys, content_stream_mask, dropout
             )
         )
         if query is None:
             return outputs
-        dropout = self._dropout_of(content, training, fold_in(dropout_seed, 1))
+        dropout = self._make_dropout(
+            content, training, fold_in(dropout_seed, 1)
+        )
         return outputs, self._output_dense(
             self._attend_targets(
-                query, target_mapping, keys, query_sees, dropout
+                query, target_mapping, keys, query_stream_mask, dropout
             )
         )
 
@@ -228,33 +240,29 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
         )
 
     def _project_query(self, states):
-        """Scaled queries `(N, B, T, H)`."""
+        """Returns scaled queries `(N, B, T, H)`."""
         (query,) = project_heads(states, self._query_dense)
         return query * self.key_dim**-0.5
 
-    def _attend_targets(self, query, target_mapping, keys, sees, dropout):
-        """Attention of the query stream, `(B, P, N, H)`.
+    def _attend_targets(self, query, target_mapping, keys, mask, dropout):
+        """Computes attention of the query stream, `(B, P, N, H)`.
 
-        Targets are put where they stand, since distances count from there.
+        Targets are scattered to their positions, where distances start.
         """
         query = self._project_query(query)
         if target_mapping is not None:
             query = ops.einsum("nbph,bpt->nbth", query, target_mapping)
-        attended = self._attend(query, keys, sees, dropout)
-        sees_any = ops.any(sees, axis=-1)[..., None, None]
-        attended = ops.where(sees_any, attended, 0)
+        attended = self._attend(query, keys, mask, dropout)
+        has_keys = ops.any(mask, axis=-1)[..., None, None]
+        attended = ops.where(has_keys, attended, 0)
         if target_mapping is not None:
             attended = ops.einsum("btnh,bpt->bpnh", attended, target_mapping)
         return attended
 
-    def _attend(self, query, keys, sees, dropout):
-        """Attention of one stream, `(B, T, N, H)`: the equation of the class.
+    def _attend(self, query, keys, mask, dropout):
+        """Computes attention of one stream by the equation above.
 
-        Args:
-            query: Tensor `(N, B, T, H)`.
-            keys: `_Keys`.
-            sees: Boolean `(B, T, S)`.
-            dropout: Optional `Dropout`.
+        Shapes: query `(N, B, T, H)`, mask `(B, T, S)`, result `(B, T, N, H)`.
         """
         u, v, b = (
             ops.cast(bias, self.compute_dtype) * self.key_dim**-0.5
@@ -284,7 +292,7 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
                     num_keys - length,
                     length,
                     causal=False,
-                    attention_mask=sees,
+                    attention_mask=mask,
                 ),
                 content_bias=u,
                 positions=Positions((keys.positions,), v, nearest=1 - length),
@@ -293,8 +301,8 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
             )
         )
 
-    def _dropout_of(self, content, training, dropout_seed):
-        """`Dropout` of the probabilities of a call, or `None`."""
+    def _make_dropout(self, content, training, dropout_seed):
+        """Returns the `Dropout` of a call's probabilities, or `None`."""
         if not training or not self.dropout:
             return None
         seeds = self._dropout.row_seeds(ops.shape(content)[0], dropout_seed)
@@ -324,59 +332,52 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
 
 @dataclasses.dataclass(frozen=True)
 class _Keys:
-    """What both streams attend to.
+    """Holds the projected keys that both streams attend to."""
 
-    Attributes:
-        keys, values: Tensors `(N, B, S, H)`.
-        positions: Tensor `(N, S + T, H)`, the projected distances.
-        in_other_segment: Optional boolean `(B, T, S)`.
-    """
-
-    keys: object
-    values: object
-    positions: object
-    in_other_segment: object
+    keys: object  # [N, B, S, H]
+    values: object  # [N, B, S, H]
+    positions: object  # [N, S + T, H], projected distances
+    in_other_segment: object  # boolean [B, T, S], or None
 
 
 def _in_other_segment(token_type_ids, memory):
     if token_type_ids is None:
         return None
-    of_keys = token_type_ids
+    key_type_ids = token_type_ids
     if memory is not None:
-        of_memory = ops.zeros(ops.shape(memory)[:2], token_type_ids.dtype)
-        of_keys = ops.concatenate([of_memory, token_type_ids], axis=1)
-    return token_type_ids[:, :, None] != of_keys[:, None]
+        memory_type_ids = ops.zeros(ops.shape(memory)[:2], token_type_ids.dtype)
+        key_type_ids = ops.concatenate(
+            [memory_type_ids, token_type_ids], axis=1
+        )
+    return token_type_ids[:, :, None] != key_type_ids[:, None]
 
 
 def _masks(content, memory, content_mask, memory_mask, permutation_mask):
-    """What the two streams may see.
+    """Returns the attention masks `(B, T, S)` of the content and query stream.
 
-    For T = 3, M = 2, and no other masks; the content stream sees what is
-    marked `h` too, whatever the masks:
+    For T = 3, M = 2 and no other masks (1 is visible). Keys marked `h` are
+    visible to the content stream only, even where other masks are false:
 
              memory | segment
         i=0   1  1  |  h  1  1
         i=1   1  1  |  1  h  1
         i=2   1  1  |  1  1  h
-
-    Returns:
-        The pair of booleans `(B, T, S)`, of content and query stream.
     """
     batch_size, length, _ = ops.shape(content)
-    itself = ops.arange(length)[:, None] == ops.arange(length)
-    others = ops.broadcast_to(~itself, (batch_size, length, length))
+    diagonal = ops.arange(length)[:, None] == ops.arange(length)
+    off_diagonal = ops.broadcast_to(~diagonal, (batch_size, length, length))
     if permutation_mask is not None:
-        others = ops.logical_and(others, permutation_mask)
+        off_diagonal = ops.logical_and(off_diagonal, permutation_mask)
     if content_mask is not None:
-        others = ops.logical_and(others, content_mask[:, None])
-    masks = [ops.logical_or(others, itself), others]
+        off_diagonal = ops.logical_and(off_diagonal, content_mask[:, None])
+    masks = [ops.logical_or(off_diagonal, diagonal), off_diagonal]
     if memory is None:
         return masks
     shape = (batch_size, length, ops.shape(memory)[1])
-    of_memory = ops.ones(shape, "bool")
+    memory_part = ops.ones(shape, "bool")
     if memory_mask is not None:
-        of_memory = ops.logical_and(of_memory, memory_mask[:, None])
-    return [ops.concatenate([of_memory, mask], axis=-1) for mask in masks]
+        memory_part = ops.logical_and(memory_part, memory_mask[:, None])
+    return [ops.concatenate([memory_part, mask], axis=-1) for mask in masks]
 
 
 def _check_shapes(
@@ -393,14 +394,14 @@ def _check_shapes(
     if target_mapping is not None:
         if query is None:
             raise ValueError(
-                "`target_mapping` tells where the targets of `query` stand, "
-                "so it needs one. Received: query=None"
+                "`query` must be passed with `target_mapping`, which maps its "
+                "targets to positions. Received: query=None"
             )
         num_targets = query.shape[1]
     if memory is None and memory_mask is not None:
         raise ValueError(
-            "`memory_mask` tells which entries of `memory` are real, so it "
-            "needs one. Received: memory=None"
+            "`memory` must be passed with `memory_mask`, which marks its real "
+            "entries. Received: memory=None"
         )
     for name, tensor, expected in (
         ("query", query, (num_targets, hidden_dim)),

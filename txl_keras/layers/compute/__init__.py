@@ -1,8 +1,15 @@
-"""How attention is computed: four ways, one door.
+"""Four implementations of attention behind one function.
 
-A layer projects, says all there is to say in a `Problem`, and calls `attend`,
-which takes the first way that knows the problem and suits the `Target`:
-`pallas`, `blocks`, `tiles`. All give the numbers of `definition`.
+A layer projects its inputs, describes one attention as a `Problem` (with
+`Visible` as its mask), and calls `attend`. The `Target`, what the graph runs
+on, decides which implementation is used:
+
+- `pallas`: a Pallas kernel, for TPUs.
+- `blocks`: blocks of queries, for CPUs.
+- `tiles`: all queries at once, compiled by XLA. Supports every problem.
+
+They return the same numbers as `definition`, the equation of the paper, which
+is the reference in tests and the only one that returns probabilities.
 """
 
 from txl_keras.layers.compute import blocks
@@ -12,16 +19,11 @@ from txl_keras.layers.compute import tiles
 
 
 def attend(problem):
-    """Computes an attention, in the way that suits where it runs.
+    """Computes attention `(B, T, N, H)` with the implementation that fits.
 
-    Args:
-        problem: `Problem`.
-
-    Returns:
-        Tensor `(B, T, N, H)`. A query that may see no key gets some mean of
-        values.
+    If all keys of a query are masked, its output is some mean of values.
     """
-    for way in (pallas, blocks):
-        if way.supports(problem, target.current()):
-            return way.attend(problem)
+    for implementation in (pallas, blocks):
+        if implementation.supports(problem, target.current()):
+            return implementation.attend(problem)
     return tiles.attend(problem)

@@ -1,10 +1,10 @@
-"""Attention as a kernel for TPUs, whose scores never leave the chip.
+"""Attention for TPUs with a Pallas kernel, whose scores never leave the chip.
 
-Of what XLA makes of attention, most bytes are scores, written and read again.
-In the kernel (`pallas_kernels.py`, in JAX's Pallas) they live in the vector
-memory of a core, and the backward pass computes them anew (Dao et al., 2022).
-TensorFlow takes it as an operation of its graph, a compiled module: jax is
-needed where a step is traced, and nowhere after that.
+When XLA compiles attention, most memory traffic is scores, written and read
+again. The kernel (`pallas_kernels.py`, in JAX's Pallas) holds them in the
+vector memory of a core, and its backward pass recomputes them (Dao et al.,
+2022). TensorFlow runs the kernel as an op that contains a compiled module, so
+jax is needed to trace a step, but not to run it.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
 head size; `t` queries and `s` keys of a tile.
@@ -18,26 +18,25 @@ import tensorflow as tf
 
 from txl_keras.layers.compute import target as targets
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.compute.problem import CLOSED
+from txl_keras.layers.compute.problem import MASKED_SCORE
 from txl_keras.layers.compute.problem import dot_product
-from txl_keras.layers.compute.softmax import mean_weight_gradient
+from txl_keras.layers.compute.softmax import softmax_delta
 
-# `t`: the queries of a tile are the columns of a vector register.
+# `t`: queries are the columns of a tile, and a vector register has 128.
 TILE_QUERIES = 128
 
 
 def supports(problem, target):
-    """Whether it can be computed so.
+    """Returns whether the kernel can solve this problem on this target.
 
-    Raises:
-        ValueError: If it could, but for lengths that cannot be cut into tiles.
+    Raises `ValueError` if only the lengths are not multiples of a tile.
     """
     visible, positions = problem.visible, problem.positions
-    can = (
+    is_supported = (
         target.kernel
         and visible.causal
         and visible.attention_mask is None
-        and problem.has_known_sizes
+        and problem.has_static_sizes
         and len(problem.parts) == 2
         and not problem.batch_first
         and problem.score_bias is None
@@ -46,16 +45,16 @@ def supports(problem, target):
         and positions.bias is not None
         and problem.content_bias is not None
     )
-    if can:
+    if is_supported:
         check_lengths(visible.length, visible.num_memory)
-    return can
+    return is_supported
 
 
 def attend(problem):
-    """Computes what `definition.attend` does, without the probabilities.
+    """Computes attention `(B, T, N, H)` with the Pallas kernel.
 
-    A query that may see no key gets the mean of some values, and they no
-    gradient from it.
+    If all keys of a query are masked, its output is a mean of some values,
+    through which no gradient flows.
     """
     visible, query = problem.visible, problem.query
     shape = KernelShape(
@@ -65,7 +64,7 @@ def attend(problem):
         num_memory=visible.num_memory,
         head_dim=query.shape[3],
         dtype=query.dtype.name,
-        farthest=visible.farthest,
+        max_distance=visible.max_distance,
         rate=float(problem.rate),
     )
     mask = visible.key_mask
@@ -87,79 +86,57 @@ def attend(problem):
 
 @dataclasses.dataclass(frozen=True)
 class KernelShape:
-    """What a kernel is compiled for.
+    """Holds the static shapes and options that a kernel is compiled for."""
 
-    Attributes:
-        heads, batch, length, num_memory, head_dim: Integers `N`, `B`, `T`,
-            `M`, `H`.
-        dtype: String, of all tensors but masks and sums.
-        farthest: Optional integer, the distance beyond which keys are shut.
-        rate: Float, the fraction of probabilities that dropout drops.
-    """
-
-    heads: int
-    batch: int
-    length: int
-    num_memory: int
-    head_dim: int
-    dtype: str
-    farthest: int | None = None
-    rate: float = 0.0
+    heads: int  # N
+    batch: int  # B
+    length: int  # T
+    num_memory: int  # M
+    head_dim: int  # H
+    dtype: str  # of all tensors but masks and accumulators
+    max_distance: int | None = None  # see `Visible`
+    rate: float = 0.0  # dropout rate
 
     @property
     def num_keys(self):
-        """`S`"""
+        """Returns the number of keys, `S`."""
         return self.num_memory + self.length
 
     @property
     def tile_keys(self):
-        """`s`: of memory or of the segment, not of both."""
+        """Returns the keys per tile, `s`; no tile has memory and segment."""
         twice = 2 * TILE_QUERIES
         is_even = math.gcd(self.num_memory, self.length) % twice == 0
         return twice if is_even else TILE_QUERIES
 
     @property
     def num_rows(self):
-        """Distances, one before the farthest and `s - 1` after the nearest.
+        """Returns the number of distances, with padding for corners of tiles.
 
-        A tile needs those of its corners, which no query sees.
+        One is before the largest distance and `s - 1` are after the smallest.
         """
         return self.num_keys + self.tile_keys
 
 
 def check_lengths(length, num_memory):
-    """Sees that segment and memory can be cut into tiles.
-
-    Raises:
-        ValueError: If not.
-    """
+    """Checks that segment and memory lengths are multiples of a tile."""
     if num_memory < 1 or length % TILE_QUERIES or num_memory % TILE_QUERIES:
         raise ValueError(
-            "`attention_kernel` works on tiles: segment_length and "
-            f"memory_length must be multiples of {TILE_QUERIES}. Received: "
-            f"segment_length={length}, memory_length={num_memory}"
+            "`segment_length` and `memory_length` must be positive multiples "
+            f"of {TILE_QUERIES}, the tile size of `attention_kernel`. "
+            f"Received: segment_length={length}, memory_length={num_memory}"
         )
 
 
 def _attend_in_kernel(
     shape, query, biases, keys, values, positions, mask, seeds
 ):
-    """`dropout(softmax(scores)) values`, `(N, B, T, H)`.
+    """Computes attention `(N, B, T, H)`, with a first-order gradient only.
 
-    The first derivative is there, a second is not.
-
-    Args:
-        shape: `KernelShape`.
-        query: Tensor `(N, B, T, H)` of scaled queries.
-        biases: Pair of tensors `(N, H)`: what is added to the queries before
-            they meet the keys, and the positions.
-        keys, values: Pairs of tensors `(N, B, M, H)` and `(N, B, T, H)`, of
-            memory and of the segment.
-        positions: Tensor `(N, S, H)`, a row a distance, the farthest first.
-        mask: Boolean `(B, S)`, false where a key is empty.
-        seeds: uint32 `(B,)`, of dropout; or `None`.
+    `biases` is the pair `(u, v)`; `keys` and `values` are pairs of memory and
+    segment.
     """
-    # Only here: nothing else of the layers needs jax.
+    # Imported here because only the kernel needs jax.
     from txl_keras.layers.compute.pallas_kernels import build_kernels
 
     forward, backward = (
@@ -168,18 +145,18 @@ def _attend_in_kernel(
     )
     if seeds is None:
         seeds = tf.zeros(shape.batch, tf.uint32)
-    constants = fold_in(seeds, 0), tf.where(mask, 0.0, CLOSED)[:, None]
+    constants = fold_in(seeds, 0), tf.where(mask, 0.0, MASKED_SCORE)[:, None]
     rows = tf.pad(positions, [[0, 0], [1, shape.tile_keys - 1], [0, 0]])
 
     @tf.custom_gradient
     def attended(*tensors):
-        output, log_total = forward(*constants, *tensors)
+        output, log_sum_exp = forward(*constants, *tensors)
 
         def gradient(output_gradient):
-            shift = mean_weight_gradient(output, output_gradient)
-            shift = tf.reshape(shift, log_total.shape)
+            delta = softmax_delta(output, output_gradient)
+            delta = tf.reshape(delta, log_sum_exp.shape)
             return backward(
-                *constants, *tensors, output_gradient, log_total, shift
+                *constants, *tensors, output_gradient, log_sum_exp, delta
             )
 
         return output, gradient
@@ -190,17 +167,11 @@ def _attend_in_kernel(
 
 @tf.custom_gradient
 def with_row_major_gradient(kernel):
-    """A kernel of `(D, N, H)` itself, whose gradient lies as it does.
+    """Returns a projection kernel `(D, N, H)` whose gradient is row-major.
 
-    A product of matrices gives that gradient with the heads outermost. XLA
-    would have the whole optimizer follow it, and copy weights and moments, in
-    float32, there and back.
-
-    Args:
-        kernel: Tensor.
-
-    Returns:
-        The same tensor.
+    The gradient's matmul has the heads outermost. XLA would use that layout
+    for the whole optimizer, and copy float32 weights and moments there and
+    back.
     """
 
     def gradient(kernel_gradient):
@@ -210,8 +181,8 @@ def with_row_major_gradient(kernel):
         from txl_keras.layers.compute.pallas_kernels import build_row_major
 
         shape = tuple(kernel_gradient.shape)
-        lay_out = build_row_major(shape, kernel_gradient.dtype.name)
-        return _call(lay_out, kernel_gradient)[0]
+        to_row_major = build_row_major(shape, kernel_gradient.dtype.name)
+        return _call(to_row_major, kernel_gradient)[0]
 
     return tf.identity(kernel), gradient
 
@@ -221,7 +192,7 @@ def _platform():
 
 
 def _call(kernel, *tensors):
-    """Runs a kernel of `build_kernels` in TensorFlow."""
+    """Runs a `jax.export.Exported` in TensorFlow."""
     from tensorflow.compiler.tf2xla.python import xla
 
     return xla.call_module(
@@ -231,6 +202,6 @@ def _call(kernel, *tensors):
         Tout=[tf.as_dtype(array.dtype) for array in kernel.out_avals],
         Sout=[array.shape for array in kernel.out_avals],
         platforms=[name.upper() for name in kernel.platforms],
-        # A step for a TPU may be lowered on a machine without one.
+        # A step for a TPU may be lowered on a machine without a TPU.
         disabled_checks=[xla.call_module_disable_check_platform()],
     )

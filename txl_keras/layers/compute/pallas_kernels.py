@@ -1,11 +1,11 @@
-"""The kernels of `pallas.py`.
+"""The Pallas kernels of `pallas.py`.
 
-An instance of a kernel has the queries of a block, the keys and values of its
-head and row of the batch, and the distances of its head, and goes through the
-keys tile by tile: those of memory, then those of the segment, up to the
-block's own. Tiles have keys as rows and queries as columns. So what belongs to
-a query, as the sum of its exponentials, is a row of the registers' columns,
-and to move a query's scores by its own distance is to move a column down.
+A program of the grid has one block of queries, the keys and values of its head
+and batch row, and the distances of its head. It loops over the keys tile by
+tile: memory first, then the segment up to the block itself. Tiles have keys as
+rows and queries as columns. So a statistic of the queries, such as their sum
+of exponentials, is one row across the columns of the registers, and the
+relative shift of a query moves its column down.
 
 Letters: see `pallas.py`.
 """
@@ -23,9 +23,9 @@ from jax.experimental.layout import with_layout_constraint
 from jax.experimental.pallas import tpu as pltpu
 
 from txl_keras.layers.compute.pallas import TILE_QUERIES
-from txl_keras.layers.compute.problem import CLOSED
+from txl_keras.layers.compute.problem import MASKED_SCORE
 
-# TensorFlow holds the TPU. jax, which only compiles here, would ask for it.
+# TensorFlow holds the TPU. Here jax only compiles, and must not claim it.
 jax.config.update("jax_platforms", "cpu")
 
 # Rows of a vector register.
@@ -34,15 +34,7 @@ _SUBLANES = 8
 
 @functools.cache
 def build_row_major(shape, dtype):
-    """The same tensor, with the last axis innermost, the first outermost.
-
-    Args:
-        shape: Tuple of integers.
-        dtype: String.
-
-    Returns:
-        `jax.export.Exported`, for a TPU.
-    """
+    """Exports a function for TPUs that copies a tensor to row-major layout."""
     order = Layout(major_to_minor=tuple(range(len(shape))))
     target = export.DisabledSafetyCheck.custom_call("LayoutConstraint")
     return export.export(
@@ -54,29 +46,25 @@ def build_row_major(shape, dtype):
 
 @functools.cache
 def build_kernels(shape, platform):
-    """Attention and its gradient.
+    """Exports the forward and the backward kernel for `"tpu"` or `"cpu"`.
 
-    Args:
-        shape: `KernelShape`.
-        platform: `"tpu"` or `"cpu"`.
+    Forward takes seeds `(B,)`, the additive mask `(B, 1, S)`, queries, `u` and
+    `v` `(N, 1, H)`, keys of memory and segment, values of both, and rows of
+    distances. It returns the output `(N, B, T, H)` and the log-sum-exp
+    `(N, B, 1, T)`.
 
-    Returns:
-        Pair of `jax.export.Exported`. The first takes seeds `(B,)`, what the
-        mask adds `(B, 1, S)`, queries, the two biases `(N, 1, H)`, keys of
-        memory and segment, values of both, rows of distances; and returns the
-        output `(N, B, T, H)` and the logarithm of the sum of exponentials
-        `(N, B, 1, T)`. The second takes all that, the gradient of the output,
-        that logarithm, and `mean_weight_gradient` `(N, B, 1, T)`, and returns
-        the gradients of what follows the mask.
+    Backward takes the same, the output gradient, the log-sum-exp, and
+    `softmax_delta` `(N, B, 1, T)`. It returns the gradients of the queries and
+    all inputs after them.
     """
     heads, batch, head_dim = shape.heads, shape.batch, shape.head_dim
-    of_query = _operand(
+    query_operand = _operand(
         (heads, batch, shape.length, head_dim),
         (None, None, TILE_QUERIES, head_dim),
         lambda n, b, i: (n, b, i, 0),
         shape.dtype,
     )
-    of_memory, of_segment = (
+    memory_operand, segment_operand = (
         _operand(
             (heads, batch, length, head_dim),
             (None, None, length, head_dim),
@@ -85,7 +73,7 @@ def build_kernels(shape, platform):
         )
         for length in (shape.num_memory, shape.length)
     )
-    of_bias, of_rows = (
+    bias_operand, rows_operand = (
         _operand(
             (heads, length, head_dim),
             (None, length, head_dim),
@@ -94,39 +82,48 @@ def build_kernels(shape, platform):
         )
         for length in (1, shape.num_rows)
     )
-    of_sum = _operand(
+    sum_operand = _operand(
         (heads, batch, 1, shape.length),
         (None, None, 1, TILE_QUERIES),
         lambda n, b, i: (n, b, 0, i),
         "float32",
     )
-    of_mask = _operand(
+    mask_operand = _operand(
         (batch, 1, shape.num_keys),
         (None, 1, shape.num_keys),
         lambda n, b, i: (b, 0, 0),
         "float32",
     )
-    of_seeds = (
+    seeds_operand = (
         jax.ShapeDtypeStruct((batch,), "uint32"),
         pl.BlockSpec(memory_space=pltpu.SMEM),
     )
-    of_keys = [of_memory, of_segment]
-    tensors = [of_query, of_bias, of_bias, *of_keys, *of_keys, of_rows]
-    inputs = [of_seeds, of_mask, *tensors]
-    sums = [
+    key_operands = [memory_operand, segment_operand]
+    tensors = [
+        query_operand,
+        bias_operand,
+        bias_operand,
+        *key_operands,
+        *key_operands,
+        rows_operand,
+    ]
+    inputs = [seeds_operand, mask_operand, *tensors]
+    accumulators = [
         pltpu.VMEM((length, head_dim), "float32")
         for length in (1, 1, *2 * (shape.num_memory, shape.length))
     ]
-    sums.append(pltpu.VMEM((shape.num_rows, head_dim), "float32"))
-    compiled = functools.partial(_export, shape=shape, platform=platform)
+    accumulators.append(pltpu.VMEM((shape.num_rows, head_dim), "float32"))
+    compile_kernel = functools.partial(_export, shape=shape, platform=platform)
     return (
-        compiled(_forward, inputs, [of_query, of_sum], products=(2, 1)),
-        compiled(
+        compile_kernel(
+            _forward, inputs, [query_operand, sum_operand], matmuls=(2, 1)
+        ),
+        compile_kernel(
             _backward,
-            [*inputs, of_query, of_sum, of_sum],
+            [*inputs, query_operand, sum_operand, sum_operand],
             tensors,
-            sums,
-            products=(5, 3),
+            accumulators,
+            matmuls=(5, 3),
         ),
     )
 
@@ -136,37 +133,35 @@ def _operand(array_shape, block_shape, index_map, dtype):
     return array, pl.BlockSpec(block_shape, index_map)
 
 
-def _export(body, inputs, outputs, sums=(), *, products, shape, platform):
-    """Compiles a kernel, to be called by TensorFlow.
+def _export(
+    body, inputs, outputs, accumulators=(), *, matmuls, shape, platform
+):
+    """Exports a kernel so that TensorFlow can call it.
 
-    Args:
-        body: `_forward` or `_backward`.
-        inputs, outputs: Lists of `_operand`.
-        sums: List of what is kept from block to block.
-        products: Pair of integers: of matrices with the keys of a tile, and
-            with its distances.
+    `accumulators` persist from block to block. `matmuls` are the numbers of
+    matmuls with the keys and with the distances of a tile, for the FLOP count.
     """
     t, s = TILE_QUERIES, shape.tile_keys
     blocks = shape.length // t
-    of_segment = sum(-(-end * t // s) for end in range(1, blocks + 1))
-    tiles = blocks * (shape.num_memory // s) + of_segment
+    segment_tiles = sum(-(-end * t // s) for end in range(1, blocks + 1))
+    tiles = blocks * (shape.num_memory // s) + segment_tiles
     tiles *= shape.heads * shape.batch
-    columns = products[0] * s + products[1] * (s + t)
+    columns = matmuls[0] * s + matmuls[1] * (s + t)
     kernel = pl.pallas_call(
         functools.partial(body, shape),
         grid=(shape.heads, shape.batch, blocks),
         in_specs=[spec for _, spec in inputs],
         out_specs=[spec for _, spec in outputs],
         out_shape=[array for array, _ in outputs],
-        scratch_shapes=sums,
+        scratch_shapes=accumulators,
         interpret=platform == "cpu",
-        # Gradients of a head are summed up over the other two.
+        # Gradients of a head accumulate over the rows and blocks of the grid.
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary")
         ),
         cost_estimate=pl.CostEstimate(
             flops=2 * tiles * columns * t * shape.head_dim,
-            # All is read once or written once.
+            # Every array is read once or written once.
             bytes_accessed=sum(
                 math.prod(array.shape) * array.dtype.itemsize
                 for array, _ in (*inputs, *outputs)
@@ -179,78 +174,69 @@ def _export(body, inputs, outputs, sums=(), *, products, shape, platform):
 
 
 class _Tile:
-    """Some keys, and the queries of a block.
+    """Holds a tile of `s` keys, of memory or of the segment.
 
-    Attributes:
-        in_segment: Boolean, whether the keys are those of the segment.
-        place: Slice, where they are in memory or segment.
-        window: Slice, where their distances are, `s + t` of them.
+    `key_slice` selects its keys, and `distance_slice` its `s + t` distances.
     """
 
     def __init__(self, shape, block, in_segment, first):
         t, s = TILE_QUERIES, shape.tile_keys
         self._shape = shape
         self._block = block
-        # Of all keys, those of memory first.
+        # Index of the first key among all S keys, of which memory comes first.
         self._first = first + shape.num_memory * in_segment
         self.in_segment = in_segment
-        self.place = pl.ds(pl.multiple_of(first, t), s)
-        # The distance of key c and query a is at row t + c - a of the window.
+        self.key_slice = pl.ds(pl.multiple_of(first, t), s)
+        # Row t + c - a of this slice is the distance of key c and query a.
         start = shape.length - block.first - t + self._first
-        self.window = pl.ds(pl.multiple_of(start, t), s + t)
+        self.distance_slice = pl.ds(pl.multiple_of(start, t), s + t)
 
-    def scores(self, keys, rows, mask):
-        """Float32 `(s, t)`, and which of these count.
+    def scores(self, keys, rows, additive_mask):
+        """Computes masked float32 scores `(s, t)`, and their mask.
 
-        Args:
-            keys: Array `(s, H)`.
-            rows: Array `(s + t, H)`, of the window.
-            mask: Reference to what is added to the score of a key, `(1, S)`.
+        Shapes: keys `(s, H)`, rows `(s + t, H)`, additive mask `(1, S)`.
         """
         t, s = TILE_QUERIES, self._shape.tile_keys
         content = _dot(keys, self._block.content_query, (1, 1))
         by_distance = _dot(rows, self._block.position_query, (1, 1))
-        of_keys = mask[:, pl.ds(pl.multiple_of(self._first, t), s)]
-        scores = content + _move_down(by_distance)
-        scores += jnp.broadcast_to(of_keys, (t, s)).T
-        sees = scores > CLOSED / 2
+        key_mask = additive_mask[:, pl.ds(pl.multiple_of(self._first, t), s)]
+        scores = content + _shift(by_distance)
+        scores += jnp.broadcast_to(key_mask, (t, s)).T
+        visible = scores > MASKED_SCORE / 2
         query = self._shape.num_memory + self._block.first + _iota((s, t), 1)
         distance = query - self._first - _iota((s, t), 0)
         if self.in_segment:
-            sees &= distance >= 0
-        if self._shape.farthest is not None:
-            sees &= distance <= self._shape.farthest
-        return jnp.where(sees, scores, CLOSED), sees
+            visible &= distance >= 0
+        if self._shape.max_distance is not None:
+            visible &= distance <= self._shape.max_distance
+        return jnp.where(visible, scores, MASKED_SCORE), visible
 
-    def kept(self, x):
-        """What dropout keeps of `(s, t)`: see `row_dropout.is_kept`."""
+    def drop(self, x):
+        """Sets dropped elements of `(s, t)` to 0, see `dropout.keep_mask`."""
         if not self._shape.rate:
             return x
         num_keys = self._shape.num_keys
-        of_rows = (_SUBLANES, TILE_QUERIES)
+        register_shape = (_SUBLANES, TILE_QUERIES)
         head = self._block.head * self._shape.length
-        query = head + self._block.first + _iota(of_rows, 1)
-        unit = query * num_keys + self._first + _iota(of_rows, 0)
+        query = head + self._block.first + _iota(register_shape, 1)
+        unit = query * num_keys + self._first + _iota(register_shape, 0)
         stride = self._block.seed | jnp.uint32(1)
-        walk = self._block.seed + stride * unit.astype("uint32")
-        # Where multiplying vectors is slow, it is done for few rows.
-        walk = jnp.concatenate(
+        counter = self._block.seed + stride * unit.astype("uint32")
+        # Integer vector multiplication is slow, so only few rows use it.
+        counter = jnp.concatenate(
             [
-                walk + stride * jnp.uint32(row)
+                counter + stride * jnp.uint32(row)
                 for row in range(0, self._shape.tile_keys, _SUBLANES)
             ]
         )
         threshold = jnp.uint32(int(self._shape.rate * 2**32))
-        return jnp.where(_mix(walk) >= threshold, x, 0.0)
+        return jnp.where(_mix(counter) >= threshold, x, 0.0)
 
 
 class _Block:
-    """Some queries of a head and a row of the batch.
+    """Holds a block of `t` queries, of one head and one batch row.
 
-    Attributes:
-        head, row, first: Scalars: `n`, `b`, and the first of the queries.
-        seed: uint32 scalar, of the row.
-        content_query, position_query: Arrays `(t, H)`.
+    `content_query` is `q + u`, `position_query` is `q + v`, both `(t, H)`.
     """
 
     def __init__(self, shape, seeds, query, content_bias, position_bias):
@@ -266,111 +252,125 @@ class _Block:
         )
 
     def over_tiles(self, add_tile, carry):
-        """Calls `add_tile(tile, carry)` for all tiles that it sees."""
+        """Folds `add_tile(tile, carry)` over all tiles visible to the block."""
         s = self._shape.tile_keys
 
         def step(in_segment, index, carry):
             tile = _Tile(self._shape, self, in_segment, index * s)
             return add_tile(tile, carry)
 
-        seen = lax.div(self.first + (TILE_QUERIES + s - 1), s)
-        of_memory = functools.partial(step, False)
-        carry = lax.fori_loop(0, self._shape.num_memory // s, of_memory, carry)
-        return lax.fori_loop(0, seen, functools.partial(step, True), carry)
+        num_segment_tiles = lax.div(self.first + (TILE_QUERIES + s - 1), s)
+        memory_step = functools.partial(step, False)
+        carry = lax.fori_loop(
+            0, self._shape.num_memory // s, memory_step, carry
+        )
+        return lax.fori_loop(
+            0, num_segment_tiles, functools.partial(step, True), carry
+        )
 
 
 def _forward(shape, seeds, mask, query, u, v, *rest):
-    """The softmax is that of what was seen so far, until all was."""
-    keys, values, (rows, output, log_total) = rest[:2], rest[2:4], rest[4:]
+    """Computes the output by an online softmax over tiles of keys."""
+    keys, values, (rows, output, log_sum_exp) = rest[:2], rest[2:4], rest[4:]
     block = _Block(shape, seeds, query, u, v)
 
     def add_tile(tile, carry):
-        highest, total, attended = carry
-        seen = keys[tile.in_segment][tile.place]
-        scores, _ = tile.scores(seen, rows[tile.window], mask)
-        higher = jnp.maximum(highest, scores.max(0, keepdims=True))
-        exponentials = jnp.exp(scores - higher)
-        fade = jnp.exp(highest - higher)
-        weights = tile.kept(exponentials).astype(shape.dtype)
-        product = _dot(values[tile.in_segment][tile.place], weights, (0, 0))
+        max_score, total, attended = carry
+        tile_keys = keys[tile.in_segment][tile.key_slice]
+        scores, _ = tile.scores(tile_keys, rows[tile.distance_slice], mask)
+        new_max = jnp.maximum(max_score, scores.max(0, keepdims=True))
+        exponentials = jnp.exp(scores - new_max)
+        rescale = jnp.exp(max_score - new_max)
+        weights = tile.drop(exponentials).astype(shape.dtype)
+        weighted_sum = _dot(
+            values[tile.in_segment][tile.key_slice], weights, (0, 0)
+        )
         return (
-            higher,
-            total * fade + exponentials.sum(0, keepdims=True),
-            attended * fade + product,
+            new_max,
+            total * rescale + exponentials.sum(0, keepdims=True),
+            attended * rescale + weighted_sum,
         )
 
-    highest, total, attended = block.over_tiles(
+    max_score, total, attended = block.over_tiles(
         add_tile,
         (
-            jnp.full((1, TILE_QUERIES), CLOSED),
+            jnp.full((1, TILE_QUERIES), MASKED_SCORE),
             jnp.zeros((1, TILE_QUERIES)),
             jnp.zeros((shape.head_dim, TILE_QUERIES)),
         ),
     )
     attended = attended / (total * (1 - shape.rate))
     output[...] = attended.T.astype(output.dtype)
-    log_total[...] = highest + jnp.log(total)
+    log_sum_exp[...] = max_score + jnp.log(total)
 
 
 def _backward(shape, seeds, mask, query, u, v, *rest):
-    """See `softmax_attention.attend`."""
+    """Computes the gradients; equations are in `tiles.softmax_matmul`."""
     keys, values, rest = rest[:2], rest[2:4], rest[4:]
-    rows, output_gradient, log_total, shift, *rest = rest
+    rows, output_gradient, log_sum_exp, delta, *rest = rest
     gradients, sums = rest[:8], rest[8:]
-    query_gradient, *summed = gradients
-    u_sum, v_sum, *of_keys, row_sum = sums
-    key_sums, value_sums = of_keys[:2], of_keys[2:]
+    query_gradient, *accumulated = gradients
+    u_sum, v_sum, *key_value_sums, row_sum = sums
+    key_sums, value_sums = key_value_sums[:2], key_value_sums[2:]
     block = _Block(shape, seeds, query, u, v)
     scale = 1 / (1 - shape.rate)
 
     def add_tile(tile, carry):
         content_gradient, position_gradient = carry
-        seen = keys[tile.in_segment][tile.place]
-        distances = rows[tile.window]
-        scores, sees = tile.scores(seen, distances, mask)
-        probabilities = jnp.exp(scores - log_total[...])
-        probabilities = jnp.where(sees, probabilities, 0.0)
+        tile_keys = keys[tile.in_segment][tile.key_slice]
+        distances = rows[tile.distance_slice]
+        scores, visible = tile.scores(tile_keys, distances, mask)
+        probabilities = jnp.exp(scores - log_sum_exp[...])
+        probabilities = jnp.where(visible, probabilities, 0.0)
         weight_gradient = _dot(
-            values[tile.in_segment][tile.place], output_gradient[...], (1, 1)
+            values[tile.in_segment][tile.key_slice],
+            output_gradient[...],
+            (1, 1),
         )
         score_gradient = probabilities * (
-            tile.kept(weight_gradient * scale) - shift[...]
+            tile.drop(weight_gradient * scale) - delta[...]
         )
-        by_distance = _move_up(score_gradient).astype(shape.dtype)
+        distance_gradient = _unshift(score_gradient).astype(shape.dtype)
         score_gradient = score_gradient.astype(shape.dtype)
-        weights = tile.kept(probabilities * scale).astype(shape.dtype)
-        value_sums[tile.in_segment][tile.place] += _dot(
+        weights = tile.drop(probabilities * scale).astype(shape.dtype)
+        value_sums[tile.in_segment][tile.key_slice] += _dot(
             weights, output_gradient[...], (1, 0)
         )
-        key_sums[tile.in_segment][tile.place] += _dot(
+        key_sums[tile.in_segment][tile.key_slice] += _dot(
             score_gradient, block.content_query, (1, 0)
         )
-        row_sum[tile.window] += _dot(by_distance, block.position_query, (1, 0))
+        row_sum[tile.distance_slice] += _dot(
+            distance_gradient, block.position_query, (1, 0)
+        )
         return (
-            content_gradient + _dot(score_gradient, seen, (0, 0)),
-            position_gradient + _dot(by_distance, distances, (0, 0)),
+            content_gradient + _dot(score_gradient, tile_keys, (0, 0)),
+            position_gradient + _dot(distance_gradient, distances, (0, 0)),
         )
 
-    # Of a head, and of a row of the batch: in the order of the grid.
-    of_head, of_row = [u_sum, v_sum, row_sum], [*key_sums, *value_sums]
+    # Accumulators start anew for each head or each batch row of the grid.
+    per_head, per_row = [u_sum, v_sum, row_sum], [*key_sums, *value_sums]
 
     @pl.when(block.is_first & (block.row == 0))
     def _():
-        _clear(of_head)
+        _clear(per_head)
 
     @pl.when(block.is_first)
     def _():
-        _clear(of_row)
+        _clear(per_row)
 
     zero = jnp.zeros((TILE_QUERIES, shape.head_dim))
-    of_content, of_position = block.over_tiles(add_tile, (zero, zero))
-    query_gradient[...] = (of_content + of_position).astype(shape.dtype)
-    u_sum[...] += of_content.sum(0, keepdims=True)
-    v_sum[...] += of_position.sum(0, keepdims=True)
+    content_gradient, position_gradient = block.over_tiles(
+        add_tile, (zero, zero)
+    )
+    query_gradient[...] = (content_gradient + position_gradient).astype(
+        shape.dtype
+    )
+    u_sum[...] += content_gradient.sum(0, keepdims=True)
+    v_sum[...] += position_gradient.sum(0, keepdims=True)
 
     @pl.when(block.is_last)
     def _():
-        for gradient, total in zip(summed, sums, strict=True):
+        for gradient, total in zip(accumulated, sums, strict=True):
             gradient[...] = total[...].astype(shape.dtype)
 
 
@@ -380,7 +380,7 @@ def _clear(sums):
 
 
 def _dot(left, right, axes):
-    """Product of matrices, summed over an axis of each, in float32."""
+    """Multiplies matrices over one axis of each, accumulating in float32."""
     dimensions = ((axes[:1], axes[1:]), ((), ()))
     return lax.dot_general(
         left, right, dimensions, preferred_element_type="float32"
@@ -391,22 +391,23 @@ def _iota(shape, axis):
     return lax.broadcasted_iota("int32", shape, axis)
 
 
-def _move_down(x):
-    """`(s + t, t)` by distance as `(s, t)` by key.
+def _shift(x):
+    """Shifts `(s + t, t)` by distance to `(s, t)` by key.
 
-    Column `a` moves down by `a`, bit by bit; `t` rows at the top are lost. To
-    move a whole register is to rename it, so long ways are first.
+    Column `a` moves down by `a` rows, one bit of `a` at a time. Large steps
+    move whole registers, which is free, and come first. The `t` rows at the
+    top are lost.
     """
     for step in _steps():
         x = jnp.where(_has_bit(step), x[:-step], x[step:])
     return x[1:]
 
 
-def _move_up(x):
-    """The gradient of `_move_down`.
+def _unshift(x):
+    """Computes the gradient of `_shift`.
 
-    Registers turn their rows up, by one at a time. To move the other way they
-    would have to go around.
+    Rows rotate upwards within a register, one at a time. Moving them down
+    would take almost a full rotation, so the small steps move them up.
     """
     zeros = jnp.zeros((TILE_QUERIES, TILE_QUERIES))
     x = jnp.concatenate([zeros, x, zeros])
@@ -420,7 +421,7 @@ def _move_up(x):
 
 
 def _steps():
-    """Powers of 2 below `t`, the largest first."""
+    """Returns the powers of 2 below `t`, the largest first."""
     return [2**bit for bit in reversed(range(TILE_QUERIES.bit_length() - 1))]
 
 
@@ -429,7 +430,7 @@ def _has_bit(step):
 
 
 def _mix(x):
-    """`row_dropout.fold_in`'s hash."""
+    """Hashes uint32 like `dropout._mix`."""
     x = (x ^ _shift_right(x, 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ _shift_right(x, 15)) * jnp.uint32(0x846CA68B)
     return x ^ _shift_right(x, 16)

@@ -1,4 +1,4 @@
-"""Pieces of a softmax over keys that lie in several tensors, and its gradient.
+"""Helpers for a softmax whose keys are split over several tensors.
 
 Letters: `T` segment, `S` keys, `H` head size.
 """
@@ -9,48 +9,36 @@ import tensorflow as tf
 
 
 def exponentials_of_parts(scores):
-    """What a softmax over all parts together is made of.
+    """Computes the terms of one softmax over several parts of the keys.
 
-    Args:
-        scores: List of float32 tensors `(..., S_i)`.
-
-    Returns:
-        Triple of a list of exponentials of what the scores are above the
-        highest, and the highest and the sums of exponentials, `(..., 1)`.
+    From a list of float32 scores `(..., S_i)` returns the list of
+    `exp(scores - max)`, and their max and sum over all parts, `(..., 1)`.
     """
-    highest = functools.reduce(
+    max_score = functools.reduce(
         tf.maximum,
         [tf.reduce_max(part, axis=-1, keepdims=True) for part in scores],
     )
-    exponentials = [tf.exp(part - highest) for part in scores]
+    exponentials = [tf.exp(part - max_score) for part in scores]
     total = tf.add_n(
         [tf.reduce_sum(part, axis=-1, keepdims=True) for part in exponentials]
     )
-    return exponentials, highest, total
+    return exponentials, max_score, total
 
 
-def mean_weight_gradient(output, output_gradient):
-    """The gradient of the weights of a query, weighted by them and summed.
+def softmax_delta(output, output_gradient):
+    """Computes `delta` of FlashAttention: `sum_H(output * output_gradient)`.
 
-    Args:
-        output, output_gradient: Tensors `(..., T, H)`.
-
-    Returns:
-        Float32 tensor `(..., T, 1)`.
+    It equals the sum over keys of weight times weight gradient, which the
+    gradient of a softmax subtracts. Shapes: `(..., T, H)` to `(..., T, 1)`.
     """
     product = tf.cast(output_gradient, tf.float32) * tf.cast(output, tf.float32)
     return tf.reduce_sum(product, axis=-1, keepdims=True)
 
 
-def zero_after(x):
-    """0, but only once `x` is there, and a compiler does not know it.
+def zero_depending_on(x):
+    """Returns zeros with a data dependency on the float32 tensor `x`.
 
-    XLA heeds no control dependencies; what adds this does wait.
-
-    Args:
-        x: Float32 tensor.
-
-    Returns:
-        Float32 tensor of its shape; NaN where `x` is.
+    XLA ignores control dependencies, but an op that adds these zeros has to
+    wait for `x`. They are NaN where `x` is, so XLA cannot fold them.
     """
     return tf.where(tf.math.is_nan(x), x, 0.0)

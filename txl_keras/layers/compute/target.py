@@ -1,14 +1,14 @@
-"""What a step runs on and who compiles it: the one context of `compute`.
+"""The device that layers are traced for, and how its graph is compiled.
 
-A TPU or a GPU runs what XLA made of a whole step. A CPU is slowed down by
-memory, and layers have a form for it that moves less of it: attention by
-blocks of queries, and fused functions for what lies between products of
-matrices. Who multiplies depends on the CPU. Where oneDNN is at home,
-TensorFlow's products are twice as fast as XLA's in bfloat16; in float32 they
-are a twentieth faster where there are gradients, and a twentieth slower where
-there are none. Elsewhere XLA's are faster, in bfloat16 three times. So a graph
-for a CPU is compiled either whole, or in parts: TensorFlow's products, and XLA
-compiles the fused functions, each once for all layers.
+On a TPU or a GPU, XLA compiles a whole step. On a CPU, memory bandwidth is the
+bottleneck, so layers use an implementation that moves less data: attention in
+blocks of queries, and fused functions between matmuls. Which library should
+run the matmuls depends on the CPU. With the instructions that oneDNN is
+optimized for, TensorFlow's matmuls are twice as fast as XLA's in bfloat16; in
+float32 they are 5% faster in training and 5% slower in inference. On other
+CPUs XLA's are faster, in bfloat16 three times. So the graph of a CPU is
+compiled either as a whole by XLA, or in parts: TensorFlow runs the matmuls, and
+XLA compiles the fused functions, each once for all layers.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ import pathlib
 
 import tensorflow as tf
 
-# What a CPU must have, one of these, for products of a dtype by TensorFlow,
-# in inference and in training.
+# By dtype and training: CPU instructions of which one is required for
+# TensorFlow's matmuls to be the faster ones.
 _INSTRUCTIONS = {
     ("float32", True): {"avx512_vnni"},
     ("bfloat16", False): {"avx512_bf16", "amx_bf16"},
@@ -30,19 +30,15 @@ _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What the layers that are traced will run on.
+    """Describes what the traced layers will run on."""
 
-    Attributes:
-        device: `"cpu"`, `"gpu"`, `"tpu"`, or `None` where nobody said, as in
-            eager calls: layers then take the form that suits all.
-        in_parts: Boolean, of a CPU: whether the graph is compiled in parts,
-            rather than by XLA as a whole.
-        kernel: Boolean: whether attention may be the kernel for TPUs. On a
-            CPU it is interpreted, slowly, to see what it computes.
-    """
-
+    # "cpu", "gpu", "tpu", or None if unknown, as in eager calls. Layers then
+    # use the implementation that works on all of them.
     device: str | None = None
+    # Whether the graph of a CPU is compiled in parts, not as a whole by XLA.
     in_parts: bool = False
+    # Whether attention may use the Pallas kernel for TPUs. On a CPU the kernel
+    # is interpreted, which is slow and only meant for tests.
     kernel: bool = False
 
     @property
@@ -54,13 +50,13 @@ _target = Target()
 
 
 def current():
-    """The `Target` of the layers that are called now."""
+    """Returns the `Target` of the layers that are being traced."""
     return _target
 
 
 @contextlib.contextmanager
 def use(target):
-    """Where layers are traced for a `Target`."""
+    """Sets the `Target` for layers traced inside of this context."""
     global _target
     before, _target = _target, target
     try:
@@ -70,23 +66,16 @@ def use(target):
 
 
 def compile_for(target, function, jit_compile=True):
-    """Makes a graph of a function whose layers take the form for a target.
+    """Wraps a function of tensors in a `tf.function` traced for a `Target`.
 
-    Args:
-        target: `Target`.
-        function: Function of tensors, with static shapes.
-        jit_compile: Boolean, whether XLA compiles what is not in parts.
-
-    Returns:
-        `tf.function`.
+    With `jit_compile`, XLA compiles it as a whole unless it is in parts.
     """
 
     def traced(*args):
         with use(target):
             return function(*args)
 
-    # Without AutoGraph, which would look for Python's `if` on tensors, in all
-    # functions that are called from here, for seconds.
+    # AutoGraph would spend seconds converting every function called from here.
     return tf.function(
         traced,
         autograph=False,
@@ -94,15 +83,10 @@ def compile_for(target, function, jit_compile=True):
     )
 
 
-def multiplies_in_parts(dtype, training):
-    """Whether TensorFlow's products are faster on this CPU than XLA's.
+def prefers_tensorflow_matmul(dtype, training):
+    """Returns whether TensorFlow's matmuls beat XLA's on this CPU.
 
-    Args:
-        dtype: String, such as `"float32"`.
-        training: Boolean, whether gradients are computed too.
-
-    Returns:
-        Boolean. False where nothing is known of the CPU.
+    False if the CPU is unknown. The dtype is a name such as `"float32"`.
     """
     needed = _INSTRUCTIONS.get((dtype, training), set())
     return bool(needed & _cpu_flags())
@@ -110,7 +94,7 @@ def multiplies_in_parts(dtype, training):
 
 @functools.cache
 def _cpu_flags():
-    """What Linux says an x86 processor can do."""
+    """Reads the instruction sets of an x86 CPU from Linux's `/proc/cpuinfo`."""
     if not _CPU_INFO.exists():
         return frozenset()
     for line in _CPU_INFO.read_text().splitlines():
@@ -121,15 +105,10 @@ def _cpu_flags():
 
 
 def fused(function):
-    """Lets XLA compile a function where graphs are compiled in parts.
+    """Compiles the decorated function with XLA if graphs are compiled in parts.
 
-    Args:
-        function: Function of tensors and of hashable Python values. It must
-            get all it needs as arguments, since it is traced once for all
-            layers that call it with the same shapes.
-
-    Returns:
-        Function of the same arguments.
+    It must receive all tensors as arguments and use no closures, because it is
+    traced once for all layers that call it with the same shapes.
     """
     compiled = tf.function(function, jit_compile=True, autograph=False)
 

@@ -1,7 +1,8 @@
-"""Attention of all queries at once, for XLA to compile as a whole.
+"""Attention of all queries at once, which XLA compiles as a whole.
 
-Keys lie in parts, memory and segment, that need not be joined; where memory is
-a few segments long it is cut into tiles of one, see `_tiles_by_key`.
+Memory and segment stay separate tensors, called parts, so that they need not
+be concatenated. If memory is a few segments long, it is cut into tiles of one
+segment each, which makes the relative shift cheaper: see `_tiles_by_key`.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
 head size, `R` distances.
@@ -12,51 +13,50 @@ import itertools
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.layers.compute.dropout import is_kept
-from txl_keras.layers.compute.problem import CLOSED
+from txl_keras.layers.compute.dropout import keep_mask
+from txl_keras.layers.compute.problem import MASKED_SCORE
 from txl_keras.layers.compute.relative_shift import shift_to_keys
 from txl_keras.layers.compute.softmax import exponentials_of_parts
-from txl_keras.layers.compute.softmax import mean_weight_gradient
-from txl_keras.layers.compute.softmax import zero_after
+from txl_keras.layers.compute.softmax import softmax_delta
+from txl_keras.layers.compute.softmax import zero_depending_on
 
-# Memory of more segments than that is shifted as a whole: what is compiled
-# grows with the tiles.
+# With more tiles than this, memory is shifted as a whole, because the compiled
+# program grows with the number of tiles.
 _MAX_TILES = 5
 
 
 def attend(problem):
-    """Computes what `definition.attend` does, without the probabilities."""
-    lengths = _tiles(problem)
+    """Computes attention `(B, T, N, H)`, without returning probabilities."""
+    lengths = _tile_lengths(problem)
     keys, values = zip(*_cut(problem.parts, lengths), strict=True)
     query = problem.content_query()
     scores = [tf.matmul(query, part, transpose_b=True) for part in keys]
-    for more in (
+    for extra in (
         _position_scores(problem, lengths),
         _score_bias(problem, lengths),
     ):
-        if more is not None:
-            scores = [a + b for a, b in zip(scores, more, strict=True)]
-    attended = softmax_product(
+        if extra is not None:
+            scores = [a + b for a, b in zip(scores, extra, strict=True)]
+    attended = softmax_matmul(
         scores,
         _masks(problem, lengths),
         values,
-        _keep(problem, lengths),
+        _dropout_masks(problem, lengths),
         problem.rate,
     )
     return problem.for_output(attended)
 
 
-def _tiles(problem):
-    """The lengths of the parts that keys are cut into.
+def _tile_lengths(problem):
+    """Returns the lengths of the parts that keys are cut into.
 
-    Where they are integers and memory is no more than a few segments, all are
-    T but the first, which has what is left.
+    With tiles, all lengths are T, except that the first has the remainder.
     """
     lengths = problem.lengths
     if len(lengths) == 1 or problem.batch_first:
         return lengths
     num_memory, length = lengths
-    if not problem.has_known_sizes or not num_memory or not length:
+    if not problem.has_static_sizes or not num_memory or not length:
         return lengths
     full, rest = divmod(num_memory, length)
     tiles = [rest] * (rest > 0) + [length] * (full + 1)
@@ -64,12 +64,12 @@ def _tiles(problem):
 
 
 def _cut(parts, lengths):
-    """Parts of keys and values, memory cut into tiles."""
+    """Returns keys and values with memory cut into tiles."""
     if len(parts) == len(lengths):
         return parts
     memory, segment = parts
-    of_memory = (tf.split(x, lengths[:-1], axis=2) for x in memory)
-    return [*zip(*of_memory, strict=True), segment]
+    memory_tiles = (tf.split(x, lengths[:-1], axis=2) for x in memory)
+    return [*zip(*memory_tiles, strict=True), segment]
 
 
 def _ranges(lengths):
@@ -78,7 +78,7 @@ def _ranges(lengths):
 
 
 def _position_scores(problem, lengths):
-    """Scores of positions, by key: one tensor like the scores a part."""
+    """Computes the position scores by key, one tensor per part, or `None`."""
     positions = problem.positions
     if positions is None:
         return None
@@ -89,13 +89,13 @@ def _position_scores(problem, lengths):
         return _tiles_by_key(positions, query, lengths)
     by_distance = positions.scores(query, *positions.rows)
     shifted = shift_to_keys(by_distance, num_keys, positions.nearest)
-    return _by_slot(problem, _split(problem.like_keys(shifted), lengths))
+    return _by_slot(problem, _split(problem.in_key_layout(shifted), lengths))
 
 
 def _score_bias(problem, lengths):
     if problem.score_bias is None:
         return None
-    return _split(problem.like_keys(problem.score_bias), lengths)
+    return _split(problem.in_key_layout(problem.score_bias), lengths)
 
 
 def _split(scores, lengths):
@@ -103,16 +103,16 @@ def _split(scores, lengths):
 
 
 def _masks(problem, lengths):
-    """Which keys may be seen: one boolean like the scores a part."""
+    """Returns the masks, one boolean per part, shaped like its scores."""
     masks = [
-        problem.like_keys(problem.visible.mask(*part)[None])
+        problem.in_key_layout(problem.visible.mask(*part)[None])
         for part in _ranges(lengths)
     ]
     return _by_slot(problem, masks)
 
 
 def _by_slot(problem, parts):
-    """Puts what is of memory, in the order of the text, by its slots."""
+    """Reorders the memory part from text order to the slots of the ring."""
     if problem.order is None:
         return parts
     memory, *segment = parts
@@ -123,24 +123,26 @@ def _by_slot(problem, parts):
     return [memory, *segment]
 
 
-def _keep(problem, lengths):
-    """Function of the probabilities that dropout keeps: one boolean a part."""
+def _dropout_masks(problem, lengths):
+    """Returns a function that makes the dropout masks, one per part."""
     if problem.dropout is None:
         return None
     heads, _, length, _ = ops.shape(problem.query)
     sizes = [heads, length, sum(lengths)]
 
-    def keep_part(part):
-        places = [tf.range(heads), tf.range(length), tf.range(*part)]
-        return is_kept(problem.rate, problem.seeds, sizes, places, batch_axis=1)
+    def part_mask(part):
+        indices = [tf.range(heads), tf.range(length), tf.range(*part)]
+        return keep_mask(
+            problem.rate, problem.seeds, sizes, indices, batch_axis=1
+        )
 
-    return lambda: list(map(keep_part, _ranges(lengths)))
+    return lambda: list(map(part_mask, _ranges(lengths)))
 
 
 def _are_tiles(problem, lengths):
-    are_known = all(isinstance(length, int) for length in lengths)
+    are_static = all(isinstance(length, int) for length in lengths)
     return (
-        are_known
+        are_static
         and max(lengths) == problem.visible.length
         and problem.visible.causal
         and not problem.batch_first
@@ -148,35 +150,29 @@ def _are_tiles(problem, lengths):
 
 
 def _tiles_by_key(positions, query, lengths):
-    """Scores of distances, aligned with keys that are cut into tiles.
+    """Computes position scores by key, for keys that are cut into tiles.
 
-    Tiles of T queries and T keys need one reshape and no copy of scores: a
-    tile of `T + 1` distances, from the farthest, is written row after row and
-    read in rows of T. For T = 3, the numbers being distances, `a` to `c` the
-    queries:
+    This relative shift is one reshape and does not copy scores. A tile has T
+    queries and `T + 1` distances, the largest first. Its row-major data is
+    read in rows of T. For T = 3, where `a` to `c` are queries and numbers are
+    distances:
 
         a5 a4 a3 a2        a5 a4 a3
         b5 b4 b3 b2   ->   a2 b5 b4
         c5 c4 c3 c2        b3 b2 c5
                            c4 c3 c2
 
-    What is right of the diagonal in rows 0 to T - 1, and on it, are the
-    scores of the keys that query 0 sees at distances 5, 4, 3; what is left of
-    it in rows 1 to T, those of the T keys after them, which it sees at 2, 1,
-    0. So two tiles make the scores of one part of the keys, and a compiler
-    selects between them where it adds them to something else.
+    On and right of the diagonal in rows 0 to T - 1 are scores of the keys at
+    distances 5, 4, 3 of query 0. Left of the diagonal in rows 1 to T are
+    scores of the next T keys, at distances 2, 1, 0 of query 0. So the scores
+    of each part of the keys come from two tiles, and XLA fuses the selection
+    between them with the addition to the content scores.
 
-    Args:
-        positions: `Positions`, as many rows as keys.
-        query: Tensor `(N, B, T, H)`.
-        lengths: What `_tiles` returned, none longer than T.
-
-    Returns:
-        List of tensors `(N, B, T, length)`, by key. What stands at keys after
-        a query is garbage.
+    `positions` has as many rows as there are keys. Returns a list of tensors
+    `(N, B, T, length)`; scores of keys after a query are arbitrary.
     """
     length = lengths[-1]
-    # Before the farthest key, distances that none has.
+    # Pads with distances beyond the farthest key, to make all tiles full.
     missing = length * len(lengths) + 1 - sum(lengths)
     rows = [
         tf.pad(x, [[0, 0], [missing, 0]] + [[0, 0]] * (x.shape.rank - 2))
@@ -184,7 +180,9 @@ def _tiles_by_key(positions, query, lengths):
     ]
     ends = range(length + 1, length * len(lengths) + 2, length)
     windows = [[x[:, end - length - 1 : end] for x in rows] for end in ends]
-    tiles = [_roll(positions.scores(query, *window)) for window in windows]
+    tiles = [
+        _reshape_tile(positions.scores(query, *window)) for window in windows
+    ]
     parts = _join(*tiles)
     parts[0] = parts[0][..., length - lengths[0] :]
     return parts
@@ -192,10 +190,10 @@ def _tiles_by_key(positions, query, lengths):
 
 @tf.custom_gradient
 def _join(*tiles):
-    """Parts of the keys from tiles `(N, B, T + 1, T)`, the farthest first.
+    """Joins tiles `(N, B, T + 1, T)`, the farthest first, to scores by key.
 
-    The gradient is written out, so that a tile's is one selection and not a
-    sum of two parts that are selected, padded and written each.
+    The gradient is written by hand: one selection per tile. Autodiff would sum
+    up two parts, and select, pad and write each of them.
     """
     *lefts, nearest = tiles
     length = nearest.shape[-1]
@@ -209,8 +207,8 @@ def _join(*tiles):
 
     def gradient(*part_gradients):
         row = tf.range(length + 1)[:, None]
-        # As the right one of the part before it, and as the left one of its
-        # own; the nearest is all there is of the last part, its diagonal too.
+        # Each tile is the right one of the part before it and the left one of
+        # its own part. The last part is its left tile alone, diagonal included.
         rights = [
             tf.zeros((), nearest.dtype),
             *(_pad_rows(part, 0, 1) for part in part_gradients[:-1]),
@@ -233,43 +231,35 @@ def _pad_rows(scores, before, after):
     return tf.pad(scores, [[0, 0], [0, 0], [before, after], [0, 0]])
 
 
-def _roll(scores):
-    """`(N, B, T, T + 1)` as `(N, B, T + 1, T)`."""
+def _reshape_tile(scores):
+    """Reshapes `(N, B, T, T + 1)` to `(N, B, T + 1, T)`."""
     heads, _, length, num_distances = scores.shape
     return ops.reshape(scores, (heads, -1, num_distances, length))
 
 
-def softmax_product(scores, masks, values, keep=None, rate=0.0):
-    """`dropout(softmax(scores)) values`, over keys in several parts.
+def softmax_matmul(scores, masks, values, dropout_masks=None, rate=0.0):
+    """Computes `dropout(softmax(scores)) values`, over keys in several parts.
 
-    Backward is written out, for the bytes that it moves: of all tensors as
-    large as the scores only these, in their own dtype, are kept for it.
-    Probabilities come back from them and from two numbers a query, its highest
-    score and its sum of exponentials; what dropout kept is computed again
-    from its seeds; and the sum over keys in the gradient of a softmax is, for
-    a query, the product of its output and the gradient of that (Dao et al.,
-    2022, appendix B.2).
+    There is one tensor per part: scores `(N, B, T, S_i)`, masks that broadcast
+    to them, and values `(N, B, S_i, H)`. N and B may be swapped.
+    `dropout_masks()` returns booleans like the scores, false where dropped.
 
-    Args:
-        scores: List of tensors `(N, B, T, S_i)` of one float dtype; here and
-            below N and B may be the other way round.
-        masks: List of booleans that broadcast to these, false where a key may
-            not be seen.
-        values: List of tensors `(N, B, S_i, H)` of the same dtype.
-        keep: Optional function without arguments. Returns a list of booleans
-            like `scores`, the same at every call: the probabilities that
-            dropout keeps.
-        rate: Float in `[0, 1)`, the fraction that it does not.
+    The gradient is that of FlashAttention (Dao et al., 2022, appendix B.2):
 
-    Returns:
-        Tensor `(N, B, T, H)` of the dtype of the values. A query that may see
-        no key gets the mean of all.
+        P = softmax(scores), W = dropout(P), O = W V
+        dV = W^T dO
+        dscores = P * (dropout(dO V^T) - delta), delta = sum_H(dO * O)
+
+    It is written by hand to move fewer bytes. The scores, in their own dtype,
+    are the only tensors of that size which are kept for it. `P` is recomputed
+    from the scores with the max and the sum of exponentials of each query, and
+    the dropout masks are recomputed from their seeds.
 
     Example:
 
     >>> scores = [tf.zeros((2, 3, 4, 5)), tf.zeros((2, 3, 4, 1))]
     >>> values = [tf.zeros((2, 3, 5, 7)), tf.ones((2, 3, 1, 7))]
-    >>> attended = softmax_product(scores, [True, True], values)
+    >>> attended = softmax_matmul(scores, [True, True], values)
     >>> tuple(attended.shape), float(attended[0, 0, 0, 0])
     ((2, 3, 4, 7), 0.1666666716337204)
     """
@@ -277,13 +267,13 @@ def softmax_product(scores, masks, values, keep=None, rate=0.0):
 
     @tf.custom_gradient
     def attended(*tensors):
-        output, *norms = _forward(*_halves(tensors), masks, keep, rate)
+        output, *norms = _forward(*_halves(tensors), masks, dropout_masks, rate)
 
         def gradient(output_gradient):
             return _backward(
                 *_halves(tensors),
                 masks,
-                keep,
+                dropout_masks,
                 rate,
                 output,
                 *norms,
@@ -298,46 +288,53 @@ def softmax_product(scores, masks, values, keep=None, rate=0.0):
     return attended(*scores, *values)
 
 
-def _forward(scores, values, masks, keep, rate):
-    """The output, the highest scores and sums of exponentials, `(N, B, T, 1)`.
+def _forward(scores, values, masks, dropout_masks, rate):
+    """Computes the output, and the max and sum of exponentials of each query.
 
-    As one number, the logarithm of the sum, these two would lose it where a
-    query may see no key.
+    The two are not combined to a log-sum-exp: next to the huge negative max of
+    a query whose keys are all masked, the logarithm would be lost.
     """
-    scores = [_closed(*part) for part in zip(scores, masks, strict=True)]
-    exponentials, highest, total = exponentials_of_parts(scores)
-    # Divided at the end: N B T H numbers rather than N B T S.
+    scores = [_masked(*part) for part in zip(scores, masks, strict=True)]
+    exponentials, max_score, total = exponentials_of_parts(scores)
+    # Dividing the output takes N B T H divisions, the weights N B T S.
     attended = tf.add_n(
         [
             tf.cast(tf.matmul(tf.cast(weights, part.dtype), part), tf.float32)
             for weights, part in zip(
-                _kept(exponentials, keep), values, strict=True
+                _drop(exponentials, dropout_masks), values, strict=True
             )
         ]
     )
     output = tf.cast(attended / (total * (1 - rate)), values[0].dtype)
-    return output, highest, total
+    return output, max_score, total
 
 
 def _backward(
-    scores, values, masks, keep, rate, output, highest, total, output_gradient
+    scores,
+    values,
+    masks,
+    dropout_masks,
+    rate,
+    output,
+    max_score,
+    total,
+    output_gradient,
 ):
-    """Gradients of the scores, then of the values."""
+    """Computes the gradients of the scores, then of the values."""
     dtype = output.dtype
-    shift = mean_weight_gradient(output, output_gradient)  # [N, B, T, 1]
+    delta = softmax_delta(output, output_gradient)  # [N, B, T, 1]
     scale = 1 / (1 - rate)
-    # What follows cannot be computed before the gradient is there, or XLA would
-    # make the probabilities of the backward pass beside those of the forward
-    # pass, and keep them.
-    after = zero_after(shift)
-    # Divided inside of the exponential: as `exp(x) / total` XLA would find the
-    # exponentials of the forward pass, and keep those.
-    log_total = tf.math.log(total) + after
+    # A data dependency on the incoming gradient. Without it XLA would compute
+    # these probabilities during the forward pass and store them.
+    zero = zero_depending_on(delta)
+    # The division is inside the exponential. Written as `exp(x) / total`, XLA
+    # would recognise the exponentials of the forward pass and store those.
+    log_total = tf.math.log(total) + zero
     probabilities = [
-        tf.exp(_closed(*part) - highest - log_total)
+        tf.exp(_masked(*part) - max_score - log_total)
         for part in zip(scores, masks, strict=True)
     ]
-    weights = [part * scale for part in _kept(probabilities, keep)]
+    weights = [part * scale for part in _drop(probabilities, dropout_masks)]
     value_gradients = [
         tf.matmul(tf.cast(part, dtype), output_gradient, transpose_a=True)
         for part in weights
@@ -347,11 +344,11 @@ def _backward(
         for part in values
     ]
     score_gradients = [
-        # A query that may see no key has probabilities of those it may not.
-        tf.where(mask, part * (gradient * scale - shift), 0)
+        # If all keys of a query are masked, its probabilities are not zero.
+        tf.where(mask, part * (gradient * scale - delta), 0)
         for part, gradient, mask in zip(
             probabilities,
-            _kept(weight_gradients, keep),
+            _drop(weight_gradients, dropout_masks),
             masks,
             strict=True,
         )
@@ -359,14 +356,14 @@ def _backward(
     return *(tf.cast(part, dtype) for part in score_gradients), *value_gradients
 
 
-def _closed(scores, mask):
-    return tf.where(mask, tf.cast(scores, tf.float32), CLOSED)
+def _masked(scores, mask):
+    return tf.where(mask, tf.cast(scores, tf.float32), MASKED_SCORE)
 
 
-def _kept(parts, keep):
-    if keep is None:
+def _drop(parts, dropout_masks):
+    if dropout_masks is None:
         return parts
     return [
         tf.where(kept, part, 0)
-        for part, kept in zip(parts, keep(), strict=True)
+        for part, kept in zip(parts, dropout_masks(), strict=True)
     ]

@@ -1,1 +1,1 @@
-"""What a model remembers: hidden states, or keys and values."""
+"""Memory of earlier segments: hidden states, or keys and values."""

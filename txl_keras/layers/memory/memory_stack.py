@@ -1,4 +1,4 @@
-"""Memory: the hidden states of earlier segments.
+"""Memory of hidden states, section 3.2 of the paper.
 
 Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `L` layers.
 """
@@ -19,32 +19,32 @@ COLD_STARTS = ("masked", "zeros")
 
 
 class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
-    """The memory of a model, as a value.
+    """Holds the memory of a model as immutable tensors.
 
     Attributes:
         states: Tuple of L tensors `(B, M, D)`: the last M inputs of every
             block, oldest first.
         valid_length: int32 tensor `(B,)`. Only the newest `valid_length`
-            entries of a row are real; those before them are masked.
+            entries of a row are real. The entries before them are masked.
     """
 
     __slots__ = ()
 
     @property
     def length(self):
-        """M, an integer where it is static."""
+        """Returns the memory length M, an integer if it is static."""
         static = self.states[0].shape[1]
         return tf.shape(self.states[0])[1] if static is None else static
 
     def mask(self):
-        """Boolean `(B, M)`, true where an entry is real."""
+        """Returns a boolean tensor `(B, M)`, true where an entry is real."""
         return (
             tf.range(self.length)[None, :]
             >= self.length - self.valid_length[:, None]
         )
 
     def reset_rows(self, reset, cold_start="masked"):
-        """Forgets rows where a document or a stream begins.
+        """Clears the memory of rows in which a new document or text begins.
 
         Args:
             reset: Boolean tensor `(B,)`.
@@ -64,10 +64,14 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
         return Memory(states, tf.where(reset, self.length, self.valid_length))
 
     def extend(self, hidden_states):
-        """Appends a segment and keeps the last M entries, gradient stopped.
+        """Appends a segment and keeps the last M entries.
 
-        Section 3.2 of Dai et al., 2019: the memory of the next segment is
-        `SG(last M of [memory, hidden states])`.
+        Gradients do not flow into memory (section 3.2 of Dai et al., 2019):
+        the memory of the next segment is
+
+            SG(last M of [memory, hidden states])
+
+        where `SG` is `tf.stop_gradient`.
 
         Args:
             hidden_states: L tensors `(B, T, D)`, the inputs of every block.
@@ -86,9 +90,9 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
 
 def _keep_last(state, hidden, length):
     hidden = tf.cast(tf.stop_gradient(hidden), state.dtype)
-    together = tf.concat([state, hidden], axis=1)  # [B, M + T, D]
-    # From the front: `[-M:]` would keep everything when M is 0.
-    kept = together[:, tf.shape(together)[1] - length :]
+    extended = tf.concat([state, hidden], axis=1)  # [B, M + T, D]
+    # Not `[:, -M:]`, which would keep everything if M is 0.
+    kept = extended[:, tf.shape(extended)[1] - length :]
     return tf.ensure_shape(kept, state.shape)
 
 
@@ -100,15 +104,9 @@ def initial_memory(
     cold_start="masked",
     dtype="float32",
 ):
-    """Memory before anything was read.
+    """Returns `Memory` of zeros, before anything is read.
 
-    Args:
-        num_layers, batch_size, memory_length, hidden_dim: `L`, `B`, `M`, `D`.
-        cold_start: See `MemoryStack`.
-        dtype: Of the states.
-
-    Returns:
-        `Memory` of zeros.
+    See `MemoryStack` for `cold_start`.
     """
     _check_cold_start(cold_start)
     if not tf.is_tensor(batch_size):
@@ -121,45 +119,46 @@ def initial_memory(
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class MemoryStack(keras.layers.Layer):
-    """The only owner of memory: one variable `(B, M, D)` a block.
+    """A Keras layer that stores memory, in one variable `(B, M, D)` per block.
 
-    Called with the input of a block, it hands back what the block remembers
-    and keeps the last M entries of both for the next call, gradient stopped
-    (section 3.2 of Dai et al., 2019). A model that runs all blocks as one
-    function uses `read` and `write` instead.
+    A call receives the input of a block. It returns the memory of that block,
+    then appends the input and keeps the last M entries for the next call, with
+    the gradient stopped (section 3.2 of Dai et al., 2019). A model that runs
+    all blocks in one function uses `read` and `write` instead. No other layer
+    stores memory.
 
-    Row r of a batch goes on where row r of the batch before ended, so `fit`
-    needs `shuffle=False`, and memory must be forgotten where a text is read
+    Row r of a batch must continue the text of row r of the previous batch. So
+    `fit` needs `shuffle=False`, and memory must be reset when a text starts
     from its beginning: pass `callbacks=[txl_keras.callbacks.ResetMemory()]` to
     `fit`, `evaluate` and `predict`, or call `reset_state`.
 
-    The variables are local to a replica and no part of the weights: neither
-    `save_weights` nor `model.weights` knows them, so a model may train with
-    one batch size and memory length and serve with others.
+    The variables are local to a replica and are not weights. They are not in
+    `model.weights` or in the files of `save_weights`, so a model can be trained
+    with one batch size and memory length and served with others.
 
     Args:
         num_layers: Integer `L`.
-        batch_size: Integer `B`, the rows of one replica; `None` lets the
-            memory grow with the rows it meets, and a batch of fewer rows goes
-            on with the first ones.
+        batch_size: Integer `B`, the per-replica batch, or `None`. With `None`
+            the memory grows to the largest batch, and a smaller batch
+            continues the first rows.
         memory_length: Integer `M`.
         hidden_dim: Integer `D`.
-        cold_start: `"masked"`: entries not yet written get no attention.
-            `"zeros"`: they are attended to as zeros, as the original
-            TensorFlow code does and its checkpoints expect.
+        cold_start: `"masked"` or `"zeros"`. With `"masked"`, entries not yet
+            written are masked. With `"zeros"` they are attended to as zeros,
+            like in the original TensorFlow code, whose checkpoints expect it.
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`, the input of block `layer`.
-        layer: Integer, which block; may be left out where there is but one.
+        layer: Integer, the index of the block. Optional if there is only one.
 
     Returns:
-        The pair `(memory, memory_mask)` of shapes `(B, M, D)` and `(B, M)`,
-        as they were before `inputs`.
+        Pair `(memory, memory_mask)` of shapes `(B, M, D)` and `(B, M)`, as
+        they were before this call.
 
     Raises:
-        ValueError: On an unknown `cold_start`, sizes that are negative, inputs
-            of another shape, a `layer` that is not there, or in a `fit` that
-            shuffles.
+        ValueError: If `cold_start` is unknown, a size is out of its range,
+            `inputs` have another shape, `layer` does not exist, or a `fit`
+            that shuffles is running.
 
     Example:
 
@@ -198,11 +197,11 @@ class MemoryStack(keras.layers.Layer):
         self.memory_length = memory_length
         self.hidden_dim = hidden_dim
         self.cold_start = cold_start
-        # XLA lets no variable change its shape.
+        # In XLA a variable cannot change its shape.
         self.supports_jit = batch_size is not None
         self.built = True
-        # In a holder that neither Keras nor tf.train.Checkpoint looks into:
-        # they would store the memory of the first replica as if it were all.
+        # Keras and tf.train.Checkpoint do not track a `SimpleNamespace`. They
+        # would save the memory of the first replica only.
         self._holder = types.SimpleNamespace(
             states=[
                 replica_variable(
@@ -210,7 +209,7 @@ class MemoryStack(keras.layers.Layer):
                 )
                 for _ in range(num_layers)
             ],
-            # One count a block, so that blocks can be called one by one.
+            # One per block, so that blocks can be called one by one.
             valid_lengths=[
                 replica_variable((batch_size,), "int32")
                 for _ in range(num_layers)
@@ -220,39 +219,41 @@ class MemoryStack(keras.layers.Layer):
 
     @property
     def state_variables(self):
-        """All variables, states first: for checkpoints, never for training."""
+        """Returns all variables, states first, for use in checkpoints."""
         return self._holder.states + self._holder.valid_lengths
 
     def call(self, inputs, layer=None):
         layer = self._checked_layer(layer)
         check_shape("inputs", inputs, (None, None, self.hidden_dim))
-        check_order_of_fit()
+        check_batches(self.batch_size)
         inputs = self._check_batch_size(inputs)
         rows = tf.shape(inputs)[0] if self.batch_size is None else None
-        # After the check, as all that is made of it.
+        # Memory is read and written only after the check of `inputs`.
         with tf.control_dependencies([inputs]):
             before = self._read_layer(layer, rows)
         self._write_layer(layer, before.extend([inputs]), rows)
         return before.states[0], before.mask()
 
     def read(self, rows=None):
-        """The memory of all blocks.
+        """Reads the memory of all blocks.
 
         Args:
-            rows: Number of rows to read; by default all.
+            rows: Optional integer or scalar tensor. With `batch_size=None`,
+                the number of rows to read; by default all.
 
         Returns:
-            `Memory`.
+            `Memory` of L states.
         """
         layers = [self._read_layer(i, rows) for i in range(self.num_layers)]
         states = tuple(memory.states[0] for memory in layers)
         return Memory(states, layers[0].valid_length)
 
     def write(self, memory):
-        """Keeps a `Memory`, for its rows.
+        """Writes the memory of all blocks.
 
         Args:
-            memory: `Memory` of L states `(B, M, D)`.
+            memory: `Memory` of L states `(B, M, D)`. With `batch_size=None`
+                it may have fewer rows; the other rows keep their memory.
         """
         rows = tf.shape(memory.valid_length)[0]
         for layer, state in enumerate(memory.states):
@@ -260,7 +261,7 @@ class MemoryStack(keras.layers.Layer):
             self._write_layer(layer, layer_memory, rows)
 
     def reset_state(self):
-        """Forgets everything."""
+        """Resets all memory to a cold start."""
         empty = self._empty(self.batch_size or 0)
         for state in self._holder.states:
             state.assign(tf.cast(empty.states[0], state.dtype))
@@ -270,14 +271,15 @@ class MemoryStack(keras.layers.Layer):
     def _checked_layer(self, layer):
         if layer is None and self.num_layers > 1:
             raise ValueError(
-                "`layer` must say of which block `inputs` are, an integer "
-                f"below num_layers={self.num_layers}: the memory of another "
-                "would hold this very segment. Received: layer=None"
+                "`layer` must be the index of the block that `inputs` belong "
+                f"to, an integer below num_layers={self.num_layers}. "
+                "Received: layer=None"
             )
-        return check_integer("layer", layer or 0, 0, self.num_layers - 1)
+        layer = 0 if layer is None else layer
+        return check_integer("layer", layer, 0, self.num_layers - 1)
 
     def _empty(self, rows):
-        """Memory of one block at a cold start."""
+        """Returns the memory of one block at a cold start."""
         return initial_memory(
             1,
             rows,
@@ -288,13 +290,9 @@ class MemoryStack(keras.layers.Layer):
         )
 
     def _check_batch_size(self, inputs):
-        remedy = (
-            f"The memory was made with batch_size={self.batch_size}. Pass as "
-            "many samples as a multiple of it, batch with "
-            "`drop_remainder=True`, or make the memory with batch_size=None."
-        )
         if self.batch_size is None:
             return inputs
+        remedy = _remedy(self.batch_size)
         if inputs.shape[0] not in (None, self.batch_size):
             raise ValueError(
                 "`inputs` must have the batch size of the memory, "
@@ -348,29 +346,53 @@ class MemoryStack(keras.layers.Layer):
         }
 
 
-def check_order_of_fit():
-    """Raises `ValueError` if Keras's `fit` is running and shuffles samples.
+_LOOPS = {
+    inspect.unwrap(loop).__code__
+    for loop in (keras.Model.fit, keras.Model.evaluate, keras.Model.predict)
+}
 
-    Neither layers nor callbacks are told: its frame on the stack is asked.
+
+def check_batches(batch_size=None):
+    """Checks the batches of the `fit`, `evaluate` or `predict` that runs.
+
+    Raises `ValueError` if `fit` shuffles samples, or if a batch has other rows
+    than `batch_size`. Layers and callbacks have no access to these settings,
+    so they are read from the stack frame of the loop.
     """
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code is inspect.unwrap(keras.Model.fit).__code__:
+        if frame.f_code in _LOOPS:
             adapter = frame.f_locals["epoch_iterator"].data_adapter
-            # Of arrays and of `PyDataset`; a `tf.data.Dataset` has neither.
+            # Adapters of arrays have `_shuffle`, those of `PyDataset` have
+            # `shuffle`, and those of `tf.data.Dataset` have neither.
             shuffle = getattr(adapter, "_shuffle", False)
             if shuffle or getattr(adapter, "shuffle", False):
                 raise ValueError(
-                    "`shuffle` must be False to `fit` a model that keeps "
-                    "memory: row r of a batch goes on where row r of the "
-                    "batch before ended. Received: shuffle=True, which is the "
-                    "default of Keras"
+                    "`shuffle` must be False to `fit` a model with memory, "
+                    "because row r of a batch continues row r of the previous "
+                    "batch. Pass `shuffle=False` to `fit`; a model that was "
+                    "not built yet must be compiled again first. Received: "
+                    "shuffle=True, which is the default of Keras"
+                )
+            if batch_size is not None and adapter.has_partial_batch:
+                raise ValueError(
+                    "The number of samples must be a multiple of `batch_size`. "
+                    f"{_remedy(batch_size)} Received: a last batch of "
+                    f"{adapter.partial_batch_size}"
                 )
         frame = frame.f_back
 
 
+def _remedy(batch_size):
+    return (
+        f"The memory was created with batch_size={batch_size}. Pass a multiple "
+        "of as many samples, batch with `drop_remainder=True`, or create the "
+        "memory with batch_size=None."
+    )
+
+
 def check_memory_length(memory_length):
-    """Returns a memory length; raises `ValueError` unless int32 can hold it."""
+    """Checks that a memory length is at least 0 and fits into int32."""
     return check_integer("memory_length", memory_length, 0, 2**31 - 1)
 
 
@@ -383,17 +405,11 @@ def _check_cold_start(cold_start):
 
 
 def replica_variable(shape, dtype):
-    """A variable of zeros with a value of its own on each replica.
+    """Creates a variable of zeros with a separate value on each replica.
 
-    Args:
-        shape: Tuple of integers; `None` where a size may change.
-        dtype: Of its values. Where a strategy cannot store it (workers cannot
-            send each other bfloat16, which they do to begin with equal
-            values) it is float32, which holds them exactly: cast what is read
-            and what is assigned.
-
-    Returns:
-        `tf.Variable`, not trainable.
+    A size of `None` may change. bfloat16 may be stored as float32, so callers
+    cast what they read and assign: with several workers the initial value is
+    broadcast, which does not support bfloat16.
     """
     strategy = tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -402,8 +418,8 @@ def replica_variable(shape, dtype):
         tf.zeros([size or 0 for size in shape], dtype),
         shape=tf.TensorShape(shape),
         trainable=False,
-        # Each replica has rows of its own; ON_WRITE variables promise
-        # TensorFlow that all replicas hold the same.
+        # Replicas have different rows. ON_WRITE variables would have to be
+        # equal on all replicas.
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )

@@ -1,4 +1,4 @@
-"""Memory as attention uses it: keys and values, projected once.
+"""Memory of projected keys and values, the KV cache for inference.
 
 Letters: `B` batch, `T` segment, `M` memory, `N` heads, `H` head size,
 `L` layers.
@@ -14,26 +14,39 @@ from txl_keras.layers.memory.ring_buffer import slots_by_age
 
 
 class Past(collections.namedtuple("Past", ["keys", "values", "mask", "order"])):
-    """What one attention layer remembers: see `ProjectedMemory.pasts`.
+    """Holds the cached keys and values of one attention layer.
+
+    See `ProjectedMemory.pasts`, which returns one for each layer.
 
     Attributes:
-        keys, values: Tensors `(B, N, M, H)`, by slot.
-        mask: Boolean `(B, M)`, in the order of the text.
-        order: int32 `(B, M)`: which entry, counted from the oldest, is in a
-            slot; or `None`: entries are in the order of the text.
+        keys, values: Tensors `(B, N, M, H)`, in the order of slots.
+        mask: Boolean `(B, M)`, in text order, false where memory is empty.
+        order: int32 `(B, M)` or `None`. The age rank of the entry in each
+            slot, where 0 is the oldest. `None` if slots are in text order.
     """
 
     __slots__ = ()
 
     def num_keys(self, query):
-        """S = M + T of a segment `(B, T, D)`."""
+        """Returns S = M + T for a segment.
+
+        Args:
+            query: Tensor of shape `(B, T, D)`.
+        """
         length = query.shape[1]
         return self.keys.shape[2] + (
             tf.shape(query)[1] if length is None else length
         )
 
     def by_slot(self, scores):
-        """Puts `(B or 1, N or 1, T, M)`, in the order of the text, by slot."""
+        """Reorders scores from text order to the order of slots.
+
+        Args:
+            scores: Tensor `(B or 1, N or 1, T, M)`.
+
+        Returns:
+            Tensor `(B, N or 1, T, M)`.
+        """
         if self.order is None:
             return scores
         batch = tf.shape(self.order)[0]
@@ -48,22 +61,23 @@ class ProjectedMemory(
         "ProjectedMemory", ["keys", "values", "next_slot", "valid_length"]
     )
 ):
-    """The memory of a model whose weights do not change, as a value.
+    """Holds the memory of a model as projected keys and values.
 
-    What `Memory` holds as hidden states, but projected, so that a new token
-    never projects old ones again. There are two layouts:
+    It is the KV cache for inference, when weights do not change. `Memory`
+    holds hidden states, which every new segment would project again. There are
+    two layouts:
 
-    - In the order of the text, oldest first: `next_slot` is `None`. `append`
-      makes new tensors of all M entries.
-    - A ring: a new entry takes the slot of the oldest, and `append` writes the
-      new ones in place, wherever the old tensors are not needed any more (in
-      a `tf.while_loop`, or to assign a variable in a compiled function).
+    - Text order, oldest first: `next_slot` is `None`. `append` copies all M
+      entries to new tensors.
+    - Ring buffer: a new entry replaces the oldest. `append` writes in place if
+      the old tensors are not used afterwards, as in a `tf.while_loop` or when
+      a compiled function assigns a variable.
 
     Attributes:
         keys, values: Tuples of L tensors `(B, N, M, H)`.
         next_slot: int32 `(B,)`, the slot of the oldest entry, or `None`.
         valid_length: int32 `(B,)`. Only the newest `valid_length` entries of a
-            row are real; the others are not attended to.
+            row are real. The others are masked.
 
     Example:
 
@@ -90,11 +104,11 @@ class ProjectedMemory(
 
     @property
     def length(self):
-        """M, an integer."""
+        """Returns the memory length M, an integer."""
         return self.keys[0].shape[2]
 
     def pasts(self):
-        """L times `Past`, one for each attention layer."""
+        """Returns a list of L `Past`, one for each attention layer."""
         mask = tf.range(self.length) >= self.length - self.valid_length[:, None]
         order = None
         if self.next_slot is not None:
@@ -105,13 +119,13 @@ class ProjectedMemory(
         ]
 
     def as_ring(self):
-        """The same entries as a ring."""
+        """Returns the same entries as a ring buffer."""
         if self.next_slot is not None:
             return self
         return self._replace(next_slot=tf.zeros_like(self.valid_length))
 
     def in_order(self):
-        """The same entries in the order of the text."""
+        """Returns the same entries in text order."""
         if self.next_slot is None or self.length == 0:
             return self._replace(next_slot=None)
         slots = slots_by_age(self.next_slot, self.length)
@@ -127,11 +141,11 @@ class ProjectedMemory(
         )
 
     def reset_rows(self, reset, empty):
-        """Forgets rows where a document or a stream begins.
+        """Clears the memory of rows in which a new document or text begins.
 
         Args:
             reset: Boolean tensor `(B,)`.
-            empty: `ProjectedMemory` of a cold start, of B rows or of one.
+            empty: `ProjectedMemory` at a cold start, with B rows or one.
 
         Returns:
             `ProjectedMemory` of the same shapes.
@@ -149,16 +163,16 @@ class ProjectedMemory(
         )
 
     def append(self, keys, values, lengths=None, write=None):
-        """Remembers a segment and forgets what is older than M entries.
+        """Appends a segment and keeps the last M entries.
 
         Args:
             keys, values: Tuples of L tensors `(B, N, T, H)`.
-            lengths: Optional int32 `(B,)`, only of a ring: the first tokens
-                of a row that are real; the rest is padding.
-            write: Optional function of a state of a ring, indices
-                `(B, N, W, 3)` and entries `(B, N, W, H)`, which returns the
-                state with the entries; by default
-                `tf.tensor_scatter_nd_update`.
+            lengths: Optional int32 `(B,)`, for ring buffers only: the number
+                of real tokens of each row. Padding follows them.
+            write: Optional function that writes to a ring buffer. It receives
+                a state `(B, N, M, H)`, indices `(B, N, W, 3)` and entries
+                `(B, N, W, H)`, where W = min(T, M), and returns the new state.
+                By default `tf.tensor_scatter_nd_update`.
 
         Returns:
             `ProjectedMemory` of the same shapes.
@@ -186,6 +200,6 @@ class ProjectedMemory(
 
 
 def _keep_last(state, new):
-    together = tf.concat([state, new], axis=2)  # [B, N, M + T, H]
-    kept = together[:, :, tf.shape(new)[2] :]
+    extended = tf.concat([state, new], axis=2)  # [B, N, M + T, H]
+    kept = extended[:, :, tf.shape(new)[2] :]
     return tf.ensure_shape(kept, state.shape)

@@ -1,4 +1,4 @@
-"""Where a ring buffer of M entries keeps what.
+"""Slots of a ring buffer of M entries.
 
 Letters: `B` batch, `T` segment, `M` memory, `N` heads, `H` head size, `W` =
 min(T, M) entries to write.
@@ -8,40 +8,30 @@ import tensorflow as tf
 
 
 def age_order(next_slot, length):
-    """Returns which entry is in a slot, counted from the oldest.
+    """Returns the age rank `(B, M)` of the entry in each slot, 0 the oldest.
 
-    Args:
-        next_slot: int32 tensor `(B,)`, the slot of the oldest entry.
-        length: Integer `M`.
-
-    Returns:
-        int32 tensor `(B, M)`.
+    `next_slot`, int32 `(B,)`, is the slot of the oldest entry.
     """
     slots = tf.range(length) - next_slot[:, None]
     return tf.math.floormod(slots, max(length, 1))
 
 
 def slots_by_age(next_slot, length):
-    """Returns the slots of all entries, oldest first, int32 `(B, M)`."""
+    """Returns the slots `(B, M)` of all entries, the oldest first."""
     slots = tf.range(length) + next_slot[:, None]
     return tf.math.floormod(slots, max(length, 1))
 
 
 class RingWrite:
-    """Places of the last W real entries of a segment, the same in all layers.
+    """Computes where the last W real entries of a segment are written.
 
-    Args:
-        next_slot: int32 tensor `(B,)`, the slot of the oldest entry.
-        length: Integer `M`, at least 1.
-        entries: Tensor `(B, N, T, H)`, those of one layer.
-        lengths: Optional int32 tensor `(B,)`: the first tokens of a row that
-            are real; the rest is padding. By default all are.
-        rows: Optional int32 tensor `(B,)`, which rows of a state are written;
-            by default the first B.
+    It is computed once for all layers, from the `entries` `(B, N, T, H)` of
+    any of them. `next_slot` `(B,)` is the slot of the oldest entry. `lengths`
+    `(B,)` are the numbers of real tokens, before padding. `rows` `(B,)` are
+    the rows of the state that are written, by default the first B.
 
-    Attributes:
-        indices: int32 tensor `(B, N, W, 3)`, where in a state `(rows, N, M,
-            H)` the entries go.
+    `indices`, int32 `(B, N, W, 3)`, are for `tf.tensor_scatter_nd_update` of a
+    state `(rows, N, M, H)`.
     """
 
     def __init__(self, next_slot, length, entries, lengths=None, rows=None):
@@ -55,36 +45,40 @@ class RingWrite:
         self._all_real = lengths is None
         self._start = num_new - window
         ends = num_new if self._all_real else lengths[:, None]
-        # Numbers of the entries in the segment; negative: before it.
-        self._numbers = tf.broadcast_to(
+        # Indices of the entries in the segment, negative if before it.
+        self._entry_indices = tf.broadcast_to(
             ends - window + tf.range(window), (batch, window)
         )
-        slots = tf.math.floormod(next_slot[:, None] + self._numbers, length)
+        slots = tf.math.floormod(
+            next_slot[:, None] + self._entry_indices, length
+        )
         rows = tf.range(batch) if rows is None else rows
-        places = (
+        coordinates = (
             rows[:, None, None],
             tf.range(num_heads)[None, :, None],
             slots[:, None, :],
         )
         shape = (batch, num_heads, window)
         self.indices = tf.stack(
-            [tf.broadcast_to(place, shape) for place in places], axis=-1
+            [tf.broadcast_to(coordinate, shape) for coordinate in coordinates],
+            axis=-1,
         )
 
     def values(self, entries, state=None):
-        """Returns what to write there, `(B, N, W, H)`.
+        """Returns the entries to write, `(B, N, W, H)`.
 
-        Args:
-            entries: Tensor `(B, N, T, H)`.
-            state: Tensor with the entries that a row keeps where it has fewer
-                than W real ones; of no use without `lengths`.
+        With `lengths`, a row with fewer than W real tokens writes back what
+        `state` has at the other indices.
         """
         if self._all_real:
             return entries[:, :, self._start :]
         return tf.where(
-            self._numbers[:, None, :, None] >= 0,
+            self._entry_indices[:, None, :, None] >= 0,
             tf.gather(
-                entries, tf.maximum(self._numbers, 0), axis=2, batch_dims=1
+                entries,
+                tf.maximum(self._entry_indices, 0),
+                axis=2,
+                batch_dims=1,
             ),
             tf.gather_nd(state, self.indices),
         )

@@ -1,1 +1,1 @@
-"""Embedding and softmax in clusters of the vocabulary."""
+"""Adaptive embedding and adaptive softmax, by clusters of the vocabulary."""

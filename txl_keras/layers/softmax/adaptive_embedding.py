@@ -1,4 +1,4 @@
-"""Embeddings whose size falls with the rank of the word.
+"""Adaptive embedding, whose size is smaller for rarer words.
 
 Letters: `B` batch, `T` segment, `V` vocabulary, `D` hidden size, `C` clusters.
 """
@@ -12,39 +12,45 @@ from txl_keras.checks import check_token_ids
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class AdaptiveEmbedding(keras.layers.Layer):
-    """Embedding in clusters of the vocabulary, frequent words first.
+    """A Keras layer for embeddings whose size falls with the word's frequency.
 
-    The ids are cut at `cutoffs` into clusters. Cluster `i` has a table of its
-    own, of size `embedding_dim / div_val ** i` rounded down, and a projection
-    to `output_dim`. Without cutoffs it is an ordinary embedding. As in the
-    original a size may come out as 0: the words of that cluster are zeros.
+    Ids must be sorted by frequency, the most frequent word first. They are
+    split at `cutoffs` into clusters. Cluster `i` has a table of embeddings of
+    size `embedding_dim / div_val ** i`, rounded down, and a projection to
+    `output_dim`. As in the original code, this size may be 0: the embeddings
+    of that cluster are then zeros. Without cutoffs it is an ordinary
+    embedding.
 
-    With `div_val=1` the clusters share one projection, which is there only
-    where `embedding_dim` is not `output_dim`.
+    With `div_val=1` all clusters share one projection, which only exists if
+    `embedding_dim` differs from `output_dim`.
 
     Args:
-        input_dim: Integer `V`, ids are in `[0, V)`.
+        input_dim: Integer `V`. Ids are in `[0, V)`.
         output_dim: Integer `D`.
-        cutoffs: Increasing integers between 0 and `V`, where clusters begin.
-        embedding_dim: Integer, size of the first table; by default `D`.
-        div_val: Integer, by how much a cluster's size falls short of the one
-            before.
-        project_same_dim: Boolean. With `div_val > 1`: tables of size `D` get
-            a projection too.
-        embeddings_initializer, projection_initializer: Initializers.
+        cutoffs: Sequence of increasing integers between 0 and `V`, the first
+            ids of the clusters after the first. `(4000,)` puts the 4,000 most
+            frequent words into the first cluster.
+        embedding_dim: Integer, the size of the embeddings in the first
+            cluster. By default `D`.
+        div_val: Integer, the factor by which the size shrinks from one cluster
+            to the next.
+        project_same_dim: Boolean. With `div_val > 1`, whether tables whose
+            size is already `D` have a projection too.
+        embeddings_initializer, projection_initializer: Initializers of the
+            tables and of the projections.
 
     Call arguments:
         token_ids: Integer tensor of any shape, such as `(B, T)`.
 
     Returns:
-        Tensor `(..., D)`. Compiled by XLA, which cannot raise errors, an id
-        outside `[0, V)` gives NaN.
+        Tensor of shape `(..., D)`. When compiled by XLA, which cannot raise
+        errors, ids outside `[0, V)` give NaN.
 
     Raises:
         ValueError: If cutoffs are not increasing or outside the vocabulary,
-            if ids are no integers or, called eagerly, not in `[0, V)`.
+            if ids are not integers or, in an eager call, not in `[0, V)`.
         tf.errors.InvalidArgumentError: If an id is not in `[0, V)`, in a
-            `tf.function`.
+            `tf.function` without XLA.
 
     Example:
 
@@ -90,7 +96,7 @@ class AdaptiveEmbedding(keras.layers.Layer):
         self.projection_initializer = keras.initializers.get(
             projection_initializer
         )
-        # Ids of cluster i: from its bound up to the next.
+        # Cluster i has the ids from bounds[i] to bounds[i + 1] - 1.
         self.bounds = (0, *self.cutoffs, input_dim)
         self.num_clusters = len(self.cutoffs) + 1
         self.dims = tuple(
@@ -120,7 +126,8 @@ class AdaptiveEmbedding(keras.layers.Layer):
         self.built = True
 
     def _weight(self, name, shape, initializer):
-        # Gathered first, cast after: a whole table would be cast otherwise.
+        # No autocast, which would cast the whole table before rows are
+        # gathered.
         return self.add_weight(
             name=name,
             shape=shape,
@@ -129,17 +136,32 @@ class AdaptiveEmbedding(keras.layers.Layer):
         )
 
     def cluster_size(self, cluster):
-        """Number of ids in a cluster."""
+        """Returns the number of ids in a cluster.
+
+        Args:
+            cluster: Integer, its index.
+        """
         return self.bounds[cluster + 1] - self.bounds[cluster]
 
     def needs_projection(self, cluster):
-        """Whether there is a matrix between a cluster's table and `D`."""
+        """Returns whether a cluster's table is projected to size `D`.
+
+        Args:
+            cluster: Integer, its index.
+        """
         if self.div_val > 1 and self.project_same_dim:
             return True
         return self.dims[cluster] != self.output_dim
 
     def projection(self, cluster):
-        """The projection `(size of the table, D)` of a cluster, or `None`."""
+        """Returns the projection of a cluster.
+
+        Args:
+            cluster: Integer, its index.
+
+        Returns:
+            Variable of shape `(size of the embeddings, D)`, or `None`.
+        """
         return self.projections[0 if self.div_val == 1 else cluster]
 
     def call(self, token_ids):
@@ -161,10 +183,10 @@ class AdaptiveEmbedding(keras.layers.Layer):
         return tf.where(known[..., None], x, tf.constant(float("nan"), x.dtype))
 
     def _rows(self, token_ids, cluster):
-        """Rows of the table where an id is in the cluster, zeros elsewhere.
+        """Looks up ids in a cluster's table, with zeros for other clusters.
 
-        Every id is looked up in every table, so that shapes are static; for
-        the small tables of the tails that costs little.
+        All ids are looked up in each table, so that shapes are static. That
+        costs little for the small embeddings of the tails.
         """
         ids = token_ids - tf.cast(self.bounds[cluster], token_ids.dtype)
         inside = (ids >= 0) & (ids < self.cluster_size(cluster))
@@ -176,8 +198,8 @@ class AdaptiveEmbedding(keras.layers.Layer):
     def _project(self, rows, projection):
         if projection is None:
             return rows
-        # One product of all tokens. The same as an einsum with `...` is one a
-        # row, and in float16 wrong on CPUs that have AVX-512 FP16 (TF 2.21).
+        # One matmul for all tokens. An einsum with `...` makes one per row,
+        # and is wrong in float16 on CPUs with AVX-512 FP16 (TensorFlow 2.21).
         return tf.tensordot(rows, tf.cast(projection, rows.dtype), axes=1)
 
     def compute_output_shape(self, token_ids_shape):

@@ -1,7 +1,8 @@
-"""Softmax over a large vocabulary, in clusters.
+"""Adaptive softmax, over clusters of a large vocabulary.
 
-Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `C` clusters
-after the first, `R` rows: all `B T` tokens, `K` rows of one pass.
+Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `C` tails
+(clusters after the first), `R` rows (all `B T` tokens), `K` rows per pass,
+`n` words of a cluster, `e` size of its embeddings.
 """
 
 import functools
@@ -18,50 +19,53 @@ from txl_keras.layers.compute.target import fused
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class AdaptiveSoftmax(keras.layers.Layer):
-    """Adaptive softmax over the clusters of an `AdaptiveEmbedding`.
+    """A Keras layer for adaptive softmax over the clusters of an embedding.
 
-    The head is a softmax over the first cluster and one entry for each of the
-    others, the tails; a word of tail `i` has the probability
+    The first cluster is the head, the others are the tails. The head is a
+    softmax over the words of the first cluster and one entry for each tail. A
+    word of the first cluster has its head probability, and a word `w` of tail
+    `i` has the probability
 
         p(w | h) = p_head(tail i | h) p_tail_i(w | h)
 
-    The loss is exact and in the order of the tokens. A tail is computed only
-    for tokens that it holds, in passes of a fixed number of rows: as many as
-    it takes, so shapes are static (XLA, TPU), nothing is dropped, and a tail
-    that no token fell in costs nothing. Logits of a tail are not stored, but
-    computed again for the gradient.
+    The loss is exact and keeps the order of the tokens. A tail is computed
+    only for the tokens whose target is in it. These rows are processed in
+    passes of K rows each, as many as needed. So shapes are static for XLA and
+    TPUs, no token is dropped, and a tail without tokens costs nothing. Logits
+    of tails are not stored but recomputed for the gradient.
 
-    Without cutoffs it is an ordinary softmax. All is computed in float32.
+    Without cutoffs it is an ordinary softmax. Everything is computed in
+    float32.
 
     Args:
-        embedding: The `AdaptiveEmbedding` whose clusters these are, and whose
+        embedding: The `AdaptiveEmbedding` whose clusters are used, and whose
             weights may be shared.
-        tie_embeddings: Boolean, the tables are those of `embedding`.
-        tie_projections: Boolean, `"all_but_first"`, or a boolean a cluster:
-            the projections are those of `embedding`.
-        tail_rows: Optional integer `K`, rows of one pass; by default a
-            sixteenth of the tokens, rounded up to a multiple of 16 (64 where
-            the number of tokens is known at run time only).
+        tie_embeddings: Boolean, whether tables are shared with `embedding`.
+        tie_projections: Whether projections are shared with `embedding`: a
+            boolean, `"all_but_first"`, or a sequence with one boolean per
+            cluster.
+        tail_rows: Optional integer `K`, the rows per pass. By default 1/16 of
+            the tokens, rounded up to a multiple of 16, or 64 if the number of
+            tokens is not static.
         kernel_initializer, projection_initializer: Initializers of tables and
-            projections that are not shared. All else begins as zeros.
+            projections that are not shared. Other weights start as zeros.
 
     Call arguments:
-        hidden: Tensor `(..., D)`.
-        targets: Optional integer tensor `(...)`, ids in `[0, V)`.
+        hidden: Tensor of shape `(..., D)`.
+        targets: Optional integer tensor of shape `(...)`, ids in `[0, V)`.
 
     Returns:
-        Negative log-likelihood in nats, float32 `(...)`. Compiled by XLA,
-        which cannot raise errors, a target outside `[0, V)` gives NaN.
-        Without targets, the log-probabilities of all words, float32
-        `(..., V)`.
+        Negative log-likelihood in nats, float32 `(...)`. When compiled by XLA,
+        which cannot raise errors, targets outside `[0, V)` give NaN. Without
+        targets, the log-probabilities of all words, float32 `(..., V)`.
 
     Raises:
         ValueError: If `tie_projections` does not fit the clusters, if targets
-            are no integers, have another shape than `hidden` less its last
-            axis or, called eagerly, are not in `[0, V)`.
-        tf.errors.InvalidArgumentError: If, in a `tf.function`, a target is not
-            in `[0, V)` or the shape of targets is known to be another only
-            when it runs.
+            are not integers, do not have the shape of `hidden` without its
+            last axis or, in an eager call, are not in `[0, V)`.
+        tf.errors.InvalidArgumentError: If a target is not in `[0, V)`, in a
+            `tf.function` without XLA, or if a shape that is only known at run
+            time does not fit.
 
     Example:
 
@@ -93,7 +97,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
         super().__init__(**kwargs)
         self.embedding = embedding
         self.tie_embeddings = tie_embeddings
-        self.tie_projections = _one_a_cluster(
+        self.tie_projections = _one_per_cluster(
             tie_projections, embedding.num_clusters
         )
         if tail_rows is not None:
@@ -134,7 +138,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
             for i in clusters
         ]
         if embedding.cutoffs:
-            # The entries of the head that stand for the tails.
+            # The entries of the tails in the head's softmax.
             num_tails = len(embedding.cutoffs)
             self.cluster_kernel = self._weight(
                 "cluster_kernel", (num_tails, embedding.dims[0]), "zeros"
@@ -170,46 +174,50 @@ class AdaptiveSoftmax(keras.layers.Layer):
         return tf.ensure_shape(tf.reshape(nll, shape), targets.shape)
 
     def _nll(self, hidden, targets):
-        # Which cluster a target is in: how many cutoffs it has reached.
+        # The cluster of a target is the number of cutoffs that it reaches.
         cluster = tf.zeros_like(targets)
         for cutoff in self.embedding.cutoffs:
             cluster += tf.cast(targets >= cutoff, tf.int32)
         nll = self._head_nll(
             hidden, tf.where(cluster == 0, targets, -1), cluster
         )
-        # Rows of the same cluster, one after the other.
+        # Sorted by cluster, the rows of each tail are contiguous.
         order = tf.argsort(cluster, stable=True)
-        rows_of_a_pass = self._rows_of_a_pass(hidden)
+        rows_per_pass = self._rows_per_pass(hidden)
         stop = tf.reduce_sum(tf.cast(cluster == 0, tf.int32))
         for i in range(1, self.embedding.num_clusters):
             start = stop
             stop += tf.reduce_sum(tf.cast(cluster == i, tf.int32))
-            nll += _nll_of_some_rows(
+            nll += _tail_nll(
                 hidden,
                 targets - self.embedding.bounds[i],
                 self._parameters(i),
                 order,
                 start,
                 stop,
-                rows_of_a_pass,
+                rows_per_pass,
             )
         return nll
 
     def _head_nll(self, hidden, words, cluster):
-        """Of words of the first cluster, -1 elsewhere, and of the clusters."""
-        parts, biases = self._head_products(hidden)
+        """Computes the loss of the head, whose classes are words and tails.
+
+        `words` are the targets, or -1 if in a tail. `cluster` is the index of
+        each target's cluster.
+        """
+        parts, biases = self._head_logit_parts(hidden)
         return _nll_of_parts(parts, biases, [words, cluster - 1][: len(parts)])
 
-    def _rows_of_a_pass(self, hidden):
+    def _rows_per_pass(self, hidden):
         if self.tail_rows is not None:
             return self.tail_rows
-        # About what falls in a tail of natural text, where the cutoffs were
-        # well chosen: fewer rows make more passes, more rows are idle.
-        num_rows = hidden.shape[0] or 1024  # not known before the call
+        # About the share of tokens in a tail of natural text, with well-chosen
+        # cutoffs. Fewer rows need more passes, more rows are wasted.
+        num_rows = hidden.shape[0] or 1024  # if not static
         return math.ceil(num_rows / 16 / 16) * 16
 
     def _parameters(self, cluster):
-        """Table, bias and, where there is one, projection of a cluster."""
+        """Returns the table, the bias and any projection of a cluster."""
         projection = self.projections[cluster]
         if self.tie_projections[cluster]:
             projection = self.embedding.projection(cluster)
@@ -223,56 +231,55 @@ class AdaptiveSoftmax(keras.layers.Layer):
             if weight is not None
         ]
 
-    def _head_products(self, hidden):
-        """Of the words of the first cluster; if there are tails, of these.
+    def _head_logit_parts(self, hidden):
+        """Computes the head's logits without biases, and returns its biases.
 
-        Returns:
-            Pair of lists: logits without biases, and biases.
+        Both are lists: for the first cluster, then for the tails if any.
         """
-        if not self.built:  # `log_probs` may be what is called first
+        if not self.built:  # a first call of `log_probs`, not of the layer
             self.build()
         kernel, bias, *projection = self._parameters(0)
         hidden = _project(hidden, *projection)
         kernels, biases = [kernel], [bias]
         if self.embedding.cutoffs:
-            # Two products: to join the kernels would copy all of the first.
+            # Two matmuls, because joining the kernels would copy the first.
             kernels.append(self.cluster_kernel)
             biases.append(self.cluster_bias)
         biases = list(map(tf.convert_to_tensor, biases))
-        return [_products(hidden, kernel) for kernel in kernels], biases
+        return [_matmul(hidden, kernel) for kernel in kernels], biases
 
     def _head_logits(self, hidden):
-        parts, biases = self._head_products(hidden)
+        parts, biases = self._head_logit_parts(hidden)
         logits = [a + b for a, b in zip(parts, biases, strict=True)]
         return tf.concat(logits, axis=-1)
 
     def logits(self, hidden):
-        """What a softmax over the vocabulary makes probabilities of.
+        """Computes logits over the vocabulary.
 
         Args:
-            hidden: Tensor `(..., D)`.
+            hidden: Tensor of shape `(..., D)`.
 
         Returns:
-            Float32 tensor `(..., V)`: logits as they are where there is one
-            cluster, else log-probabilities, which are logits too.
+            Float32 tensor `(..., V)`: unnormalized logits if there is only one
+            cluster, otherwise log-probabilities, whose softmax is the same.
         """
         if self.embedding.cutoffs:
             return self.log_probs(hidden)
         return self._head_logits(tf.cast(hidden, tf.float32))
 
     def log_probs(self, hidden, needed=None):
-        """Log-probabilities of all words, in the order of their ids.
+        """Computes the log-probabilities of all words, in the order of ids.
 
         Args:
-            hidden: Tensor `(..., D)`.
-            needed: Optional function of log-probabilities: those of the words
-                of the first cluster, float32 `(..., n)`, and of each tail as a
-                whole, float32 `(..., C)`. It returns a boolean tensor `(C,)`,
-                which of the tails to compute.
+            hidden: Tensor of shape `(..., D)`.
+            needed: Optional function that selects the tails to compute. It
+                receives the log-probabilities of the words of the first
+                cluster, float32 `(..., n)`, and of each tail as a whole,
+                float32 `(..., C)`. It returns a boolean tensor `(C,)`.
 
         Returns:
             Float32 tensor `(..., V)`, negative infinity for words of tails
-            that are not needed.
+            that are not computed.
         """
         hidden = tf.cast(hidden, tf.float32)
         words, tails = self._head_log_probs(hidden)
@@ -284,7 +291,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
                 inside = self._inside_log_probs(hidden, i)
                 return inside + tails[..., i - 1, None]
 
-            def leave_out(i=i):
+            def skip(i=i):
                 size = self.embedding.cluster_size(i)
                 return tf.zeros_like(tails[..., :1]) + tf.fill(
                     (size,), -float("inf")
@@ -293,28 +300,30 @@ class AdaptiveSoftmax(keras.layers.Layer):
             if needed is None:
                 parts.append(compute())
             else:
-                parts.append(tf.cond(is_needed[i - 1], compute, leave_out))
+                parts.append(tf.cond(is_needed[i - 1], compute, skip))
         return tf.concat(parts, axis=-1)
 
     def sample(self, hidden, sampler, seeds, seen=None):
-        """Draws words, and computes only the tails that it needs for it.
+        """Samples one word per row, and computes only the tails it needs.
 
-        Tails of which no word can be drawn are left out, wherever the sampler
-        knows it from the head (see `Sampler.needed_tails`): the ids are those
-        of `sampler(softmax.log_probs(hidden), seeds, seen)`. A sampler that
-        changes nothing draws from the head first, then inside a tail if it
-        drew this one: other ids, of the same distribution. A tail is computed
-        for all rows if it is for one.
+        A tail is skipped if the head's probabilities show that none of its
+        words can be drawn (see `Sampler.needed_tails`). The ids equal those of
+        `sampler(softmax.log_probs(hidden), seeds, seen)`.
+
+        A sampler that does not change the distribution draws from the head
+        first, then inside of a tail if that tail was drawn. These ids are
+        different, but have the same distribution. A tail that is needed for
+        one row is computed for all rows.
 
         Args:
-            hidden: Tensor `(B, D)`.
+            hidden: Tensor of shape `(B, D)`.
             sampler: `txl_keras.serving.Sampler`.
-            seeds: uint32 tensor `(B,)`, one a row.
-            seen: Optional boolean tensor `(B, V)`, for a sampler with a
-                repetition penalty.
+            seeds: uint32 tensor `(B,)`, one seed per row.
+            seen: Optional boolean tensor `(B, V)`, true for the words that a
+                repetition penalty applies to.
 
         Returns:
-            int32 tensor `(B,)`: ids, or -1 where a row has NaN.
+            int32 tensor `(B,)` of ids, -1 for rows with NaN.
 
         Example:
 
@@ -330,7 +339,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
         """
         hidden = tf.cast(hidden, tf.float32)
 
-        def draw_tails_apart():
+        def draw_head_first():
             return self._sample_head_first(hidden, sampler, seeds)
 
         def draw():
@@ -341,12 +350,13 @@ class AdaptiveSoftmax(keras.layers.Layer):
             return sampler(log_probs, seeds, seen)
 
         if tf.is_tensor(sampler.is_plain):
-            return tf.cond(sampler.is_plain, draw_tails_apart, draw)
-        return draw_tails_apart() if sampler.is_plain else draw()
+            return tf.cond(sampler.is_plain, draw_head_first, draw)
+        return draw_head_first() if sampler.is_plain else draw()
 
     def _sample_head_first(self, hidden, sampler, seeds):
         embedding = self.embedding
-        # Beyond the words: entries for the tails, with a noise of their own.
+        # Entries of tails have ids beyond the vocabulary, so that their noise
+        # differs from that of all words.
         first_tail = embedding.input_dim
         entries = tf.concat(
             [
@@ -372,13 +382,13 @@ class AdaptiveSoftmax(keras.layers.Layer):
         return ids
 
     def _head_log_probs(self, hidden):
-        """Of the words of the first cluster, and of each tail as a whole."""
+        """Computes log-probabilities of the first words, and of whole tails."""
         head = tf.nn.log_softmax(self._head_logits(hidden))
         first_size = self.embedding.cluster_size(0)
         return head[..., :first_size], head[..., first_size:]
 
     def _inside_log_probs(self, hidden, cluster):
-        """Of the words of a tail, if it is the one."""
+        """Computes log-probabilities of a tail's words, given the tail."""
         return tf.nn.log_softmax(_logits(hidden, *self._parameters(cluster)))
 
     def compute_output_spec(self, hidden, targets=None):
@@ -408,7 +418,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
         return cls(**{**config, "embedding": embedding})
 
 
-def _one_a_cluster(tie_projections, num_clusters):
+def _one_per_cluster(tie_projections, num_clusters):
     if tie_projections == "all_but_first":
         return (False,) + (True,) * (num_clusters - 1)
     if isinstance(tie_projections, bool):
@@ -416,19 +426,19 @@ def _one_a_cluster(tie_projections, num_clusters):
     if isinstance(tie_projections, str) or len(tie_projections) != num_clusters:
         raise ValueError(
             "`tie_projections` must be a boolean, 'all_but_first' or one "
-            f"boolean a cluster, {num_clusters} of them. Received: "
+            f"boolean per cluster, {num_clusters} of them. Received: "
             f"tie_projections={tie_projections}"
         )
     return tuple(bool(tie) for tie in tie_projections)
 
 
 def _logits(hidden, kernel, bias, projection=None):
-    """`(..., D)` to `(..., n)`, for a table `(n, e)`."""
-    return _products(_project(hidden, projection), kernel) + bias
+    """Computes logits `(..., n)` from `(..., D)`, for a table `(n, e)`."""
+    return _matmul(_project(hidden, projection), kernel) + bias
 
 
-def _products(hidden, kernel):
-    if kernel.shape[1] == 0:  # words that only a bias tells apart
+def _matmul(hidden, kernel):
+    if kernel.shape[1] == 0:  # embeddings of size 0 leave only the bias
         shape = [*tf.unstack(tf.shape(hidden)[:-1]), kernel.shape[0]]
         return tf.zeros(shape, hidden.dtype)
     return tf.matmul(hidden, kernel, transpose_b=True)
@@ -440,33 +450,26 @@ def _project(hidden, projection=None):
     return tf.matmul(hidden, projection, transpose_b=True)
 
 
-def _cross_entropy_of_few_rows(targets, hidden, kernel, bias, *projection):
-    """Negative log-likelihood of rows, by a large table `(n, e)`.
+def _nll_of_few_rows(targets, hidden, kernel, bias, *projection):
+    """Computes the loss of few rows `(K, D)` over a large table `(n, e)`.
 
-    The table times the rows and not the rows times the table: XLA's product on
-    a CPU then takes 0.8 (48 rows) to 0.5 (16 rows) of the time.
+    The matmul is table times rows, not rows times table. On CPUs, XLA takes
+    only 0.8 (48 rows) to 0.5 (16 rows) of the time for it.
     """
     if kernel.shape[1] == 0:
-        return _nll_of_parts([_products(hidden, kernel)], [bias], [targets])
+        return _nll_of_parts([_matmul(hidden, kernel)], [bias], [targets])
     hidden = _project(hidden, *projection)
-    products = tf.matmul(kernel, hidden, transpose_b=True)  # [n, K]
-    return _nll_of_parts([products], [bias], [targets], axis=0)
+    logits = tf.matmul(kernel, hidden, transpose_b=True)  # [n, K]
+    return _nll_of_parts([logits], [bias], [targets], axis=0)
 
 
 def _nll_of_parts(parts, biases, targets, axis=-1):
-    """Negative log-likelihood where the classes lie in several tensors.
+    """Computes the loss `(K,)` of classes that are split over several tensors.
 
-    The gradient is written out: forward and backward are one pass each over
-    what may be hundreds of thousands of classes.
-
-    Args:
-        parts: Logits without biases, `(K, n_i)`; `(n_i, K)` if `axis` is 0.
-        biases: For each part float32 `(n_i,)`.
-        targets: For each part int32 `(K,)`; -1 where the class is in another.
-        axis: Integer, that of the classes.
-
-    Returns:
-        Float32 tensor `(K,)`.
+    Per part there are logits without biases, `(K, n_i)`, or `(n_i, K)` if
+    `axis` is 0; biases `(n_i,)`; and targets `(K,)`, -1 if in another part.
+    The gradient is written by hand, so that forward and backward are one pass
+    each over what may be hundreds of thousands of classes.
     """
 
     @tf.custom_gradient
@@ -482,10 +485,12 @@ def _nll_of_parts(parts, biases, targets, axis=-1):
 
 
 def _logits_of_parts(tensors, axis):
-    half = len(tensors) // 2
+    num_parts = len(tensors) // 2
     return [
-        part + tf.expand_dims(bias, -1 - axis)  # the other axis
-        for part, bias in zip(tensors[:half], tensors[half:], strict=True)
+        part + tf.expand_dims(bias, -1 - axis)  # axis of the rows
+        for part, bias in zip(
+            tensors[:num_parts], tensors[num_parts:], strict=True
+        )
     ]
 
 
@@ -497,33 +502,33 @@ def _is_target(ids, logits, axis):
 
 @fused
 def _softmax_nll(tensors, targets, axis):
-    """The result, the highest logit and the logarithm of the sum, `(K,)`."""
+    """Computes the loss, the max, and the log of the sum, each `(K,)`."""
     parts = _logits_of_parts(tensors, axis)
-    highest = functools.reduce(
+    max_logit = functools.reduce(
         tf.maximum, [tf.reduce_max(logits, axis) for logits in parts]
     )
     total, target = 0.0, 0.0
     for logits, ids in zip(parts, targets, strict=True):
-        # Taken off first, or large logits would cost the digits of the result.
-        logits = logits - tf.expand_dims(highest, axis)
+        # Subtracted first, or large logits would cancel digits of the loss.
+        logits = logits - tf.expand_dims(max_logit, axis)
         total += tf.reduce_sum(tf.exp(logits), axis)
         is_target = _is_target(ids, logits, axis)
         target += tf.reduce_sum(tf.where(is_target, logits, 0.0), axis)
     log_total = tf.math.log(total)
-    return log_total - target, highest, log_total
+    return log_total - target, max_logit, log_total
 
 
 @fused
 def _softmax_nll_gradient(tensors, targets, axis, norm, upstream):
-    """Gradients of the parts, then of the biases."""
-    highest, log_total, upstream = (
+    """Computes the gradients of the parts, then of the biases."""
+    max_logit, log_total, upstream = (
         tf.expand_dims(x, axis) for x in (*norm, upstream)
     )
     gradients = []
     for logits, ids in zip(
         _logits_of_parts(tensors, axis), targets, strict=True
     ):
-        probabilities = tf.exp(logits - highest - log_total)
+        probabilities = tf.exp(logits - max_logit - log_total)
         is_target = _is_target(ids, logits, axis)
         gradients.append(
             upstream * (probabilities - tf.cast(is_target, tf.float32))
@@ -531,46 +536,35 @@ def _softmax_nll_gradient(tensors, targets, axis, norm, upstream):
     return *gradients, *(tf.reduce_sum(part, -1 - axis) for part in gradients)
 
 
-def _nll_of_some_rows(
-    hidden, targets, parameters, order, start, stop, rows_of_a_pass
-):
-    """Negative log-likelihood of rows `order[start:stop]`, 0 for the others.
+def _tail_nll(hidden, targets, parameters, order, start, stop, rows_per_pass):
+    """Computes the loss of rows `order[start:stop]` in a tail, 0 for others.
 
-    In passes of a static number of rows, as many as there are to do. The
-    gradient makes the same passes again, so that neither logits nor a sum of
-    gradients is kept a pass: memory is that of one, and the only dense
-    gradient of the table is the one that is handed back.
+    Rows are processed in passes of a static number, as many as needed. The
+    gradient repeats these passes, so that memory is that of one pass and only
+    one dense gradient of the table exists.
 
-    Args:
-        hidden: Float32 tensor `(R, D)`.
-        targets: int32 tensor `(R,)`, ids inside the cluster.
-        parameters: Arguments of `_logits` after the first.
-        order: int32 permutation of the rows `(R,)`.
-        start, stop: int32 scalars.
-        rows_of_a_pass: Integer `K`.
-
-    Returns:
-        Float32 tensor `(R,)`.
+    `hidden` is `(R, D)`. `targets` `(R,)` are indices in the tail. `order`
+    `(R,)` sorts the rows by cluster. Returns float32 `(R,)`.
     """
     num_rows = tf.shape(order)[0]
     last_target = parameters[0].shape[0] - 1
 
     def rows_of(position):
-        """Rows of the pass that begins at `position`; which are real."""
-        positions = position + tf.range(rows_of_a_pass)
-        # Past the end the last row stands in; what comes of it is left out.
+        """Returns the rows of the pass at `position`, and which are real."""
+        positions = position + tf.range(rows_per_pass)
+        # Positions past the end use the last row, and are masked by callers.
         rows = tf.gather(order, tf.minimum(positions, num_rows - 1))
         return rows, positions < stop
 
     def nll_of(rows, hidden_rows, *parameters):
         inside = tf.clip_by_value(tf.gather(targets, rows), 0, last_target)
-        return _cross_entropy_of_few_rows(inside, hidden_rows, *parameters)
+        return _nll_of_few_rows(inside, hidden_rows, *parameters)
 
-    def passes(body, *values):
-        """Sums up what `body` returns, over all passes."""
+    def sum_over_passes(body, *values):
+        """Runs `body` for all passes, and carries the sums it returns."""
 
         def one_pass(position, *sums):
-            return position + rows_of_a_pass, *body(position, *sums)
+            return position + rows_per_pass, *body(position, *sums)
 
         _, *sums = tf.while_loop(
             lambda position, *sums: position < stop, one_pass, (start, *values)
@@ -582,7 +576,7 @@ def _nll_of_some_rows(
         def forward(position, nll):
             rows, real = rows_of(position)
             part = nll_of(rows, tf.gather(hidden, rows), *parameters)
-            return [_add_rows(nll, rows, tf.where(real, part, 0.0))]
+            return [_scatter_add(nll, rows, tf.where(real, part, 0.0))]
 
         def backward(upstream):
             def gradients(position, hidden_sum, *sums):
@@ -591,28 +585,31 @@ def _nll_of_some_rows(
                 with tf.GradientTape() as tape:
                     tape.watch((hidden_rows, parameters))
                     part = nll_of(rows, hidden_rows, *parameters)
-                of_hidden, *of_parameters = tape.gradient(
+                hidden_gradient, *parameter_gradients = tape.gradient(
                     part,
                     [hidden_rows, *parameters],
                     tf.where(real, tf.gather(upstream, rows), 0.0),
                     unconnected_gradients="zero",
                 )
                 return [
-                    _add_rows(hidden_sum, rows, of_hidden),
-                    *(a + b for a, b in zip(sums, of_parameters, strict=True)),
+                    _scatter_add(hidden_sum, rows, hidden_gradient),
+                    *(
+                        a + b
+                        for a, b in zip(sums, parameter_gradients, strict=True)
+                    ),
                 ]
 
-            return passes(
+            return sum_over_passes(
                 gradients,
                 tf.zeros_like(hidden),
                 *(tf.zeros_like(parameter) for parameter in parameters),
             )
 
-        (nll,) = passes(forward, tf.zeros_like(hidden[:, 0]))
+        (nll,) = sum_over_passes(forward, tf.zeros_like(hidden[:, 0]))
         return nll, backward
 
     return nll_and_gradient(hidden, *parameters)
 
 
-def _add_rows(total, rows, values):
+def _scatter_add(total, rows, values):
     return tf.tensor_scatter_nd_add(total, rows[:, None], values)

@@ -1,0 +1,81 @@
+"""Keras's `fit` on one replica and on two; a helper of the tests.
+
+    python fit_mirrored.py
+
+Prints a JSON line: by model, the losses of two epochs of `fit` and that of
+`evaluate` after them, on one replica, then on two (from arrays and datasets).
+"""
+
+import contextlib
+import json
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.data import Segments
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.training.strategy import create_strategy
+
+SIZES = {
+    "num_layers": 1,
+    "hidden_dim": 16,
+    "intermediate_dim": 16,
+    "memory_length": 8,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+BATCH_SIZE = 4
+
+
+def segments():
+    tokens = np.random.default_rng(0).integers(0, 256, 600)
+    return Segments(tokens, BATCH_SIZE, 6, drop_remainder=True).arrays()
+
+
+def language_model(x, y):
+    model = TransformerXLCausalLM.from_preset("quickstart", **SIZES)
+    return model, x, y
+
+
+def classifier(x, y):
+    model = TransformerXLTextClassifier.from_preset(
+        "quickstart", num_classes=2, segment_length=4, **SIZES
+    )
+    lengths = np.full(len(x), 5)
+    return model, {"token_ids": x, "lengths": lengths}, x[:, 0] % 2
+
+
+def losses(build, as_dataset, strategy):
+    keras.utils.set_random_seed(1)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model, x, y = build(*segments())
+        model.compile("sgd", jit_compile=False)
+    data = {"x": x, "y": y, "batch_size": BATCH_SIZE}
+    if as_dataset:
+        dataset = tf.data.Dataset.from_tensor_slices((x, y))
+        data = {"x": dataset.batch(BATCH_SIZE)}
+    fitted = model.fit(**data, epochs=2, shuffle=False, verbose=0)
+    return [*fitted.history["loss"], model.evaluate(**data, verbose=0)[0]]
+
+
+def main():
+    two = create_strategy(num_cpu_devices=2)
+    assert two.num_replicas_in_sync == 2
+    results = {
+        "language model": [
+            losses(language_model, False, None),
+            losses(language_model, False, two),
+            losses(language_model, True, two),
+        ],
+        "classifier": [
+            losses(classifier, False, None),
+            losses(classifier, True, two),
+        ],
+    }
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

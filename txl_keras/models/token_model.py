@@ -1,0 +1,23 @@
+"""Base of the models that are trained by Keras's `fit`."""
+
+import keras
+import tensorflow as tf
+
+
+class TokenModel(keras.Model):
+    """Base of the models whose inputs, and default targets, are integers."""
+
+    def _has_default_loss(self):
+        return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
+
+    def _symbolic_build(self, iterator=None, data_batch=None):
+        # Under a strategy Keras builds loss and metrics with the mean of the
+        # replicas' batches, and the mean of integers is of floats.
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data_batch)
+        x = _as_integers(x)
+        y = _as_integers(y) if self._has_default_loss() else y
+        super()._symbolic_build(data_batch=(x, y, weights))
+
+
+def _as_integers(batch):
+    return tf.nest.map_structure(lambda part: tf.cast(part, tf.int32), batch)

@@ -240,7 +240,7 @@ def test_unknown_words_of_a_prompt_are_named(here, tmp_path, capsys):
         LSTMBackbone(vocabulary_size=4, num_layers=1, hidden_dim=8)
     )
     Workdir(str(tmp_path / "run")).create(model, 3, {}, tokenizer)
-    flags = (f"--workdir={tmp_path / 'run'}", "--num_tokens=1")
+    flags = (f"--workdir={tmp_path / 'run'}", "--max_tokens=1")
     for prompt, words in (
         ("the cat <unk>", ""),
         ("the dog the dog\nbarks", "read as <unk>: ['dog', 'barks']\n"),

@@ -6,7 +6,7 @@ from setuptools import find_packages
 from setuptools import setup
 
 _LIBTPU_RUNS = "sys_platform == 'linux' and platform_machine == 'x86_64'"
-# Private parts of jax are used: tpu/compiling.py asks for these.
+# tpu/compiling.py uses private parts of jax, so the versions are exact.
 TPU_COMPILER = [
     f"{package}; {_LIBTPU_RUNS}"
     for package in ("jax==0.10.2", "libtpu==0.0.51")
@@ -25,22 +25,22 @@ setup(
         "absl-py",
         # TensorFlow Datasets needs it and does not always install it.
         "importlib_resources",
-        # How Keras's variables behave on several replicas is relied on: tests
-        # fail if a later Keras changes it.
+        # The code relies on how Keras variables behave on several replicas;
+        # tests fail if a later Keras changes it.
         "keras>=3.12,<3.16",
         "matplotlib",
         "numpy",
         "requests",
-        # 2.20 is the newest TPU build of TensorFlow.
+        # TensorFlow 2.20 is the latest version with a TPU build.
         "tensorflow>=2.20,<2.22",
         "tensorboard",
         "tensorflow-datasets>=4.9.7",
         "tqdm",
     ],
     extras_require={
-        # To read and write Hugging Face's files.
+        # For reading and writing Hugging Face checkpoints.
         "convert": ["safetensors"],
-        # For --tokenizer=sentencepiece and wordpiece.
+        # For --tokenizer=sentencepiece and --tokenizer=wordpiece.
         "subwords": SUBWORDS,
         # For --compile_only.
         "tpu_compile": TPU_COMPILER,
@@ -52,7 +52,7 @@ setup(
             "pytest-xdist",
             "ruff",
             "safetensors",
-            # A baseline that classifiers are compared with.
+            # A baseline for the text classifier.
             "scikit-learn",
             *SUBWORDS,
         ],

@@ -1,9 +1,9 @@
-"""Averages the newest checkpoints of a run into a run of its own.
+"""Averages the latest checkpoints of a run into a new run.
 
     python train/average.py --workdir=runs/mine --output=runs/mine_average
     python train/evaluate.py --workdir=runs/mine_average
 
-Train with --max_to_keep to have more than two.
+Training keeps the latest two checkpoints; --max_to_keep makes it keep more.
 """
 
 from absl import flags
@@ -14,11 +14,16 @@ from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-flags.DEFINE_string("output", None, "Folder to make.", required=True)
-flags.DEFINE_integer(
-    "num_checkpoints", None, "How many. Default: all.", lower_bound=1
+flags.DEFINE_string(
+    "workdir", None, "Folder of the run to average.", required=True
 )
+flags.DEFINE_string(
+    "output", None, "New folder to write the averaged run to.", required=True
+)
+flags.DEFINE_integer(
+    "num_checkpoints", None,
+    "Number of latest checkpoints to average. Default: all.", lower_bound=1,
+)  # fmt: skip
 
 
 def main(_):
@@ -33,7 +38,7 @@ def main(_):
     output.create(
         model, steps[-1], {**config, "averaged_steps": steps}, tokenizer
     )
-    print(f"The mean of steps {steps} in {output.path}")
+    print(f"Mean of steps {steps} written to {output.path}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-r"""Times the model on this machine, side by side with other ways to do it.
+r"""Times the model on this machine and compares it with other implementations.
 
     python train/benchmark.py --experiment=training --preset=quickstart \
         --batch_size=16
@@ -13,20 +13,20 @@ r"""Times the model on this machine, side by side with other ways to do it.
         --preset=wikitext103_large --memory_length=1600 --clamp_length=1000 \
         --same_length
     python train/benchmark.py --experiment=long_generation \
-        --preset=enwik8_base --memory_length=2100 --num_tokens=10000
+        --preset=enwik8_base --memory_length=2100 --calls_per_turn=10000
     python train/benchmark.py --experiment=evaluation_speed \
         --preset=enwik8_base --same_length --picture=evaluation_speed.png
 
-Weights are random, and nothing is dropped unless --dropout is given. What is
-compared runs in turns in one process, and the medians of all turns count:
-times of a shared machine come and go, ratios stay. Utilization is
-`model_flops` over that time, over the speed of the best matrix product of the
-precision in this process. --peer=hugging_face adds Hugging Face's
-Transformer-XL, as it is and by torch.compile, always in float32, in an
-environment of its own (--peer_python, see train/peers/hugging_face.py). What
-an experiment does says its file in train/benchmarks.
+Weights are random, and there is no dropout unless --dropout is given. The
+contenders take turns in one process, and each time is the median over all
+turns: on a shared machine times vary, but ratios vary much less. Utilization
+is `model_flops` per second, divided by the speed of the fastest matmul that
+this process reaches in the same precision. --peer=hugging_face adds Hugging
+Face's Transformer-XL, eager and through torch.compile, always in float32, in
+an environment of its own (--peer_python; see train/peers/hugging_face.py).
+Each experiment is described in its file in train/benchmarks.
 
-Prints a table and one JSON object; --output=FILE appends that to a file.
+Prints a table and one JSON object; --output=FILE appends the object to a file.
 """
 
 import contextlib
@@ -51,6 +51,7 @@ from benchmarks.peer import open_peer
 from txl_keras.evaluation.plots import FORMATS
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
+from txl_keras.scripts import training_flags
 
 FLAGS = flags.FLAGS
 
@@ -66,7 +67,7 @@ _EXPERIMENTS = {
 }
 _WITH_PEER = ("training", "evaluation", "generation")
 _WITH_PICTURE = ("growth", "evaluation_speed")
-# All that an experiment has.
+# The contenders of each experiment.
 _CONTENDERS = {
     "training": ["txl_keras", "bare", "plain"],
     "evaluation": ["txl_keras", "training_path", "bare", "plain"],
@@ -74,59 +75,87 @@ _CONTENDERS = {
 }
 
 flags.DEFINE_enum(
-    "experiment", None, list(_EXPERIMENTS), "What is timed.", required=True
-)
+    "experiment", None, list(_EXPERIMENTS),
+    "What to time: see the file of that name in train/benchmarks.",
+    required=True,
+)  # fmt: skip
 model_flags.define_model_flags()
 flags.adopt_module_key_flags(model_flags)
 flags.DEFINE_integer(
-    "vocabulary_size", None, "Default: the preset's.", lower_bound=1
-)
-flags.DEFINE_integer("batch_size", 1, "Rows.", lower_bound=1)
-flags.DEFINE_integer("segment_length", 128, "Tokens of a row.", lower_bound=2)
-flags.DEFINE_integer(
-    "num_tokens", 10,
-    "Steps, segments or tokens of one turn; of input_pipeline hundreds of "
-    "batches.", lower_bound=2,
+    "vocabulary_size", None,
+    "Number of tokens in the vocabulary. Default: the preset's.",
+    lower_bound=1,
 )  # fmt: skip
-flags.DEFINE_integer("turns", 5, "How often each has its turn.", lower_bound=1)
-flags.DEFINE_enum(
-    "precision", "float32", ["float32", "mixed_bfloat16"], "Dtype policy."
+flags.DEFINE_integer("batch_size", 1, "Rows per batch.", lower_bound=1)
+flags.DEFINE_integer(
+    "segment_length", 128, "Tokens per row and segment.", lower_bound=2
 )
+flags.DEFINE_integer(
+    "calls_per_turn", 10,
+    "Timed calls in each turn of a contender: training steps, segments to "
+    "score, tokens to write, or hundreds of batches (input_pipeline).",
+    lower_bound=2,
+)  # fmt: skip
+flags.DEFINE_integer(
+    "turns", 5, "Timed turns per contender, after one that does not count.",
+    lower_bound=1,
+)  # fmt: skip
+training_flags.define_precision_flag()
+flags.adopt_module_key_flags(training_flags)
 flags.DEFINE_multi_enum(
     "contenders", None, _CONTENDERS["evaluation"],
-    "Of training, evaluation, attention and growth: this code, the same with "
-    "its memory as in training (of evaluation alone), bare TensorFlow, and "
-    "that with plain attention. Default: all; of growth txl_keras and plain.",
+    "Contenders of the experiments training, evaluation, attention and growth: "
+    "this library; this library with hidden states as memory, as in training "
+    "(evaluation only); bare TensorFlow; bare TensorFlow with plain attention. "
+    "Default: all that the experiment has, and txl_keras and plain for growth.",
 )  # fmt: skip
-flags.DEFINE_enum("peer", None, ["hugging_face"], "Whom to compare with.")
-flags.DEFINE_string("peer_python", None, "Its Python.")
-flags.DEFINE_integer(
-    "corpus_tokens", 90_000_000, "Of input_pipeline.", lower_bound=1
-)
 flags.DEFINE_enum(
-    "growth_of", "training", ["training", "evaluation"], "Of growth."
-)
+    "peer", None, ["hugging_face"],
+    "Another library to compare with, in the experiments "
+    f"{', '.join(_WITH_PEER)}. Default: none.",
+)  # fmt: skip
+flags.DEFINE_string(
+    "peer_python", None,
+    "Path of the Python interpreter that runs --peer, which needs packages of "
+    "its own.",
+)  # fmt: skip
+flags.DEFINE_integer(
+    "corpus_tokens", 90_000_000,
+    "Tokens in the synthetic text of the experiment input_pipeline.",
+    lower_bound=1,
+)  # fmt: skip
+flags.DEFINE_enum(
+    "growth_of", "training", ["training", "evaluation"],
+    "The experiment whose step the experiment growth measures.",
+)  # fmt: skip
 for _name, _sizes in {
     "segment_lengths": [128, 256, 512, 1024],
     "memory_lengths": [128, 256, 512, 1024],
     "layer_counts": [2, 4, 8],
     "batch_sizes": [1, 2, 4, 8],
 }.items():
-    flags.DEFINE_multi_integer(_name, _sizes, "Of growth.", lower_bound=1)
+    flags.DEFINE_multi_integer(
+        _name, _sizes, f"The {_name} that the experiment growth measures.",
+        lower_bound=1,
+    )  # fmt: skip
 flags.DEFINE_multi_integer(
-    "attention_lengths", [800, 1800, 2800, 3800], "Of evaluation_speed.",
+    "attention_lengths", [800, 1800, 2800, 3800],
+    "Tokens that each token attends to, in the experiment evaluation_speed.",
     lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_multi_integer(
     "windows", [1, 2, 4],
-    "Of evaluation_speed: how many windows the model without memory may read "
-    "at once: the fastest at the shortest length, and at others as many "
-    "tokens.", lower_bound=1,
+    "Windows per batch to try for the vanilla model in the experiment "
+    "evaluation_speed. The fastest at the shortest attention length is kept; "
+    "longer windows come in batches of as many tokens.", lower_bound=1,
 )  # fmt: skip
-flags.DEFINE_string("output", None, "File to append the JSON object to.")
+flags.DEFINE_string(
+    "output", None, "File to append the JSON object to. Default: none."
+)
 flags.DEFINE_string(
     "picture", None,
-    f"Of {' and '.join(_WITH_PICTURE)}: {', '.join(FORMATS)}.",
+    f"Picture to draw in the experiments {' and '.join(_WITH_PICTURE)}, a "
+    f"file of type {', '.join(FORMATS)}. Default: none.",
 )  # fmt: skip
 
 _ENDINGS = tuple(f".{name}" for name in FORMATS)
@@ -151,28 +180,29 @@ def main(_):
 def _check_backbone():
     if FLAGS.backbone != "transformer_xl":
         raise ValueError(
-            "`backbone` must be transformer_xl, which the others have too. "
-            f"Received: --backbone={FLAGS.backbone}"
+            "`backbone` must be transformer_xl, as the other contenders "
+            f"implement no LSTM. Received: --backbone={FLAGS.backbone}"
         )
 
 
 def _check_contenders():
-    """Sees that the experiment has them; sets those of whom none is given."""
+    """Checks `--contenders`, or sets the experiment's default."""
     is_growth = FLAGS.experiment == "growth"
     name = FLAGS.growth_of if is_growth else FLAGS.experiment
-    all_of_them = _CONTENDERS.get(name, [])
+    available = _CONTENDERS.get(name, [])
     if FLAGS.contenders is None:
-        FLAGS.contenders = ["txl_keras", "plain"] if is_growth else all_of_them
-    if FLAGS.contenders and not all_of_them:
+        FLAGS.contenders = ["txl_keras", "plain"] if is_growth else available
+    if FLAGS.contenders and not available:
         raise ValueError(
-            f"`contenders` is of --experiment={', '.join(_CONTENDERS)} or "
-            f"growth. Received: --experiment={FLAGS.experiment}"
+            "`contenders` can only be given with "
+            f"--experiment={', '.join(_CONTENDERS)} or growth. Received: "
+            f"--experiment={FLAGS.experiment}"
         )
-    wrong = [name for name in FLAGS.contenders if name not in all_of_them]
-    if wrong:
+    unknown = [name for name in FLAGS.contenders if name not in available]
+    if unknown:
         raise ValueError(
-            f"`contenders` of --experiment={FLAGS.experiment} must be of "
-            f"{all_of_them}. Received: {', '.join(wrong)}"
+            f"`contenders` of --experiment={FLAGS.experiment} must be among "
+            f"{available}. Received: {', '.join(unknown)}"
         )
 
 
@@ -181,27 +211,29 @@ def _check_peer():
         return
     if FLAGS.experiment not in _WITH_PEER:
         raise ValueError(
-            f"`peer` is of --experiment={' or '.join(_WITH_PEER)}. Received: "
+            "`peer` can only be given with "
+            f"--experiment={' or '.join(_WITH_PEER)}. Received: "
             f"--peer={FLAGS.peer}, --experiment={FLAGS.experiment}"
         )
     if not FLAGS.peer_python:
         raise ValueError(
-            f"`peer_python` must be given with `peer`: see "
-            f"{_PEERS / FLAGS.peer}.py. Received: --peer_python=None"
+            "`peer_python` must be given with `peer`; how to set it up is "
+            f"described in {_PEERS / FLAGS.peer}.py. "
+            "Received: --peer_python=None"
         )
     if not shutil.which(FLAGS.peer_python):
         raise ValueError(
-            "`peer_python` must be a Python that can be run. Received: "
-            f"{FLAGS.peer_python}"
+            "`peer_python` must be the path of an executable Python. "
+            f"Received: --peer_python={FLAGS.peer_python}"
         )
 
 
 def _check_files():
     if FLAGS.picture and FLAGS.experiment not in _WITH_PICTURE:
         raise ValueError(
-            f"`picture` is of --experiment={' or '.join(_WITH_PICTURE)} alone. "
-            f"Received: --picture={FLAGS.picture}, "
-            f"--experiment={FLAGS.experiment}"
+            "`picture` can only be given with "
+            f"--experiment={' or '.join(_WITH_PICTURE)}. Received: "
+            f"--picture={FLAGS.picture}, --experiment={FLAGS.experiment}"
         )
     if FLAGS.picture and not FLAGS.picture.endswith(_ENDINGS):
         raise ValueError(
@@ -214,13 +246,13 @@ def _check_files():
 
 
 def _open(name):
-    """The file of a flag, to write at its end."""
+    """Opens the file that a flag names, to append to it."""
     path = FLAGS[name].value
     try:
         return open(path, "a")
     except OSError as error:
         raise ValueError(
-            f"`{name}` must be a file that can be written. Received: "
+            f"`{name}` must be a writable file. Received: "
             f"--{name}={path} ({error.strerror})"
         ) from error
 
@@ -233,7 +265,7 @@ def _peer(model):
 
 
 def _describe(model):
-    """What was timed."""
+    """Returns the settings to record with the results."""
     sizes = (
         "num_layers",
         "num_heads",
@@ -254,7 +286,7 @@ def _describe(model):
         "dropout": model.backbone.dropout,
         "batch_size": FLAGS.batch_size,
         "turns": FLAGS.turns,
-        "num_tokens": FLAGS.num_tokens,
+        "calls_per_turn": FLAGS.calls_per_turn,
         "cpus": os.cpu_count(),
         "tensorflow": tf.__version__,
     }

@@ -1,4 +1,4 @@
-r"""Turns published checkpoints into runs, and runs into Hugging Face folders.
+r"""Converts published checkpoints to runs, and runs to Hugging Face folders.
 
     python train/convert.py --input_format=hugging_face \
         --input=transfo-xl-wt103 --vocabulary=transfo-xl-wt103/vocab.pkl \
@@ -9,8 +9,8 @@ r"""Turns published checkpoints into runs, and runs into Hugging Face folders.
         --cold_start=zeros --output_format=hugging_face --output=mine_hf
 
 `train/evaluate.py` (with --corpus), `train/generate.py` and `train/export.py`
-take such a run as they take one that was trained here. What a configuration
-holds is said at `txl_keras.checkpoints.load_tf1` and `load_pytorch`.
+work with a converted run as with one that was trained here. The content of
+--config is described at `txl_keras.checkpoints.load_tf1` and `load_pytorch`.
 """
 
 import os
@@ -35,49 +35,62 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_enum(
     "input_format", None, ["tf1", "hugging_face", "pytorch", "workdir"],
-    "Who wrote the input: the original TensorFlow code, Hugging Face, the "
-    "original or NVIDIA's PyTorch code, or a run of ours.", required=True,
+    "Program that wrote the input: the original TensorFlow code (tf1), Hugging "
+    "Face, the original or NVIDIA's PyTorch code, or train/main.py (workdir).",
+    required=True,
 )  # fmt: skip
 flags.DEFINE_string(
-    "input", None, "Prefix (tf1), file (pytorch) or folder.", required=True
-)
+    "input", None,
+    "Checkpoint to convert: a prefix (tf1), a file (pytorch) or a folder.",
+    required=True,
+)  # fmt: skip
 flags.DEFINE_string(
-    "config", None, "JSON file of sizes and options, of tf1 and pytorch."
-)
+    "config", None,
+    "JSON file with sizes and options, for the input formats tf1 and pytorch.",
+)  # fmt: skip
 flags.DEFINE_enum(
-    "output_format", "workdir", ["workdir", "hugging_face"], "What to write."
-)
+    "output_format", "workdir", ["workdir", "hugging_face"],
+    "Format of the output: a run, or a Hugging Face folder.",
+)  # fmt: skip
 flags.DEFINE_string("output", None, "New folder to write.", required=True)
 flags.DEFINE_integer(
     "segment_length", None,
-    "Tokens that other scripts read at a time. Default: the run's, or 128.",
+    "Default number of tokens per segment for other scripts that load the run. "
+    "Default: as in the input run, or 128.",
     lower_bound=1, upper_bound=1 << 20,
 )  # fmt: skip
 
 flags.DEFINE_enum(
     "cold_start", None, ["masked", "zeros"],
-    "How memory begins; Hugging Face's begins as zeros. Default: the input's.",
+    "State of the memory at the start of a text: masked out, or zeros as in "
+    "Hugging Face's code. Default: as in the input.",
 )  # fmt: skip
 flags.DEFINE_enum(
     "same_length", None, ["false", "true", "pytorch"],
-    "See `CausalMultiHeadAttention`; Hugging Face has `pytorch`. Default: the "
-    "input's.",
+    "The same_length option of `CausalMultiHeadAttention`; Hugging Face's code "
+    "needs pytorch. Default: as in the input.",
 )  # fmt: skip
 
 flags.DEFINE_string(
     "vocabulary", None,
-    "File of the symbols: text, JSON or a known pickle. The tokenizer.json of "
-    "a run is read with all of its options.",
+    "File with the symbols of the vocabulary: text, JSON or a known pickle. A "
+    "tokenizer.json of a run is also read, with all of its options.",
 )  # fmt: skip
 flags.DEFINE_enum(
     "symbols", "words", ["words", "bytes", "characters"],
-    "What they are: words; bytes as numbers, newlines left out (enwik8); "
-    "characters, the space as `_` (text8).",
+    "Kind of the symbols in --vocabulary: words; bytes as decimal numbers, "
+    "without newlines (enwik8); characters with `_` for the space (text8).",
 )  # fmt: skip
-flags.DEFINE_string("unknown", "<unk>", "Word for words unknown.")
-flags.DEFINE_string("line_start", None, "Word before a line.")
-flags.DEFINE_string("line_end", "<eos>", "Word after a line.")
-flags.DEFINE_bool("lower_case", False, "Read text in lower case.")
+flags.DEFINE_string(
+    "unknown", "<unk>", "Word of the vocabulary for unknown words."
+)
+flags.DEFINE_string(
+    "line_start", None, "Word that is put before each line. Default: none."
+)
+flags.DEFINE_string(
+    "line_end", "<eos>", "Word that stands for the end of each line."
+)
+flags.DEFINE_bool("lower_case", False, "Convert text to lower case first.")
 
 
 def main(_):
@@ -92,20 +105,20 @@ def main(_):
         )
     if FLAGS.output_format == "hugging_face":
         _refuse_unused("output_format=workdir", "segment_length")
-    is_whole = _is_tokenizer_file()
-    if not FLAGS.vocabulary or is_whole or FLAGS.symbols != "words":
-        marks = ("unknown", "line_start", "line_end", "lower_case")
-        _refuse_unused("a `vocabulary` of words", *marks)
-    if is_whole:
+    is_tokenizer = _is_tokenizer_file()
+    if not FLAGS.vocabulary or is_tokenizer or FLAGS.symbols != "words":
+        word_flags = ("unknown", "line_start", "line_end", "lower_case")
+        _refuse_unused("a `vocabulary` of words", *word_flags)
+    if is_tokenizer:
         _refuse_unused("a `vocabulary` without a tokenizer", "symbols")
-    # First, for it is quick: a wrong file is known before a large model is.
+    # First, because it is fast and fails before a large model is loaded.
     tokenizer = _load_tokenizer()
     model, step = _load_model()
     if FLAGS.output_format == "hugging_face":
         save_hugging_face(model, output)
     else:
         Workdir(output).create(model, step, _config(), tokenizer)
-    print(f"{model.count_params():,} weights in {output}")
+    print(f"{model.count_params():,} weights written to {output}")
     if tokenizer and FLAGS.output_format == "hugging_face":
         print(
             "The tokenizer is not written, as Hugging Face has another format. "
@@ -125,8 +138,8 @@ def _check_output(output):
     parent = next(path for path in parents if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise ValueError(
-            "`output` must be in a folder that can be written to, but "
-            f"{parent} cannot. Received: output={output}"
+            "`output` must be in a writable folder, but "
+            f"{parent} is not writable. Received: output={output}"
         )
 
 
@@ -134,8 +147,8 @@ def _refuse_unused(needed, *names):
     given = [name for name in names if FLAGS[name].present]
     if given:
         raise ValueError(
-            f"{given} must be left out, unless {needed} is given: there is no "
-            "effect."
+            f"{given} must be left out, unless {needed} is given: without it "
+            "they have no effect."
         )
 
 
@@ -144,7 +157,7 @@ def _input():
 
 
 def _config():
-    """What other scripts read of the run: its source, lengths and data."""
+    """Returns the parts of config.json that other scripts read."""
     config = {"flags": {"segment_length": 128}}
     if FLAGS.input_format == "workdir":
         config = Workdir(_input()).read_config()
@@ -155,7 +168,7 @@ def _config():
 
 
 def _load_model():
-    """The model and the step that it was trained to, 0 where nobody knows."""
+    """Returns the model and its training step, 0 if unknown."""
     needs_config = FLAGS.input_format in ("tf1", "pytorch")
     if FLAGS.config and not needs_config:
         raise ValueError(
@@ -189,8 +202,8 @@ def _load_tokenizer():
     if not FLAGS.vocabulary:
         if FLAGS.symbols != "words":
             raise ValueError(
-                "`vocabulary` must be given where `symbols` says what is in "
-                f"it. Received: symbols={FLAGS.symbols}, no vocabulary"
+                "`vocabulary` must be given with `symbols`, which describes "
+                f"it. Received: symbols={FLAGS.symbols}, vocabulary=None"
             )
         workdir = Workdir(_input())
         has_one = os.path.exists(workdir.tokenizer)

@@ -1,4 +1,4 @@
-r"""Measures bits per character and perplexity of a run.
+r"""Measures the bits per character and the perplexity of a run.
 
     python train/evaluate.py --workdir=runs/quickstart --split=test
     python train/evaluate.py --workdir=runs/enwik8_base \
@@ -8,19 +8,21 @@ r"""Measures bits per character and perplexity of a run.
     python train/evaluate.py --workdir=runs/vanilla --stride=1 \
         --max_eval_tokens=100000
 
-Every token of the split but the first is scored once, whatever the batch size.
-Each row reads a part of the split and begins with an empty memory, which costs
-its first tokens some bits. --warmup=memory first reads as many segments before
-the row's part as memory holds; --warmup=exact as many as what is in memory can
-depend on, L times that: then the result is that of --batch_size=1.
+Every token of the split except the first is scored exactly once, with any batch
+size. Each row reads a part of the split and starts with an empty memory, so its
+first tokens are scored slightly worse. --warmup=memory first reads as many
+segments before the row's part as the memory holds. --warmup=exact reads L times
+as many, all on which the memory can depend: the result then equals that of
+--batch_size=1.
 
-A model without memory sees little at the beginning of each segment. --stride=1
-predicts every token from segment_length tokens before it, by a window of its
-own: the evaluation of Al-Rfou et al., which takes segment_length times as long.
---stride=K predicts K tokens by a window, in a K-th of that.
+A model without memory has little context at the start of each segment.
+--stride=1 predicts every token from the segment_length tokens before it, each
+in a window of its own: the evaluation of Al-Rfou et al., which takes
+segment_length times as long. --stride=K predicts K tokens per window and takes
+one K-th of that time.
 
-Written to the workdir: evaluation_SPLIT.json, a list of results, one for each
-checkpoint, text and settings, the newest last; with --token_nll the nats of
+Writes to the workdir: evaluation_SPLIT.json, a list with one result for each
+checkpoint, text and settings, the latest last; with --token_nll the nats of
 every token; with --position_curve a picture.
 """
 
@@ -62,66 +64,75 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 flags.DEFINE_enum(
-    "checkpoint", "best", ["best", "latest"], "Best by valid, or newest."
-)
-# Default: what they were in training.
+    "checkpoint", "best", ["best", "latest"],
+    "Weights to load: those with the best validation score, or the latest.",
+)  # fmt: skip
+# By default the text of the run.
 data_flags.define_corpus_flags(required=False)
 flags.adopt_module_key_flags(data_flags)
 flags.DEFINE_enum(
     "split", "test", [*SPLITS, WHOLE],
-    f"Which text; {WHOLE}: a --corpus of your own as it is, not cut.",
+    f"Split of the text to score; {WHOLE}: the whole --corpus, not split.",
 )  # fmt: skip
 flags.DEFINE_integer(
-    "memory_length", None, "Default: as in training.", lower_bound=0
-)
+    "memory_length", None, "Tokens of memory. Default: as in training.",
+    lower_bound=0,
+)  # fmt: skip
 flags.DEFINE_integer(
-    "segment_length", None, "Default: as in training.", lower_bound=1
-)
+    "segment_length", None, "Tokens per segment. Default: as in training.",
+    lower_bound=1,
+)  # fmt: skip
 flags.DEFINE_integer(
     "stride", None,
-    "Tokens that a window slides on, of which alone it has scores; needs "
-    "memory_length=0. Default: segments side by side.", lower_bound=1,
+    "Use a sliding window of segment_length tokens that advances by this many "
+    "tokens and scores only those; needs memory_length=0. Default: no sliding "
+    "window.", lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_bool(
-    "same_length", None, "Every token sees exactly memory_length tokens back."
-)
+    "same_length", None,
+    "Let every token attend to exactly memory_length earlier tokens. Default: "
+    "as in training.",
+)  # fmt: skip
 flags.DEFINE_integer(
-    "clamp_length", None, "Distances beyond it count as it.", lower_bound=1
-)
+    "clamp_length", None,
+    "Largest relative distance to encode; greater distances count as this one. "
+    "Default: as in training.", lower_bound=1,
+)  # fmt: skip
 flags.DEFINE_integer(
-    "max_eval_tokens", None, "Score only the first tokens. Default: all.",
+    "max_eval_tokens", None,
+    "Score only this many tokens from the start of the split. Default: all.",
     lower_bound=2,
 )  # fmt: skip
-flags.DEFINE_integer("batch_size", 16, "Rows.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 16, "Rows per batch.", lower_bound=1)
 flags.DEFINE_enum(
     "warmup", "none", ["none", "memory", "exact"],
-    "Text that a row reads before its own, to fill its memory.",
+    "Text that each row reads before its own part, to fill its memory.",
 )  # fmt: skip
 flags.DEFINE_bool(
     "token_nll", False,
-    "Write the nats of every token, in the order of the text: a NumPy file of "
-    "float32, NaN where a token has no score.",
+    "Write the nats of every token, in the order of the text, to a NumPy file "
+    "of float32 (NaN for a token without a score).",
 )  # fmt: skip
 flags.DEFINE_string(
     "token_nll_path", None,
-    "Where to, a local file. Default: WORKDIR/evaluation_SPLIT_tokens.npy. "
-    "Sets --token_nll.",
+    "Local file for the nats of every token; turns on --token_nll. Default: "
+    "WORKDIR/evaluation_SPLIT_tokens.npy.",
 )  # fmt: skip
 flags.DEFINE_bool(
     "position_curve", False,
-    "Add scores by the position of a token in its document, and draw them: "
+    "Add scores by the position of a token in its document, and draw them to "
     "WORKDIR/evaluation_SPLIT_positions.png.",
 )  # fmt: skip
 
 _ATTENTION_FLAGS = ("same_length", "clamp_length")
-# Of a text: whether another is meant. Where its files lie is not of it.
+# Options that identify a text; the location of its files is not among them.
 _TEXT_FLAGS = ("corpus", "document_separator", "text_key")
 
 
 def main(_):
     workdir = Workdir(FLAGS.workdir)
     config = workdir.read_config()
-    # Can the scores be written, once they are computed?
+    # Check that the scores can be written before they are computed.
     workdir.check_writable()
     _read_results(workdir)
     tokenizer = workdir.load_tokenizer()
@@ -144,7 +155,7 @@ def main(_):
 
 
 def _read_results(workdir):
-    """The results of earlier evaluations of the split."""
+    """Reads the results of earlier evaluations of the split."""
     path = workdir.file(f"evaluation_{FLAGS.split}.json")
     if not tf.io.gfile.exists(path):
         return []
@@ -153,14 +164,14 @@ def _read_results(workdir):
         for result in results:
             if not isinstance(result, dict):
                 raise ValueError(
-                    f"{path} is damaged: it must be a list of results. Move "
-                    f"it away. Received: {shown(result)}"
+                    f"{path} is damaged: it must be a list of results. Remove "
+                    f"or rename it. Received: {shown(result)}"
                 )
     return results
 
 
 def _load_model(workdir):
-    """The model, and which checkpoint it is of."""
+    """Returns the model and a dictionary that identifies its checkpoint."""
     overrides = {
         name: FLAGS[name].value
         for name in _ATTENTION_FLAGS
@@ -170,27 +181,31 @@ def _load_model(workdir):
     for name, value in overrides.items():
         if name not in config:
             raise ValueError(
-                f"`{name}` is for models with attention. Received: "
-                f"{name}={value}, and an LSTM"
+                f"`{name}` can only be given for models with attention. "
+                f"Received: {name}={value}, and an LSTM"
             )
     model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
-    # Where there is no best one, the newest was taken.
+    # `load_model` takes the latest checkpoint if there is no best one.
     is_best = FLAGS.checkpoint == "best" and step in saved_steps(workdir.best)
     return model, {"checkpoint": "best" if is_best else "latest", "step": step}
 
 
 def _prepare_text(config, tokenizer):
-    """The name of the text; which it is, if not the run's; and its split."""
-    of_run = config["corpus"]
-    options = data_flags.corpus_options(of_run)
+    """Prepares the split to score.
+
+    Returns the name of the text, a dictionary that identifies it unless it is
+    the text of the run, and the `PreparedSplit`.
+    """
+    run_corpus = config["corpus"]
+    options = data_flags.corpus_options(run_corpus)
     if options["corpus"] is None:
         raise ValueError(
-            "`corpus` must be given: the model was not trained here. "
-            "Received: --corpus=None"
+            "`corpus` must be given, because the model was not trained here "
+            "and has no text. Received: --corpus=None"
         )
-    is_of_run = all(options[n] == of_run.get(n) for n in _TEXT_FLAGS)
+    is_run_text = all(options[n] == run_corpus.get(n) for n in _TEXT_FLAGS)
     if FLAGS.split == WHOLE and _is_same(
-        options["corpus"], of_run.get("corpus")
+        options["corpus"], run_corpus.get("corpus")
     ):
         raise ValueError(
             f"`split` {WHOLE} is for text that the model was not trained on. "
@@ -200,29 +215,31 @@ def _prepare_text(config, tokenizer):
     folder = token_folder(options["data_dir"])
     split = prepare(corpus, tokenizer, folder, [FLAGS.split])[FLAGS.split]
     expected = config["data"].get(FLAGS.split)
-    if split.fingerprint() == expected:  # wherever it lies now
+    if split.fingerprint() == expected:  # even if the files were moved
         return f"{corpus.name} (the text of the run)", {}, split
-    if expected and is_of_run:
+    if expected and is_run_text:
         raise ValueError(
             f"The {FLAGS.split} split of {corpus.name} is not what it "
             "was when the run began: the text was changed, or Python was "
             f"updated. Expected {expected}. Received: {split.fingerprint()}"
         )
     text = {"corpus": options["corpus"], "fingerprint": split.fingerprint()}
-    name = f"{corpus.name} (not the text of the run)" if of_run else corpus.name
+    name = corpus.name
+    if run_corpus:
+        name = f"{corpus.name} (not the text of the run)"
     return name, text, split
 
 
 def _is_same(path, other):
-    """Whether two corpora are one, whatever they are called."""
+    """Returns True if two paths lead to the same corpus."""
     return other is not None and os.path.realpath(path) == os.path.realpath(
         other
     )
 
 
-def _settings(backbone, of_run):
-    """How the text is read: what JSON shall say."""
-    segment_length = FLAGS.segment_length or of_run.get("segment_length")
+def _settings(backbone, run_flags):
+    """Returns the settings of the evaluation, to record with its result."""
+    segment_length = FLAGS.segment_length or run_flags.get("segment_length")
     check_integer("segment_length", segment_length, 1)
     memory_length = FLAGS.memory_length
     if memory_length is None:
@@ -236,7 +253,7 @@ def _settings(backbone, of_run):
         warmup = warmup_segments(backbone, segment_length, memory_length)
     return {
         "max_eval_tokens": FLAGS.max_eval_tokens,
-        "reset_documents": of_run.get("reset_documents", False),
+        "reset_documents": run_flags.get("reset_documents", False),
         "batch_size": FLAGS.batch_size,
         "segment_length": segment_length,
         "stride": FLAGS.stride,
@@ -270,10 +287,10 @@ def _segments(tokens, documents, settings):
 
 @contextlib.contextmanager
 def _token_nll(workdir, num_tokens):
-    """An array for the nats of all tokens, and what JSON says of its file.
+    """Yields an array for the nats of all tokens, and its path for JSON.
 
-    In memory where no file is asked for, 4 bytes a token: what is not finite
-    is found there.
+    Without a file the array is in memory, at 4 bytes per token: the evaluator
+    needs it to find scores that are not finite.
     """
     if not FLAGS.token_nll and FLAGS.token_nll_path is None:
         yield np.empty(num_tokens, np.float32), {}
@@ -286,7 +303,7 @@ def _token_nll(workdir, num_tokens):
 
 
 def _score(model, segments, memory_length, nll):
-    """Scores with progress; and tokens/s, compilation left out."""
+    """Scores with a progress bar; measures tokens/s without compilation."""
     evaluator = Evaluator(
         model,
         tf.distribute.get_strategy(),
@@ -306,16 +323,16 @@ def _score(model, segments, memory_length, nll):
 
 
 def _speed(times, num_tokens):
-    """Tokens/s, of the time when each number of segments was done."""
+    """Computes tokens/s from the time at which each segment was done."""
     done = list(times)
-    # The first segment waits for the compiler.
+    # The first segment includes compilation.
     first = done[min(1, len(done) - 2)]
     share = (done[-1] - first) / done[-1]
     return share * num_tokens / (times[done[-1]] - times[first])
 
 
 def _write(workdir, result, unit):
-    # Others may have scored the split, too, in the meantime.
+    # Read again, because another process may have added a result meanwhile.
     results = with_result(_read_results(workdir), result)
     write_json(results, workdir.file(f"evaluation_{FLAGS.split}.json"))
     if FLAGS.position_curve:
@@ -324,7 +341,7 @@ def _write(workdir, result, unit):
 
 
 def _files(workdir, result):
-    """Paths of what was written."""
+    """Yields the paths of the written files."""
     if "token_nll" in result:
         yield result["token_nll"]
     if "position_curve" in result:

@@ -1,13 +1,14 @@
-"""Writes a run as a SavedModel that needs nothing but TensorFlow.
+"""Exports a run as a SavedModel that needs only TensorFlow.
 
     python train/export.py --workdir=runs/quickstart
     python train/export.py --workdir=runs/quickstart --raw_text
 
-The first writes `runs/quickstart/export/STEP`, the second, which takes strings
-and gives strings, `runs/quickstart/export_text/STEP`: the folder above the step
-is what TensorFlow Serving takes for `--model_base_path`. The signatures are
-described at `txl_keras.serving.export` and `export_text`. The tokenizer and the
-configuration of the run lie in `assets/`.
+The first command writes `runs/quickstart/export/STEP`, whose signatures take
+and return token ids. The second writes `runs/quickstart/export_text/STEP`,
+whose signatures take and return strings. The folder above STEP is the
+`--model_base_path` of TensorFlow Serving. `txl_keras.serving.export` and
+`export_text` describe the signatures. `assets/` holds the tokenizer and the
+configuration of the run.
 """
 
 import os
@@ -26,51 +27,54 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 flags.DEFINE_enum(
-    "checkpoint", "best", ["best", "latest"], "Best by valid, or newest."
-)
+    "checkpoint", "best", ["best", "latest"],
+    "Weights to load: those with the best validation score, or the latest.",
+)  # fmt: skip
 flags.DEFINE_string(
     "output",
     None,
-    "Folder to write, NAME/VERSION. Default: WORKDIR/export/STEP.",
+    "Folder to write, NAME/VERSION. Default: WORKDIR/export/STEP, or "
+    "WORKDIR/export_text/STEP with --raw_text.",
 )
 flags.DEFINE_integer(
     "memory_length",
     None,
-    "How far back it remembers. Default: as generate.py.",
+    "Tokens of memory. Default: as in training, but at least one segment.",
     lower_bound=0,
 )
 flags.DEFINE_integer(
     "max_segment_length",
     None,
-    "The longest segment of a request. Default: 512, or as many as the model "
-    "has absolute positions.",
+    "Most tokens in a segment of a request. Default: 512, or the number of "
+    "absolute positions of the model.",
     lower_bound=1,
     upper_bound=LONGEST_SEGMENT,
 )
 flags.DEFINE_bool(
     "raw_text",
     False,
-    "A SavedModel that takes and gives text, its tokenizer inside. Default "
-    "folder: WORKDIR/export_text/STEP.",
+    "Export a SavedModel with a built-in tokenizer, which takes and returns "
+    "text.",
 )
 flags.DEFINE_integer(
     "num_slots",
     8,
-    "Clients whose memory the server keeps; 0 leaves that out.",
+    "Number of clients whose memory the server can keep; 0 exports no such "
+    "signatures.",
     lower_bound=0,
 )
 flags.DEFINE_integer(
     "max_batch_size",
     MAX_BATCH_SIZE,
-    "The most rows of one request.",
+    "Limit of the server: the most rows of one request.",
     lower_bound=1,
     upper_bound=2**31 - 1,
 )
 flags.DEFINE_integer(
     "max_generate_length",
     MAX_GENERATE_LENGTH,
-    "The most tokens that one request may ask `generate` or `generate_text` "
-    "for.",
+    "Limit of the server: the most tokens that one request to `generate` or "
+    "`generate_text` may ask for.",
     lower_bound=1,
     upper_bound=2**31 - 1,
 )
@@ -78,15 +82,15 @@ flags.DEFINE_enum(
     "weights_dtype",
     "float32",
     ["float32", "bfloat16"],
-    "How weights are stored. bfloat16 takes half the space.",
+    "Dtype in which weights are stored; bfloat16 takes half the space.",
 )
 
 
 def main(_):
     if FLAGS.raw_text and FLAGS["num_slots"].present:
         raise ValueError(
-            "`num_slots` must be left out with --raw_text, which keeps no "
-            f"memory. Received: --num_slots={FLAGS.num_slots}"
+            "`num_slots` must be left out with --raw_text, whose signatures "
+            f"keep no memory. Received: --num_slots={FLAGS.num_slots}"
         )
     workdir = Workdir(FLAGS.workdir)
     model, step = workdir.load_model(FLAGS.checkpoint)
@@ -104,7 +108,7 @@ def main(_):
         **_options(),
     )
     note = loading_note(workdir.load_tokenizer()) if FLAGS.raw_text else ""
-    print(f"SavedModel of step {step} in {path}{note}")
+    print(f"SavedModel of step {step} written to {path}{note}")
 
 
 def _options():

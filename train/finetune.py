@@ -1,26 +1,28 @@
-r"""Trains a classifier of texts, on the body of a language model.
+r"""Trains a text classifier on the backbone of a language model.
 
     python train/finetune.py --workdir=runs/mails --initialize_from=runs/lm \
         --train_file=mails.tsv --test_file=more_mails.tsv
     python train/finetune.py --workdir=runs/imdb --initialize_from=runs/lm \
-        --tfds_name=imdb_reviews --epochs=3 --max_tokens=1024
+        --tfds_name=imdb_reviews --epochs=3 --max_text_tokens=1024
     python train/finetune.py --workdir=runs/scratch --tokenizer=words \
         --min_count=2 --train_file=reviews.csv --label_column=stars
 
-Texts of any length are read segment by segment with memory; none is cut,
-unless --max_tokens says so. --initialize_from names the workdir of a run of
-train/main.py or of a checkpoint that train/convert.py converted, and brings
-its weights, sizes and tokenizer; with --from_scratch all but the weights, which
-shows what they are worth.
+Texts of any length are read whole, segment by segment with memory, unless
+--max_text_tokens limits them. --initialize_from names the workdir of a run of
+train/main.py or of a checkpoint that train/convert.py converted, and takes its
+weights, sizes and tokenizer. With --from_scratch it takes everything except
+the weights: a baseline that shows what the pretrained weights add.
 
-Files are .tsv, .csv or .jsonl (and .gz). Without --valid_file, --valid_share of
-train is split off, by a hash of each text. Training ends when --monitor has not
-become better for --patience epochs, and the best weights are kept.
+Files are .tsv, .csv or .jsonl (or .gz of these). Without --valid_file, the
+share --valid_share of train is split off by a hash of each text. Training ends
+when --monitor has not improved for --patience epochs; the best weights are
+kept.
 
-Written to the workdir: config.json, tokenizer.json, metrics.jsonl (a line an
-epoch), best.keras (`keras.saving.load_model`, after `import txl_keras.models`),
-results.json (accuracy, F1, confusion; those of texts longer than a segment,
-too) and export/STEP, a SavedModel that takes raw text.
+Writes to the workdir: config.json, tokenizer.json, metrics.jsonl (one line per
+epoch), best.keras (for `keras.saving.load_model`, after `import
+txl_keras.models`), results.json (accuracy, F1 and confusion matrix, also of the
+texts that are longer than a segment) and export/STEP, a SavedModel that takes
+raw text.
 """
 
 import os
@@ -56,77 +58,115 @@ from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("workdir", None, "New folder of the run.", required=True)
-flags.DEFINE_string("train_file", None, "File of texts and labels.")
-flags.DEFINE_string("valid_file", None, "Default: a share of train.")
-flags.DEFINE_string("test_file", None, "Scored at the end. Default: none.")
 flags.DEFINE_string(
-    "tfds_name", None, "Dataset of TFDS instead, such as imdb_reviews."
+    "workdir", None, "New folder to write the run to.", required=True
 )
+flags.DEFINE_string("train_file", None, "File of texts and labels to train on.")
+flags.DEFINE_string(
+    "valid_file", None,
+    "File of texts and labels for validation. Default: a share of train.",
+)  # fmt: skip
+flags.DEFINE_string(
+    "test_file", None,
+    "File of texts and labels to score at the end. Default: none.",
+)  # fmt: skip
+flags.DEFINE_string(
+    "tfds_name", None,
+    "Dataset of TensorFlow Datasets to use instead of files, such as "
+    "imdb_reviews.",
+)  # fmt: skip
 flags.DEFINE_string(
     "text_column", "text",
-    "Column of the texts: its name; or, both columns, their numbers from 0, "
-    "of a .tsv or .csv file without names in its first row.",
+    "Name of the column of texts. For a .tsv or .csv file without column names "
+    "give --text_column and --label_column as numbers from 0.",
 )  # fmt: skip
-flags.DEFINE_string("label_column", "label", "Column of the labels.")
+flags.DEFINE_string(
+    "label_column", "label",
+    "Name of the column of labels, or its number as for --text_column.",
+)  # fmt: skip
 flags.DEFINE_float(
-    "valid_share", 0.1, "Of train, where there is no other valid."
-)
+    "valid_share", 0.1,
+    "Share of the training texts to validate on, between 0 and 1, if there is "
+    "no other validation set.",
+)  # fmt: skip
 flags.DEFINE_string(
     "data_dir", None,
-    "Folder for what is fetched. Default: TFDS_DATA_DIR, or "
+    "Folder for downloaded datasets. Default: TFDS_DATA_DIR, or "
     "~/tensorflow_datasets.",
 )  # fmt: skip
 
 flags.DEFINE_string(
     "initialize_from", None,
-    "Workdir of a language model: weights, sizes, tokenizer.",
+    "Workdir of the language model whose weights, sizes and tokenizer to use. "
+    "Default: random weights.",
 )  # fmt: skip
 flags.DEFINE_bool(
-    "from_scratch", False, "Leave the weights of initialize_from."
-)
+    "from_scratch", False,
+    "Use only the sizes and the tokenizer of --initialize_from, and start from "
+    "random weights.",
+)  # fmt: skip
 data_flags.define_tokenizer_flags()
 flags.adopt_module_key_flags(data_flags)
 model_flags.define_model_flags(has_softmax=False)
 flags.adopt_module_key_flags(model_flags)
 flags.DEFINE_enum(
-    "pooling", "last", POOLINGS, "Of hidden states: of the last token, or all."
-)
+    "pooling", "last", POOLINGS,
+    "Hidden states to classify: that of the last token, or the mean over all.",
+)  # fmt: skip
 flags.DEFINE_integer(
-    "segment_length", None, "Default: that of initialize_from, or 128.",
+    "segment_length", None,
+    "Tokens per segment. Default: as in the run of --initialize_from, or 128.",
     lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_integer(
-    "max_tokens", None, "Cut longer texts. Default: none is cut.",
+    "max_text_tokens", None,
+    "Most tokens of a text to read; the rest is cut off. Default: no limit.",
     lower_bound=1,
 )  # fmt: skip
 
-flags.DEFINE_integer("epochs", 5, "At most.", lower_bound=1)
+flags.DEFINE_integer("epochs", 5, "Most epochs to train.", lower_bound=1)
 flags.DEFINE_integer(
-    "patience", 2, "Epochs to wait for a better score of valid.", lower_bound=0
-)
-flags.DEFINE_enum("monitor", "loss", ["loss", "f1", "accuracy"], "Which score.")
-flags.DEFINE_integer("batch_size", 16, "Texts of a step.", lower_bound=1)
+    "patience", 2,
+    "Epochs without an improvement of --monitor after which training ends.",
+    lower_bound=0,
+)  # fmt: skip
+flags.DEFINE_enum(
+    "monitor", "loss", ["loss", "f1", "accuracy"],
+    "Validation score that selects the best weights and ends training.",
+)  # fmt: skip
+flags.DEFINE_integer("batch_size", 16, "Most texts per step.", lower_bound=1)
 flags.DEFINE_integer(
     "max_batch_tokens", 16384,
-    "Fewer texts, where they are longer: what bounds the space of a step.",
-    lower_bound=1,
+    "Most tokens per step, which bounds its memory: long texts come in smaller "
+    "batches.", lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_enum(
     "class_weight", "none", ["none", "balanced"],
-    "balanced: all classes weigh the same in the loss of training.",
+    "Weights of classes in the training loss; balanced gives every class the "
+    "same total weight.",
 )  # fmt: skip
-flags.DEFINE_float("learning_rate", 5e-4, "Peak of adamw's, then down to 0.")
 flags.DEFINE_float(
-    "warmup_share", 0.1, "Of all steps, to the peak.", 0, upper_bound=0.99
+    "learning_rate", 5e-4,
+    "Peak learning rate of adamw, which then decays linearly to 0.",
+)  # fmt: skip
+flags.DEFINE_float(
+    "warmup_share", 0.1,
+    "Share of all steps in which the learning rate warms up.", 0,
+    upper_bound=0.99,
+)  # fmt: skip
+flags.DEFINE_float(
+    "weight_decay", 0.01, "Weight decay of kernels.", lower_bound=0
 )
-flags.DEFINE_float("weight_decay", 0.01, "Of kernels.", lower_bound=0)
-flags.DEFINE_float("clip_norm", 1.0, "Of the gradient; 0: any.", lower_bound=0)
-flags.DEFINE_enum(
-    "precision", "float32", ["float32", "bfloat16"], "Of activations."
-)
+flags.DEFINE_float(
+    "clip_norm", 1.0,
+    "Global norm to which gradients are clipped; 0 for no clipping.",
+    lower_bound=0,
+)  # fmt: skip
+training_flags.define_precision_flag()
+flags.adopt_module_key_flags(training_flags)
 flags.DEFINE_integer(
-    "seed", 0, "Of initial weights, order and dropout.",
+    "seed", 0,
+    "Seed of the initial weights, the order of the texts and dropout.",
     lower_bound=0, upper_bound=2**32 - 1,
 )  # fmt: skip
 
@@ -139,8 +179,8 @@ def main(_):
     workdir.check_writable()
     if workdir.is_claimed():
         raise ValueError(
-            "`workdir` must be new: a run lives there, and a classifier does "
-            f"not go on. Received: workdir={workdir.path}"
+            "`workdir` must be new: it holds a run, and the training of a "
+            f"classifier cannot resume. Received: workdir={workdir.path}"
         )
     keras.utils.set_random_seed(FLAGS.seed)
     origin = _origin()
@@ -150,14 +190,14 @@ def main(_):
     label_names = texts["train"].label_names()
     if len(label_names) < 2:
         raise ValueError(
-            f"Texts must have two labels or more. Received: {label_names} in "
+            f"Texts must have at least two labels. Received: {label_names} in "
             f"{texts['train'].name}"
         )
     label_ids = {split: texts[split].label_ids(label_names) for split in texts}
     tokenizer = origin.load_tokenizer() if origin else _make_tokenizer(texts)
     whole = {split: _encode(tokenizer, texts[split]) for split in texts}
     token_ids = {
-        split: [ids[: FLAGS.max_tokens] for ids in whole[split]]
+        split: [ids[: FLAGS.max_text_tokens] for ids in whole[split]]
         for split in texts
     }
 
@@ -186,13 +226,13 @@ def main(_):
         batches["train"].dataset(),
         epochs=FLAGS.epochs,
         steps_per_epoch=steps,
-        shuffle=False,  # the batches are mixed already
+        shuffle=False,  # the batches are shuffled already
         validation_data=valid.dataset(valid.steps_per_epoch),
         class_weight=_class_weight(label_ids["train"]),
         callbacks=_callbacks(workdir, steps),
         verbose=1 if sys.stdout.isatty() else 2,
     )
-    for name in ("loss", "val_loss"):  # a last step may spoil valid alone
+    for name in ("loss", "val_loss"):  # the last step may ruin only val_loss
         _check_finite(history.history[name])
 
     # Score and export the best.
@@ -214,7 +254,7 @@ def main(_):
         tokenizer,
         label_names,
         workdir.file(f"export/{results['step']}"),
-        FLAGS.max_tokens,
+        FLAGS.max_text_tokens,
         {"step": results["step"]},
         {"config.json": workdir.file("config.json")},
     )
@@ -231,20 +271,20 @@ def _check_finite(losses):
 
 
 def _best_epoch(scores):
-    """Counted from 1: the first of the best."""
+    """Returns the first epoch with the best score, counted from 1."""
     is_loss = FLAGS.monitor == "loss"
     return int(np.argmin(scores) if is_loss else np.argmax(scores)) + 1
 
 
 def predict(model, batches):
-    """Logits `(n, C)` of all texts, in their own order."""
+    """Returns the logits `(n, C)` of all texts, in their original order."""
     steps = batches.steps_per_epoch
     logits = model.predict(batches.dataset(steps), verbose=0)
     return logits[np.argsort(batches.order())]
 
 
 def _scores(label_ids, logits, label_names, is_long):
-    """Scores of all texts, and of those longer than a segment."""
+    """Scores all texts, and those longer than a segment."""
     scores = classification_scores(label_ids, logits, label_names)
     if any(is_long):
         scores["longer_than_segment"] = classification_scores(
@@ -254,7 +294,7 @@ def _scores(label_ids, logits, label_names, is_long):
 
 
 def _check_flags():
-    """Refuses bad flags before anything is read."""
+    """Checks the flags before anything is read."""
     for split in SPLITS:
         path = FLAGS[f"{split}_file"].value
         if path is not None and not _is_file(os.path.expanduser(path)):
@@ -280,20 +320,20 @@ def _is_file(path):
 
 
 def _origin():
-    """Workdir of the language model to begin with, or `None`."""
+    """Returns the `Workdir` of the language model to start from, or `None`."""
     if FLAGS.initialize_from is None:
         if FLAGS.from_scratch:
             raise ValueError(
-                "`from_scratch` is for `initialize_from`, whose weights it "
-                "leaves. Received: initialize_from=None"
+                "`from_scratch` can only be given with `initialize_from`, "
+                "whose weights it ignores. Received: initialize_from=None"
             )
         return None
-    training_flags.check_brings_its_own()
+    training_flags.check_inherited_flags()
     origin = Workdir(FLAGS.initialize_from)
     if not origin.is_claimed():
         raise FileNotFoundError(
-            "`initialize_from` must be the workdir of a language model: there "
-            f"is no {origin.file('config.json')}."
+            "`initialize_from` must be the workdir of a language model, but "
+            f"there is no {origin.file('config.json')}."
         )
     received = origin.model_class_name()
     if received != "TransformerXLCausalLM":
@@ -305,7 +345,7 @@ def _origin():
 
 
 def _read_texts():
-    """Dictionary of split to `LabelledTexts`; there may be no test."""
+    """Reads `LabelledTexts` by split; test is optional."""
     if (FLAGS.train_file is None) == (FLAGS.tfds_name is None):
         raise ValueError(
             "Either `train_file` or `tfds_name` must be given. Received: "
@@ -328,17 +368,17 @@ def _read_texts():
 def _load_tfds_texts(texts, columns):
     if texts:
         raise ValueError(
-            "`valid_file` and `test_file` must be left out with `tfds_name`, "
-            f"which has its own. Received: files of {list(texts)}"
+            "`valid_file` and `test_file` cannot be given with `tfds_name`, "
+            f"whose own splits are used. Received: files of {list(texts)}"
         )
-    # Only here: not everyone has TensorFlow Datasets.
+    # Imported here, because TensorFlow Datasets may not be installed.
     from txl_keras.data.tfds_labelled_texts import load_tfds_texts
 
     return load_tfds_texts(FLAGS.tfds_name, FLAGS.data_dir, *columns)
 
 
 def _make_tokenizer(texts):
-    """The tokenizer that the flags name, made from train."""
+    """Makes the tokenizer that the flags name from the train split."""
     documents = [f"{text}\n".encode() for text in texts["train"].texts]
     corpus = Corpus(texts["train"].name, {s: documents for s in SPLITS})
     return data_flags.make_tokenizer(corpus, token_folder(FLAGS.data_dir))
@@ -356,7 +396,7 @@ def _encode(tokenizer, texts):
 
 
 def _build_model(origin, tokenizer, train_ids, label_names):
-    of_origin = origin.read_config()["flags"] if origin else {}
+    origin_flags = origin.read_config()["flags"] if origin else {}
     language_model = model_flags.build_model(
         tokenizer.vocabulary_size,
         np.concatenate(train_ids),
@@ -368,12 +408,12 @@ def _build_model(origin, tokenizer, train_ids, label_names):
         if not FLAGS.from_scratch:
             step = origin.restore_weights(language_model, "best")
             print(
-                f"Begins with the best weights of {origin.path}, step {step}."
+                f"Starts from the best weights of {origin.path}, step {step}."
             )
     return TransformerXLTextClassifier(
         language_model.backbone,
         len(label_names),
-        FLAGS.segment_length or of_origin.get("segment_length", 128),
+        FLAGS.segment_length or origin_flags.get("segment_length", 128),
         FLAGS.pooling,
     )
 
@@ -393,7 +433,7 @@ def _build_optimizer(model, max_steps):
 
 
 def _class_weight(label_ids):
-    """Dictionary of class to its weight, or `None`; 1 on average."""
+    """Returns class weights with a mean of 1 over the texts, or `None`."""
     if FLAGS.class_weight == "none":
         return None
     counts = np.bincount(label_ids)
@@ -422,7 +462,7 @@ def _callbacks(workdir, steps_per_epoch):
 
 
 class _ProgressLines(keras.callbacks.Callback):
-    """Prints a line per minute where there is no terminal for Keras's bar."""
+    """Prints a line per minute where no terminal shows Keras's progress bar."""
 
     def __init__(self, steps_per_epoch):
         super().__init__()
@@ -492,7 +532,7 @@ def _describe_results(workdir, results):
             if long:
                 lines.append(f"  longer than a segment: {_describe(long)}")
     lines.append(
-        f"In {workdir.path}: best.keras, metrics.jsonl, results.json, "
+        f"Written to {workdir.path}: best.keras, metrics.jsonl, results.json, "
         f"export/{results['step']} (SavedModel of the best epoch)"
     )
     return "\n".join(lines)

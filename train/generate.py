@@ -1,13 +1,14 @@
-r"""Lets a run write.
+r"""Writes text with the model of a run.
 
     python train/generate.py --workdir=runs/quickstart --prompt="def main("
-    python train/generate.py --workdir=runs/quickstart --num_tokens=5000 \
+    python train/generate.py --workdir=runs/quickstart --max_tokens=5000 \
         --temperature=0.8 --top_p=0.95 --seed=3
     python train/generate.py --workdir=runs/quickstart --prompt="class A" \
         --prompt="import " --stop="\n\n"
 
-The text of one prompt appears as it is written. Several are written side by
-side, each as if it were alone, and appear one after the other.
+The text of a single prompt is printed token by token. Several prompts are
+continued in one batch, each independently of the others, and their texts are
+printed at the end.
 """
 
 import sys
@@ -25,30 +26,54 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 flags.DEFINE_enum(
-    "checkpoint", "best", ["best", "latest"], "Best by valid, or newest."
-)
+    "checkpoint", "best", ["best", "latest"],
+    "Weights to load: those with the best validation score, or the latest.",
+)  # fmt: skip
 flags.DEFINE_multi_string(
     "prompt", None,
-    "Text to go on from; may be repeated. Default: a new line, or a space.",
+    "Text to continue; may be repeated. Default: a newline, or a space if the "
+    "vocabulary lacks the newline.",
 )  # fmt: skip
-flags.DEFINE_integer("num_tokens", 500, "How many to write.", lower_bound=0)
+flags.DEFINE_integer(
+    "max_tokens", 500,
+    "Most tokens to write after the prompt; --stop may end the text sooner.",
+    lower_bound=0,
+)  # fmt: skip
 flags.DEFINE_multi_string(
-    "stop", [], "Text to stop at, which is not shown; may be repeated."
-)
-flags.DEFINE_float("temperature", 1.0, "0 takes the most likely (greedy).")
-flags.DEFINE_integer("top_k", None, "Only the k most likely tokens.")
-flags.DEFINE_float("top_p", None, "Only the likely tokens that reach p.")
-flags.DEFINE_float("typical_p", None, "Only typical tokens that reach p.")
+    "stop", [],
+    "Text at which to stop; it is not printed. May be repeated.",
+)  # fmt: skip
+flags.DEFINE_float(
+    "temperature", 1.0,
+    "Softmax temperature of sampling; 0 always takes the most likely token.",
+)  # fmt: skip
+flags.DEFINE_integer(
+    "top_k", None,
+    "Sample from the k most likely tokens only. Default: no limit.",
+)  # fmt: skip
+flags.DEFINE_float(
+    "top_p", None,
+    "Sample from the most likely tokens whose probabilities add up to p "
+    "(nucleus sampling). Default: no limit.",
+)  # fmt: skip
+flags.DEFINE_float(
+    "typical_p", None,
+    "Sample from the most typical tokens whose probabilities add up to p "
+    "(locally typical sampling). Default: no limit.",
+)  # fmt: skip
 flags.DEFINE_float(
     "repetition_penalty", None,
-    "Log-probabilities of tokens already seen are multiplied by it.",
+    "Factor for the log-probabilities of tokens that occurred before; above 1 "
+    "makes repetition less likely. Default: 1.",
 )  # fmt: skip
 flags.DEFINE_integer(
-    "seed", 0, "The same seed writes the same text.", lower_bound=0
-)
+    "seed", 0, "Seed of sampling; the same seed writes the same text.",
+    lower_bound=0,
+)  # fmt: skip
 flags.DEFINE_integer(
     "memory_length", None,
-    "Default: as in training, but at least a segment.", lower_bound=0,
+    "Tokens of memory. Default: as in training, but at least one segment.",
+    lower_bound=0,
 )  # fmt: skip
 
 
@@ -72,7 +97,7 @@ def main(_):
     if memory_length is None:
         memory_length = workdir.generation_memory_length(model.backbone)
     write = Generator(model, sampler, memory_length)
-    parts = _parts(write(prompts, FLAGS.num_tokens, FLAGS.seed), streams)
+    parts = _parts(write(prompts, FLAGS.max_tokens, FLAGS.seed), streams)
     if len(texts) == 1:
         _show(texts[0])
         for (part,) in parts:
@@ -80,18 +105,18 @@ def main(_):
         print()
         return
     written = list(texts)
-    for of_rows in parts:
-        written = [a + b for a, b in zip(written, of_rows, strict=True)]
+    for row_parts in parts:
+        written = [a + b for a, b in zip(written, row_parts, strict=True)]
     for number, text in enumerate(written):
         print(f"--- {number}\n{text}")
 
 
 def _parts(tokens, streams):
-    """Yields, token after token, what there is to show of each row."""
-    for of_rows in tokens:
+    """Yields, for each token, a list of the new text of all rows."""
+    for row_tokens in tokens:
         yield [
             stream.add(token)
-            for stream, token in zip(streams, of_rows, strict=True)
+            for stream, token in zip(streams, row_tokens, strict=True)
         ]
         if all(stream.is_stopped for stream in streams):
             return
@@ -104,13 +129,13 @@ def _show(text):
 
 
 def _prompts(tokenizer):
-    """The prompts as texts and as ids."""
+    """Returns the prompts as texts and as token ids."""
     if FLAGS.prompt is not None:
         return FLAGS.prompt, [_encode(tokenizer, text) for text in FLAGS.prompt]
     try:
         return ["\n"], [_encode(tokenizer, "\n")]
     except ValueError:
-        # Of some corpora newlines are left out.
+        # Some vocabularies lack the newline.
         return [" "], [_encode(tokenizer, " ")]
 
 
@@ -119,7 +144,7 @@ def _encode(tokenizer, text):
         ids = tokenizer.encode(text)
     except ValueError as error:
         raise ValueError(
-            "`prompt` must be text of the model's vocabulary. "
+            "`prompt` must consist of symbols of the model's vocabulary. "
             f"Received: prompt={text!r}. {error}"
         ) from error
     if not len(ids):
@@ -127,11 +152,11 @@ def _encode(tokenizer, text):
             "`prompt` must hold at least one token of the model's vocabulary. "
             f"Received: prompt={text!r}"
         )
-    _tell_unknown(tokenizer, text, ids)
+    _warn_of_unknown_words(tokenizer, text, ids)
     return ids
 
 
-def _tell_unknown(tokenizer, text, ids):
+def _warn_of_unknown_words(tokenizer, text, ids):
     unknown = tokenizer.unknown_id
     if unknown is None or unknown not in ids:
         return

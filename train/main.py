@@ -7,8 +7,8 @@ r"""Trains a Transformer-XL language model on text.
     python train/main.py --flagfile=train/configs/enwik8_base.flags \
         --flagfile=tpu_configs/v2_8.flags --compile_only
 
-The same command again goes on where the run was stopped. SIGTERM and Ctrl-C
-stop it after the step that runs, save, and exit with code 75.
+Run the same command again to resume a run that was stopped. SIGTERM and Ctrl-C
+finish the current step, save a checkpoint and exit with code 75.
 """
 
 import sys
@@ -52,25 +52,30 @@ from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
-# The sample goes on from a passage among these.
+# The prompt of the sample is a passage from the first tokens of test.
 _MAX_PROMPT_TOKENS = 100_000
 
-# Where the run lives and on what.
-flags.DEFINE_string("workdir", None, "Folder of the run, local or gs://.")
 flags.DEFINE_string(
-    "tpu", None, "Name of a TPU; `local` or empty is that of this machine."
-)
+    "workdir", None,
+    "Folder of the run, a local path or gs://; its checkpoints and results are "
+    "written there.",
+)  # fmt: skip
+flags.DEFINE_string(
+    "tpu", None,
+    "Name of the TPU to train on; `local` or empty for the TPU of this "
+    "machine. Default: no TPU.",
+)  # fmt: skip
 flags.DEFINE_integer(
-    "num_cpu_devices", None, "Replicas to split the CPU into.", lower_bound=1
-)
+    "num_cpu_devices", None,
+    "Number of logical devices, each with a replica, to split the CPU into. "
+    "Default: one.", lower_bound=1,
+)  # fmt: skip
 
 data_flags.define_corpus_flags(required=False)
 data_flags.define_tokenizer_flags()
 flags.adopt_module_key_flags(data_flags)
 model_flags.define_model_flags()
 flags.adopt_module_key_flags(model_flags)
-
-
 training_flags.define_training_flags()
 flags.adopt_module_key_flags(training_flags)
 compiling.define_compile_flags()
@@ -89,7 +94,7 @@ def _are_given(values):
 def main(_):
     if FLAGS.compile_only:
         sys.exit(0 if compiling.compile_run() else 1)
-    # Before minutes of waiting for a TPU.
+    # Checked before minutes of waiting for a TPU.
     slice_ = tpu_type(FLAGS.tpu_type) if FLAGS.tpu_type else None
     if slice_ and FLAGS.attention_kernel:
         check_kernel(slice_, FLAGS.precision)
@@ -98,18 +103,20 @@ def main(_):
         check_replicas(slice_, strategy)
     if FLAGS.attention_kernel and device_of(strategy) != "tpu":
         raise ValueError(
-            "`attention_kernel` is for --tpu and --compile_only: a CPU would "
-            "interpret it, slowly. Received: attention_kernel=True, on "
+            "`attention_kernel` can only be given with --tpu or "
+            "--compile_only: other devices would interpret the kernel, which "
+            "is slow. Received: attention_kernel=True, on "
             f"{describe_strategy(strategy)}"
         )
-    # TensorFlow has a handler of its own, in a cluster: ours comes after it.
+    # In a cluster TensorFlow installs its own signal handler, so this one must
+    # be installed after the strategy is created.
     with StopRequest() as stop:
         if not train(strategy, stop):
             sys.exit(EXIT_CODE)
 
 
 def train(strategy, stop):
-    """Trains, and scores test; false if it was stopped."""
+    """Trains and scores test; returns False if it was stopped."""
     workdir, profile = training_run.begin(strategy)
 
     # Text, model, optimizer.
@@ -156,12 +163,12 @@ def train(strategy, stop):
         stop=stop,
     )
 
-    # Start afresh, go on, or see that all is done.
-    say = training_run.speaker(strategy)
+    # Start, resume, or find that the run is finished.
+    log = training_run.chief_print(strategy)
     if origin and origin is not workdir:
         at = origin.restore_weights(model, "best")
-        say(
-            f"Begins with the best weights of {origin.path}, step {at}, at a "
+        log(
+            f"Starts from the best weights of {origin.path}, step {at}, at a "
             f"learning rate of {FLAGS.learning_rate:g}."
         )
     tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)
@@ -178,14 +185,14 @@ def train(strategy, stop):
         profile=profile,
     )
     step = loop.restore()
-    say(_describe_start(workdir, corpus, tokenizer, splits, trainer))
-    say(f"step {step} of {FLAGS.max_steps}", flush=True)
+    log(_describe_start(workdir, corpus, tokenizer, splits, trainer))
+    log(f"step {step} of {FLAGS.max_steps}", flush=True)
     if step == FLAGS.max_steps and workdir.is_finished():
-        say(
-            "The run is finished. To score or sample it in other ways, use "
-            "train/evaluate.py and train/generate.py."
+        log(
+            "The run is finished. To score it in other ways or to write more "
+            "text, use train/evaluate.py and train/generate.py."
         )
-        say(_describe_results(workdir, tokenizer))
+        log(_describe_results(workdir, tokenizer))
         return True
 
     # Train.
@@ -193,10 +200,10 @@ def train(strategy, stop):
     if not training_run.run_loop(loop, trainer, stop):
         return False
     if step < FLAGS.max_steps:
-        say(_describe_speed(step, start))
+        log(_describe_speed(step, start))
 
-    # Finish, with the best weights.
-    say("Scoring test, writing a sample, exporting.", flush=True)
+    # Finish with the best weights.
+    log("Scoring test, writing a sample, exporting.", flush=True)
     scored = training_run.score_best(
         loop, trainer, workdir, lambda: evaluator.evaluate(test), stop
     )
@@ -210,17 +217,17 @@ def train(strategy, stop):
             workdir, scores["valid"], tokenizer, splits["test"], tensorboard
         )
         workdir.write_results({"step": best_step, **scores})
-        say(_describe_results(workdir, tokenizer))
+        log(_describe_results(workdir, tokenizer))
     wait_for_all(strategy)
     return True
 
 
 def _origin(workdir):
-    """The run whose model and tokenizer this one has, or `None`."""
+    """Returns the run that provides model and tokenizer, or `None`."""
     if FLAGS.initialize_from is None:
         return None
-    training_flags.check_brings_its_own()
-    # Once it has a checkpoint, this run has its own.
+    training_flags.check_inherited_flags()
+    # A run with a checkpoint has its own model and tokenizer.
     if saved_steps(workdir.checkpoints):
         rate = workdir.read_config()["flags"].get("learning_rate")
         FLAGS.set_default("learning_rate", rate or FLAGS.learning_rate)
@@ -231,14 +238,14 @@ def _origin(workdir):
 
 
 def _finish(workdir, valid, tokenizer, test, tensorboard):
-    """Draws the curve, writes a sample, exports the model."""
+    """Draws the learning curve, writes a sample and exports the model."""
     plot_learning_curve(
         workdir.read_metrics(),
         workdir.file("learning_curve.png"),
         tokenizer.unit,
         valid,
     )
-    # A copy on one device: the model itself may live on many.
+    # Copied to one device, because the trained model may be on several.
     served, step = workdir.load_model("best")
     write = Generator(
         served,
@@ -249,7 +256,7 @@ def _finish(workdir, valid, tokenizer, test, tensorboard):
     sample = tokenizer.decode(
         [
             int(token[0])
-            for token in write([prompt], FLAGS.sample_length, FLAGS.seed)
+            for token in write([prompt], FLAGS.max_sample_tokens, FLAGS.seed)
         ]
     )
     workdir.write_sample(sample)
@@ -260,11 +267,11 @@ def _finish(workdir, valid, tokenizer, test, tensorboard):
 
 
 def _prompt(test, tokenizer):
-    """A segment from the start of a line or document of test."""
+    """Returns a segment of test that starts a line or a document."""
     tokens, documents = test.head(_MAX_PROMPT_TOKENS)
     try:
         newline = tokenizer.encode("\n")
-    except ValueError:  # of some corpora newlines are left out
+    except ValueError:  # some vocabularies lack the newline
         newline = []
     lines = []
     if len(newline) == 1:
@@ -289,17 +296,17 @@ def _describe_start(workdir, corpus, tokenizer, splits, trainer):
     mebibytes = ", ".join(
         f"{name} {size / 2**20:,.0f}" for name, size in parts.items()
     )
-    pieces = ""
+    parts_of_step = ""
     if FLAGS.accumulate_steps > 1:
-        pieces = f" in {FLAGS.accumulate_steps} pieces"
+        parts_of_step = f" in {FLAGS.accumulate_steps} parts"
     return (
         f"{workdir.path}: {corpus.name}, {tokens} tokens, a vocabulary of "
         f"{tokenizer.vocabulary_size:,}"
         + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
         + f"; {model.count_params():,} weights, {FLAGS.precision}\n"
         f"{describe_strategy(trainer.strategy)}; "
-        f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens a step{pieces}; "
-        f"MiB on each device, about: {mebibytes}"
+        f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens per step"
+        f"{parts_of_step}; MiB per device, about: {mebibytes}"
     )
 
 
@@ -308,8 +315,8 @@ def _describe_speed(first_step, start):
     tokens = steps * FLAGS.batch_size * FLAGS.segment_length
     seconds = time.monotonic() - start
     return (
-        f"{steps:,} steps, {tokens:,} tokens in {seconds:,.0f} s with all "
-        f"scores and checkpoints: {tokens / seconds:,.0f} tokens/s."
+        f"{steps:,} steps, {tokens:,} tokens in {seconds:,.0f} s including "
+        f"evaluation and checkpoints: {tokens / seconds:,.0f} tokens/s."
     )
 
 
@@ -324,10 +331,10 @@ def _describe_results(workdir, tokenizer):
     return "\n".join(
         [
             *lines,
-            "--- A sample, from inside the test text",
+            "--- A sample that continues a passage of the test text",
             workdir.read_sample(),
             "---",
-            f"In {workdir.path}: learning_curve.png, metrics.jsonl, "
+            f"Written to {workdir.path}: learning_curve.png, metrics.jsonl, "
             "results.json, sample.txt, events (TensorBoard)"
             + f", {export} (SavedModel of the best step)"
             * is_exported,

@@ -1,4 +1,4 @@
-r"""Draws pictures of runs, several beside each other.
+r"""Draws pictures that compare runs.
 
     python train/plot.py --picture=learning_curves \
         --workdirs=runs/memory,runs/no_memory --output=runs/curves.png
@@ -10,28 +10,28 @@ r"""Draws pictures of runs, several beside each other.
     python train/plot.py --picture=recl --numbers=runs/recl.json \
         --output=runs/recl.pdf
 
-Pictures, of the text of the runs unless --corpus gives another:
+All pictures but learning_curves use the text of the runs, or --corpus:
 
-learning_curves        the loss of train and valid, by step
-context_losses         the loss of --num_positions tokens, each predicted from
+learning_curves        training and validation loss by step
+context_losses         loss of --num_positions tokens, each predicted from
                        exactly c tokens, for each c of --context_lengths
-memory_lengths         the loss with each of --memory_lengths in evaluation
-positions              the loss by position in the segment, neighbours
-                       averaged, with a band of two standard errors. Without
-                       memory the first tokens of a segment are hard: context
-                       fragmentation
-attention              where heads look from a segment, over it and memory
-attention_by_distance  how far back they look: means over heads and over
+memory_lengths         loss with each of --memory_lengths in evaluation
+positions              loss by position in the segment, averaged over groups of
+                       neighbouring positions, with a band of two standard
+                       errors. Without memory the first tokens of a segment are
+                       hard to predict (context fragmentation)
+attention              attention maps of one segment over itself and memory
+attention_by_distance  attention by distance: means over heads and over
                        --num_positions queries, spread over the split
-recl                   relative effective context lengths: train/recl.py
-                       measures them, and --numbers is the file that it wrote
+recl                   relative effective context lengths, which train/recl.py
+                       measures; --numbers is the file that it wrote
 
-The runs must be of one tokenizer; for learning curves of one kind of token.
-Losses are shown in bits of bytes and characters, and as perplexity of words.
+The runs must share one tokenizer, or for learning_curves one unit of tokens.
+Losses are shown in bits per byte or character, or as perplexity per word.
 
-The numbers in a picture are written beside it, as .json (maps of attention:
-.npz), losses in nats. With --numbers such a file is drawn again, as another
-kind of file, or with other --labels.
+The numbers in a picture are written beside it as .json (attention maps as
+.npz), with losses in nats. --numbers draws such a file again, in another file
+type or with other --labels.
 """
 
 import dataclasses
@@ -78,71 +78,89 @@ flags.DEFINE_enum(
     "picture", None,
     ["learning_curves", "context_losses", "memory_lengths", "positions",
      "attention", "attention_by_distance", "recl"],
-    "What to draw.", required=True,
+    "The picture to draw: see the list above.", required=True,
 )  # fmt: skip
 flags.DEFINE_string(
-    "output", None, f"Picture to write: {', '.join(FORMATS)}.", required=True
-)
-flags.DEFINE_list("workdirs", None, "Folders of one run or more.")
+    "output", None, f"Picture to write, of type {', '.join(FORMATS)}.",
+    required=True,
+)  # fmt: skip
+flags.DEFINE_list("workdirs", None, "Folders of one or more runs to compare.")
 flags.DEFINE_string(
-    "numbers", None, "JSON file to draw, rather than to measure --workdirs."
-)
-flags.DEFINE_list("labels", None, "Names of the runs. Default: their folders.")
+    "numbers", None,
+    "JSON file of an earlier picture to draw again, instead of measuring "
+    "--workdirs.",
+)  # fmt: skip
+flags.DEFINE_list(
+    "labels", None,
+    "Names of the runs in the picture, in their order. Default: their folders.",
+)  # fmt: skip
 flags.DEFINE_enum(
-    "checkpoint", "best", ["best", "latest"], "Best by valid, or newest."
-)
-# Default: that of the runs.
+    "checkpoint", "best", ["best", "latest"],
+    "Weights to load: those with the best validation score, or the latest.",
+)  # fmt: skip
+# By default the text of the runs.
 data_flags.define_corpus_flags(required=False)
 flags.adopt_module_key_flags(data_flags)
-flags.DEFINE_enum("split", "test", SPLITS, "Which text.")
+flags.DEFINE_enum("split", "test", SPLITS, "Split of the text to read.")
 flags.DEFINE_integer(
-    "segment_length", None, "Default: as in training.", lower_bound=1
-)
+    "segment_length", None, "Tokens per segment. Default: as in training.",
+    lower_bound=1,
+)  # fmt: skip
 flags.DEFINE_integer(
-    "memory_length", None, "Default: as in training.", lower_bound=0
-)
+    "memory_length", None, "Tokens of memory. Default: as in training.",
+    lower_bound=0,
+)  # fmt: skip
 flags.DEFINE_bool(
-    "same_length", None, "Every token sees exactly memory_length tokens back."
-)
+    "same_length", None,
+    "Let every token attend to exactly memory_length earlier tokens. Default: "
+    "as in training.",
+)  # fmt: skip
 flags.DEFINE_integer(
-    "clamp_length", None, "Distances beyond it count as it.", lower_bound=1
-)
-flags.DEFINE_integer("batch_size", 16, "Rows.", lower_bound=1)
+    "clamp_length", None,
+    "Largest relative distance to encode; greater distances count as this one. "
+    "Default: as in training.", lower_bound=1,
+)  # fmt: skip
+flags.DEFINE_integer("batch_size", 16, "Rows per batch.", lower_bound=1)
 flags.DEFINE_enum(
-    "x_axis", "steps", ["steps", "tokens"], "learning_curves: by what."
-)
+    "x_axis", "steps", ["steps", "tokens"],
+    "Unit of the x axis of learning_curves.",
+)  # fmt: skip
 flags.DEFINE_list(
-    "context_lengths", [str(2**i) for i in range(10)], "context_losses: c."
-)
+    "context_lengths", [str(2**i) for i in range(10)],
+    "Context lengths to compare in context_losses, in tokens.",
+)  # fmt: skip
 flags.DEFINE_integer(
     "num_positions", 1000,
-    "context_losses and attention_by_distance: how many tokens to look at.",
-    lower_bound=1,
+    "Number of tokens to predict in context_losses, or of queries in "
+    "attention_by_distance.", lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_list(
     "memory_lengths", ["0", "16", "32", "64", "128", "256", "512"],
-    "memory_lengths: those to compare.",
+    "Memory lengths to compare in memory_lengths, in tokens.",
 )  # fmt: skip
 flags.DEFINE_integer(
     "max_eval_tokens", None,
-    "memory_lengths and positions: score only the first tokens. Default: all.",
-    lower_bound=2,
+    "Score only this many tokens from the start of the split, in "
+    "memory_lengths and positions. Default: all.", lower_bound=2,
 )  # fmt: skip
 flags.DEFINE_list(
-    "layers", None, "attention...: which ones, from 0. Default: all."
-)
+    "layers", None,
+    "Layers to show in attention and attention_by_distance, counted from 0. "
+    "Default: all.",
+)  # fmt: skip
 flags.DEFINE_list(
-    "heads", None, "attention...: which ones, from 0. Default: all."
-)
+    "heads", None,
+    "Heads to show in attention and attention_by_distance, counted from 0. "
+    "Default: all.",
+)  # fmt: skip
 flags.DEFINE_integer(
     "start", None,
-    "attention: the token of the split, from 0, that the segment begins with. "
-    "Default: the one in the middle.",
-    lower_bound=0,
+    "Position in the split, from 0, where the segment of attention begins. "
+    "Default: the middle of the split.", lower_bound=0,
 )  # fmt: skip
 
 
-# Flags that only some pictures have a use for.
+# Flags that only some pictures use.
 _ONLY_FOR = {
     "x_axis": ("learning_curves",),
     "context_lengths": ("context_losses",),
@@ -158,7 +176,7 @@ _ONLY_FOR = {
 }  # fmt: skip
 
 
-# What reading numbers raises where one is missing or of another type.
+# Errors of reading numbers that are missing or have another type.
 _DAMAGED = (
     LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile,
 )  # fmt: skip
@@ -166,7 +184,7 @@ _DAMAGED = (
 
 def main(_):
     endings = tuple(f".{name}" for name in FORMATS)
-    output = several_runs.output_path(endings, "the kind of file")
+    output = several_runs.output_path(endings, "the type of the picture")
     measure, draw = _PICTURES[FLAGS.picture]
     _check_flags()
     if FLAGS.numbers:
@@ -174,8 +192,8 @@ def main(_):
             draw(_read(), output)
         except _DAMAGED as error:
             raise ValueError(
-                f"`numbers` {FLAGS.numbers} is damaged: it lacks what a file "
-                f"of {FLAGS.picture} has ({error!r})"
+                f"`numbers` {FLAGS.numbers} is damaged: it lacks a part of a "
+                f"file of {FLAGS.picture} ({error!r})"
             ) from error
     else:
         path = os.path.splitext(output)[0]
@@ -189,16 +207,17 @@ def main(_):
 
 
 def _check_flags():
-    """Refuses bad flags before anything is loaded."""
+    """Checks the flags before anything is loaded."""
     for name, pictures in _ONLY_FOR.items():
         if FLAGS[name].present and FLAGS.picture not in pictures:
             raise ValueError(
-                f"`{name}` is for --picture={' or '.join(pictures)}. "
+                f"`{name}` can only be given with "
+                f"--picture={' or '.join(pictures)}. "
                 f"Received: --{name}, --picture={FLAGS.picture}"
             )
     if FLAGS.picture == "recl" and not FLAGS.numbers:
         raise ValueError(
-            "`numbers` must be given for --picture=recl, the file that "
+            "`numbers` must be given with --picture=recl: the file that "
             "train/recl.py wrote. Received: --numbers=None"
         )
     if FLAGS.numbers and FLAGS.workdirs:
@@ -208,7 +227,7 @@ def _check_flags():
         )
     if not (FLAGS.numbers or FLAGS.workdirs):
         raise ValueError(
-            "`workdirs` must be one run or more, or `numbers` a file to draw. "
+            "`workdirs` must be one or more runs, or `numbers` a file to draw. "
             f"Received: --workdirs={FLAGS.workdirs}, --numbers={FLAGS.numbers}"
         )
     if FLAGS.workdirs:
@@ -222,17 +241,17 @@ def _check_flags():
 
 
 def _read():
-    """The numbers of `--numbers`, under the names of `--labels`."""
+    """Reads the file `--numbers` and applies `--labels`."""
     path = os.path.expanduser(FLAGS.numbers)
     numbers = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
     pictures = [FLAGS.picture]
     if FLAGS.picture == "context_losses":
-        pictures.append("recl")  # which come from such losses
+        pictures.append("recl")  # these files hold the same losses
     received = numbers.get("picture")
     if received not in pictures:
         raise ValueError(
-            f"`numbers` must be those of {' or '.join(pictures)}, a file that "
-            f"a picture came with. Received: {path}, of {received}"
+            "`numbers` must be the JSON file of a picture of "
+            f"{' or '.join(pictures)}. Received: {path}, of {received}"
         )
     models = numbers["models"]
     for model, label in zip(
@@ -249,7 +268,7 @@ def _read():
 
 
 def _write(numbers, path):
-    """Writes numbers to the path with .json, maps to that with .npz."""
+    """Writes numbers to `path`.json and attention maps to `path`.npz."""
     models = numbers["models"]
     if FLAGS.picture == "attention":
         buffer = io.BytesIO()
@@ -273,7 +292,7 @@ def _write(numbers, path):
 
 @dataclasses.dataclass
 class _Run:
-    """A model, and what JSON says of it."""
+    """Holds a model and the facts about it to write as JSON."""
 
     model: object
     facts: dict
@@ -281,10 +300,9 @@ class _Run:
 
 
 def _open_runs(check=lambda model: None):
-    """The runs, their tokenizer, what JSON says of the text, and the split.
+    """Returns the runs, their tokenizer, facts about the text, and the split.
 
-    Args:
-        check: Function of a model, which raises where it cannot be measured.
+    `check` is called with each model and raises if it cannot be measured.
     """
     paths = FLAGS.workdirs
     labels = several_runs.labels(paths)
@@ -296,7 +314,7 @@ def _open_runs(check=lambda model: None):
         if FLAGS[name].value is not None
     }
     runs = []
-    # All of them first: what is amiss with the last comes before any work.
+    # Open all runs first, so that errors come before any long computation.
     for path, label, workdir, config in zip(
         paths, labels, workdirs, configs, strict=True
     ):
@@ -309,9 +327,9 @@ def _open_runs(check=lambda model: None):
     return runs, tokenizer, text, split
 
 
-def _lengths(backbone, of_run):
-    """Segment and memory of a model, as JSON shall say."""
-    segment_length = FLAGS.segment_length or of_run.get("segment_length")
+def _lengths(backbone, run_flags):
+    """Returns the checked segment and memory lengths of a run."""
+    segment_length = FLAGS.segment_length or run_flags.get("segment_length")
     check_integer("segment_length", segment_length, 1)
     backbone.check_positions(segment_length)
     memory_length = FLAGS.memory_length
@@ -330,7 +348,7 @@ def _measure_learning_curves():
     units = [_scored_unit(workdir) for workdir in workdirs]
     if len(set(units)) > 1:
         raise ValueError(
-            "`workdirs` must be runs whose tokens are of one kind. Received: "
+            "`workdirs` must be runs whose tokens have one unit. Received: "
             + ", ".join(map("{} of {}s".format, FLAGS.workdirs, units))
         )
     models = [
@@ -343,25 +361,25 @@ def _measure_learning_curves():
 
 
 def _scored_unit(workdir):
-    """What the losses of a run are of."""
+    """Returns the unit of a run's losses, such as "byte"."""
     unit = workdir.load_tokenizer().unit
     if workdir.model_class_name() == "XLNetPermutationLM":
-        return f"predicted {unit}"  # from others than those before it
+        return f"predicted {unit}"  # not comparable with left-to-right losses
     workdir.check_model_class()
     return unit
 
 
 def _learning_curve(workdir):
-    """Of a run: steps and nats a token, of train and of valid."""
+    """Returns steps and nats per token of a run, for train and valid."""
     metrics = workdir.read_metrics()
     if not metrics:
         raise ValueError(
-            "`workdirs` must be runs that were trained. Received: "
+            "`workdirs` must be runs that were trained here. Received: "
             f"{workdir.path}, without {workdir.metrics}"
         )
-    of_run = workdir.read_config()["flags"]
+    run_flags = workdir.read_config()["flags"]
     losses = {
-        # None is where loss scaling skipped all steps.
+        # The loss is None where loss scaling skipped all steps.
         "train": [
             (m["step"], m["loss"]) for m in metrics if m.get("loss") is not None
         ],
@@ -371,7 +389,7 @@ def _learning_curve(workdir):
     }
     return {
         "tokens_per_step": math.prod(
-            check_integer(name, of_run.get(name), 1)
+            check_integer(name, run_flags.get(name), 1)
             for name in ("batch_size", "segment_length")
         ),
         **{
@@ -415,7 +433,7 @@ def _measure_memory_lengths():
     lengths = sorted(several_runs.numbers("memory_lengths", int))
     if len(set(lengths)) < 2:
         raise ValueError(
-            "`memory_lengths` must be two or more. Received: "
+            "`memory_lengths` must be two or more different lengths. Received: "
             f"--memory_lengths={','.join(FLAGS.memory_lengths)}"
         )
     for length in lengths:
@@ -452,10 +470,10 @@ def _measure_positions():
 
 
 def _evaluate(run, split, memory_length):
-    """Scores, nats of all tokens, and the segments they were read in.
+    """Returns scores, nats per token, and the segments.
 
-    A row first fills its memory with the text before its own: the loss is
-    that of a memory of this length.
+    Each row first fills its memory with the text before its own part, so that
+    every token is scored with a full memory.
     """
     tokens, documents = split.head(FLAGS.max_eval_tokens)
     segment_length = run.facts["segment_length"]
@@ -493,7 +511,7 @@ def _measure_attention():
     last = len(split.tokens) - max(run.facts["segment_length"] for run in runs)
     if not max(firsts) <= start <= last:
         raise ValueError(
-            f"`start` must be from {max(firsts):,}, so many tokens fill "
+            f"`start` must be from {max(firsts):,}, the tokens that fill the "
             f"memory, to {last:,}, where the last segment begins. Received: "
             f"start={start}"
         )
@@ -506,11 +524,11 @@ def _measure_attention():
         maps = attention_maps_at(
             run.model, split.tokens, [start], length, memory_length
         )[:, 0]
-        seen = split.tokens[start - memory_length : start + length]
+        context = split.tokens[start - memory_length : start + length]
         run.facts |= {
             "layers": layers,
             "heads": heads,
-            "tokens": [_shown(tokenizer, token) for token in seen],
+            "tokens": [_token_label(tokenizer, token) for token in context],
             "maps": maps[layers][:, heads],
         }
     return {**text, "start": start, "models": [run.facts for run in runs]}
@@ -530,15 +548,15 @@ def _measure_attention_by_distance():
             max(1, first_start),
         )
         layers, heads = _layers_and_heads(run.model.backbone)
-        means = []  # [layers, S] of each segment
+        means = []  # one array [layers, S] per segment
         with _progress(run, len(starts), "segment") as bar:
             for first in range(0, len(starts), FLAGS.batch_size):
                 rows = starts[first : first + FLAGS.batch_size]
                 maps = attention_maps_at(
                     run.model, split.tokens, rows, length, memory_length
                 )
-                of_heads = attention_by_distance(maps[layers][:, :, heads])
-                means.extend(of_heads.mean(axis=2).swapaxes(0, 1))
+                weights = attention_by_distance(maps[layers][:, :, heads])
+                means.extend(weights.mean(axis=2).swapaxes(0, 1))
                 bar.update(len(rows))
         run.facts |= {
             "layers": layers,
@@ -550,7 +568,7 @@ def _measure_attention_by_distance():
 
 
 def _first_start(run, split):
-    """Where the first segment with memory full begins."""
+    """Returns the first position at which the memory can be full."""
     length, memory_length = (
         run.facts["segment_length"],
         run.facts["memory_length"],
@@ -571,7 +589,7 @@ def _check_heads(model):
 
 
 def _layers_and_heads(backbone):
-    """Numbers of those to look at."""
+    """Returns the numbers of `--layers` and of `--heads`, by default all."""
     return (
         list(range(size))
         if FLAGS[name].value is None
@@ -583,10 +601,10 @@ def _layers_and_heads(backbone):
     )
 
 
-def _shown(tokenizer, token):
-    """A token as it can be written at an axis."""
+def _token_label(tokenizer, token):
+    """Returns a printable text of a token for an axis."""
     text = tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
-    if tokenizer.unit == "word":  # all have one
+    if tokenizer.unit == "word":  # every word begins with a space
         text = text.removeprefix(" ")
     return text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
 
@@ -629,8 +647,8 @@ def _draw_positions(numbers, path):
     unit = numbers["unit"]
     count = min(min(model["num_tokens"]) for model in numbers["models"])
     x_label = (
-        f"{unit}s of the segment that were read before\n(means over {count:,} "
-        f"{unit}s or more; bands: two standard errors)"
+        f"{unit}s before it in the segment\n(means over at least {count:,} "
+        f"{unit}s; bands: two standard errors)"
     )
     plot_losses(curves, path, x_label, unit)
 
@@ -645,13 +663,13 @@ def _draw_attention_by_distance(numbers, path):
 
 def _draw_recl(numbers, path):
     results = {
-        model["label"]: {of_r["top_r"]: of_r for of_r in model["recl"]}
+        model["label"]: {result["top_r"]: result for result in model["recl"]}
         for model in numbers["models"]
     }
     plot_recl(results, path, numbers["unit"])
 
 
-# What measures and what draws each of them.
+# The functions that measure and draw each picture.
 _PICTURES = {
     "learning_curves": (_measure_learning_curves, _draw_learning_curves),
     "context_losses": (_measure_context_losses, _draw_context_losses),

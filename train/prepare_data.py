@@ -1,12 +1,12 @@
-r"""Prepares text for training, and says what it is like.
+r"""Prepares text for training and prints statistics of its tokens.
 
     python train/prepare_data.py --corpus=enwik8 --data_dir=FOLDER \
         --tokenizer=characters --drop_newlines
     python train/prepare_data.py --corpus=articles.txt --tokenizer=words \
         --min_count=5
 
-Training prepares its text by itself, in the same folder, and finds what this
-script has prepared.
+This step is optional: training prepares its text itself, and reuses what this
+script has prepared in the same folder.
 """
 
 import json
@@ -29,8 +29,10 @@ data_flags.define_corpus_flags()
 data_flags.define_tokenizer_flags()
 flags.adopt_module_key_flags(data_flags)
 flags.DEFINE_string(
-    "output", None, "Folder for what was found. Default: that of the ids."
-)
+    "output", None,
+    "Folder for statistics.json and statistics.png. Default: the folder of the "
+    "token ids.",
+)  # fmt: skip
 
 
 def main(_):
@@ -65,7 +67,7 @@ def _print_statistics(statistics, most_frequent):
     print(f"{statistics['corpus']}: a vocabulary of {size:,}")
     print(
         f"{'':6} {'bytes':>15} {'tokens':>15} {'bytes/token':>11} "
-        f"{'unknown':>8} {'documents':>11}   tokens a document"
+        f"{'unknown':>8} {'documents':>11}   tokens per document"
     )
     for name, split in statistics["splits"].items():
         print(

@@ -1,4 +1,4 @@
-r"""Trains an XLNet to predict tokens of a text from any others.
+r"""Trains an XLNet to predict tokens of a text from any other tokens.
 
     python train/pretrain_xlnet.py --workdir=runs/xlnet \
         --corpus=path/to/text_or_folder
@@ -8,11 +8,11 @@ r"""Trains an XLNet to predict tokens of a text from any others.
         --segment_length=512 --memory_length=384 --reuse_half --tpu=local
 
 The objective is permutation language modelling with spans (Yang et al., 2019).
-A score is the mean over the tokens that were drawn to be predicted, and is
-given beside that of a guess by frequency. Text, flags of training and what
-lies in the workdir are those of main.py; `model.keras` is the model with the
-best score of valid, for `keras.saving.load_model`. The same command again goes
-on where the run was stopped.
+A score is the mean over the tokens that were drawn as targets; beside it is
+the score of a baseline that predicts by token frequency alone. The text, the
+training flags and the files in the workdir are those of main.py; in addition,
+`model.keras` is the model with the best validation score, for
+`keras.saving.load_model`. Run the same command again to resume.
 """
 
 import os
@@ -45,22 +45,28 @@ from txl_keras.training.trainer import Trainer
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string(
-    "workdir", None, "Folder of the run, local or gs://.", required=True
-)
+    "workdir", None,
+    "Folder of the run, a local path or gs://; its checkpoints and results are "
+    "written there.", required=True,
+)  # fmt: skip
 flags.DEFINE_string(
-    "tpu", None, "Name of a TPU; `local` or empty is that of this machine."
-)
+    "tpu", None,
+    "Name of the TPU to train on; `local` or empty for the TPU of this "
+    "machine. Default: no TPU.",
+)  # fmt: skip
 flags.DEFINE_integer(
-    "num_cpu_devices", None, "Replicas to split the CPU into.", lower_bound=1
-)
+    "num_cpu_devices", None,
+    "Number of logical devices, each with a replica, to split the CPU into. "
+    "Default: one.", lower_bound=1,
+)  # fmt: skip
 data_flags.define_corpus_flags()
 data_flags.define_tokenizer_flags()
 flags.adopt_module_key_flags(data_flags)
 xlnet_flags.define_xlnet_flags()
 flags.adopt_module_key_flags(xlnet_flags)
 training_flags.define_common_flags()
-# A step predicts one of six tokens: with the small batch and the high rate of
-# main.py, 1,900 steps had learned no more than the frequencies of bytes.
+# Only one token of six is a target: with the small batch and the high learning
+# rate of main.py, 1,900 steps learned no more than the frequencies of bytes.
 for _name, _value in {
     "batch_size": 16,
     "segment_length": 128,
@@ -82,7 +88,7 @@ def main(_):
 
 
 def train(strategy, stop):
-    """Trains, and scores test; false if it was stopped."""
+    """Trains and scores test; returns False if it was stopped."""
     workdir, profile = training_run.begin(strategy)
 
     # Text, model, optimizer.
@@ -114,7 +120,7 @@ def train(strategy, stop):
         model, strategy, FLAGS.eval_batch_size, stop=stop
     )
 
-    # Start afresh, go on, or see that all is done.
+    # Start, resume, or find that the run is finished.
     loop = training_run.begin_loop(
         trainer,
         segments,
@@ -130,20 +136,20 @@ def train(strategy, stop):
         tensorboard=TensorBoard(workdir.events if is_chief(strategy) else None),
         profile=profile,
     )
-    say = training_run.speaker(strategy)
+    log = training_run.chief_print(strategy)
     step = loop.restore()
-    say(_describe_start(workdir, corpus, splits, trainer, segments))
-    say(f"step {step} of {FLAGS.max_steps}", flush=True)
+    log(_describe_start(workdir, corpus, splits, trainer, segments))
+    log(f"step {step} of {FLAGS.max_steps}", flush=True)
     if step == FLAGS.max_steps and workdir.is_finished():
-        say("The run is finished.")
-        say(_describe_results(workdir))
+        log("The run is finished.")
+        log(_describe_results(workdir))
         return True
 
     # Train.
     if not training_run.run_loop(loop, trainer, stop):
         return False
 
-    # Finish, with the best weights.
+    # Finish with the best weights.
     scored = training_run.score_best(
         loop, trainer, workdir, lambda: evaluator.evaluate(test), stop
     )
@@ -154,19 +160,19 @@ def train(strategy, stop):
         _finish(workdir, tokenizer)
         scores["guess"] = _guess(splits, test, vocabulary_size)
         workdir.write_results({"step": best_step, **scores})
-        say(_describe_results(workdir))
+        log(_describe_results(workdir))
     wait_for_all(strategy)
     return True
 
 
 def _finish(workdir, tokenizer):
-    """Draws the curve and saves the model."""
+    """Draws the learning curve and saves the model."""
     plot_learning_curve(
         workdir.read_metrics(),
         workdir.file("learning_curve.png"),
         f"predicted {tokenizer.unit}",
     )
-    # A copy on one device: the model itself may live on many.
+    # Copied to one device, because the trained model may be on several.
     model, _ = workdir.load_model("best", XLNetPermutationLM)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.keras")
@@ -175,7 +181,7 @@ def _finish(workdir, tokenizer):
 
 
 def _guess(splits, test, vocabulary_size):
-    """Scores of a guess of test, by the frequencies in train."""
+    """Scores test with token frequencies of train as the predictions."""
     train, test = (
         token_counts(tokens, vocabulary_size)
         for tokens in (splits["train"].tokens, test.segments.tokens)
@@ -194,7 +200,7 @@ def _describe_start(workdir, corpus, splits, trainer, segments):
         f"weights, {FLAGS.precision}\n"
         f"{describe_strategy(trainer.strategy)}; of each "
         f"{segments.segment_length:,} tokens {segments.num_targets:,} are "
-        f"predicted, {FLAGS.batch_size * segments.num_targets:,} a step"
+        f"predicted, {FLAGS.batch_size * segments.num_targets:,} per step"
     )
 
 
@@ -206,14 +212,14 @@ def _describe_results(workdir):
     results = workdir.read_results()
     lines = [
         f"{split}: {_bits(results[split]['nll'])}, "
-        f"{results[split]['accuracy']:.2%} right"
+        f"{results[split]['accuracy']:.2%} correct"
         for split in ("valid", "test", "guess")
     ]
-    lines[-1] += " (by the frequency of tokens alone)"
+    lines[-1] += " (a baseline that uses token frequencies alone)"
     return "\n".join(
         [
             *lines,
-            f"In {workdir.path}: model.keras (of step {results['step']}), "
+            f"Written to {workdir.path}: model.keras (step {results['step']}), "
             "learning_curve.png, metrics.jsonl, results.json, events "
             "(TensorBoard)",
         ]

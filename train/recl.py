@@ -1,24 +1,26 @@
-r"""Measures how much context the models of a group make use of.
+r"""Measures how much context each model of a group uses.
 
     python train/recl.py --workdirs=runs/memory,runs/no_memory \
         --context_lengths=32,64,96,128,160,192 --output=runs/recl.json
     python train/recl.py --workdirs=runs/wt103_base,runs/wt103_shaw \
         --split=valid --num_positions=5000 --output=runs/recl_wt103.json
 
-The relative effective context length (RECL) of section 4.3 and appendix C of
-Dai et al., 2019: the context length from which another step lowers a model's
-perplexity by less than 1 %, where only what no model of the group knew from
-the shorter context counts; over the share --top_r of positions that are the
-hardest for all. It is a number of this group, not of a model alone.
+This is the relative effective context length (RECL) of section 4.3 and
+appendix C of Dai et al., 2019: the context length at which one more step of
+context lowers a model's perplexity by less than 1 %. Only gains over the
+baseline count, the best loss that any model of the group reaches with the
+shorter context. The mean is over the share --top_r of positions that are
+hardest for all models. So RECL compares the models of a group; it is not a
+property of a single model.
 
 The same positions, evenly spread over the split, are predicted from exactly c
-tokens for each of the context lengths. The time is that of reading
-num_positions times the sum of the lengths, in tokens, for each model. Borders
-of documents are not heeded.
+tokens for each of the context lengths. For each model this reads as many
+tokens as num_positions times the sum of the context lengths. Document
+boundaries are ignored.
 
-The models must be of one tokenizer, and of one text unless --corpus gives
-another. Written: --output, a JSON file, and a picture beside it, of the same
-name with .png.
+The models must share one tokenizer, and one text unless --corpus gives
+another. Writes the JSON file --output and, beside it, a picture of the same
+name that ends with .png.
 """
 
 from absl import flags
@@ -42,40 +44,50 @@ from txl_keras.training.workdir import write_json
 FLAGS = flags.FLAGS
 
 flags.DEFINE_list(
-    "workdirs", None, "Folders of two runs or more.", required=True
+    "workdirs", None, "Folders of two or more runs to compare.", required=True
 )
 flags.DEFINE_string("output", None, "JSON file to write.", required=True)
-flags.DEFINE_list("labels", None, "Names of the runs. Default: their folders.")
+flags.DEFINE_list(
+    "labels", None,
+    "Names of the runs in the table and the picture, in their order. Default: "
+    "their folders.",
+)  # fmt: skip
 flags.DEFINE_enum(
-    "checkpoint", "best", ["best", "latest"], "Best by valid, or newest."
-)
-# Default: that of the runs.
+    "checkpoint", "best", ["best", "latest"],
+    "Weights to load: those with the best validation score, or the latest.",
+)  # fmt: skip
+# By default the text of the runs.
 data_flags.define_corpus_flags(required=False)
 flags.adopt_module_key_flags(data_flags)
-flags.DEFINE_enum("split", "test", SPLITS, "Which text.")
+flags.DEFINE_enum("split", "test", SPLITS, "Split of the text to predict.")
 flags.DEFINE_list(
     "context_lengths", [str(length) for length in range(100, 1001, 100)],
-    "Two or more, each the same step longer than the one before.",
+    "Two or more context lengths in tokens, at equal intervals.",
 )  # fmt: skip
 flags.DEFINE_list(
-    "top_r", ["0.1", "0.5", "1"], "Shares of positions, the hardest ones."
-)
+    "top_r", ["0.1", "0.5", "1"],
+    "Shares of the positions to average over, the hardest first.",
+)  # fmt: skip
 flags.DEFINE_integer(
-    "num_positions", 1000, "How many tokens to predict.", lower_bound=1
+    "num_positions", 1000, "Number of tokens to predict.", lower_bound=1
 )
 flags.DEFINE_list(
-    "segment_lengths", None, "One for each run. Default: as in training."
-)
+    "segment_lengths", None,
+    "Tokens per segment, one number per run. Default: as in training.",
+)  # fmt: skip
 flags.DEFINE_list(
-    "memory_lengths", None, "One for each run. Default: as in training."
-)
-flags.DEFINE_integer("batch_size", 16, "Rows.", lower_bound=1)
+    "memory_lengths", None,
+    "Tokens of memory, one number per run. Default: as in training.",
+)  # fmt: skip
+flags.DEFINE_integer("batch_size", 16, "Rows per batch.", lower_bound=1)
 
 
 def main(_):
-    # All that can be known before text and models are loaded.
+    # Check everything that is possible before text and models are loaded.
     paths = FLAGS.workdirs
-    output = several_runs.output_path((".json",), "a .png comes beside it")
+    output = several_runs.output_path(
+        (".json",), "a picture is written beside it"
+    )
     several_runs.check_replaces(output, ["recl"])
     context_lengths = several_runs.numbers("context_lengths", int)
     check_context_lengths(context_lengths)
@@ -85,7 +97,7 @@ def main(_):
     labels = several_runs.labels(paths)
     if len(paths) < 2:
         raise ValueError(
-            "`workdirs` must be two runs or more: the length is relative to "
+            "`workdirs` must be two or more runs: the length is relative to "
             f"the best of the group. Received: --workdirs={','.join(paths)}"
         )
     segment_lengths = _lengths("segment_lengths", 1)
@@ -93,10 +105,12 @@ def main(_):
     workdirs, configs, tokenizer = several_runs.open_group(paths)
     for i, config in enumerate(configs):
         if segment_lengths[i] is None:
-            of_run = config["flags"].get("segment_length")
-            segment_lengths[i] = check_integer("segment_lengths", of_run, 1)
+            in_training = config["flags"].get("segment_length")
+            segment_lengths[i] = check_integer(
+                "segment_lengths", in_training, 1
+            )
 
-    # Text and models; all of them before any work begins.
+    # Load the text and all models before any long computation.
     name, text, split = several_runs.prepare_split(paths, configs, tokenizer)
     positions = spread_positions(
         len(split.tokens), FLAGS.num_positions, max(context_lengths)
@@ -151,31 +165,31 @@ def main(_):
 
 
 def _lengths(name, least):
-    """Integers of a flag, one for each run, or `None` for each."""
+    """Returns the integers of a flag, one per run, or `None` for each."""
     number = len(FLAGS.workdirs)
     if FLAGS[name].value is None:
         return [None] * number
     lengths = several_runs.numbers(name, int)
     if len(lengths) != number:
         raise ValueError(
-            f"`{name}` must be as many as `workdirs`, {number}. "
+            f"`{name}` must be {number} numbers, one for each of `workdirs`. "
             f"Received: --{name}={','.join(FLAGS[name].value)}"
         )
     return [check_integer(name, length, least) for length in lengths]
 
 
-def _losses(model, tokens, positions, context_lengths, of_model):
+def _losses(model, tokens, positions, context_lengths, result):
     total = len(context_lengths) * len(positions)
     with tqdm(
-        total=total, desc=of_model["label"], unit="reading", disable=None
+        total=total, desc=result["label"], unit="reading", disable=None
     ) as bar:
         return context_losses(
             model,
             tokens,
             positions,
             context_lengths,
-            of_model["segment_length"],
-            of_model["memory_length"],
+            result["segment_length"],
+            result["memory_length"],
             FLAGS.batch_size,
             lambda done, _: bar.update(done - bar.n),
         )

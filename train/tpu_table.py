@@ -1,19 +1,19 @@
-r"""Compiles what tpu_configs/ claims, and writes the tables of the READMEs.
+r"""Compiles the claims of tpu_configs/ and writes the tables of the READMEs.
 
     python train/tpu_table.py
     python train/tpu_table.py --only=v4_8,enwik8_large,enwik8_base
     python train/tpu_table.py --write_only
 
-tpu_configs/claims.csv names slices, experiments and pieces, and whether
-attention is a kernel (`--attention_kernel`). The training step of each is
-compiled by `train/main.py --compile_only`, which takes minutes where the model
-is large, and is kept as a line of tpu_configs/compiled.jsonl: what is there, by
-the same versions, is not compiled again. So the command may be stopped, and
-goes on; after a change of model or step it needs --force.
+A claim, one line of tpu_configs/claims.csv, is that an experiment fits on a TPU
+slice with a given --accumulate_steps and --attention_kernel. Its training step
+is compiled by `train/main.py --compile_only`, which takes minutes for a large
+model, and its report is a line of tpu_configs/compiled.jsonl. Reports by the
+installed versions are not compiled again, so the command can be stopped and
+resumes; after a change of the model or the training step it needs --force.
 It needs `pip install "txl_keras[tpu_compile]"`.
 
-A pair that does not fit, or does not compile, is not written, and the command
-ends with code 1.
+A claim that does not fit or does not compile is not written, and the command
+exits with code 1.
 """
 
 import csv
@@ -38,24 +38,30 @@ FLAGS = flags.FLAGS
 _SCRIPTS = pathlib.Path(__file__).parent
 
 flags.DEFINE_list(
-    "only", [], "Slices, experiments or both; of a kind not named, all."
+    "only", [],
+    "Names of slices, experiments or both to compile. Without a name of a "
+    "slice all slices, and without one of an experiment all experiments.",
+)  # fmt: skip
+flags.DEFINE_bool(
+    "force", False, "Compile again claims that have a current report."
 )
-flags.DEFINE_bool("force", False, "Compile again what was compiled.")
-flags.DEFINE_bool("write_only", False, "Compile nothing, write the tables.")
+flags.DEFINE_bool(
+    "write_only", False, "Compile nothing; only write the tables again."
+)
 flags.DEFINE_string(
     "root", str(_SCRIPTS.parent),
-    "Folder of README.md, tpu_configs and train/configs.",
+    "Folder that holds README.md, tpu_configs and train/configs.",
 )  # fmt: skip
 
 _COLUMNS = (
-    "slice", "experiment", "rows a replica", "`--accumulate_steps`",
+    "slice", "experiment", "rows per replica", "`--accumulate_steps`",
     "`--attention_kernel`", "peak, GiB", "of", "code, GiB", "TFLOP",
-    "GB accessed", "in HBM", "at least, ms", "by", "tokens/s a chip, at most",
-    "utilization, at most", "compiled in, s",
+    "GB accessed", "in HBM", "at least, ms", "bound by",
+    "tokens/s per chip, at most", "utilization, at most", "compiled in, s",
 )  # fmt: skip
 
 
-# What tells claims apart.
+# The fields of a report that identify its claim.
 _NAMES = ("slice", "experiment", "accumulate_steps", "attention_kernel")
 
 
@@ -83,7 +89,7 @@ def main(_):
 
 
 def _read_claims(root):
-    """List of slice, experiment, pieces, whether with the kernel."""
+    """Reads tuples of slice, experiment, accumulate_steps, attention_kernel."""
     path = root / "tpu_configs" / "claims.csv"
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -100,7 +106,7 @@ def _read_claims(root):
         for flagfile in _flagfiles(root, slice_, experiment):
             if not flagfile.exists():
                 raise ValueError(
-                    f"{path} must name flagfiles that are there. Received: "
+                    f"{path} must name flagfiles that exist. Received: "
                     f"{flagfile}"
                 )
     return claims
@@ -114,20 +120,20 @@ def _flagfiles(root, slice_, experiment):
 
 
 def _chosen(claims):
-    """Those that `--only` leaves."""
+    """Returns the claims that `--only` selects."""
     chosen = claims
     names = set(FLAGS.only)
     known = [{claim[i] for claim in claims} for i in (0, 1)]
     unknown = names - known[0] - known[1]
     if unknown:
         raise ValueError(
-            "`only` must name slices and experiments that are claimed. "
+            "`only` must name slices and experiments of claims.csv. "
             f"Received: {', '.join(sorted(unknown))}"
         )
     for i in (0, 1):
-        of_kind = names & known[i]
-        if of_kind:
-            chosen = [claim for claim in chosen if claim[i] in of_kind]
+        selected = names & known[i]
+        if selected:
+            chosen = [claim for claim in chosen if claim[i] in selected]
     return chosen
 
 
@@ -143,8 +149,8 @@ def _is_current(report):
     return report is not None and report["versions"] == _versions()
 
 
-def _compile(root, slice_, experiment, pieces, attention_kernel):
-    """The report of a training step, or `None` if there is none."""
+def _compile(root, slice_, experiment, accumulate_steps, attention_kernel):
+    """Compiles a training step; returns its report, or `None` on failure."""
     flagfiles = _flagfiles(root, slice_, experiment)
     with tempfile.TemporaryDirectory() as workdir:
         subprocess.run(
@@ -152,7 +158,7 @@ def _compile(root, slice_, experiment, pieces, attention_kernel):
                 sys.executable,
                 _SCRIPTS / "main.py",
                 *(f"--flagfile={path}" for path in flagfiles),
-                f"--accumulate_steps={pieces}",
+                f"--accumulate_steps={accumulate_steps}",
                 f"--attention_kernel={attention_kernel}",
                 "--compile_only",
                 "--compile_steps=train",
@@ -179,7 +185,7 @@ def _reports_path(root):
 
 
 def _read_reports(root):
-    """Dictionary of reports by claim."""
+    """Reads the reports into a dictionary by claim."""
     path = _reports_path(root)
     lines = path.read_text().splitlines() if path.exists() else []
     reports = [json.loads(line) for line in lines]
@@ -187,17 +193,17 @@ def _read_reports(root):
 
 
 def _write_reports(root, claims, reports):
-    """In the order of the claims; others are no longer claimed."""
+    """Writes the reports of all claims, in their order, and drops others."""
     path = _reports_path(root)
     lines = [
         json.dumps(reports[claim], separators=(",", ":")) + "\n"
         for claim in claims
         if claim in reports
     ]
-    # Written aside: who stops the command keeps what was there.
-    aside = path.with_suffix(".tmp")
-    aside.write_text("".join(lines))
-    os.replace(aside, path)
+    # Replaced atomically, so that stopping the command loses no report.
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(lines))
+    os.replace(temporary, path)
 
 
 def _write_tables(root, claims, reports):
@@ -218,14 +224,14 @@ def _write_tables(root, claims, reports):
         )
         if count != 1:
             raise ValueError(
-                f"{path} must have one place between <!-- tpu_table --> and "
+                f"{path} must have exactly one pair of <!-- tpu_table --> and "
                 f"<!-- end of tpu_table -->. Received: {count}"
             )
         path.write_text(text, "utf-8")
 
 
 def _status(claims, found):
-    """How much is compiled, when and by what."""
+    """Describes how many claims are compiled, when and by which versions."""
     text = f"Compiled: all {len(found)} pairs of claims.csv."
     if len(found) < len(claims):
         text = f"Compiled: {len(found)} of {len(claims)} pairs of claims.csv."
@@ -241,7 +247,7 @@ def _status(claims, found):
 
 
 def _table(reports):
-    """All numbers, a line a pair."""
+    """Returns a table of all numbers, one line per report."""
     return _markdown(_COLUMNS, [_cells(report) for report in reports])
 
 
@@ -267,9 +273,9 @@ def _cells(report):
 
 
 def _matrix(reports):
-    """Slices by experiments: the tokens/s a chip, at most, in thousands.
+    """Returns a table of slices by experiments, without the kernel.
 
-    Of what a run does by itself, without the kernel.
+    Its cells are upper bounds of thousands of tokens per second per chip.
     """
     reports = [report for report in reports if not report["attention_kernel"]]
     slices = list(dict.fromkeys(report["slice"] for report in reports))

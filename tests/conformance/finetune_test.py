@@ -86,7 +86,7 @@ def test_a_run_learns_scores_and_exports(
         "--dropout=0.01",
     )
     assert stop is None
-    assert f"Begins with the best weights of {path}, step 12." in printed
+    assert f"Starts from the best weights of {path}, step 12." in printed
 
     results = json.loads((run / "results.json").read_text())
     metrics = [
@@ -120,7 +120,7 @@ def test_a_run_learns_scores_and_exports(
 
     _, stop = here("finetune.py", *flags_of(run, files))
     assert "`workdir` must be new" in stop
-    _, stop = here("generate.py", f"--workdir={run}", "--num_tokens=1")
+    _, stop = here("generate.py", f"--workdir={run}", "--max_tokens=1")
     assert "of class TransformerXLTextClassifier" in stop
 
 
@@ -130,10 +130,10 @@ def test_a_run_learns_scores_and_exports(
         ({"test_file": "unseen"}, (), "'eggs' at .*unseen.tsv, line 3"),
         ({"test_file": "empty"}, (), "text .*' ' at .*empty.tsv, line 2"),
         ({}, ("--text_column=body",), "'label', 'n', 'text'.*'body'"),
-        ({"train_file": "one"}, (), r"two labels or more.*\['ham'\]"),
+        ({"train_file": "one"}, (), r"at least two labels.*\['ham'\]"),
         ({"train_file": None}, (), "Either `train_file` or `tfds_name`"),
         ({}, ("--valid_share=1.5",), "between 0 and 1.*1.5"),
-        ({}, ("--from_scratch",), "`from_scratch` is for `initialize_from`"),
+        ({}, ("--from_scratch",), "`from_scratch` can only be given with"),
         ({}, ("--initialize_from=/none",), "there is no /none/config.json"),
         (
             {},

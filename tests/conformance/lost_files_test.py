@@ -14,7 +14,7 @@ from txl_keras.training.workdir import Workdir
 
 here, corpus = scripts_test.here, scripts_test.corpus  # fixtures
 TINY = (*scripts_test.TINY, "--max_steps=24", "--eval_every=8")
-TINY = (*TINY, "--checkpoint_every=8", "--sample_length=3")
+TINY = (*TINY, "--checkpoint_every=8", "--max_sample_tokens=3")
 
 
 def bytes_of(workdir):

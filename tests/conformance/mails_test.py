@@ -88,7 +88,7 @@ def test_memory_and_pre_training_help(here, tmp_path):
 
     print("word counts", word_count_accuracy())
     whole = finetune("whole")
-    cut = finetune("cut", "--max_tokens=128")
+    cut = finetune("cut", "--max_text_tokens=128")
     scratch = finetune("scratch", "--from_scratch")
     assert whole["accuracy"] > max(0.97, scratch["accuracy"])
     long, cut_long = (s["longer_than_segment"] for s in (whole, cut))

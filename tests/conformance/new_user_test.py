@@ -51,8 +51,8 @@ def test_flags_of_pictures_are_checked_before_any_work(
     damaged.write_text('{"picture": "recl", "models": [{"workdir": "a"}]}')
     config = memory / "config.json"
     for picture, flags, messages in (
-        ("positions", [one, "--layers=0"], ["`layers` is for --picture=att"]),
-        ("positions", [f"{one},{memory}/"], ["`workdirs`", "twice"]),
+        ("positions", [one, "--layers=0"], ["`layers` can only be given"]),
+        ("positions", [f"{one},{memory}/"], ["`workdirs`", "different"]),
         ("positions", [two, "--labels=a"], ["`labels`", "2", "--labels=a"]),
         ("positions", [one, f"--labels={NOT_UTF8}"], ["`labels`", r"b'\xff'"]),
         (
@@ -68,7 +68,7 @@ def test_flags_of_pictures_are_checked_before_any_work(
             [one, text, "--segment_length=9999"],
             ["`segment_length` and", "9999", "tokens"],
         ),
-        ("memory_lengths", [one, "--memory_length=4"], ["`memory_length` is"]),
+        ("memory_lengths", [one, "--memory_length=4"], ["`memory_length` can"]),
         ("context_losses", [one, text, "--context_lengths=9,9999"], ["9,999"]),
         ("recl", [f"--numbers={damaged}"], ["`numbers`", "damaged", "recl"]),
     ):
@@ -92,7 +92,7 @@ def test_flags_of_a_group_are_checked_before_its_text(
         (["--top_r="], ["`top_r` must be numbers"]),
         (["--top_r=nan"], ["`top_r`", "nan"]),
         (["--labels=a,a"], ["`labels`", "a,a"]),
-        (["--segment_lengths=3"], ["`segment_lengths`", "as many"]),
+        (["--segment_lengths=3"], ["`segment_lengths`", "2 num"]),
         (["--segment_lengths=3,0"], ["`segment_lengths`", "=0"]),
         ([f"--output={other}"], ["`output` must not replace", str(other)]),
     ):
@@ -240,7 +240,7 @@ def test_unknown_words_of_a_prompt_are_named(here, tmp_path, capsys):
         LSTMBackbone(vocabulary_size=4, num_layers=1, hidden_dim=8)
     )
     Workdir(str(tmp_path / "run")).create(model, 3, {}, tokenizer)
-    flags = (f"--workdir={tmp_path / 'run'}", "--num_tokens=1")
+    flags = (f"--workdir={tmp_path / 'run'}", "--max_tokens=1")
     for prompt, words in (
         ("the cat <unk>", ""),
         ("the dog the dog\nbarks", "read as <unk>: ['dog', 'barks']\n"),

@@ -33,7 +33,7 @@ SETTINGS = (
     "--eval_batch_size=4",
     "--steps_per_execution=7",
     "--learning_rate=0.01",
-    "--sample_length=40",
+    "--max_sample_tokens=40",
 )
 
 

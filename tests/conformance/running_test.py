@@ -1,11 +1,41 @@
 """What scripts share."""
 
 import os
+import re
 import sys
 
 import pytest
+from script_flags import flags_of
 
+from txl_keras.scripts.help_topics import describe_flags
 from txl_keras.scripts.running import in_a_child
+
+
+def test_help_lists_flags_by_topic(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["main.py"])
+    with flags_of("main.py", "--workdir=run", "--corpus=text") as parse:
+        parse()
+        topics = re.split(r"\n*(\w+) flags:\n", describe_flags())
+        flags = {
+            topic: set(re.findall(r"^  --(?:\[no\])?(\w+)", text, re.M))
+            for topic, text in zip(topics[1::2], topics[2::2], strict=True)
+        }
+    # A new flag belongs to a topic.
+    assert flags.pop("general") == {
+        "workdir", "checkpoint_every", "max_to_keep", "max_sample_tokens",
+    }  # fmt: skip
+    assert list(flags) == [
+        "data", "tokenizer", "model", "optimization", "evaluation", "device",
+    ]  # fmt: skip
+    for topic, name in (
+        ("data", "corpus"),
+        ("tokenizer", "line_end"),
+        ("model", "num_layers"),
+        ("optimization", "learning_rate"),
+        ("evaluation", "eval_every"),
+        ("device", "tpu"),
+    ):
+        assert name in flags[topic]
 
 
 def refuse():

@@ -56,7 +56,7 @@ TINY = (
     "--checkpoint_every=20",
     "--learning_rate=0.01",
     "--warmup_steps=0",
-    "--sample_length=40",
+    "--max_sample_tokens=40",
 )
 
 
@@ -353,14 +353,14 @@ def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
     picture, output = tmp_path / "slow.png", tmp_path / "slow.jsonl"
     flags = (
         *("--num_layers=1", "--num_heads=2", "--hidden_dim=16"),
-        *("--intermediate_dim=24", "--segment_length=4", "--num_tokens=2"),
+        *("--intermediate_dim=24", "--segment_length=4", "--calls_per_turn=2"),
         *("--turns=1", "--windows=2", "--initializer_stddev=0.3"),
         f"--picture={picture}",
     )
     speed = ("benchmark.py", "--experiment=evaluation_speed", *flags)
     printed, error = here(*speed, "--attention_lengths=9", f"--output={output}")
     assert error is None
-    assert "9 tokens back: " in printed
+    assert "attention length      9: " in printed
     line = json.loads(output.read_text())
     assert line["memory_length"] == [9]
     (result,) = line["results"]
@@ -376,17 +376,17 @@ def test_benchmark_holds_memory_against_windows_that_slide(here, tmp_path):
     _, error = here(*speed, "--attention_lengths=7")
     assert "`attention_lengths` must be at least 2 segments, 8" in error
     _, error = here("benchmark.py", "--experiment=evaluation", *flags)
-    assert "is of --experiment=growth or evaluation_speed alone" in error
+    assert "with --experiment=growth or evaluation_speed" in error
     _, error = here(*speed, f"--picture={tmp_path}/slow.gif")
     assert "`picture` must end with .png or .svg or .pdf" in error
     _, error = here(*speed, f"--picture={tmp_path}/no/slow.png")
-    assert "`picture` must be a file that can be written" in error
+    assert "`picture` must be a writable file" in error
 
 
 TINY_BENCHMARK = (
     *("--num_layers=1", "--num_heads=2", "--hidden_dim=16", "--turns=1"),
     *("--intermediate_dim=24", "--memory_length=6", "--segment_length=4"),
-    *("--num_tokens=2", "--batch_size=3", "--vocabulary_size=7"),
+    *("--calls_per_turn=2", "--batch_size=3", "--vocabulary_size=7"),
 )
 
 
@@ -473,8 +473,8 @@ def test_benchmark_measures_each_point_of_growth_alone(
         for name, size in sizes
         for contender in ("txl_keras", "plain")
     ]
-    assert "0.250 of 3 GFLOP/s, memory of a step 2.0 MiB" in printed
-    assert "of the process 5 MiB" in printed
+    assert "0.250 of 3 GFLOP/s, memory 2.0 MiB per step" in printed
+    assert "5 MiB in the process" in printed
     assert picture.read_bytes()[:4] == b"\x89PNG"
     results = json.loads(printed.splitlines()[-1])["results"]
     assert [(r["by"], r["size"]) for r in results[::2]] == sizes
@@ -485,7 +485,7 @@ def test_benchmark_measures_each_point_of_growth_alone(
     assert {tuple(point["contenders"]) for point in points} == {("txl_keras",)}
 
     _, error = here(*growing, "--contenders=training_path")
-    assert "`contenders` of --experiment=growth must be of" in error
+    assert "`contenders` of --experiment=growth must be among" in error
 
 
 @pytest.mark.large
@@ -509,11 +509,11 @@ def test_a_point_of_growth_is_another_experiment(tmp_path):
         (["--experiment=training", "--backbone=lstm"], "`backbone` must be"),
         (
             ["--experiment=training", "--contenders=training_path"],
-            "`contenders` of --experiment=training must be of",
+            "`contenders` of --experiment=training must be among",
         ),
         (
             ["--experiment=attention", "--peer=hugging_face"],
-            "`peer` is of --experiment=training or evaluation or generation",
+            "`peer` can only be given with --experiment=training or",
         ),
         (
             ["--experiment=training", "--peer=hugging_face"],
@@ -533,19 +533,19 @@ def test_a_point_of_growth_is_another_experiment(tmp_path):
                 "--contenders=bare",
                 "--same_length",
             ],
-            "`contenders` must have one that can be run",
+            "`contenders` must include one that can run here",
         ),
         (
             ["--experiment=growth", "--contenders=plain", "--same_length"],
-            "`contenders` must have one that this model has",
+            "`contenders` must include one that supports this model",
         ),
         (
             ["--experiment=training", "--cutoffs=auto"],
-            "`cutoffs` must be named here",
+            "`cutoffs` must be a list of integers",
         ),
         (
             ["--experiment=long_generation", "--contenders=plain"],
-            "`contenders` is of --experiment=training, evaluation",
+            "`contenders` can only be given with --experiment=training",
         ),
         (
             [
@@ -554,7 +554,7 @@ def test_a_point_of_growth_is_another_experiment(tmp_path):
                 f"--peer_python={sys.executable}",
                 "--normalize_first",
             ],
-            "`peer` needs relative attention",
+            "`peer` supports only relative attention",
         ),
     ],
 )
@@ -564,7 +564,7 @@ def test_benchmark_says_what_it_cannot_time(flags, message, here):
 
 
 def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, here):
-    flags = (f"--workdir={run[0]}", "--prompt=Sentence é", "--num_tokens=60")
+    flags = (f"--workdir={run[0]}", "--prompt=Sentence é", "--max_tokens=60")
     sampled = ("generate.py", *flags, "--seed=1", "--top_p=0.9")
     first, error = here(*sampled)
     assert error is None
@@ -712,7 +712,7 @@ def test_the_text_may_be_moved_and_its_newlines_left_out(
     assert error is None
     assert "bpc over 99 tokens" in printed
     # A new line is no token of this run: it begins with a space.
-    flags = (f"--workdir={workdir}", "--num_tokens=9")
+    flags = (f"--workdir={workdir}", "--max_tokens=9")
     written, error = here("generate.py", *flags)
     assert error is None
     assert written.startswith(" ")
@@ -847,7 +847,7 @@ def test_a_run_of_words_is_scored_and_written_on(words_run, here):
     assert scores["nll"] == pytest.approx(trained["nll"], abs=1e-5)
     assert f"test: {scores['perplexity']:.2f} ppl" in printed
 
-    flags = (f"--workdir={workdir}", "--num_tokens=30")
+    flags = (f"--workdir={workdir}", "--max_tokens=30")
     printed, error = here("generate.py", *flags, "--prompt=the unheard")
     assert error is None
     assert printed.startswith("the unheard")
@@ -911,7 +911,7 @@ def test_any_order_of_the_text_is_learned(order, corpus, here, tmp_path):
         *order,
     )
     # Sentences of the corpus have 18 to 27 bytes.
-    printed, error = here("main.py", *flags, "--sample_length=0")
+    printed, error = here("main.py", *flags, "--max_sample_tokens=0")
     assert error is None
     losses = [line["loss"] for line in metrics_of(tmp_path) if "loss" in line]
     assert losses[-1] < losses[0] - 1
@@ -981,7 +981,7 @@ def test_cutoffs_are_chosen_for_large_vocabularies(
     monkeypatch.setattr(vocabulary, "LARGE_VOCABULARY", 20)
     flags = (f"--corpus={word_corpus}", f"--workdir={tmp_path}", *TINY)
     flags += ("--tokenizer=words", "--cutoffs=auto", "--max_steps=3")
-    printed, error = here("main.py", *flags, "--sample_length=0")
+    printed, error = here("main.py", *flags, "--max_sample_tokens=0")
     assert error is None
     config = Workdir(str(tmp_path)).read_config()
     cutoffs = config["model"]["backbone"]["config"]["cutoffs"]
@@ -1129,7 +1129,7 @@ def test_a_run_begins_with_the_weights_of_another(
     assert "is of another model: weights/block_1" in error
     printed, error = here("main.py", *flags)
     assert error is None
-    assert f"Begins with the best weights of {origin}, step" in printed
+    assert f"Starts from the best weights of {origin}, step" in printed
     # Half of what the other run began with, and so it stays.
     assert "at a learning rate of 0.005." in printed
     before, after = (
@@ -1235,7 +1235,7 @@ def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
     )
     assert error is None
     original = load_tf1(TF1 / "model.ckpt", TF1 / "config.json")
-    assert f"{original.count_params():,} weights in {run}" in printed
+    assert f"{original.count_params():,} weights written to {run}" in printed
 
     # Scored as the original is, segment for segment.
     text = tmp_path / "text.txt"
@@ -1256,7 +1256,7 @@ def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
         nll += float(tf.reduce_sum(part * batch["weights"]))
     assert scores["nll"] == pytest.approx(nll / (len(ids) - 1), abs=1e-5)
 
-    flags = (f"--workdir={run}", "--prompt=word3 word4", "--num_tokens=12")
+    flags = (f"--workdir={run}", "--prompt=word3 word4", "--max_tokens=12")
     printed, error = here("generate.py", *flags)
     assert error is None
     assert printed.startswith("word3 word4")
@@ -1334,7 +1334,7 @@ def test_a_published_model_of_bytes_reads_text(here, tmp_path):
         (["--line_end=none"], ["`line_end`", "'none'"]),
         (["--output={folder}/full"], ["`output`", "full"]),
         (["--output="], ["`output`"]),
-        (["--output={folder}/text.txt/new"], ["`output`", "text.txt cannot"]),
+        (["--output={folder}/text.txt/new"], ["`output`", "text.txt is not"]),
         (["--input="], ["`input`"]),
         (["--unknown=none"], ["`unknown`", "none"]),
         (["--vocabulary=", "--lower_case"], ["'lower_case'", "of words"]),
@@ -1484,14 +1484,14 @@ def test_what_is_no_group_is_refused_before_any_work(
     few = "--num_positions=9"
     for flags, messages in (
         ([f"--workdirs={memory}", text], ["`workdirs` must be two"]),
-        ([f"--workdirs={memory},{memory}/", text], ["none of them twice"]),
+        ([f"--workdirs={memory},{memory}/", text], ["must be different runs"]),
         ([f"--workdirs={memory},{other}", text], ["one tokenizer", str(other)]),
         ([two], ["`corpus` must be given"]),
         ([two, text, "--top_r=2"], ["`top_r`", "2.0"]),
         ([two, text, "--top_r=x"], ["`top_r` must be numbers", "=x"]),
         ([two, text, "--context_lengths=1,2,4"], ["`context_lengths`"]),
         ([two, text, "--num_positions=99999"], ["`num_positions` must be"]),
-        ([two, text, few, "--memory_lengths=3"], ["`memory_lengths`", "2."]),
+        ([two, text, few, "--memory_lengths=3"], ["`memory_lengths`", "2 num"]),
         ([two, text, few, "--memory_lengths=3,-1"], ["memory_lengths=-1"]),
         ([two, text, f"--output={corpus}/a.json"], ["`output`", "txt/a.json"]),
         ([two, text, "--output=a.txt"], ["`output` must end with .json"]),
@@ -1657,14 +1657,14 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
         ("attention", [one, text, "--start=3"], ["`start` must be from 10"]),
         ("memory_lengths", [one, text, "--memory_lengths=4"], ["two or more"]),
         ("memory_lengths", [one, text, "--memory_lengths=-4,4"], ["=-4"]),
-        ("positions", [], ["`workdirs` must be one run or more"]),
+        ("positions", [], ["`workdirs` must be one or more runs"]),
         ("positions", [two], ["`corpus` must be given"]),
         ("positions", [two, text, "--labels=a,a"], ["`labels` must be", "a,a"]),
         ("positions", [f"{one},{other}", text], ["one tokenizer", str(other)]),
         ("positions", [one, text, "--output=a.gif"], [".png or .svg or .pdf"]),
         ("learning_curves", [one], ["were trained", str(memory)]),
         ("recl", [one], ["`numbers` must be given", "recl.py"]),
-        ("recl", [f"--numbers={json_file}"], ["those of recl", "positions"]),
+        ("recl", [f"--numbers={json_file}"], ["picture of recl", "positions"]),
         ("positions", [f"--numbers={json_file}", one], ["exclude each other"]),
     ):
         _, error = here(
@@ -1701,7 +1701,7 @@ def test_an_xlnet_is_trained_and_comes_back(corpus, here, tmp_path):
     flags = (f"--corpus={corpus}", f"--workdir={workdir}", *XLNET)
     printed, error = here("pretrain_xlnet.py", *flags)
     assert error is None
-    assert "of each 12 tokens 2 are predicted, 8 a step" in printed
+    assert "of each 12 tokens 2 are predicted, 8 per step" in printed
     results = json.loads((workdir / "results.json").read_text())
     losses = [x["loss"] for x in metrics_of(workdir) if "loss" in x]
     assert losses[-1] < losses[0]

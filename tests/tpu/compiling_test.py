@@ -614,7 +614,7 @@ def test_the_command_reports_all_steps_of_a_run(tmp_path):
         ("--accumulate_steps=3", "accumulate_steps=3"),
         ("--cutoffs=auto", "reads no run and no text"),
         ("--varlen", "segments of one length"),
-        ("--backbone=lstm", "takes Transformer-XL alone"),
+        ("--backbone=lstm", "supports Transformer-XL only"),
         ("--attention_kernel", "multiples of 128.*memory_length=6"),
     ],
 )

@@ -1,21 +1,23 @@
-"""What train/benchmark.py times, an experiment a file.
+"""The experiments of train/benchmark.py, one per file.
 
 An experiment is a module with `run(model, settings, peer)`:
 
-    training.py         the step of a run
-    evaluation.py       segments that are scored
-    attention.py        attention of one block, nothing else
-    input_pipeline.py   batches, without a model
-    growth.py           time and memory of a step, by T, M, L and B
-    generation.py       tokens written one after the other
-    long_generation.py  the same, over a text much longer than memory
-    evaluation_speed.py memory against a window that slides, table 9
+    training.py         one training step
+    evaluation.py       scoring of one segment
+    attention.py        the attention of one block alone
+    input_pipeline.py   the input pipeline without a model
+    growth.py           time and memory of a step as T, M, L and B grow
+    generation.py       generation, one token after the other
+    long_generation.py  generation of a text much longer than the memory
+    evaluation_speed.py evaluation with memory against a sliding window, table 9
 
-`model` is a `TransformerXLCausalLM`, of model.py; `settings` an object that
-has the flags of the script as attributes; `peer` what `peer.open_peer` opens,
-or `None`. `run` prints what it found and returns it as a dictionary for JSON.
+`model` is the `TransformerXLCausalLM` that model.py builds; `settings` has the
+flags of the script as attributes; `peer` is the function that `open_peer`
+yields, or `None`. `run` prints its results and returns them as a dictionary
+for JSON.
 
-All compare in turns (turns.py), on made_up_text.py, and say what came out by
-report.py. With what they compare: bare_tensorflow.py, and by peer.py programs
-of other environments.
+The contenders of an experiment take turns (turns.py) on synthetic text
+(made_up_text.py), and report.py prints the table. Besides this library there
+are two kinds of contenders: the same model in bare TensorFlow
+(bare_tensorflow.py) and programs in another environment (peer.py).
 """

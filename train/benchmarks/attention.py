@@ -1,9 +1,10 @@
-"""How long attention takes, of one block and nothing else.
+"""Times the attention of one block alone.
 
-`txl_keras` is `RelativeMultiHeadAttention`, `plain` the textbook's with the
-same weights, and `bare` the functions of the layer without it: see
-bare_tensorflow.py. Forward, and forward and backward: the gradient by the
-segment and all weights; memory has none, as in training.
+`txl_keras` is `RelativeMultiHeadAttention`, `plain` the textbook attention
+with the same weights, and `bare` calls the functions of the layer without the
+layer: see bare_tensorflow.py. Each is timed forward, and forward and backward.
+The gradient is with respect to the segment and all weights; memory has no
+gradient, as in training.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
 head size, `D` hidden size.
@@ -14,17 +15,13 @@ import tensorflow as tf
 from benchmarks import bare_tensorflow
 from benchmarks.report import report
 from benchmarks.training import bare_contenders
-from benchmarks.training import compile_way
+from benchmarks.training import choose_compiler
 from benchmarks.turns import take_turns
 from benchmarks.turns import timed
 
 
 def run(model, settings, peer=None):
-    """Times attention: see the package.
-
-    Raises:
-        ValueError: If the model has no relative attention.
-    """
+    """Times attention, as the package describes."""
     backbone = model.backbone
     if backbone.attention_type != "relative":
         raise ValueError(
@@ -46,9 +43,9 @@ def run(model, settings, peer=None):
                     attend,
                     weights,
                     inputs,
-                    compile_way(name, model, training),
+                    choose_compiler(name, model, training),
                 ),
-                settings.num_tokens,
+                settings.calls_per_turn,
             )
             for name, (attend, weights) in _attentions(model, settings).items()
         }
@@ -64,15 +61,7 @@ def run(model, settings, peer=None):
 
 
 def attention_flops(backbone, batch_size, segment_length):
-    """Operations of one block's attention, counted as `model_flops` does.
-
-    Args:
-        backbone: `TransformerXLBackbone`.
-        batch_size, segment_length: Integers `B` and `T`.
-
-    Returns:
-        Integer, of forward.
-    """
+    """Returns forward FLOPs of one block's attention, as `model_flops` does."""
     num_keys = backbone.memory_length + segment_length
     width = backbone.num_heads * backbone.head_dim
     dense = 4 * (segment_length + num_keys) * backbone.hidden_dim * width
@@ -80,7 +69,7 @@ def attention_flops(backbone, batch_size, segment_length):
 
 
 def _inputs(backbone, batch_size, length):
-    """Segment and memory, full, and the sinusoids."""
+    """Makes a random segment, a full memory with its mask, and sinusoids."""
     dtype, hidden_dim = backbone.compute_dtype, backbone.hidden_dim
     num_memory = backbone.memory_length
     x, memory = (
@@ -95,7 +84,7 @@ def _inputs(backbone, batch_size, length):
 
 
 def _attentions(model, settings):
-    """Pairs of a function and the weights that its gradient is taken by."""
+    """Returns, by contender, its function and the weights to differentiate."""
     attentions = {}
     if "txl_keras" in settings.contenders:
         attentions["txl_keras"] = _layer(model.backbone)
@@ -157,6 +146,6 @@ def _forward_and_backward(attend, weights, inputs, compiled):
 
 
 def _wait(*tensors):
-    """Until all are there."""
+    """Blocks until all tensors are computed."""
     for tensor in tensors:
         tensor.numpy()

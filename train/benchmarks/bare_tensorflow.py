@@ -1,13 +1,15 @@
-"""A training step of Transformer-XL in bare TensorFlow: no Keras at all.
+"""A training step of Transformer-XL in bare TensorFlow, without Keras.
 
-To hold against the step of a run: the same mathematics, loss, clipping, Adam
-and memory, with variables and functions alone. Attention is one of
+A baseline for the training step of this library. It has the same mathematics,
+loss, clipping, Adam and memory, but uses variables and functions only. Its
+attention is one of
 
-- `attend_by_kernels`: the functions that the layers call, so that what differs
-  is the cost of layers, model, optimizer and trainer;
-- `attend_by_definition`: the textbook. Memory and segment joined, two einsums
-  for the scores, a pad and two reshapes for the shift, a mask, a softmax; the
-  gradient is left to TensorFlow. What a plain rewrite would be.
+- `attend_by_kernels`: calls the functions that the layers call, so the
+  difference in time is the cost of layers, model, optimizer and trainer;
+- `attend_by_definition`: the textbook, as a plain rewrite of the paper would
+  be. It concatenates memory and segment and needs two einsums for the scores,
+  a pad and two reshapes for the shift, a mask and a softmax. TensorFlow
+  derives the gradient.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
 head size, `D` hidden size, `V` vocabulary, `L` layers.
@@ -26,15 +28,8 @@ from txl_keras.training.strategy import compile_layers
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-9
 
 
-def what_is_missing(model):
-    """Says why a model has no bare step.
-
-    Args:
-        model: `TransformerXLCausalLM`.
-
-    Returns:
-        String, what of the model is not written here; empty if all is.
-    """
+def unsupported_parts(model):
+    """Names the parts of a model that are not implemented here; "" if none."""
     backbone = model.backbone
     if not isinstance(backbone, TransformerXLBackbone):
         return "an LSTM"
@@ -53,53 +48,27 @@ def what_is_missing(model):
         "cold_start=zeros": backbone.cold_start != "masked",
         "dropout": backbone.dropout or backbone.attention_dropout,
     }
-    return ", ".join(name for name, is_there in parts.items() if is_there)
+    return ", ".join(name for name, is_used in parts.items() if is_used)
 
 
 class BareTensorFlow:
-    """The step, with weights, Adam's moments and memory of its own.
+    """Runs training steps on its own copy of a model's weights.
 
-    Args:
-        model: `TransformerXLCausalLM` with nothing missing; its weights are
-            copied.
-        batch_size: Integer `B`.
-        attention: `attend_by_kernels` or `attend_by_definition`.
-        learning_rate: Float, of Adam; `None` for what only scores.
-        clip_norm: Float, the largest global norm of the gradient.
-
-    Attributes:
-        weights: Dictionary from names, as `"block_0/attention/key/kernel"`, to
-            `tf.Variable`, in the order of `model.trainable_variables`.
-
-    Raises:
-        ValueError: If `what_is_missing(model)`.
-
-    Example:
-
-    ```python
-    from benchmarks import bare_tensorflow
-    from txl_keras.data import Segments
-    from txl_keras.models import TransformerXLCausalLM
-
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-    step = bare_tensorflow.BareTensorFlow(
-        model, 2, bare_tensorflow.attend_by_definition
-    )
-    segments = Segments(list(b"to be or not to be"), 2, 4, drop_remainder=True)
-    batch = next(iter(segments.dataset()))
-    loss, gradients = step.loss_and_gradients(batch)
-    ```
+    `attention` is `attend_by_kernels` or `attend_by_definition`; without a
+    `learning_rate` it can only score. `weights` maps names such as
+    `"block_0/attention/key/kernel"` to variables, in the order of
+    `model.trainable_variables`.
     """
 
     def __init__(
         self, model, batch_size, attention, learning_rate=None, clip_norm=0.25
     ):
-        missing = what_is_missing(model)
-        if missing:
+        unsupported = unsupported_parts(model)
+        if unsupported:
             raise ValueError(
-                "`model` must be one that bare TensorFlow has: a backbone "
-                "with one table, relative attention and no dropout. Received: "
-                f"a model with {missing}"
+                "`model` must have only parts that the bare TensorFlow "
+                "baseline implements: one embedding table, relative attention "
+                f"and no dropout. Received: a model with {unsupported}"
             )
         backbone = model.backbone
         self.dtype = tf.as_dtype(backbone.compute_dtype)
@@ -139,15 +108,7 @@ class BareTensorFlow:
         self._compiled_update = tf.function(self._update, jit_compile=True)
 
     def train(self, iterator, num_steps):
-        """Runs steps, without a word from the host in between.
-
-        Args:
-            iterator: Iterator over a dataset of batches: see `Segments`.
-            num_steps: Integer.
-
-        Returns:
-            float32 array of `num_steps`, the losses.
-        """
+        """Runs steps in one host call; returns their losses as an array."""
         return self._run(iterator, tf.constant(num_steps)).numpy()
 
     def _train(self, iterator, num_steps):
@@ -157,7 +118,7 @@ class BareTensorFlow:
         return losses.stack()
 
     def step(self, batch):
-        """One step; returns its loss, nats a target."""
+        """Runs one step; returns its loss in nats per target."""
         loss, gradients = self._compiled_gradients(batch)
         self._compiled_update(gradients)
         return loss
@@ -176,14 +137,9 @@ class BareTensorFlow:
             weight.assign_sub(rate * first / (tf.sqrt(second) + _EPSILON))
 
     def loss_and_gradients(self, batch):
-        """Forward and backward; what was read is remembered.
+        """Computes the loss (nats per target) and its gradients by weight.
 
-        Args:
-            batch: Dictionary of tensors: see `Segments`.
-
-        Returns:
-            The pair of the loss, nats a target, and a list of its gradients by
-            the weights.
+        Also appends the segment to the memory.
         """
         weights = list(self.weights.values())
         with tf.GradientTape() as tape:
@@ -193,14 +149,9 @@ class BareTensorFlow:
         return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def score(self, inputs, targets, reset):
-        """Reads a segment and remembers it.
+        """Computes nats per target, `(B, T)`, and updates the memory.
 
-        Args:
-            inputs, targets: int32 tensors `(B, T)`.
-            reset: Boolean tensor `(B,)`, rows to forget before.
-
-        Returns:
-            Float32 tensor `(B, T)`, nats of each target.
+        `reset`, `(B,)`, marks rows whose memory is cleared first.
         """
         valid_length = tf.where(reset, 0, self.valid_length)
         hidden, states = self._hidden_states(inputs, valid_length)
@@ -216,7 +167,7 @@ class BareTensorFlow:
         self.valid_length.assign(num_valid)
 
     def _hidden_states(self, inputs, valid_length):
-        """`(B, T, D)` of the last block, and the inputs of all blocks."""
+        """Returns the last output `(B, T, D)` and the inputs of all blocks."""
         table = self.weights["token_embedding/embeddings_0"]
         x = tf.cast(tf.gather(table, inputs), self.dtype)
         x *= tf.constant(table.shape[1] ** 0.5, x.dtype)
@@ -248,7 +199,7 @@ class BareTensorFlow:
         return self._normalize(f"{name}/feed_forward_norm", x, outer)
 
     def attention_weights(self, layer):
-        """What attention of a block is called with, in its dtype."""
+        """Returns the attention weights of a block in the compute dtype."""
         names = {
             name: f"block_{layer}/attention/{name}/kernel"
             for name in ("query", "key", "value", "position", "output")
@@ -265,7 +216,7 @@ class BareTensorFlow:
         return tf.tensordot(x, kernel, axes=1) + self._cast(f"{name}/bias")
 
     def _normalize(self, name, x, residual):
-        """Layer norm of a sum, by the definition or by the layers' function."""
+        """Computes the layer norm of a sum."""
         gamma, beta = (
             tf.identity(self.weights[f"{name}/{k}"]) for k in ("gamma", "beta")
         )
@@ -289,7 +240,7 @@ class BareTensorFlow:
 
 
 def sinusoids(num_keys, hidden_dim, clamp_length=None):
-    """Of the distances `S - 1` to 0: float32 `(S, D)`."""
+    """Returns encodings of the distances `S - 1` to 0: float32 `(S, D)`."""
     distance = tf.cast(tf.range(num_keys - 1, -1, -1), tf.float32)
     if clamp_length is not None:
         distance = tf.minimum(distance, float(clamp_length))
@@ -299,18 +250,11 @@ def sinusoids(num_keys, hidden_dim, clamp_length=None):
 
 
 def attend_by_definition(x, memory, memory_mask, encoding, weights):
-    """Attention of section 3.3 and appendix B of Dai et al., 2019.
+    """Computes attention as in section 3.3 and appendix B of Dai et al., 2019.
 
-    Args:
-        x: Tensor `(B, T, D)`.
-        memory: Tensor `(B, M, D)`, of any M.
-        memory_mask: Boolean `(B, M)`.
-        encoding: Tensor `(S, D)`, of `sinusoids`.
-        weights: Dictionary of `query`, `key`, `value`, `position`, each
-            `(D, N, H)`, `output`, `(N, H, D)`, `u` and `v`, `(N, H)`.
-
-    Returns:
-        Tensor `(B, T, D)`.
+    Shapes: `x` `(B, T, D)`, `memory` `(B, M, D)`, `memory_mask` `(B, M)`,
+    `encoding` `(S, D)`; kernels `(D, N, H)`, `output` `(N, H, D)`, biases
+    `(N, H)`. Returns `(B, T, D)`.
     """
     num_memory, length = memory.shape[1], x.shape[1]
     together = tf.concat([memory, x], axis=1)  # [B, S, D]
@@ -333,7 +277,7 @@ def attend_by_definition(x, memory, memory_mask, encoding, weights):
 
 
 def _shift(scores):
-    """By distance to by key, `(B, N, T, S)`: appendix B."""
+    """Reorders scores `(B, N, T, S)` from distances to keys (appendix B)."""
     batch, heads, length, num_keys = scores.shape
     padded = tf.pad(scores, [[0, 0], [0, 0], [0, 0], [1, 0]])
     reshaped = tf.reshape(padded, (batch, heads, num_keys + 1, length))
@@ -341,7 +285,7 @@ def _shift(scores):
 
 
 def attend_by_kernels(x, memory, memory_mask, encoding, weights):
-    """The same by the functions of the layers: see `attend_by_definition`."""
+    """Computes `attend_by_definition` with the functions of the layers."""
     known = tf.concat([memory_mask, tf.ones(x.shape[:2], tf.bool)], axis=1)
     query, *segment = _project(x, weights, "query", "key", "value")
     scale = tf.constant(query.shape[-1] ** -0.5, x.dtype)
@@ -359,7 +303,7 @@ def attend_by_kernels(x, memory, memory_mask, encoding, weights):
 
 
 def _project(states, weights, *names):
-    """`(B, S, D)` by kernels side by side: tensors `(N, B, S, H)`."""
+    """Projects `(B, S, D)` by several kernels in one matmul: `(N, B, S, H)`."""
     kernel = tf.concat([weights[name] for name in names], axis=1)
     projected = tf.tensordot(states, kernel, 1)
     return tf.split(tf.transpose(projected, (2, 0, 1, 3)), len(names))

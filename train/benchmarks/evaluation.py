@@ -1,7 +1,8 @@
-"""How long a segment takes to score.
+"""Times the scoring of one segment.
 
-`txl_keras` keeps memory projected, `training path` as hidden states. `bare`
-and `plain` are what training.py says, forward alone.
+`txl_keras` caches projected keys and values as memory; `training path` stores
+hidden states and projects them again, as in training. `bare` and `plain` are
+the contenders of training.py, forward only.
 
 Letters: `B` batch, `T` segment.
 """
@@ -14,14 +15,14 @@ from benchmarks.made_up_text import made_up_segment
 from benchmarks.peer import peer_contenders
 from benchmarks.report import measure
 from benchmarks.training import bare_contenders
-from benchmarks.training import compile_way
+from benchmarks.training import choose_compiler
 from benchmarks.turns import timed
 from txl_keras.models import SegmentReader
 from txl_keras.training.utilization import model_flops
 
 
 def run(model, settings, peer=None):
-    """Times segments: see the package."""
+    """Times segments, as the package describes."""
     batch_size, length = settings.batch_size, settings.segment_length
     segment = made_up_segment(model, batch_size, length)
     scorers = {}
@@ -30,11 +31,11 @@ def run(model, settings, peer=None):
     if "training_path" in settings.contenders:
         scorers["training path"] = _training_path(model, batch_size)
     for name, bare in bare_contenders(model, settings).items():
-        compiled = compile_way(name, model, training=False)(bare.score)
+        compiled = choose_compiler(name, model, training=False)(bare.score)
         scorers[name] = _bare(compiled, batch_size)
     contenders = {
         name: timed(
-            functools.partial(_score, score, segment), settings.num_tokens
+            functools.partial(_score, score, segment), settings.calls_per_turn
         )
         for name, score in scorers.items()
     }
@@ -42,11 +43,11 @@ def run(model, settings, peer=None):
         peer,
         "evaluate",
         segment_length=length,
-        num_segments=settings.num_tokens,
+        num_segments=settings.calls_per_turn,
     )
     flops = model_flops(model, batch_size, length)
     return measure(
-        contenders, peers, settings, "a segment", flops, model.compute_dtype
+        contenders, peers, settings, "per segment", flops, model.compute_dtype
     )
 
 
@@ -55,24 +56,16 @@ def _score(score, segment):
 
 
 def segment_scorer(model, batch_size, segment_length, memory_length=None):
-    """What scores a segment and remembers it.
+    """Returns a scoring function and the `SegmentReader` with its memory.
 
-    Args:
-        model: `TransformerXLCausalLM`.
-        batch_size, segment_length: Integers `B` and `T`.
-        memory_length: Optional integer; by default the model's own.
-
-    Returns:
-        The pair of a `tf.function` of inputs and targets `(B, T)`, which
-        returns the negative log-likelihood of each target, and the
-        `SegmentReader` that remembers.
+    The function maps inputs and targets `(B, T)` to nats per target `(B, T)`.
     """
     reader = SegmentReader(
         model.backbone, batch_size, segment_length, memory_length
     )
     reader.begin()
 
-    @compile_way("txl_keras", model, training=False)
+    @choose_compiler("txl_keras", model, training=False)
     def read(inputs, targets):
         hidden, entries = reader.read(inputs)
         return model.softmax(hidden, targets), entries
@@ -89,8 +82,8 @@ def segment_scorer(model, batch_size, segment_length, memory_length=None):
 
 
 def _training_path(model, batch_size):
-    """The same model, its memory hidden states."""
-    step = compile_way("training path", model, training=False)(model.score)
+    """Returns a scoring function whose memory is hidden states."""
+    step = choose_compiler("training path", model, training=False)(model.score)
     memory = [model.initial_memory(batch_size)]
 
     def score(inputs, targets):

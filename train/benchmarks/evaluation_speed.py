@@ -1,10 +1,11 @@
-"""How many times as long a model without memory takes for a token.
+"""Times evaluation with memory against a sliding window.
 
-Table 9 of Dai et al., 2019, where each sees as many tokens back, the attention
-length. Transformer-XL reads segments, with a memory of that length; the other,
-of the same sizes, with the learned positions of Al-Rfou et al., a window of
-that length for each token, of which one is scored. It may read some windows at
-once: as many as are fastest.
+Repeats table 9 of Dai et al., 2019. Both models predict each token from the
+same number of earlier tokens, the attention length. Transformer-XL reads
+segments, with a memory of that length. The vanilla model has the same sizes
+and the learned positions of Al-Rfou et al.; for each token it reads a whole
+window of that length and scores only the last token. It reads several windows
+per batch, as many as are fastest.
 """
 
 import functools
@@ -20,24 +21,19 @@ from txl_keras.evaluation.plots import plot_slowdowns
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLCausalLM
 
-# By attention length: table 9 of Dai et al., 2019.
+# Attention length to slowdown, from table 9 of Dai et al., 2019.
 _PUBLISHED_SLOWDOWNS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 
 def run(model, settings, peer=None):
-    """Times both at each attention length: see the package.
-
-    Raises:
-        ValueError: If an attention length is less than two segments.
-        RuntimeError: If the scores of both, with the same weights, differ.
-    """
+    """Times both models at each attention length."""
     lengths = sorted(set(settings.attention_lengths))
     if lengths[0] < 2 * settings.segment_length:
         raise ValueError(
             "`attention_lengths` must be at least 2 segments, "
             f"{2 * settings.segment_length} tokens. Received: {lengths[0]}"
         )
-    vanilla = _like(
+    vanilla = _variant(
         model,
         attention_type="al_rfou",
         max_positions=lengths[-1],
@@ -61,7 +57,7 @@ def run(model, settings, peer=None):
 
 
 def _compare(model, vanilla, length, windows, settings):
-    """The result at one attention length."""
+    """Times both models at one attention length and compares their scores."""
     sizes = settings.batch_size, settings.segment_length
     score, reader = segment_scorer(model, *sizes, length)
     differences = _check_scores(model, score, reader, length, settings)
@@ -69,9 +65,9 @@ def _compare(model, vanilla, length, windows, settings):
     seconds = take_turns(
         {
             "Transformer-XL": timed(
-                lambda: score().numpy(), settings.num_tokens
+                lambda: score().numpy(), settings.calls_per_turn
             ),
-            "sliding": _sliding(vanilla, length, windows),
+            "sliding": _sliding_contender(vanilla, length, windows),
         },
         settings.turns,
     ).seconds
@@ -87,42 +83,39 @@ def _compare(model, vanilla, length, windows, settings):
     }
 
 
-def _like(model, **changes):
-    """A model of the same sizes."""
+def _variant(model, **changes):
+    """Builds a model whose backbone differs in the given arguments."""
     config = model.get_config()
     config["backbone"]["config"].update(changes)
     return TransformerXLCausalLM.from_config(config)
 
 
 def _fastest_windows(vanilla, length, settings):
-    """How many windows at once take the least time a window."""
+    """Returns the number of windows per batch with the least time each."""
     numbers = sorted(set(settings.windows))
     if len(numbers) == 1:
         return numbers[0]
     seconds = take_turns(
-        {n: _sliding(vanilla, length, n) for n in numbers}, settings.turns
+        {n: _sliding_contender(vanilla, length, n) for n in numbers},
+        settings.turns,
     ).seconds
     for number in numbers:
         seconds[number] /= number
         print(
-            f"Windows of {length:,}, {number} at once: "
+            f"Windows of {length:,} tokens, {number} per batch: "
             f"{1e3 * seconds[number]:,.0f} ms each"
         )
     return min(seconds, key=seconds.get)
 
 
 def _check_scores(model, score, reader, length, settings):
-    """Sees that segments with memory score what a window scores.
+    """Checks that segments with memory score tokens as one long window does.
 
-    At the beginning of a text memory holds all of it. So the last segment of
-    as many as make up the attention length must have the scores that the same
-    weights give its tokens where they read them all in one window.
-
-    Returns:
-        Dictionary of the largest differences, in nats, from the scores of the
-        window: with memory, and without.
+    At the beginning of a text the memory holds all of it, so the scores of the
+    last segment must equal those of a single window over all segments. Returns
+    the largest difference in nats, with and without memory.
     """
-    plain = _like(model, memory_length=0, same_length=False)
+    plain = _variant(model, memory_length=0, same_length=False)
     plain.set_weights(model.get_weights())
     num_segments = length // settings.segment_length
     num_tokens = num_segments * settings.segment_length
@@ -141,8 +134,8 @@ def _check_scores(model, score, reader, length, settings):
     )
     if not with_memory < 0.1 * without:
         raise RuntimeError(
-            f"Transformer-XL must score tokens with a memory of {length:,} as "
-            "in one window of all of them. The scores differ by up to "
+            "Segments with memory must score tokens as one window does. With "
+            f"a memory of {length:,} tokens the scores differ by up to "
             f"{with_memory:.2g} nats; without memory by {without:.2g}"
         )
     return {"difference": with_memory, "difference_without_memory": without}
@@ -152,18 +145,20 @@ def _print(result):
     ours, other = result["seconds_per_token"].values()
     published = result["published_slowdown"]
     print(
-        f"{result['attention_length']:6,} tokens back: {1e3 * ours:.3f} ms a "
-        f"token, sliding {1e3 * other:,.1f} ms, {result['slowdown']:,.0f} "
-        "times as long" + (f" (published: {published:,})" if published else "")
+        f"attention length {result['attention_length']:6,}: {1e3 * ours:.3f} "
+        f"ms per token; sliding window {1e3 * other:,.1f} ms, "
+        f"{result['slowdown']:,.0f} times as long"
+        + (f" (published: {published:,})" if published else "")
     )
     print(
-        f"{'':6} Scores are those of one window to {result['difference']:.1g} "
-        f"nats, without memory to {result['difference_without_memory']:.1g}"
+        "  Largest difference from the scores of one window: "
+        f"{result['difference']:.1g} nats; without memory "
+        f"{result['difference_without_memory']:.1g}"
     )
 
 
-def _sliding(vanilla, length, windows):
-    """One call a turn: it takes as long as many segments."""
+def _sliding_contender(vanilla, length, windows):
+    """Returns a contender with one call per turn: it takes very long."""
     text = made_up_text(vanilla, 1, length + windows)[0]
     inputs = tf.stack([text[i : i + length] for i in range(windows)])
     score = _window_scorer(vanilla, inputs, text[length:, None])
@@ -171,7 +166,7 @@ def _sliding(vanilla, length, windows):
 
 
 def _window_scorer(model, inputs, targets):
-    """What scores the last tokens of windows, as many as there are targets."""
+    """Returns a function that scores the last `targets.shape[1]` tokens."""
     reader = SegmentReader(model.backbone, *inputs.shape)
     reader.begin()
 
@@ -180,6 +175,6 @@ def _window_scorer(model, inputs, targets):
         hidden, _ = reader.read(inputs)
         return model.softmax(hidden[:, -targets.shape[1] :], targets)
 
-    # Traced here, or TensorFlow would warn of one more with each length.
+    # Traced here: otherwise TensorFlow warns of retracing at each new length.
     score.get_concrete_function(inputs, targets)
     return lambda: score(inputs, targets)

@@ -1,7 +1,7 @@
-"""How long a token takes to write.
+"""Times the generation of one token.
 
-Beside the time stands what it takes to read all weights and caches once: a
-token cannot be faster on this machine.
+Also measures how long this machine takes to read all weights and caches once,
+which is a lower bound for the time per token.
 """
 
 import concurrent.futures
@@ -23,8 +23,8 @@ _BANDWIDTH_BYTES = 1 << 29
 
 
 def run(model, settings, peer=None):
-    """Times greedy tokens: see the package."""
-    batch_size, num_tokens = settings.batch_size, settings.num_tokens
+    """Times greedy generation, as the package describes."""
+    batch_size, num_tokens = settings.batch_size, settings.calls_per_turn
     contenders = {
         "txl_keras": _projected(model, batch_size, num_tokens),
         "training path": _unprojected(model, batch_size, num_tokens),
@@ -38,19 +38,19 @@ def run(model, settings, peer=None):
     seconds = times.seconds
     bandwidth = _BANDWIDTH_BYTES / seconds.pop("bandwidth")
     times.compile_seconds.pop("bandwidth")
-    num_bytes = _bytes_of_a_token(model, batch_size)
-    results = report(times, "a token", batch_size)
+    num_bytes = _bytes_per_token(model, batch_size)
+    results = report(times, "per token", batch_size)
     bound = num_bytes / bandwidth
     print(
-        f"A token reads {num_bytes / 1e6:,.0f} MB, at {bandwidth / 1e9:.1f} "
-        f"GB/s {1e3 * bound:.1f} ms: "
-        f"{seconds['txl_keras'] / bound:.2f} times that"
+        f"Each token reads {num_bytes / 1e6:,.0f} MB, which takes at least "
+        f"{1e3 * bound:.1f} ms at {bandwidth / 1e9:.1f} GB/s; txl_keras takes "
+        f"{seconds['txl_keras'] / bound:.2f} times as long"
     )
     return {**results, "bytes": num_bytes, "bytes_per_s": bandwidth}
 
 
 def prompts(model, batch_size):
-    """A token each row, `(B, 1)`."""
+    """Returns one token per row, `(B, 1)`."""
     ids = np.arange(batch_size) % model.backbone.vocabulary_size
     return ids[:, None]
 
@@ -62,7 +62,7 @@ def _projected(model, batch_size, num_tokens):
 
 
 def _unprojected(model, batch_size, num_tokens):
-    """The same model, its memory hidden states."""
+    """Returns a contender whose memory is hidden states, as in training."""
 
     @tf.function(jit_compile=True)
     def step(token, memory):
@@ -79,8 +79,8 @@ def _unprojected(model, batch_size, num_tokens):
 
 
 def _read_memory():
-    """Seconds to read `_BANDWIDTH_BYTES` with all cores."""
-    parts = np.array_split(_big(), os.cpu_count())
+    """Times reading `_BANDWIDTH_BYTES` with all cores."""
+    parts = np.array_split(_large_array(), os.cpu_count())
     start = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
         list(pool.map(np.max, parts))
@@ -88,12 +88,12 @@ def _read_memory():
 
 
 @functools.cache
-def _big():
+def _large_array():
     return np.ones(_BANDWIDTH_BYTES // 4, np.float32)
 
 
-def _bytes_of_a_token(model, batch_size):
-    """Of all weights and caches, read once."""
+def _bytes_per_token(model, batch_size):
+    """Returns the size of all weights and caches, each read once per token."""
     backbone = model.backbone
     entries = backbone.memory_length * backbone.num_heads * backbone.head_dim
     itemsize = tf.as_dtype(backbone.compute_dtype).size
@@ -103,7 +103,7 @@ def _bytes_of_a_token(model, batch_size):
         for block in backbone.project_positions(backbone.memory_length + 1)
         for tensor in block
     )
-    # Of the positions what they were projected to is read.
+    # Generation reads the projected positions, not their kernels.
     weights = model.count_params() - sum(
         weight.shape.num_elements()
         for weight in backbone.weights

@@ -1,7 +1,7 @@
-"""How time and memory of a step grow with T, M, L and B.
+"""Measures how time and memory of a step grow with T, M, L and B.
 
-Each point is a process of its own: the peak of memory of a process only ever
-rises. Only one size at a time differs from the flags.
+Each point runs in a process of its own, because the peak memory of a process
+never falls. Only one size at a time differs from the flags.
 
 Letters: `B` batch, `T` segment, `M` memory, `L` layers.
 """
@@ -22,7 +22,7 @@ from txl_keras.scripts.running import in_a_child
 FLAGS = flags.FLAGS
 
 _EXPERIMENTS = {"training": training, "evaluation": evaluation}
-# What grows, and the flag of the sizes that it grows to.
+# Each size that is varied, and the flag that lists its values.
 _POINTS = {
     "segment_length": "segment_lengths",
     "memory_length": "memory_lengths",
@@ -32,7 +32,7 @@ _POINTS = {
 
 
 def run(model, settings, peer=None):
-    """Times all points: see the package."""
+    """Measures all points, as the package describes."""
     results = []
     contenders = [
         name for name in settings.contenders if name not in BARE_ATTENTIONS
@@ -40,8 +40,8 @@ def run(model, settings, peer=None):
     contenders += bare_names(model, settings)
     if not contenders:
         raise ValueError(
-            "`contenders` must have one that this model has. Received: "
-            f"{', '.join(settings.contenders)}"
+            "`contenders` must include one that supports this model, such as "
+            f"txl_keras. Received: {', '.join(settings.contenders)}"
         )
     for name, sizes in _POINTS.items():
         for size in sorted(set(getattr(settings, sizes))):
@@ -64,17 +64,10 @@ def run(model, settings, peer=None):
 
 
 def measure_point(experiment, changes):
-    """Runs another experiment in this process, with other flags.
+    """Runs one experiment of one contender in this process.
 
-    Args:
-        experiment: String, `"training"` or `"evaluation"`.
-        changes: Dictionary of flags and their values: sizes, and `contenders`
-            with one name.
-
-    Returns:
-        Dictionary of `contender`, its `seconds`, `compile_seconds` and
-        `utilization` and `step_bytes`, and of this process the `peak_bytes` of
-        memory and `peak_flops`, which the utilization is of.
+    `changes` maps flags to other values: one size, and `contenders` with one
+    name.
     """
     for name, value in changes.items():
         FLAGS[name].value = value
@@ -105,7 +98,7 @@ def _print(result):
         f"{result['by']}={result['size']:<6} {result['contender']:14} "
         f"{1e3 * result['seconds']:10,.1f} ms, utilization "
         f"{result['utilization']:.3f} of {result['peak_flops'] / 1e9:,.0f} "
-        f"GFLOP/s, memory of a step {grown}, of the process "
-        f"{result['peak_bytes'] / 2**20:,.0f} MiB",
+        f"GFLOP/s, memory {grown} per step, "
+        f"{result['peak_bytes'] / 2**20:,.0f} MiB in the process",
         flush=True,
     )

@@ -1,7 +1,8 @@
-"""How fast batches come, where no model waits for them.
+"""Times the input pipeline without a model.
 
-A made-up text in a file, as a run reads it, goes through the pipeline of a
-run, and a compiled loop takes one batch after the other.
+Writes synthetic token ids to a file in the format of a run, reads them through
+the input pipeline of a run, and takes one batch after the other in a compiled
+loop.
 
 Letters: `B` batch, `T` segment.
 """
@@ -20,12 +21,12 @@ from benchmarks.turns import timed
 from txl_keras.data import Segments
 from txl_keras.data.token_files import open_token_file
 
-_WRITTEN = 1 << 20  # ids, again and again
-_BATCHES = 100  # that are taken at once, as a run takes steps
+_WRITTEN = 1 << 20  # ids that are repeated to fill the file
+_BATCHES = 100  # batches per host call, like --steps_per_execution of a run
 
 
 def run(model, settings, peer=None):
-    """Times batches: see the package."""
+    """Times batches, as the package describes."""
     batch_size, length = settings.batch_size, settings.segment_length
     with tempfile.TemporaryDirectory() as folder:
         tokens = _write_text(
@@ -37,18 +38,18 @@ def run(model, settings, peer=None):
         steps = iter(segments.distribute(tf.distribute.get_strategy()))
         take = functools.partial(_take, steps)
         times = take_turns(
-            {"txl_keras": timed(take, settings.num_tokens)}, settings.turns
+            {"txl_keras": timed(take, settings.calls_per_turn)}, settings.turns
         )
     times.seconds["txl_keras"] /= _BATCHES
     return {
         "segment_length": length,
         "corpus_tokens": settings.corpus_tokens,
-        **report(times, "a batch", batch_size * length),
+        **report(times, "per batch", batch_size * length),
     }
 
 
 def _write_text(path, vocabulary_size, num_tokens):
-    """Ids in a file, in the smallest dtype that has them all."""
+    """Writes ids in the smallest dtype; returns the opened token file."""
     dtype = np.min_scalar_type(vocabulary_size - 1)
     ids = made_up_ids(vocabulary_size, min(num_tokens, _WRITTEN)).astype(dtype)
     with open(path, "wb") as file:

@@ -1,4 +1,4 @@
-"""Whether a token takes longer, or more memory, late in a long text."""
+"""Measures time and memory per token along one long generated text."""
 
 import time
 
@@ -11,16 +11,13 @@ from txl_keras.training.utilization import device_memory
 
 
 def run(model, settings, peer=None):
-    """Times all tokens of one text: see the package.
-
-    Raises:
-        ValueError: If it has fewer than 1000.
-    """
-    num_tokens = settings.num_tokens
+    """Times every token of one text, as the package describes."""
+    num_tokens = settings.calls_per_turn
     if num_tokens < 1000:
         raise ValueError(
-            "`num_tokens` must be at least 1000 for long_generation. "
-            f"Received: num_tokens={num_tokens}"
+            "`calls_per_turn` must be at least 1000 for "
+            "--experiment=long_generation, which writes one token per call. "
+            f"Received: calls_per_turn={num_tokens}"
         )
     write = Generator(model, Sampler(temperature=0))
     times, peaks, start = [], [], None
@@ -37,7 +34,7 @@ def run(model, settings, peer=None):
         by_position[first] = float(np.median(times[first:last]))
         print(
             f"tokens {first:6} to {last:6}: {1e3 * by_position[first]:8.3f} ms "
-            f"a token, peak {peaks[last]:,.0f} MiB"
+            f"per token, peak {peaks[last]:,.0f} MiB"
         )
     return {
         "seconds_by_position": by_position,

@@ -1,4 +1,4 @@
-"""A program in another environment that does the same on request."""
+"""Runs a benchmark's peer, a program in another Python environment."""
 
 import contextlib
 import functools
@@ -11,21 +11,10 @@ from benchmarks.turns import CannotRunError
 
 @contextlib.contextmanager
 def open_peer(script, python, model, batch_size):
-    """Runs a peer, such as train/peers/hugging_face.py, while it is needed.
+    """Runs a peer, such as train/peers/hugging_face.py, in a context.
 
-    Args:
-        script: Path of the peer's program, which says what it answers.
-        python: String, the Python that runs it.
-        model: `TransformerXLCausalLM`, of whose sizes the peer makes one.
-        batch_size: Integer `B`.
-
-    Yields:
-        Function of a task and its sizes by name. Returns seconds. Raises
-        `CannotRunError` where the peer's compiler fails.
-
-    Raises:
-        ValueError: If the peer has no such model.
-        RuntimeError: If the peer ends, or does not understand.
+    Yields a function of a task and its sizes (by keyword) that returns a list
+    of seconds, and raises `CannotRunError` if the peer cannot compile it.
     """
     _check_model(model)
     process = subprocess.Popen(
@@ -40,10 +29,11 @@ def open_peer(script, python, model, batch_size):
         try:
             answered = json.loads(line) if line else {"error": "it has ended"}
         except json.JSONDecodeError:
-            answered = {"error": f"no answer, but {line.strip()!r}"}
+            answered = {"error": f"it printed no JSON but {line.strip()!r}"}
         if "error" in answered:
             raise RuntimeError(
-                f"The peer {script}, run by {python}: {answered['error']}"
+                f"The peer {script}, run by {python}, failed: "
+                f"{answered['error']}"
             )
         if "cannot" in answered:
             raise CannotRunError(answered["cannot"])
@@ -55,7 +45,7 @@ def open_peer(script, python, model, batch_size):
         return answer()["seconds"]
 
     try:
-        answer()  # that it is ready
+        answer()  # the message that the peer is ready
         yield ask
     finally:
         process.kill()
@@ -63,16 +53,7 @@ def open_peer(script, python, model, batch_size):
 
 
 def peer_contenders(peer, task, **sizes):
-    """A peer as it is, and compiled.
-
-    Args:
-        peer: What `open_peer` yields, or `None`.
-        task: String, one that the peer can also do compiled.
-        **sizes: Of the task.
-
-    Returns:
-        Dictionary of contenders, for `take_turns`; empty without a peer.
-    """
+    """Returns a peer's contenders for `take_turns`: eager and compiled."""
     if peer is None:
         return {}
     ask = functools.partial(peer, task, **sizes)
@@ -83,7 +64,10 @@ def peer_contenders(peer, task, **sizes):
 
 
 def _check_model(model):
-    """The peer would be timed with another model, and say nothing."""
+    """Checks that the peer can build the same model.
+
+    The peer would ignore these options and time another model.
+    """
     backbone = model.backbone
     parts = {
         f"attention_type={backbone.attention_type}": (
@@ -92,11 +76,12 @@ def _check_model(model):
         "normalize_first": backbone.normalize_first,
         "normalize_output": backbone.normalize_output,
     }
-    other = [name for name, is_there in parts.items() if is_there]
-    if other:
+    unsupported = [name for name, is_used in parts.items() if is_used]
+    if unsupported:
         raise ValueError(
-            "`peer` needs relative attention and layer norms after each layer, "
-            f"none after the last block. Received: {', '.join(other)}"
+            "`peer` supports only relative attention, with a layer norm after "
+            "each sublayer and none after the last block. Received: "
+            f"{', '.join(unsupported)}"
         )
 
 

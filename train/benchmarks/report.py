@@ -1,4 +1,4 @@
-"""What the times of a benchmark mean: speed, utilization, memory."""
+"""Reports of benchmarks: speed, utilization and memory."""
 
 import tensorflow as tf
 
@@ -9,17 +9,9 @@ from txl_keras.training.utilization import peak_flops
 
 
 def measure(contenders, peers, settings, unit, flops, dtype):
-    """Lets contenders take turns at B segments of T tokens, and reports.
+    """Times contenders on `B` segments of `T` tokens and reports the results.
 
-    Args:
-        contenders: See `take_turns`.
-        peers: More of them, that work in another process.
-        settings: See the package.
-        unit, flops, dtype: See `report`.
-
-    Returns:
-        Dictionary of `segment_length`, `step_bytes`, see `memory_of`, by
-        contender of this process, and what `report` returns.
+    `peers` are contenders in another process, whose memory is not measured.
     """
     length = settings.segment_length
     times = take_turns(contenders | peers, settings.turns)
@@ -27,27 +19,17 @@ def measure(contenders, peers, settings, unit, flops, dtype):
     step_bytes = {name: memory_of(call) for name, call in contenders.items()}
     for name, number in step_bytes.items():
         if number is not None:
-            print(f"{name}: memory of a turn {number / 2**20:,.1f} MiB")
+            print(f"{name}: {number / 2**20:,.1f} MiB of memory per turn")
     return {"segment_length": length, "step_bytes": step_bytes, **results}
 
 
 def report(times, unit, num_tokens, flops=None, dtype="float32"):
-    """Prints a table of contenders, and returns it for JSON.
+    """Prints a table of contenders and returns it as a dictionary for JSON.
 
-    Called when all turns are over: then the peak of memory is that of them
-    all, and not of the product that the best speed is measured with.
-
-    Args:
-        times: `Times`; others are held against the first.
-        unit: String, what was timed, such as `"a step"`.
-        num_tokens: Integer, tokens of that.
-        flops: Optional integer, operations of that: see `model_flops`.
-        dtype: String, of the products whose best speed is the whole.
-
-    Returns:
-        Dictionary of `seconds`, `compile_seconds` and `tokens_per_s`, each by
-        contender; `peak_bytes`, of memory in this process; and where there are
-        `flops` those, `peak_flops`, and `utilization` by contender.
+    `unit` names what was timed ("per step"), with `num_tokens` tokens and
+    `flops` operations each; the first of `times` is the reference. Must be
+    called after all turns: measuring the peak matmul speed raises the peak
+    memory of the process.
     """
     results = {
         **times._asdict(),
@@ -70,10 +52,11 @@ def report(times, unit, num_tokens, flops=None, dtype="float32"):
     _print(results, unit)
     if flops:
         print(
-            f"{flops / 1e9:.3g} GFLOP {unit}; the best product of {dtype} "
-            f"does {best / 1e9:,.0f} GFLOP/s"
+            f"{flops / 1e9:.3g} GFLOP {unit}; the fastest {dtype} matmul "
+            f"reaches {best / 1e9:,.0f} GFLOP/s"
         )
-    print(f"Memory of the process {results['peak_bytes'] / 2**20:,.0f} MiB")
+    peak = results["peak_bytes"] / 2**20
+    print(f"Peak memory of the process {peak:,.0f} MiB")
     return results
 
 

@@ -1,8 +1,9 @@
-"""How long a training step takes.
+"""Times a training step.
 
-`txl_keras` is the step of a run: `Trainer` on `Segments`, with Adam and the
-gradient clipped to 0.25. `bare` is the same mathematics without Keras, `plain`
-that with the textbook's attention: see bare_tensorflow.py.
+`txl_keras` is the training step of a run: `Trainer` on `Segments`, with Adam
+and the gradient clipped to a norm of 0.25. `bare` is the same mathematics
+without Keras; `plain` is `bare` with textbook attention: see
+bare_tensorflow.py.
 
 Letters: `B` batch, `T` segment.
 """
@@ -25,7 +26,7 @@ from txl_keras.training.utilization import model_flops
 
 _LEARNING_RATE = 1e-4
 _CLIP_NORM = 0.25
-_SEGMENTS = 64  # of a row, before the text begins again
+_SEGMENTS = 64  # segments per row before the text repeats
 BARE_ATTENTIONS = {
     "bare": bare_tensorflow.attend_by_kernels,
     "plain": bare_tensorflow.attend_by_definition,
@@ -33,56 +34,48 @@ BARE_ATTENTIONS = {
 
 
 def run(model, settings, peer=None):
-    """Times steps: see the package."""
+    """Times training steps, as the package describes."""
     batch_size, length = settings.batch_size, settings.segment_length
     contenders = {
         name: functools.partial(
             _turn,
             train,
             _steps(model, batch_size, length),
-            settings.num_tokens,
+            settings.calls_per_turn,
         )
         for name, train in _trainers(model, settings).items()
     }
     peers = peer_contenders(
-        peer, "train", segment_length=length, num_steps=settings.num_tokens
+        peer, "train", segment_length=length, num_steps=settings.calls_per_turn
     )
     flops = model_flops(model, batch_size, length, training=True)
     return measure(
-        contenders, peers, settings, "a step", flops, model.compute_dtype
+        contenders, peers, settings, "per step", flops, model.compute_dtype
     )
 
 
 def bare_names(model, settings):
-    """Contenders of bare TensorFlow that the settings ask for.
+    """Returns the requested contenders of bare TensorFlow.
 
-    None, and says so, where the model has what bare TensorFlow has not.
-
-    Args:
-        model: `TransformerXLCausalLM`.
-        settings: See the package.
-
-    Returns:
-        List of strings.
+    Prints a note and returns none if they do not support the model.
     """
-    wanted = [name for name in BARE_ATTENTIONS if name in settings.contenders]
-    missing = bare_tensorflow.what_is_missing(model)
-    if wanted and missing:
-        print(f"{' and '.join(wanted)} left out: they have no {missing}")
+    requested = [
+        name for name in BARE_ATTENTIONS if name in settings.contenders
+    ]
+    unsupported = bare_tensorflow.unsupported_parts(model)
+    if requested and unsupported:
+        print(
+            f"Skipping {' and '.join(requested)}, which do not support "
+            f"{unsupported}"
+        )
         return []
-    return wanted
+    return requested
 
 
 def bare_contenders(model, settings, learning_rate=None):
-    """`BareTensorFlow` of each of `bare_names`.
+    """Builds a `BareTensorFlow` for each of `bare_names`.
 
-    Args:
-        model: `TransformerXLCausalLM`.
-        settings: See the package.
-        learning_rate: Optional float; without it they cannot train.
-
-    Returns:
-        Dictionary.
+    Without a `learning_rate` they can only score.
     """
     return {
         name: bare_tensorflow.BareTensorFlow(
@@ -96,15 +89,10 @@ def bare_contenders(model, settings, learning_rate=None):
     }
 
 
-def compile_way(name, model, training):
-    """How a contender is compiled: the textbook by XLA, as a whole.
+def choose_compiler(name, model, training):
+    """Returns the decorator that compiles a contender into a `tf.function`.
 
-    Args:
-        name: String, `"plain"` or another.
-        model, training: See `compile_layers`.
-
-    Returns:
-        Function of a function of tensors; it returns a `tf.function`.
+    XLA compiles the textbook contender `"plain"` as a whole.
     """
     if name == "plain":
         return functools.partial(tf.function, jit_compile=True)
@@ -117,7 +105,7 @@ def compile_way(name, model, training):
 
 
 def _trainers(model, settings):
-    """Functions of an iterator and a number of steps, by name."""
+    """Returns, by contender, a function of an iterator and a step count."""
     trainers = {}
     if "txl_keras" in settings.contenders:
         trainers["txl_keras"] = Trainer(
@@ -132,17 +120,17 @@ def _trainers(model, settings):
 
 
 def _steps(model, batch_size, segment_length):
-    """Iterator over the steps of a text."""
+    """Returns an iterator over the batches of a synthetic text."""
     num_tokens = batch_size * segment_length * _SEGMENTS + 1
     ids = made_up_ids(model.backbone.vocabulary_size, num_tokens)
     if model.backbone.vocabulary_size <= 256:
-        ids = ids.astype(np.uint8)  # as the text of a run is stored
+        ids = ids.astype(np.uint8)  # the dtype in which a run stores its text
     segments = Segments(ids, batch_size, segment_length, drop_remainder=True)
     return iter(segments.distribute(tf.distribute.get_strategy()))
 
 
 def _turn(train, steps, num_steps):
-    """Seconds of a step, of some that the host does not interrupt."""
+    """Times steps in one host call; returns seconds per step."""
     start = time.perf_counter()
     train(steps, num_steps)
     return [(time.perf_counter() - start) / num_steps]

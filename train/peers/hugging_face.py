@@ -1,14 +1,14 @@
-r"""Hugging Face's Transformer-XL, to be timed next to this one.
+r"""Serves Hugging Face's Transformer-XL to train/benchmark.py, to be timed.
 
-Their Transformer-XL needs an old version of transformers, so this program
-has an environment of its own and imports nothing of txl_keras:
+Their Transformer-XL needs an old version of transformers, so this program runs
+in an environment of its own and does not import txl_keras:
 
     python3.11 -m venv peer_env
     peer_env/bin/pip install torch==2.13.0 transformers==4.35.2 "numpy<2"
 
-It builds the model with random weights (nothing is downloaded) from the
-JSON object in its argument, says that it is ready, and then answers
-requests. Each is a line of JSON on stdin, each answer a line on stdout.
+It builds the model with random weights (nothing is downloaded) from the JSON
+object in its argument, prints that it is ready, and then answers requests.
+Each request is a line of JSON on stdin, each answer a line of JSON on stdout.
 
     $ peer_env/bin/python train/peers/hugging_face.py '{
         "vocabulary_size": 204, "num_layers": 12, "num_heads": 8,
@@ -26,14 +26,14 @@ requests. Each is a line of JSON on stdin, each answer a line on stdout.
     {"seconds": [61.4, 0.98]}
     {"task": "exit"}
 
-A step of training is forward, backward, clipping to a norm of 0.25, and Adam.
-`"compiled": true` goes through torch.compile, which takes the first of the
-seconds; where that fails, the answer is `{"cannot": message}`. All is in
-float32: under autocast to bfloat16 their loss fails. A bad request is answered
-with `{"error": message}`; `exit`, or the end of stdin, ends the program without
-an answer. `"clamp_length": 0` does not clamp. A model without cutoffs wants
-`"div_val": 1`: with a larger one, Hugging Face projects the only table from
-`hidden_dim` to `hidden_dim`.
+A training step is forward, backward, clipping to a norm of 0.25, and Adam.
+`"compiled": true` uses torch.compile, and the first time includes the
+compilation; if it fails, the answer is `{"cannot": message}`. Everything runs
+in float32, because their loss fails under autocast to bfloat16. A bad request
+is answered with `{"error": message}`; `exit`, or the end of stdin, ends the
+program without an answer. `"clamp_length": 0` does not clamp. A model without
+cutoffs needs `"div_val": 1`: with a larger value Hugging Face projects the only
+table from `hidden_dim` to `hidden_dim`.
 """
 
 import json
@@ -45,7 +45,7 @@ import torch
 from transformers import TransfoXLConfig
 from transformers import TransfoXLLMHeadModel
 
-# The least value of each whole number.
+# The smallest valid value of each integer.
 CONFIG_LEAST = {
     "vocabulary_size": 1,
     "num_layers": 1,
@@ -64,52 +64,52 @@ CONFIG_RATES = ("dropout", "attention_dropout")
 CONFIG_BOOLEANS = ("same_length",)
 REQUEST_LEAST = {
     "generate": {"num_tokens": 1},
-    # The labels are shifted inside: one token has nothing to predict.
+    # The model shifts the labels itself, so one token gives no target.
     "evaluate": {"segment_length": 2, "num_segments": 1},
     "train": {"segment_length": 2, "num_steps": 1},
     "exit": {},
 }
-# Tasks that say whether they are `compiled`.
+# Tasks whose requests have a `compiled` field.
 COMPILED = ("evaluate", "train")
 LEARNING_RATE = 1e-4
 CLIP_NORM = 0.25
 
 
 class CannotCompile(Exception):
-    """torch.compile failed."""
+    """Raised when torch.compile fails."""
 
 
 class Peer:
-    """The model with a full memory, which all requests carry on."""
+    """Holds the model and a full memory that carries over between requests."""
 
     def __init__(self, config):
         torch.manual_seed(config["seed"])
         self.vocabulary_size = config["vocabulary_size"]
         self.batch_size = config["batch_size"]
         self.model = TransfoXLLMHeadModel(_hugging_face_config(config)).eval()
-        self.optimizer = None  # of who only evaluates there is none
+        self.optimizer = None  # created by the first training request
         self.compiled_model = None
-        # The layout is theirs. Full from the start: a token costs the same
-        # as any later one.
+        # `mems` has their layout. It is full from the start, so that the first
+        # token costs as much as any later one.
         shape = config["memory_length"], self.batch_size, config["hidden_dim"]
         self.mems = [torch.randn(shape) for _ in range(config["num_layers"])]
         self.token = self._random_tokens(1)
 
     def num_weights(self):
-        """Shared ones count once."""
+        """Returns the number of weights; shared ones count once."""
         return sum(weight.numel() for weight in self.model.parameters())
 
     def generate(self, num_tokens):
-        """The seconds of each token, of which the next one is chosen."""
+        """Writes tokens greedily; returns the seconds of each."""
         return [_seconds(self._write_token) for _ in range(num_tokens)]
 
     def evaluate(self, segment_length, num_segments, compiled):
-        """The seconds of each segment, with its losses."""
+        """Scores segments; returns the seconds of each."""
         self.model.eval()
         return self._time(self._score, segment_length, num_segments, compiled)
 
     def train(self, segment_length, num_steps, compiled):
-        """The seconds of each step."""
+        """Trains on random tokens; returns the seconds of each step."""
         self.model.train()
         if self.optimizer is None:
             self.optimizer = torch.optim.Adam(
@@ -154,7 +154,7 @@ class Peer:
         self.optimizer.step()
 
     def _random_tokens(self, length):
-        """Ids as frequent as words are: word r of V with a share of 1 / r."""
+        """Draws ids with Zipf frequencies: id r about 1 / r of the time."""
         uniform = torch.rand(self.batch_size, length)
         return (self.vocabulary_size**uniform - 1).long()
 
@@ -162,7 +162,7 @@ class Peer:
 def main():
     config = _read_config(sys.argv[1:])
     torch.set_num_threads(config["num_threads"])
-    # Not where graphs break: there are many places.
+    # Silences torch.compile's warnings of the many graph breaks.
     torch._logging.set_logs(all=logging.ERROR)
     with torch.no_grad():
         peer = Peer(config)
@@ -207,11 +207,11 @@ def _seconds(function, *args):
 
 
 def _read_config(arguments):
-    """The configuration, checked; a bad one ends the program."""
+    """Returns the checked configuration; a bad one ends the program."""
     try:
         if len(arguments) != 1:
             raise ValueError(
-                "The one argument must be the configuration as JSON. "
+                "The only argument must be the configuration as JSON. "
                 f"Received: {len(arguments)} arguments"
             )
         config = _read_object(arguments[0])
@@ -229,10 +229,10 @@ def _read_config(arguments):
 
 
 def _read_request(line):
-    """The task and its sizes by name, checked."""
+    """Returns a request's task and its checked sizes by name."""
     request = _read_object(line)
     task = request.get("task")
-    # A list, since what was sent may be unhashable.
+    # A list, because the received value may be unhashable.
     if task not in list(REQUEST_LEAST):
         raise ValueError(
             f"`task` must be one of {list(REQUEST_LEAST)}. "
@@ -267,10 +267,10 @@ def _check_names(values, names):
 def _check_numbers(values, least):
     for name, minimum in least.items():
         value = values[name]
-        # `isinstance` would take true and false.
+        # `isinstance` would accept true and false.
         if type(value) is not int or value < minimum:
             raise ValueError(
-                f"`{name}` must be a whole number, at least {minimum}. "
+                f"`{name}` must be an integer, at least {minimum}. "
                 f"Received: {name}={value!r}"
             )
 
@@ -302,8 +302,8 @@ def _check_cutoffs(cutoffs, vocabulary_size):
         or not all(0 < cutoff < vocabulary_size for cutoff in cutoffs)
     ):
         raise ValueError(
-            "`cutoffs` must be a list of whole numbers that grow, above 0 "
-            f"and below the vocabulary's size {vocabulary_size}. "
+            "`cutoffs` must be a list of increasing integers above 0 and "
+            f"below the vocabulary size {vocabulary_size}. "
             f"Received: cutoffs={cutoffs!r}"
         )
 

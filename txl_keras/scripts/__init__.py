@@ -1,1 +1,1 @@
-"""What the scripts in train/ share: flags, and how they stop."""
+"""Code that the scripts in train/ share: flags and how scripts run."""

@@ -1,4 +1,4 @@
-"""`--compile_only`: the steps of a run, compiled for a TPU slice."""
+"""The `--compile_only` mode: compiles the steps of a run for a TPU slice."""
 
 import datetime
 import json
@@ -42,33 +42,29 @@ STEPS = ("train", "evaluation", "generation")
 
 
 def define_compile_flags():
-    """Defines the flags of a run that is only compiled."""
+    """Defines `--tpu_type`, `--compile_only` and `--compile_steps`."""
     flags.DEFINE_string(
         "tpu_type", None,
-        f"What the slice is, as gcloud calls it: {', '.join(names())}.",
+        "Type of the TPU slice, as gcloud calls it. The run is checked "
+        "against it, and --compile_only compiles for it. One of "
+        f"{', '.join(names())}.",
     )  # fmt: skip
     flags.DEFINE_bool(
         "compile_only", False,
-        "Compile the steps for --tpu_type, without a TPU or text, and say "
-        "what they take.",
+        "Compile the steps of the run for --tpu_type and report their time "
+        "and memory, instead of training. Needs neither a TPU nor text.",
     )  # fmt: skip
     flags.DEFINE_multi_enum(
-        "compile_steps", list(STEPS), STEPS, "Which, with --compile_only."
-    )
+        "compile_steps", list(STEPS), STEPS,
+        "The steps that --compile_only compiles.",
+    )  # fmt: skip
 
 
 def compile_run():
-    """Compiles the steps of the run that the flags name.
+    """Compiles the steps of the run and returns whether all fit in memory.
 
-    Prints a report of each and stores all: in the workdir, tpu_compile.json,
-    or, without one, here, tpu_compile_PRESET_TYPE.json.
-
-    Returns:
-        Boolean, whether all fit.
-
-    Raises:
-        ValueError: If the flags are not those of a run on such a slice.
-        RuntimeError, ImportError: If there is no compiler, or it fails.
+    Prints a report of each step and writes all to WORKDIR/tpu_compile.json or,
+    without a workdir, to ./tpu_compile_PRESET_TYPE.json.
     """
     slice_ = tpu_type(FLAGS.tpu_type)
     rows_of_replica(FLAGS.batch_size, slice_)
@@ -79,8 +75,8 @@ def compile_run():
     path = _output()
     end_on_sigterm()
     with tempfile.TemporaryDirectory() as folder:
-        # What TensorFlow takes to trace and lower, 6 GB for 24 layers, it gives
-        # back only where its process ends, and the compiler takes twice that.
+        # Tracing and lowering takes 6 GB for 24 layers, which TensorFlow frees
+        # only when its process ends, and the compiler needs twice that.
         facts, steps = in_a_child(_lower_steps, folder)
         for step in steps:
             hlo = pathlib.Path(folder, step.name).read_bytes()
@@ -88,22 +84,15 @@ def compile_run():
             facts["steps"].append(report(step, slice_, answer))
             print(describe(facts["steps"][-1]), flush=True)
             write_text(json.dumps(facts, indent=2) + "\n", path)
-    print(f"In {path}")
+    print(f"Written to {path}")
     return all(step["fits"] for step in facts["steps"])
 
 
 def _lower_steps(folder):
-    """Lowers the steps of the run that the flags name, and says what it is.
-
-    Args:
-        folder: Where to write them, each by its name.
-
-    Returns:
-        Pair of the facts of the run and a list of `Step`.
-    """
+    """Lowers each step to a file in `folder`; returns facts and `Step`s."""
     keras.utils.set_random_seed(FLAGS.seed)
     slice_ = tpu_type(FLAGS.tpu_type)
-    with tf.device("CPU:0"), for_another_device():  # where it is lowered
+    with tf.device("CPU:0"), for_another_device():  # the host that lowers
         model = _build_model()
         model.backbone.check_positions(FLAGS.segment_length)
         run = _Run(model, slice_)
@@ -134,7 +123,7 @@ def _facts(model, slice_):
 
 
 def _output():
-    """Where to write, which is seen now and not after minutes."""
+    """Returns the path to write, checked before minutes of compiling."""
     workdir = Workdir(FLAGS.workdir or ".")
     workdir.check_writable()
     if FLAGS.workdir:
@@ -147,21 +136,21 @@ def _output():
 def _build_model():
     if FLAGS.varlen:
         raise ValueError(
-            "`compile_only` takes segments of one length, as a step of varlen "
-            "is a program for each: compile it for the longest. Received: "
-            "varlen=True"
+            "`compile_only` compiles segments of one length only, and varlen "
+            "needs one program per length. Compile without varlen, for the "
+            "longest segment. Received: varlen=True"
         )
     if FLAGS.initialize_from or FLAGS.cutoffs == ["auto"]:
         raise ValueError(
             "`compile_only` reads no run and no text, so `initialize_from` and "
-            "cutoffs=auto have no meaning: name the sizes. Received: "
+            "cutoffs=auto cannot be used: give the sizes. Received: "
             f"initialize_from={FLAGS.initialize_from}, cutoffs={FLAGS.cutoffs}"
         )
     if FLAGS.backbone == "lstm":
         raise ValueError(
-            "`compile_only` takes Transformer-XL alone: the gradient of an "
-            "LSTM's loop grows lists, and those it cannot tell to be static. "
-            "Received: backbone=lstm"
+            "`compile_only` supports Transformer-XL only: the gradient of an "
+            "LSTM's loop uses lists whose size is not static. Received: "
+            "backbone=lstm"
         )
     return model_flags.build_model(
         FLAGS.vocabulary_size
@@ -172,9 +161,10 @@ def _build_model():
 
 
 class _Run:
-    """One replica of a run, whose neighbours `lower` makes up.
+    """Holds one replica of a run; `lower` simulates the others.
 
-    Its methods return a `Step`, and the function and arguments to lower.
+    The method of each step returns a `Step` and the function and arguments to
+    lower.
     """
 
     def __init__(self, model, slice_):
@@ -234,7 +224,8 @@ class _Run:
         return step, self._evaluator.replica_step, arguments
 
     def generation(self):
-        self._generator = Generator(self._model)  # its step does not hold it
+        # Kept alive here, because its step does not reference it.
+        self._generator = Generator(self._model)
         step = self._step(
             name="generation",
             rows=1,
@@ -245,17 +236,17 @@ class _Run:
         return step, *self._generator.replica_step()
 
     def _step(self, **facts):
-        of_all = {
+        defaults = {
             "segment_length": FLAGS.segment_length,
             "memory_length": self._model.backbone.memory_length,
             "num_replicas": self._slice.replicas,
             "precision": FLAGS.precision,
         }
-        return Step(**of_all | facts)
+        return Step(**defaults | facts)
 
 
 def _segments(rows):
-    """Of a text of zeros, as only their shapes count."""
+    """Makes segments of zeros: only their shapes matter."""
     return Segments(
         np.zeros(4 * rows * (FLAGS.segment_length + 1), "uint8"),
         rows,
@@ -277,7 +268,7 @@ def _describe(facts, model):
     return (
         f"{FLAGS.preset}, a vocabulary of {facts['vocabulary_size']:,}"
         + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
-        + f", by {source} (a run has that of its text); "
+        + f" from {source} (a run uses that of its text); "
         f"{model.count_params():,} weights, {FLAGS.optimizer}\n"
         f"Compiled, not run, by {versions}"
     )

@@ -1,4 +1,4 @@
-"""Flags of text and tokenizers, and what they make."""
+"""Flags for text and tokenizers, and functions that load what they name."""
 
 import os
 import sys
@@ -19,11 +19,11 @@ from txl_keras.data.tokenizers.building import OPTIONS
 
 FLAGS = flags.FLAGS
 
-# Where text lies, which may change when a run goes on.
+# Flags that locate the text. They may change when a run resumes.
 CORPUS_FLAGS = (
     "corpus", "data_dir", "manual_dir", "document_separator", "text_key",
 )  # fmt: skip
-# What makes a token of it, which may not.
+# Flags that define the tokens. They may not change when a run resumes.
 TOKENIZER_FLAGS = (
     "tokenizer", "drop_newlines", "vocabulary_size", "min_count", "lower_case",
     "unknown", "line_start", "line_end",
@@ -31,83 +31,92 @@ TOKENIZER_FLAGS = (
 
 
 def define_corpus_flags(required=True):
-    """Defines the flags of `CORPUS_FLAGS`.
-
-    Args:
-        required: Boolean. Whether a corpus must be given.
-    """
+    """Defines the flags of `CORPUS_FLAGS`."""
     flags.DEFINE_string(
         "corpus", None,
-        f"{', '.join(CORPORA)}, tfds:NAME, or a text file, folder or pattern.",
+        f"The text: {', '.join(CORPORA)}, tfds:NAME, or the path of a text "
+        "file, a folder or a file pattern. Scripts that read a finished run "
+        "use its text by default.",
         required=required,
     )  # fmt: skip
     flags.DEFINE_string(
         "data_dir", None,
-        "Folder for what is fetched and for ids. Default: "
+        "Folder for downloaded corpora and prepared token ids. Default: "
         "TFDS_DATA_DIR, or ~/tensorflow_datasets.",
     )  # fmt: skip
     flags.DEFINE_string(
         "manual_dir", None,
-        "Folder with published files already there. Default: data_dir.",
+        "Folder that already holds the published files of a corpus. Default: "
+        "data_dir.",
     )  # fmt: skip
     flags.DEFINE_string(
         "document_separator", None,
-        r"What lies between the documents of a file; \n is a new line.",
+        r"Text that separates the documents of a file; \n is a newline. "
+        "Default: a file is one document.",
     )  # fmt: skip
     flags.DEFINE_string(
-        "text_key", None, "Name of the text in JSON lines and tfds: examples."
-    )
+        "text_key", None,
+        "Name of the text field in JSON lines and in tfds: examples. Default: "
+        "text.",
+    )  # fmt: skip
 
 
 def define_tokenizer_flags():
     """Defines the flags of `TOKENIZER_FLAGS`, and `--vocabulary`."""
     flags.DEFINE_enum(
         "tokenizer", "bytes", list(OPTIONS),
-        "What a token is. bytes: any text. sentencepiece: the best for prose, "
-        "with --vocabulary_size=8000, say.",
+        "Kind of tokens. bytes encodes any text; sentencepiece is the best for "
+        "prose, for example with --vocabulary_size=8000.",
     )  # fmt: skip
     flags.DEFINE_bool(
         "drop_newlines", None,
-        "Leave newlines out, as the original's enwik8 protocol does. Its bpc "
-        "is then one of the text without them.",
+        "Remove newlines from the text of bytes and characters, as the "
+        "enwik8 protocol of the original code does. Scores then refer to the "
+        "text without newlines.",
     )  # fmt: skip
     flags.DEFINE_string(
         "vocabulary", None,
-        "File of words or of a subword model. Default: made from train.",
+        "File with the words of the vocabulary, or a subword model. Default: "
+        "the vocabulary is built from the train split.",
     )  # fmt: skip
     flags.DEFINE_integer(
-        "vocabulary_size", None, "How many words, or subwords, to keep."
+        "vocabulary_size", None,
+        "Most words to keep in the vocabulary (default: all), or the number of "
+        "subwords to train (must be given).",
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "min_count", None,
+        "Words that occur less often in the train split become unknown.",
+    )  # fmt: skip
+    flags.DEFINE_bool(
+        "lower_case", None, "Convert the text to lower case first."
     )
-    flags.DEFINE_integer("min_count", None, "Rarer words are unknown.")
-    flags.DEFINE_bool("lower_case", None, "Read text in lower case.")
     flags.DEFINE_string(
-        "unknown", None, "For unknown words, or empty. Default: <unk>."
-    )
-    flags.DEFINE_string("line_start", None, "Before a line. Default: none.")
+        "unknown", None,
+        "Token for unknown words; empty for none. Default: <unk>.",
+    )  # fmt: skip
     flags.DEFINE_string(
-        "line_end", None, "After a line, or empty. Default: <eos>."
-    )
+        "line_start", None,
+        "Token that is put before each line. Default: none.",
+    )  # fmt: skip
+    flags.DEFINE_string(
+        "line_end", None,
+        "Token that stands for the end of each line; empty for none. Default: "
+        "<eos>.",
+    )  # fmt: skip
 
 
 def corpus_options(defaults=None):
-    """Where the text lies, for this script and for ones called elsewhere.
+    """Returns the arguments of `load_corpus`, with absolute paths.
 
-    Args:
-        defaults: Optional dict, what an earlier call returned, for flags that
-            are not given. A stranger may have written it: what is taken from
-            it is printed.
-
-    Returns:
-        Dict of the arguments of `load_corpus`, paths absolute.
-
-    Raises:
-        ValueError: If a flag is empty, or no text was ever prepared in the
-            `data_dir` of `defaults`, so that something would be written there.
+    A flag that is not given has the value in `defaults`, the result of an
+    earlier call, such as the one in a run's config.json. Such values are
+    printed, because another person may have written the file.
     """
     options = {}
     for name in CORPUS_FLAGS:
         options[name] = FLAGS[name].value
-        if options[name] == "":  # a shell's variable that is not set
+        if options[name] == "":  # such as an unset shell variable
             raise ValueError(f"`{name}` must not be empty. Received: --{name}=")
     if defaults:
         _fill_in(options, defaults)
@@ -120,7 +129,7 @@ def corpus_options(defaults=None):
 
 
 def _fill_in(options, defaults):
-    """Takes what is not given from a configuration, and says so."""
+    """Takes options that are not given from a config.json and prints them."""
     taken = {
         name: defaults[name]
         for name, value in options.items()
@@ -140,7 +149,7 @@ def _fill_in(options, defaults):
 
 
 def load_corpus(options, whole=False):
-    """Loads the corpus of `corpus_options`, in splits or whole."""
+    """Loads the corpus of `corpus_options`, in splits or as one text."""
     separator = options["document_separator"]
     if separator is not None:
         separator = separator.replace(r"\n", "\n").replace(r"\t", "\t")
@@ -155,13 +164,10 @@ def load_corpus(options, whole=False):
 
 
 def prepare_text(tokenizer=None):
-    """Prepares the text that the flags name, by the tokenizer they name.
+    """Prepares the text that the flags name.
 
-    Args:
-        tokenizer: Optional tokenizer to take instead.
-
-    Returns:
-        The corpus, the tokenizer, and a dict of split to `PreparedSplit`.
+    Returns the corpus, the tokenizer (by default that of the flags), and a
+    dictionary of `PreparedSplit`s.
     """
     options = corpus_options()
     folder = token_folder(options["data_dir"])
@@ -172,12 +178,7 @@ def prepare_text(tokenizer=None):
 
 
 def check_outside_text(name, folder):
-    """Raises ValueError for a folder in that of the text, to be written to.
-
-    Args:
-        name: String, the flag of the folder.
-        folder: String.
-    """
+    """Checks that the output folder of flag `name` is outside of the text."""
     text = corpus_options()["corpus"]
     if not (os.path.isabs(text) and os.path.isdir(text)):
         return
@@ -185,22 +186,14 @@ def check_outside_text(name, folder):
     folder = os.path.realpath(os.path.expanduser(folder))
     if os.path.commonpath([text, folder]) == text:
         raise ValueError(
-            f"`{name}` must not be in the folder of the text, or what is "
-            "written there would be read as text. Received: "
+            f"`{name}` must not be in the folder of the text, because the "
+            "files written there would be read as text. Received: "
             f"{name}={folder}, corpus={text}"
         )
 
 
 def check_writable(name, path):
-    """Makes the folder of a file to write, before any work is lost.
-
-    Args:
-        name: String, the flag that names it.
-        path: String.
-
-    Raises:
-        ValueError: If the file could not be written.
-    """
+    """Makes the folder of the file of flag `name` and checks it is writable."""
     path = os.path.expanduser(path)
     try:
         tf.io.gfile.makedirs(os.path.dirname(path) or ".")
@@ -208,21 +201,13 @@ def check_writable(name, path):
         tf.io.gfile.remove(f"{path}.new")
     except tf.errors.OpError as error:
         raise ValueError(
-            f"`{name}` must be a place that can be written to. Received: "
+            f"`{name}` must be a writable path. Received: "
             f"--{name}={FLAGS[name].value} ({error.message})"
         ) from error
 
 
 def make_tokenizer(corpus, folder):
-    """Makes the tokenizer that the flags name, or finds it.
-
-    Args:
-        corpus: `Corpus`.
-        folder: String, where it is kept: see `prepare_tokenizer`.
-
-    Returns:
-        The tokenizer.
-    """
+    """Builds the tokenizer that the flags name, or reads it from `folder`."""
     options = {name: FLAGS[name].value for name in TOKENIZER_FLAGS}
     name = options.pop("tokenizer")
     vocabulary = FLAGS.vocabulary
@@ -235,7 +220,7 @@ def make_tokenizer(corpus, folder):
                 f"--vocabulary={FLAGS.vocabulary}"
             )
     if vocabulary and name != "words":
-        # Nothing to be kept: the file may change under the same name.
+        # Not cached in the folder, because the file may change.
         try:
             return build_tokenizer(
                 name, corpus, vocabulary=vocabulary, **options

@@ -1,4 +1,4 @@
-"""The SavedModel of a run."""
+"""Export of a run as a SavedModel."""
 
 import tensorflow as tf
 
@@ -9,17 +9,10 @@ from txl_keras.serving import export_text
 def export_run(
     workdir, model, step, path, raw_text=False, memory_length=None, **options
 ):
-    """Writes the SavedModel of a run, its tokenizer and configuration beside.
+    """Writes a run's SavedModel with its tokenizer and config as assets.
 
-    Args:
-        workdir: `Workdir`.
-        model: `TransformerXLCausalLM`, the run's, on one device.
-        step: Integer, the step of its weights.
-        path: String, the folder to write.
-        raw_text: Boolean, the one that takes text, rather than ids.
-        memory_length: Optional integer; by default as far back as the run
-            itself looks when it writes.
-        **options: Others of `export` or `export_text`.
+    Calls `export_text` for `raw_text`, else `export`. The default memory
+    length is the one that train/generate.py uses.
     """
     if memory_length is None:
         memory_length = 0
@@ -41,10 +34,10 @@ def export_run(
 
 
 def loading_note(tokenizer):
-    """Returns a line about what a SavedModel with this tokenizer needs."""
+    """Returns a note on the package that a SavedModel with subwords needs."""
     if tokenizer.unit != "subword":
         return ""
     return (
-        "\nIt has subwords: `import tensorflow_text` before it is loaded, or "
-        "TensorFlow finds an operation that is not registered."
+        "\nIts tokenizer has subwords: `import tensorflow_text` before it is "
+        "loaded, because TensorFlow alone lacks its operations."
     )

@@ -1,4 +1,4 @@
-"""Flags of a model, and the model they make."""
+"""Flags for the model, and the function that builds it."""
 
 from absl import flags
 
@@ -13,7 +13,7 @@ from txl_keras.models.transformer_xl_causal_lm import SOFTMAX_ARGUMENTS
 
 FLAGS = flags.FLAGS
 
-_TIES = {"all": True, "none": False}  # `all_but_first` is a value itself
+_TIES = {"all": True, "none": False}  # "all_but_first" is passed as it is
 _BACKBONES = {"transformer_xl": TransformerXLBackbone, "lstm": LSTMBackbone}
 _MODEL_FLAGS = []
 
@@ -24,10 +24,9 @@ def _define(define, name, description, **kwargs):
 
 
 def define_model_flags(has_softmax=True):
-    """Defines `--preset` and a flag for whatever may differ from it.
+    """Defines `--preset`, `--backbone` and a flag per argument of the model.
 
-    Args:
-        has_softmax: Boolean. Whether the model is one of language.
+    Leaves out the arguments of the softmax unless `has_softmax`.
     """
     _MODEL_FLAGS.clear()
     integer, real, boolean, enum = (
@@ -36,84 +35,113 @@ def define_model_flags(has_softmax=True):
         flags.DEFINE_bool,
         flags.DEFINE_enum,
     )
-    flags.DEFINE_enum("preset", "quickstart", presets.names(), "Model sizes.")
+    flags.DEFINE_enum(
+        "preset", "quickstart", presets.names(),
+        "Preset of the model: the sizes and options that other model flags "
+        "can change.",
+    )  # fmt: skip
     flags.DEFINE_enum(
         "backbone", "transformer_xl", _BACKBONES,
-        "What reads the text. An LSTM, to compare with, has those sizes and "
-        "flags alone that an LSTM can have.",
+        "Architecture of the backbone. lstm is a baseline that supports fewer "
+        "of the model flags.",
     )  # fmt: skip
-    _define(integer, "num_layers", "Decoder blocks, or layers.")
-    _define(integer, "num_heads", "Attention heads of a block.")
-    _define(integer, "head_dim", "Size of a head.")
-    _define(integer, "hidden_dim", "Hidden size.")
+    _define(integer, "num_layers", "Number of decoder blocks or LSTM layers.")
+    _define(integer, "num_heads", "Attention heads per block.")
+    _define(integer, "head_dim", "Size of each attention head.")
+    _define(integer, "hidden_dim", "Size of the hidden states.")
     _define(
         integer, "intermediate_dim", "Inner size of the feed-forward layers."
     )
     _define(
-        integer, "memory_length", "Tokens of memory; 0 for none.", lower_bound=0
-    )
+        integer, "memory_length",
+        "Tokens of memory that each block attends to besides the segment; 0 "
+        "for no memory.", lower_bound=0,
+    )  # fmt: skip
     _define(
         flags.DEFINE_list, "cutoffs",
-        "Where clusters of the vocabulary begin; `auto` counts train.",
+        "First token ids of the further clusters of the adaptive embedding "
+        "and softmax, where ids are sorted by frequency; `auto` chooses them "
+        "from the counts in the train split.",
     )  # fmt: skip
-    _define(integer, "embedding_dim", "Size of the first cluster.")
-    _define(integer, "div_val", "How many times smaller the next is.")
-    _define(boolean, "project_same_dim", "Project tables of the hidden size.")
+    _define(
+        integer, "embedding_dim",
+        "Embedding size of the first cluster of the vocabulary.",
+    )  # fmt: skip
+    _define(
+        integer, "div_val",
+        "Factor by which the embedding size shrinks from one cluster of the "
+        "vocabulary to the next.",
+    )  # fmt: skip
+    _define(
+        boolean, "project_same_dim",
+        "With div_val above 1, project embedding tables even if they have the "
+        "hidden size already.",
+    )  # fmt: skip
     if has_softmax:
         _define(
-            boolean, "tie_embeddings", "Softmax shares the embedding tables."
-        )
+            boolean, "tie_embeddings",
+            "Share the embedding tables with the softmax.",
+        )  # fmt: skip
         _define(
-            enum, "tie_projections", "Softmax shares their projections.",
+            enum, "tie_projections",
+            "Clusters whose embedding projection is shared with the softmax.",
             enum_values=["all", "all_but_first", "none"],
         )  # fmt: skip
     _define(
-        enum, "attention_type", "Of the ablation of the paper.",
+        enum, "attention_type",
+        "Position encoding of attention: that of Transformer-XL (relative), or "
+        "one of the paper's ablation study.",
         enum_values=ATTENTION_TYPES,
     )  # fmt: skip
-    _define(integer, "max_positions", "Learned ones: shaw, al_rfou.")
     _define(
-        boolean, "tie_attention_biases", "All blocks share the biases u and v."
-    )
+        integer, "max_positions",
+        "Number of learned positions, for attention_type shaw and al_rfou.",
+    )  # fmt: skip
     _define(
-        boolean, "same_length", "Every token sees memory_length tokens back."
-    )
-    _define(integer, "clamp_length", "Distances beyond it count as it.")
-    _define(real, "dropout", "Dropout rate.")
-    _define(real, "attention_dropout", "Dropout rate of attention.")
+        boolean, "tie_attention_biases",
+        "Share the attention biases u and v between all blocks.",
+    )  # fmt: skip
     _define(
-        boolean, "normalize_first", "Normalize before a layer, not after it."
-    )
+        boolean, "same_length",
+        "Let every token attend to exactly memory_length earlier tokens.",
+    )  # fmt: skip
     _define(
-        boolean, "normalize_output", "Normalize the output of the last block."
-    )
-    _define(real, "layer_norm_epsilon", "Epsilon of layer normalization.")
+        integer, "clamp_length",
+        "Largest relative distance to encode; greater distances count as this "
+        "one.",
+    )  # fmt: skip
+    _define(real, "dropout", "Dropout rate, except that of attention weights.")
+    _define(real, "attention_dropout", "Dropout rate of attention weights.")
     _define(
-        real, "initializer_stddev", "Standard deviation of initial weights."
-    )
-    _define(real, "projection_initializer_stddev", "The same of projections.")
+        boolean, "normalize_first",
+        "Apply layer norm before each sublayer (pre-norm), not after it.",
+    )  # fmt: skip
+    _define(
+        boolean, "normalize_output",
+        "Apply a layer norm to the output of the last block.",
+    )  # fmt: skip
+    _define(real, "layer_norm_epsilon", "Epsilon of the layer norms.")
+    _define(
+        real, "initializer_stddev",
+        "Standard deviation of initial kernels and embeddings.",
+    )  # fmt: skip
+    _define(
+        real, "projection_initializer_stddev",
+        "Standard deviation of the initial projections of the adaptive "
+        "embedding and softmax.",
+    )  # fmt: skip
 
 
 def names():
-    """Tuple of the flags that `define_model_flags` defines."""
+    """Returns the names of the flags that `define_model_flags` defines."""
     return ("preset", "backbone", *_MODEL_FLAGS)
 
 
 def build_model(vocabulary_size, train_tokens, dtype, config=None):
-    """Builds the model that the flags name.
+    """Builds the language model that the flags describe.
 
-    Args:
-        vocabulary_size: Integer.
-        train_tokens: Ids of train, counted for `--cutoffs=auto`.
-        dtype: A Keras dtype policy.
-        config: Optional dictionary, `get_config()` of a model to take
-            instead of the preset.
-
-    Returns:
-        A `TransformerXLCausalLM`.
-
-    Raises:
-        ValueError: If a flag is not what the model expects.
+    `train_tokens` are counted for `--cutoffs=auto`. A model's `config`
+    replaces the preset.
     """
     given = {name: FLAGS[name].value for name in _MODEL_FLAGS}
     changes = {name: v for name, v in given.items() if v is not None}
@@ -142,6 +170,6 @@ def _integers(name, texts):
         return [int(text) for text in texts]
     except ValueError as error:
         raise ValueError(
-            f"`{name}` must be integers with commas between them, or auto. "
+            f"`{name}` must be integers separated by commas, or auto. "
             f"Received: {name}={','.join(texts)}"
         ) from error

@@ -1,4 +1,4 @@
-"""What all scripts in train/ share: how they stop."""
+"""Runs the main function of a script: flags, errors and exit codes."""
 
 import math
 import multiprocessing
@@ -12,10 +12,11 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from txl_keras.scripts.help_topics import define_help_flag
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
 
-# What bad input and full machines raise; anything else is a bug, and its
+# Errors caused by bad input or a full machine. Any other error is a bug, whose
 # traceback is shown.
 _USER_ERRORS = (
     ValueError,
@@ -27,7 +28,7 @@ _USER_ERRORS = (
     tf.errors.OpError,
 )
 
-# What the workers of a run see of one that ended.
+# Errors that a worker gets when another worker of the run has ended.
 _PEER_ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -37,34 +38,24 @@ _PEER_ERRORS = (
 
 
 def run(main):
-    """Parses flags and runs `main`; an error of the user's is one message.
+    """Parses flags and runs `main`; prints user errors as one message.
 
-    `-v=1` shows the traceback too.
-
-    Args:
-        main: Function of the arguments that are no flags.
+    `-v=1` shows the traceback, too.
     """
     _begin()
+    define_help_flag()
     app.run(lambda argv: _run(main, argv))
 
 
 def in_a_child(function, *arguments):
-    """Calls a function in a process of its own, with the flags of this one.
+    """Calls a function in a child process with the flags of this process.
 
-    Args:
-        function: Function of a module.
-        *arguments: Its arguments; they and what it returns must pickle.
-
-    Returns:
-        What it returns; what it raises is raised here.
-
-    Raises:
-        RuntimeError: If the process ends without an answer.
+    Arguments and result must be picklable; an error is raised again here.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(sender, function, *arguments))
-    # Ctrl-C goes to both, and this one tells the other.
+    # Ctrl-C reaches both processes; the child ignores it, the parent kills it.
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.start()
@@ -76,12 +67,12 @@ def in_a_child(function, *arguments):
     except EOFError:
         process.join()
         raise RuntimeError(
-            f"A process of this one, {process.name}, ended with "
-            f"{process.exitcode}. It wrote the reason above, or memory was "
-            "short."
+            f"The child process {process.name} ended with "
+            f"{process.exitcode}. It printed the reason above, or the system "
+            "killed it because memory ran out."
         ) from None
     except BaseException:
-        process.kill()  # whatever it does: nobody waits for it
+        process.kill()
         raise
     finally:
         process.join()
@@ -91,30 +82,30 @@ def in_a_child(function, *arguments):
 
 
 def _call(sender, function, *arguments):
-    # Spawning has imported the script, so the flags are defined.
+    # The flags are defined, because spawning has imported the script.
     _begin()
     flags.FLAGS(sys.argv)
     try:
         sender.send((False, function(*arguments)))
-    except Exception as error:  # noqa: BLE001, it is raised by the caller
+    except Exception as error:  # noqa: BLE001, the parent raises it again
         error.add_note(traceback.format_exc())
         sender.send((True, error))
 
 
 def end_on_sigterm():
-    """Lets SIGTERM end the program as an error does, what it began with it."""
+    """Lets SIGTERM raise `SystemExit`, so that clean-up code runs."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def _begin():
-    # absl prints information by default, TensorFlow's own among it.
+    # By default absl prints messages of level INFO, also TensorFlow's.
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
 
 
 def _run(main, argv):
     if len(argv) > 1:
-        sys.exit(f"Error: unexpected arguments {argv[1:]}; flags begin with --")
+        sys.exit(f"Error: unexpected arguments {argv[1:]}; flags start with --")
     try:
         _check_flags()
         main(argv)
@@ -126,9 +117,9 @@ def _run(main, argv):
             raise
         if os.environ.get("TF_CONFIG") and isinstance(error, _PEER_ERRORS):
             print(
-                "Error: another worker ended, or cannot be reached; its own "
-                "log says why. The same command on all workers goes on. "
-                f"TensorFlow said: {error}",
+                "Error: another worker ended or cannot be reached; see its "
+                "log for the reason. Run the same command on all workers to "
+                f"resume. TensorFlow's error: {error}",
                 file=sys.stderr,
             )
             sys.exit(EXIT_CODE)
@@ -136,7 +127,7 @@ def _run(main, argv):
 
 
 def _check_flags():
-    """Refuses values that no flag may have: NaN, and text that is no UTF-8."""
+    """Checks that numbers are finite and strings are valid UTF-8."""
     for name in flags.FLAGS:
         values = flags.FLAGS[name].value
         for value in values if isinstance(values, list) else [values]:
@@ -153,5 +144,5 @@ def _check_flags():
 
 
 def _is_utf8(text):
-    # Python marks other bytes of a command line by surrogates.
+    # Python decodes invalid bytes of a command line to surrogates.
     return not any("\ud800" <= symbol <= "\udfff" for symbol in text)

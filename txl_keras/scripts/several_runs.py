@@ -1,4 +1,4 @@
-"""What scripts share that hold several runs against each other."""
+"""Flags and checks of the scripts that compare several runs."""
 
 import os
 
@@ -17,17 +17,9 @@ FLAGS = flags.FLAGS
 
 
 def output_path(endings, reason):
-    """Checks that `--output` can be written, and makes its folder.
+    """Returns the checked path `--output` and makes its folder.
 
-    Args:
-        endings: Tuple of strings, one of which it must have.
-        reason: String, for the error.
-
-    Returns:
-        String, the path.
-
-    Raises:
-        ValueError: If it has another ending, or cannot be written.
+    The `reason` for the required file name endings appears in the error.
     """
     output = os.path.expanduser(FLAGS.output)
     if not output.endswith(endings):
@@ -40,14 +32,10 @@ def output_path(endings, reason):
 
 
 def check_replaces(path, pictures):
-    """Checks that a JSON file to write replaces none but those of its kind.
+    """Checks that a JSON file to write replaces only a file of its own kind.
 
-    Args:
-        path: String.
-        pictures: List of strings, which `picture` the old file may be of.
-
-    Raises:
-        ValueError: If another file is there, such as `config.json` of a run.
+    Protects files such as a run's config.json: an existing file must hold the
+    numbers of one of `pictures`.
     """
     if not tf.io.gfile.exists(path):
         return
@@ -57,28 +45,17 @@ def check_replaces(path, pictures):
         kind = None
     if kind not in pictures:
         raise ValueError(
-            f"`output` must not replace {path}, which holds no numbers of "
+            f"`output` must not replace {path}, which is not a file of "
             f"{' or '.join(pictures)}: give another name. Received: "
             f"--output={FLAGS.output}"
         )
 
 
 def labels(paths):
-    """Names of the runs: `--labels`, or the folders, or else their paths.
-
-    Args:
-        paths: List of strings, the workdirs.
-
-    Returns:
-        List of strings, all different.
-
-    Raises:
-        ValueError: If there are fewer or more `--labels`, or one comes twice,
-            or a run does.
-    """
+    """Returns different names of runs: `--labels`, folder names, or paths."""
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise ValueError(
-            "`workdirs` must be different runs, none of them twice. "
+            "`workdirs` must be different runs. "
             f"Received: --workdirs={','.join(paths)}"
         )
     received = FLAGS.labels
@@ -87,47 +64,28 @@ def labels(paths):
         return folders if len(set(folders)) == len(folders) else paths
     if len(received) != len(paths) or len(set(received)) < len(received):
         raise ValueError(
-            f"`labels` must be as many as the runs, {len(paths)}, and all "
-            f"different. Received: --labels={','.join(received)}"
+            f"`labels` must be {len(paths)} different names, one per run. "
+            f"Received: --labels={','.join(received)}"
         )
     return received
 
 
 def numbers(name, kind):
-    """Parses a flag that is a list of numbers.
-
-    Args:
-        name: String.
-        kind: `int` or `float`.
-
-    Returns:
-        List, of one number or more.
-
-    Raises:
-        ValueError: If there is none, or one is no such number.
-    """
+    """Parses a flag that lists one or more numbers, of type int or float."""
     texts = FLAGS[name].value
     try:
         return [kind(text) for text in texts or [""]]
     except ValueError as error:
         raise ValueError(
-            f"`{name}` must be numbers ({kind.__name__}) with commas between "
-            f"them. Received: --{name}={','.join(texts)}"
+            f"`{name}` must be numbers ({kind.__name__}) separated by commas. "
+            f"Received: --{name}={','.join(texts)}"
         ) from error
 
 
 def open_group(paths):
-    """Runs whose losses are of the same tokens.
+    """Opens language models that share a tokenizer.
 
-    Args:
-        paths: List of strings, their workdirs.
-
-    Returns:
-        Triple of the `Workdir`s, their configurations, and the tokenizer.
-
-    Raises:
-        ValueError: If they have not the same tokenizer, or one is not of a
-            language model.
+    Returns the `Workdir`s, their configurations, and the tokenizer.
     """
     workdirs = [Workdir(path) for path in paths]
     for workdir in workdirs:
@@ -137,8 +95,8 @@ def open_group(paths):
     for path, received in zip(paths, hashes, strict=True):
         if received != hashes[0]:
             raise ValueError(
-                "`workdirs` must be runs of one tokenizer, or their losses "
-                f"are of other tokens. Received: {paths[0]}, of tokenizer "
+                "`workdirs` must be runs of one tokenizer, so that their "
+                f"losses can be compared. Received: {paths[0]}, of tokenizer "
                 f"{hashes[0]}, and {path}, of {received}"
             )
     configs = [workdir.read_config() for workdir in workdirs]
@@ -146,26 +104,16 @@ def open_group(paths):
 
 
 def prepare_split(paths, configs, tokenizer):
-    """The `--split` of the text that all runs are of, or of `--corpus`.
+    """Prepares `--split` of `--corpus`, or of the text that all runs share.
 
-    Args:
-        paths: List of strings, the workdirs.
-        configs: Their configurations.
-        tokenizer: Their tokenizer.
-
-    Returns:
-        Triple of the name of the text, what JSON shall say of it, and the
-        `PreparedSplit`.
-
-    Raises:
-        ValueError: If no corpus is given, and the runs have none, or not the
-            same, or it was changed.
+    Returns the name of the text, facts about it to write as JSON, and the
+    `PreparedSplit`.
     """
     options = data_flags.corpus_options(configs[0]["corpus"])
     if options["corpus"] is None:
         raise ValueError(
-            "`corpus` must be given: the first model was not trained here. "
-            "Received: --corpus=None"
+            "`corpus` must be given, because the first model was not trained "
+            "here and has no text. Received: --corpus=None"
         )
     corpus = data_flags.load_corpus(options)
     folder = token_folder(options["data_dir"])
@@ -175,9 +123,10 @@ def prepare_split(paths, configs, tokenizer):
         expected = config["data"].get(FLAGS.split)
         if FLAGS.corpus is None and expected != fingerprint:
             raise ValueError(
-                "`corpus` must be given where the runs are not all of one "
-                f"text, as it was when they began. Expected by {path}: "
-                f"{expected}. Received: {fingerprint}, of {options['corpus']}"
+                "`corpus` must be given unless all runs were trained on the "
+                "same text and it is unchanged. Expected by "
+                f"{path}: {expected}. Received: {fingerprint}, of "
+                f"{options['corpus']}"
             )
     text = {
         "corpus": options["corpus"],

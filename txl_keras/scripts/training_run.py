@@ -1,4 +1,4 @@
-"""What all runs of training do, whatever the model."""
+"""Steps of a training run that are the same for every model."""
 
 import keras
 from absl import flags
@@ -19,18 +19,9 @@ FLAGS = flags.FLAGS
 
 
 def begin(strategy):
-    """Checks what can be known before the text is read, and seeds.
+    """Seeds, and checks all that is possible before the text is read.
 
-    Args:
-        strategy: The `tf.distribute.Strategy`.
-
-    Returns:
-        The pair of `Workdir` and `Profile`.
-
-    Raises:
-        ValueError: If a flag is out of its range, or workers differ in them,
-            or the workdir has lost its configuration.
-        OSError: If the workdir cannot be written.
+    Returns the `Workdir` and the `Profile` of the run.
     """
     training_flags.check_workers(strategy)
     keras.utils.set_random_seed(FLAGS.seed)
@@ -44,12 +35,12 @@ def begin(strategy):
     return workdir, profile
 
 
-def speaker(strategy):
-    """`print`; of several workers only the chief's says anything."""
-    return print if is_chief(strategy) else _say_nothing
+def chief_print(strategy):
+    """Returns `print` on the chief worker and a no-op on the others."""
+    return print if is_chief(strategy) else _print_nothing
 
 
-def _say_nothing(*_, **__):
+def _print_nothing(*_, **__):
     pass
 
 
@@ -66,24 +57,10 @@ def begin_loop(
     tensorboard,
     profile,
 ):
-    """Claims the workdir and makes the loop that trains in it.
+    """Claims the workdir and makes its `TrainingLoop`, not yet restored.
 
-    Args:
-        trainer, segments, validate, workdir: See `TrainingLoop`.
-        tokenizer: The tokenizer.
-        splits: Dictionary of split to `PreparedSplit`.
-        settings: Dictionary of the flags that make the results of the run.
-        describe: Function of nats per token that returns what progress shows
-            of them.
-        tensorboard, profile: See `TrainingLoop`.
-
-    Returns:
-        `TrainingLoop`, not yet restored.
-
-    Raises:
-        ValueError: If a run of another configuration lives there, or not all
-            workers see the folder.
-        OSError: If another process trains there.
+    `settings` are the flags to record in config.json; `describe` formats nats
+    per token for the progress line.
     """
     strategy = trainer.strategy
     _claim(workdir, settings, trainer.model, tokenizer, splits, strategy)
@@ -116,7 +93,7 @@ def begin_loop(
 
 
 def _claim(workdir, settings, model, tokenizer, splits, strategy):
-    """Makes the workdir that of this run, or checks that it is."""
+    """Claims the workdir for this run, or checks that this run owns it."""
     config = {
         "flags": settings,
         "model": model.get_config(),
@@ -129,51 +106,38 @@ def _claim(workdir, settings, model, tokenizer, splits, strategy):
     wait_for_all(strategy)
     if not workdir.is_claimed():
         raise ValueError(
-            "`workdir` must be a folder that all workers see, such as a "
-            f"bucket. This one does not see the chief's: {workdir.path}"
+            "`workdir` must be a folder that all workers share, such as a "
+            "bucket. This worker cannot read the chief's config.json. "
+            f"Received: {workdir.path}"
         )
-    # Of the other workers: do they have the same flags and text?
+    # Checks that the other workers have the same flags and text.
     workdir.check_config(config)
 
 
 def run_loop(loop, trainer, stop):
-    """Trains to the last step; returns false if it was stopped.
-
-    Args:
-        loop: `TrainingLoop`, restored.
-        trainer: Its `Trainer`.
-        stop: `StopRequest`.
-    """
+    """Trains to the last step; returns False if stopped before."""
     with stop.deferred():
         is_done = loop.run()
-    # Before others go on, or leave, the chief has written all.
+    # Other workers wait until the chief has written everything.
     wait_for_all(trainer.strategy)
     if not is_done:
         reached = int(trainer.step.numpy())
-        say = speaker(trainer.strategy)
-        say(f"Stopped after step {reached}; the same command goes on there.")
+        log = chief_print(trainer.strategy)
+        log(f"Stopped after step {reached}; run the same command to resume.")
     return is_done
 
 
 def score_best(loop, trainer, workdir, evaluate_test, stop):
-    """Scores test with the best weights, which the model then has.
+    """Loads the best weights and scores test with them.
 
-    Args:
-        loop, trainer, stop: See `run_loop`.
-        workdir: `Workdir`.
-        evaluate_test: Function without arguments that returns the scores of
-            test; `None` if it was stopped.
-
-    Returns:
-        The pair of the best step and a dictionary of split to scores; `None`
-        if it was stopped.
+    Returns the best step and the scores by split, or `None` if stopped.
     """
     best_step = workdir.restore_weights(trainer.model, "best")
     scores = {"valid": loop.score_at(best_step)}
     with stop.deferred():
         scores["test"] = evaluate_test()
     if scores["test"] is None:
-        say = speaker(trainer.strategy)
-        say("Stopped; the same command scores test again.")
+        log = chief_print(trainer.strategy)
+        log("Stopped; run the same command to score test again.")
         return None
     return best_step, scores

@@ -1,4 +1,4 @@
-"""Flags of XLNet and of what it is to predict, and what they make."""
+"""Flags for XLNet and its objective, and functions that build both."""
 
 from absl import flags
 
@@ -22,56 +22,60 @@ _OBJECTIVE_FLAGS = (
 def define_xlnet_flags():
     """Defines the flags of the model and of its objective."""
     integer, real = flags.DEFINE_integer, flags.DEFINE_float
-    integer("num_layers", 4, "Blocks.")
-    integer("num_heads", 4, "Attention heads of a block.")
-    integer("head_dim", None, "Size of a head. Default: hidden_dim / num_heads")
-    integer("hidden_dim", 128, "Hidden size.")
+    integer("num_layers", 4, "Number of blocks.")
+    integer("num_heads", 4, "Attention heads per block.")
+    integer(
+        "head_dim", None,
+        "Size of each attention head. Default: hidden_dim / num_heads.",
+    )  # fmt: skip
+    integer("hidden_dim", 128, "Size of the hidden states.")
     integer("intermediate_dim", 512, "Inner size of the feed-forward layers.")
     integer(
-        "memory_length", 128, "Tokens of memory; 0 for none.", lower_bound=0
-    )
-    integer("clamp_length", None, "Distances beyond it count as it.")
-    real("dropout", 0.1, "Dropout rate.")
-    real("attention_dropout", 0.1, "Dropout rate of attention.")
-    real("layer_norm_epsilon", 1e-12, "Epsilon of layer normalization.")
-    real("initializer_stddev", 0.02, "Standard deviation of initial weights.")
+        "memory_length", 128,
+        "Tokens of memory that each block attends to besides the segment; 0 "
+        "for no memory.", lower_bound=0,
+    )  # fmt: skip
     integer(
-        "context_factor", 6, "One of so many tokens is predicted.",
+        "clamp_length", None,
+        "Largest relative distance to encode; greater distances count as this "
+        "one. Default: no limit.",
+    )  # fmt: skip
+    real("dropout", 0.1, "Dropout rate, except that of attention weights.")
+    real("attention_dropout", 0.1, "Dropout rate of attention weights.")
+    real("layer_norm_epsilon", 1e-12, "Epsilon of the layer norms.")
+    real(
+        "initializer_stddev", 0.02,
+        "Standard deviation of initial kernels and embeddings.",
+    )  # fmt: skip
+    integer(
+        "context_factor", 6,
+        "Predict one of this many tokens; the others are context.",
         lower_bound=1,
     )  # fmt: skip
-    integer("max_span", 5, "Most tokens in a row to predict.", lower_bound=1)
+    integer("max_span", 5, "Most consecutive tokens to predict.", lower_bound=1)
     flags.DEFINE_list(
-        "not_predicted", [], "Ids that are never predicted, such as of [SEP]."
-    )
+        "not_predicted", [],
+        "Token ids that are never predicted, such as that of [SEP].",
+    )  # fmt: skip
     flags.DEFINE_bool(
         "reuse_half", False,
-        "Read on by half a segment, and remember that half alone.",
+        "Advance by half a segment per step, and keep only that half in "
+        "memory, so that segments overlap by half.",
     )  # fmt: skip
 
 
 def names():
-    """Tuple of the flags that `define_xlnet_flags` defines."""
+    """Returns the names of the flags that `define_xlnet_flags` defines."""
     return (*_MODEL_FLAGS, *_OBJECTIVE_FLAGS)
 
 
 def objective_settings():
-    """Dictionary of the values of the flags that no model knows."""
+    """Returns the values of the flags that are not in the model's config."""
     return {name: FLAGS[name].value for name in _OBJECTIVE_FLAGS}
 
 
 def build_model(vocabulary_size, dtype):
-    """Builds the model that the flags name, with fresh weights.
-
-    Args:
-        vocabulary_size: Integer.
-        dtype: A Keras dtype policy.
-
-    Returns:
-        `XLNetPermutationLM`.
-
-    Raises:
-        ValueError: If a flag is not what the model expects.
-    """
+    """Builds the XLNet that the flags describe, with random weights."""
     sizes = {name: FLAGS[name].value for name in _MODEL_FLAGS}
     reuse_length = _stride() if FLAGS.reuse_half else None
     return XLNetPermutationLM(
@@ -82,7 +86,7 @@ def build_model(vocabulary_size, dtype):
 
 
 def training_segments(split, vocabulary_size):
-    """`PermutedSegments` of a `PreparedSplit`, to train on."""
+    """Makes the `PermutedSegments` of a `PreparedSplit` to train on."""
     segments = Segments(
         split.tokens,
         FLAGS.batch_size,
@@ -97,7 +101,7 @@ def training_segments(split, vocabulary_size):
 
 
 def held_out_segments(tokens, documents, vocabulary_size):
-    """`PermutedSegments` to score, the same targets whatever the flags."""
+    """Makes the `PermutedSegments` to score, with targets of a fixed seed."""
     segments = Segments(
         tokens,
         FLAGS.eval_batch_size,
@@ -110,7 +114,7 @@ def held_out_segments(tokens, documents, vocabulary_size):
 
 
 def _stride():
-    """Tokens that a step reads on by."""
+    """Returns the tokens by which each step advances."""
     length = FLAGS.segment_length
     if not FLAGS.reuse_half:
         return length
@@ -137,8 +141,8 @@ def _not_predicted(vocabulary_size):
     ids = FLAGS.not_predicted
     if not all(i.isdecimal() and int(i) < vocabulary_size for i in ids):
         raise ValueError(
-            "`not_predicted` must be ids of the vocabulary, below "
-            f"{vocabulary_size}, with commas between them. Received: "
+            f"`not_predicted` must be token ids below {vocabulary_size}, the "
+            "vocabulary size, separated by commas. Received: "
             f"not_predicted={','.join(ids)}"
         )
     return [int(i) for i in ids]

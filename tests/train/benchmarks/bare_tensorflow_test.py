@@ -130,7 +130,7 @@ def test_a_step_is_adam_of_the_clipped_gradient():
 )
 def test_what_is_not_written_is_named(config, missing):
     model = make_model(**config)
-    assert bare_tensorflow.what_is_missing(model) == missing
+    assert bare_tensorflow.unsupported_parts(model) == missing
     with pytest.raises(ValueError, match=f"Received: a model with {missing}"):
         BareTensorFlow(model, 3, ATTENTIONS[0])
-    assert bare_tensorflow.what_is_missing(make_model()) == ""
+    assert bare_tensorflow.unsupported_parts(make_model()) == ""

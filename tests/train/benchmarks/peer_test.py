@@ -11,7 +11,7 @@ from txl_keras.models import TransformerXLCausalLM
 @pytest.mark.parametrize(
     "program, message",
     [
-        ("print('Hello')", "no answer, but 'Hello'"),
+        ("print('Hello')", "it printed no JSON but 'Hello'"),
         ("", "it has ended"),
         ('print(\'{"error": "no torch"}\')', "no torch"),
     ],

@@ -1,0 +1,64 @@
+"""Groups the flags of a script by topic in its `--help`."""
+
+import sys
+
+from absl import app
+from absl import flags
+
+from txl_keras.scripts import model_flags
+from txl_keras.scripts import xlnet_flags
+from txl_keras.scripts.data_flags import CORPUS_FLAGS
+from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
+
+FLAGS = flags.FLAGS
+# Any other flag is listed first, as a general flag.
+_TOPICS = {
+    "data": (
+        *CORPUS_FLAGS, "split", "batch_size", "segment_length", "order",
+        "reset_documents", "varlen",
+    ),
+    "tokenizer": (*TOKENIZER_FLAGS, "vocabulary"),
+    "model": ("memory_length", "same_length", "clamp_length"),
+    "optimization": (
+        "initialize_from", "precision", "seed", "max_steps", "optimizer",
+        "weight_decay", "momentum", "beta_1", "beta_2", "epsilon", "clip_norm",
+        "schedule", "learning_rate", "min_learning_rate", "warmup_steps",
+        "subtract_warmup", "accumulate_steps", "half_loss",
+        "intermediate_losses",
+    ),
+    "evaluation": ("max_eval_tokens", "eval_batch_size", "eval_every"),
+    "device": (
+        "tpu", "num_cpu_devices", "steps_per_execution", "profile_steps",
+        "attention_kernel", "tpu_type", "compile_only", "compile_steps",
+    ),
+}  # fmt: skip
+
+
+class _Help(flags.BooleanFlag):
+    def parse(self, argument):
+        super().parse(argument)
+        if self.value:
+            print(sys.modules["__main__"].__doc__)
+            print(describe_flags())
+            sys.exit(1)  # absl's exit code
+
+
+def define_help_flag():
+    """Replaces absl's `--help`, which prints one alphabetical list."""
+    app.define_help_flags()
+    flags.DEFINE_flag(
+        _Help("help", False, "show this help", "?", allow_override=True)
+    )
+
+
+def describe_flags():
+    """Returns the help of the script's flags, by topic."""
+    topic_of = {name: topic for topic in _TOPICS for name in _TOPICS[topic]}
+    for name in (*model_flags.names(), *xlnet_flags.names()):
+        topic_of[name] = "model"
+    for flag in FLAGS.get_key_flags_for_module(sys.argv[0]):
+        topic = topic_of.get(flag.name, "general")
+        # absl groups flags by module: each topic is registered as a module.
+        FLAGS.register_key_flag_for_module(f"{topic} flags", flag)
+    topics = ("general", *_TOPICS)
+    return "\n".join(FLAGS.module_help(f"{topic} flags") for topic in topics)

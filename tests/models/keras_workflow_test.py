@@ -367,18 +367,15 @@ def test_sample_weights_leave_padding_out():
     )
 
 
-def test_asking_for_xla_warns_and_trains_without():
-    model = small_model()
-    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
-        model.compile("adam", jit_compile=True)
-    assert not model.jit_compile
-    _, x, y = hard_text()
-    losses = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
-    assert np.isfinite(losses).all()
-
-
 @pytest.mark.parametrize(
-    "config", [{"run_eagerly": True}, {"steps_per_execution": 3}]
+    "config",
+    [
+        {"run_eagerly": True},
+        {"steps_per_execution": 3},
+        {"jit_compile": True},
+        {"jit_compile": False},
+        {"metrics": ["accuracy"]},
+    ],
 )
 def test_other_ways_to_run_a_step_read_the_same(config):
     _, x, y = hard_text()

@@ -48,10 +48,10 @@ from tqdm import tqdm
 from txl_keras.checks import check_integer
 from txl_keras.data import Segments
 from txl_keras.data.corpora.corpus import SPLITS
-from txl_keras.evaluation.attention_maps import attention_by_distance
 from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import check_attends
 from txl_keras.evaluation.attention_maps import check_heads
+from txl_keras.evaluation.attention_maps import mean_attention_by_distance
 from txl_keras.evaluation.attention_maps import warmup_length
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
@@ -62,6 +62,7 @@ from txl_keras.evaluation.plots import plot_attention_maps
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
 from txl_keras.evaluation.plots import plot_recl
+from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import merge_positions
 from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
@@ -378,27 +379,12 @@ def _learning_curve(workdir):
             f"{workdir.path}, without {workdir.metrics}"
         )
     run_flags = workdir.read_config()["flags"]
-    losses = {
-        # The loss is None where loss scaling skipped all steps.
-        "train": [
-            (m["step"], m["loss"]) for m in metrics if m.get("loss") is not None
-        ],
-        "valid": [
-            (m["step"], m["valid"]["nll"]) for m in metrics if "valid" in m
-        ],
-    }
     return {
         "tokens_per_step": math.prod(
             check_integer(name, run_flags.get(name), 1)
             for name in ("batch_size", "segment_length")
         ),
-        **{
-            name: {
-                "steps": [s for s, _ in points],
-                "nll": [n for _, n in points],
-            }
-            for name, points in losses.items()
-        },
+        **learning_curve(metrics),
     }
 
 
@@ -548,21 +534,21 @@ def _measure_attention_by_distance():
             max(1, first_start),
         )
         layers, heads = _layers_and_heads(run.model.backbone)
-        means = []  # one array [layers, S] per segment
         with _progress(run, len(starts), "segment") as bar:
-            for first in range(0, len(starts), FLAGS.batch_size):
-                rows = starts[first : first + FLAGS.batch_size]
-                maps = attention_maps_at(
-                    run.model, split.tokens, rows, length, memory_length
-                )
-                weights = attention_by_distance(maps[layers][:, :, heads])
-                means.extend(weights.mean(axis=2).swapaxes(0, 1))
-                bar.update(len(rows))
+            means = mean_attention_by_distance(
+                run.model,
+                split.tokens,
+                starts,
+                length,
+                memory_length,
+                FLAGS.batch_size,
+                lambda done: bar.update(done - bar.n),
+            )
         run.facts |= {
             "layers": layers,
             "heads": heads,
             "num_segments": len(starts),
-            "attention": np.mean(means, axis=0, dtype=float).tolist(),
+            "attention": means[layers][:, heads].mean(axis=1).tolist(),
         }
     return {**text, "models": [run.facts for run in runs]}
 

@@ -15,6 +15,7 @@ for ids, nll in score_texts(model, ByteTokenizer(), texts, contexts):
 from txl_keras.evaluation.attention_maps import attention_by_distance
 from txl_keras.evaluation.attention_maps import attention_maps
 from txl_keras.evaluation.attention_maps import attention_maps_at
+from txl_keras.evaluation.attention_maps import mean_attention_by_distance
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
@@ -31,6 +32,7 @@ from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.plots import plot_slowdowns
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import relative_gains
+from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.evaluation.text_scoring import TextScorer
@@ -49,6 +51,8 @@ __all__ = [
     "create_token_file",
     "effective_context_lengths",
     "embed_texts",
+    "learning_curve",
+    "mean_attention_by_distance",
     "plot_attention_by_distance",
     "plot_attention_maps",
     "plot_growth",

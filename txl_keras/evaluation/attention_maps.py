@@ -141,6 +141,39 @@ def attention_by_distance(maps):
     return np.stack([keys.mean(axis=-1) for keys in diagonals], axis=-1)
 
 
+def mean_attention_by_distance(
+    model,
+    tokens,
+    starts,
+    segment_length,
+    memory_length=None,
+    batch_size=16,
+    on_progress=None,
+):
+    """Computes `attention_by_distance` over many segments of a text.
+
+    Args:
+        model, tokens, starts, segment_length, memory_length: See
+            `attention_maps_at`; `starts` may be of any number.
+        batch_size: Integer `B`, how many segments to read at once.
+        on_progress: Optional function of the number of segments read.
+
+    Returns:
+        float64 array of shape `(L, N, S)`, means over all queries of all
+        segments.
+    """
+    total = 0.0
+    for first in range(0, len(starts), batch_size):
+        rows = starts[first : first + batch_size]
+        maps = attention_maps_at(
+            model, tokens, rows, segment_length, memory_length
+        )
+        total += attention_by_distance(maps).sum(axis=1, dtype=np.float64)
+        if on_progress:
+            on_progress(first + len(rows))
+    return total / len(starts)
+
+
 def check_attends(model):
     """Raises `ValueError` if a model cannot return attention scores."""
     if not getattr(model.backbone, "shows_attention", False):

@@ -83,6 +83,36 @@ def describe(scores, tokenizer):
     return f"{line} ({others})" if others else line
 
 
+def learning_curve(metrics):
+    """Returns the losses of a run by step, for training and validation.
+
+    Args:
+        metrics: List of dictionaries, `Workdir.read_metrics()`.
+
+    Returns:
+        Dictionary of `"train"` and `"valid"` to a dictionary of `steps` and
+        `nll`, lists of equal length; nll is in nats per token.
+
+    Example:
+
+    >>> learning_curve([{"step": 20, "loss": 5.4}])["train"]
+    {'steps': [20], 'nll': [5.4]}
+    """
+    points = {
+        # The loss is None where loss scaling skipped all steps.
+        "train": [
+            (m["step"], m["loss"]) for m in metrics if m.get("loss") is not None
+        ],
+        "valid": [
+            (m["step"], m["valid"]["nll"]) for m in metrics if "valid" in m
+        ],
+    }
+    return {
+        name: {"steps": [s for s, _ in pairs], "nll": [n for _, n in pairs]}
+        for name, pairs in points.items()
+    }
+
+
 def position_curve(nll, documents=(0,)):
     """Computes the mean loss by the position of a token in its document.
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_model
 from script_runs import CLASSIFIER_SIZES
 from script_runs import metrics_of
 from script_runs import results_of
@@ -13,8 +14,6 @@ from script_runs import write_mails
 
 import txl_keras.models  # noqa: F401, what Keras loads
 from txl_keras.data import ByteTokenizer
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.workdir import Workdir
 
 
@@ -30,16 +29,10 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("runs") / "lm")
-    model = TransformerXLCausalLM(
-        TransformerXLBackbone(
-            vocabulary_size=256,
-            num_layers=1,
-            num_heads=2,
-            hidden_dim=16,
-            intermediate_dim=16,
-            memory_length=8,
-        )
-    )
+    model = small_model(
+        vocabulary_size=256, num_layers=1, hidden_dim=16, memory_length=8,
+        initializer_stddev=0.02,
+    )  # fmt: skip
     config = {"flags": {"segment_length": 8}}
     Workdir(path).create(model, 12, config, ByteTokenizer())
     return path, model

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from attention_loops import random
+from factories import small_backbone
 
 from txl_keras.layers import CausalMultiHeadAttention
 from txl_keras.layers import RelativeMultiHeadAttention
@@ -15,7 +16,6 @@ from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import use
 from txl_keras.layers.memory.projected_memory import Past
-from txl_keras.models import TransformerXLBackbone
 
 B, T, M, D = 2, 7, 5, 12
 KINDS = {
@@ -160,16 +160,7 @@ def test_projected_memory_is_attended_to_alike(kind, num_distances):
 
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_a_ring_is_read_in_the_order_of_the_text(in_parts):
-    backbone = TransformerXLBackbone(
-        vocabulary_size=11,
-        num_layers=2,
-        num_heads=3,
-        head_dim=4,
-        hidden_dim=12,
-        intermediate_dim=10,
-        memory_length=M,
-        clamp_length=6,
-    )
+    backbone = small_backbone(num_layers=2, memory_length=M, clamp_length=6)
     readers = [backbone.segment_reader(B, T) for _ in range(2)]
     compiled = compile_for(Target("cpu", in_parts), readers[0].read)
     ids = np.random.default_rng(0).integers(11, size=(3, B, T), dtype=np.int32)

@@ -10,6 +10,7 @@ from factories import L
 from factories import M
 from factories import N
 from factories import V
+from factories import random_ids
 from factories import small_backbone
 
 from txl_keras.models import TransformerXLCausalLM
@@ -41,10 +42,6 @@ def make_model(dtype=None, **changes):
     for bias in model.softmax.biases:
         bias.assign(np.linspace(-1, 1, bias.shape[0]))
     return model
-
-
-def random_ids(*shape, seed=0):
-    return np.random.default_rng(seed).integers(V, size=shape, dtype="int32")
 
 
 class Signatures:

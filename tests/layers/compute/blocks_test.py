@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from attention_loops import assert_alike
 from attention_loops import random
 from factories import small_backbone
 
@@ -59,18 +60,6 @@ def output_and_gradients(layer):
         total = tf.reduce_sum(output * random(B, T, D, seed=3))
     sources = [query, memory, *layer.trainable_variables]
     return [output, *tape.gradient(total, sources)]
-
-
-def assert_alike(found, expected, atol=1e-5):
-    for one, other in zip(found, expected, strict=True):
-        one, other = (
-            tf.cast(tf.convert_to_tensor(x), tf.float32).numpy()
-            for x in (one, other)
-        )
-        assert np.abs(other).max() > 0.01
-        np.testing.assert_allclose(
-            one, other, rtol=0, atol=atol * max(1, np.abs(other).max())
-        )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -49,11 +49,11 @@ def same_weights_every_time():
 
 @pytest.fixture
 def here(monkeypatch):
-    """A function that runs a script: what it printed, its last words.
+    """Function that runs a script in this process.
 
-    It runs in this process, which saves the seconds that TensorFlow takes to
-    be imported. The last words are `None` where all went well. An error that
-    the script would show with its traceback is raised.
+    That saves the seconds of importing TensorFlow. The function returns what
+    the script printed and its exit message, `None` on success. It raises the
+    errors that the script would show with a traceback.
     """
 
     def run(name, *flags):
@@ -78,7 +78,7 @@ def here(monkeypatch):
 
 @pytest.fixture
 def succeed(here):
-    """A function that runs a script as `here` does: what it printed."""
+    """Function that runs a script as `here`, and returns what it printed."""
 
     def run(name, *flags):
         printed, error = here(name, *flags)
@@ -90,7 +90,10 @@ def succeed(here):
 
 @pytest.fixture
 def fail(here):
-    """A function that runs a script that must fail: its error message."""
+    """Function that runs a script as `here`, and returns its error.
+
+    The error must contain all `messages`.
+    """
 
     def run(name, *flags, messages=()):
         _, error = here(name, *flags)
@@ -104,7 +107,7 @@ def fail(here):
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
-    """A text file of 900 lines, which tests must not change."""
+    """Text file of 900 lines, which tests must not change."""
     lines = [f"Sentence {i} says é: {i * i % 97}.\n" for i in range(900)]
     return made_once(
         lambda path: path.write_text("".join(lines), "utf-8"),
@@ -115,7 +118,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def group(tmp_path):
-    """Two runs of one tokenizer, never trained, and one of another."""
+    """Workdirs of untrained models, the third with another tokenizer."""
     paths = []
     for name, memory_length, tokenizer in (
         ("memory", 7, ByteTokenizer()),

@@ -1,4 +1,4 @@
-"""Settings of small runs of the scripts in train/, and what they leave."""
+"""Runs scripts of train/ with small settings, and reads their results."""
 
 import fcntl
 import json
@@ -69,13 +69,13 @@ def results_of(workdir):
 
 
 def evaluation_of(workdir, split="test"):
-    """The newest result of evaluate.py."""
+    """Newest result of evaluate.py."""
     path = workdir / f"evaluation_{split}.json"
     return json.loads(path.read_text())[-1]
 
 
 def made_once(make, name, tmp_path_factory):
-    """Path that one of pytest's processes fills by `make(path)` for all."""
+    """Path that `make(path)` wrote in only one of pytest's processes."""
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent

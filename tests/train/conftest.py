@@ -31,14 +31,14 @@ def finished_run(name, flags, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    """A finished run: its workdir, what it printed and its flags."""
+    """Workdir, output and flags of a finished run."""
     flags = (f"--corpus={corpus}", *TINY)
     return finished_run("bytes", flags, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def word_corpus(tmp_path_factory):
-    """Lines of a few words; every tenth has one that comes only once."""
+    """Lines of a few words; every tenth line has a word that occurs once."""
     lines = []
     for i in range(700):
         end = f"once{i}" if i % 10 == 0 else "and so on"
@@ -52,7 +52,7 @@ def word_corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def words_run(word_corpus, tmp_path_factory):
-    """A finished run of words with an adaptive softmax, as `run`."""
+    """Workdir, output and flags of a run of words with adaptive softmax."""
     flags = (
         f"--corpus={word_corpus}",
         *TINY,

@@ -1,6 +1,10 @@
-"""What all tests share."""
+"""Settings and fixtures that all tests share."""
 
+import contextlib
+import io
 import os
+import runpy
+import sys
 
 # LLVM's optimizations are most of the time that XLA takes to compile, in the
 # tests and in the programs they start. `XLA_FLAGS= pytest` compiles as users
@@ -14,11 +18,19 @@ os.environ.setdefault(
 
 import keras  # noqa: E402
 import pytest  # noqa: E402
+from absl import flags as absl_flags  # noqa: E402
+from script_runs import TRAIN  # noqa: E402
+from script_runs import made_once  # noqa: E402
+
+from txl_keras.data import ByteTokenizer  # noqa: E402
+from txl_keras.models import TransformerXLCausalLM  # noqa: E402
+from txl_keras.training.workdir import Workdir  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
-    """The long ones first: the others fill what time is left of two."""
-    items.sort(key=lambda item: item.path.parent.name != "conformance")
+    """Puts long tests first: short ones fill the idle time of a process."""
+    long = ("conformance", "train")
+    items.sort(key=lambda item: item.path.parent.name not in long)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -33,3 +45,91 @@ def own_data_dir(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def same_weights_every_time():
     keras.utils.set_random_seed(3)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Function that runs a script in this process.
+
+    That saves the seconds of importing TensorFlow. The function returns what
+    the script printed and its exit message, `None` on success. It raises the
+    errors that the script would show with a traceback.
+    """
+
+    def run(name, *flags):
+        keras.utils.clear_session()  # or names of layers would count on
+        known = set(absl_flags.FLAGS)
+        printed = io.StringIO()
+        monkeypatch.setattr(sys, "argv", [name, *map(str, flags)])
+        try:
+            with contextlib.redirect_stdout(printed):
+                runpy.run_path(str(TRAIN / name), run_name="__main__")
+        except SystemExit as stop:
+            return printed.getvalue(), stop.code
+        finally:
+            # The next script defines flags of the same names.
+            for flag in set(absl_flags.FLAGS) - known:
+                delattr(absl_flags.FLAGS, flag)
+            absl_flags.FLAGS.unparse_flags()
+        raise AssertionError("absl ends a program by `sys.exit`")
+
+    return run
+
+
+@pytest.fixture
+def succeed(here):
+    """Function that runs a script as `here`, and returns what it printed."""
+
+    def run(name, *flags):
+        printed, error = here(name, *flags)
+        assert error is None
+        return printed
+
+    return run
+
+
+@pytest.fixture
+def fail(here):
+    """Function that runs a script as `here`, and returns its error.
+
+    The error must contain all `messages`.
+    """
+
+    def run(name, *flags, messages=()):
+        _, error = here(name, *flags)
+        assert isinstance(error, str)
+        for message in messages:
+            assert message in error
+        return error
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """Text file of 900 lines, which tests must not change."""
+    lines = [f"Sentence {i} says é: {i * i % 97}.\n" for i in range(900)]
+    return made_once(
+        lambda path: path.write_text("".join(lines), "utf-8"),
+        "mine.txt",
+        tmp_path_factory,
+    )
+
+
+@pytest.fixture
+def group(tmp_path):
+    """Workdirs of untrained models, the third with another tokenizer."""
+    paths = []
+    for name, memory_length, tokenizer in (
+        ("memory", 7, ByteTokenizer()),
+        ("none", 0, ByteTokenizer()),
+        ("other", 0, ByteTokenizer(drop_newlines=True)),
+    ):
+        model = TransformerXLCausalLM.from_preset(
+            "quickstart", num_layers=1, hidden_dim=8, intermediate_dim=4,
+            num_heads=2, head_dim=3, memory_length=memory_length,
+        )  # fmt: skip
+        paths.append(tmp_path / name)
+        config = {"flags": {"segment_length": 5}}
+        Workdir(str(paths[-1])).create(model, 3, config, tokenizer)
+    return paths

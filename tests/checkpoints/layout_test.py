@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from factories import small_model
 from stored_models import load_arrays
 from stored_models import stored_arrays
 from stored_models import stored_config
@@ -12,8 +13,6 @@ from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.torch_layout import ORIGINAL
 from txl_keras.checkpoints.torch_layout import torch_layout
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.weights import weights_by_name
 
 NAME = "original_pytorch_wt103_like"
@@ -65,21 +64,8 @@ def test_tables_without_columns_are_kept():
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_is_written_is_read_back(config, tied):
     def model():
-        return TransformerXLCausalLM(
-            TransformerXLBackbone(
-                **{
-                    "vocabulary_size": 11,
-                    "num_layers": 3,
-                    "num_heads": 2,
-                    "hidden_dim": 8,
-                    "head_dim": 5,
-                    "intermediate_dim": 12,
-                    **config,
-                }
-            ),
-            tie_embeddings=tied,
-            tie_projections=tied,
-        )
+        ties = {"tie_embeddings": tied, "tie_projections": tied}
+        return small_model(memory_length=0, **ties, **config)
 
     first, second = model(), model()
     rng = np.random.default_rng(0)

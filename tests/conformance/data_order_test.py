@@ -4,10 +4,6 @@ Tokens are their own positions, so what was read says where it was read.
 """
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,33 +15,24 @@ from print_rows import ORDERS
 from print_rows import RESUMED_AT
 from print_rows import SEGMENT_LENGTH
 from print_rows import make_segments
+from two_workers import start
 from two_workers import tf_configs
 
-SCRIPT = pathlib.Path(__file__).with_name("print_rows.py")
+SCRIPT = "print_rows.py"
 REPLICAS = [1, 2, 4]
 pytestmark = pytest.mark.large
 TIMEOUT = 300
 
 
-def start(replicas, **environment):
-    return subprocess.Popen(
-        [sys.executable, SCRIPT, str(replicas)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
-
-
 def start_workers():
     """Two processes of one replica each, that make one strategy."""
-    return [start(2, TF_CONFIG=config) for config in tf_configs()]
+    return [start(SCRIPT, 2, TF_CONFIG=config) for config in tf_configs()]
 
 
 @pytest.fixture(scope="module")
 def printed():
     """What processes printed: a list, one a worker, by how they ran."""
-    running = {replicas: [start(replicas)] for replicas in REPLICAS}
+    running = {replicas: [start(SCRIPT, replicas)] for replicas in REPLICAS}
     running["workers"] = start_workers()
     processes = [each for group in running.values() for each in group]
     try:

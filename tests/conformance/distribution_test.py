@@ -5,33 +5,19 @@ optimizers, four replicas, and runs that go on, minutes of work.
 """
 
 import json
-import os
-import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from two_workers import start
 from two_workers import tf_configs
 
-TESTS = pathlib.Path(__file__).parent
 ALL_OPTIMIZERS = ("adam", "adamw", "lamb", "sgd", "adagrad")
 # Of the script: the rows of the batch, the variables of its memory (states and
 # valid lengths of two blocks), and where it saves.
 BATCH_SIZE, NUM_MEMORY_VARIABLES, HALF, WHOLE = 8, 4, 17, 50
 large = pytest.mark.large
-
-
-def start(script, *arguments, **environment):
-    return subprocess.Popen(
-        [sys.executable, TESTS / script, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
 
 
 def results_of(process):

@@ -5,15 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
-import scripts_test
+import script_runs
 import tensorflow as tf
 from script_flags import flags_of
 
 from txl_keras.scripts import training_flags
 from txl_keras.training.workdir import Workdir
 
-here, corpus = scripts_test.here, scripts_test.corpus  # fixtures
-TINY = (*scripts_test.TINY, "--max_steps=24", "--eval_every=8")
+TINY = (*script_runs.TINY, "--max_steps=24", "--eval_every=8")
 TINY = (*TINY, "--checkpoint_every=8", "--max_sample_tokens=3")
 
 

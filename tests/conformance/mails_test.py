@@ -12,11 +12,8 @@ import pathlib
 
 import numpy as np
 import pytest
-import scripts_test
 
 from txl_keras.data import read_labelled_texts
-
-here = scripts_test.here  # a fixture
 
 DATA = pathlib.Path(__file__).parents[3] / "shared/data"
 TRAIN, TEST = DATA / "spam_train.tsv.gz", DATA / "spam_test.tsv.gz"

@@ -5,11 +5,10 @@ import time
 
 import numpy as np
 import pytest
-import scripts_test
 import tensorflow as tf
-from finetune_test import SIZES
-from finetune_test import write_mails
 from script_flags import flags_of
+from script_runs import CLASSIFIER_SIZES
+from script_runs import write_mails
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import WordTokenizer
@@ -19,11 +18,6 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.scripts import training_flags
 from txl_keras.training.workdir import Workdir
-
-# Fixtures.
-corpus = scripts_test.corpus
-group = scripts_test.group
-here = scripts_test.here
 
 NOT_UTF8 = "\udcff"  # as Python reads the byte 255 of a command line
 
@@ -324,7 +318,7 @@ def test_a_log_file_shows_how_far_a_classifier_is(here, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: next(minutes))
     printed, error = here(
         "finetune.py", f"--workdir={tmp_path / 'run'}",
-        f"--train_file={mails}", "--epochs=2", *SIZES,
+        f"--train_file={mails}", "--epochs=2", *CLASSIFIER_SIZES,
     )  # fmt: skip
     assert error is None
     lines = [line for line in printed.splitlines() if " left" in line]

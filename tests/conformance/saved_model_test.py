@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_model
 from tensorflow.core.protobuf import saved_model_pb2
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.evaluation import score_texts
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
@@ -29,21 +29,16 @@ HERE = pathlib.Path(__file__).parent
 @pytest.fixture(scope="module")
 def model():
     keras.utils.set_random_seed(3)
-    return TransformerXLCausalLM(
-        TransformerXLBackbone(
-            vocabulary_size=V,
-            num_layers=2,
-            num_heads=3,
-            hidden_dim=16,
-            head_dim=5,
-            intermediate_dim=20,
-            memory_length=M,
-            cutoffs=(9, 17),
-            div_val=2,
-            clamp_length=6,
-            same_length=True,
-            initializer_stddev=0.3,
-        ),
+    return small_model(
+        vocabulary_size=V,
+        num_layers=2,
+        num_heads=3,
+        hidden_dim=16,
+        memory_length=M,
+        cutoffs=(9, 17),
+        div_val=2,
+        clamp_length=6,
+        same_length=True,
         # OpenVINO 2026.4 mixes a square matrix up with its transpose where
         # both are needed, as they are if the first projection is tied.
         tie_projections="all_but_first",

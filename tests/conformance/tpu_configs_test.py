@@ -4,9 +4,6 @@ import csv
 import json
 import pathlib
 import re
-import shutil
-import subprocess
-import sys
 
 import pytest
 from script_flags import flags_of
@@ -131,42 +128,3 @@ def test_what_is_claimed_is_in_the_tables_and_fits(parse):
         assert report["rows"] * REPLICAS[name] == flags.batch_size
         assert report["tpu_type"] == flags.tpu_type
         assert report["segment_length"] == flags.segment_length
-
-
-def write_tables(root, *args):
-    return subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "train/tpu_table.py"),
-            f"--root={root}",
-            *args,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.fixture
-def root(tmp_path):
-    """What the command reads and writes."""
-    for folder in ("tpu_configs", "train/configs"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    shutil.copy(ROOT / "README.md", tmp_path)
-    return tmp_path
-
-
-def test_the_tables_are_those_of_the_reports(root):
-    done = write_tables(root, "--write_only")
-    assert done.returncode == 0, done.stderr
-    for name in ("README.md", "tpu_configs/README.md"):
-        assert (root / name).read_text() == (ROOT / name).read_text(), (
-            "Run python train/tpu_table.py --write_only"
-        )
-
-
-@pytest.mark.tpu
-def test_an_unknown_name_is_told(root):
-    done = write_tables(root, "--only=v4_8,enwik9")
-    assert done.returncode == 1
-    assert "Received: enwik9" in done.stderr

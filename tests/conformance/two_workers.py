@@ -1,8 +1,24 @@
-"""Two workers on this machine."""
+"""Scripts beside this one as workers on this machine."""
 
 import contextlib
 import json
+import os
+import pathlib
 import socket
+import subprocess
+import sys
+
+
+def start(script, *arguments, **environment):
+    """Starts a script of this folder, in a process of its own."""
+    path = pathlib.Path(__file__).with_name(script)
+    return subprocess.Popen(
+        [sys.executable, path, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
 
 
 def tf_configs():

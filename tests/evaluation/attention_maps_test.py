@@ -1,37 +1,28 @@
 import types
 
+import factories
 import numpy as np
 import pytest
+from factories import L
+from factories import N
+from factories import V
 
 from txl_keras.evaluation.attention_maps import attention_by_distance
 from txl_keras.evaluation.attention_maps import attention_maps
 from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import check_attends
 from txl_keras.evaluation.attention_maps import check_heads
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 
-V, L, N, B, T, M = 11, 3, 2, 4, 5, 7
+B, T, M = 4, 5, 7
 TEXT = np.random.default_rng(6).integers(V, size=60, dtype="uint8")
 ABSOLUTE = ("vaswani", "al_rfou")
 
 
 def small_model(attention_type="relative", **config):
-    sizes = {
-        "vocabulary_size": V,
-        "num_layers": L,
-        "num_heads": N,
-        "hidden_dim": 8,
-        "head_dim": 6,
-        "intermediate_dim": 12,
-        "memory_length": 0 if attention_type in ABSOLUTE else M,
-        "max_positions": 13,
-        "initializer_stddev": 0.3,
-    }
-    return TransformerXLCausalLM(
-        TransformerXLBackbone(
-            attention_type=attention_type, **{**sizes, **config}
-        )
+    memory_length = 0 if attention_type in ABSOLUTE else M
+    sizes = {"memory_length": memory_length, "head_dim": 6, **config}
+    return factories.small_model(
+        attention_type=attention_type, max_positions=13, **sizes
     )
 
 

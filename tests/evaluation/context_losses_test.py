@@ -1,29 +1,18 @@
+import factories
 import numpy as np
 import pytest
+from factories import V
 
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 
-V = 11
 TEXT = np.random.default_rng(6).integers(V, size=60, dtype="int32")
 POSITIONS = np.array([37, 40, 58, 41, 59])
 LENGTHS = [1, 4, 9, 37]  # the last: more than can matter
 
 
 def small_model(**config):
-    sizes = {
-        "vocabulary_size": V,
-        "num_layers": 2,
-        "num_heads": 2,
-        "hidden_dim": 8,
-        "head_dim": 5,
-        "intermediate_dim": 12,
-        "memory_length": 6,
-        "initializer_stddev": 0.3,
-    }
-    return TransformerXLCausalLM(TransformerXLBackbone(**{**sizes, **config}))
+    return factories.small_model(**{"num_layers": 2, **config})
 
 
 def last_nll(model, windows, segment_length):

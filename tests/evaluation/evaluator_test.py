@@ -5,6 +5,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import V
+from factories import small_model
 
 from txl_keras.data import Segments
 from txl_keras.data import SlidingWindows
@@ -13,11 +15,9 @@ from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.layers.decoder_block import ATTENTION_TYPES
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 
 STRATEGY = tf.distribute.get_strategy()
-TOKENS = np.random.default_rng(1).integers(0, 13, 120)
+TOKENS = np.random.default_rng(1).integers(0, V, 120)
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +26,7 @@ def model():
 
 
 def make_model(num_layers=2, **config):
-    return TransformerXLCausalLM(
-        TransformerXLBackbone(
-            vocabulary_size=13,
-            num_layers=num_layers,
-            num_heads=2,
-            hidden_dim=16,
-            intermediate_dim=24,
-            initializer_stddev=0.3,
-            **config,
-        )
-    )
+    return small_model(num_layers=num_layers, **{"memory_length": 0, **config})
 
 
 def evaluate(model, batch_size, segment_length, memory_length=None):
@@ -117,17 +107,8 @@ def token_nll(model, batch_size, segment_length, warmup):
 def test_after_warm_up_no_score_depends_on_the_number_of_streams(same_length):
     # Memory of 7 in segments of 4: two of them, of 3 blocks. Of the 30
     # segments the last of 3 streams has 20 before its own, of 16 most have 6.
-    model = TransformerXLCausalLM(
-        TransformerXLBackbone(
-            vocabulary_size=13,
-            num_layers=3,
-            num_heads=2,
-            hidden_dim=16,
-            intermediate_dim=24,
-            memory_length=7,
-            same_length=same_length,
-            initializer_stddev=0.2,
-        )
+    model = small_model(
+        memory_length=7, same_length=same_length, initializer_stddev=0.2
     )
     warmup = warmup_segments(model.backbone, 4)
     assert warmup == 6

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_model
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
@@ -8,7 +9,6 @@ from txl_keras.data import WordTokenizer
 from txl_keras.evaluation import TextScorer
 from txl_keras.evaluation import embed_texts
 from txl_keras.evaluation import score_texts
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 
 TOKENIZER = CharacterTokenizer("abcdefg\n ")
@@ -22,17 +22,8 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def model():
     tf.random.set_seed(3)
-    return TransformerXLCausalLM(
-        TransformerXLBackbone(
-            vocabulary_size=9,
-            num_layers=2,
-            num_heads=2,
-            hidden_dim=16,
-            intermediate_dim=24,
-            memory_length=4,
-            dropout=0.5,
-            initializer_stddev=0.3,
-        )
+    return small_model(
+        vocabulary_size=9, num_layers=2, memory_length=4, dropout=0.5
     )
 
 

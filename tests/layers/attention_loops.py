@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import tensorflow as tf
 
 
 def random(*shape, seed=0):
@@ -23,6 +24,16 @@ def by_name(layer):
         weight.path.split("/")[1]: weight.numpy().astype("float64")
         for weight in layer.weights
     }
+
+
+def sinusoid(distance, dim, clamp_length=None):
+    """Encoding of Vaswani et al. in the layout of Transformer-XL."""
+    if clamp_length is not None:
+        distance = max(-clamp_length, min(distance, clamp_length))
+    angles = [distance * 10000 ** (-2 * i / dim) for i in range(dim // 2)]
+    return np.array(
+        [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+    )
 
 
 def everything(b, i, j, distance):
@@ -69,3 +80,16 @@ def assert_equals_loops(layer, query, memory, allowed, score, **call):
     np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
     np.testing.assert_allclose(output, expected, atol=2e-5)
     np.testing.assert_allclose(computed, expected, atol=2e-5)
+
+
+def assert_alike(found, expected, atol=1e-5):
+    """Compares lists of tensors, to a tolerance relative to the largest."""
+    for one, other in zip(found, expected, strict=True):
+        one, other = (
+            tf.cast(tf.convert_to_tensor(x), tf.float32).numpy()
+            for x in (one, other)
+        )
+        assert np.abs(other).max() > 0.01
+        np.testing.assert_allclose(
+            one, other, rtol=0, atol=atol * max(1, np.abs(other).max())
+        )

@@ -6,15 +6,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from attention_loops import random
 from layer_checks import check_layer
 
 from txl_keras.layers import DecoderBlock
 
 B, T, M, D, N, H, F = 2, 3, 5, 8, 4, 7, 6
-
-
-def random(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
 def block(**config):

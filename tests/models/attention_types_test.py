@@ -10,11 +10,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_models import D
-from small_models import L
-from small_models import V
-from small_models import random_ids
-from small_models import small_backbone
+from attention_loops import sinusoid
+from factories import D
+from factories import L
+from factories import V
+from factories import random_ids
+from factories import small_backbone
 
 from txl_keras.data import Segments
 from txl_keras.layers import DecoderBlock
@@ -121,12 +122,6 @@ def test_positions_matter(attention_type):
     assert np.abs(after - before).max(-1).min() > 1e-3
 
 
-def sinusoid(distance):
-    """Of Vaswani et al. in the layout of Transformer-XL: sines first."""
-    angles = [distance * 10000 ** (-2 * i / D) for i in range(D // 2)]
-    return [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
-
-
 def block_without_positions(block):
     """A copy of a block, of the same weights but without a position table."""
     copy = DecoderBlock(2, 5, 12, attention_type="vaswani", name=block.name)
@@ -146,7 +141,7 @@ def test_positions_are_counted_from_the_end(attention_type, length):
     table = backbone.token_embedding.embeddings[0].numpy()
     x = table[ids] * math.sqrt(D)
     if attention_type == "vaswani":
-        x = x + [sinusoid(length - 1 - t) for t in range(length)]
+        x = x + [sinusoid(length - 1 - t, D) for t in range(length)]
     for block in backbone.blocks:
         if attention_type == "al_rfou":
             rows = block.position_embeddings.numpy()

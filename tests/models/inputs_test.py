@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_models import V
-from small_models import random_ids
-from small_models import small_model
+from factories import V
+from factories import random_ids
+from factories import small_model
 
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.models import LSTMBackbone

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_models import V
-from small_models import random_ids
-from small_models import small_model as model_of
+from factories import V
+from factories import random_ids
+from factories import small_model as model_of
 
 from txl_keras.data import Segments
 

@@ -2,11 +2,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_models import D
-from small_models import L
-from small_models import V
-from small_models import random_ids
-from small_models import small_backbone
+from factories import D
+from factories import L
+from factories import V
+from factories import random_ids
+from factories import small_backbone
 
 B, T = 4, 5
 

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_models import V
-from small_models import small_backbone as backbone_of
-from small_models import small_model
+from factories import V
+from factories import small_backbone as backbone_of
+from factories import small_model
 
 from txl_keras.data import pad_texts
 from txl_keras.models import LSTMBackbone

@@ -2,7 +2,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_models import random_ids
+from factories import random_ids
+from factories import small_backbone
 
 from txl_keras.layers import Memory
 from txl_keras.models import XLNetBackbone
@@ -12,20 +13,8 @@ B, T, P = 4, 5, 3
 
 
 def small_xlnet(dtype=None, **config):
-    return XLNetBackbone(
-        dtype=dtype,
-        **{
-            "vocabulary_size": V,
-            "num_layers": L,
-            "num_heads": 2,
-            "hidden_dim": D,
-            "head_dim": 7,
-            "intermediate_dim": 12,
-            "memory_length": 6,
-            "initializer_stddev": 0.3,
-            **config,
-        },
-    )
+    config = {"num_layers": L, "head_dim": 7, **config}
+    return small_backbone(dtype, XLNetBackbone, **config)
 
 
 def random_order():

@@ -2,8 +2,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_models import random_ids
-from small_models import small_backbone
+from factories import random_ids
+from factories import small_backbone
+from factories import small_model
 
 from txl_keras.data import PermutedSegments
 from txl_keras.data import Segments
@@ -15,26 +16,9 @@ V, D, L = 11, 8, 2
 B, T = 3, 10
 
 
-def small_lm(tie_embeddings=True, **config):
-    model = XLNetPermutationLM(
-        XLNetBackbone(
-            **{
-                "vocabulary_size": V,
-                "num_layers": L,
-                "num_heads": 2,
-                "hidden_dim": D,
-                "head_dim": 7,
-                "intermediate_dim": 12,
-                "memory_length": 6,
-                "initializer_stddev": 0.3,
-                **config,
-            }
-        ),
-        tie_embeddings,
-    )
-    rng = np.random.default_rng(4)
-    model.softmax.biases[0].assign(rng.normal(size=(V,)))
-    return model
+def small_lm(**config):
+    config = {"num_layers": L, "head_dim": 7, **config}
+    return small_model(make=XLNetBackbone, **config)
 
 
 def batch_of(step=0, segment_length=T, **options):
@@ -149,7 +133,7 @@ def test_memory_is_read_and_forgotten_row_by_row():
 
 def test_gradients_reach_all_weights():
     for tie_embeddings in (True, False):
-        model = small_lm(tie_embeddings, num_layers=1)
+        model = small_lm(tie_embeddings=tie_embeddings, num_layers=1)
         _, memory = model.score(**batch_of(1))
         with tf.GradientTape() as tape:
             nll, _ = model.score(

@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_backbone
 
 from txl_keras.data import WordTokenizer
 from txl_keras.data import pad_texts
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.serving import export_classifier
 
@@ -22,14 +22,8 @@ MAX_TOKENS = 7
 
 @pytest.fixture(scope="module")
 def model():
-    backbone = TransformerXLBackbone(
-        vocabulary_size=6,
-        num_layers=1,
-        num_heads=3,
-        hidden_dim=12,
-        intermediate_dim=20,
-        memory_length=5,
-        initializer_stddev=0.5,
+    backbone = small_backbone(
+        vocabulary_size=6, num_layers=1, initializer_stddev=0.5
     )
     return TransformerXLTextClassifier(backbone, 3, segment_length=4)
 

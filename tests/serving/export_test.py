@@ -5,8 +5,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import H
+from factories import L
+from factories import M
+from factories import N
+from factories import V
+from factories import random_ids
+from factories import small_backbone
 
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
@@ -14,9 +20,7 @@ from txl_keras.serving import export
 from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.signatures import FunctionalSignatures
 
-# All sizes differ, so that none can stand for another.
-V, L, N, H, M, MAX_T = 11, 3, 2, 5, 6, 20
-MAX_B, MAX_W = 16, 15  # of one request
+MAX_T, MAX_B, MAX_W = 20, 16, 15  # of one request
 InvalidArgumentError = tf.errors.InvalidArgumentError
 OFF = {
     "temperature": 1.0,
@@ -30,20 +34,7 @@ SHAW = {"attention_type": "shaw", "max_positions": 9}
 
 def make_model(dtype=None, **changes):
     keras.utils.set_random_seed(3)
-    backbone = TransformerXLBackbone(
-        dtype=dtype,
-        **{
-            "vocabulary_size": V,
-            "num_layers": L,
-            "num_heads": N,
-            "hidden_dim": 8,
-            "head_dim": H,
-            "intermediate_dim": 12,
-            "memory_length": M,
-            "initializer_stddev": 0.3,
-            **changes,
-        },
-    )
+    backbone = small_backbone(dtype, **changes)
     for block in backbone.blocks:
         # Otherwise the norm of an empty entry is zero, as the entry is.
         block._attention_norm.beta.assign(np.arange(8) / 10)
@@ -51,10 +42,6 @@ def make_model(dtype=None, **changes):
     for bias in model.softmax.biases:
         bias.assign(np.linspace(-1, 1, bias.shape[0]))
     return model
-
-
-def random_ids(*shape, seed=0):
-    return np.random.default_rng(seed).integers(V, size=shape, dtype="int32")
 
 
 class Signatures:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from factories import small_model
 
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
@@ -9,17 +9,7 @@ from txl_keras.serving import Sampler
 
 @pytest.fixture(scope="module")
 def model():
-    return TransformerXLCausalLM(
-        TransformerXLBackbone(
-            vocabulary_size=9,
-            num_layers=2,
-            num_heads=3,
-            hidden_dim=12,
-            intermediate_dim=20,
-            memory_length=5,
-            initializer_stddev=0.5,
-        )
-    )
+    return small_model(vocabulary_size=9, num_layers=2, initializer_stddev=0.5)
 
 
 def write(model, prompt, max_tokens, seed=0, memory_length=None, **sampler):

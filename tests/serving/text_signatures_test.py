@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_model
 
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.evaluation import TextScorer
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
@@ -18,17 +17,7 @@ TOKENIZER = CharacterTokenizer(sorted(set("".join(TEXTS))))
 
 @pytest.fixture(scope="module")
 def model():
-    return TransformerXLCausalLM(
-        TransformerXLBackbone(
-            vocabulary_size=TOKENIZER.vocabulary_size,
-            num_layers=2,
-            num_heads=3,
-            hidden_dim=12,
-            intermediate_dim=20,
-            memory_length=6,
-            initializer_stddev=0.5,
-        )
-    )
+    return small_model(vocabulary_size=TOKENIZER.vocabulary_size, num_layers=2)
 
 
 def signatures_of(model, max_segment_length):

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_model
 
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.weights import weights_by_name
 from txl_keras.training.checkpointing import average_weights
 from txl_keras.training.checkpointing import save_weights
@@ -14,17 +13,8 @@ STEPS = [5, 9, 12]
 
 
 def make_model(**overrides):
-    config = {
-        "vocabulary_size": 7,
-        "num_layers": 1,
-        "num_heads": 2,
-        "hidden_dim": 4,
-        "intermediate_dim": 6,
-        "cutoffs": (3,),
-        "div_val": 2,
-        **overrides,
-    }
-    return TransformerXLCausalLM(TransformerXLBackbone(**config))
+    config = {"num_layers": 1, "cutoffs": (3,), "div_val": 2, **overrides}
+    return small_model(**config)
 
 
 @pytest.fixture

@@ -5,10 +5,9 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_model
 
 from txl_keras.data import Segments
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import loop as loops
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.checkpointing import saved_steps
@@ -34,16 +33,7 @@ class Run:
 
     def __init__(self, path, nlls, learning_rate=0.01, **settings):
         strategy = tf.distribute.get_strategy()
-        model = TransformerXLCausalLM(
-            TransformerXLBackbone(
-                vocabulary_size=7,
-                num_layers=1,
-                num_heads=1,
-                hidden_dim=8,
-                intermediate_dim=12,
-                memory_length=3,
-            )
-        )
+        model = small_model(num_layers=1, memory_length=3)
         self.stop = StopRequest()
         self.trainer = Trainer(
             model,

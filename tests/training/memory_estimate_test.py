@@ -1,24 +1,15 @@
 import keras
 import pytest
 import tensorflow as tf
+from factories import small_model
 
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.memory_estimate import estimate_bytes
 
 
 def make_model(dtype=None, **overrides):
-    config = {
-        "vocabulary_size": 19,
-        "num_layers": 2,
-        "num_heads": 3,
-        "hidden_dim": 8,
-        "head_dim": 5,
-        "intermediate_dim": 17,
-        "memory_length": 7,
-        **overrides,
-    }
-    return TransformerXLCausalLM(TransformerXLBackbone(dtype=dtype, **config))
+    sizes = {"vocabulary_size": 19, "num_layers": 2, "num_heads": 3}
+    sizes |= {"intermediate_dim": 17, "memory_length": 7, **overrides}
+    return small_model(dtype, **sizes)
 
 
 def estimate(model, optimizer=None, rows=4, segment_length=6):

@@ -2,9 +2,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_model
 
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import optimizers
 from txl_keras.training import schedules
 
@@ -264,18 +263,8 @@ NOT_DECAYED = {
 
 def test_biases_and_norms_of_the_model_are_not_decayed():
     models = [
-        TransformerXLCausalLM(
-            TransformerXLBackbone(
-                vocabulary_size=11,
-                num_layers=1,
-                num_heads=2,
-                hidden_dim=8,
-                head_dim=5,
-                intermediate_dim=12,
-                **config,
-            ),
-            tie_embeddings=False,
-            tie_projections=False,
+        small_model(
+            num_layers=1, tie_embeddings=False, tie_projections=False, **config
         )
         for config in (
             {"cutoffs": (4, 7), "div_val": 2},

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_backbone
 
 from txl_keras.data import PermutedSegments
 from txl_keras.data import Segments
@@ -21,17 +22,9 @@ SCORED = (
 
 
 def make_model(**config):
-    config = {
-        "vocabulary_size": V,
-        "num_layers": 1,
-        "num_heads": 2,
-        "hidden_dim": 16,
-        "intermediate_dim": 20,
-        "memory_length": 9,
-        "initializer_stddev": 0.1,
-        **config,
-    }
-    return XLNetPermutationLM(XLNetBackbone(**config))
+    sizes = {"vocabulary_size": V, "num_layers": 1, "hidden_dim": 16}
+    sizes |= {"memory_length": 9, "initializer_stddev": 0.1, **config}
+    return XLNetPermutationLM(small_backbone(make=XLNetBackbone, **sizes))
 
 
 def make_segments(drop_remainder=True, **options):

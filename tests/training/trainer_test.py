@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_backbone
 
 from txl_keras.data import Segments
 from txl_keras.layers.compute import pallas
 from txl_keras.models import LSTMBackbone
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.tpu import compiling as tpu_compile
 from txl_keras.training.checkpointing import Checkpoints
@@ -21,17 +21,9 @@ STRATEGY = tf.distribute.get_strategy()
 
 
 def make_model(**overrides):
-    config = {
-        "vocabulary_size": 7,
-        "num_layers": 1,
-        "num_heads": 2,
-        "hidden_dim": 12,
-        "intermediate_dim": 20,
-        "memory_length": 6,
-        "initializer_stddev": 0.1,
-        **overrides,
-    }
-    return TransformerXLCausalLM(TransformerXLBackbone(**config))
+    config = {"vocabulary_size": 7, "num_layers": 1, **overrides}
+    config = {"initializer_stddev": 0.1, **config}
+    return TransformerXLCausalLM(small_backbone(**config))
 
 
 def make_trainer(model, learning_rate=0.03, **kwargs):

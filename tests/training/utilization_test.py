@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_model
 
 from txl_keras.models import LSTMBackbone
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import utilization
 from txl_keras.training.utilization import device_memory
@@ -23,9 +23,7 @@ SIZES = {
 
 
 def make_model(**overrides):
-    return TransformerXLCausalLM(
-        TransformerXLBackbone(**{**SIZES, **overrides})
-    )
+    return small_model(**{**SIZES, **overrides})
 
 
 def test_flops_of_a_step_are_a_count_by_hand():

@@ -1,7 +1,6 @@
 """Attention against section 3.3 of the paper, written as loops."""
 
 import itertools
-import math
 import warnings
 
 import keras
@@ -13,6 +12,7 @@ from attention_loops import attend
 from attention_loops import by_name
 from attention_loops import everything
 from attention_loops import random
+from attention_loops import sinusoid
 from attention_loops import with_random_weights
 from layer_checks import check_layer
 
@@ -39,20 +39,11 @@ def paper(layer, clamp_length=None, biases=None):
     )
 
     def score(q, k, n, distance):
-        r = sinusoid(distance, clamp_length) @ w["position"][:, n]
+        r = sinusoid(distance, D, clamp_length) @ w["position"][:, n]
         # (a) + (b) + (c) + (d)
         return q @ k + q @ r + u[n] @ k + v[n] @ r
 
     return score
-
-
-def sinusoid(distance, clamp_length):
-    if clamp_length is not None:
-        distance = max(min(distance, clamp_length), -clamp_length)
-    angles = [distance * 10000 ** (-2 * i / D) for i in range(D // 2)]
-    return np.array(
-        [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
-    )
 
 
 def assert_equals_paper(layer, query, memory, allowed, call=None, **paper_args):
@@ -243,7 +234,7 @@ def test_biases_from_outside_take_the_place_of_u_and_v():
 
 def test_positions_may_be_computed_once_for_many_layers():
     query, memory = segment_and_memory()
-    encoding = np.stack([sinusoid(M + T - 1 - j, None) for j in range(M + T)])
+    encoding = np.stack([sinusoid(M + T - 1 - j, D) for j in range(M + T)])
     layer = attention()
     np.testing.assert_allclose(
         layer(query, memory=memory, position_encoding=encoding),

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from attention_loops import by_name
 from attention_loops import random
+from attention_loops import sinusoid
 from attention_loops import with_random_weights
 from layer_checks import check_layer
 
@@ -41,15 +42,6 @@ def inputs():
     }
 
 
-def sinusoid(distance, clamp_length):
-    if clamp_length is not None:
-        distance = max(-clamp_length, min(distance, clamp_length))
-    angles = [distance * 10000 ** (-2 * i / D) for i in range(D // 2)]
-    return np.array(
-        [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
-    )
-
-
 class Loops:
     """The definition, one query and one key at a time, in float64."""
 
@@ -78,7 +70,7 @@ class Loops:
         w = self.w
         key = self.context[b, j] @ w["key"][:, n]
         distance = self.num_memory + i - j
-        r = sinusoid(distance, self.clamp_length) @ w["position"][:, n]
+        r = sinusoid(distance, D, self.clamp_length) @ w["position"][:, n]
         score = (q + w["content_attention_bias"][n]) @ key
         score += (q + w["positional_attention_bias"][n]) @ r
         if "token_type_ids" in self.call:

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from attention_loops import assert_alike
 from attention_loops import random
+from factories import small_backbone
 
 from txl_keras.layers import CausalMultiHeadAttention
 from txl_keras.layers import RelativeMultiHeadAttention
@@ -16,7 +18,6 @@ from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import use
 from txl_keras.layers.memory.projected_memory import Past
 from txl_keras.models import SegmentReader
-from txl_keras.models import TransformerXLBackbone
 
 B, T, M, D = 2, 7, 5, 12
 KINDS = {
@@ -60,18 +61,6 @@ def output_and_gradients(layer):
         total = tf.reduce_sum(output * random(B, T, D, seed=3))
     sources = [query, memory, *layer.trainable_variables]
     return [output, *tape.gradient(total, sources)]
-
-
-def assert_alike(found, expected, atol=1e-5):
-    for one, other in zip(found, expected, strict=True):
-        one, other = (
-            tf.cast(tf.convert_to_tensor(x), tf.float32).numpy()
-            for x in (one, other)
-        )
-        assert np.abs(other).max() > 0.01
-        np.testing.assert_allclose(
-            one, other, rtol=0, atol=atol * max(1, np.abs(other).max())
-        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,16 +150,7 @@ def test_projected_memory_is_attended_to_alike(kind, num_distances):
 
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_a_ring_is_read_in_the_order_of_the_text(in_parts):
-    backbone = TransformerXLBackbone(
-        vocabulary_size=11,
-        num_layers=2,
-        num_heads=3,
-        head_dim=4,
-        hidden_dim=12,
-        intermediate_dim=10,
-        memory_length=M,
-        clamp_length=6,
-    )
+    backbone = small_backbone(num_layers=2, memory_length=M, clamp_length=6)
     readers = [SegmentReader(backbone, B, T) for _ in range(2)]
     compiled = compile_for(Target("cpu", in_parts), readers[0].read)
     ids = np.random.default_rng(0).integers(11, size=(3, B, T), dtype=np.int32)

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from attention_loops import assert_alike
 from attention_loops import random
 
 from txl_keras.layers import RelativeMultiHeadAttention
@@ -67,14 +68,6 @@ def output_and_gradients(layer, lengths, **arguments):
 def in_kernel(layer, lengths, **arguments):
     with use(Target("cpu", kernel=True)):
         return output_and_gradients(layer, lengths, **arguments)
-
-
-def assert_alike(found, expected, atol=1e-5):
-    for one, other in zip(found, expected, strict=True):
-        assert np.abs(other).max() > 0.01
-        np.testing.assert_allclose(
-            one, other, rtol=0, atol=atol * max(1, np.abs(other).max())
-        )
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)

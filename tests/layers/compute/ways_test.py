@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+from attention_loops import assert_alike
 from attention_loops import random
 
 from txl_keras.layers import compute
@@ -104,15 +105,6 @@ def output_and_gradients(attend, problem):
 
 def by_definition(problem):
     return definition.attend(problem)[0]
-
-
-def assert_alike(found, expected, atol=1e-5):
-    for one, other in zip(found, expected, strict=True):
-        one, other = (tf.cast(x, tf.float32).numpy() for x in (one, other))
-        assert np.abs(other).max() > 0.01
-        np.testing.assert_allclose(
-            one, other, rtol=0, atol=atol * max(1, np.abs(other).max())
-        )
 
 
 def assert_is_definition(attend, problem, atol=1e-5):

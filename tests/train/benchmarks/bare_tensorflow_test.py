@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_model
 
 from benchmarks import bare_tensorflow
 from benchmarks.bare_tensorflow import BareTensorFlow
 from txl_keras.data import Segments
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
 
@@ -21,18 +21,7 @@ ATTENTIONS = [
 
 def make_model(**config):
     keras.utils.set_random_seed(5)
-    return TransformerXLCausalLM.from_preset(
-        "quickstart",
-        **{
-            "num_layers": 2,
-            "hidden_dim": 8,
-            "head_dim": 3,
-            "intermediate_dim": 12,
-            "vocabulary_size": 11,
-            "initializer_stddev": 0.3,
-            **config,
-        },
-    )
+    return small_model(**{"num_layers": 2, **config})
 
 
 def make_segments(batch_size=3, segment_length=5):

@@ -1,36 +1,20 @@
-"""train/finetune.py, from files to a SavedModel."""
+"""Runs train/finetune.py."""
 
-import json
 import re
 
 import keras
 import numpy as np
 import pytest
-import scripts_test
 import tensorflow as tf
+from factories import small_model
+from script_runs import CLASSIFIER_SIZES
+from script_runs import metrics_of
+from script_runs import results_of
+from script_runs import write_mails
 
 import txl_keras.models  # noqa: F401, what Keras loads
 from txl_keras.data import ByteTokenizer
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.workdir import Workdir
-
-here = scripts_test.here  # a fixture
-
-SIZES = (
-    "--num_layers=1", "--hidden_dim=16", "--num_heads=2",
-    "--intermediate_dim=16", "--memory_length=8", "--segment_length=8",
-)  # fmt: skip
-
-
-def write_mails(path, numbers):
-    """The first word tells the class; the rest is as long as it likes."""
-    lines = ["label\tn\ttext"]
-    for i in numbers:
-        label, word = (("spam", "WIN"), ("ham", "meet"))[i % 2]
-        lines.append(f'{label}\t{i}\t{word} {i * i} "{"x" * (i % 30)}')
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +29,10 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("runs") / "lm")
-    model = TransformerXLCausalLM(
-        TransformerXLBackbone(
-            vocabulary_size=256,
-            num_layers=1,
-            num_heads=2,
-            hidden_dim=16,
-            intermediate_dim=16,
-            memory_length=8,
-        )
-    )
+    model = small_model(
+        vocabulary_size=256, num_layers=1, hidden_dim=16, memory_length=8,
+        initializer_stddev=0.02,
+    )  # fmt: skip
     config = {"flags": {"segment_length": 8}}
     Workdir(path).create(model, 12, config, ByteTokenizer())
     return path, model
@@ -67,14 +45,11 @@ def flags_of(workdir, files, *others):
 
 @pytest.mark.large  # Keras traces for 20 seconds
 def test_a_run_learns_scores_and_exports(
-    here,
-    files,
-    language_model,
-    tmp_path,
+    files, language_model, succeed, fail, tmp_path
 ):
     path, model = language_model
     run = tmp_path / "run"
-    printed, stop = here(
+    printed = succeed(
         "finetune.py",
         *flags_of(run, files, f"--initialize_from={path}"),
         "--pooling=mean",
@@ -85,14 +60,9 @@ def test_a_run_learns_scores_and_exports(
         "--monitor=f1",
         "--dropout=0.01",
     )
-    assert stop is None
     assert f"Starts from the best weights of {path}, step 12." in printed
 
-    results = json.loads((run / "results.json").read_text())
-    metrics = [
-        json.loads(line)
-        for line in (run / "metrics.jsonl").read_text().splitlines()
-    ]
+    results, metrics = results_of(run), metrics_of(run)
     assert [line["epoch"] for line in metrics] == list(range(1, 9))
     best = max(metrics, key=lambda line: line["val_f1"])
     assert (best["epoch"], best["step"]) == (results["epoch"], results["step"])
@@ -118,10 +88,10 @@ def test_a_run_learns_scores_and_exports(
     start = model.backbone.blocks[0].weights[0].numpy()
     assert np.abs(loaded.backbone.blocks[0].weights[0] - start).max() > 1e-4
 
-    _, stop = here("finetune.py", *flags_of(run, files))
-    assert "`workdir` must be new" in stop
-    _, stop = here("generate.py", f"--workdir={run}", "--max_tokens=1")
-    assert "of class TransformerXLTextClassifier" in stop
+    error = fail("finetune.py", *flags_of(run, files))
+    assert "`workdir` must be new" in error
+    error = fail("generate.py", f"--workdir={run}", "--max_tokens=1")
+    assert "of class TransformerXLTextClassifier" in error
 
 
 @pytest.mark.parametrize(
@@ -144,12 +114,7 @@ def test_a_run_learns_scores_and_exports(
     ],
 )
 def test_bad_input_is_one_message_before_any_work(
-    here,
-    files,
-    tmp_path,
-    change,
-    others,
-    message,
+    files, fail, tmp_path, change, others, message
 ):
     contents = {
         "unseen": "label\ttext\nham\ta\neggs\tb\n",
@@ -166,20 +131,22 @@ def test_bad_input_is_one_message_before_any_work(
     if "one" in change.values():
         named = {"train_file": path, "valid_file": path}
     run = tmp_path / "run"
-    _, stop = here("finetune.py", *flags_of(run, named, *SIZES, *others))
-    assert re.search(message, stop, re.DOTALL), stop
+    error = fail(
+        "finetune.py", *flags_of(run, named, *CLASSIFIER_SIZES, *others)
+    )
+    assert re.search(message, error, re.DOTALL)
     assert not run.exists()
 
 
 @pytest.mark.large  # Keras traces
 def test_weights_that_a_last_step_spoils_are_not_exported(
-    here, files, tmp_path
+    files, fail, tmp_path
 ):
     run = tmp_path / "run"
-    _, stop = here(
-        "finetune.py", *flags_of(run, files, *SIZES), "--epochs=1",
+    error = fail(
+        "finetune.py", *flags_of(run, files, *CLASSIFIER_SIZES), "--epochs=1",
         "--batch_size=200", "--learning_rate=1e38", "--clip_norm=0",
         "--warmup_share=0", "--monitor=accuracy",
     )  # fmt: skip
-    assert "The loss is nan in epoch 1" in stop
+    assert "The loss is nan in epoch 1" in error
     assert not (run / "export").exists()

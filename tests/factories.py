@@ -1,0 +1,50 @@
+"""Models small enough to run in a moment, random enough to show a mix-up.
+
+Sizes differ, so that swapped axes fail.
+"""
+
+import numpy as np
+
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import XLNetBackbone
+from txl_keras.models import XLNetPermutationLM
+
+V, D, L, M, N, H, F = 11, 8, 3, 6, 2, 5, 12
+TIES = ("tie_embeddings", "tie_projections")
+
+
+def small_backbone(dtype=None, make=TransformerXLBackbone, **config):
+    """Backbone of class `make`, with large weights."""
+    sizes = {
+        "vocabulary_size": V,
+        "num_layers": L,
+        "hidden_dim": D,
+        "initializer_stddev": 0.3,
+    }
+    if make is not LSTMBackbone:
+        sizes |= {
+            "num_heads": N,
+            "head_dim": H,
+            "intermediate_dim": F,
+            "memory_length": M,
+        }
+    return make(dtype=dtype, **{**sizes, **config})
+
+
+def small_model(dtype=None, make=TransformerXLBackbone, **config):
+    """Language model of a small backbone, with random biases too."""
+    ties = {name: config.pop(name) for name in TIES if name in config}
+    head = (
+        XLNetPermutationLM if make is XLNetBackbone else TransformerXLCausalLM
+    )
+    model = head(small_backbone(dtype, make, **config), **ties)
+    rng = np.random.default_rng(4)
+    for bias in model.softmax.biases:
+        bias.assign(rng.normal(size=bias.shape))
+    return model
+
+
+def random_ids(*shape, seed=0):
+    return np.random.default_rng(seed).integers(V, size=shape, dtype="int32")

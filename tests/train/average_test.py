@@ -1,0 +1,65 @@
+"""Runs train/average.py."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from script_runs import evaluation_of
+from script_runs import results_of
+
+from txl_keras.training.workdir import Workdir
+
+
+@pytest.mark.large
+def test_the_average_of_a_run_is_a_run(words_run, succeed, fail, tmp_path):
+    workdir, output = words_run[0], tmp_path / "average"
+    flags = ("average.py", f"--workdir={workdir}", f"--output={output}")
+    printed = succeed(*flags, "--num_checkpoints=2")
+    assert "[40, 60]" in printed
+
+    readers = [
+        tf.train.load_checkpoint(str(workdir / f"checkpoints/ckpt-{step}"))
+        for step in (40, 60)
+    ]
+    written = tf.train.load_checkpoint(str(output / "checkpoints/ckpt-60"))
+    names = [
+        name
+        for name in written.get_variable_to_shape_map()
+        if name.startswith("weights/")
+    ]
+    model, step = Workdir(str(output)).load_model()
+    assert len(names) == len(model.weights) > 20
+    assert step == 60
+    for name in names:
+        older, newer = (reader.get_tensor(name) for reader in readers)
+        np.testing.assert_allclose(
+            written.get_tensor(name), (older + newer) / 2, rtol=1e-6, atol=1e-7
+        )
+        assert np.abs(older - newer).max() > 1e-4
+
+    config = json.loads((output / "config.json").read_text())
+    assert config["averaged_steps"] == [40, 60]
+    succeed("evaluate.py", f"--workdir={output}", "--batch_size=3")
+    trained = results_of(workdir)["test"]
+    averaged = evaluation_of(output)
+    assert averaged["num_tokens"] == trained["num_tokens"]
+    assert 1e-4 < abs(averaged["nll"] - trained["nll"]) < 0.5
+
+    before = (output / "config.json").read_bytes()
+    error = fail(*flags)
+    assert "must be new" in error
+    assert str(output) in error
+    assert (output / "config.json").read_bytes() == before
+
+
+@pytest.mark.large
+def test_an_average_of_more_checkpoints_than_there_are_is_refused(
+    words_run, fail, tmp_path
+):
+    output = tmp_path / "average"
+    flags = (f"--workdir={words_run[0]}", f"--output={output}")
+    error = fail("average.py", *flags, "--num_checkpoints=4")
+    assert "at most 3" in error
+    assert "--max_to_keep" in error
+    assert not output.exists()

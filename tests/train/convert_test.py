@@ -1,0 +1,203 @@
+"""Runs train/convert.py."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from script_runs import evaluation_of
+
+from txl_keras.checkpoints import load_tf1
+from txl_keras.data import Segments
+from txl_keras.data import load_corpus
+from txl_keras.training.workdir import Workdir
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "golden"
+TF1 = GOLDEN / "wt103_large_like"
+WORDS = ["<eos>", "<unk>", *(f"word{i}" for i in range(58))]
+
+
+@pytest.fixture
+def published(tmp_path):
+    """Flags of a published TensorFlow 1 model, and a text of its words."""
+    (tmp_path / "words.txt").write_text("\n".join(WORDS) + "\n")
+    numbers = np.random.default_rng(0).integers(0, 58, (240, 9))
+    lines = [" ".join(f"word{i}" for i in line) + "\n" for line in numbers]
+    (tmp_path / "text.txt").write_text("".join(lines) + "new words\n")
+    return (
+        "--input_format=tf1",
+        f"--input={TF1 / 'model.ckpt'}",
+        f"--config={TF1 / 'config.json'}",
+        f"--vocabulary={tmp_path / 'words.txt'}",
+    )
+
+
+@pytest.mark.large
+def test_a_published_model_becomes_a_run_and_a_hugging_face_folder(
+    published, succeed, tmp_path
+):
+    run, folder, back = (tmp_path / name for name in ("run", "hf", "back"))
+    printed = succeed(
+        "convert.py", *published, f"--output={run}", "--segment_length=7"
+    )
+    original = load_tf1(TF1 / "model.ckpt", TF1 / "config.json")
+    assert f"{original.count_params():,} weights written to {run}" in printed
+
+    # Scored as the original is, segment for segment.
+    text = tmp_path / "text.txt"
+    flags = (f"--workdir={run}", f"--corpus={text}", "--batch_size=1")
+    succeed("evaluate.py", *flags)
+    scores = evaluation_of(run)
+    words = load_corpus(str(text)).read("test").decode()
+    words = words.replace("\n", " <eos> ").replace("new words", "<unk> <unk>")
+    ids = np.array([WORDS.index(word) for word in words.split()])
+    assert scores["num_tokens"] == len(ids) - 1
+    assert scores["segment_length"] == 7
+    nll, memory = 0.0, None
+    segments = Segments(ids, 1, 7, drop_remainder=False)
+    for i in range(len(segments)):
+        batch = segments.batch(i)
+        part, memory = original.score(batch["inputs"], batch["targets"], memory)
+        nll += float(tf.reduce_sum(part * batch["weights"]))
+    assert scores["nll"] == pytest.approx(nll / (len(ids) - 1), abs=1e-5)
+
+    flags = (f"--workdir={run}", "--prompt=word3 word4", "--max_tokens=12")
+    printed = succeed("generate.py", *flags)
+    assert printed.startswith("word3 word4")
+    assert len(printed.replace("\n", " <eos> ").split()) == 2 + 12 + 1
+
+    succeed(
+        "convert.py",
+        "--input_format=workdir",
+        f"--input={run}",
+        "--output_format=hugging_face",
+        "--same_length=pytorch",
+        f"--output={folder}",
+    )
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
+    succeed(
+        "convert.py",
+        "--input_format=hugging_face",
+        f"--input={folder}",
+        f"--output={back}",
+    )
+    returned, _ = Workdir(str(back)).load_model()
+    assert returned.backbone.same_length == "pytorch"
+    for a, b in zip(original.weights, returned.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+    expected = load_tf1(
+        TF1 / "model.ckpt", TF1 / "config.json", same_length="pytorch"
+    )
+    np.testing.assert_allclose(
+        returned.log_probs(ids[None, :20])[0],
+        expected.log_probs(ids[None, :20])[0],
+        atol=1e-5,
+    )
+
+
+def test_a_published_model_of_bytes_reads_text(succeed, tmp_path):
+    golden, output = GOLDEN / "enwik8_like", tmp_path / "run"
+    size = json.loads((golden / "config.json").read_text())["n_token"]
+    numbers = [*range(98, 98 + size - 2), 195, 169]  # b, c, ..., and é
+    vocabulary = tmp_path / "vocabulary.txt"
+    vocabulary.write_text("".join(f"{number}\n" for number in numbers))
+    succeed(
+        "convert.py",
+        "--input_format=tf1",
+        f"--input={golden / 'model.ckpt'}",
+        f"--config={golden / 'config.json'}",
+        f"--vocabulary={vocabulary}",
+        "--symbols=bytes",
+        f"--output={output}",
+    )
+    tokenizer = Workdir(str(output)).load_tokenizer()
+    ids = tokenizer.encode("cé\nb").tolist()
+    assert ids == [1, size - 2, size - 1, 0]
+    assert tokenizer.decode(ids) == "céb"
+
+
+@pytest.mark.parametrize(
+    ("flags", "messages"),
+    [
+        (["--vocabulary={folder}/short.txt"], ["60 symbols", "59 symbols"]),
+        (["--config="], ["`config` must be given"]),
+        (["--config=no.json"], ["no.json"]),
+        (
+            ["--config={folder}/deeper.json"],
+            ["missing: transformer/layer_2/rel_attn/qkv/kernel", "layer_2/ff"],
+        ),
+        (["--input=no/model.ckpt"], ["no/model.ckpt"]),
+        (["--input={folder}/cut.ckpt"], ["cut.ckpt"]),
+        (["--input_format=hugging_face"], ["`config` must be left out"]),
+        (["--line_end=none"], ["`line_end`", "'none'"]),
+        (["--output={folder}/full"], ["`output`", "full"]),
+        (["--output="], ["`output`"]),
+        (["--output={folder}/text.txt/new"], ["`output`", "text.txt is not"]),
+        (["--input="], ["`input`"]),
+        (["--unknown=none"], ["`unknown`", "none"]),
+        (["--vocabulary=", "--lower_case"], ["'lower_case'", "of words"]),
+        (["--symbols=bytes", "--line_end=x"], ["'line_end'", "of words"]),
+        (
+            ["--symbols=bytes", "--vocabulary={folder}/digits.txt"],
+            ["symbols=bytes", "from 0 to 255", "'٣'"],
+        ),
+        (
+            [
+                "--output_format=hugging_face",
+                "--vocabulary=",
+                "--segment_length=7",
+            ],
+            ["'segment_length'", "output_format=workdir"],
+        ),
+        (["--output_format=hugging_face"], ["`vocabulary`", "words.txt"]),
+        (
+            ["--output_format=hugging_face", "--vocabulary="],
+            ["same_length=True"],
+        ),
+    ],
+)
+def test_what_cannot_be_converted_leaves_nothing(
+    published, fail, tmp_path, flags, messages
+):
+    (tmp_path / "short.txt").write_text("\n".join(WORDS[:-1]))
+    (tmp_path / "digits.txt").write_text("٣\n7\n")
+    config = json.loads((TF1 / "config.json").read_text())
+    (tmp_path / "deeper.json").write_text(json.dumps({**config, "n_layer": 3}))
+    for part in ("index", "data-00000-of-00001"):
+        content = (TF1 / f"model.ckpt.{part}").read_bytes()
+        size = len(content) if part == "index" else len(content) // 2
+        (tmp_path / f"cut.ckpt.{part}").write_bytes(content[:size])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("dear to me")
+    before = sorted(tmp_path.rglob("*"))
+    flags = [flag.format(folder=tmp_path) for flag in flags]
+    fail(
+        "convert.py",
+        *published,
+        f"--output={tmp_path / 'new'}",
+        *flags,
+        messages=messages,
+    )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.large
+def test_a_masked_cold_start_is_not_for_hugging_face(
+    words_run, succeed, fail, tmp_path
+):
+    flags = (
+        "convert.py",
+        "--input_format=workdir",
+        f"--input={words_run[0]}",
+        "--output_format=hugging_face",
+        f"--output={tmp_path / 'hf'}",
+    )
+    error = fail(*flags)
+    assert "cold_start='masked'" in error
+    assert list(tmp_path.iterdir()) == []
+    succeed(*flags, "--cold_start=zeros")
+    assert (tmp_path / "hf" / "model.safetensors").exists()

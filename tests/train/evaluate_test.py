@@ -1,0 +1,217 @@
+"""Runs train/evaluate.py."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from script_runs import evaluation_of
+from script_runs import results_of
+
+from txl_keras.data import load_corpus
+from txl_keras.training.workdir import Workdir
+
+
+def test_evaluate_agrees_with_training_and_takes_longer_memory(run, succeed):
+    workdir, _, _ = run
+    trained = results_of(workdir)["test"]
+    printed = succeed("evaluate.py", f"--workdir={workdir}", "--batch_size=3")
+    same = evaluation_of(workdir)
+    assert f"test: {same['bits_per_token']:.4f} bits per byte" in printed
+    assert same["nll"] == pytest.approx(trained["nll"], abs=1e-5)
+    assert same["num_tokens"] == trained["num_tokens"]
+    assert same["memory_length"] == 12
+    assert (same["checkpoint"], same["step"]) == ("best", 60)
+    assert "corpus" not in same
+    # Of bytes it is the number that was printed.
+    assert same["bits_per_byte"] == pytest.approx(same["bits_per_token"])
+
+    succeed(
+        "evaluate.py",
+        f"--workdir={workdir}",
+        "--batch_size=1",
+        "--memory_length=50",
+        "--same_length",
+        "--clamp_length=20",
+    )
+    longer = evaluation_of(workdir)
+    assert (longer["memory_length"], longer["clamp_length"]) == (50, 20)
+    assert longer["same_length"] is True
+    assert longer["num_tokens"] == trained["num_tokens"]
+    assert 1e-4 < abs(longer["nll"] - trained["nll"]) < 0.5
+    # Results of other settings stay.
+    results = json.loads((workdir / "evaluation_test.json").read_text())
+    assert results[-2:] == [same, longer]
+
+
+def test_evaluate_scores_all_of_a_text_of_ones_own(
+    run, succeed, fail, tmp_path
+):
+    text = tmp_path / "short.txt"
+    text.write_bytes("Six times é is this.\n".encode() * 6)
+    printed = succeed(
+        "evaluate.py", f"--workdir={run[0]}", f"--corpus={text}", "--split=all"
+    )
+    assert "short.txt (not the text of the run), all: " in printed
+    assert evaluation_of(run[0], "all")["num_tokens"] == 6 * 22 - 1
+
+    error = fail("evaluate.py", f"--workdir={run[0]}", "--split=all")
+    assert "`split` all is for text that" in error
+    of_run = json.loads((run[0] / "config.json").read_text())["corpus"]
+    error = fail(
+        "evaluate.py",
+        f"--workdir={run[0]}",
+        f"--corpus={of_run['corpus']}",
+        "--text_key=other",
+        "--split=all",
+    )
+    assert "`split` all is for text that" in error
+    error = fail(
+        "evaluate.py", f"--workdir={run[0]}", "--corpus=enwik8", "--split=all"
+    )
+    assert "published corpora have splits" in error
+
+
+def test_evaluate_writes_nats_and_a_curve_of_any_text(
+    run, succeed, fail, tmp_path
+):
+    text = tmp_path / "other.txt"
+    lines = [f"Sentence {i * 7} says: é {i}.\n" for i in range(200)]
+    text.write_text("".join(lines), encoding="utf-8")
+    flags = (
+        f"--workdir={run[0]}",
+        f"--corpus={text}",
+        "--document_separator=\\n",
+        "--split=valid",
+        "--warmup=memory",
+        "--position_curve",
+    )
+    printed = succeed("evaluate.py", *flags, "--token_nll")
+    assert "other.txt (not the text of the run), valid: " in printed
+    assert "tokens/s" in printed
+    result = evaluation_of(run[0], "valid")
+    assert result["corpus"] == str(text)
+    for name in (
+        "evaluation_valid_tokens.npy",
+        "evaluation_valid_positions.png",
+    ):
+        assert f"Written to {run[0] / name}" in printed
+    assert (run[0] / name).read_bytes()[:4] == b"\x89PNG"
+
+    valid = load_corpus(str(text)).read("valid")
+    nll = np.load(run[0] / "evaluation_valid_tokens.npy")
+    assert len(nll) == len(valid)
+    assert np.flatnonzero(np.isnan(nll)).tolist() == [0]
+    assert np.nanmean(nll, dtype=float) == pytest.approx(
+        result["nll"], rel=1e-6
+    )
+    # Words that every line of training begins with are known.
+    first = valid.index(b"\nSentence") + 1
+    assert nll[first + 1 : first + 9].mean() < nll[1:].mean()
+
+    curve = result["position_curve"]
+    # All first letters of lines but that of the text.
+    assert (curve[0]["start"], curve[0]["num_tokens"]) == (
+        0, valid.count(b"\n") - 1
+    )  # fmt: skip
+    assert sum(bucket["num_tokens"] for bucket in curve) == len(nll) - 1
+
+    # Elsewhere, and not at all.
+    path = tmp_path / "nll.npy"
+    succeed("evaluate.py", *flags, f"--token_nll_path={path}")
+    np.testing.assert_array_equal(np.load(path), nll)
+    error = fail("evaluate.py", *flags, f"--token_nll_path={tmp_path}")
+    assert "`token_nll_path` must be a file" in error
+    assert str(tmp_path) in error
+
+
+def test_evaluate_slides_a_window_over_a_text(run, corpus, succeed, fail):
+    flags = (
+        f"--workdir={run[0]}",
+        "--segment_length=6",
+        "--max_eval_tokens=40",
+        "--batch_size=5",
+    )
+    printed = succeed("evaluate.py", *flags, "--stride=1", "--memory_length=0")
+    assert "over 39 tokens" in printed
+    result = evaluation_of(run[0])
+    assert result["stride"] == 1
+    # Each token by the 6 before it, the first ones by as many as there are.
+    ids = np.array(list(load_corpus(str(corpus)).read("test")[:40]))
+    windows = np.stack([ids[max(0, t - 6) :][:7] for t in range(1, 40)])
+    model, _ = Workdir(str(run[0])).load_model("best", memory_length=0)
+    nll, _ = model.score(windows[:, :-1], windows[:, 1:])
+    last = np.minimum(np.arange(39), 5)
+    expected = nll.numpy()[np.arange(39), last].mean()
+    assert result["nll"] == pytest.approx(expected, abs=1e-5)
+
+    for wrong, message in (
+        (["--stride=1"], "`memory_length` must be 0 .*=12"),
+        (["--stride=7", "--memory_length=0"], "`stride` .* most 6.*stride=7"),
+        (
+            ["--stride=1", "--memory_length=0", "--same_length"],
+            "`same_length` must be False",
+        ),
+    ):
+        error = fail("evaluate.py", *flags, *wrong)
+        assert re.search(message, error)
+    assert evaluation_of(run[0]) == result
+
+
+def test_a_text_that_changed_is_not_scored(run, corpus, fail, tmp_path):
+    changed = tmp_path / "changed.txt"
+    changed.write_bytes(corpus.read_bytes()[:-9] + b"different")
+    # The run's own text, as far as it can tell by the path.
+    workdir = tmp_path / "run"
+    shutil.copytree(run[0], workdir)
+    path = workdir / "config.json"
+    config = json.loads(path.read_text())
+    config["corpus"]["corpus"] = str(changed)
+    path.write_text(json.dumps(config))
+    error = fail("evaluate.py", f"--workdir={workdir}")
+    assert "is not what it was" in error
+
+
+@pytest.mark.parametrize("script", ["evaluate.py", "generate.py", "export.py"])
+def test_a_workdir_without_a_run_is_named(script, fail, tmp_path):
+    assert str(tmp_path) in fail(script, f"--workdir={tmp_path}")
+
+
+@pytest.mark.large
+def test_the_score_of_a_text_is_one_whatever_the_batch_size(run, succeed):
+    scores = {}
+    for batch_size, warmup in (
+        (1, "exact"), (3, "exact"), (16, "exact"), (64, "none")
+    ):  # fmt: skip
+        succeed(
+            "evaluate.py",
+            f"--workdir={run[0]}",
+            f"--batch_size={batch_size}",
+            f"--warmup={warmup}",
+            "--segment_length=5",
+        )
+        result = evaluation_of(run[0])
+        scores[batch_size, warmup] = result["bits_per_token"]
+    assert scores[3, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
+    assert scores[16, "exact"] == pytest.approx(scores[1, "exact"], abs=1e-6)
+    assert abs(scores[64, "none"] - scores[1, "exact"]) > 1e-4
+
+
+@pytest.mark.large
+def test_a_run_of_words_is_scored_and_written_on(words_run, succeed):
+    workdir = words_run[0]
+    trained = results_of(workdir)["test"]
+    printed = succeed("evaluate.py", f"--workdir={workdir}", "--batch_size=3")
+    scores = evaluation_of(workdir)
+    assert scores["nll"] == pytest.approx(trained["nll"], abs=1e-5)
+    assert f"test: {scores['perplexity']:.2f} ppl" in printed
+
+    flags = (f"--workdir={workdir}", "--max_tokens=30")
+    printed = succeed("generate.py", *flags, "--prompt=the unheard")
+    assert printed.startswith("the unheard")
+    words = [*Workdir(str(workdir)).load_tokenizer().vocabulary.symbols]
+    written = printed.removeprefix("the unheard").replace("\n", " <eos> ")
+    # The last newline is that of `print`.
+    assert len(written.split()) == 31
+    assert {*written.split()} <= {*words}

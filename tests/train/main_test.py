@@ -1,0 +1,474 @@
+"""Runs train/main.py."""
+
+import json
+import math
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from script_runs import TINY
+from script_runs import TRAIN
+from script_runs import metrics_of
+from script_runs import output_of_script
+from script_runs import results_of
+from script_runs import run_script
+
+from txl_keras.data import load_corpus
+from txl_keras.data import vocabulary
+from txl_keras.training.checkpointing import saved_steps
+from txl_keras.training.workdir import Workdir
+
+
+def test_a_run_leaves_all_it_promises(run):
+    workdir, printed, _ = run
+    results = results_of(workdir)
+    test = results["test"]
+    assert f"test: {test['bits_per_token']:.4f} bits per byte" in printed
+    assert f"gzip -9 {test['compressors']['gzip -9']:.3f}" in printed
+    assert (workdir / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
+    assert (workdir / "sample.txt").read_text("utf-8") in printed
+    assert (workdir / "export/60/saved_model.pb").exists()
+    assert (
+        sorted(p.name for p in (workdir / "checkpoints").glob("*.index"))[-1]
+        == "ckpt-60.index"
+    )
+
+
+def test_a_run_learns_and_says_so_step_by_step(run):
+    metrics = metrics_of(run[0])
+    measured = [line for line in metrics if "valid" in line]
+    metrics = [line for line in metrics if "valid" not in line]
+    # At multiples of 7, and where a score or a checkpoint is due.
+    assert [line["step"] for line in metrics] == [
+        7, 14, 20, 21, 25, 28, 35, 40, 42, 49, 50, 56, 60
+    ]  # fmt: skip
+    assert [line["step"] for line in measured] == [25, 50, 60]
+    assert measured[-1]["valid"]["bits_per_token"] < 5
+    assert metrics[0]["bits_per_token"] > 6
+    rates = [line["learning_rate"] for line in metrics]
+    assert rates == sorted(rates, reverse=True)
+    # What was applied in the last step, 59 steps after the peak.
+    assert rates[-1] == pytest.approx(
+        0.005 * (1 - math.cos(math.pi / 60)), rel=1e-3
+    )
+
+
+def test_a_finished_run_says_so_and_changes_nothing(run, succeed):
+    workdir, printed, flags = run
+    before = (workdir / "results.json").read_bytes()
+    again = succeed("main.py", *flags)
+    assert "The run is finished." in again
+    assert printed.splitlines()[-1] == again.splitlines()[-1]
+    assert (workdir / "results.json").read_bytes() == before
+
+
+@pytest.mark.large
+def test_a_killed_run_ends_as_if_it_had_never_been(run, tmp_path):
+    whole, _, flags = run
+    workdir = tmp_path / "killed"
+    flags = [f for f in flags if "workdir" not in f] + [f"--workdir={workdir}"]
+    process = subprocess.Popen(
+        [sys.executable, TRAIN / "main.py", *flags],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    # After the first checkpoint, at a step that none was written at.
+    while process.poll() is None and not (workdir / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    while process.poll() is None and len(metrics_of(workdir)) < 4:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+    output_of_script("main.py", *flags)
+    assert metrics_of(workdir) == metrics_of(whole)
+    for name in ("results.json", "sample.txt"):
+        assert (workdir / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.large
+def test_a_run_killed_at_its_very_end_is_finished_by_the_same_command(
+    run, succeed
+):
+    workdir, _, flags = run
+    results = (workdir / "results.json").read_bytes()
+    (workdir / "results.json").unlink()
+    assert "The run is finished" not in succeed("main.py", *flags)
+    assert (workdir / "results.json").read_bytes() == results
+
+
+@pytest.mark.parametrize("flag", ["batch_size", "eval_batch_size"])
+def test_rows_that_replicas_cannot_share_stop_before_any_work(
+    corpus, tmp_path, flag
+):
+    workdir = tmp_path / "run"
+    flags = (f"--corpus={corpus}", f"--workdir={workdir}", *TINY)
+    done = run_script(
+        "main.py", *flags, "--batch_size=4", "--eval_batch_size=4",
+        f"--{flag}=3", "--num_cpu_devices=2",
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert re.search(rf"\b{flag}=3\b.*\b2\b", done.stderr, re.DOTALL)
+    assert "Traceback" not in done.stderr
+    assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "choice"),
+    [
+        ("preset", "huge", "enwik8_base"),
+        ("attention_type", "absolute", "vaswani"),
+    ],
+)
+def test_a_value_that_is_no_choice_stops_before_any_work(
+    here, capsys, flag, value, choice
+):
+    _, code = here(
+        "main.py", "--corpus=c", "--workdir=w", *TINY, f"--{flag}={value}"
+    )
+    assert code == 1
+    message = capsys.readouterr().err
+    assert f"--{flag}={value}" in message
+    assert choice in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "messages"),
+    [
+        (["--corpus={folder}/empty.txt"], ["empty.txt", "empty"]),
+        (["--corpus={folder}/latin.txt"], ["latin.txt", "UTF-8", "offset 2"]),
+        (["--corpus={folder}/short.txt"], ["tokens", "--batch_size"]),
+        (["--corpus=no/such/path"], ["corpus", "no/such/path"]),
+        (["--corpus={folder}"], ["workdir", "folder of the text"]),
+        (["--corpus=tfds:lm2b"], ["lm1b", "'lm2b'"]),
+        (["--corpus=ptb", "--manual_dir={folder}/no"], ["manual_dir", "/no'"]),
+        (["--varlen", "--order=roll"], ["varlen", "roll"]),
+        (["--document_separator=<end>"], ["empty", "'<end>'"]),
+        (["--tokenizer=sentencepiece"], ["vocabulary_size"]),
+        (["--dropout=1.5"], ["1.5"]),
+        (["--hidden_dim=15"], ["hidden_dim=15"]),
+        (["--head_dim=0"], ["head_dim=0"]),
+        (["--min_count=2"], ["'bytes'", "min_count=2"]),
+        (
+            ["--tokenizer=characters", "--unknown=?"],
+            ["'characters'", "unknown='?'"],
+        ),
+        (["--vocabulary={folder}/words.txt"], ["'bytes'", "vocabulary"]),
+        (
+            ["--tokenizer=words", "--drop_newlines"],
+            ["'words'", "drop_newlines=True"],
+        ),
+        (
+            [
+                "--tokenizer=words",
+                "--vocabulary={folder}/words.txt",
+                "--min_count=2",
+            ],
+            ["min_count"],
+        ),
+        (["--tokenizer=words", "--min_count=0"], ["min_count=0"]),
+        (["--tokenizer=words", "--vocabulary=no/such"], ["no/such"]),
+        (
+            ["--tokenizer=words", "--vocabulary={folder}/empty.txt"],
+            ["empty.txt"],
+        ),
+        (["--cutoffs=20,10"], ["cutoffs=(20, 10)"]),
+        (["--cutoffs=20,256"], ["256", "cutoffs=(20, 256)"]),
+        (["--cutoffs=20", "--div_val=0"], ["div_val=0"]),
+        (["--attention_type=vaswani"], ["`memory_length`", "12"]),
+        (["--attention_type=shaw"], ["max_positions"]),
+    ],
+)
+def test_bad_settings_stop_before_any_work(
+    corpus, fail, tmp_path, flags, messages
+):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1") * 500)
+    (tmp_path / "short.txt").write_text("few words\n" * 3)
+    (tmp_path / "words.txt").write_text("<eos>\n<unk>\nSentence\n")
+    flags = [flag.format(folder=tmp_path) for flag in flags]
+    workdir = tmp_path / "run"
+    fail(
+        "main.py",
+        f"--corpus={corpus}",
+        f"--workdir={workdir}",
+        *TINY,
+        *flags,
+        messages=messages,
+    )
+    assert not workdir.exists()
+
+
+def test_another_configuration_is_refused_and_the_run_kept(run, fail):
+    workdir, _, flags = run
+    before = {p: p.read_bytes() for p in workdir.rglob("*") if p.is_file()}
+    error = fail("main.py", *flags, "--learning_rate=0.02")
+    assert "learning_rate was 0.01, now 0.02" in error
+    assert before == {
+        p: p.read_bytes() for p in workdir.rglob("*") if p.is_file()
+    }
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(corpus, fail, tmp_path):
+    error = fail(
+        "main.py",
+        f"--corpus={corpus}",
+        f"--workdir={tmp_path}",
+        *TINY,
+        "--learning_rate=1e30",
+        "--checkpoint_every=1",
+    )
+    assert "the loss is nan" in error
+    # Steps that were fine were kept, and the message names the last of them.
+    newest = max(saved_steps(str(tmp_path / "checkpoints")))
+    assert f"checkpoints/ckpt-{newest}." in error
+
+
+@pytest.mark.large
+def test_two_replicas_in_bfloat16_run_to_the_end(corpus, tmp_path):
+    flags = (f"--corpus={corpus}", f"--workdir={tmp_path}", *TINY)
+    printed = output_of_script(
+        "main.py",
+        *flags,
+        "--num_cpu_devices=2",
+        "--precision=bfloat16",
+        "--eval_batch_size=2",
+        "--max_eval_tokens=500",
+    )
+    assert "2 x CPU" in printed
+    assert "over 499 tokens" in printed
+
+
+@pytest.mark.large
+def test_the_text_may_be_moved_and_its_newlines_left_out(
+    corpus, succeed, tmp_path
+):
+    workdir = tmp_path / "run"
+    succeed(
+        "main.py",
+        f"--corpus={corpus}",
+        f"--workdir={workdir}",
+        *TINY,
+        "--tokenizer=characters",
+        "--drop_newlines",
+        "--max_steps=7",
+    )
+    moved = tmp_path / "moved.txt"
+    moved.write_bytes(corpus.read_bytes())
+    flags = (f"--workdir={workdir}", f"--corpus={moved}", "--split=valid")
+    printed = succeed("evaluate.py", *flags, "--max_eval_tokens=100")
+    assert "bpc over 99 tokens" in printed
+    # A new line is no token of this run: it begins with a space.
+    flags = (f"--workdir={workdir}", "--max_tokens=9")
+    written = succeed("generate.py", *flags)
+    assert written.startswith(" ")
+    assert len(written) == 1 + 9 + 1
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(
+    "order",
+    [
+        ["--order=roll"],
+        ["--order=shuffle", "--reset_documents"],
+        ["--varlen"],  # six programs
+    ],
+)
+def test_any_order_of_the_text_is_learned(
+    order, corpus, succeed, fail, tmp_path
+):
+    flags = (
+        f"--corpus={corpus}",
+        f"--workdir={tmp_path}",
+        *TINY,
+        "--document_separator=\\n",
+        "--segment_length=16",
+        "--max_eval_tokens=500",
+        *order,
+    )
+    # Sentences of the corpus have 18 to 27 bytes.
+    succeed("main.py", *flags, "--max_sample_tokens=0")
+    losses = [line["loss"] for line in metrics_of(tmp_path) if "loss" in line]
+    assert losses[-1] < losses[0] - 1
+    assert "max_steps was 60, now 61" in fail(
+        "main.py", *flags, "--max_steps=61"
+    )
+
+
+@pytest.mark.large
+def test_absolute_positions_run_to_the_end(corpus, succeed, tmp_path):
+    printed = succeed(
+        "main.py",
+        f"--corpus={corpus}",
+        f"--workdir={tmp_path}",
+        *TINY,
+        "--attention_type=vaswani",
+        "--memory_length=0",
+        "--max_steps=8",
+        "--max_eval_tokens=100",
+    )
+    sample = (tmp_path / "sample.txt").read_text("utf-8")
+    assert len(sample) >= 20
+    assert sample in printed
+    assert (tmp_path / "export/8/saved_model.pb").exists()
+
+
+@pytest.mark.large
+def test_subwords_are_trained_and_scored_by_the_byte(corpus, succeed, tmp_path):
+    pytest.importorskip("tensorflow_text")
+    pytest.importorskip("sentencepiece")
+    flags = (f"--corpus={corpus}", f"--workdir={tmp_path}", *TINY)
+    printed = succeed(
+        "main.py",
+        *flags,
+        "--tokenizer=sentencepiece",
+        "--vocabulary_size=290",
+        "--max_steps=10",
+    )
+    test = results_of(tmp_path)["test"]
+    text = load_corpus(corpus).read("test")
+    tokenizer = Workdir(str(tmp_path)).load_tokenizer()
+    first = tokenizer.decode_bytes(tokenizer.encode(text)[:1])
+    num_bytes = len(text.removeprefix(first))  # the first is not scored
+    bits = test["nll"] * test["num_tokens"] / np.log(2) / num_bytes
+    assert test["bits_per_byte"] == pytest.approx(bits)
+    assert f"ppl over {test['num_tokens']:,} tokens, {bits:.4f} bits" in printed
+    written = succeed("generate.py", f"--workdir={tmp_path}", "--prompt=é")
+    assert written.startswith("é")
+    flags = (f"--workdir={tmp_path}", "--raw_text", "--max_batch_size=3")
+    printed = succeed("export.py", *flags)
+    assert "`import tensorflow_text` before it is loaded" in printed
+    served = tmp_path / "export_text" / "10"
+    settings = json.loads((served / "assets" / "settings.json").read_text())
+    assert settings["max_batch_size"] == 3
+    loaded = tf.saved_model.load(served)
+    assert loaded.score_text(["é"])["nll"].shape == (1,)
+
+
+@pytest.mark.large
+def test_words_are_counted_and_scored_in_perplexity(words_run):
+    workdir, printed, _ = words_run
+    tokenizer = Workdir(str(workdir)).load_tokenizer()
+    # Words that came once are unknown; the line end and <unk> are words too.
+    assert tokenizer.vocabulary_size == 24
+    assert not any("once" in word for word in tokenizer.vocabulary.symbols)
+    results = results_of(workdir)
+    ppl = results["test"]["perplexity"]
+    assert 1 < ppl < 15
+    assert f"test: {ppl:.2f} ppl" in printed
+    assert "bpc" not in printed
+    model, step = Workdir(str(workdir)).load_model()
+    assert step == 60
+    assert model.backbone.token_embedding.cutoffs == (6, 20)
+    assert model.backbone.token_embedding.dims == (16, 8, 4)
+    sample = (workdir / "sample.txt").read_text("utf-8")
+    assert set(sample.split()) <= {*tokenizer.vocabulary.symbols}
+
+
+@pytest.mark.large
+def test_a_run_of_words_goes_on_as_if_it_had_never_stopped(
+    words_run, succeed, tmp_path
+):
+    whole, _, flags = words_run
+    workdir = tmp_path / "cut"
+    shutil.copytree(whole, workdir)
+    (workdir / "results.json").unlink()
+    # Killed after step 40, as far as the run can see.
+    newest = workdir / "checkpoints" / "ckpt-60.data-00000-of-00001"
+    newest.write_bytes(newest.read_bytes()[:100])
+    printed = succeed("main.py", *flags, f"--workdir={workdir}")
+    assert "step 40 of 60" in printed
+    assert metrics_of(workdir) == metrics_of(whole)
+    for name in ("results.json", "sample.txt"):
+        assert (workdir / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.large
+def test_a_vocabulary_file_is_the_vocabulary(
+    word_corpus, succeed, fail, tmp_path
+):
+    words = ["<eos>", "the", ".", "is", ",", "and", "so", "on", "UNK", "never"]
+    vocabulary = tmp_path / "words.txt"
+    vocabulary.write_text("\n".join(words) + "\n", encoding="utf-8")
+    flags = (
+        f"--corpus={word_corpus}",
+        f"--workdir={tmp_path / 'run'}",
+        *TINY,
+        "--tokenizer=words",
+        f"--vocabulary={vocabulary}",
+        "--optimizer=lamb",
+        "--learning_rate=0.1",
+        "--max_steps=8",
+    )
+    # The text has other words, and the file no <unk>.
+    error = fail("main.py", *flags)
+    assert "train split of" in error
+    assert "'naïve', about 1 tokens after its start" in error
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+    succeed("main.py", *flags, "--unknown=UNK")
+    workdir = Workdir(str(tmp_path / "run"))
+    tokenizer = workdir.load_tokenizer()
+    assert list(tokenizer.vocabulary.symbols) == words
+    ids = tokenizer.encode("the naïve 3 is\n").tolist()
+    assert [words[i] for i in ids] == ["the", "UNK", "UNK", "is", "<eos>"]
+    # Lamb learned: a guess among ten words is 2.3 nats.
+    assert metrics_of(tmp_path / "run")[-1]["valid"]["nll"] < 2.1
+    assert workdir.read_config()["flags"]["optimizer"] == "lamb"
+
+
+@pytest.mark.large
+def test_cutoffs_are_chosen_for_large_vocabularies(
+    word_corpus, succeed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(vocabulary, "LARGE_VOCABULARY", 20)
+    flags = (f"--corpus={word_corpus}", f"--workdir={tmp_path}", *TINY)
+    flags += ("--tokenizer=words", "--cutoffs=auto", "--max_steps=3")
+    printed = succeed("main.py", *flags, "--max_sample_tokens=0")
+    config = Workdir(str(tmp_path)).read_config()
+    cutoffs = config["model"]["backbone"]["config"]["cutoffs"]
+    assert len(cutoffs) == 3 and cutoffs == sorted(set(cutoffs))
+    assert f"(cutoffs {cutoffs})" in printed
+
+
+@pytest.mark.large
+def test_a_run_begins_with_the_weights_of_another(
+    words_run, word_corpus, succeed, fail, tmp_path
+):
+    origin = tmp_path / "origin"
+    shutil.copytree(words_run[0], origin)
+    flags = (
+        f"--corpus={word_corpus}",
+        f"--initialize_from={origin}",
+        f"--workdir={tmp_path / 'tuned'}",
+        *(f for f in TINY if not re.search("_dim|num|learning_rate", f)),
+        "--max_steps=25",
+        "--memory_length=20",
+    )
+    error = fail("main.py", *flags, "--tokenizer=words")
+    assert "`tokenizer` cannot be given with `initialize_from`" in error
+    error = fail("main.py", *flags, "--num_layers=2")
+    assert "is of another model: weights/block_1" in error
+    printed = succeed("main.py", *flags)
+    assert f"Starts from the best weights of {origin}, step" in printed
+    # Half of what the other run began with, and so it stays.
+    assert "at a learning rate of 0.005." in printed
+    before, after = (
+        results_of(path)["valid"]["nll"]
+        for path in (origin, tmp_path / "tuned")
+    )
+    assert after < before + 0.02
+    model, _ = Workdir(str(tmp_path / "tuned")).load_model()
+    assert model.backbone.memory_length == 20
+    assert model.backbone.token_embedding.cutoffs == (6, 20)
+    # Once it has begun, the other run is needed no more.
+    shutil.rmtree(origin)
+    (tmp_path / "tuned" / "results.json").unlink()
+    printed = succeed("main.py", *flags)
+    assert "step 25 of 25" in printed

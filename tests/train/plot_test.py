@@ -1,0 +1,181 @@
+"""Runs train/plot.py."""
+
+import json
+
+import numpy as np
+import pytest
+from script_runs import metrics_of
+
+from txl_keras.data import load_corpus
+from txl_keras.evaluation import attention_by_distance
+from txl_keras.evaluation import attention_maps_at
+from txl_keras.evaluation import spread_positions
+from txl_keras.training.workdir import Workdir
+
+
+def picture_numbers(path):
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    return json.loads(path.with_suffix(".json").read_text())
+
+
+@pytest.mark.large
+def test_learning_curves_are_those_of_the_metrics(
+    run, words_run, succeed, fail, tmp_path
+):
+    output = tmp_path / "curves.png"
+    flags = ("--picture=learning_curves", f"--output={output}")
+    succeed("plot.py", *flags, f"--workdirs={run[0]}", "--labels=one")
+    numbers = picture_numbers(output)
+    assert numbers["unit"] == "byte"
+    (model,) = numbers["models"]
+    assert (model["label"], model["tokens_per_step"]) == ("one", 4 * 8)
+    metrics = metrics_of(run[0])
+    for name, losses in (
+        ("train", {m["step"]: m["loss"] for m in metrics if "loss" in m}),
+        ("valid", {m["step"]: m["valid"]["nll"] for m in metrics
+                   if "valid" in m}),
+    ):  # fmt: skip
+        of_split = model[name]
+        assert losses == dict(
+            zip(of_split["steps"], of_split["nll"], strict=True)
+        )
+
+    # Again, from its numbers; tokens of words are no bytes.
+    again = tmp_path / "again.svg"
+    succeed(
+        "plot.py",
+        "--picture=learning_curves",
+        f"--output={again}",
+        f"--numbers={output.with_suffix('.json')}",
+        "--labels=another name",
+        "--x_axis=tokens",
+    )
+    for text in ("another name, valid", "bytes read"):
+        assert f"<!-- {text} -->" in again.read_text("utf-8")
+    both = f"--workdirs={run[0]},{words_run[0]}"
+    error = fail("plot.py", *flags, both, "--labels=a,b")
+    assert "of bytes" in error
+    assert "of words" in error
+
+
+def test_losses_by_position_and_memory_are_those_of_reading(
+    group, corpus, succeed, tmp_path
+):
+    memory = group[0]
+    output = tmp_path / "picture.png"
+    flags = (
+        "plot.py",
+        f"--workdirs={memory}",
+        f"--corpus={corpus}",
+        f"--output={output}",
+        "--max_eval_tokens=16",
+        "--batch_size=1",
+    )
+    succeed(*flags, "--picture=positions")
+    numbers = picture_numbers(output)
+    assert numbers["corpus"] == str(corpus)
+    (of_model,) = numbers["models"]
+    assert (of_model["label"], of_model["step"]) == ("memory", 3)
+    ids = np.array(list(load_corpus(str(corpus)).read("test")[:16]))[None]
+    model, _ = Workdir(str(memory)).load_model()
+    state, nll = model.initial_memory(1), []
+    for t in range(0, 15, 5):
+        inputs, targets = ids[:, t : t + 5], ids[:, t + 1 : t + 6]
+        of_segment, state = model.score(inputs, targets, state)
+        nll.append(of_segment[0].numpy())
+    expected = np.mean(nll, axis=0)
+    np.testing.assert_allclose(of_model["nll"], expected, atol=1e-5)
+    assert of_model["num_tokens"] == [3] * 5
+    np.testing.assert_allclose(
+        of_model["standard_error"], np.std(nll, axis=0) / 3**0.5, atol=1e-5
+    )
+
+    succeed(*flags, "--picture=memory_lengths", "--memory_lengths=7,0")
+    numbers = picture_numbers(output)
+    assert numbers["memory_lengths"] == [0, 7]
+    losses = numbers["models"][0]["nll"]
+    assert losses[1] == pytest.approx(np.mean(nll), abs=1e-5)
+    assert abs(losses[0] - losses[1]) > 1e-6
+
+
+@pytest.mark.large
+def test_attention_of_a_run_is_drawn_with_its_words(
+    words_run, succeed, tmp_path
+):
+    output = tmp_path / "attention.png"
+    flags = (f"--output={output}", f"--workdirs={words_run[0]}")
+    succeed(
+        "plot.py",
+        *flags,
+        "--picture=attention",
+        "--segment_length=3",
+        "--memory_length=5",
+        "--heads=1",
+        "--start=20",
+    )
+    numbers = picture_numbers(output)
+    workdir = Workdir(str(words_run[0]))
+    model, _ = workdir.load_model("best")
+    tokenizer = workdir.load_tokenizer()
+    path = json.loads((words_run[0] / "config.json").read_text())["corpus"]
+    tokens = tokenizer.encode(load_corpus(path["corpus"]).read("test"))
+    (of_model,) = numbers["models"]
+    assert (of_model["layers"], of_model["heads"]) == ([0], [1])
+    assert of_model["tokens"] == [
+        tokenizer.decode([token]).replace("\n", "↵") for token in tokens[15:23]
+    ]
+    maps = np.load(tmp_path / "attention.npz")["maps_0"]
+    expected = attention_maps_at(model, tokens, [20], 3, 5)
+    np.testing.assert_allclose(maps, expected[:, 0, 1:], atol=1e-6)
+
+    succeed(
+        "plot.py",
+        *flags,
+        "--picture=attention_by_distance",
+        "--num_positions=20",
+        "--batch_size=2",
+    )
+    (of_model,) = picture_numbers(output)["models"]
+    assert of_model["num_segments"] == 3  # of 8 words
+    starts = spread_positions(len(tokens) - 7, 3, 16)
+    expected = attention_by_distance(
+        attention_maps_at(model, tokens, starts, 8)
+    )
+    np.testing.assert_allclose(
+        of_model["attention"], expected.mean(axis=(1, 2)), atol=1e-6
+    )
+
+
+def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
+    group, corpus, fail, tmp_path
+):
+    memory, none, other = group
+    output = tmp_path / "picture.png"
+    text = f"--corpus={corpus}"
+    one, two = f"--workdirs={memory}", f"--workdirs={memory},{none}"
+    json_file = tmp_path / "numbers.json"
+    json_file.write_text('{"picture": "positions"}')
+    for picture, flags, messages in (
+        ("attention", [one, text, "--layers=1"], ["`layers`", "layers=[1]"]),
+        ("attention", [two, text, "--heads=0,2"], ["`heads`", "from 0 to 1"]),
+        ("attention", [one, text, "--start=3"], ["`start` must be from 10"]),
+        ("memory_lengths", [one, text, "--memory_lengths=4"], ["two or more"]),
+        ("memory_lengths", [one, text, "--memory_lengths=-4,4"], ["=-4"]),
+        ("positions", [], ["`workdirs` must be one or more runs"]),
+        ("positions", [two], ["`corpus` must be given"]),
+        ("positions", [two, text, "--labels=a,a"], ["`labels` must be", "a,a"]),
+        ("positions", [f"{one},{other}", text], ["one tokenizer", str(other)]),
+        ("positions", [one, text, "--output=a.gif"], [".png or .svg or .pdf"]),
+        ("learning_curves", [one], ["were trained", str(memory)]),
+        ("recl", [one], ["`numbers` must be given", "recl.py"]),
+        ("recl", [f"--numbers={json_file}"], ["picture of recl", "positions"]),
+        ("positions", [f"--numbers={json_file}", one], ["exclude each other"]),
+    ):
+        fail(
+            "plot.py",
+            f"--picture={picture}",
+            f"--output={output}",
+            *flags,
+            messages=messages,
+        )
+    assert not output.exists()

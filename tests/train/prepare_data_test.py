@@ -1,0 +1,39 @@
+"""Runs train/prepare_data.py."""
+
+import json
+
+import pytest
+from script_runs import TINY
+
+
+@pytest.mark.large
+def test_prepared_text_is_described_and_found_by_training(
+    word_corpus, succeed, tmp_path
+):
+    options = (
+        f"--corpus={word_corpus}",
+        f"--data_dir={tmp_path}",
+        "--document_separator=\\n",
+        "--tokenizer=words",
+        "--min_count=2",
+    )
+    printed = succeed(
+        "prepare_data.py", *options, f"--output={tmp_path / 'out'}"
+    )
+    statistics = json.loads((tmp_path / "out/statistics.json").read_text())
+    train = statistics["splits"]["train"]
+    assert statistics["vocabulary_size"] == 24
+    assert train["num_documents"] == 631
+    # Every tenth line has a word that came once, of nine or ten.
+    assert train["unknown_rate"] == pytest.approx(0.01, rel=0.2)
+    assert train["document_length"]["max"] == 12
+    assert f"{train['num_tokens']:,}" in printed
+    assert (tmp_path / "out/statistics.png").read_bytes()[:4] == b"\x89PNG"
+
+    written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")}
+    assert len(written) == 3
+    flags = (f"--workdir={tmp_path / 'run'}", *TINY, "--max_steps=3")
+    succeed("main.py", *options, *flags)
+    assert written == {
+        p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")
+    }

@@ -1,0 +1,86 @@
+"""Runs train/pretrain_xlnet.py."""
+
+import keras
+import numpy as np
+import pytest
+from script_runs import metrics_of
+from script_runs import results_of
+
+from txl_keras.models import XLNetPermutationLM
+from txl_keras.training.workdir import Workdir
+
+XLNET = (
+    "--num_layers=1",
+    "--num_heads=2",
+    "--hidden_dim=8",
+    "--intermediate_dim=12",
+    "--memory_length=10",
+    "--batch_size=4",
+    "--segment_length=12",
+    "--eval_batch_size=3",
+    "--max_steps=30",
+    "--eval_every=15",
+    "--max_eval_tokens=200",
+    "--learning_rate=0.01",
+    "--not_predicted=10,255",
+    "--reuse_half",
+)
+
+
+@pytest.mark.large
+def test_an_xlnet_is_trained_and_comes_back(corpus, succeed, fail, tmp_path):
+    workdir = tmp_path / "run"
+    flags = (f"--corpus={corpus}", f"--workdir={workdir}", *XLNET)
+    printed = succeed("pretrain_xlnet.py", *flags)
+    assert "of each 12 tokens 2 are predicted, 8 per step" in printed
+    results = results_of(workdir)
+    losses = [x["loss"] for x in metrics_of(workdir) if "loss" in x]
+    assert losses[-1] < losses[0]
+    assert f"test: {results['test']['bits_per_token']:.4f} bits" in printed
+    # Far from trained: a guess by frequency knows more.
+    assert 2 < results["guess"]["nll"] < results["test"]["nll"] < 5.6
+    assert (workdir / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
+
+    model, step = Workdir(str(workdir)).load_model("best", XLNetPermutationLM)
+    assert step == results["step"]
+    assert model.backbone.reuse_length == 6
+    loaded = keras.saving.load_model(workdir / "model.keras")
+    for weight, other in zip(model.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(weight, other)
+
+    before = (workdir / "results.json").read_bytes()
+    again = succeed("pretrain_xlnet.py", *flags)
+    assert "The run is finished." in again
+    assert again.splitlines()[-4:] == printed.splitlines()[-4:]
+    assert (workdir / "results.json").read_bytes() == before
+    for changed, message in (
+        ("--max_span=2", "flags.max_span was 5, now 2"),
+        ("--hidden_dim=10", "hidden_dim was 8, now 10"),
+    ):
+        error = fail("pretrain_xlnet.py", *flags, changed)
+        assert message in error
+    error = fail("generate.py", f"--workdir={workdir}")
+    assert "`workdir` must be that of a TransformerXLCausalLM" in error
+    assert f"{workdir}, of class XLNetPermutationLM" in error
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--not_predicted=256", "below 256"),
+        ("--not_predicted=a", "not_predicted=a"),
+        ("--segment_length=13", "`segment_length` must be even"),
+        ("--segment_length=10", "segment_length=5, context_factor=6"),
+        ("--segment_length=99998", "tokens"),
+    ],
+)
+def test_what_an_xlnet_cannot_be_trained_on_leaves_nothing(
+    corpus, fail, tmp_path, flag, message
+):
+    workdir = tmp_path / "run"
+    error = fail(
+        "pretrain_xlnet.py", f"--corpus={corpus}", f"--workdir={workdir}",
+        *XLNET, flag,
+    )  # fmt: skip
+    assert message in error
+    assert not workdir.exists()

@@ -1,0 +1,86 @@
+"""Runs train/recl.py."""
+
+import json
+
+import numpy as np
+import pytest
+
+
+def test_context_lengths_of_a_group_are_measured(
+    group, corpus, succeed, tmp_path
+):
+    memory, none, _ = group
+    output = tmp_path / "new" / "folder" / "recl.json"
+    printed = succeed(
+        "recl.py",
+        f"--workdirs={memory},{none}",
+        "--labels=far,near",
+        f"--corpus={corpus}",
+        "--context_lengths=4,8,12",
+        "--top_r=0.25,1",
+        "--num_positions=11",
+        "--segment_lengths=6,4",
+        f"--output={output}",
+    )
+    written = json.loads(output.read_text())
+    assert written["context_lengths"] == [4, 8, 12]
+    assert written["corpus"] == str(corpus)
+    first, second = written["models"]
+    assert (first["segment_length"], first["memory_length"]) == (6, 7)
+    assert (second["segment_length"], second["memory_length"]) == (4, 0)
+    assert (first["workdir"], first["step"]) == (str(memory), 3)
+    # Without memory the last segment is all it sees.
+    assert second["nll"] == pytest.approx([second["nll"][0]] * 3, abs=1e-6)
+    assert np.abs(np.diff(first["nll"])).min() > 1e-6
+    for model in written["models"]:
+        assert [r["top_r"] for r in model["recl"]] == [0.25, 1]
+        assert all(len(r["gains"]) == 2 for r in model["recl"])
+    assert output.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    # Weights are random: no context helps.
+    assert [line.split() for line in printed.splitlines()[1:4]] == [
+        ["model", "r", "=", "0.25", "r", "=", "1"],
+        ["far", "<=", "4", "<=", "4"],
+        ["near", "<=", "4", "<=", "4"],
+    ]
+    # Drawn once more, by the same names and by others.
+    numbers = f"--numbers={output}"
+    for picture, labels, texts in (
+        ("recl", [], ["far", "near", "r = 0.25"]),
+        ("context_losses", ["--labels=a,b"], ["a", "b", "bits per byte", "12"]),
+    ):
+        output = tmp_path / f"{picture}.svg"
+        succeed(
+            "plot.py",
+            f"--picture={picture}",
+            numbers,
+            *labels,
+            f"--output={output}",
+        )
+        for text in texts:
+            assert f"<!-- {text} -->" in output.read_text("utf-8")
+
+
+def test_what_is_no_group_is_refused_before_any_work(
+    group, corpus, fail, tmp_path
+):
+    memory, none, other = group
+    two = f"--workdirs={memory},{none}"
+    output = tmp_path / "recl.json"
+    text = f"--corpus={corpus}"
+    few = "--num_positions=9"
+    for flags, messages in (
+        ([f"--workdirs={memory}", text], ["`workdirs` must be two"]),
+        ([f"--workdirs={memory},{memory}/", text], ["must be different runs"]),
+        ([f"--workdirs={memory},{other}", text], ["one tokenizer", str(other)]),
+        ([two], ["`corpus` must be given"]),
+        ([two, text, "--top_r=2"], ["`top_r`", "2.0"]),
+        ([two, text, "--top_r=x"], ["`top_r` must be numbers", "=x"]),
+        ([two, text, "--context_lengths=1,2,4"], ["`context_lengths`"]),
+        ([two, text, "--num_positions=99999"], ["`num_positions` must be"]),
+        ([two, text, few, "--memory_lengths=3"], ["`memory_lengths`", "2 num"]),
+        ([two, text, few, "--memory_lengths=3,-1"], ["memory_lengths=-1"]),
+        ([two, text, f"--output={corpus}/a.json"], ["`output`", "txt/a.json"]),
+        ([two, text, "--output=a.txt"], ["`output` must end with .json"]),
+    ):
+        fail("recl.py", f"--output={output}", *flags, messages=messages)
+    assert not output.exists()

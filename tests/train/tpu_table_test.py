@@ -1,0 +1,34 @@
+"""Runs train/tpu_table.py."""
+
+import pathlib
+import shutil
+
+import pytest
+from script_runs import run_script
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def root(tmp_path):
+    """What the command reads and writes."""
+    for folder in ("tpu_configs", "train/configs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_the_tables_are_those_of_the_reports(root):
+    done = run_script("tpu_table.py", f"--root={root}", "--write_only")
+    assert done.returncode == 0, done.stderr
+    for name in ("README.md", "tpu_configs/README.md"):
+        assert (root / name).read_text() == (ROOT / name).read_text(), (
+            "Run python train/tpu_table.py --write_only"
+        )
+
+
+@pytest.mark.tpu
+def test_an_unknown_name_is_told(root):
+    done = run_script("tpu_table.py", f"--root={root}", "--only=v4_8,enwik9")
+    assert done.returncode == 1
+    assert "Received: enwik9" in done.stderr

@@ -60,16 +60,6 @@ flags.DEFINE_string(
     "Folder of the run, a local path or gs://; its checkpoints and results are "
     "written there.",
 )  # fmt: skip
-flags.DEFINE_string(
-    "tpu", None,
-    "Name of the TPU to train on; `local` or empty for the TPU of this "
-    "machine. Default: no TPU.",
-)  # fmt: skip
-flags.DEFINE_integer(
-    "num_cpu_devices", None,
-    "Number of logical devices, each with a replica, to split the CPU into. "
-    "Default: one.", lower_bound=1,
-)  # fmt: skip
 
 data_flags.define_corpus_flags(required=False)
 data_flags.define_tokenizer_flags()

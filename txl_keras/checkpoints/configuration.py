@@ -162,7 +162,7 @@ def read_config(config, overrides, defaults, source="`config`"):
         # A pickled dictionary may have keys that are not strings.
         if isinstance(key, str) and value is not None
     }
-    _check_overrides(overrides)
+    check_overrides(overrides, _OVERRIDES)
     defaults = {**_DEFAULTS, **defaults}
     if "memory_length" in overrides:
         defaults["mem_len"] = overrides["memory_length"]
@@ -183,12 +183,12 @@ def read_config(config, overrides, defaults, source="`config`"):
     return config
 
 
-def _check_overrides(overrides):
+def check_overrides(overrides, allowed):
     """Raises `ValueError` for overrides that the weights depend on."""
-    unknown = sorted(set(overrides) - set(_OVERRIDES))
+    unknown = sorted(set(overrides) - set(allowed))
     if unknown:
         raise ValueError(
-            f"Only {_OVERRIDES} can differ from the checkpoint, since weights "
+            f"Only {allowed} can differ from the checkpoint, since weights "
             f"depend on the other arguments. Received: {unknown}"
         )
 

@@ -5,6 +5,7 @@ import pathlib
 import types
 
 from txl_keras.checkpoints.configuration import check_memory
+from txl_keras.checkpoints.configuration import check_overrides
 from txl_keras.checkpoints.configuration import check_sizes
 from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.hugging_face_files import config_path
@@ -121,12 +122,7 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
 
 
 def _read_config(path, overrides):
-    unknown = sorted(set(overrides) - set(_OVERRIDES))
-    if unknown:
-        raise ValueError(
-            f"Only {_OVERRIDES} can differ from the checkpoint, since weights "
-            f"depend on the other arguments. Received: {unknown}"
-        )
+    check_overrides(overrides, _OVERRIDES)
     config = read_json(path)
     if config.get("model_type", "xlnet") != "xlnet":
         raise ValueError(

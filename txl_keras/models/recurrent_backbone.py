@@ -155,6 +155,14 @@ class RecurrentBackbone(keras.Model):
         self.check_remembers(memory_length)
         return memory_length
 
+    def _positions(self, x, memory, training, dropout_seed):
+        """Computes R, `(S, D)`, with one dropout mask for all rows."""
+        encoding = self._position_encoding(x, memory.states[0])
+        seed = None if dropout_seed is None else dropout_seed[None]
+        return self._dropout(
+            encoding[None], training=training, dropout_seed=seed
+        )[0]
+
     def _rows(self, first_row, batch_size):
         """Returns the row numbers of a call's batch, int32 `(B,)`."""
         if not tf.is_tensor(first_row):

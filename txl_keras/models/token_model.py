@@ -7,6 +7,12 @@ import tensorflow as tf
 class TokenModel(keras.Model):
     """Base of the models whose inputs, and default targets, are integers."""
 
+    def compile_from_config(self, config):
+        """Compiles a loaded model as it was compiled when it was saved."""
+        # Keras requires this of every model that overrides `compile`.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
     def _has_default_loss(self):
         return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
 

@@ -424,14 +424,6 @@ class TransformerXLBackbone(RecurrentBackbone):
             return None
         return self.content_attention_bias, self.positional_attention_bias
 
-    def _positions(self, x, memory, training, dropout_seed):
-        """Computes R with one dropout mask for all rows, as the original."""
-        encoding = self._position_encoding(x, memory.states[0])  # [S, D]
-        seed = None if dropout_seed is None else dropout_seed[None]
-        return self._dropout(
-            encoding[None], training=training, dropout_seed=seed
-        )[0]
-
     def get_config(self):
         return {
             **super().get_config(),

@@ -289,12 +289,6 @@ class TransformerXLCausalLM(TokenModel):
             config["jit_compile"] = self._steps.jit_compile
         return config
 
-    def compile_from_config(self, config):
-        """Compiles a loaded model as it was compiled when it was saved."""
-        # Keras requires this of every model that overrides `compile`.
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
-
     def fit(self, x=None, y=None, batch_size=None, epochs=1, **kwargs):
         """Trains like `keras.Model.fit`, in the order of the text.
 

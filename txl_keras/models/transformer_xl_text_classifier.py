@@ -246,12 +246,6 @@ class TransformerXLTextClassifier(TokenModel):
             kwargs.setdefault("metrics", ["accuracy", f1])
         super().compile(optimizer, loss, **kwargs)
 
-    def compile_from_config(self, config):
-        """Compiles a loaded model as it was compiled when it was saved."""
-        # Keras requires this of every model that overrides `compile`.
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
-
     def fit(self, x=None, y=None, *args, **kwargs):
         """Checks arrays, then trains like `keras.Model.fit`."""
         self._check_arrays(x, y)

@@ -279,14 +279,6 @@ class XLNetBackbone(RecurrentBackbone):
             return causal
         return ops.logical_and(causal, permutation_mask)
 
-    def _positions(self, content, memory, training, dropout_seed):
-        """Computes R with one dropout mask for all rows."""
-        encoding = self._position_encoding(content, memory.states[0])
-        seed = None if dropout_seed is None else dropout_seed[None]
-        return self._dropout(
-            encoding[None], training=training, dropout_seed=seed
-        )[0]  # [S + T, D]
-
     def get_config(self):
         return {
             **super().get_config(),

@@ -43,8 +43,22 @@ def define_training_flags():
 
 def define_common_flags():
     """Defines the flags that training any model has."""
+    _define_device_flags()
     _define_result_flags()
     _define_runtime_flags()
+
+
+def _define_device_flags():
+    flags.DEFINE_string(
+        "tpu", None,
+        "Name of the TPU to train on; `local` or empty for the TPU of this "
+        "machine. Default: no TPU.",
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "num_cpu_devices", None,
+        "Number of logical devices, each with a replica, to split the CPU into. "
+        "Default: one.", lower_bound=1,
+    )  # fmt: skip
 
 
 def _define_language_model_flags():

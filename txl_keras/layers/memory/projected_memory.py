@@ -27,34 +27,6 @@ class Past(collections.namedtuple("Past", ["keys", "values", "mask", "order"])):
 
     __slots__ = ()
 
-    def num_keys(self, query):
-        """Returns S = M + T for a segment.
-
-        Args:
-            query: Tensor of shape `(B, T, D)`.
-        """
-        length = query.shape[1]
-        return self.keys.shape[2] + (
-            tf.shape(query)[1] if length is None else length
-        )
-
-    def by_slot(self, scores):
-        """Reorders scores from text order to the order of slots.
-
-        Args:
-            scores: Tensor `(B or 1, N or 1, T, M)`.
-
-        Returns:
-            Tensor `(B, N or 1, T, M)`.
-        """
-        if self.order is None:
-            return scores
-        batch = tf.shape(self.order)[0]
-        scores = tf.broadcast_to(
-            scores, tf.concat([[batch], tf.shape(scores)[1:]], axis=0)
-        )
-        return tf.gather(scores, self.order, axis=-1, batch_dims=1)
-
 
 class ProjectedMemory(
     collections.namedtuple(

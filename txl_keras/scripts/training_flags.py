@@ -56,8 +56,8 @@ def _define_device_flags():
     )  # fmt: skip
     flags.DEFINE_integer(
         "num_cpu_devices", None,
-        "Number of logical devices, each with a replica, to split the CPU into. "
-        "Default: one.", lower_bound=1,
+        "Number of logical devices, each with a replica, to split the CPU "
+        "into. Default: one.", lower_bound=1,
     )  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from factories import random_ids
 from factories import small_model as model_of
 
 from txl_keras.data import Segments
+from txl_keras.training import Trainer
+from txl_keras.training import build_optimizer
 
 B, T, BATCHES = 3, 7, 4
 
@@ -100,6 +102,71 @@ def test_evaluate_gives_the_same_number_again_and_again():
     first = model.evaluate(x, y, batch_size=B, verbose=0)
     model(x[:2])
     assert model.evaluate(x, y, batch_size=B, verbose=0) == first
+
+
+def test_fit_computes_what_the_trainer_computes():
+    strategy = tf.distribute.get_strategy()
+    fitted, trained = small_model(), small_model()
+    trained.set_weights(fitted.get_weights())
+    trainer = Trainer(trained, build_optimizer("sgd", 0.3), strategy, B)
+    tokens = random_ids(1, B * T * BATCHES + 1)[0]
+    segments = Segments(tokens, B, T, drop_remainder=True)
+    iterator = iter(segments.distribute(strategy))
+    losses = trainer.train(iterator, len(segments))["loss"]
+    fitted.compile(keras.optimizers.SGD(0.3))
+    steps = [
+        fitted.train_on_batch(*segment)[0]
+        for segment in zip(*map(_by_batch, segments.arrays()), strict=True)
+    ]
+    np.testing.assert_allclose(steps, losses, rtol=1e-5)
+    for a, b in zip(fitted.weights, trained.weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def _by_batch(rows):
+    return np.reshape(rows, (-1, B, T))
+
+
+def test_fit_and_evaluate_compute_no_logits(monkeypatch):
+    model = compiled(small_model(cutoffs=(4, 7)))
+    monkeypatch.setattr(model.softmax, "logits", None)
+    monkeypatch.setattr(model.softmax, "log_probs", None)
+    _, x, y = hard_text()
+    model.fit(x, y, batch_size=B, verbose=0)
+    assert model.evaluate(x, y, batch_size=B, verbose=0)[0] > 0
+    compiled(model, metrics=["accuracy"])
+    with pytest.raises(TypeError, match="not callable"):
+        model.fit(x, y, batch_size=B, verbose=0)
+
+
+def test_sample_weights_weight_the_loss():
+    model = compiled(learning_rate=0.0)
+    _, x, y = hard_text()
+    weights = np.zeros(x.shape, "float32")
+    weights[:, 2] = 2.0
+    nll = [
+        model.score(x[i : i + B], y[i : i + B], memory)[0]
+        for i, memory in _memories(model, x)
+    ]
+    expected = 2 * np.concatenate(nll)[:, 2].sum() / x.size
+    arguments = {"batch_size": B, "sample_weight": weights, "verbose": 0}
+    fitted = model.fit(x, y, **arguments).history
+    np.testing.assert_allclose(fitted["loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        fitted["bits_per_token"],
+        np.concatenate(nll)[:, 2].mean() / np.log(2),
+        rtol=1e-5,
+    )
+    evaluated = model.evaluate(x, y, **arguments)
+    np.testing.assert_allclose(evaluated[0], expected, rtol=1e-5)
+
+
+def _memories(model, x):
+    """Yields the first sample of each batch and the memory before it."""
+    memory = None
+    for start in range(0, len(x), B):
+        yield start, memory
+        _, memory = model.backbone(x[start : start + B], memory=memory)
 
 
 def test_predict_gives_logits_with_memory():

@@ -42,6 +42,10 @@ class ScoringSteps:
         self._model = model
         self._seed = random.getrandbits(32)
         device = "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
+        if isinstance(
+            tf.distribute.get_strategy(), tf.distribute.TPUStrategy
+        ):  # which compiles whole steps by itself
+            device, jit_compile = "tpu", False
         in_parts = (
             device == "cpu"
             and model.backbone.has_parts

@@ -3,12 +3,13 @@
 Where to find the paper in the code:
 
 - Section 3.2, recurrence over segments and its stop-gradient `SG`:
-  `Memory.extend` in `memory/memory_stack.py`.
+  `Memory.extend` in `memory/memory_stack.py`, where a segment is added.
 - Section 3.3, terms (a) to (d) of the attention score:
   `attention/relative.py` (projections) and `compute/definition.py` (sum).
 - Section 3.3, the sinusoids `R`: `attention/position_encoding.py`.
 - Section 3.3, one whole block: `decoder_block.py`.
-- Appendix B, the shift from distances to keys: `compute/relative_shift.py`.
+- Appendix B, the shift from distances to keys: `compute/relative_shift.py`;
+  `compute/__init__.py` lists its faster forms.
 - Clusters of the adaptive softmax (Grave et al., 2017) and of the adaptive
   embedding (Baevski and Auli, 2019): `softmax/`.
 

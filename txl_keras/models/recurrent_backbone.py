@@ -13,6 +13,8 @@ from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
+from txl_keras.layers.compute.target import Target
+from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import initial_memory
@@ -26,9 +28,18 @@ _REMEDY = (
 class RecurrentBackbone(keras.Model):
     """Base class of models that read text segment by segment with a memory.
 
-    A subclass sets `num_layers`, `hidden_dim` and `memory_length`, and its
-    `call` begins with `_begin`. `SegmentReader` also needs `project_memory`,
-    `project_positions` and `call_projected`: see `TransformerXLBackbone`.
+    What a subclass provides:
+
+    - Attributes `vocabulary_size`, `num_layers`, `hidden_dim`, `memory_length`
+      and `token_embedding`, an `AdaptiveEmbedding`; `num_heads`, `head_dim` and
+      `intermediate_dim`, or a `layer_flops` of its own; and any of the class
+      attributes and properties below that differ.
+    - `call(token_ids, memory, reset, training, dropout_seed, first_row)`, which
+      begins with `_begin` and returns hidden states and the new `Memory`.
+    - `kernel_initializer` and `projection_initializer`, for the softmax.
+    - For `SegmentReader`: `project_memory`, `project_positions` and
+      `call_projected`, see `TransformerXLBackbone`. What `project_memory`
+      returns has `append` and `reset_rows`, as `ProjectedMemory` has them.
     """
 
     cold_start = "masked"
@@ -56,6 +67,16 @@ class RecurrentBackbone(keras.Model):
     def max_segment_length(self):
         """Returns the most tokens that a segment may have, or `None`."""
         return None
+
+    def target(self, device, training):
+        """Returns the `Target` of the layers on a device, without a kernel."""
+        in_parts = (
+            device == "cpu"
+            # The loops of an LSTM would not be compiled in parts.
+            and self.has_parts
+            and prefers_tensorflow_matmul(self.compute_dtype, training)
+        )
+        return Target(device, in_parts)
 
     def check_takes_padding(self):
         """Raises `ValueError` if padding changes a text's hidden states."""

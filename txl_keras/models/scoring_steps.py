@@ -14,7 +14,6 @@ from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import compile_for
-from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.metrics import BitsPerToken
 from txl_keras.metrics import bits_per_token
 
@@ -46,18 +45,18 @@ class ScoringSteps:
             tf.distribute.get_strategy(), tf.distribute.TPUStrategy
         ):  # which compiles whole steps by itself
             device, jit_compile = "tpu", False
-        in_parts = (
-            device == "cpu"
-            and model.backbone.has_parts
-            and prefers_tensorflow_matmul(model.compute_dtype, training=True)
-        )
-        self._compiled_gradients = compile_for(
-            Target(device, in_parts and jit_compile),
-            self._gradients,
-            jit_compile,
-        )
-        self._compiled_test = compile_for(
-            Target(device), self._test, jit_compile
+        self._compiled_gradients, self._compiled_test = (
+            compile_for(
+                model.backbone.target(device, training)
+                if jit_compile
+                else Target(device),
+                function,
+                jit_compile,
+            )
+            for function, training in (
+                (self._gradients, True),
+                (self._test, False),
+            )
         )
         self._compiled_apply = tf.function(
             self._apply, jit_compile=jit_compile or None

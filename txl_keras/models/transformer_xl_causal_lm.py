@@ -131,8 +131,8 @@ class TransformerXLCausalLM(TokenModel):
             `TransformerXLCausalLM`.
 
         Raises:
-            ValueError: If the name or that of an argument is unknown; the
-                message lists all names.
+            ValueError: If the preset or an argument is unknown; the message
+                lists those that exist.
         """
         check_overrides(overrides, backbone_class, *SOFTMAX_ARGUMENTS)
         parameters = inspect.signature(backbone_class).parameters
@@ -210,8 +210,8 @@ class TransformerXLCausalLM(TokenModel):
             **kwargs: Other arguments of `score`.
 
         Returns:
-            The pair of L float32 scalars, weighted sums in nats, and the new
-            `Memory`.
+            A pair: a list of L float32 scalars, the weighted sums in nats, and
+            the new `Memory`.
         """
         blocks, memory = self.backbone(inputs, return_blocks=True, **kwargs)
 

@@ -152,8 +152,8 @@ class TransformerXLTextClassifier(TokenModel):
             `TransformerXLTextClassifier`.
 
         Raises:
-            ValueError: If the name or that of an argument is unknown; the
-                message lists all names.
+            ValueError: If the preset or an argument is unknown; the message
+                lists those that exist.
         """
         check_overrides(overrides, TransformerXLBackbone)
         config = preset_config(name)

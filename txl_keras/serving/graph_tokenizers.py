@@ -242,8 +242,8 @@ _GRAPH_TOKENIZERS = {
 class _LowerCase:
     """Converts text to lower case exactly as `str.lower`, on every machine.
 
-    `tf.strings.lower` uses another version of Unicode, and in a Turkish locale
-    it converts "I" into a dotless i.
+    `tf.strings.lower` drops what follows a null character, uses another version
+    of Unicode, and in a Turkish locale converts "I" into a dotless i.
 
     Every character is converted on its own, except for a capital sigma. It
     becomes a final sigma if a cased character precedes it and none follows.

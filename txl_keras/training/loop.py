@@ -23,16 +23,16 @@ class TrainingLoop:
 
     If several things are due at a step, they come in this order: the training
     line in metrics.jsonl, the validation score, the best weights, the line of
-    the score, the checkpoint. So a checkpoint means that everything before it
-    is written; what was written after it is dropped and repeated when a run
+    the score, the checkpoint. So everything due before a checkpoint is on disk
+    once it exists; what was written after it is dropped and repeated when a run
     resumes. The step alone decides what is due, so a run that was killed writes
     the same lines as one that was not. With several workers, all run the loop
     and the chief writes.
 
     `segments` are `Segments` or `PermutedSegments`. `validate` takes no
     arguments and returns a dictionary of scores with `nll`, or `None` if
-    stopped. `steps_per_execution` steps run in one call of TensorFlow, and
-    between two lines.
+    stopped. One TensorFlow call runs at most `steps_per_execution` steps; then
+    a line is written to metrics.jsonl.
     """
 
     def __init__(

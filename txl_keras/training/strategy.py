@@ -1,6 +1,7 @@
 """Distribution strategies, and functions that run on all of their replicas."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -14,7 +15,6 @@ from txl_keras.checks import check_integer
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import current
-from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.layers.compute.target import use
 
 WORKER_TIMEOUT = 50  # seconds
@@ -290,16 +290,13 @@ def compile_layers(
             "`attention_kernel` must be False except on TPUs. Received: "
             f"{describe(strategy)}"
         )
-    in_parts = (
-        in_parts
-        and device == "cpu"
-        # The loops of an LSTM would not be compiled in parts.
-        and model.backbone.has_parts
-        and prefers_tensorflow_matmul(model.compute_dtype, training)
+    target = model.backbone.target(device, training)
+    target = dataclasses.replace(
+        target, in_parts=target.in_parts and in_parts, kernel=kernel
     )
     # `TPUStrategy` compiles whole steps by itself.
     jit_compile = not isinstance(strategy, tf.distribute.TPUStrategy)
-    return compile_for(Target(device, in_parts, kernel), function, jit_compile)
+    return compile_for(target, function, jit_compile)
 
 
 def compile_replica_function(function, strategy):

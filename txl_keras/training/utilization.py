@@ -167,9 +167,9 @@ def device_memory():
 def memory_of(call):
     """Returns the peak in bytes of a call above what was held before it.
 
-    The maximum over devices, as TensorFlow's allocator counts: in chunks, of
-    which a large one may be twice the size of its contents. On most CPUs
-    TensorFlow does not count, and the result is that of `host_memory_of`.
+    It is the maximum over devices. TensorFlow's allocator counts chunks, and a
+    large one may be twice the size of its contents. On most CPUs TensorFlow
+    does not count, and the result is that of `host_memory_of`.
 
     Example:
 

@@ -36,8 +36,7 @@ def load(stdlib=None):
     Each package or top-level module is in one split only, because files of one
     package resemble each other. Duplicate files are removed. Files are ordered
     by the hash of their path, so that every batch row gets a similar mixture of
-    packages. In the order of paths, some rows would consist of `encodings`
-    alone.
+    packages. Sorted by path, some rows would contain only `encodings`.
     """
     stdlib = pathlib.Path(stdlib or sysconfig.get_path("stdlib"))
     documents = read_documents(stdlib)

@@ -33,7 +33,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
     The output is `softmax(A / sqrt(H)) E W_v W_o`. This layer makes the
     projections, and `compute.definition` adds up the four terms. Terms (b)
     and (d) are computed once for each of the S distances, then aligned with
-    the keys by `relative_shift` (appendix B).
+    the keys by the shift of appendix B (see `relative_shift`).
 
     Args:
         num_heads, key_dim, dropout, same_length, kernel_initializer, seed:
@@ -168,7 +168,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         return (ops.transpose(position, (1, 0, 2)),)
 
     def project_positions(self, num_distances):
-        """Computes `R W_k,R`, which depends on the weights only.
+        """Projects the sinusoids, `R W_k,R`, which only the weights change.
 
         Args:
             num_distances: Integer, at least M + T. Distances 0 to

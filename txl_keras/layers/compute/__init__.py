@@ -1,4 +1,4 @@
-"""Four implementations of attention behind one function.
+"""Three fast implementations of attention behind one function.
 
 A layer projects its inputs, describes one attention as a `Problem` (with
 `Visible` as its mask), and calls `attend`. The `Target`, what the graph runs
@@ -9,7 +9,14 @@ on, decides which implementation is used:
 - `tiles`: all queries at once, compiled by XLA. Supports every problem.
 
 They return the same numbers as `definition`, the equation of the paper, which
-is the reference in tests and the only one that returns probabilities.
+is the reference in tests. Layers call `definition` themselves where they return
+probabilities, which `attend` does not.
+
+Each aligns the scores by distance with the keys (the shift of appendix B) in
+the form that is fastest there: `definition` gathers by index, `tiles` reshapes
+(`_tiles_by_key`) or calls `shift_to_keys`, `blocks._shift` uses padding that it
+has anyway, and `pallas_kernels._shift` rotates registers. `relative_shift` is
+the trick as the paper prints it, for layers of your own.
 """
 
 from txl_keras.layers.compute import blocks

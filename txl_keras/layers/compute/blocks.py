@@ -280,7 +280,13 @@ def _block_gradients(
     score_gradients = [score_gradient, _unshift(score_gradient)]
     return [
         tf.matmul(weights, output_gradient, transpose_a=True),
-        *tape.gradient(scores, operands, score_gradients[: len(scores)]),
+        *tape.gradient(
+            scores,
+            operands,
+            score_gradients[: len(scores)],
+            # Scores by distance need not depend on the query.
+            unconnected_gradients="zero",
+        ),
     ]
 
 

@@ -95,7 +95,8 @@ def _position_scores(problem, lengths):
 def _score_bias(problem, lengths):
     if problem.score_bias is None:
         return None
-    return _split(problem.in_key_layout(problem.score_bias), lengths)
+    parts = _split(problem.in_key_layout(problem.score_bias), lengths)
+    return _by_slot(problem, parts)
 
 
 def _split(scores, lengths):

@@ -539,9 +539,9 @@ def _softmax_nll_gradient(tensors, targets, axis, norm, upstream):
 def _tail_nll(hidden, targets, parameters, order, start, stop, rows_per_pass):
     """Computes the loss of rows `order[start:stop]` in a tail, 0 for others.
 
-    Rows are processed in passes of a static number, as many as needed. The
-    gradient repeats these passes, so that memory is that of one pass and only
-    one dense gradient of the table exists.
+    Each pass computes `rows_per_pass` rows, and there are as many passes as
+    needed. The gradient repeats them, so memory holds only one pass and one
+    dense gradient of the table.
 
     `hidden` is `(R, D)`. `targets` `(R,)` are indices in the tail. `order`
     `(R,)` sorts the rows by cluster. Returns float32 `(R,)`.

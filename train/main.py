@@ -46,7 +46,6 @@ from txl_keras.training.strategy import describe as describe_strategy
 from txl_keras.training.strategy import device_of
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
-from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.workdir import Workdir
 
@@ -161,7 +160,6 @@ def train(strategy, stop):
             f"Starts from the best weights of {origin.path}, step {at}, at a "
             f"learning rate of {FLAGS.learning_rate:g}."
         )
-    tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)
     loop = training_run.begin_loop(
         trainer,
         segments,
@@ -171,7 +169,6 @@ def train(strategy, stop):
         splits,
         training_flags.result_settings(),
         describe=lambda nll: score(nll, tokenizer),
-        tensorboard=tensorboard,
         profile=profile,
     )
     step = loop.restore()
@@ -204,7 +201,11 @@ def train(strategy, stop):
         for name, (tokens, _) in held_out.items():
             scores[name] = add_bits_per_byte(scores[name], tokenizer, tokens)
         _finish(
-            workdir, scores["valid"], tokenizer, splits["test"], tensorboard
+            workdir,
+            scores["valid"],
+            tokenizer,
+            splits["test"],
+            loop.tensorboard,
         )
         workdir.write_results({"step": best_step, **scores})
         log(_describe_results(workdir, tokenizer))

@@ -39,7 +39,6 @@ from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import describe as describe_strategy
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
-from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
 
 FLAGS = flags.FLAGS
@@ -123,7 +122,6 @@ def train(strategy, stop):
             **xlnet_flags.objective_settings(),
         },
         describe=_bits,
-        tensorboard=TensorBoard(workdir.events if is_chief(strategy) else None),
         profile=profile,
     )
     log = training_run.chief_print(strategy)

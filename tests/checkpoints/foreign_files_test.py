@@ -84,7 +84,7 @@ PICKLES = {
     ),
     "sets": (
         b"\x80\x04(" + b"\x8f" * (3 * MEBIBYTE) + b"l.",
-        "much more memory",
+        "opcodes, which is not needed",
     ),
     "copies": (
         b"\x80\x02" + ORDERED + b"q\0" + pairs(9999) + b"\x85q\1("

@@ -217,7 +217,7 @@ def test_flags_of_a_classifier_are_checked_before_texts_are_read(
             [f"--initialize_from={classifier}"],
             ["`initialize_from`", "TransformerXLTextClassifier"],
         ),
-        (["--label_column=text"], ["train, ['WIN ", "..."]),
+        (["--label_column=text"], ["training labels, ['WIN ", "..."]),
     ):
         _, error = here(
             "finetune.py", f"--workdir={run}", f"--train_file={mails}", *flags

@@ -13,6 +13,7 @@ from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
+from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS
@@ -54,7 +55,6 @@ def begin_loop(
     settings,
     *,
     describe,
-    tensorboard,
     profile,
 ):
     """Claims the workdir and makes its `TrainingLoop`, not yet restored.
@@ -87,7 +87,7 @@ def begin_loop(
             describe,
             is_shown=is_chief(strategy),
         ),
-        tensorboard=tensorboard,
+        tensorboard=TensorBoard(workdir.events if is_chief(strategy) else None),
         profile=profile,
     )
 

@@ -65,7 +65,7 @@ class TrainingLoop:
             "steps_per_execution", steps_per_execution, 1
         )
         self._progress = progress
-        self._tensorboard = tensorboard
+        self.tensorboard = tensorboard
         self._profile = profile
         self._step_flops = model_flops(
             trainer.model,
@@ -248,7 +248,7 @@ class TrainingLoop:
             / self._peak_flops,
         }
         self._progress.update({**metrics, **speed})
-        self._tensorboard.write(
+        self.tensorboard.write(
             {**metrics, **speed, "device_memory_bytes": device_memory()}
         )
 
@@ -289,8 +289,6 @@ class TrainingLoop:
         metrics = {"step": step, "valid": scores}
         if self._is_chief:
             self._workdir.append_metrics(metrics)
-        self._tensorboard.write(
-            {**metrics, "memory": self._memory_statistics()}
-        )
+        self.tensorboard.write({**metrics, "memory": self._memory_statistics()})
         self._progress.score(step, scores["nll"], is_best)
         return True

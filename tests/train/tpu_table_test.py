@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture
 def root(tmp_path):
-    """What the command reads and writes."""
+    """Files that the command reads and writes."""
     for folder in ("tpu_configs", "train/configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "README.md", tmp_path)

@@ -564,7 +564,7 @@ def _as_json(content):
 
 
 def _differences(old, new, prefix=""):
-    """What was and is now, by the path of each field that differs."""
+    """Returns the old and new value of each field that differs, by path."""
     found = {}
     for key in sorted(old.keys() | new.keys()):
         before, now = old.get(key), new.get(key)

@@ -1,4 +1,4 @@
-"""What layers are traced for, and how graphs for a CPU are compiled."""
+"""The target that layers are traced for, and graphs for a CPU."""
 
 import pytest
 import tensorflow as tf

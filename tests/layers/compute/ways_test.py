@@ -187,7 +187,7 @@ def test_a_query_that_may_see_nothing_gets_a_mean_and_gives_no_gradient(way):
 
 
 def past(order=None, num_memory=M, **changes):
-    """The same problem with keys as `ProjectedMemory` has them."""
+    """Returns a problem whose keys are in the layout of `ProjectedMemory`."""
     problem = make(num_memory=num_memory, **changes)
     parts = [
         [tf.transpose(x, (1, 0, 2, 3)) for x in part] for part in problem.parts

@@ -14,10 +14,10 @@ import sys
 
 from txl_keras.checks import shown
 
-# The largest vocabularies have nine million; of more than 20,000 words, in any
-# protocol, at most 0.28 per byte.
+# Vocabularies of more than 20,000 words need at most 0.28 opcodes per byte, in
+# any protocol, so those of up to 800,000 words fit within both.
 _MAX_OPCODES = 12_000_000
-_OPCODES_PER_BYTE, _SMALL_OPCODES = 0.3, 1_000_000
+_OPCODES_PER_BYTE, _SMALL_OPCODES = 0.2, 1_000_000
 # Objects may take this much memory, and 3.4 times the size of the pickle: what
 # the Python 2 pickle of the One Billion Word Benchmark's 793,471 words needs.
 _MAX_BYTES = 160_000_000

@@ -106,17 +106,16 @@ def _copy(memory):
     return tf.nest.map_structure(lambda x: tf.raw_ops.DeepCopy(x=x), memory)
 
 
-def _write_in_place(state, indices, entries):
+def _write_in_place(state, ring, entries):
     """Overwrites entries of a tensor in place.
 
     All operations that read the old entries must have run before. Without XLA,
     `tf.tensor_scatter_nd_update` would copy the whole tensor on a CPU.
     """
-    _, num_heads, length, size = state.shape
-    row, head, slot = tf.unstack(indices, axis=-1)
+    size = state.shape[-1]
     updated = tf.raw_ops.InplaceUpdate(
         x=tf.reshape(state, (-1, size)),
-        i=tf.reshape((row * num_heads + head) * length + slot, (-1,)),
+        i=ring.flat_indices,
         v=tf.reshape(entries, (-1, size)),
     )
     return tf.reshape(updated, (-1, *state.shape[1:]))

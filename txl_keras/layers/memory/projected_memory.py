@@ -142,9 +142,9 @@ class ProjectedMemory(
             lengths: Optional int32 `(B,)`, for ring buffers only: the number
                 of real tokens of each row. Padding follows them.
             write: Optional function that writes to a ring buffer. It receives
-                a state `(B, N, M, H)`, indices `(B, N, W, 3)` and entries
+                a state `(B, N, M, H)`, a `RingWrite` and entries
                 `(B, N, W, H)`, where W = min(T, M), and returns the new state.
-                By default `tf.tensor_scatter_nd_update`.
+                By default `tf.tensor_scatter_nd_update` of its `indices`.
 
         Returns:
             `ProjectedMemory` of the same shapes.
@@ -157,10 +157,10 @@ class ProjectedMemory(
             update, next_slot = _keep_last, None
         else:
             ring = RingWrite(self.next_slot, self.length, keys[0], lengths)
-            write = write or tf.tensor_scatter_nd_update
+            write = write or _scatter
 
             def update(state, new):
-                return write(state, ring.indices, ring.values(new, state))
+                return write(state, ring, ring.values(new, state))
 
             next_slot = tf.math.floormod(self.next_slot + num_new, self.length)
         return ProjectedMemory(
@@ -169,6 +169,10 @@ class ProjectedMemory(
             next_slot,
             valid_length,
         )
+
+
+def _scatter(state, ring, entries):
+    return tf.tensor_scatter_nd_update(state, ring.indices, entries)
 
 
 def _keep_last(state, new):

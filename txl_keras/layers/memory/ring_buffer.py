@@ -4,6 +4,8 @@ Letters: `B` batch, `T` segment, `M` memory, `N` heads, `H` head size, `W` =
 min(T, M) entries to write.
 """
 
+import functools
+
 import tensorflow as tf
 
 
@@ -42,6 +44,7 @@ class RingWrite:
             window = tf.minimum(num_new, length)
         else:
             window = min(num_new, length)
+        self._sizes = num_heads, length
         self._all_real = lengths is None
         self._start = num_new - window
         ends = num_new if self._all_real else lengths[:, None]
@@ -63,6 +66,13 @@ class RingWrite:
             [tf.broadcast_to(coordinate, shape) for coordinate in coordinates],
             axis=-1,
         )
+
+    @functools.cached_property
+    def flat_indices(self):
+        """Returns `indices` of a state in the shape `(rows N M, H)`."""
+        num_heads, length = self._sizes
+        row, head, slot = tf.unstack(self.indices, axis=-1)
+        return tf.reshape((row * num_heads + head) * length + slot, (-1,))
 
     def values(self, entries, state=None):
         """Returns the entries to write, `(B, N, W, H)`.

@@ -256,8 +256,8 @@ class TransformerXLCausalLM(TokenModel):
             if kwargs.get("metrics") or kwargs.get("weighted_metrics"):
                 kwargs.setdefault("weighted_metrics", [BitsPerToken()])
             else:
-                # XLA compiles the layers; Keras cannot compile the step, as
-                # memory takes the size of the batch that comes.
+                # XLA compiles the layers only: the memory's variables take
+                # the batch size of the data, which XLA does not support.
                 jit_compile = bool(kwargs.pop("jit_compile", True))
                 self._steps = ScoringSteps(self, jit_compile)
                 kwargs["jit_compile"] = False
@@ -377,8 +377,8 @@ class TransformerXLCausalLM(TokenModel):
         rest = len(x) % batch_size
         if len(x) > batch_size and rest:
             raise ValueError(
-                "`x` must be whole batches, as every row goes on where the "
-                "batch before ended. Leave the last samples out: "
+                "`x` must be whole batches, since row r of a batch continues "
+                "row r of the batch before it. Leave out the last samples: "
                 f"x[:{len(x) - rest}]. Received: len(x)={len(x)}, "
                 f"batch_size={batch_size}"
             )
@@ -418,8 +418,8 @@ class TransformerXLCausalLM(TokenModel):
 def _in_batches(x, y, batch_size, arguments):
     """Returns arguments of Keras with arrays as a dataset of whole batches.
 
-    Keras cuts arrays in batches of any size, but graphs for a CPU are faster
-    where the size is known.
+    Keras cuts arrays into batches of unknown size, but graphs for a CPU are
+    faster if the batch size is static.
     """
     arguments = {"x": x, "y": y, "batch_size": batch_size, **arguments}
     is_array = isinstance(x, (np.ndarray, tf.Tensor))

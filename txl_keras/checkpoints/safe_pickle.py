@@ -10,7 +10,7 @@ added up, so that a small file cannot fill memory.
 import codecs
 import gc
 import struct
-import sys
+from sys import getsizeof
 
 from txl_keras.checks import shown
 
@@ -27,6 +27,8 @@ _MAX_INTEGER_BYTES = 255
 _MAX_STRING = 1 << 20
 # Bytes of memory per list item, and per dictionary item with a text key or not.
 _SLOT, _TEXT_ITEM, _ITEM = 8, 40, 90
+
+_MUCH_MEMORY = "much more memory than the file has bytes"
 
 _ORDERED_DICT = "collections.OrderedDict"
 # Protocols 0 and 1 create objects with this function.
@@ -131,12 +133,12 @@ class _Machine:
     def _spend(self, size):
         self._left -= size
         if self._left < 0:
-            raise RefusedError("much more memory than the file has bytes")
+            raise RefusedError(_MUCH_MEMORY)
 
     def _push(self, value):
         # Inlines `_spend`, since reading spends most of its time here. Memory
         # is allocated in units of 16 bytes.
-        self._left -= (sys.getsizeof(value) + 15 & ~15) + _SLOT
+        self._left -= (getsizeof(value) + 15 & ~15) + _SLOT
         if self._left < 0:
             self._spend(0)
         self._stack.append(value)
@@ -168,12 +170,11 @@ class _Machine:
 
     def _items(self):
         """Pops the items above the last mark."""
-        mark = self._marks.pop()
-        size = _SLOT * (len(self._stack) - mark)
-        self._spend(size)
-        items = self._stack[mark:]
-        del self._stack[mark:]
-        self._left += size
+        stack, mark = self._stack, self._marks.pop()
+        if _SLOT * (len(stack) - mark) > self._left:
+            raise RefusedError(_MUCH_MEMORY)
+        items = stack[mark:]
+        del stack[mark:]
         return items
 
     # -------------------------------- Values ------------------------------
@@ -228,9 +229,9 @@ class _Machine:
     def _extend(self, items):
         target = self._stack[-1]
         if type(target) is list:
-            size = sys.getsizeof(target)
+            size = getsizeof(target)
             target += items
-            self._spend(sys.getsizeof(target) - size)
+            self._spend(getsizeof(target) - size)
         elif type(target) is not Record:
             raise ValueError(f"it appends to a {type(target).__name__}")
 
@@ -386,19 +387,27 @@ def _text_or_bytes(data):
 
 
 def _quoted(line):
-    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in b"'\"":
+    if len(line) < 2 or line[0] != line[-1] or line[0] not in b"'\"":
         raise ValueError("it has a string without quotes")
-    return _text_or_bytes(codecs.escape_decode(line[1:-1])[0])
+    content = line[1:-1]
+    if b"\\" in content:
+        content = codecs.escape_decode(content)[0]
+    return _text_or_bytes(content)
 
 
 def _escaped(line):
-    return line.decode("raw_unicode_escape")
+    return codecs.raw_unicode_escape_decode(line)[0]
+
+
+_BOOLEANS = {b"00": False, b"01": True}
 
 
 def _integer(line):
-    if line in (b"00", b"01"):  # booleans of the first protocols
-        return line == b"01"
-    return int(line[:-1] if line.endswith(b"L") else line)
+    try:
+        # Booleans of the first protocols are written 00 and 01.
+        return _BOOLEANS[line] if line in _BOOLEANS else int(line)
+    except ValueError:
+        return int(line.removesuffix(b"L"))
 
 
 _STOP = ord(".")

@@ -15,7 +15,7 @@ ALLOWED = {
     "json_files": {"checks"},
     "layers": {"checks"},
     "metrics": set(),
-    "models": {"callbacks", "checks", "layers", "metrics"},
+    "models": {"callbacks", "checks", "data", "layers", "metrics"},
     "training": {
         "checks",
         "data",

@@ -12,6 +12,7 @@ from factories import V
 from factories import random_ids
 from factories import small_model as model_of
 
+from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
 from txl_keras.training import Trainer
 from txl_keras.training import build_optimizer
@@ -394,6 +395,21 @@ def test_a_loss_of_the_user_takes_the_place_of_the_default(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.loss.ignore_class == 3
+
+
+def test_a_tokenizer_is_saved_with_the_model(tmp_path):
+    model = small_model(vocabulary_size=256)
+    model = type(model)(model.backbone, tokenizer=ByteTokenizer(True))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.tokenizer.encode("a\nb").tolist() == [97, 98]
+
+    config = model.get_config()
+    config["tokenizer"]["class_name"] = "Popen"
+    with pytest.raises(ValueError, match="unknown tokenizer.*'Popen'"):
+        type(model).from_config(config)
+    with pytest.raises(ValueError, match="11 symbols. Received: 256"):
+        type(model)(small_model().backbone, tokenizer=ByteTokenizer())
 
 
 def test_weights_fit_a_model_of_another_memory_and_batch(tmp_path):

@@ -17,6 +17,9 @@ from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
+from txl_keras.checks import check_vocabulary
+from txl_keras.data.tokenizers.building import deserialize_tokenizer
+from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
 from txl_keras.models.lstm_backbone import LSTMBackbone
@@ -54,6 +57,8 @@ class TransformerXLCausalLM(TokenModel):
             baseline.
         tie_embeddings, tie_projections: Which weights the softmax shares with
             the token embedding, see `AdaptiveSoftmax`; by default all.
+        tokenizer: Optional tokenizer of `txl_keras.data.tokenizers`. With it,
+            methods take text. It is saved with the model.
 
     Call arguments:
         token_ids: Integer tensor of shape `(B, T)`.
@@ -82,7 +87,12 @@ class TransformerXLCausalLM(TokenModel):
     """
 
     def __init__(
-        self, backbone, tie_embeddings=True, tie_projections=True, **kwargs
+        self,
+        backbone,
+        tie_embeddings=True,
+        tie_projections=True,
+        tokenizer=None,
+        **kwargs,
     ):
         if not isinstance(backbone, (TransformerXLBackbone, LSTMBackbone)):
             raise ValueError(
@@ -93,6 +103,9 @@ class TransformerXLCausalLM(TokenModel):
         super().__init__(**kwargs)
         check_dtype_policy(self.dtype_policy)
         self.backbone = backbone
+        if tokenizer is not None:
+            check_vocabulary(tokenizer, backbone.vocabulary_size)
+        self.tokenizer = tokenizer
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,
             tie_embeddings=tie_embeddings,
@@ -402,17 +415,23 @@ class TransformerXLCausalLM(TokenModel):
         )
 
     def get_config(self):
-        return {
+        config = {
             **super().get_config(),
             "backbone": keras.saving.serialize_keras_object(self.backbone),
             "tie_embeddings": self.softmax.tie_embeddings,
             "tie_projections": list(self.softmax.tie_projections),
         }
+        if self.tokenizer is not None:
+            config["tokenizer"] = serialize_tokenizer(self.tokenizer)
+        return config
 
     @classmethod
     def from_config(cls, config):
         backbone = keras.saving.deserialize_keras_object(config["backbone"])
-        return cls(**{**config, "backbone": backbone})
+        tokenizer = config.get("tokenizer")
+        if tokenizer is not None:
+            tokenizer = deserialize_tokenizer(tokenizer, "The model's config")
+        return cls(**{**config, "backbone": backbone, "tokenizer": tokenizer})
 
 
 def _in_batches(x, y, batch_size, arguments):

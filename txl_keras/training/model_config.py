@@ -146,6 +146,7 @@ def _arguments(config, arguments, model_class, field, path):
         "dtype": "an object or a string",
         "tie_projections": "a boolean or a list or a string",
         "same_length": "a boolean or a string",
+        "tokenizer": "an object or null",
     }
     unknown = sorted(arguments.keys() - kinds)
     if unknown:

@@ -172,10 +172,7 @@ def save_tokenizer(tokenizer, path):
         tokenizer: A tokenizer.
         path: String or `pathlib.Path`, local or `gs://`.
     """
-    content = {
-        "class_name": type(tokenizer).__name__,
-        "config": tokenizer.get_config(),
-    }
+    content = serialize_tokenizer(tokenizer)
     text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
     write_text(text, os.fspath(path))
 
@@ -195,13 +192,29 @@ def load_tokenizer(path):
             version.
     """
     path = os.fspath(path)
-    content = read_json(path, max_bytes=_MAX_BYTES)
+    return deserialize_tokenizer(read_json(path, max_bytes=_MAX_BYTES), path)
+
+
+def serialize_tokenizer(tokenizer):
+    """Returns the class and the config of a tokenizer, for JSON."""
+    return {
+        "class_name": type(tokenizer).__name__,
+        "config": tokenizer.get_config(),
+    }
+
+
+def deserialize_tokenizer(content, source):
+    """Creates a tokenizer from what `serialize_tokenizer` returned.
+
+    Only classes of this package are created. `source` says in errors where the
+    content is from.
+    """
     kinds = {"class_name": "a string", "config": "an object"}
-    check_fields(content, kinds, path)
+    check_fields(content, kinds, source)
     class_name = content["class_name"]
     if class_name not in _TOKENIZERS:
         raise ValueError(
-            f"{path} has an unknown tokenizer: `class_name` must be one of "
+            f"{source} has an unknown tokenizer: `class_name` must be one of "
             f"{sorted(_TOKENIZERS)}. Received: {shown(class_name)}"
         )
     try:
@@ -209,7 +222,7 @@ def load_tokenizer(path):
     except (KeyError, TypeError, ValueError, tf.errors.OpError) as error:
         reason = f"{type(error).__name__}: {error}"[:300]
         raise ValueError(
-            f"{path}: `config` does not describe a {class_name}: {reason}"
+            f"{source}: `config` does not describe a {class_name}: {reason}"
         ) from error
 
 

@@ -1,9 +1,15 @@
 """Callbacks for models that keep memory from batch to batch."""
 
-import keras
+import os
 
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.checks import check_integer
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import check_batches
+from txl_keras.training.checkpointing import Checkpoints
 
 
 class ResetMemory(keras.callbacks.Callback):
@@ -79,3 +85,115 @@ class ResetMemory(keras.callbacks.Callback):
                 f"layers. Received: model={self.model.name!r}"
             )
         return stacks
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Lets an interrupted `fit` of a language model go on exactly.
+
+    Saves the model, the optimizer, the memory, the position in the data, the
+    seed of dropout and the metrics of the epoch. If the same program is started
+    again, `fit` goes on after the last step that was saved, and ends with the
+    weights of a run that was never interrupted. `keras.callbacks.
+    BackupAndRestore` has no memory and begins an epoch again.
+
+    For a `TransformerXLCausalLM` with its default loss, trained on `Segments`,
+    arrays or a `tf.data.Dataset` whose order is always the same. Other
+    callbacks, such as `EarlyStopping`, begin anew.
+
+    Args:
+        backup_dir: String or path, local or in a bucket. Use another folder for
+            each run.
+        save_freq: `"epoch"`, or an integer: the number of batches after which
+            the state is saved.
+        delete_checkpoint: Boolean, whether the folder is removed when `fit`
+            ends.
+
+    Raises:
+        ValueError: If `save_freq` is neither; in `fit`, if the model or the
+            data is of another kind, or if the folder holds another model.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.callbacks import BackupAndRestore
+    from txl_keras.data import Segments
+    from txl_keras.models import TransformerXLCausalLM
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    model.compile("adam")
+    tokens = np.frombuffer(b"to be or not to be, " * 50, "uint8")
+    segments = Segments(tokens, 4, 16, drop_remainder=True)
+    backup = BackupAndRestore("backup", save_freq=10)
+    model.fit(segments, epochs=2, callbacks=[backup], verbose=0)
+    ```
+    """
+
+    def __init__(self, backup_dir, save_freq="epoch", delete_checkpoint=True):
+        super().__init__()
+        if save_freq != "epoch":
+            check_integer("save_freq", save_freq, 1)
+        self.backup_dir = os.fspath(backup_dir)
+        self.save_freq = save_freq
+        self.delete_checkpoint = delete_checkpoint
+        self._epoch = self._saved = 0
+        self._checkpoints = self._restored = None
+
+    def on_train_begin(self, logs=None):
+        steps = getattr(self.model, "fit_steps", None)
+        if steps is None or not steps.reads_data:
+            raise ValueError(
+                "`BackupAndRestore` needs a TransformerXLCausalLM with the "
+                "default loss, and `Segments`, arrays or a dataset. Received: "
+                f"model={self.model.name!r}"
+            )
+        self._checkpoints = Checkpoints(self.backup_dir, steps.trainer)
+        state = self._checkpoints.restore()
+        if state:
+            epoch, batches, seed = (int(number) for number in state["position"])
+            steps.resume(batches, seed)
+            self.model._initial_epoch = epoch
+        self._restored = state
+        self._saved = int(steps.trainer.step)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+        if self._restored:
+            for name, variable in self._metric_variables():
+                variable.assign(self._restored[name])
+            self._restored = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.save_freq == "epoch":
+            return
+        step = int(self.model.fit_steps.trainer.step)
+        if step >= self._saved + self.save_freq:
+            self._save(self._epoch, batch + 1)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.save_freq == "epoch":
+            self._save(epoch + 1, 0)
+
+    def on_train_end(self, logs=None):
+        self._checkpoints.wait()
+        self.model._initial_epoch = None
+        if self.delete_checkpoint and tf.io.gfile.exists(self.backup_dir):
+            tf.io.gfile.rmtree(self.backup_dir)
+
+    def _save(self, epoch, batches):
+        steps = self.model.fit_steps
+        self._saved = int(steps.trainer.step)
+        self._checkpoints.save(
+            {
+                "position": np.array([epoch, batches, steps.trainer.seed]),
+                **{
+                    name: keras.ops.convert_to_numpy(variable)
+                    for name, variable in self._metric_variables()
+                },
+            }
+        )
+
+    def _metric_variables(self):
+        """Returns pairs of names and variables of all metrics."""
+        variables = [v for m in self.model.metrics for v in m.variables]
+        return [(f"metric_{i}", v) for i, v in enumerate(variables)]

@@ -64,6 +64,18 @@ class BitsPerToken(keras.metrics.MeanMetricWrapper):
     def __init__(self, name="bits_per_token", dtype=None):
         super().__init__(_bits, name=name, dtype=dtype)
 
+    def update_from_nll(self, nll, sample_weight, targets):
+        """Updates with losses instead of logits.
+
+        Args:
+            nll: Float tensor `(B, T)`, negative log-likelihoods in nats.
+            sample_weight: Float tensor `(B, T)`.
+            targets: Integer tensor `(B, T)`.
+        """
+        keras.metrics.Mean.update_state(
+            self, bits_per_token(nll), sample_weight=sample_weight
+        )
+
     def get_config(self):
         return {"name": self.name, "dtype": self.dtype}
 

@@ -13,9 +13,6 @@ from factories import random_ids
 from factories import small_model as model_of
 
 from txl_keras.data import ByteTokenizer
-from txl_keras.data import Segments
-from txl_keras.training import Trainer
-from txl_keras.training import build_optimizer
 
 B, T, BATCHES = 3, 7, 4
 
@@ -103,29 +100,6 @@ def test_evaluate_gives_the_same_number_again_and_again():
     first = model.evaluate(x, y, batch_size=B, verbose=0)
     model(x[:2])
     assert model.evaluate(x, y, batch_size=B, verbose=0) == first
-
-
-def test_fit_computes_what_the_trainer_computes():
-    strategy = tf.distribute.get_strategy()
-    fitted, trained = small_model(), small_model()
-    trained.set_weights(fitted.get_weights())
-    trainer = Trainer(trained, build_optimizer("sgd", 0.3), strategy, B)
-    tokens = random_ids(1, B * T * BATCHES + 1)[0]
-    segments = Segments(tokens, B, T, drop_remainder=True)
-    iterator = iter(segments.distribute(strategy))
-    losses = trainer.train(iterator, len(segments))["loss"]
-    fitted.compile(keras.optimizers.SGD(0.3))
-    steps = [
-        fitted.train_on_batch(*segment)[0]
-        for segment in zip(*map(_by_batch, segments.arrays()), strict=True)
-    ]
-    np.testing.assert_allclose(steps, losses, rtol=1e-5)
-    for a, b in zip(fitted.weights, trained.weights, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-
-
-def _by_batch(rows):
-    return np.reshape(rows, (-1, B, T))
 
 
 def test_fit_and_evaluate_compute_no_logits(monkeypatch):
@@ -264,12 +238,6 @@ def test_arrays_need_their_number_of_rows():
     ):
         with pytest.raises(ValueError, match="`batch_size` must be given"):
             run()
-
-
-def test_batches_of_segments_are_no_arrays():
-    segments = Segments(np.arange(90) % V, B, T, drop_remainder=True)
-    with pytest.raises(ValueError, match="`x` must be arrays.*segments.arrays"):
-        compiled().fit(segments.dataset(num_steps=1), verbose=0)
 
 
 @pytest.mark.parametrize("name", ["x", "y"])

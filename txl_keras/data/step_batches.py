@@ -154,6 +154,44 @@ class StepBatches:
         return num_rows
 
 
+def distribute_rows(dataset, batch_size, strategy):
+    """Distributes a dataset of batches as `StepBatches.distribute` does.
+
+    Every worker must have all batches and keeps its own rows.
+
+    Args:
+        dataset: A `tf.data.Dataset` of dicts of static shapes. Entries that are
+            not scalars have `batch_size` rows.
+        batch_size: Integer B.
+        strategy: A `tf.distribute.Strategy`.
+
+    Returns:
+        The dataset itself for a single replica, otherwise a
+        `tf.distribute.DistributedDataset`.
+    """
+    rows = replica_batch_size(batch_size, strategy)
+    if strategy.num_replicas_in_sync == 1:
+        return dataset
+
+    def worker_dataset(context):
+        local = strategy.num_replicas_in_sync // context.num_input_pipelines
+        first = context.input_pipeline_id * local * rows
+
+        def parts(value):
+            if value.shape.rank == 0:
+                return tf.fill([local], value)
+            own = value[first : first + local * rows]
+            return tf.reshape(own, (local, rows, *value.shape[1:]))
+
+        return dataset.flat_map(
+            lambda batch: tf.data.Dataset.from_tensor_slices(
+                {key: parts(value) for key, value in batch.items()}
+            )
+        )
+
+    return strategy.distribute_datasets_from_function(worker_dataset)
+
+
 def replica_batch_size(batch_size, strategy, name="batch_size"):
     """Returns the per-replica batch size; `name` is for the error message."""
     replicas = strategy.num_replicas_in_sync

@@ -16,6 +16,12 @@ class TokenModel(keras.Model):
     def _has_default_loss(self):
         return isinstance(self.loss, keras.losses.SparseCategoricalCrossentropy)
 
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        # Under a strategy Keras would trace `call` to build the optimizer and
+        # the metrics, which `FitSteps` does itself.
+        if getattr(self, "fit_steps", None) is None:
+            super()._maybe_symbolic_build(iterator, data_batch)
+
     def _symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras builds loss and metrics with the mean of the
         # replicas' batches, and the mean of integers is of floats.

@@ -22,12 +22,14 @@ from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
+from txl_keras.models.fit_steps import FitSteps
+from txl_keras.models.fit_steps import StartEpochs
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.presets import check_overrides
 from txl_keras.models.presets import preset_config
-from txl_keras.models.scoring_steps import ScoringSteps
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
+from txl_keras.training.optimizers import check_supported
 
 # Arguments of presets that belong to the softmax, not to the backbone.
 SOFTMAX_ARGUMENTS = ("tie_embeddings", "tie_projections")
@@ -256,61 +258,89 @@ class TransformerXLCausalLM(TokenModel):
         self._inference_memory.reset_state()
 
     def compile(self, optimizer="adam", loss="auto", **kwargs):
-        """Compiles with the loss and the metric of a language model.
+        """Compiles with the loss and the metrics of a language model.
 
         By default the loss is the cross-entropy of the next token in nats, and
-        bits per token are the metric; then `fit` and `evaluate` compute no
-        logits. With another `loss` or other metrics they do, and only the
-        metrics that are passed are reported. See `keras.Model.compile`.
+        bits per token are the metric. Then `fit` runs the steps of
+        `txl_keras.training.Trainer`, and neither `fit` nor `evaluate` computes
+        logits; `weighted_metrics` may be others of `txl_keras.metrics`. Biases
+        and the weights of layer normalization are not decayed. With another
+        `loss` or other metrics logits are computed, and only the metrics that
+        are passed are reported. See `keras.Model.compile`.
         """
-        self._steps = None
+        self.fit_steps = None
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            if kwargs.get("metrics") or kwargs.get("weighted_metrics"):
+            metrics = kwargs.get("weighted_metrics") or [BitsPerToken()]
+            if kwargs.get("metrics") or not all(
+                hasattr(metric, "update_from_nll") for metric in metrics
+            ):
                 kwargs.setdefault("weighted_metrics", [BitsPerToken()])
             else:
-                # XLA compiles the layers only: the memory's variables take
-                # the batch size of the data, which XLA does not support.
+                kwargs.pop("weighted_metrics", None)
                 jit_compile = bool(kwargs.pop("jit_compile", True))
-                self._steps = ScoringSteps(self, jit_compile)
-                kwargs["jit_compile"] = False
+                self.fit_steps = FitSteps(self, metrics, jit_compile)
+                # `Trainer` compiles its steps and scales their loss.
+                kwargs.update(jit_compile=False, auto_scale_loss=False)
         super().compile(optimizer, loss, **kwargs)
+        if self.fit_steps:
+            check_supported(self.optimizer)
 
     @property
     def metrics(self):
         """Returns the metrics of `fit` and `evaluate`, a list."""
-        steps = getattr(self, "_steps", None)
-        return super().metrics + ([steps.bits] if steps else [])
+        steps = getattr(self, "fit_steps", None)
+        return super().metrics + (steps.metrics if steps else [])
 
-    def train_step(self, data):
-        """Trains on one batch; `fit` calls it."""
-        if self._steps is None:
-            return super().train_step(data)
-        return self._steps.train_step(data)
+    def make_train_function(self, force=False):
+        """Makes the function that `fit` calls for one or several steps."""
+        if self.fit_steps is None:
+            return super().make_train_function(force)
+        self.train_function = self.fit_steps.train
 
-    def test_step(self, data):
-        """Evaluates one batch; `evaluate` calls it."""
-        if self._steps is None:
-            return super().test_step(data)
-        return self._steps.test_step(data)
+    def make_test_function(self, force=False):
+        """Makes the function that `evaluate` calls for one or several steps."""
+        if self.fit_steps is None:
+            return super().make_test_function(force)
+        self.test_function = self.fit_steps.test
 
     def get_compile_config(self):
         """Returns what `compile` was called with, for saving."""
         config = super().get_compile_config()
-        if config and self._steps is not None:
+        if config and self.fit_steps is not None:
             config = {**config, "loss": "auto"}
-            config["jit_compile"] = self._steps.jit_compile
+            config["jit_compile"] = self.fit_steps.jit_compile
+            config["weighted_metrics"] = keras.saving.serialize_keras_object(
+                self.fit_steps.metrics
+            )
         return config
 
     def fit(self, x=None, y=None, batch_size=None, epochs=1, **kwargs):
         """Trains like `keras.Model.fit`, in the order of the text.
 
         Memory is reset at the start of every epoch, where the text begins
-        again. Pass all arguments after `epochs` by name.
+        again, and where the batches say so. Pass all arguments after `epochs`
+        by name.
+
+        Args:
+            x: `txl_keras.data.Segments`; a `tf.data.Dataset` of pairs of
+                inputs and targets, of triples with sample weights, or of dicts
+                as those of `Segments.dataset`; or an integer array of shape
+                `(N * B, T)`, see `Segments.arrays`.
+            y: Integer array like `x`, the tokens that follow, if `x` is an
+                array.
+            batch_size: Integer `B`, if `x` is an array.
+            epochs, **kwargs: See `keras.Model.fit`. `validation_data` may be
+                what `x` may be, or a tuple of arrays.
+
+        Returns:
+            `keras.callbacks.History`. `loss` is in nats per token.
 
         Raises:
             ValueError: If `shuffle=True`, or if arrays come without a
                 `batch_size` or with ids that are not in the vocabulary.
+            tf.errors.InvalidArgumentError: If a dataset has such ids.
+            FloatingPointError: If the loss or the gradient is not finite.
         """
         if kwargs.setdefault("shuffle", False):
             raise ValueError(
@@ -318,28 +348,37 @@ class TransformerXLCausalLM(TokenModel):
                 "row r of the batch before it. Received: "
                 f"shuffle={kwargs['shuffle']}"
             )
-        self._check_arrays(x, y, batch_size)
-        callbacks = [kwargs.pop("callbacks", None) or [], ResetMemory()]
+        self.check_arrays(x, y, batch_size)
+        arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
+        arguments["epochs"] = epochs
         if batch_size is not None:
-            kwargs.setdefault("validation_batch_size", batch_size)
-        return super().fit(
-            epochs=epochs,
-            callbacks=callbacks,
-            **_in_batches(x, y, batch_size, kwargs),
-        )
+            arguments.setdefault("validation_batch_size", batch_size)
+        callbacks = kwargs.get("callbacks") or []
+        if self.fit_steps is None:
+            arguments["callbacks"] = [callbacks, ResetMemory()]
+            return super().fit(**_in_batches(**arguments))
+        arguments["callbacks"] = [callbacks, StartEpochs()]
+        try:
+            return super().fit(**self.fit_steps.begin_fit(arguments))
+        finally:
+            self.fit_steps.end_fit()
 
     def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
         """Evaluates like `keras.Model.evaluate`, from a cold start.
 
-        All arguments after `batch_size` are passed by name.
+        `x`, `y` and `batch_size` are those of `fit`. All arguments after
+        `batch_size` are passed by name.
 
         Raises:
             ValueError: If arrays come without a `batch_size` or with ids that
                 are not in the vocabulary.
         """
-        self._check_arrays(x, y, batch_size)
+        self.check_arrays(x, y, batch_size)
         self._inference_memory.reset_state()
-        return super().evaluate(**_in_batches(x, y, batch_size, kwargs))
+        arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
+        if self.fit_steps is None:
+            return super().evaluate(**_in_batches(**arguments))
+        return super().evaluate(**self.fit_steps.begin_test(arguments))
 
     def predict(self, x, batch_size=None, **kwargs):
         """Predicts like `keras.Model.predict`, from a cold start.
@@ -350,7 +389,7 @@ class TransformerXLCausalLM(TokenModel):
             ValueError: If arrays come without a `batch_size` or with ids that
                 are not in the vocabulary.
         """
-        self._check_arrays(x, None, batch_size)
+        self.check_arrays(x, None, batch_size)
         self._inference_memory.reset_state()
         return super().predict(x, batch_size, **kwargs)
 
@@ -361,17 +400,8 @@ class TransformerXLCausalLM(TokenModel):
             y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
-    def _check_arrays(self, x, y, batch_size):
+    def check_arrays(self, x, y, batch_size):
         """Checks for mistakes that Keras would not report."""
-        if isinstance(x, tf.data.Dataset) and isinstance(x.element_spec, dict):
-            raise ValueError(
-                "`x` must be arrays, or a dataset of pairs of inputs and "
-                "targets: Keras cannot feed the batches of "
-                "`Segments.dataset()`, which are dictionaries. Pass "
-                "`*segments.arrays()` with its batch size, or train with "
-                "`txl_keras.training.trainer.Trainer`. Received: a dataset of "
-                f"{sorted(x.element_spec)}"
-            )
         x, y = (
             tf.convert_to_tensor(part)
             if isinstance(part, (tf.Variable, keras.Variable))
@@ -386,14 +416,6 @@ class TransformerXLCausalLM(TokenModel):
                 "batch_size, r + 2 batch_size are read as one text. Pass the "
                 "batch size of `Segments`, or len(x) if each sample is a text "
                 "of its own. Received: batch_size=None"
-            )
-        rest = len(x) % batch_size
-        if len(x) > batch_size and rest:
-            raise ValueError(
-                "`x` must be whole batches, since row r of a batch continues "
-                "row r of the batch before it. Leave out the last samples: "
-                f"x[:{len(x) - rest}]. Received: len(x)={len(x)}, "
-                f"batch_size={batch_size}"
             )
         check_token_ids("x", x, self.backbone.vocabulary_size)
         if y is not None and self._has_default_loss():
@@ -434,7 +456,7 @@ class TransformerXLCausalLM(TokenModel):
         return cls(**{**config, "backbone": backbone, "tokenizer": tokenizer})
 
 
-def _in_batches(x, y, batch_size, arguments):
+def _in_batches(x, y, batch_size, **arguments):
     """Returns arguments of Keras with arrays as a dataset of whole batches.
 
     Keras cuts arrays into batches of unknown size, but graphs for a CPU are
@@ -449,5 +471,6 @@ def _in_batches(x, y, batch_size, arguments):
     if weights is not None:
         parts = (x, y, weights)
     dataset = tf.data.Dataset.from_tensor_slices(parts)
-    dataset = dataset.batch(min(batch_size, len(x)), drop_remainder=True)
+    batch_size = min(batch_size, len(x))
+    dataset = dataset.batch(batch_size, drop_remainder=not len(x) % batch_size)
     return {**arguments, "x": dataset, "y": None, "batch_size": None}

@@ -7,13 +7,11 @@ from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import create_strategy
 from txl_keras.training.trainer import Trainer
-from txl_keras.training.workdir import Workdir
 
 __all__ = [
     "Checkpoints",
     "Lamb",
     "Trainer",
-    "Workdir",
     "build_optimizer",
     "build_schedule",
     "create_strategy",

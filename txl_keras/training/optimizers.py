@@ -5,6 +5,7 @@ import math
 import numbers
 
 import keras
+import tensorflow as tf
 from keras import ops
 
 _MAX_WEIGHT_NORM = 10.0
@@ -52,11 +53,45 @@ def apply_gradients(optimizer, gradients, variables):
     """
     learning_rate = ops.convert_to_tensor(optimizer.learning_rate)
     for gradient, variable in zip(gradients, variables, strict=True):
-        if optimizer.weight_decay and takes_weight_decay(variable):
+        if optimizer.clipnorm:
+            gradient = tf.clip_by_norm(gradient, optimizer.clipnorm)
+        if optimizer.clipvalue:
+            limit = optimizer.clipvalue
+            gradient = ops.clip(gradient, -limit, limit)
+        if _is_decayed(optimizer, variable):
             rate = ops.cast(learning_rate, variable.dtype)
             decay = variable * optimizer.weight_decay * rate
             optimizer.assign_sub(variable, decay)
         optimizer.update_step(gradient, variable, learning_rate)
+    optimizer._update_model_variables_moving_average(variables)
+
+
+def _is_decayed(optimizer, variable):
+    return (
+        optimizer.weight_decay
+        and takes_weight_decay(variable)
+        # What the caller of `exclude_from_weight_decay` named.
+        and optimizer._use_weight_decay(variable)
+    )
+
+
+def check_supported(optimizer):
+    """Checks that `apply_gradients` supports the settings of an optimizer."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`optimizer` must not scale the loss, which training in float16 "
+            "does by itself. Pass the inner optimizer. Received: optimizer="
+            "LossScaleOptimizer"
+        )
+    for name, remedy in (
+        ("gradient_accumulation_steps", "Train with larger batches"),
+        ("ema_overwrite_frequency", "Use `keras.callbacks.SwapEMAWeights`"),
+    ):
+        if getattr(optimizer, name):
+            raise ValueError(
+                f"`optimizer.{name}` must be None. {remedy}. Received: {name}="
+                f"{getattr(optimizer, name)}"
+            )
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

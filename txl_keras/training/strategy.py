@@ -274,7 +274,13 @@ def for_another_device():
 
 
 def compile_layers(
-    function, strategy, model, training, in_parts=True, kernel=False
+    function,
+    strategy,
+    model,
+    training,
+    in_parts=True,
+    kernel=False,
+    jit_compile=True,
 ):
     """Returns a `tf.function` that compiles a model's layers for the device.
 
@@ -292,21 +298,25 @@ def compile_layers(
         )
     target = model.backbone.target(device, training)
     target = dataclasses.replace(
-        target, in_parts=target.in_parts and in_parts, kernel=kernel
+        target,
+        in_parts=target.in_parts and in_parts and jit_compile,
+        kernel=kernel,
     )
     # `TPUStrategy` compiles whole steps by itself.
-    jit_compile = not isinstance(strategy, tf.distribute.TPUStrategy)
-    return compile_for(target, function, jit_compile)
+    is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    return compile_for(target, function, jit_compile and not is_tpu)
 
 
-def compile_replica_function(function, strategy):
+def compile_replica_function(function, strategy, jit_compile=True):
     """Compiles with XLA what one replica does between collectives.
 
     `function` takes tensors of static shapes. `TPUStrategy` compiles whole
     steps by itself.
     """
     is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    return tf.function(function, jit_compile=None if is_tpu else True)
+    return tf.function(
+        function, jit_compile=(jit_compile and not is_tpu) or None
+    )
 
 
 def host_loop(strategy, replica_step, names, stop):

@@ -19,6 +19,7 @@ from txl_keras.tpu.compiling import VERSIONS
 from txl_keras.tpu.compiling import check_packages
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.optimizers import apply_gradients
+from txl_keras.training.optimizers import check_supported
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import compile_replica_function
@@ -48,11 +49,12 @@ class Trainer:
     Args:
         model: `TransformerXLCausalLM` or `XLNetPermutationLM`, made in the
             scope of `strategy`.
-        optimizer: An optimizer from `build_optimizer`, made in the scope of
-            `strategy`.
+        optimizer: An optimizer from `build_optimizer` or of Keras, made in the
+            scope of `strategy`.
         strategy: The `tf.distribute.Strategy`.
         batch_size: Integer `B`.
-        clip_norm: Optional float, the largest global norm of the gradient.
+        clip_norm: Optional float, the largest global norm of the gradient. By
+            default the `global_clipnorm` of the optimizer, if it has one.
         seed: Integer, of the dropout masks.
         segment_lengths: Optional tuple of integers, `Segments.segment_lengths`
             of the data; needed if the lengths vary. Each length is compiled.
@@ -69,6 +71,10 @@ class Trainer:
             the kernel is interpreted, which is slow.
         stop: Optional `txl_keras.training.stopping.StopRequest`, whose signal
             ends `train` early.
+        jit_compile: Boolean, whether XLA may compile the step.
+        report: Optional function that every replica calls in each step with
+            its batch and the losses of its targets, float32 `(b, T)` in nats:
+            for metrics.
 
     Attributes:
         step: int64 `tf.Variable`, the number of steps done.
@@ -77,9 +83,10 @@ class Trainer:
 
     Raises:
         ValueError: If `batch_size` is not divisible by the number of replicas,
-            or their rows by `accumulate_steps`; if a number is out of range; or
-            if `attention_kernel` does not support the model, its lengths or the
-            device.
+            or their rows by `accumulate_steps`; if a number is out of range; if
+            `attention_kernel` does not support the model, its lengths or the
+            device; if the optimizer has settings that are not supported; or if
+            `report` is combined with `accumulate_steps` or intermediate losses.
         ImportError: If `attention_kernel` is given and jax is missing.
 
     Example:
@@ -122,7 +129,12 @@ class Trainer:
         intermediate_loss_steps=0,
         attention_kernel=False,
         stop=None,
+        jit_compile=True,
+        report=None,
     ):
+        check_supported(optimizer)
+        if clip_norm is None:
+            clip_norm = optimizer.global_clipnorm
         if clip_norm is not None and not 0 < clip_norm < math.inf:
             raise ValueError(
                 "`clip_norm` must be greater than 0 and finite, or None. "
@@ -140,6 +152,13 @@ class Trainer:
                 "TransformerXLBackbone. Received: intermediate_loss_steps="
                 f"{intermediate_loss_steps}, a {type(model.backbone).__name__} "
                 f"of num_layers={model.backbone.num_layers}"
+            )
+        if report and (accumulate_steps > 1 or intermediate_loss_steps):
+            raise ValueError(
+                "`report` must be None with `accumulate_steps` or "
+                "`intermediate_loss_steps`. Received: "
+                f"accumulate_steps={accumulate_steps}, "
+                f"intermediate_loss_steps={intermediate_loss_steps}"
             )
         if attention_kernel:
             _check_kernel(model, segment_lengths)
@@ -160,6 +179,7 @@ class Trainer:
         self.accumulate_steps = accumulate_steps
         self.intermediate_loss_steps = intermediate_loss_steps
         self.stopped = False
+        self._report = report
         names = ["loss", "gradient_norm", "learning_rate"]
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -181,13 +201,17 @@ class Trainer:
             # a `tf.cond`.
             in_parts=intermediate_loss_steps == 0,
             kernel=attention_kernel,
+            jit_compile=jit_compile,
         )
-        self._compiled_update = compile_replica_function(self._update, strategy)
+        compile_function = functools.partial(
+            compile_replica_function, strategy=strategy, jit_compile=jit_compile
+        )
+        self._compiled_update = compile_function(self._update)
         step = self.replica_step
         if not on_cpu and strategy.num_replicas_in_sync == 1:
             # With several GPUs only the parts around the all-reduce can be
             # compiled: XLA has no collectives there.
-            step = compile_replica_function(self.replica_step, strategy)
+            step = compile_function(self.replica_step)
         self._stop = stop or StopRequest()
         self._run = host_loop(strategy, step, names, self._stop.variable)
 
@@ -250,7 +274,11 @@ class Trainer:
         """
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
-        loss, gradients = self._compiled_gradients(batch, self.step, first_row)
+        loss, nll, gradients = self._compiled_gradients(
+            batch, self.step, first_row
+        )
+        if self._report:
+            self._report(batch, nll)
         # The only communication of replicas: one all-reduce of the gradients,
         # the loss and `stop`. (`tf.identity`, because a sum over workers needs
         # the device of a tensor, which loop variables do not have.)
@@ -294,7 +322,7 @@ class Trainer:
 
     @tf.autograph.experimental.do_not_convert
     def _gradients(self, batch, step, first_row):
-        """Returns this replica's part of the loss and of its gradient."""
+        """Returns this replica's part of loss and gradient, and its losses."""
         seed = fold_in(tf.cast(self.seed, tf.uint32), step)
         batch = dict(batch)
         # The loss is the mean over all targets of the step, on all replicas.
@@ -309,9 +337,9 @@ class Trainer:
             first_row=first_row,
         )
         if bucket is None:
-            loss, memory, gradients = compute(batch)
+            loss, nll, memory, gradients = compute(batch)
         else:
-            loss, memory, gradients = tf.switch_case(
+            loss, nll, memory, gradients = tf.switch_case(
                 bucket,
                 [
                     functools.partial(compute, _truncate(batch, length))
@@ -319,7 +347,7 @@ class Trainer:
                 ],
             )
         self.memory.write(memory)
-        return loss, gradients
+        return loss, nll, gradients
 
     def _accumulated_gradients(self, batch, memory, seed, first_row):
         """Computes `_gradients_of_rows` with gradient accumulation."""
@@ -328,7 +356,7 @@ class Trainer:
         def add_micro_batch(i, loss, gradients, kept):
             start = i * rows
             take_rows = functools.partial(_rows_from, start=start, rows=rows)
-            new_loss, new_memory, new_gradients = self._gradients_of_rows(
+            new_loss, _, new_memory, new_gradients = self._gradients_of_rows(
                 tf.nest.map_structure(take_rows, batch),
                 tf.nest.map_structure(take_rows, memory),
                 seed,
@@ -368,10 +396,13 @@ class Trainer:
             tf.reshape(array.stack(), value.shape)
             for array, value in zip(kept, tf.nest.flatten(memory), strict=True)
         ]
-        return loss, tf.nest.pack_sequence_as(memory, values), gradients
+        return loss, (), tf.nest.pack_sequence_as(memory, values), gradients
 
     def _gradients_of_rows(self, batch, memory, seed, first_row):
-        """Returns the loss, new memory and gradient of some rows."""
+        """Returns the loss, all losses, new memory and gradient of some rows.
+
+        All losses, one per target, are left out if there is no `report`.
+        """
         batch = dict(batch)
         weights = batch.pop("weights")
         arguments = {
@@ -398,7 +429,11 @@ class Trainer:
         gradients = tape.gradient(target, variables)
         if self.loss_scale:
             memory = _reset_overflows(memory, self.memory.cold_start)
-        return losses[-1], memory, [
+        if self._report:
+            # Segments of all lengths must give tensors of one shape.
+            width = (self.segment_lengths or nll.shape)[-1]
+            nll = tf.pad(nll, [[0, 0], [0, width - nll.shape[1]]])
+        return losses[-1], nll if self._report else (), memory, [
             # Token type weights have no gradient without token types.
             tf.zeros(variable.shape) if gradient is None
             # Sparse gradients repeat the row of a repeated token, so that

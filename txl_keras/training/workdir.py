@@ -102,7 +102,7 @@ class Workdir:
     ```python
     from txl_keras.data import ByteTokenizer
     from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.training import Workdir
+    from txl_keras.training.workdir import Workdir
 
     model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
     workdir = Workdir("run")

@@ -1,0 +1,257 @@
+"""`fit` and `evaluate` against `Trainer`, for all kinds of data.
+
+Documents of `DOCUMENTS` tokens do not fill the segments, so that weights,
+resets and the number of targets differ from step to step.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from factories import random_ids
+from factories import small_model
+
+from txl_keras.callbacks import BackupAndRestore
+from txl_keras.data import Segments
+from txl_keras.training import Trainer
+
+B, T = 3, 7
+STEPS = 50  # more than one epoch
+DOCUMENTS = np.array([0, 30, 41, 100, 180, 260])
+OPTIONS = {
+    "documents": {"documents": DOCUMENTS, "reset_documents": True},
+    "roll": {"order": "roll"},
+    "half losses": {"half_loss": True},
+    "varlen": {"varlen": True},
+}
+
+
+def segments_of(option="documents", **options):
+    tokens = random_ids(1, 350, seed=3)[0]
+    options = {"drop_remainder": True, **OPTIONS[option], **options}
+    return Segments(tokens, B, T, seed=1, **options)
+
+
+def model_with_dropout(**config):
+    """Compiled: the seed of dropout is drawn here."""
+    keras.utils.set_random_seed(5)
+    model = small_model(
+        **{"num_layers": 1, "dropout": 0.2, "cutoffs": (4, 7), **config}
+    )
+    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.4))
+    return model
+
+
+class Losses(keras.callbacks.Callback):
+    """Records the loss of an epoch up to each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(float(logs["loss"]))
+
+
+def means(values, weights):
+    """Returns the weighted mean up to each entry."""
+    return np.cumsum(np.multiply(values, weights)) / np.cumsum(weights)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_fit_computes_what_the_trainer_computes(option):
+    segments = segments_of(option)
+    fitted, trained = model_with_dropout(), model_with_dropout()
+    epochs = STEPS // len(segments) + 1
+    recorded = Losses()
+    fitted.fit(segments, epochs=epochs, callbacks=[recorded], verbose=0)
+
+    strategy = tf.distribute.get_strategy()
+    trainer = Trainer(
+        trained,
+        trained.optimizer,
+        strategy,
+        B,
+        seed=trained.fit_steps.seed,
+        segment_lengths=segments.segment_lengths,
+    )
+    iterator = iter(segments.distribute(strategy))
+    num_steps = epochs * len(segments)
+    losses = trainer.train(iterator, num_steps)["loss"]
+    counts = [segments.batch(i)["num_targets"] for i in range(num_steps)]
+    expected = np.concatenate(
+        [
+            means(losses[i : i + len(segments)], counts[i : i + len(segments)])
+            for i in range(0, num_steps, len(segments))
+        ]
+    )
+    assert num_steps >= STEPS
+    np.testing.assert_allclose(recorded.losses, expected, rtol=1e-6)
+    for a, b in zip(fitted.weights, trained.weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_every_kind_of_data_gives_the_same():
+    segments = segments_of("documents", reset_documents=False, documents=None)
+    x, y = segments.arrays()
+    pairs = tf.data.Dataset.from_tensor_slices((x, y))
+    steps = len(segments)
+    by_hand = model_with_dropout()
+    for i in range(0, len(x), B):
+        by_hand.train_on_batch(x[i : i + B], y[i : i + B])
+    for data in (
+        {"x": segments},
+        {"x": segments.dataset(num_steps=steps)},
+        {"x": segments.dataset(), "steps_per_epoch": steps},
+        {"x": x, "y": y, "batch_size": B},
+        {"x": pairs.batch(B)},
+        {"x": pairs.batch(B, drop_remainder=True)},
+        {"x": _batches(x, y)},
+    ):
+        model = model_with_dropout()
+        model.fit(**data, verbose=0)
+        for a, b in zip(model.weights, by_hand.weights, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def _batches(x, y):
+    """A generator, which only Keras reads."""
+    for i in range(0, len(x), B):
+        yield x[i : i + B], y[i : i + B]
+
+
+@pytest.mark.parametrize("steps_per_execution", [4, 100])
+def test_several_steps_in_one_call_compute_the_same(steps_per_execution):
+    segments = segments_of()
+    one, several = model_with_dropout(), model_with_dropout()
+    several.steps_per_execution = steps_per_execution
+    histories = [
+        model.fit(
+            segments, epochs=2, validation_data=segments, verbose=0
+        ).history
+        for model in (one, several)
+    ]
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(histories[1][name], values, rtol=1e-5)
+    assert int(several.fit_steps.trainer.step) == 2 * len(segments)
+
+
+def test_evaluate_weights_every_target_of_segments_once():
+    model = model_with_dropout()
+    segments = segments_of("documents", drop_remainder=False)
+    total = count = 0.0
+    memory = None
+    for step in range(len(segments)):
+        batch = segments.batch(step)
+        nll, memory = model.score(
+            batch["inputs"], batch["targets"], memory, batch["reset"]
+        )
+        total += float(tf.reduce_sum(nll * batch["weights"]))
+        count += batch["weights"].sum()
+    assert count == segments.num_predictions - len(DOCUMENTS) + 1
+    evaluated = model.evaluate(segments, return_dict=True, verbose=0)
+    assert evaluated["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert evaluated["bits_per_token"] == pytest.approx(
+        total / count / np.log(2), rel=1e-5
+    )
+    dataset = segments.dataset(num_steps=len(segments))
+    assert model.evaluate(dataset, return_dict=True, verbose=0) == evaluated
+
+
+@pytest.mark.parametrize(
+    "settings", [{"clipnorm": 0.1}, {"clipvalue": 0.02}, {"use_ema": True}]
+)
+def test_settings_of_the_optimizer_are_heeded(settings):
+    """As Keras's own step heeds them."""
+    x, y = segments_of(
+        "documents", reset_documents=False, documents=None
+    ).arrays()
+    weights = []
+    for loss in ("auto", keras.losses.SparseCategoricalCrossentropy(True)):
+        model = model_with_dropout(cutoffs=(), dropout=0.0)
+        model.compile(keras.optimizers.SGD(0.3, **settings), loss)
+        model.fit(x, y, batch_size=B, verbose=0)
+        weights.append(model.get_weights())
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_settings_that_have_no_meaning_here_are_errors():
+    model = small_model(num_layers=1)
+    adam = keras.optimizers.Adam
+    for optimizer, name in (
+        (adam(gradient_accumulation_steps=2), "gradient_accumulation_steps"),
+        (adam(use_ema=True, ema_overwrite_frequency=3), "ema_overwrite"),
+        (keras.optimizers.LossScaleOptimizer(adam()), "inner optimizer"),
+    ):
+        with pytest.raises(ValueError, match=f"`optimizer.*{name}"):
+            model.compile(optimizer)
+
+
+def test_a_dataset_without_targets_is_an_error():
+    ids = random_ids(B, T)
+    model = model_with_dropout()
+    for x in (
+        tf.data.Dataset.from_tensors(ids),
+        tf.data.Dataset.from_tensors({"inputs": ids}),
+        tf.data.Dataset.from_tensors({"x": ids, "y": ids}),
+    ):
+        with pytest.raises(ValueError, match="`x` must be `Segments`, arrays"):
+            model.fit(x, verbose=0)
+    with pytest.raises(ValueError, match="`x` must not be empty"):
+        model.fit(tf.data.Dataset.from_tensors((ids, ids)).take(0), verbose=0)
+
+
+def test_a_loss_that_is_not_finite_is_an_error():
+    model = model_with_dropout()
+    model.weights[0].assign(model.weights[0] * np.nan)
+    with pytest.raises(FloatingPointError, match="At step 1 the loss is nan"):
+        model.fit(segments_of(), verbose=0)
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends `fit` by an error, as a machine that is taken away."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("option", ["roll", "documents"])
+def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
+    option, tmp_path
+):
+    segments = segments_of(option)
+    whole = model_with_dropout()
+    expected = whole.fit(segments, epochs=3, verbose=0).history
+
+    def fit(**options):
+        keras.utils.set_random_seed(np.random.randint(1000))  # another seed
+        model = small_model(num_layers=1, dropout=0.2, cutoffs=(4, 7))
+        if not tmp_path.joinpath("backup").exists():
+            model = model_with_dropout()
+        else:
+            model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.4))
+        callbacks = [
+            BackupAndRestore(tmp_path / "backup", save_freq=4),
+            *options.get("callbacks", ()),
+        ]
+        history = model.fit(
+            segments, epochs=3, callbacks=callbacks, verbose=0
+        ).history
+        return model, history
+
+    for after in (len(segments) + 6, 5):  # within the second epoch
+        with pytest.raises(KeyboardInterrupt):
+            fit(callbacks=[Interrupt(after)])
+    model, history = fit()
+    for a, b in zip(model.weights, whole.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for name, values in history.items():
+        np.testing.assert_allclose(values, expected[name][-len(values) :])
+    assert not tmp_path.joinpath("backup").exists()

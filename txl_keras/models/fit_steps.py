@@ -1,0 +1,331 @@
+"""The steps of Keras's `fit` and `evaluate` for a language model.
+
+Letters: `B` batch, `T` segment.
+"""
+
+import random
+
+import keras
+import tensorflow as tf
+
+from txl_keras.models.fit_data import fit_data
+from txl_keras.training.stopping import StopRequest
+from txl_keras.training.strategy import compile_layers
+from txl_keras.training.strategy import host_loop
+from txl_keras.training.trainer import Trainer
+
+
+class FitSteps:
+    """Trains a language model by `Trainer` within Keras's `fit`.
+
+    Keras runs the epochs, the callbacks and the progress bar. The steps are
+    those of `Trainer`, and `evaluate` runs `model.score`: neither computes
+    logits, which would be a tensor `(B, T, V)`.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+        metrics: Metrics with `update_from_nll`, see `txl_keras.metrics`.
+        jit_compile: Boolean, whether XLA may compile the steps.
+
+    Attributes:
+        metrics, jit_compile: As given.
+        seed: Integer, of the dropout masks, drawn with Python's `random`.
+        trainer: The `Trainer` of the latest batches, or `None` before any.
+    """
+
+    def __init__(self, model, metrics, jit_compile):
+        self.metrics = metrics
+        self.jit_compile = jit_compile
+        self.seed = random.getrandbits(32)
+        self.trainer = None
+        self._model = model
+        self._validation = None
+        self._run_test = None
+        self._training = self._test = None  # `_Reading`s
+
+    def begin_fit(self, arguments):
+        """Prepares for `fit` and returns the arguments for that of Keras."""
+        arguments = _split(arguments)
+        data = self._data(arguments)
+        self._training = self._validation = None
+        if (validation := arguments.get("validation_data")) is not None:
+            self._validation = self._validation_data(validation, arguments)
+            if self._validation:
+                arguments["validation_data"] = _unread_dataset()
+                arguments["validation_steps"] = (
+                    arguments.get("validation_steps")
+                    or self._validation.steps_per_epoch
+                )
+        if data is None:
+            return arguments
+        steps = arguments.get("steps_per_epoch") or data.steps_per_epoch
+        initial_epoch = arguments.get("initial_epoch", 0)
+        self._training = _Reading(data, steps, initial_epoch)
+        self._set_trainer(data)
+        return _unread(arguments, steps_per_epoch=steps)
+
+    @property
+    def reads_data(self):
+        """Returns whether the `fit` that runs has data that Keras leaves."""
+        return self._training is not None
+
+    def resume(self, steps_done, seed):
+        """Makes the next epoch begin after steps that were done before."""
+        self._training.steps_to_skip = steps_done
+        self.trainer.seed = seed
+
+    def begin_epoch(self, epoch):
+        """Resets the memory of training where the text begins again."""
+        reading = self._training
+        if reading is None:
+            if self.trainer:
+                self.trainer.memory.reset_state()
+            return
+        if not (reading.data.has_resets or reading.steps_to_skip):
+            self.trainer.memory.reset_state()
+        reading.begin_epoch(epoch, self._strategy)
+
+    def end_fit(self):
+        """Forgets the data; `train_on_batch` brings its own."""
+        self._training = None
+
+    def begin_test(self, arguments):
+        """Prepares for `evaluate` and returns the arguments for Keras's."""
+        self._test = None
+        # This is how `fit` of Keras asks for validation.
+        if arguments.get("_use_cached_eval_dataset"):
+            data = self._validation
+        else:
+            data = self._data(arguments)
+        if data is None:
+            return arguments
+        steps = arguments.get("steps") or data.steps_per_epoch
+        self._test = _Reading(data, steps)
+        self._test.begin_epoch(0, self._strategy)
+        return _unread(arguments, steps=steps)
+
+    def train(self, iterator):
+        """Trains for some steps, for Keras's `train_function`."""
+        reading = self._training
+        if reading is None:
+            data = self._one_batch(iterator)
+            self._set_trainer(data)
+            self._run(self.trainer.train, data.iterator(0, self._strategy), 1)
+        elif num_steps := reading.next_steps(self._model.steps_per_execution):
+            self._run(self.trainer.train, reading.iterator, num_steps)
+        return self._model.get_metrics_result()
+
+    def test(self, iterator):
+        """Evaluates some batches, for Keras's `test_function`."""
+        if self._run_test is None:
+            self._make_test()
+        reading = self._test
+        if reading is None:
+            data = self._one_batch(iterator)
+            iterator = data.iterator(0, self._strategy)
+            self._run(self._run_test, iterator, tf.constant(1))
+        elif num_steps := reading.next_steps(self._model.steps_per_execution):
+            num_steps = tf.constant(num_steps)
+            self._run(self._run_test, reading.iterator, num_steps)
+        return self._model.get_metrics_result()
+
+    @property
+    def _strategy(self):
+        return self._model.distribute_strategy
+
+    def _run(self, function, *args):
+        """Calls a function of graphs; without graphs with `run_eagerly`."""
+        eagerly = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(eagerly or self._model.run_eagerly)
+        try:
+            return function(*args)
+        finally:
+            tf.config.run_functions_eagerly(eagerly)
+
+    def _data(self, arguments):
+        """Returns the `FitData` of arguments, `None` if only Keras can read."""
+        if arguments.get("class_weight"):
+            return self._only_keras("class_weight")
+        x = arguments["x"]
+        weights = arguments.get("sample_weight")
+        data = fit_data(
+            x,
+            arguments["y"],
+            weights,
+            arguments["batch_size"],
+            self._model.backbone.vocabulary_size,
+        )
+        return data or self._only_keras(type(x).__name__)
+
+    def _only_keras(self, received):
+        replicas = self._strategy.num_replicas_in_sync
+        if replicas > 1:
+            raise ValueError(
+                "`x` must be `Segments`, a `tf.data.Dataset` or arrays, "
+                "without `class_weight`, on several replicas. Received: "
+                f"{received}, on {replicas} replicas"
+            )
+
+    def _validation_data(self, validation, arguments):
+        """Returns the `FitData` of the argument `validation_data`."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
+        batch_size = arguments.get("validation_batch_size")
+        self._model.check_arrays(x, y, batch_size)
+        return self._data(
+            {"x": x, "y": y, "sample_weight": weights, "batch_size": batch_size}
+        )
+
+    def _one_batch(self, iterator):
+        """Returns `FitData` of the next batch of Keras's iterator."""
+        batch = [
+            None if isinstance(part, tf.experimental.Optional) else part
+            for part in keras.utils.unpack_x_y_sample_weight(next(iterator))
+        ]
+        x, y, weights = batch
+        if y is None:
+            raise ValueError(
+                "`y` must be the targets of `x`, the tokens that follow. "
+                "Received: y=None"
+            )
+        parts = (x, y) if weights is None else (x, y, weights)
+        dataset = tf.data.Dataset.from_tensors(parts)
+        vocabulary_size = self._model.backbone.vocabulary_size
+        return fit_data(dataset, None, None, None, vocabulary_size)
+
+    def _set_trainer(self, data):
+        """Makes a `Trainer` unless there is one for such batches."""
+        trainer, model = self.trainer, self._model
+        shape = data.batch_size, data.segment_lengths
+        if trainer and shape == (trainer.batch_size, trainer.segment_lengths):
+            return
+        self.trainer = Trainer(
+            model,
+            model.optimizer,
+            self._strategy,
+            data.batch_size,
+            seed=self.seed,
+            segment_lengths=data.segment_lengths,
+            jit_compile=self.jit_compile,
+            report=self._report,
+        )
+        # Dropout is a function of the step.
+        self.trainer.step.assign(
+            trainer.step if trainer else tf.cast(
+                model.optimizer.iterations, tf.int64
+            )
+        )  # fmt: skip
+
+    def _make_test(self):
+        strategy = self._strategy
+        with strategy.scope():
+            stop = StopRequest()
+        self._compiled_score = compile_layers(
+            self._score,
+            strategy,
+            self._model,
+            training=False,
+            jit_compile=self.jit_compile,
+        )
+        self._run_test = host_loop(strategy, self._test_step, [], stop.variable)
+
+    @tf.autograph.experimental.do_not_convert
+    def _test_step(self, batch, stop):
+        """Evaluates the rows of one replica."""
+        # Not in what XLA compiles: the variables take the size of the data.
+        stack = self._model._inference_memory
+        memory = stack.read(batch["inputs"].shape[0])
+        nll, memory = self._compiled_score(batch, memory)
+        stack.write(memory)
+        self._report(batch, nll)
+        return {"stop": stop}
+
+    def _score(self, batch, memory):
+        return self._model.score(
+            batch["inputs"], batch["targets"], memory, batch.get("reset")
+        )
+
+    def _report(self, batch, nll):
+        """Updates the metrics with the losses of one replica."""
+        weights, targets = batch["weights"], batch["targets"]
+        if self._model.compute_dtype == "float16":
+            # Of a step that is skipped, since the loss scale is too large.
+            is_finite = tf.math.is_finite(nll)
+            weights = tf.where(is_finite, weights, 0.0)
+            nll = tf.where(is_finite, nll, 0.0)
+        for metric in self.metrics:
+            metric.update_from_nll(nll, weights, targets)
+        replicas = self._strategy.num_replicas_in_sync
+        share = batch["num_targets"] / replicas
+        loss = tf.math.divide_no_nan(tf.reduce_sum(nll * weights), share)
+        self._model._loss_tracker.update_state(loss, sample_weight=share)
+
+
+def _split(arguments):
+    """Returns arguments of `fit` with `validation_split` carried out."""
+    share = arguments.pop("validation_split", None)
+    if not share or arguments.get("validation_data") is not None:
+        return arguments
+    names = ("x", "y", "sample_weight")
+    parts = {name: arguments.get(name) for name in names}
+    parts = {name: part for name, part in parts.items() if part is not None}
+    at = int(len(arguments["x"]) * (1 - share))
+    return {
+        **arguments,
+        **{name: part[:at] for name, part in parts.items()},
+        "validation_data": tuple(part[at:] for part in parts.values()),
+    }
+
+
+def _unread(arguments, **steps):
+    """Returns arguments for Keras with data that it does not read."""
+    arguments = {**arguments, **steps, "x": _unread_dataset()}
+    arguments.update(y=None, batch_size=None)
+    arguments.pop("sample_weight", None)
+    return arguments
+
+
+def _unread_dataset():
+    """Returns a dataset whose steps Keras counts without reading it."""
+    return tf.data.Dataset.range(1).repeat()
+
+
+class _Reading:
+    """Reads `FitData` epoch by epoch."""
+
+    def __init__(self, data, steps_per_epoch, initial_epoch=0):
+        self.data = data
+        self.iterator = None
+        self.steps_to_skip = 0
+        self._steps_per_epoch = steps_per_epoch
+        self._initial_epoch = initial_epoch
+        self._steps_done = 0
+
+    def begin_epoch(self, epoch, strategy):
+        self._steps_done = 0
+        if self._steps_per_epoch is None:
+            self.iterator = self.data.iterator(self.steps_to_skip, strategy)
+        elif self.iterator is None:
+            if not self.data.has_epochs:
+                epoch -= self._initial_epoch
+            step = epoch * self._steps_per_epoch + self.steps_to_skip
+            self.iterator = self.data.iterator(step, strategy)
+
+    def next_steps(self, num_steps):
+        """Returns how many steps to run in the next call, at most `num_steps`.
+
+        Steps that were done before a restart count, but are not run again.
+        """
+        if self._steps_per_epoch is not None:
+            left = self._steps_per_epoch - self._steps_done
+            num_steps = min(num_steps, left)
+        self._steps_done += num_steps
+        skipped = min(num_steps, self.steps_to_skip)
+        self.steps_to_skip -= skipped
+        return num_steps - skipped
+
+
+class StartEpochs(keras.callbacks.Callback):
+    """Tells `FitSteps` when an epoch of `fit` begins."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.fit_steps.begin_epoch(epoch)

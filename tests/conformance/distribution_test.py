@@ -20,16 +20,21 @@ BATCH_SIZE, NUM_MEMORY_VARIABLES, HALF, WHOLE = 8, 4, 17, 50
 large = pytest.mark.large
 
 
-def results_of(process):
-    """What a process prints, floats exact to the bit."""
+def printed_by(process):
+    """The JSON line that a process prints."""
     out, errors = process.communicate()
     assert process.returncode == 0, errors
+    return json.loads(out.splitlines()[-1])
+
+
+def results_of(process):
+    """What a process prints, floats exact to the bit."""
     return {
         optimizer: {
             name: np.array([float.fromhex(x) for x in values])
             for name, values in results.items()
         }
-        for optimizer, results in json.loads(out.splitlines()[-1]).items()
+        for optimizer, results in printed_by(process).items()
     }
 
 
@@ -123,13 +128,31 @@ def test_two_replicas_have_the_losses_of_one(whole_runs):
     assert whole_runs["1"]["collectives"].size == 0
 
 
-def test_fit_on_two_replicas_has_the_losses_of_one():
-    process = start("fit_mirrored.py")
-    out, errors = process.communicate()
-    assert process.returncode == 0, errors
-    for model, (one, *on_two) in json.loads(out.splitlines()[-1]).items():
+@pytest.fixture(scope="module")
+def fitted():
+    return printed_by(start("fit_mirrored.py"))
+
+
+def test_fit_on_two_replicas_has_the_losses_of_one(fitted):
+    for model, (one, *on_two) in fitted.items():
         for two in on_two:
             np.testing.assert_allclose(two, one, rtol=1e-5, err_msg=model)
+
+
+def test_fit_on_two_replicas_has_the_losses_of_the_trainer(fitted):
+    _, fit, trainer = fitted["documents"]
+    np.testing.assert_allclose(fit, trainer, rtol=1e-6)
+
+
+@large
+def test_fit_on_two_workers_has_the_losses_of_one(fitted):
+    workers = [
+        start("fit_mirrored.py", TF_CONFIG=config) for config in tf_configs()
+    ]
+    for worker in workers:
+        np.testing.assert_allclose(
+            printed_by(worker), fitted["documents"][0], rtol=1e-5
+        )
 
 
 @large

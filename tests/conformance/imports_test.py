@@ -8,14 +8,30 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 # What a part may import, besides itself.
 ALLOWED = {
-    "checkpoints": {"checks", "data", "json_files", "layers", "models"},
+    "checkpoints": {
+        "checks",
+        "data",
+        "json_files",
+        "layers",
+        "models",
+        "tensor_files",
+    },
     "callbacks": {"layers"},
     "checks": set(),
     "data": {"checks", "json_files"},
     "json_files": {"checks"},
     "layers": {"checks"},
     "metrics": set(),
-    "models": {"callbacks", "checks", "data", "layers", "metrics"},
+    "models": {
+        "callbacks",
+        "checks",
+        "data",
+        "json_files",
+        "layers",
+        "metrics",
+        "tensor_files",
+    },
+    "tensor_files": {"checks", "json_files"},
     "training": {
         "checks",
         "data",

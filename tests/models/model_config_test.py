@@ -103,12 +103,12 @@ def test_unchanged_it_is_loaded(name, load):
 @pytest.mark.parametrize(
     "size, value, message",
     [
-        ("num_layers", 10**7, "config.num_layers` must be from 0 to"),
+        ("num_layers", 10**7, "`num_layers` must be from 0 to"),
         ("num_layers", 3, "of another model: weights/.* is missing"),
         ("num_layers", 1, "of another model: weights/.* is not in this"),
         ("vocabulary_size", 10**9, "of another model: .*, not .(10{9}|9{8})"),
         ("hidden_dim", 10**8, "of another model: .* is .*, not .*10{8}"),
-        ("hidden_dim", 10**30, "`model` in .* does not describe a"),
+        ("hidden_dim", 10**30, "model in .* does not describe a"),
     ],
 )
 def test_sizes_are_compared_with_the_weights(name, size, value, message, load):

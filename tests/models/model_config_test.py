@@ -192,14 +192,17 @@ def test_nothing_is_read_that_is_nested_too_deeply(tmp_path):
 
 
 def test_keras_looks_up_no_class_that_a_file_names(load):
-    changes = {
-        "model.backbone.module": "antigravity",  # opens a browser
-        "model.backbone.registered_name": "package>Evil",
-        "model.backbone.compile_config": {"optimizer": "Evil"},
-    }
+    changes = {"model.backbone.compile_config": {"optimizer": "Evil"}}
     model, _ = load("adaptive", changes)
-    assert "antigravity" not in sys.modules
     assert not model.compiled
+    for field, value in {
+        "module": "antigravity",  # opens a browser
+        "registered_name": "package>Evil",
+    }.items():
+        message = f"backbone.{field}` must be that of .*{value}"
+        with pytest.raises(ValueError, match=message):
+            load("adaptive", {f"model.backbone.{field}": value})
+    assert "antigravity" not in sys.modules
     with pytest.raises(ValueError, match="class_name` must be one of"):
         load("adaptive", {"model.backbone.class_name": "Lambda"})
     evil = {

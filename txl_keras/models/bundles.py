@@ -57,7 +57,7 @@ def check_saved_shapes(directory, make_expected):
         _, saved = _open(path)
         expected = make_expected(len(saved))
         weights = {f"weights/{name}": s for name, s in expected.items()}
-        _check_shapes(path, saved, weights)
+        check_shapes(path, saved, weights)
 
     _try_newest(directory, check)
 
@@ -249,7 +249,7 @@ def _open(path):
     return reader, shapes
 
 
-def _check_shapes(path, saved, expected):
+def check_shapes(path, saved, expected):
     """Raises `ValueError` unless a checkpoint has these shapes and weights."""
     problems = [
         f"{name} is missing" if name not in saved
@@ -278,7 +278,7 @@ def _read(path, shapes, run=None):
     TensorFlow verifies checksums.
     """
     reader, saved = _open(path)
-    _check_shapes(path, saved, shapes)
+    check_shapes(path, saved, shapes)
     try:
         state = {
             name: reader.get_tensor(name)

@@ -62,6 +62,8 @@ def check_model_config(content, model_class, path, field="model"):
             f"{path} is damaged: its field `{at}.class_name` must "
             f"be one of {sorted(_BACKBONES)}. Received: {shown(name)}"
         )
+    registered_name = keras.saving.get_registered_name(_BACKBONES[name])
+    _check_is_ours(model["backbone"], registered_name, at, path)
     backbone = _backbone_arguments(
         content, f"{at}.config", _BACKBONES[name], path
     )
@@ -72,11 +74,28 @@ def check_model_config(content, model_class, path, field="model"):
             "module": _BACKBONES[name].__module__,
             "class_name": name,
             "config": backbone,
-            "registered_name": keras.saving.get_registered_name(
-                _BACKBONES[name]
-            ),
+            "registered_name": registered_name,
         },
     }
+
+
+def _check_is_ours(serialized, registered_name, field, path):
+    """Checks that an object names no class of another package.
+
+    It would not be looked up, but a file that names one is no file of ours.
+    """
+    module = serialized.get("module")
+    registered = serialized.get("registered_name", registered_name)
+    if module is not None and not str(module).startswith("txl_keras."):
+        name, received = "module", module
+    elif registered != registered_name:
+        name, received = "registered_name", registered
+    else:
+        return
+    raise ValueError(
+        f"{path} is damaged: its field `{field}.{name}` must be that of "
+        f"{registered_name}. Received: {shown(received)}"
+    )
 
 
 def _backbone_arguments(content, field, backbone_class, path):

@@ -185,6 +185,8 @@ def test_unknown_presets_and_arguments_are_errors():
         TransformerXLCausalLM.from_preset("enwik9_base")
     with pytest.raises(ValueError, match="num_layer"):
         TransformerXLCausalLM.from_preset("quickstart", num_layer=2)
+    with pytest.raises(ValueError, match="`load_weights` must be a boolean"):
+        TransformerXLCausalLM.from_preset("quickstart", "mixed_bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -60,21 +60,25 @@ class PresetModel(keras.Model):
 
         Example:
 
-        ```python
-        import tempfile
-        from txl_keras.data import ByteTokenizer
-        from txl_keras.models import TransformerXLBackbone
-        from txl_keras.models import TransformerXLCausalLM
-
-        model = TransformerXLCausalLM.from_preset(
-            "quickstart", num_layers=1, tokenizer=ByteTokenizer()
-        )
-        folder = tempfile.mkdtemp()
-        model.save_to_preset(folder)
-        same = TransformerXLCausalLM.from_preset(folder, memory_length=200)
-        backbone = TransformerXLBackbone.from_preset(folder, dropout=0.1)
-        ```
+        >>> import tempfile
+        >>> from txl_keras.data import ByteTokenizer
+        >>> from txl_keras.models import TransformerXLBackbone
+        >>> from txl_keras.models import TransformerXLCausalLM
+        >>> model = TransformerXLCausalLM.from_preset(
+        ...     "quickstart", num_layers=1, tokenizer=ByteTokenizer()
+        ... )
+        >>> folder = tempfile.mkdtemp()
+        >>> model.save_to_preset(folder)
+        >>> loaded = TransformerXLCausalLM.from_preset(folder, memory_length=9)
+        >>> loaded.backbone.memory_length
+        9
+        >>> backbone = TransformerXLBackbone.from_preset(folder, dropout=0.1)
         """
+        if not isinstance(load_weights, bool):
+            raise ValueError(
+                "`load_weights` must be a boolean. Pass all other arguments by "
+                f"name. Received: load_weights={load_weights!r}"
+            )
         if isinstance(preset, str) and preset in cls.presets:
             return build_preset(cls, preset, dtype, overrides)
         # Imported here: it reads models of every class, so it is above them.

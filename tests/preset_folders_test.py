@@ -429,6 +429,8 @@ def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path):
     model = make_classifier()
     with pytest.raises(ValueError, match="`training` must be .*JSON"):
         model.save_to_preset(tmp_path, training={"a": {1, 2}})
+    with pytest.raises(ValueError, match="`training` must be None or a dict"):
+        model.save_to_preset(tmp_path, training=["a"])
     with pytest.raises(ValueError, match="`training` must have at most"):
         model.save_to_preset(tmp_path, training={"a": "x" * 600_000})
     model.logits.enable_lora(2)
@@ -441,10 +443,17 @@ def test_a_subclass_is_loaded_as_what_it_is_called_on(saved):
     class Mine(TransformerXLCausalLM):
         pass
 
+    class MyBackbone(TransformerXLBackbone):
+        pass
+
     model, folder = saved["causal_lm"]
     loaded = Mine.from_preset(folder)
     assert type(loaded) is Mine
     assert_same_outputs(loaded, model)
+    with pytest.raises(ValueError, match="must hold a MyBackbone"):
+        MyBackbone.from_preset(folder)
+    with pytest.raises(ValueError, match="must hold a Mine"):
+        Mine.from_preset("tests/testdata/golden/hf_plain")
 
 
 # ---------------------- Runs, Hugging Face and the Hub ----------------------

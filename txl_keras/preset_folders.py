@@ -289,14 +289,15 @@ def _load(model_class, stored, load_weights, dtype, overrides):
     config = stored.config
     serialized = config.get("backbone", {})
     backbone_class = _CLASSES.get(serialized.get("class_name"), build_class)
-    _check_gives(model_class, stored.model_class, backbone_class, stored.folder)
+    _check_gives(model_class, build_class, backbone_class, stored.folder)
     own, sizes = split_overrides(model_class, overrides, backbone_class)
     if not is_same:
         check_required(model_class, own)
-    tokenizer = _tokenizer(model_class, own, stored.load_tokenizer)
-
     changed = backbone_config(config)
     changed.update(sizes)
+    tokenizer = _tokenizer(
+        model_class, own, stored.load_tokenizer, changed["vocabulary_size"]
+    )
     if is_same:
         config.update(own)
     if dtype is not None:
@@ -323,17 +324,17 @@ def _load(model_class, stored, load_weights, dtype, overrides):
     return _as_class(model_class, model, own, tokenizer)
 
 
-def _check_gives(model_class, stored_class, backbone_class, folder):
+def _check_gives(model_class, built_class, backbone_class, folder):
     """Raises `ValueError` if the model in a folder gives none of a class."""
-    if issubclass(model_class, TransformerXLTextClassifier):
-        gives = backbone_class is not XLNetBackbone
-    elif own_arguments(model_class):
-        gives = issubclass(model_class, stored_class)
-    else:
-        gives = issubclass(model_class, backbone_class)
+    gives = (
+        issubclass(built_class, model_class)
+        or issubclass(backbone_class, model_class)
+        or issubclass(model_class, TransformerXLTextClassifier)
+        and not issubclass(backbone_class, XLNetBackbone)
+    )
     if not gives:
-        held = stored_class.__name__
-        if stored_class is not backbone_class:
+        held = built_class.__name__
+        if built_class is not backbone_class:
             held += f" with a {backbone_class.__name__}"
         raise ValueError(
             f"`preset` must hold a {model_class.__name__}; for a backbone or a "
@@ -342,11 +343,14 @@ def _check_gives(model_class, stored_class, backbone_class, folder):
         )
 
 
-def _tokenizer(model_class, own, load):
+def _tokenizer(model_class, own, load, vocabulary_size):
     """Returns the tokenizer for a model: the one passed, or that of a file."""
     if "tokenizer" not in own_arguments(model_class):
         return None
-    return own.pop("tokenizer") if "tokenizer" in own else load()
+    tokenizer = own.pop("tokenizer") if "tokenizer" in own else load()
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, vocabulary_size)
+    return tokenizer
 
 
 def _as_class(model_class, model, own, tokenizer):
@@ -357,7 +361,6 @@ def _as_class(model_class, model, own, tokenizer):
             return backbone
         model = model_class(backbone, **own)
     if tokenizer is not None:
-        check_vocabulary(tokenizer, model.backbone.vocabulary_size)
         model.tokenizer = tokenizer
     return model
 
@@ -381,15 +384,16 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
     _check_gives(model_class, type(model), type(backbone), folder)
     if not load_weights:
         model = type(model).from_config(model.get_config())
+    size = backbone.vocabulary_size
 
     def load():
         names = (os.path.join(folder, name) for name in _VOCABULARIES)
         for path in filter(os.path.isfile, names):
-            symbols = load_vocabulary(path, backbone.vocabulary_size)
+            symbols = load_vocabulary(path, size)
             line_end = "<eos>" if "<eos>" in symbols else None
             return WordTokenizer(symbols, line_end=line_end)
 
-    tokenizer = _tokenizer(model_class, own, load)
+    tokenizer = _tokenizer(model_class, own, load, size)
     return _as_class(model_class, model, own, tokenizer)
 
 
@@ -403,6 +407,11 @@ def save_preset(model, folder, training=None):
         raise ValueError(
             "`folder` must not be empty; `.` is the current folder. Received: "
             f"folder={folder!r}"
+        )
+    if not isinstance(training, (dict, type(None))):
+        raise ValueError(
+            "`training` must be None or a dictionary that JSON can hold. "
+            f"Received: training={shown(training)}"
         )
     folder = os.path.expanduser(os.fspath(folder))
     name = type(model).__name__

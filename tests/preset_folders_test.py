@@ -377,8 +377,9 @@ def test_a_preset_is_replaced_and_nothing_else_is(saved, folder, tmp_path):
         with pytest.raises(ValueError, match=message):
             model.save_to_preset(tmp_path / name)
         assert (tmp_path / name).stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match="must not be empty"):
-        model.save_to_preset("")
+    for folder in ("", None):
+        with pytest.raises(ValueError, match="a path that is not empty"):
+            model.save_to_preset(folder)
 
 
 @pytest.mark.parametrize("last", [0, 1, 2, 3])

@@ -402,11 +402,11 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
 
 def save_preset(model, folder, training=None):
     """Writes a preset: see `PresetModel.save_to_preset`."""
-    if not os.fspath(folder):
-        # Joined with file names, it would be the current folder.
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
+        # Joined with file names, an empty path would be the current folder.
         raise ValueError(
-            "`folder` must not be empty; `.` is the current folder. Received: "
-            f"folder={folder!r}"
+            "`folder` must be a path that is not empty; `.` is the current "
+            f"folder. Received: folder={folder!r}"
         )
     if not isinstance(training, (dict, type(None))):
         raise ValueError(

@@ -38,8 +38,8 @@ setup(
         "tqdm",
     ],
     extras_require={
-        # For reading and writing Hugging Face checkpoints.
-        "convert": ["safetensors"],
+        # For `from_preset("hf://...")`.
+        "hub": ["huggingface_hub"],
         # For --tokenizer=sentencepiece and --tokenizer=wordpiece.
         "subwords": SUBWORDS,
         # For --compile_only.
@@ -51,6 +51,7 @@ setup(
             "pytest",
             "pytest-xdist",
             "ruff",
+            # Compared with our reader and writer of its format.
             "safetensors",
             # A baseline for the text classifier.
             "scikit-learn",

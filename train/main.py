@@ -25,6 +25,7 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import score
+from txl_keras.models.bundles import saved_steps
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
@@ -37,7 +38,6 @@ from txl_keras.serving import Sampler
 from txl_keras.tpu.slices import check_kernel
 from txl_keras.tpu.slices import check_replicas
 from txl_keras.tpu.slices import tpu_type
-from txl_keras.training.checkpointing import saved_steps
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from stored_models import GOLDEN
 from stored_models import stored_config
 
@@ -135,9 +136,10 @@ def test_nothing_is_left_if_writing_fails(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr(safetensors, "save_file", fail)
+    model = load_hugging_face(GOLDEN / NAME)
+    monkeypatch.setattr(tf.io.gfile, "GFile", fail)
     with pytest.raises(OSError, match="disk full"):
-        save_hugging_face(load_hugging_face(GOLDEN / NAME), tmp_path / "export")
+        save_hugging_face(model, tmp_path / "export")
     assert not list(tmp_path.iterdir())
 
 

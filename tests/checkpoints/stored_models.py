@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from txl_keras.checkpoints.layout import Tensors
 from txl_keras.checkpoints.pytorch import from_tensors
+from txl_keras.tensor_files import Tensors
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "testdata" / "golden"
 

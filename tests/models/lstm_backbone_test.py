@@ -15,7 +15,6 @@ from txl_keras.evaluation.evaluator import check_slides
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import SegmentReader
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
@@ -193,16 +192,11 @@ def test_16_bits_are_close_to_32():
 
 
 def test_a_preset_gives_it_the_sizes_that_it_has():
-    model = TransformerXLCausalLM.from_preset(
-        "enwik8_base", backbone_class=LSTMBackbone, num_layers=1
-    )
-    backbone = model.backbone
+    backbone = LSTMBackbone.from_preset("enwik8_base", num_layers=1)
     assert (backbone.hidden_dim, backbone.dropout) == (512, 0.1)
     assert backbone.num_layers == 1
     with pytest.raises(ValueError, match="num_heads"):
-        TransformerXLCausalLM.from_preset(
-            "enwik8_base", backbone_class=LSTMBackbone, num_heads=3
-        )
+        LSTMBackbone.from_preset("enwik8_base", num_heads=3)
 
 
 def test_what_an_lstm_has_not_is_refused(tmp_path):

@@ -5,8 +5,12 @@ import pathlib
 
 import pytest
 
+from txl_keras.data import ByteTokenizer
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.models import XLNetPermutationLM
 from txl_keras.models.presets import names
 from txl_keras.models.presets import preset_config
 
@@ -149,6 +153,30 @@ def test_arguments_take_the_place_of_the_presets_own():
 def test_a_config_is_the_callers_own():
     preset_config("quickstart")["num_layers"] = 99
     assert preset_config("quickstart")["num_layers"] == 4
+    with pytest.raises(TypeError):
+        TransformerXLCausalLM.presets["quickstart"]["num_layers"] = 99
+
+
+def test_a_class_lists_its_presets():
+    for model_class in (
+        LSTMBackbone,
+        TransformerXLBackbone,
+        TransformerXLCausalLM,
+        TransformerXLTextClassifier,
+    ):
+        assert list(model_class.presets) == names()
+    assert not XLNetPermutationLM.presets
+
+
+def test_a_backbone_and_its_tokenizer_are_built_of_a_preset():
+    backbone = TransformerXLBackbone.from_preset("quickstart", num_layers=1)
+    assert (backbone.hidden_dim, backbone.num_layers) == (128, 1)
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart", num_layers=1, tokenizer=ByteTokenizer()
+    )
+    assert model.tokenizer.vocabulary_size == 256
+    with pytest.raises(ValueError, match=r"\['num_classes'\] must be passed"):
+        TransformerXLTextClassifier.from_preset("quickstart", pooling="mean")
 
 
 def test_unknown_presets_and_arguments_are_errors():
@@ -157,6 +185,8 @@ def test_unknown_presets_and_arguments_are_errors():
         TransformerXLCausalLM.from_preset("enwik9_base")
     with pytest.raises(ValueError, match="num_layer"):
         TransformerXLCausalLM.from_preset("quickstart", num_layer=2)
+    with pytest.raises(ValueError, match="`load_weights` must be a boolean"):
+        TransformerXLCausalLM.from_preset("quickstart", "mixed_bfloat16")
 
 
 @pytest.mark.parametrize(

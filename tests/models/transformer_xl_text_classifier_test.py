@@ -217,7 +217,7 @@ def test_the_backbone_is_that_of_the_language_model():
 def test_from_preset_takes_every_preset_with_other_sizes():
     model = TransformerXLTextClassifier.from_preset(
         "wikitext103_large",
-        2,
+        num_classes=2,
         segment_length=7,
         pooling="mean",
         vocabulary_size=30,

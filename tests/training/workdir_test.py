@@ -10,8 +10,8 @@ from factories import small_model
 from txl_keras.data import WordTokenizer
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.models import LSTMBackbone
+from txl_keras.models.bundles import save_weights
 from txl_keras.scripts.several_runs import open_group
-from txl_keras.training.checkpointing import save_weights
 from txl_keras.training.workdir import Workdir
 
 CONFIG = {

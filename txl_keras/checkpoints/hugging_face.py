@@ -11,7 +11,6 @@ from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.hugging_face_files import config_path
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
-from txl_keras.checkpoints.hugging_face_files import import_safetensors
 from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.torch_layout import HUGGING_FACE
@@ -19,6 +18,7 @@ from txl_keras.checkpoints.torch_layout import torch_layout
 from txl_keras.checks import shown
 from txl_keras.json_files import read_json
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
+from txl_keras.tensor_files import write_safetensors
 
 # Default values of the library for missing keys of a configuration.
 _DEFAULTS = {
@@ -52,8 +52,7 @@ def load_hugging_face(folder, dtype=None, **overrides):
 
     Args:
         folder: String or path of the folder, with `config.json` and either
-            `model.safetensors`, which requires safetensors to be installed, or
-            `pytorch_model.bin`.
+            `model.safetensors` or `pytorch_model.bin`.
         dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
         **overrides: `memory_length`, `clamp_length`, `same_length`, `dropout`,
             `attention_dropout` or `cold_start`, to replace the value of the
@@ -63,7 +62,6 @@ def load_hugging_face(folder, dtype=None, **overrides):
         `TransformerXLCausalLM`.
 
     Raises:
-        ImportError: If safetensors is needed and not installed.
         FileNotFoundError: If there is no configuration or no weights.
         ValueError: If a file is damaged or refers to code, the model is of
             another class, keys are missing in the configuration, or it does
@@ -159,7 +157,6 @@ def save_hugging_face(model, folder):
             earlier export, which is replaced.
 
     Raises:
-        ImportError: If safetensors is not installed.
         ValueError: If that class does not support the model (the message lists
             all reasons), or the folder holds other files.
 
@@ -179,7 +176,6 @@ def save_hugging_face(model, folder):
     loaded = load_hugging_face(folder, memory_length=400)
     ```
     """
-    safetensors = import_safetensors()
     folder = pathlib.Path(folder)
     _check_exportable(model)
     _check_replaceable(folder)
@@ -189,7 +185,7 @@ def save_hugging_face(model, folder):
         new.mkdir()
         config = json.dumps(_config(model), indent=2)
         (new / "config.json").write_text(config + "\n", "utf-8")
-        safetensors.numpy.save_file(
+        write_safetensors(
             {
                 **write(model, torch_layout(model, HUGGING_FACE)),
                 _FREQUENCIES: _frequencies(model.backbone.hidden_dim),
@@ -197,9 +193,6 @@ def save_hugging_face(model, folder):
             new / "model.safetensors",
             metadata={"format": "pt"},
         )
-        # The library lets nobody but the owner read its file.
-        mode = (new / "config.json").stat().st_mode
-        (new / "model.safetensors").chmod(mode)
         if folder.exists():
             folder.rename(pathlib.Path(workspace, "old"))
         new.rename(folder)

@@ -1,16 +1,14 @@
 """Files in folders that Hugging Face's `save_pretrained` wrote."""
 
-import math
 import pathlib
 import re
 
-from txl_keras.checkpoints.layout import Tensors
 from txl_keras.checkpoints.torch_files import load_torch
 from txl_keras.checkpoints.torch_files import torch_tensors
 from txl_keras.checks import shown
-from txl_keras.json_files import MAX_BYTES
-from txl_keras.json_files import open_checked
 from txl_keras.json_files import read_json
+from txl_keras.tensor_files import Tensors
+from txl_keras.tensor_files import read_safetensors
 
 # In the order of preference, as in the transformers library.
 _FILES = ("model.safetensors", "pytorch_model.bin")
@@ -72,41 +70,4 @@ def _shard_paths(index, suffix):
 def _file_tensors(path):
     if path.suffix == ".bin":
         return torch_tensors(load_torch(path), path)
-    safetensors = import_safetensors()
-    with open_checked(path, math.inf) as file:
-        size = int.from_bytes(file.read(8), "little")
-    try:
-        if size > MAX_BYTES:
-            raise ValueError(f"its header has {size:,} bytes")
-        file = safetensors.safe_open(path, framework="np")
-        names = file.keys()
-    except (safetensors.SafetensorError, ValueError) as error:
-        raise ValueError(
-            f"{path} cannot be read; it is damaged or cut short: {error}"
-        ) from error
-    slices = {name: file.get_slice(name) for name in names}
-
-    def load(name):
-        dtype = slices[name].get_dtype()
-        # NumPy does not support all other dtypes.
-        if dtype not in ("F64", "F32", "F16", "BF16"):
-            raise ValueError(f"{name} must be of floats. Received: {dtype}")
-        return file.get_tensor(name)
-
-    return Tensors(
-        {name: part.get_shape() for name, part in slices.items()},
-        load,
-        path.stat().st_size,
-    )
-
-
-def import_safetensors():
-    """Imports safetensors; an error names the command that installs it."""
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise ImportError(
-            "Reading and writing .safetensors files requires safetensors. "
-            "Run `pip install safetensors`."
-        ) from error
-    return safetensors
+    return read_safetensors(path)

@@ -61,8 +61,7 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
 
     Args:
         folder: String or path of the folder, with `config.json` and either
-            `model.safetensors`, which requires safetensors to be installed, or
-            `pytorch_model.bin`.
+            `model.safetensors` or `pytorch_model.bin`.
         dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
         drop_head: Boolean, load the backbone without the head. It must be true
             for heads other than that of `XLNetLMHeadModel`, which cannot be
@@ -76,7 +75,6 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
         models, unless `drop_head=True`; otherwise `XLNetBackbone`.
 
     Raises:
-        ImportError: If safetensors is needed and not installed.
         FileNotFoundError: If there is no configuration or no weights.
         ValueError: If a file is damaged or refers to code, the model is of
             another class or has unsupported settings, or the configuration

@@ -4,7 +4,6 @@ A layout is a list of `Entry`, one per foreign tensor. Loading, checking and
 writing share it.
 """
 
-import collections.abc
 import dataclasses
 import math
 
@@ -99,48 +98,6 @@ def projection_shapes(softmax):
         shapes[:1] if embedding.div_val == 1 else shapes,
         [None if is_tied else shape for shape, is_tied in pairs],
     )
-
-
-class Tensors(collections.abc.Mapping):
-    """Maps the names of a file's tensors to arrays, read on every access.
-
-    `shapes` needs no reading, and `num_bytes` is the size of all the data.
-    """
-
-    def __init__(self, shapes, load, num_bytes):
-        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        self.num_bytes = num_bytes
-        self._load = load
-
-    def __getitem__(self, name):
-        array = self._load(name)
-        dtype = tf.as_dtype(array.dtype)
-        if not dtype.is_floating or dtype.size < _MIN_ITEM_BYTES:
-            raise ValueError(
-                f"{shown(name)} must be of floats of 16 to 64 bits. "
-                f"Received: {dtype.name}"
-            )
-        return array
-
-    def __contains__(self, name):
-        # The inherited method would read the tensor.
-        return name in self.shapes
-
-    def __iter__(self):
-        return iter(self.shapes)
-
-    def __len__(self):
-        return len(self.shapes)
-
-    def renamed(self, rename):
-        """Returns the tensors under new names, without those named `None`."""
-        old = {rename(name): name for name in self.shapes}
-        old.pop(None, None)
-        return Tensors(
-            {new: self.shapes[name] for new, name in old.items()},
-            lambda new: self._load(old[new]),
-            self.num_bytes,
-        )
 
 
 def read(build, layout, tensors, source):

@@ -11,12 +11,12 @@ import tensorflow as tf
 from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.layout import Entry
-from txl_keras.checkpoints.layout import Tensors
 from txl_keras.checkpoints.layout import projection_shapes
 from txl_keras.checkpoints.layout import read
 from txl_keras.checks import shown
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import open_checked
+from txl_keras.tensor_files import Tensors
 
 # Variables of a training checkpoint besides the weights.
 _NOT_WEIGHTS = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power(_1)?|global_step)$")

@@ -19,9 +19,9 @@ import ml_dtypes
 import numpy as np
 
 from txl_keras.checkpoints import safe_pickle
-from txl_keras.checkpoints.layout import Tensors
 from txl_keras.checkpoints.safe_pickle import Record
 from txl_keras.checks import shown
+from txl_keras.tensor_files import Tensors
 
 _ZIP_MAGIC = b"PK\x03\x04"
 # First object in a file of torch.save before its zip format.

@@ -15,6 +15,7 @@ from txl_keras.checks import check_number
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
+from txl_keras.models.presets import PRESETS
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 
 
@@ -69,6 +70,8 @@ class LSTMBackbone(RecurrentBackbone):
     """
 
     has_attention = False
+    # Sizes that an LSTM does not have are ignored.
+    presets = PRESETS
     attention_type = None
     # The LSTM state is the one entry of the memory.
     memory_length = 1

@@ -1,12 +1,13 @@
 """Sizes of published models, by name.
 
-A preset has no weights: they come from training or a checkpoint.
+These presets have no weights, unlike folders: see `preset_folders`.
 Sources: the original repository's TensorFlow scripts (`*_base_gpu.sh`,
 `*_large_tpu.sh`), tables 1 to 5 of Dai et al., 2019, and NVIDIA's PyTorch
 configurations. The comment above each preset is its number of weights.
 """
 
 import inspect
+import types
 
 _CHARACTERS_BASE = {
     "num_layers": 12,
@@ -152,20 +153,82 @@ _PRESETS = {
         "attention_dropout": 0.2,
     },
 }
+# Shared by classes, so read-only.
+PRESETS = types.MappingProxyType(
+    {name: types.MappingProxyType(v) for name, v in _PRESETS.items()}
+)
 
 
 def names():
     """Returns the names of all presets."""
-    return list(_PRESETS)
+    return list(PRESETS)
 
 
 def preset_config(name):
     """Returns a new dictionary of the model arguments that a preset sets."""
-    if name not in _PRESETS:
+    if name not in PRESETS:
         raise ValueError(
             f"`preset` must be one of {names()}. Received: preset={name!r}"
         )
-    return dict(_PRESETS[name])
+    return dict(PRESETS[name])
+
+
+def build_preset(model_class, name, dtype, overrides):
+    """Builds a model of the sizes of a preset, with new weights."""
+    own, sizes = split_overrides(model_class, overrides)
+    check_required(model_class, own)
+    backbone_class = model_class.backbone_class or model_class
+    config = preset_config(name)
+    known = inspect.signature(backbone_class).parameters
+    kept = {key: config[key] for key in config.keys() & known}
+    backbone = backbone_class(dtype=dtype, **{**kept, **sizes})
+    if backbone_class is model_class:
+        return backbone
+    kept = {
+        key: config[key] for key in config.keys() & own_arguments(model_class)
+    }
+    return model_class(backbone, **{**kept, **own})
+
+
+def own_arguments(model_class):
+    """Returns the parameters of a model by name, without its backbone.
+
+    Empty for a backbone.
+    """
+    parameters = inspect.signature(model_class).parameters
+    if "backbone" not in parameters:
+        return {}
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind == parameter.POSITIONAL_OR_KEYWORD
+        and name != "backbone"
+    }
+
+
+def split_overrides(model_class, overrides, backbone_class=None):
+    """Returns overrides of a model and those of its backbone, both checked."""
+    backbone_class = backbone_class or model_class.backbone_class or model_class
+    own = own_arguments(model_class)
+    check_overrides(overrides, backbone_class, *own)
+    return (
+        {key: value for key, value in overrides.items() if key in own},
+        {key: value for key, value in overrides.items() if key not in own},
+    )
+
+
+def check_required(model_class, own):
+    """Raises `ValueError` if an argument without a default is missing."""
+    missing = sorted(
+        name
+        for name, parameter in own_arguments(model_class).items()
+        if parameter.default is parameter.empty and name not in own
+    )
+    if missing:
+        raise ValueError(
+            f"{missing} must be passed to `from_preset`, since the preset has "
+            f"no value for a {model_class.__name__}. Received: {sorted(own)}"
+        )
 
 
 def check_overrides(overrides, model_class, *others):

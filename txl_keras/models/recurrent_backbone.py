@@ -18,6 +18,7 @@ from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import initial_memory
+from txl_keras.models.preset_model import PresetModel
 
 _REMEDY = (
     "Begin with `memory=None` or `initial_memory(batch_size)` of this model, "
@@ -25,7 +26,7 @@ _REMEDY = (
 )
 
 
-class RecurrentBackbone(keras.Model):
+class RecurrentBackbone(PresetModel):
     """Base class of models that read text segment by segment with a memory.
 
     What a subclass provides:

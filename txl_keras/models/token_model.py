@@ -3,8 +3,10 @@
 import keras
 import tensorflow as tf
 
+from txl_keras.models.preset_model import PresetModel
 
-class TokenModel(keras.Model):
+
+class TokenModel(PresetModel):
     """Base of the models whose inputs, and default targets, are integers."""
 
     def compile_from_config(self, config):

@@ -24,6 +24,7 @@ from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.sublayers import layer_norm
+from txl_keras.models.presets import PRESETS
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.models.weights import normal_initializer
 
@@ -109,6 +110,7 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     has_parts = True
     shows_attention = True
+    presets = PRESETS
 
     def __init__(
         self,

@@ -5,7 +5,6 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
 """
 
 import functools
-import inspect
 
 import keras
 import numpy as np
@@ -18,15 +17,13 @@ from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
-from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
 from txl_keras.models.fit_steps import FitSteps
 from txl_keras.models.fit_steps import StartEpochs
 from txl_keras.models.lstm_backbone import LSTMBackbone
-from txl_keras.models.presets import check_overrides
-from txl_keras.models.presets import preset_config
+from txl_keras.models.presets import PRESETS
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.optimizers import check_supported
@@ -88,6 +85,9 @@ class TransformerXLCausalLM(TokenModel):
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860).
     """
 
+    presets = PRESETS
+    backbone_class = TransformerXLBackbone
+
     def __init__(
         self,
         backbone,
@@ -127,40 +127,6 @@ class TransformerXLCausalLM(TokenModel):
 
     def build(self, token_ids_shape):
         self.softmax.build()
-
-    @classmethod
-    def from_preset(
-        cls, name, dtype=None, backbone_class=TransformerXLBackbone, **overrides
-    ):
-        """Builds the model of a preset with newly initialized weights.
-
-        Args:
-            name: String, one of `txl_keras.models.presets.names()`.
-            dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-            backbone_class: `TransformerXLBackbone`, or `LSTMBackbone`, which
-                ignores the sizes that an LSTM does not have.
-            **overrides: Arguments of the backbone, or of this class, that
-                replace those of the preset.
-
-        Returns:
-            `TransformerXLCausalLM`.
-
-        Raises:
-            ValueError: If the preset or an argument is unknown; the message
-                lists those that exist.
-        """
-        check_overrides(overrides, backbone_class, *SOFTMAX_ARGUMENTS)
-        parameters = inspect.signature(backbone_class).parameters
-        sizes = {
-            key: value
-            for key, value in preset_config(name).items()
-            if key in parameters or key in SOFTMAX_ARGUMENTS
-        }
-        config = {**sizes, **overrides}
-        ties = {
-            key: config.pop(key) for key in SOFTMAX_ARGUMENTS if key in config
-        }
-        return cls(backbone_class(dtype=dtype, **config), **ties)
 
     def call(self, token_ids, training=None):
         stack = self._training_memory if training else self._inference_memory
@@ -446,14 +412,6 @@ class TransformerXLCausalLM(TokenModel):
         if self.tokenizer is not None:
             config["tokenizer"] = serialize_tokenizer(self.tokenizer)
         return config
-
-    @classmethod
-    def from_config(cls, config):
-        backbone = keras.saving.deserialize_keras_object(config["backbone"])
-        tokenizer = config.get("tokenizer")
-        if tokenizer is not None:
-            tokenizer = deserialize_tokenizer(tokenizer, "The model's config")
-        return cls(**{**config, "backbone": backbone, "tokenizer": tokenizer})
 
 
 def _in_batches(x, y, batch_size, **arguments):

@@ -13,10 +13,11 @@ from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
+from txl_keras.checks import check_vocabulary
+from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.metrics import SparseF1Score
-from txl_keras.models.presets import check_overrides
-from txl_keras.models.presets import preset_config
+from txl_keras.models.presets import PRESETS
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
@@ -49,6 +50,8 @@ class TransformerXLTextClassifier(TokenModel):
         pooling: `"last"`: the hidden state of a text's last token, which
             depends on as much text as the backbone remembers. `"mean"`: the
             mean over all tokens of a text, whatever the memory length.
+        tokenizer: Optional tokenizer of `txl_keras.data.tokenizers`, saved
+            with the model.
 
     Call arguments:
         inputs: Integer tensor of ids `(B, W)`, if all of them are text. For
@@ -93,12 +96,16 @@ class TransformerXLTextClassifier(TokenModel):
         section 3.2, for the dense layer on the last state.
     """
 
+    presets = PRESETS
+    backbone_class = TransformerXLBackbone
+
     def __init__(
         self,
         backbone,
         num_classes,
         segment_length=128,
         pooling="last",
+        tokenizer=None,
         **kwargs,
     ):
         kwargs.setdefault("dtype", backbone.dtype_policy)
@@ -111,6 +118,9 @@ class TransformerXLTextClassifier(TokenModel):
                 f"Received: pooling={pooling!r}"
             )
         self.backbone = backbone
+        if tokenizer is not None:
+            check_vocabulary(tokenizer, backbone.vocabulary_size)
+        self.tokenizer = tokenizer
         self.num_classes = check_integer("num_classes", num_classes, 2)
         self.segment_length = check_integer("segment_length", segment_length, 1)
         self.pooling = pooling
@@ -128,39 +138,6 @@ class TransformerXLTextClassifier(TokenModel):
 
     def build(self, inputs_shape):
         self.logits.build((None, self.backbone.hidden_dim))
-
-    @classmethod
-    def from_preset(
-        cls,
-        name,
-        num_classes,
-        segment_length=128,
-        pooling="last",
-        dtype=None,
-        **overrides,
-    ):
-        """Builds a classifier with a preset's backbone and new weights.
-
-        Args:
-            name: String, one of `txl_keras.models.presets.names()`.
-            num_classes, segment_length, pooling: See the class.
-            dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
-            **overrides: Arguments of `TransformerXLBackbone` that replace
-                those of the preset.
-
-        Returns:
-            `TransformerXLTextClassifier`.
-
-        Raises:
-            ValueError: If the preset or an argument is unknown; the message
-                lists those that exist.
-        """
-        check_overrides(overrides, TransformerXLBackbone)
-        config = preset_config(name)
-        # An argument of a language model's softmax.
-        config.pop("tie_projections", None)
-        backbone = TransformerXLBackbone(dtype=dtype, **{**config, **overrides})
-        return cls(backbone, num_classes, segment_length, pooling)
 
     def call(self, inputs, training=None):
         token_ids, lengths = _unpack(inputs)
@@ -284,18 +261,16 @@ class TransformerXLTextClassifier(TokenModel):
         self._check_labels(y)
 
     def get_config(self):
-        return {
+        config = {
             **super().get_config(),
             "backbone": keras.saving.serialize_keras_object(self.backbone),
             "num_classes": self.num_classes,
             "segment_length": self.segment_length,
             "pooling": self.pooling,
         }
-
-    @classmethod
-    def from_config(cls, config):
-        backbone = keras.saving.deserialize_keras_object(config["backbone"])
-        return cls(**{**config, "backbone": backbone})
+        if self.tokenizer is not None:
+            config["tokenizer"] = serialize_tokenizer(self.tokenizer)
+        return config
 
 
 def _check_lengths(lengths, width):

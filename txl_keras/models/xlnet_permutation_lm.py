@@ -9,13 +9,16 @@ import keras
 from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
+from txl_keras.checks import check_vocabulary
+from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.models.preset_model import PresetModel
 from txl_keras.models.weights import normal_initializer
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class XLNetPermutationLM(keras.Model):
+class XLNetPermutationLM(PresetModel):
     """Predicts tokens from other tokens, in the order of a permutation.
 
     For a factorization order `z` the log-likelihood of the targets of a
@@ -35,6 +38,8 @@ class XLNetPermutationLM(keras.Model):
     Args:
         backbone: An `XLNetBackbone`.
         tie_embeddings: Boolean, the softmax shares the token embedding.
+        tokenizer: Optional tokenizer of `txl_keras.data.tokenizers`, saved
+            with the model.
 
     Call arguments:
         batch: Dictionary of `inputs`, ids `(B, T)`, and optionally
@@ -90,7 +95,9 @@ class XLNetPermutationLM(keras.Model):
         [Yang et al., 2019](https://arxiv.org/abs/1906.08237), section 2.
     """
 
-    def __init__(self, backbone, tie_embeddings=True, **kwargs):
+    backbone_class = XLNetBackbone
+
+    def __init__(self, backbone, tie_embeddings=True, tokenizer=None, **kwargs):
         if not isinstance(backbone, XLNetBackbone):
             raise ValueError(
                 "`backbone` must be an XLNetBackbone. Received: "
@@ -100,6 +107,9 @@ class XLNetPermutationLM(keras.Model):
         super().__init__(**kwargs)
         check_dtype_policy(self.dtype_policy)
         self.backbone = backbone
+        if tokenizer is not None:
+            check_vocabulary(tokenizer, backbone.vocabulary_size)
+        self.tokenizer = tokenizer
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,
             tie_embeddings=tie_embeddings,
@@ -203,13 +213,11 @@ class XLNetPermutationLM(keras.Model):
         return query, memory
 
     def get_config(self):
-        return {
+        config = {
             **super().get_config(),
             "backbone": keras.saving.serialize_keras_object(self.backbone),
             "tie_embeddings": self.softmax.tie_embeddings,
         }
-
-    @classmethod
-    def from_config(cls, config):
-        backbone = keras.saving.deserialize_keras_object(config["backbone"])
-        return cls(**{**config, "backbone": backbone})
+        if self.tokenizer is not None:
+            config["tokenizer"] = serialize_tokenizer(self.tokenizer)
+        return config

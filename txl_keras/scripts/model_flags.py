@@ -155,9 +155,17 @@ def build_model(vocabulary_size, train_tokens, dtype, config=None):
         changes["tie_projections"] = _TIES[changes["tie_projections"]]
     changes["vocabulary_size"] = vocabulary_size
     if config is None:
-        return TransformerXLCausalLM.from_preset(
-            FLAGS.preset, dtype, _BACKBONES[FLAGS.backbone], **changes
+        arguments = {**presets.preset_config(FLAGS.preset), **changes}
+        ties = {
+            name: arguments[name]
+            for name in SOFTMAX_ARGUMENTS
+            if name in arguments
+        }
+        sizes = {name: v for name, v in changes.items() if name not in ties}
+        backbone = _BACKBONES[FLAGS.backbone].from_preset(
+            FLAGS.preset, dtype=dtype, **sizes
         )
+        return TransformerXLCausalLM(backbone, **ties)
     backbone = config["backbone"]["config"]
     for name, value in changes.items():
         (config if name in SOFTMAX_ARGUMENTS else backbone)[name] = value

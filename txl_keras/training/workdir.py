@@ -11,55 +11,24 @@ results.json      written last, when the run is finished
 """
 
 import fcntl
-import functools
-import hashlib
 import json
-import os
 import re
 import sys
 import uuid
 
 import tensorflow as tf
-from absl import logging
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import write_text
-from txl_keras.data.preparation import tokenizer_hash
-from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.json_files import check_fields
 from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.json_files import read_json
-from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
-from txl_keras.training.checkpointing import DamagedCheckpointError
-from txl_keras.training.checkpointing import check_saved_shapes
-from txl_keras.training.checkpointing import restore_weights
-from txl_keras.training.checkpointing import save_weights
-from txl_keras.training.checkpointing import saved_steps
-from txl_keras.training.model_config import MAX_LENGTH
-from txl_keras.training.model_config import check_limit
-from txl_keras.training.model_config import check_model_config
-from txl_keras.training.model_config import weight_shapes
+from txl_keras.models.bundles import save_weights
+from txl_keras.models.run_folder import RunFolder
 
-_CONFIG_FIELDS = {
-    "flags": "an object",
-    "flags.segment_length": "an integer or null",
-    "flags.batch_size": "an integer or null",
-    "flags.learning_rate": "a number or null",
-    "flags.reset_documents": "a boolean or null",
-    "model": "an object",
-    "tokenizer": "a string or null",
-    "corpus": "an object or null",
-    "corpus.corpus": "a string or null",
-    "corpus.data_dir": "a string or null",
-    "corpus.manual_dir": "a string or null",
-    "corpus.document_separator": "a string or null",
-    "corpus.text_key": "a string or null",
-    "data": "an object",
-}
-CHECKPOINTS = ("latest", "best")
 # A line has about 300 bytes, and its dictionary takes four times as many.
 _MAX_METRICS_BYTES = 64 << 20
 _MAX_METRICS_LINE = 1 << 16
@@ -88,7 +57,7 @@ _RESULTS_FIELDS = {
 }
 
 
-class Workdir:
+class Workdir(RunFolder):
     """Reads and writes the files of a run.
 
     Args:
@@ -111,25 +80,6 @@ class Workdir:
     tokenizer = workdir.load_tokenizer()
     ```
     """
-
-    def __init__(self, path):
-        if not path:
-            # Joined with file names, it would be the current folder.
-            raise ValueError(
-                "The path of a run's folder must not be empty; `.` is the "
-                f"current folder. Received: {path!r}"
-            )
-        path = os.path.expanduser(path)
-        self.path = path
-        self.tokenizer = os.path.join(path, "tokenizer.json")
-        self.checkpoints = os.path.join(path, "checkpoints")
-        self.best = os.path.join(path, "best")
-        self.metrics = os.path.join(path, "metrics.jsonl")
-        self.events = os.path.join(path, "events")
-
-    def file(self, name):
-        """Returns the path of a file of the run."""
-        return os.path.join(self.path, name)
 
     def check_writable(self):
         """Checks that files can be written here, and leaves none.
@@ -227,185 +177,6 @@ class Workdir:
                 "there. Wait for its end, or stop it."
             ) from error
 
-    def is_claimed(self):
-        """Returns whether a run was started here."""
-        return tf.io.gfile.exists(self.file("config.json"))
-
-    def read_config(self):
-        """Returns the configuration of the run, a dictionary.
-
-        Raises:
-            FileNotFoundError: If no run was started here.
-            ValueError: If the file is damaged.
-        """
-        path = self.file("config.json")
-        if not self.is_claimed():
-            raise FileNotFoundError(
-                f"`workdir` must be that of a run: there is no {path}."
-            )
-        config = read_json(path)
-        check_fields(config, _CONFIG_FIELDS, path)
-        length = config["flags"].get("segment_length") or 0
-        check_limit("flags.segment_length", length, MAX_LENGTH, path)
-        return config
-
-    def run_hash(self):
-        """Returns a 64-bit integer that identifies the run's configuration.
-
-        The location of the text is left out, as it may change.
-
-        Raises:
-            FileNotFoundError: If no run was started here.
-            ValueError: If config.json is damaged.
-        """
-        config = {**self.read_config(), "corpus": None}
-        digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-        return int.from_bytes(digest.digest()[:8], "big", signed=True)
-
-    def load_model(
-        self,
-        checkpoint="latest",
-        model_class=TransformerXLCausalLM,
-        **overrides,
-    ):
-        """Loads the model of the run, with its weights.
-
-        Args:
-            checkpoint: String, `"latest"` or `"best"` (by validation score).
-                Falls back to the latest if there is no best.
-            model_class: The class of the model, such as `XLNetPermutationLM`.
-            **overrides: Arguments of the backbone that do not change the
-                weights, such as `memory_length`.
-
-        Returns:
-            Tuple of the model and its step.
-
-        Raises:
-            FileNotFoundError: If there is no run or no checkpoint.
-            ValueError: If `checkpoint` is unknown, the run has a model of
-                another class, or its configuration and weights contradict each
-                other.
-        """
-        model = self.build_model(model_class, checkpoint, **overrides)
-        return model, self.restore_weights(model, checkpoint)
-
-    def restore_weights(self, model, checkpoint="latest"):
-        """Loads the weights of the run into a model.
-
-        Args:
-            model: The model of the run, such as from `build_model`.
-            checkpoint: String, as in `load_model`.
-
-        Returns:
-            Integer, the step of the weights.
-
-        Raises:
-            FileNotFoundError: If there is no checkpoint.
-            ValueError: If none can be read, or they belong to another model.
-        """
-        run = self.run_hash()
-        if checkpoint == "best" and saved_steps(self.best):
-            try:
-                return restore_weights(model, self.best, run)
-            except DamagedCheckpointError as error:
-                logging.error("%s The newest weights are taken.", error)
-        return restore_weights(model, self.checkpoints, run)
-
-    def build_model(
-        self,
-        model_class=TransformerXLCausalLM,
-        checkpoint="latest",
-        **overrides,
-    ):
-        """Builds the model of the run with fresh weights; see `load_model`."""
-        config = self.read_model_config(model_class, checkpoint)
-        config["backbone"]["config"].update(overrides)
-        return model_class.from_config(config)
-
-    def read_model_config(
-        self, model_class=TransformerXLCausalLM, checkpoint="latest"
-    ):
-        """Returns `get_config()` of the run's model, if the weights match.
-
-        Allocates no weights.
-
-        Args:
-            model_class: The expected class of the model.
-            checkpoint: String, as in `load_model`.
-
-        Raises:
-            FileNotFoundError: If there is no run or no checkpoint.
-            ValueError: If the model is of another class, or does not match the
-                saved weights.
-        """
-        if checkpoint not in CHECKPOINTS:
-            raise ValueError(
-                f"`checkpoint` must be one of {CHECKPOINTS}. "
-                f"Received: checkpoint={checkpoint!r}"
-            )
-        self.check_model_class(model_class)
-        path = self.file("config.json")
-        config = check_model_config(self.read_config(), model_class, path)
-        shapes = functools.partial(weight_shapes, config, model_class, path)
-        if checkpoint == "best" and saved_steps(self.best):
-            try:
-                check_saved_shapes(self.best, shapes)
-                return config
-            except DamagedCheckpointError:
-                pass  # `restore_weights` falls back to the newest, too
-        check_saved_shapes(self.checkpoints, shapes)
-        return config
-
-    def check_model_class(self, model_class=TransformerXLCausalLM):
-        """Raises `ValueError` if the run has a model of another class."""
-        received = self.model_class_name()
-        if received != model_class.__name__:
-            raise ValueError(
-                f"`workdir` must be that of a {model_class.__name__}. "
-                f"Received: {self.path}, of class {received}"
-            )
-
-    def model_class_name(self):
-        """Returns the class name of the run's model, a string."""
-        config = self.read_config()
-        if "num_classes" in config["model"]:
-            return "TransformerXLTextClassifier"
-        kinds = {
-            "model.backbone": "an object",
-            "model.backbone.class_name": "a string",
-        }
-        check_fields(config, kinds, self.file("config.json"))
-        if config["model"]["backbone"]["class_name"] == "XLNetBackbone":
-            return "XLNetPermutationLM"
-        return "TransformerXLCausalLM"
-
-    def load_tokenizer(self):
-        """Loads the tokenizer of the run.
-
-        Raises:
-            FileNotFoundError: If there is none, for example because a
-                checkpoint was converted without a vocabulary.
-            ValueError: If it is damaged, or was changed after the run began.
-        """
-        config = self.read_config()
-        if not tf.io.gfile.exists(self.tokenizer):
-            remedy = "convert the checkpoint again, with --vocabulary"
-            if config.get("tokenizer"):  # the run was trained here
-                remedy = (
-                    "train/main.py writes it again when the run goes on, or "
-                    "bring back a copy, as in export/STEP/assets"
-                )
-            raise FileNotFoundError(f"There is no {self.tokenizer}: {remedy}.")
-        tokenizer = load_tokenizer(self.tokenizer)
-        received = tokenizer_hash(tokenizer)
-        if config.get("tokenizer", received) != received:
-            raise ValueError(
-                f"{self.tokenizer} is not that of the run: it was changed "
-                f"after the run began. Expected: {config['tokenizer']}. "
-                f"Received: {received}"
-            )
-        return tokenizer
-
     def create(self, model, step, config, tokenizer=None):
         """Creates the folder for weights that were not trained here.
 
@@ -415,7 +186,7 @@ class Workdir:
             config: Dictionary that JSON can hold, added to the model's
                 configuration: the origin of the weights and, if known,
                 `corpus`, `data` and `flags`, as other scripts read them.
-            tokenizer: Optional tokenizer.
+            tokenizer: Optional tokenizer; by default that of the model.
 
         Raises:
             FileExistsError: If the folder is not empty.
@@ -423,6 +194,10 @@ class Workdir:
             ValueError: If the tokenizer does not fit the model.
         """
         self.check_new()
+        model_config = model.get_config()
+        # It has a file of its own, since it may be large.
+        model_config.pop("tokenizer", None)
+        tokenizer = tokenizer or getattr(model, "tokenizer", None)
         if tokenizer:
             check_vocabulary(tokenizer, model.backbone.vocabulary_size)
         tf.io.gfile.makedirs(self.path)
@@ -436,7 +211,7 @@ class Workdir:
                 "corpus": {},
                 "data": {},
                 **config,
-                "model": model.get_config(),
+                "model": model_config,
             },
             self.file("config.json"),
         )
@@ -455,21 +230,6 @@ class Workdir:
                 f"Received: {self.path}"
             )
         self.check_writable()
-
-    def generation_memory_length(self, backbone):
-        """Returns the memory length for generating token by token.
-
-        It is at least the segment length of training, where a token also
-        attended to its segment: without memory, the model would see only the
-        last token.
-
-        Args:
-            backbone: The backbone of the run's model.
-        """
-        if not backbone.has_attention:
-            return backbone.memory_length
-        segment_length = self.read_config()["flags"].get("segment_length")
-        return max(backbone.memory_length, segment_length or 0)
 
     def is_finished(self):
         """Returns whether results.json was written."""

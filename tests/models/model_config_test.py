@@ -103,12 +103,12 @@ def test_unchanged_it_is_loaded(name, load):
 @pytest.mark.parametrize(
     "size, value, message",
     [
-        ("num_layers", 10**7, "config.num_layers` must be from 0 to"),
+        ("num_layers", 10**7, "`num_layers` must be from 0 to"),
         ("num_layers", 3, "of another model: weights/.* is missing"),
         ("num_layers", 1, "of another model: weights/.* is not in this"),
         ("vocabulary_size", 10**9, "of another model: .*, not .(10{9}|9{8})"),
         ("hidden_dim", 10**8, "of another model: .* is .*, not .*10{8}"),
-        ("hidden_dim", 10**30, "`model` in .* does not describe a"),
+        ("hidden_dim", 10**30, "model in .* does not describe a"),
     ],
 )
 def test_sizes_are_compared_with_the_weights(name, size, value, message, load):
@@ -192,14 +192,17 @@ def test_nothing_is_read_that_is_nested_too_deeply(tmp_path):
 
 
 def test_keras_looks_up_no_class_that_a_file_names(load):
-    changes = {
-        "model.backbone.module": "antigravity",  # opens a browser
-        "model.backbone.registered_name": "package>Evil",
-        "model.backbone.compile_config": {"optimizer": "Evil"},
-    }
+    changes = {"model.backbone.compile_config": {"optimizer": "Evil"}}
     model, _ = load("adaptive", changes)
-    assert "antigravity" not in sys.modules
     assert not model.compiled
+    for field, value in {
+        "module": "antigravity",  # opens a browser
+        "registered_name": "package>Evil",
+    }.items():
+        message = f"backbone.{field}` must be that of .*{value}"
+        with pytest.raises(ValueError, match=message):
+            load("adaptive", {f"model.backbone.{field}": value})
+    assert "antigravity" not in sys.modules
     with pytest.raises(ValueError, match="class_name` must be one of"):
         load("adaptive", {"model.backbone.class_name": "Lambda"})
     evil = {

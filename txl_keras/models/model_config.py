@@ -1,10 +1,11 @@
-"""Safe loading of a model's configuration from the files of a run.
+"""Safe loading of a model's configuration from the files of a stranger.
 
 Keras would look up any class that an untrusted config.json names, and allocate
 any size. Here only the classes below are allowed, and sizes are compared with
 the saved weights.
 """
 
+import copy
 import inspect
 import random
 import re
@@ -37,51 +38,76 @@ _KINDS = {
 }
 
 
-def check_model_config(config, model_class, path):
-    """Checks and returns `config["model"]`, the `get_config()` of a model.
+def check_model_config(content, model_class, path, field="model"):
+    """Checks and returns a field of JSON, the `get_config()` of a model.
 
-    `config` is from JSON, `model_class` is a class of `txl_keras.models`, and
-    `path` names the file in errors. The result names only classes of this
-    package; raises `ValueError` for unknown fields, other types or other
-    classes.
+    `model_class` is a class of `txl_keras.models`, and `path` names the file
+    in errors. The result names only classes of this package; raises
+    `ValueError` for unknown fields, other types or other classes.
     """
+    if model_class in _BACKBONES.values():
+        return _backbone_arguments(content, field, model_class, path)
+    at = f"{field}.backbone"
     kinds = {
-        "model": "an object",
-        "model.backbone": "an object",
-        "model.backbone.class_name": "a string",
-        "model.backbone.config": "an object",
-        "model.backbone.config.num_layers": "an integer",
+        field: "an object",
+        at: "an object",
+        f"{at}.class_name": "a string",
+        f"{at}.config": "an object",
     }
-    check_fields(config, kinds, path)
-    model = config["model"]
+    check_fields(content, kinds, path)
+    model = content[field]
     name = model["backbone"]["class_name"]
     if name not in _BACKBONES:
         raise ValueError(
-            f"{path} is damaged: its field `model.backbone.class_name` must "
+            f"{path} is damaged: its field `{at}.class_name` must "
             f"be one of {sorted(_BACKBONES)}. Received: {shown(name)}"
         )
-    backbone = _arguments(
-        config, model["backbone"]["config"], _BACKBONES[name],
-        "model.backbone.config", path,
-    )  # fmt: skip
-    check_limit(
-        "model.backbone.config.memory_length",
-        backbone.get("memory_length", 0),
-        MAX_LENGTH,
-        path,
+    registered_name = keras.saving.get_registered_name(_BACKBONES[name])
+    _check_is_ours(model["backbone"], registered_name, at, path)
+    backbone = _backbone_arguments(
+        content, f"{at}.config", _BACKBONES[name], path
     )
     own = {key: value for key, value in model.items() if key != "backbone"}
     return {
-        **_arguments(config, own, model_class, "model", path),
+        **_arguments(content, own, model_class, field, path),
         "backbone": {
             "module": _BACKBONES[name].__module__,
             "class_name": name,
             "config": backbone,
-            "registered_name": keras.saving.get_registered_name(
-                _BACKBONES[name]
-            ),
+            "registered_name": registered_name,
         },
     }
+
+
+def _check_is_ours(serialized, registered_name, field, path):
+    """Checks that an object names no class of another package.
+
+    It would not be looked up, but a file that names one is no file of ours.
+    """
+    module = serialized.get("module")
+    registered = serialized.get("registered_name", registered_name)
+    if module is not None and not str(module).startswith("txl_keras."):
+        name, received = "module", module
+    elif registered != registered_name:
+        name, received = "registered_name", registered
+    else:
+        return
+    raise ValueError(
+        f"{path} is damaged: its field `{field}.{name}` must be that of "
+        f"{registered_name}. Received: {shown(received)}"
+    )
+
+
+def _backbone_arguments(content, field, backbone_class, path):
+    kinds = {field: "an object", f"{field}.num_layers": "an integer"}
+    check_fields(content, kinds, path)
+    arguments = content
+    for name in field.split("."):
+        arguments = arguments[name]
+    arguments = _arguments(content, arguments, backbone_class, field, path)
+    memory_length = arguments.get("memory_length", 0)
+    check_limit(f"{field}.memory_length", memory_length, MAX_LENGTH, path)
+    return arguments
 
 
 def check_limit(field, value, maximum, path):
@@ -100,27 +126,26 @@ def weight_shapes(config, model_class, path, max_layers):
     `config` is the result of `check_model_config`. Raises `ValueError` if it
     describes no model or one with more than `max_layers` layers or clusters.
     """
-    backbone = config["backbone"]
-    sizes = backbone["config"]
+    sizes = backbone_config(config)
     for name, number in (
         ("num_layers", sizes["num_layers"]),
         ("cutoffs", len(sizes.get("cutoffs", ()))),
     ):
-        field = f"model.backbone.config.{name}"
-        check_limit(field, number, max_layers, path)
-    one_layer = {**backbone, "config": {**sizes, "num_layers": 1}}
+        check_limit(name, number, max_layers, path)
+    one_layer = copy.deepcopy(config)
+    backbone_config(one_layer)["num_layers"] = 1
     # Building draws random seeds, which would change later initial weights.
     state = random.getstate()
     try:
         with tf.Graph().as_default():
-            model = model_class.from_config({**config, "backbone": one_layer})
+            model = model_class.from_config(one_layer)
             shapes = {
                 name: tuple(weight.shape)
                 for name, weight in weights_by_name(model).items()
             }
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(
-            f"`model` in {path} does not describe a {model_class.__name__}: "
+            f"The model in {path} does not describe a {model_class.__name__}: "
             f"{error}"
         ) from error
     finally:
@@ -130,6 +155,11 @@ def weight_shapes(config, model_class, path, max_layers):
         for name, shape in shapes.items()
         for layer in range(sizes["num_layers"])
     }
+
+
+def backbone_config(config):
+    """Returns the part of a model's config that configures its backbone."""
+    return config["backbone"]["config"] if "backbone" in config else config
 
 
 def _arguments(config, arguments, model_class, field, path):

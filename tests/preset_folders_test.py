@@ -1,0 +1,621 @@
+"""`save_to_preset` and `from_preset` of folders, runs and the Hub."""
+
+import fnmatch
+import json
+import os
+import pickle
+import shutil
+import sys
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from factories import V
+from factories import random_ids
+from factories import small_backbone
+from factories import small_model
+
+from txl_keras.checkpoints import load_hugging_face
+from txl_keras.checkpoints import load_hugging_face_xlnet
+from txl_keras.checkpoints import save_hugging_face
+from txl_keras.data import CharacterTokenizer
+from txl_keras.data import WordTokenizer
+from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.models import XLNetBackbone
+from txl_keras.models import XLNetPermutationLM
+from txl_keras.models.bundles import save_weights
+from txl_keras.models.weights import weights_by_name
+from txl_keras.training.workdir import Workdir
+
+IDS = random_ids(2, 5)
+TOKENIZER = CharacterTokenizer("abcdefghijk")
+
+
+def make_classifier(backbone=None):
+    backbone = backbone or small_backbone(num_layers=1)
+    return TransformerXLTextClassifier(
+        backbone, num_classes=4, segment_length=3, tokenizer=TOKENIZER
+    )
+
+
+def make_causal_lm(**config):
+    config = {"cutoffs": (4,), "div_val": 2, "num_layers": 2, **config}
+    model = small_model(tie_projections="all_but_first", **config)
+    model.tokenizer = TOKENIZER
+    return model
+
+
+MODELS = {
+    "backbone": lambda: small_backbone(num_layers=1),
+    "causal_lm": make_causal_lm,
+    "classifier": make_classifier,
+    "lstm": lambda: small_backbone(make=LSTMBackbone, num_layers=1),
+    "lstm_lm": lambda: small_model(make=LSTMBackbone, num_layers=1),
+    "xlnet": lambda: small_backbone(make=XLNetBackbone, num_layers=1),
+    "xlnet_lm": lambda: small_model(make=XLNetBackbone, num_layers=1),
+}
+
+
+def hidden_or_logits(model):
+    ids = {"inputs": IDS} if isinstance(model, XLNetPermutationLM) else IDS
+    if isinstance(model, TransformerXLCausalLM):
+        model.reset_memory()
+    return tf.nest.flatten(model(ids))[0]
+
+
+def assert_same_outputs(model, expected):
+    np.testing.assert_array_equal(
+        hidden_or_logits(model), hidden_or_logits(expected)
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Models and their presets by name; tests must not change them."""
+    folders = {}
+    for name, make in MODELS.items():
+        folder = tmp_path_factory.mktemp(name)
+        model = make()
+        model.save_to_preset(folder, training={"corpus": "tiny"})
+        folders[name] = model, folder
+    return folders
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A preset of a causal LM, to be damaged."""
+    shutil.copytree(saved["causal_lm"][1], tmp_path / "preset")
+    return tmp_path / "preset"
+
+
+def change_config(folder, **fields):
+    """Changes fields of config.json, named by their path; None removes."""
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    for field, value in fields.items():
+        *parents, last = field.split("__")
+        at = content
+        for parent in parents:
+            at = at[parent]
+        if value is None:
+            del at[last]
+        else:
+            at[last] = value
+    path.write_text(json.dumps(content))
+
+
+# --------------------------------- Presets ---------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_saved_model_is_loaded_with_all_that_it_was(name, saved):
+    model, folder = saved[name]
+    loaded = type(model).from_preset(folder)
+    assert type(loaded) is type(model)
+    ours, expected = loaded.get_config(), model.get_config()
+    assert ours == expected
+    assert_same_outputs(loaded, model)
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer:
+        copy = type(model).from_config(ours)
+        for same in (loaded, copy):
+            assert tokenizer_hash(same.tokenizer) == tokenizer_hash(tokenizer)
+    assert os.path.exists(folder / "tokenizer.json") == bool(tokenizer)
+
+
+def test_a_preset_is_json_and_safetensors_alone(saved):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    model, folder = saved["causal_lm"]
+    assert sorted(os.listdir(folder)) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    assert len(tensors) == len(model.weights)
+    for name, weight in weights_by_name(model).items():
+        np.testing.assert_array_equal(tensors[name], weight)
+    assert "block_1/attention/query/kernel" in tensors
+
+
+def test_how_a_model_was_trained_is_saved(tmp_path, saved):
+    _, folder = saved["causal_lm"]
+    content = json.loads((folder / "config.json").read_text())
+    assert content["class_name"] == "TransformerXLCausalLM"
+    assert content["training"] == {"corpus": "tiny"}
+    model = make_classifier()
+    model.compile("adam")
+    model.optimizer.iterations.assign(7)
+    model.save_to_preset(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert content["training"] == {"optimizer": "Adam", "steps": 7}
+
+
+def test_overrides_and_dtype_take_the_place_of_what_was_saved(saved):
+    model, folder = saved["causal_lm"]
+    loaded = TransformerXLCausalLM.from_preset(
+        folder, dtype="mixed_bfloat16", dropout=0.3, memory_length=9
+    )
+    assert (loaded.backbone.dropout, model.backbone.dropout) == (0.3, 0.0)
+    assert loaded.initial_memory(1).length == 9
+    assert loaded.compute_dtype == loaded.backbone.compute_dtype == "bfloat16"
+    np.testing.assert_array_equal(loaded.weights[-1], model.weights[-1])
+    assert loaded.backbone.initializer_stddev == 0.3
+    other = WordTokenizer([*"abcdefghij", "<eos>"])
+    loaded = TransformerXLCausalLM.from_preset(folder, tokenizer=other)
+    assert loaded.tokenizer is other
+    assert not TransformerXLCausalLM.from_preset(
+        folder, tokenizer=None
+    ).tokenizer
+
+
+def test_without_weights_they_are_new_and_sizes_may_differ(saved):
+    _, folder = saved["causal_lm"]
+    loaded = TransformerXLCausalLM.from_preset(
+        folder, load_weights=False, num_layers=1, tie_projections=True
+    )
+    assert loaded.tokenizer and loaded.backbone.num_layers == 1
+    ours = loaded.backbone.token_embedding.weights[0].numpy()
+    assert 0.2 < ours.std() < 0.4
+    with pytest.raises(ValueError, match="unless load_weights=False.*'num_l"):
+        TransformerXLCausalLM.from_preset(folder, num_layers=1)
+
+
+def test_a_language_model_gives_its_backbone(saved):
+    for name, backbone_class in (
+        ("causal_lm", TransformerXLBackbone),
+        ("classifier", TransformerXLBackbone),
+        ("lstm_lm", LSTMBackbone),
+        ("xlnet_lm", XLNetBackbone),
+    ):
+        model, folder = saved[name]
+        backbone = backbone_class.from_preset(folder, dropout=0.2)
+        assert type(backbone) is backbone_class
+        assert backbone.dropout == 0.2
+        assert_same_outputs(backbone, model.backbone)
+
+
+@pytest.mark.parametrize("name", ["causal_lm", "backbone", "lstm_lm"])
+def test_a_classifier_takes_a_backbone_and_gets_a_new_head(name, saved):
+    model, folder = saved[name]
+    loaded = TransformerXLTextClassifier.from_preset(
+        folder, num_classes=3, pooling="mean"
+    )
+    backbone = getattr(model, "backbone", model)
+    for ours, theirs in zip(
+        loaded.backbone.weights, backbone.weights, strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    assert loaded.logits.kernel.shape == (8, 3)
+    assert np.std(loaded.logits.kernel.numpy()) > 0
+    assert bool(loaded.tokenizer) == (name == "causal_lm")
+    with pytest.raises(ValueError, match=r"\['num_classes'\] must be passed"):
+        TransformerXLTextClassifier.from_preset(folder)
+
+
+@pytest.mark.parametrize(
+    "name, model_class, held",
+    [
+        ("backbone", TransformerXLCausalLM, "TransformerXLBackbone"),
+        ("classifier", TransformerXLCausalLM, "TransformerXLTextClassifier"),
+        ("lstm_lm", TransformerXLBackbone, "CausalLM with a LSTMBackbone"),
+        ("causal_lm", XLNetBackbone, "TransformerXLCausalLM"),
+        ("causal_lm", XLNetPermutationLM, "TransformerXLCausalLM"),
+        ("xlnet_lm", TransformerXLCausalLM, "XLNetPermutationLM"),
+        ("xlnet", TransformerXLTextClassifier, "XLNetBackbone"),
+    ],
+)
+def test_a_model_that_cannot_give_another_is_named(
+    name, model_class, held, saved
+):
+    _, folder = saved[name]
+    message = f"must hold a {model_class.__name__}.*which holds a .*{held}"
+    arguments = {}
+    if model_class is TransformerXLTextClassifier:
+        arguments["num_classes"] = 2
+    with pytest.raises(ValueError, match=message):
+        model_class.from_preset(folder, **arguments)
+
+
+def test_unknown_arguments_are_named(saved):
+    _, folder = saved["causal_lm"]
+    message = "TransformerXLBackbone: .*'tokenizer'.*Received: .'num_layer'"
+    with pytest.raises(ValueError, match=message):
+        TransformerXLCausalLM.from_preset(folder, num_layer=3)
+    _, folder = saved["lstm_lm"]
+    with pytest.raises(ValueError, match="LSTMBackbone: .*'memory_length'"):
+        TransformerXLCausalLM.from_preset(folder, memory_length=3)
+
+
+@pytest.mark.parametrize("preset", ["nowhere", "", None, "hf:/a/b"])
+def test_what_is_no_preset_is_refused_with_the_known(preset):
+    message = "must be one of .*'quickstart'.* folder, or 'hf://owner/name'"
+    with pytest.raises(ValueError, match=message):
+        TransformerXLCausalLM.from_preset(preset)
+    with pytest.raises(ValueError, match="`preset` must be the path of a fo"):
+        XLNetPermutationLM.from_preset(preset)
+
+
+# ----------------------------- Damaged presets -----------------------------
+
+
+EVIL = {
+    "module": "keras.layers",
+    "class_name": "Lambda",
+    "config": {"function": "x"},
+    "registered_name": None,
+}
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"class_name": "Lambda"}, "must be one of .*'LSTMBackbone'.*Lambda"),
+        ({"class_name": None}, "must be that of a preset, with `class_name`"),
+        ({"module": "os"}, "has the unknown key 'module'"),
+        ({"config__backbone": EVIL}, "class_name` must be one of .*'Lambda'"),
+        ({"config__backbone__module": "os"}, "backbone.module` must .*'os'"),
+        ({"config__backbone__registered_name": "a>B"}, "registered_name` mus"),
+        ({"config__backbone__config__dropout": EVIL}, "dropout` must be a nu"),
+        ({"config__function": "x"}, "`config` has the unknown key 'function'"),
+        ({"config__tokenizer": EVIL}, "unknown tokenizer.*'Lambda'"),
+        ({"config__backbone__config__num_layers": 3}, "block_2/.* is missing"),
+        ({"config__backbone__config__num_layers": 10**9}, "from 0 to"),
+        ({"config__backbone__config__vocabulary_size": 10**9}, "another model"),
+        ({"config__backbone__config__hidden_dim": 10**8}, "of another model"),
+        ({"config__backbone__config__memory_length": 10**9}, "from 0 to"),
+        ({"config__backbone": None}, "`config.backbone` must be an object"),
+        ({"weights": None}, "`weights` must be a string"),
+        ({"weights": "0"}, "not the file that was saved with the config"),
+        ({"tokenizer": "0"}, "not the tokenizer of the preset"),
+        ({"tokenizer": None}, "not the tokenizer of the preset.*is None"),
+    ],
+    ids=str,
+)
+def test_a_config_that_lies_is_refused(fields, message, folder):
+    change_config(folder, **fields)
+    with pytest.raises(ValueError, match=message) as error:
+        TransformerXLCausalLM.from_preset(folder)
+    assert str(folder) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "tokenizer.json"]
+)
+def test_a_missing_file_is_named(name, folder):
+    (folder / name).unlink()
+    with pytest.raises(
+        FileNotFoundError, match=f"there is no .*{name}|file .*"
+    ):
+        TransformerXLCausalLM.from_preset(folder)
+
+
+def test_without_its_tokenizer_a_backbone_is_loaded_all_the_same(folder):
+    (folder / "tokenizer.json").unlink()
+    TransformerXLBackbone.from_preset(folder)
+    assert TransformerXLCausalLM.from_preset(folder, tokenizer=TOKENIZER)
+
+
+def test_truncated_and_changed_weights_are_refused(folder):
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    with pytest.raises(ValueError, match=f"{path} .* damaged or cut short"):
+        TransformerXLCausalLM.from_preset(folder)
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ValueError, match=f"{path} is damaged, or is not"):
+        TransformerXLCausalLM.from_preset(folder)
+
+
+def test_the_tokenizer_of_another_vocabulary_is_refused(folder, saved):
+    other = WordTokenizer(["<eos>", "b"])
+    with pytest.raises(ValueError, match="as many symbols as the model, 11"):
+        TransformerXLCausalLM.from_preset(folder, tokenizer=other)
+    model = make_causal_lm()
+    model.tokenizer = CharacterTokenizer("kjihgfedcba")
+    model.save_to_preset(folder.parent / "other")
+    shutil.copy(folder.parent / "other" / "tokenizer.json", folder)
+    with pytest.raises(ValueError, match="not the tokenizer of the preset"):
+        TransformerXLCausalLM.from_preset(folder)
+
+
+def test_links_out_of_the_folder_are_refused(folder):
+    path = folder / "model.safetensors"
+    outside = folder.parent / "weights"
+    path.rename(outside)
+    path.symlink_to(outside)
+    with pytest.raises(ValueError, match=f"{path}, a link to {outside}"):
+        TransformerXLCausalLM.from_preset(folder)
+    path.unlink()
+    outside.rename(folder / "inside")
+    path.symlink_to("inside")
+    linked = folder.parent / "linked"
+    linked.symlink_to(folder)
+    assert TransformerXLCausalLM.from_preset(linked)
+
+
+# --------------------------------- Saving ----------------------------------
+
+
+def test_a_preset_is_replaced_and_nothing_else_is(saved, folder, tmp_path):
+    small_model(num_layers=1).save_to_preset(folder)
+    assert TransformerXLCausalLM.from_preset(folder).backbone.num_layers == 1
+    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
+    model = load_hugging_face("tests/testdata/golden/hf_plain")
+    save_hugging_face(model, tmp_path / "hf")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name, held in (("hf", "config.json"), ("notes", "a.txt"), ("file", "")):
+        before = (tmp_path / name).stat().st_mtime_ns
+        message = f"new, empty or a preset.*{name}, which holds .*{held}"
+        with pytest.raises(ValueError, match=message):
+            model.save_to_preset(tmp_path / name)
+        assert (tmp_path / name).stat().st_mtime_ns == before
+    for folder in ("", None):
+        with pytest.raises(ValueError, match="a path that is not empty"):
+            model.save_to_preset(folder)
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 3])
+def test_an_interrupted_save_leaves_no_folder_that_loads_wrongly(
+    last, folder, saved, monkeypatch
+):
+    """After the `last` rename of the new files no other happens."""
+    model, _ = saved["causal_lm"]
+    new = make_causal_lm(initializer_stddev=0.2)
+    new.tokenizer = CharacterTokenizer("kjihgfedcba")
+    rename, renamed = tf.io.gfile.rename, []
+
+    def rename_some(source, target, overwrite=False):
+        if not target.endswith(".tmp"):
+            if len(renamed) == last:
+                raise KeyboardInterrupt
+            renamed.append(target)
+        rename(source, target, overwrite)
+
+    monkeypatch.setattr(tf.io.gfile, "rename", rename_some)
+    if last < 3:
+        with pytest.raises(KeyboardInterrupt):
+            new.save_to_preset(folder)
+    else:
+        new.save_to_preset(folder)
+    monkeypatch.undo()
+    if last in (0, 3):
+        expected = new if last else model
+        assert_same_outputs(TransformerXLCausalLM.from_preset(folder), expected)
+    else:
+        with pytest.raises(ValueError, match="is not the (file|tokenizer)"):
+            TransformerXLCausalLM.from_preset(folder)
+    new.save_to_preset(folder)
+    assert_same_outputs(TransformerXLCausalLM.from_preset(folder), new)
+
+
+def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path):
+    class Mine(TransformerXLCausalLM):
+        pass
+
+    model = Mine(small_backbone(num_layers=1))
+    with pytest.raises(ValueError, match="one of .*'XLNetBackbone'.*a Mine"):
+        model.save_to_preset(tmp_path)
+    model = small_model(num_layers=1)
+    model.softmax.biases[0].assign(np.full(V, np.nan))
+    with pytest.raises(FloatingPointError, match="softmax/bias_0 is not fin"):
+        model.save_to_preset(tmp_path)
+    model = make_classifier()
+    with pytest.raises(ValueError, match="`training` must be .*JSON"):
+        model.save_to_preset(tmp_path, training={"a": {1, 2}})
+    with pytest.raises(ValueError, match="`training` must be None or a dict"):
+        model.save_to_preset(tmp_path, training=["a"])
+    with pytest.raises(ValueError, match="`training` must have at most"):
+        model.save_to_preset(tmp_path, training={"a": "x" * 600_000})
+    model.logits.enable_lora(2)
+    with pytest.raises(ValueError, match="weights .*lora"):
+        model.save_to_preset(tmp_path)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_subclass_is_loaded_as_what_it_is_called_on(saved):
+    class Mine(TransformerXLCausalLM):
+        pass
+
+    class MyBackbone(TransformerXLBackbone):
+        pass
+
+    model, folder = saved["causal_lm"]
+    loaded = Mine.from_preset(folder)
+    assert type(loaded) is Mine
+    assert_same_outputs(loaded, model)
+    with pytest.raises(ValueError, match="must hold a MyBackbone"):
+        MyBackbone.from_preset(folder)
+    with pytest.raises(ValueError, match="must hold a Mine"):
+        Mine.from_preset("tests/testdata/golden/hf_plain")
+
+
+# ---------------------- Runs, Hugging Face and the Hub ----------------------
+
+
+def test_a_run_is_a_preset_of_its_best_weights(tmp_path, saved):
+    model, _ = saved["causal_lm"]
+    run = Workdir(str(tmp_path / "run"))
+    run.create(model, 5, {})
+    assert tokenizer_hash(run.load_tokenizer()) == tokenizer_hash(TOKENIZER)
+    best = make_causal_lm(initializer_stddev=0.1)
+    save_weights(best, run.best, 3)
+    loaded = TransformerXLCausalLM.from_preset(run.path, memory_length=4)
+    assert loaded.backbone.memory_length == 4
+    assert_same_outputs(TransformerXLCausalLM.from_preset(run.path), best)
+    assert tokenizer_hash(loaded.tokenizer) == tokenizer_hash(TOKENIZER)
+    backbone = TransformerXLBackbone.from_preset(tmp_path / "run")
+    assert_same_outputs(backbone, best.backbone)
+    with pytest.raises(ValueError, match="unless load_weights=False"):
+        TransformerXLCausalLM.from_preset(run.path, intermediate_dim=7)
+
+
+@pytest.mark.parametrize("name", ["classifier", "xlnet_lm", "lstm_lm"])
+def test_runs_of_other_classes_are_told_apart(name, saved, tmp_path):
+    model, _ = saved[name]
+    Workdir(str(tmp_path / "run")).create(model, 5, {})
+    loaded = type(model).from_preset(tmp_path / "run")
+    assert_same_outputs(loaded, model)
+    assert bool(loaded.tokenizer) == bool(model.tokenizer)
+
+
+@pytest.fixture
+def hugging_face(tmp_path):
+    """A folder of `save_pretrained`, with the pickle of its vocabulary."""
+    shutil.copytree("tests/testdata/golden/hf_plain", tmp_path / "hf")
+    words = ["<unk>", "<eos>", *(f"w{i}" for i in range(39))]
+    with open(tmp_path / "hf" / "vocab.pkl", "wb") as file:
+        pickle.dump({"idx2sym": words}, file)
+    return tmp_path / "hf"
+
+
+def test_a_folder_of_hugging_face_is_loaded_with_its_vocabulary(hugging_face):
+    expected = load_hugging_face(hugging_face)
+    loaded = TransformerXLCausalLM.from_preset(hugging_face, memory_length=3)
+    assert loaded.backbone.memory_length == 3
+    loaded = TransformerXLCausalLM.from_preset(hugging_face)
+    assert_same_outputs(loaded, expected)
+    assert loaded.tokenizer.line_end == "<eos>"
+    assert loaded.tokenizer.vocabulary_size == 41
+    backbone = TransformerXLBackbone.from_preset(hugging_face)
+    assert_same_outputs(backbone, expected.backbone)
+    classifier = TransformerXLTextClassifier.from_preset(
+        hugging_face, num_classes=2
+    )
+    assert classifier.tokenizer.vocabulary_size == 41
+    new = TransformerXLCausalLM.from_preset(hugging_face, load_weights=False)
+    assert not np.array_equal(new.weights[-1], expected.weights[-1])
+    for arguments, message in (
+        ({"num_layers": 1}, "Only .*'memory_length'"),
+        ({"tie_embeddings": False}, r"only `tokenizer`.*\['tie_embeddings'\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TransformerXLCausalLM.from_preset(hugging_face, **arguments)
+    with pytest.raises(ValueError, match="model_type 'xlnet'"):
+        XLNetPermutationLM.from_preset(hugging_face)
+
+
+def test_a_vocabulary_of_another_model_or_with_code_is_refused(hugging_face):
+    path = hugging_face / "vocab.pkl"
+    path.write_bytes(pickle.dumps({"idx2sym": ["<eos>", "b"]}))
+    with pytest.raises(ValueError, match=f"{path} must have `size` symbols"):
+        TransformerXLCausalLM.from_preset(hugging_face)
+    path.write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    with pytest.raises(ValueError, match=f"{path} .*os.system"):
+        TransformerXLCausalLM.from_preset(hugging_face)
+    assert TransformerXLCausalLM.from_preset(hugging_face, tokenizer=None)
+
+
+def test_an_xlnet_of_hugging_face_is_loaded():
+    folder = "tests/testdata/golden/hf_xlnet_bi"
+    backbone = XLNetBackbone.from_preset(folder, memory_length=3)
+    assert backbone.memory_length == 3
+    expected = load_hugging_face_xlnet(folder, memory_length=3)
+    assert_same_outputs(backbone, expected)
+    with pytest.raises(ValueError, match="which holds a XLNetBackbone"):
+        XLNetPermutationLM.from_preset(folder)
+    with pytest.raises(ValueError, match="model_type 'transfo-xl'"):
+        TransformerXLCausalLM.from_preset(folder)
+
+
+class Hub(types.ModuleType):
+    """Stands in for huggingface_hub, with one repository and its cache."""
+
+    def __init__(self, folder, cache):
+        super().__init__("huggingface_hub")
+        self.folder, self.cache, self.calls = folder, cache, []
+
+    def snapshot_download(self, repo_id, allow_patterns):
+        self.calls.append(repo_id)
+        snapshot = self.cache / "snapshots" / "0a1b"
+        snapshot.mkdir(parents=True, exist_ok=True)
+        blobs = self.cache / "blobs"
+        blobs.mkdir(exist_ok=True)
+        for path in self.folder.iterdir():
+            is_wanted = any(
+                fnmatch.fnmatch(path.name, p) for p in allow_patterns
+            )
+            if is_wanted and not (snapshot / path.name).exists():
+                shutil.copy(path, blobs / f"{path.name}-blob")
+                link = snapshot / path.name
+                link.symlink_to(f"../../blobs/{path.name}-blob")
+        return str(snapshot)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    def make(folder):
+        hub = Hub(folder, tmp_path / "cache")
+        monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+        return hub
+
+    return make
+
+
+def test_a_preset_is_downloaded_without_what_is_not_needed(hub, folder, saved):
+    (folder / "events").write_text("large")
+    (folder / "pytorch_model.bin").write_text("large")
+    calls = hub(folder)
+    model, _ = saved["causal_lm"]
+    loaded = TransformerXLCausalLM.from_preset("hf://me/my-model.v1")
+    assert_same_outputs(loaded, model)
+    assert loaded.tokenizer
+    assert calls.calls == ["me/my-model.v1"]
+    snapshot = calls.cache / "snapshots" / "0a1b"
+    assert sorted(os.listdir(snapshot)) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+
+
+def test_weights_of_pytorch_are_downloaded_if_there_are_no_others(
+    hub, hugging_face
+):
+    weights = hugging_face / "model.safetensors"
+    weights.rename(hugging_face / "pytorch_model.bin")
+    calls = hub(hugging_face)
+    with pytest.raises(ValueError, match="pytorch_model.bin cannot be read"):
+        TransformerXLCausalLM.from_preset("hf://transfo-xl/transfo-xl-wt103")
+    assert len(calls.calls) == 2
+
+
+@pytest.mark.parametrize("name", ["", "a", "a/b/c", "../b", "a/..", "a/b?c"])
+def test_the_name_of_a_repository_is_checked(name, hub, folder):
+    calls = hub(folder)
+    with pytest.raises(ValueError, match="must be 'hf://owner/name'"):
+        TransformerXLCausalLM.from_preset(f"hf://{name}")
+    assert not calls.calls
+
+
+def test_without_the_hubs_package_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match="pip install huggingface_hub"):
+        TransformerXLCausalLM.from_preset("hf://a/b")

@@ -1,0 +1,91 @@
+"""Files of safetensors, compared with those of the package."""
+
+import json
+import struct
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from txl_keras.tensor_files import read_safetensors
+from txl_keras.tensor_files import write_safetensors
+
+ARRAYS = {
+    "b/kernel": np.arange(6, dtype="float32").reshape(2, 3),
+    "a": np.float32(7),
+    "empty": np.zeros((0, 4), "float32"),
+}
+
+
+def test_the_package_reads_what_is_written(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    path = tmp_path / "a.safetensors"
+    write_safetensors(ARRAYS, path, {"format": "pt"})
+    read = numpy.load_file(path)
+    assert read.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(read[name], array)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ml_dtypes.bfloat16, "i8"])
+def test_what_the_package_writes_is_read(dtype, tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    arrays = {name: np.asarray(a, dtype) for name, a in ARRAYS.items()}
+    numpy.save_file(arrays, tmp_path / "a.safetensors")
+    tensors = read_safetensors(tmp_path / "a.safetensors")
+    assert tensors.shapes == {"b/kernel": (2, 3), "a": (), "empty": (0, 4)}
+    if dtype == "i8":
+        with pytest.raises(ValueError, match="'a' must be of floats.*int64"):
+            tensors["a"]
+        return
+    for name, array in arrays.items():
+        assert tensors[name].dtype == array.dtype
+        np.testing.assert_array_equal(tensors[name], array)
+
+
+def entry(dtype="F32", shape=(2,), data_offsets=(0, 8), **others):
+    return {
+        "dtype": dtype,
+        "shape": shape,
+        "data_offsets": data_offsets,
+        **others,
+    }
+
+
+@pytest.mark.parametrize(
+    "header, message",
+    [
+        ({"a": entry(shape=[10**9])}, "'a' of shape .* does not take the byt"),
+        ({"a": entry(shape=[-2])}, "describes no tensor 'a'"),
+        ({"a": entry(shape=[2.0])}, "describes no tensor 'a'"),
+        ({"a": entry(shape=[1] * 40)}, "describes no tensor 'a'"),
+        ({"a": entry(data_offsets=[8])}, "does not take the bytes"),
+        ({"a": entry(data_offsets=[-8, 0])}, "describes no tensor 'a'"),
+        ({"a": entry(data_offsets=[4, 12])}, "overlap, or leave gaps"),
+        ({"a": entry(), "b": entry()}, "overlap, or leave gaps"),
+        ({"a": entry(shape=[1], data_offsets=[0, 4])}, "take 4 bytes.* 8 byt"),
+        ({"a": entry(dtype="F4")}, "'a' must be of one of the dtypes.*'F4'"),
+        ({"a": entry(dtype=[])}, "must be of one of the dtypes"),
+        ({"a": 5}, "describes no tensor 'a'"),
+        ([], "must hold a JSON object"),
+    ],
+    ids=str,
+)
+def test_a_header_that_describes_another_file_is_refused(
+    header, message, tmp_path
+):
+    path = tmp_path / "a.safetensors"
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 8)
+    with pytest.raises(ValueError, match=f"{path} cannot be read.*{message}"):
+        read_safetensors(path)
+
+
+def test_every_cut_and_every_longer_file_is_refused(tmp_path):
+    path = tmp_path / "a.safetensors"
+    write_safetensors(ARRAYS, path)
+    data = path.read_bytes()
+    for wrong in (*(data[:n] for n in range(0, len(data), 7)), data + b"\0"):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match="damaged or cut short"):
+            read_safetensors(path)

@@ -1,0 +1,124 @@
+"""The base class of models that presets and folders describe."""
+
+import types
+
+import keras
+
+from txl_keras.data.tokenizers.building import deserialize_tokenizer
+from txl_keras.models.presets import build_preset
+
+
+class PresetModel(keras.Model):
+    """Base class of models with `from_preset` and `save_to_preset`.
+
+    A subclass is a backbone, or has arguments `backbone` and `tokenizer`.
+    """
+
+    # Arguments of the presets by name; their weights are newly initialized.
+    presets = types.MappingProxyType({})
+    # The class of the argument `backbone` of presets by name.
+    backbone_class = None
+
+    @classmethod
+    def from_preset(cls, preset, load_weights=True, dtype=None, **overrides):
+        """Builds the model of a preset.
+
+        A folder may be of any of these kinds, told apart by its files:
+
+        - a preset that `save_to_preset` wrote,
+        - a run of `train/main.py`, whose best weights are loaded, or of
+          `train/convert.py`,
+        - a folder of Hugging Face's `transfo-xl`, or for XLNet classes `xlnet`.
+          Beside a `transfo-xl`, `vocab.pkl`, `vocab.bin` or `vocab.txt` becomes
+          the tokenizer.
+
+        The folder of a language model also gives a backbone, and a classifier
+        with a new head. A model with an argument `tokenizer` gets the tokenizer
+        of the folder. Reading runs no code of a file, and all sizes are
+        compared with the weights before memory is allocated.
+
+        Args:
+            preset: String, one of `presets`, which are sizes without weights;
+                the path of a folder; or `"hf://owner/name"`, a repository of
+                the Hugging Face Hub, which requires huggingface_hub.
+            load_weights: Boolean. If false, weights are newly initialized.
+                Those of a folder are needed all the same, for their sizes.
+            dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
+            **overrides: Arguments of this class, or of the backbone, that
+                replace those of the preset. Those that weights depend on can
+                differ only where weights are newly initialized.
+
+        Returns:
+            A model of this class.
+
+        Raises:
+            FileNotFoundError: If the folder lacks a file.
+            ImportError: If huggingface_hub is needed and not installed.
+            ValueError: If the preset or an argument is unknown, the folder
+                holds a model that does not give one of this class, or its files
+                are damaged, refer to code or contradict each other.
+
+        Example:
+
+        >>> import tempfile
+        >>> from txl_keras.data import ByteTokenizer
+        >>> from txl_keras.models import TransformerXLBackbone
+        >>> from txl_keras.models import TransformerXLCausalLM
+        >>> model = TransformerXLCausalLM.from_preset(
+        ...     "quickstart", num_layers=1, tokenizer=ByteTokenizer()
+        ... )
+        >>> folder = tempfile.mkdtemp()
+        >>> model.save_to_preset(folder)
+        >>> loaded = TransformerXLCausalLM.from_preset(folder, memory_length=9)
+        >>> loaded.backbone.memory_length
+        9
+        >>> backbone = TransformerXLBackbone.from_preset(folder, dropout=0.1)
+        """
+        if not isinstance(load_weights, bool):
+            raise ValueError(
+                "`load_weights` must be a boolean. Pass all other arguments by "
+                f"name. Received: load_weights={load_weights!r}"
+            )
+        if isinstance(preset, str) and preset in cls.presets:
+            return build_preset(cls, preset, dtype, overrides)
+        # Imported here: it reads models of every class, so it is above them.
+        from txl_keras.preset_folders import load_preset
+
+        return load_preset(cls, preset, load_weights, dtype, overrides)
+
+    def save_to_preset(self, folder, training=None):
+        """Writes a folder that `from_preset` reads.
+
+        It has `config.json`, the class and the arguments of the model;
+        `model.safetensors`, its weights; and `tokenizer.json`, if the model has
+        a tokenizer. The state of `compile` and of the memory is not saved.
+        Until all is written, an earlier preset in the folder stays as it is.
+
+        Args:
+            folder: String or path, local or in a bucket. The folder must not
+                exist, be empty, or hold a preset, which is replaced.
+            training: Optional dictionary that JSON can hold: how the model was
+                trained. Optimizer and steps are added if they are known.
+
+        Raises:
+            OSError: If the folder cannot be written.
+            FloatingPointError: If a weight is not finite.
+            ValueError: If the folder holds something else, or this is a model
+                that `from_preset` could not build: a subclass, or one whose
+                weights are not those of its config.
+
+        Example: see `from_preset`.
+        """
+        from txl_keras.preset_folders import save_preset
+
+        save_preset(self, folder, training)
+
+    @classmethod
+    def from_config(cls, config):
+        if "backbone" not in config:
+            return super().from_config(config)
+        backbone = keras.saving.deserialize_keras_object(config["backbone"])
+        tokenizer = config.get("tokenizer")
+        if tokenizer is not None:
+            tokenizer = deserialize_tokenizer(tokenizer, "The model's config")
+        return cls(**{**config, "backbone": backbone, "tokenizer": tokenizer})

@@ -1,0 +1,538 @@
+"""Folders of models, read and written: presets, runs, and Hugging Face's.
+
+A preset has these files:
+
+config.json        class and config of the model, how it was trained, and the
+                   hashes of the other files
+model.safetensors  weights by name, float32
+tokenizer.json     the tokenizer, if the model has one
+
+The hashes prevent a folder whose writing was interrupted, or whose files were
+mixed up, from loading as another model than was saved.
+"""
+
+import hashlib
+import json
+import os
+import re
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.checkpoints import load_hugging_face
+from txl_keras.checkpoints import load_hugging_face_xlnet
+from txl_keras.checkpoints import load_vocabulary
+from txl_keras.checks import check_vocabulary
+from txl_keras.checks import shown
+from txl_keras.data.corpora.files import is_remote
+from txl_keras.data.corpora.files import read_bytes
+from txl_keras.data.corpora.files import write_text
+from txl_keras.data.preparation import tokenizer_hash
+from txl_keras.data.tokenizers import WordTokenizer
+from txl_keras.data.tokenizers import load_tokenizer
+from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.json_files import MAX_BYTES
+from txl_keras.json_files import check_fields
+from txl_keras.json_files import read_json
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.models import XLNetBackbone
+from txl_keras.models import XLNetPermutationLM
+from txl_keras.models.bundles import check_shapes
+from txl_keras.models.bundles import shapes_of
+from txl_keras.models.model_config import backbone_config
+from txl_keras.models.model_config import check_model_config
+from txl_keras.models.model_config import weight_shapes
+from txl_keras.models.presets import check_required
+from txl_keras.models.presets import own_arguments
+from txl_keras.models.presets import split_overrides
+from txl_keras.models.run_folder import RunFolder
+from txl_keras.models.weights import to_tensor
+from txl_keras.models.weights import weights_by_name
+from txl_keras.tensor_files import read_safetensors
+from txl_keras.tensor_files import write_safetensors
+
+_CLASSES = {
+    model_class.__name__: model_class
+    for model_class in (
+        LSTMBackbone,
+        TransformerXLBackbone,
+        TransformerXLCausalLM,
+        TransformerXLTextClassifier,
+        XLNetBackbone,
+        XLNetPermutationLM,
+    )
+}
+_FIELDS = {
+    "class_name": "a string",
+    "config": "an object",
+    "training": "an object",
+    "weights": "a string",
+    "tokenizer": "a string or null",
+}
+_STDDEVS = ("initializer_stddev", "projection_initializer_stddev")
+_WEIGHTS = "model.safetensors"
+# Symbols of a Hugging Face `transfo-xl`, in its order of preference.
+_VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
+# What is downloaded: PyTorch's file only if there is no other.
+_DOWNLOADED = (
+    "config.json", "tokenizer.json", "model*.safetensors",
+    "model.safetensors.index.json", *_VOCABULARIES,
+)  # fmt: skip
+_DOWNLOADED_ELSE = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+# Names of files and folders that may be read.
+_READ = re.compile(
+    r".*\.(json|safetensors|bin|pkl|txt)|checkpoints|best|ckpt-.*|checkpoint"
+)
+
+
+# -------------------------------- Reading ---------------------------------
+
+
+def load_preset(model_class, preset, load_weights, dtype, overrides):
+    """Loads a folder or a Hub repository: see `PresetModel.from_preset`."""
+    if not isinstance(preset, (str, os.PathLike)) or not os.fspath(preset):
+        raise ValueError(_expected(model_class, preset))
+    folder = os.path.expanduser(os.fspath(preset))
+    if folder.startswith("hf://"):
+        folder = _download(folder)
+    elif not tf.io.gfile.isdir(folder):
+        raise ValueError(_expected(model_class, preset))
+    _check_links(folder)
+    path = os.path.join(folder, "config.json")
+    content = read_json(path)
+    if "class_name" in content:
+        stored = _Preset(folder, content)
+    elif "model" in content and "flags" in content:
+        stored = _Run(folder)
+    elif "model_type" in content or "n_layer" in content:
+        return _load_hugging_face(
+            model_class, folder, load_weights, dtype, overrides
+        )
+    else:
+        raise ValueError(
+            f"{path} must be that of a preset, with `class_name`; of a run, "
+            "with `model` and `flags`; or of Hugging Face, with `model_type`. "
+            f"Received: {shown(sorted(content))}"
+        )
+    return _load(model_class, stored, load_weights, dtype, overrides)
+
+
+def _expected(model_class, preset):
+    names = [*model_class.presets]
+    named = f"one of {names}, " if names else ""
+    return (
+        f"`preset` must be {named}the path of a folder, or 'hf://owner/name'. "
+        f"Received: preset={preset!r}"
+    )
+
+
+def _download(preset):
+    """Returns the local copy of the files of a Hub repository."""
+    repository = preset.removeprefix("hf://")
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository):
+        raise ValueError(
+            "`preset` must be 'hf://owner/name' for a repository of the "
+            f"Hugging Face Hub. Received: preset={preset!r}"
+        )
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ImportError(
+            f"Reading {preset} requires huggingface_hub. Run "
+            "`pip install huggingface_hub`."
+        ) from error
+    patterns = [*_DOWNLOADED]
+    folder = huggingface_hub.snapshot_download(
+        repository, allow_patterns=patterns
+    )
+    if not any("safetensors" in name for name in os.listdir(folder)):
+        folder = huggingface_hub.snapshot_download(
+            repository, allow_patterns=[*patterns, *_DOWNLOADED_ELSE]
+        )
+    return folder
+
+
+def _check_links(folder):
+    """Raises `ValueError` if a file to read is a link out of the folder."""
+    if is_remote(folder):
+        return
+    root = os.path.realpath(folder)
+    roots = [root]
+    snapshots = os.path.dirname(root)
+    if os.path.basename(snapshots) == "snapshots":
+        # The cache of huggingface_hub, whose files are links to these.
+        roots.append(os.path.join(os.path.dirname(snapshots), "blobs"))
+    folders = (root, *(os.path.join(root, n) for n in ("checkpoints", "best")))
+    for parent in filter(os.path.isdir, folders):
+        for name in filter(_READ.fullmatch, os.listdir(parent)):
+            path = os.path.join(parent, name)
+            target = os.path.realpath(path)
+            if not any(os.path.commonpath([target, r]) == r for r in roots):
+                raise ValueError(
+                    "The files of a preset must be in its folder. Copy what "
+                    f"links refer to. Received: {path}, a link to {target}"
+                )
+
+
+class _Preset:
+    """Reads a folder that `save_preset` wrote.
+
+    It has the interface of `_Run`: `model_class`; `config`, the arguments of
+    the model after all checks; `restore(model)`; `load_tokenizer()`.
+    """
+
+    def __init__(self, folder, content):
+        self.folder = folder
+        path = os.path.join(folder, "config.json")
+        check_fields(content, _FIELDS, path)
+        unknown = sorted(content.keys() - _FIELDS)
+        if unknown:
+            raise ValueError(
+                f"{path} is damaged: it has the unknown key {shown(unknown[0])}"
+            )
+        name = content["class_name"]
+        if name not in _CLASSES:
+            raise ValueError(
+                f"{path} must be that of a txl_keras model: its field "
+                f"`class_name` must be one of {sorted(_CLASSES)}. Received: "
+                f"{shown(name)}"
+            )
+        self.model_class = _CLASSES[name]
+        self.config = check_model_config(
+            content, self.model_class, path, "config"
+        )
+        self._content = content
+        self._weights_path = os.path.join(folder, _WEIGHTS)
+        if not tf.io.gfile.exists(self._weights_path):
+            raise FileNotFoundError(
+                f"{folder} has no weights: there is no {self._weights_path}."
+            )
+        self._tensors = read_safetensors(self._weights_path)
+        self._check_shapes(
+            weight_shapes(
+                self.config, self.model_class, path, len(self._tensors)
+            )
+        )
+
+    def _check_shapes(self, shapes):
+        saved = self._tensors.shapes
+        check_shapes(
+            self._weights_path,
+            {f"weights/{name}": shape for name, shape in saved.items()},
+            {f"weights/{name}": shape for name, shape in shapes.items()},
+        )
+
+    def restore(self, model):
+        weights = weights_by_name(model)
+        self._check_shapes(shapes_of(weights))
+        if _file_hash(self._weights_path) != self._content["weights"]:
+            raise ValueError(
+                f"{self._weights_path} is damaged, or is not the file that was "
+                "saved with the config.json beside it. Bring back the files of "
+                "one preset, or save it again."
+            )
+        for name, weight in weights.items():
+            array = self._tensors[name]
+            if not np.isfinite(array).all():
+                raise ValueError(
+                    f"{self._weights_path} is damaged: {name} is not finite"
+                )
+            weight.assign(tf.cast(to_tensor(array), weight.dtype))
+
+    def load_tokenizer(self):
+        path = os.path.join(self.folder, "tokenizer.json")
+        expected, received = self._content.get("tokenizer"), None
+        if tf.io.gfile.exists(path):
+            tokenizer = load_tokenizer(path)
+            received = tokenizer_hash(tokenizer)
+        elif expected is not None:
+            raise FileNotFoundError(
+                f"{self.folder} has no tokenizer: there is no {path}. Bring it "
+                "back, or pass `tokenizer`."
+            )
+        if received != expected:
+            raise ValueError(
+                f"{path} is not the tokenizer of the preset: `tokenizer` in "
+                f"config.json is {shown(expected)}. Bring back the files of "
+                "one preset, or pass `tokenizer`."
+            )
+        return tokenizer if expected else None
+
+
+class _Run:
+    """Reads the folder of a run."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self._run = RunFolder(folder)
+        self.model_class = _CLASSES[self._run.model_class_name()]
+        self.config = self._run.read_model_config(self.model_class, "best")
+
+    def restore(self, model):
+        self._run.restore_weights(model, "best")
+
+    def load_tokenizer(self):
+        has_file = tf.io.gfile.exists(self._run.tokenizer)
+        # A converted checkpoint may have none.
+        if not has_file and not self._run.read_config().get("tokenizer"):
+            return None
+        return self._run.load_tokenizer()
+
+
+def _load(model_class, stored, load_weights, dtype, overrides):
+    """Builds a model of a class from a `_Preset` or a `_Run`."""
+    is_same = issubclass(model_class, stored.model_class)
+    build_class = model_class if is_same else stored.model_class
+    config = stored.config
+    serialized = config.get("backbone", {})
+    backbone_class = _CLASSES.get(serialized.get("class_name"), build_class)
+    _check_gives(model_class, build_class, backbone_class, stored.folder)
+    own, sizes = split_overrides(model_class, overrides, backbone_class)
+    if not is_same:
+        check_required(model_class, own)
+    changed = backbone_config(config)
+    changed.update(sizes)
+    tokenizer = _tokenizer(
+        model_class, own, stored.load_tokenizer, changed["vocabulary_size"]
+    )
+    if is_same:
+        config.update(own)
+    if dtype is not None:
+        config["dtype"] = changed["dtype"] = dtype
+    if load_weights:
+        # Weights of zero take no memory until those of the file replace them.
+        stddevs = {n: changed[n] for n in _STDDEVS if n in changed}
+        changed.update(dict.fromkeys(stddevs, 0.0))
+    config.pop("tokenizer", None)
+    model = build_class.from_config(config)
+    if load_weights:
+        for name, value in stddevs.items():
+            setattr(getattr(model, "backbone", model), name, value)
+        try:
+            stored.restore(model)
+        except ValueError as error:
+            if not sizes and not (is_same and own):
+                raise
+            raise ValueError(
+                "Weights must not depend on the arguments that replace those "
+                "of the preset, unless load_weights=False. Received: "
+                f"{sorted(overrides)}. {error}"
+            ) from error
+    return _as_class(model_class, model, own, tokenizer)
+
+
+def _check_gives(model_class, built_class, backbone_class, folder):
+    """Raises `ValueError` if the model in a folder gives none of a class."""
+    gives = (
+        issubclass(built_class, model_class)
+        or issubclass(backbone_class, model_class)
+        or issubclass(model_class, TransformerXLTextClassifier)
+        and not issubclass(backbone_class, XLNetBackbone)
+    )
+    if not gives:
+        held = built_class.__name__
+        if built_class is not backbone_class:
+            held += f" with a {backbone_class.__name__}"
+        raise ValueError(
+            f"`preset` must hold a {model_class.__name__}; for a backbone or a "
+            "classifier, any model with such a backbone. Received: "
+            f"{folder}, which holds a {held}"
+        )
+
+
+def _tokenizer(model_class, own, load, vocabulary_size):
+    """Returns the tokenizer for a model: the one passed, or that of a file."""
+    if "tokenizer" not in own_arguments(model_class):
+        return None
+    tokenizer = own.pop("tokenizer") if "tokenizer" in own else load()
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, vocabulary_size)
+    return tokenizer
+
+
+def _as_class(model_class, model, own, tokenizer):
+    """Returns a loaded model, its backbone, or its backbone with a new head."""
+    if not isinstance(model, model_class):
+        backbone = getattr(model, "backbone", model)
+        if isinstance(backbone, model_class):
+            return backbone
+        model = model_class(backbone, **own)
+    if tokenizer is not None:
+        model.tokenizer = tokenizer
+    return model
+
+
+def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
+    own, sizes = split_overrides(model_class, overrides)
+    if issubclass(model_class, TransformerXLTextClassifier):
+        check_required(model_class, own)
+    elif own.keys() - {"tokenizer"}:
+        raise ValueError(
+            "Of the arguments of a model that is loaded from a folder of "
+            "Hugging Face, only `tokenizer` and those of the backbone can be "
+            f"replaced. Received: {sorted(own)}"
+        )
+    if issubclass(model_class, (XLNetBackbone, XLNetPermutationLM)):
+        drop_head = issubclass(model_class, XLNetBackbone)
+        model = load_hugging_face_xlnet(folder, dtype, drop_head, **sizes)
+    else:
+        model = load_hugging_face(folder, dtype, **sizes)
+    backbone = getattr(model, "backbone", model)
+    _check_gives(model_class, type(model), type(backbone), folder)
+    if not load_weights:
+        model = type(model).from_config(model.get_config())
+    size = backbone.vocabulary_size
+
+    def load():
+        names = (os.path.join(folder, name) for name in _VOCABULARIES)
+        for path in filter(os.path.isfile, names):
+            symbols = load_vocabulary(path, size)
+            line_end = "<eos>" if "<eos>" in symbols else None
+            return WordTokenizer(symbols, line_end=line_end)
+
+    tokenizer = _tokenizer(model_class, own, load, size)
+    return _as_class(model_class, model, own, tokenizer)
+
+
+# -------------------------------- Writing ---------------------------------
+
+
+def save_preset(model, folder, training=None):
+    """Writes a preset: see `PresetModel.save_to_preset`."""
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
+        # Joined with file names, an empty path would be the current folder.
+        raise ValueError(
+            "`folder` must be a path that is not empty; `.` is the current "
+            f"folder. Received: folder={folder!r}"
+        )
+    if not isinstance(training, (dict, type(None))):
+        raise ValueError(
+            "`training` must be None or a dictionary that JSON can hold. "
+            f"Received: training={shown(training)}"
+        )
+    folder = os.path.expanduser(os.fspath(folder))
+    name = type(model).__name__
+    if _CLASSES.get(name) is not type(model):
+        raise ValueError(
+            f"A preset must hold a model of one of {sorted(_CLASSES)}, which "
+            f"other programs know. Received: a {name}"
+        )
+    tokenizer = getattr(model, "tokenizer", None)
+    config = model.get_config()
+    config.pop("tokenizer", None)
+    content = {
+        "class_name": name,
+        "config": config,
+        "training": {**_training(model), **(training or {})},
+        "weights": "",
+        "tokenizer": tokenizer and tokenizer_hash(tokenizer),
+    }
+    _check_loads(model, content)
+    weights = _weights(model)
+    _check_replaceable(folder)
+    paths = [os.path.join(folder, n) for n in (_WEIGHTS, "tokenizer.json")]
+    unfinished = [f"{path}.tmp" for path in paths]
+    gfile = tf.io.gfile
+    try:
+        gfile.makedirs(folder)
+        write_safetensors(weights, unfinished[0])
+        content["weights"] = _file_hash(unfinished[0])
+        if tokenizer:
+            save_tokenizer(tokenizer, unfinished[1])
+        for new, path in zip(unfinished, paths, strict=True):
+            if gfile.exists(new):
+                gfile.rename(new, path, overwrite=True)
+            elif gfile.exists(path):
+                gfile.remove(path)
+        # Last: until then, hashes differ from those in an earlier config.json.
+        text = json.dumps(content, indent=1) + "\n"
+        write_text(text, os.path.join(folder, "config.json"))
+    except tf.errors.OpError as error:
+        raise OSError(
+            f"The preset {folder} could not be written: {error.message}. Is "
+            "the disk full?"
+        ) from error
+    finally:
+        for path in filter(gfile.exists, unfinished):
+            gfile.remove(path)
+
+
+def _training(model):
+    """Returns what the model itself knows of its training."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return {}
+    return {
+        "optimizer": type(optimizer).__name__,
+        "steps": int(optimizer.iterations.numpy()),
+    }
+
+
+def _check_loads(model, content):
+    """Raises `ValueError` if `from_preset` could not load the model."""
+    try:
+        text = json.dumps(content)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`training` must be a dictionary that JSON can hold. Received: "
+            f"{shown(content['training'])} ({error})"
+        ) from error
+    if len(text) > MAX_BYTES // 2:
+        raise ValueError(
+            f"`training` must have at most {MAX_BYTES // 2:,} bytes with the "
+            f"config of the model. Received: {len(text):,} bytes"
+        )
+    received = shapes_of(weights_by_name(model))
+    source = "the preset to be saved"
+    config = check_model_config(json.loads(text), type(model), source, "config")
+    expected = weight_shapes(config, type(model), source, len(received))
+    different = sorted(
+        name
+        for name in received.keys() | expected.keys()
+        if received.get(name) != expected.get(name)
+    )
+    if different:
+        raise ValueError(
+            "The weights of a model must be those that its config describes to "
+            "be saved as a preset: merge weights that were added to it, and "
+            f"save before quantizing. Received: {shown(different)}"
+        )
+
+
+def _weights(model):
+    """Returns the weights by name; raises an error if one is not finite."""
+    weights = {}
+    for name, weight in weights_by_name(model).items():
+        weights[name] = weight.numpy()
+        if not np.isfinite(weights[name]).all():
+            raise FloatingPointError(f"Not saved: {name} is not finite.")
+    return weights
+
+
+def _check_replaceable(folder):
+    gfile = tf.io.gfile
+    if not gfile.exists(folder):
+        return
+    names = sorted(gfile.listdir(folder)) if gfile.isdir(folder) else ["a file"]
+    if "config.json" in names:
+        try:
+            content = read_json(os.path.join(folder, "config.json"))
+        except ValueError:
+            content = {}
+        if content.get("class_name") in _CLASSES:
+            return
+    if names:
+        raise ValueError(
+            "`folder` must be new, empty or a preset, which is replaced. "
+            f"Received: folder={folder}, which holds {shown(names)}"
+        )
+
+
+def _file_hash(path):
+    digest = hashlib.sha256()
+    for chunk in read_bytes(path):
+        digest.update(chunk)
+    return digest.hexdigest()

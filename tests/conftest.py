@@ -24,7 +24,7 @@ from script_runs import made_once  # noqa: E402
 
 from txl_keras.data import ByteTokenizer  # noqa: E402
 from txl_keras.models import TransformerXLCausalLM  # noqa: E402
-from txl_keras.training.workdir import Workdir  # noqa: E402
+from txl_keras.workdir import Workdir  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):

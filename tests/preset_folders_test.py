@@ -28,9 +28,9 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
-from txl_keras.models.bundles import save_weights
-from txl_keras.models.weights import weights_by_name
-from txl_keras.training.workdir import Workdir
+from txl_keras.training.bundles import save_weights
+from txl_keras.weights import weights_by_name
+from txl_keras.workdir import Workdir
 
 IDS = random_ids(2, 5)
 TOKENIZER = CharacterTokenizer("abcdefghijk")

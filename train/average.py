@@ -8,9 +8,9 @@ Training keeps the latest two checkpoints; --max_to_keep makes it keep more.
 
 from absl import flags
 
-from txl_keras.models.bundles import average_weights
 from txl_keras.scripts import running
-from txl_keras.training.workdir import Workdir
+from txl_keras.training.bundles import average_weights
+from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 

@@ -29,7 +29,7 @@ from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.scripts import running
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 

@@ -54,11 +54,11 @@ from txl_keras.evaluation.report import with_result
 from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
-from txl_keras.models.bundles import saved_steps
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
-from txl_keras.training.workdir import Workdir
-from txl_keras.training.workdir import write_json
+from txl_keras.training.bundles import saved_steps
+from txl_keras.workdir import Workdir
+from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
 

@@ -21,7 +21,7 @@ from txl_keras.scripts.exporting import loading_note
 from txl_keras.serving.export import LONGEST_SEGMENT
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 

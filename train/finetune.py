@@ -54,7 +54,7 @@ from txl_keras.serving import export_classifier
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.optimizers import takes_weight_decay
 from txl_keras.training.schedules import build_schedule
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 

@@ -20,7 +20,7 @@ from txl_keras.scripts import running
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import TextStream
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 

@@ -25,7 +25,6 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import score
-from txl_keras.models.bundles import saved_steps
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
@@ -38,6 +37,7 @@ from txl_keras.serving import Sampler
 from txl_keras.tpu.slices import check_kernel
 from txl_keras.tpu.slices import check_replicas
 from txl_keras.tpu.slices import tpu_type
+from txl_keras.training.bundles import saved_steps
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
@@ -47,7 +47,7 @@ from txl_keras.training.strategy import device_of
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.trainer import Trainer
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 

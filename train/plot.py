@@ -70,8 +70,8 @@ from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
-from txl_keras.training.workdir import Workdir
-from txl_keras.training.workdir import write_json
+from txl_keras.workdir import Workdir
+from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
 

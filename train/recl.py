@@ -39,7 +39,7 @@ from txl_keras.evaluation.recl import recl_label
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
-from txl_keras.training.workdir import write_json
+from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
 

@@ -40,8 +40,6 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
-from txl_keras.models.bundles import check_shapes
-from txl_keras.models.bundles import shapes_of
 from txl_keras.models.model_config import backbone_config
 from txl_keras.models.model_config import check_model_config
 from txl_keras.models.model_config import weight_shapes
@@ -49,10 +47,12 @@ from txl_keras.models.presets import check_required
 from txl_keras.models.presets import own_arguments
 from txl_keras.models.presets import split_overrides
 from txl_keras.models.run_folder import RunFolder
-from txl_keras.models.weights import to_tensor
-from txl_keras.models.weights import weights_by_name
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
+from txl_keras.training.bundles import check_shapes
+from txl_keras.training.bundles import shapes_of
+from txl_keras.weights import to_tensor
+from txl_keras.weights import weights_by_name
 
 _CLASSES = {
     model_class.__name__: model_class

@@ -12,8 +12,8 @@ from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.torch_layout import ORIGINAL
 from txl_keras.checkpoints.torch_layout import torch_layout
-from txl_keras.models.weights import weights_by_name
 from txl_keras.tensor_files import Tensors
+from txl_keras.weights import weights_by_name
 
 NAME = "original_pytorch_wt103_like"
 

@@ -6,66 +6,26 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-# What a part may import, besides itself.
-ALLOWED = {
-    "checkpoints": {
-        "checks",
-        "data",
-        "json_files",
-        "layers",
-        "models",
-        "tensor_files",
-    },
-    "callbacks": {"checks", "layers", "training"},
-    "checks": set(),
-    "data": {"checks", "json_files"},
-    "json_files": {"checks"},
-    "layers": {"checks"},
-    "metrics": set(),
-    "models": {
-        "callbacks",
-        "checks",
-        "data",
-        "json_files",
-        "layers",
-        "metrics",
-        "tensor_files",
-        "training",
-    },
-    # Models of every class, and of other programs.
-    "preset_folders": {
-        "checkpoints",
-        "checks",
-        "data",
-        "json_files",
-        "models",
-        "tensor_files",
-    },
-    "tensor_files": {"checks", "json_files"},
-    "training": {
-        "checks",
-        "data",
-        "json_files",
-        "layers",
-        "metrics",
-        "models",
-        "tpu",
-    },
-    "tpu": {"data"},
-    "evaluation": {"checks", "data", "layers", "metrics", "models", "training"},
-    "serving": {"checks", "data", "layers", "models"},
-    "scripts": {
-        "checkpoints",
-        "data",
-        "evaluation",
-        "json_files",
-        "layers",
-        "models",
-        "serving",
-        "tpu",
-        "training",
-    },
-}
+# The parts from the bottom up. Each may import those above it in this list.
+PARTS = [
+    "checks",
+    "json_files",
+    "tensor_files",
+    "weights",
+    "metrics",
+    "data",
+    "layers",
+    "tpu",
+    "training",
+    "callbacks",
+    "models",
+    "checkpoints",
+    "preset_folders",
+    "workdir",
+    "evaluation",
+    "serving",
+    "scripts",
+]
 # `from_preset` is a method of the classes whose objects it reads.
 UPWARDS = {"models/preset_model.py": {"preset_folders"}}
 
@@ -94,7 +54,8 @@ FILES = sorted((ROOT / "txl_keras").glob("*/**/*.py")) + [
 def test_imports_go_one_way(path):
     path_in_package = path.relative_to(ROOT / "txl_keras")
     part = path_in_package.parts[0].removesuffix(".py")
-    allowed = {part, *ALLOWED[part], *UPWARDS.get(str(path_in_package), ())}
+    allowed = {*PARTS[: PARTS.index(part) + 1]}
+    allowed |= UPWARDS.get(str(path_in_package), set())
     assert set(imported_parts(path)) <= allowed
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from script_flags import flags_of
 
 from txl_keras.scripts import training_flags
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 TINY = (*script_runs.TINY, "--max_steps=24", "--eval_every=8")
 TINY = (*TINY, "--checkpoint_every=8", "--max_sample_tokens=3")

@@ -17,7 +17,7 @@ from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.scripts import training_flags
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 NOT_UTF8 = "\udcff"  # as Python reads the byte 255 of a command line
 

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 from two_workers import tf_configs
 
-from txl_keras.models.bundles import saved_steps
+from txl_keras.training.bundles import saved_steps
 from txl_keras.training.stopping import EXIT_CODE
 
 MAIN = pathlib.Path(__file__).parents[2] / "train" / "main.py"

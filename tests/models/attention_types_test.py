@@ -20,9 +20,9 @@ from factories import small_backbone
 from txl_keras.data import Segments
 from txl_keras.layers import DecoderBlock
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models.weights import weights_by_name
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.trainer import Trainer
+from txl_keras.weights import weights_by_name
 
 B, T, P = 4, 5, 13
 REMEMBERING = ("relative", "shaw")

@@ -13,7 +13,7 @@ from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 SIZES = {
     "vocabulary_size": 9,

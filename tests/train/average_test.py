@@ -8,7 +8,7 @@ import tensorflow as tf
 from script_runs import evaluation_of
 from script_runs import results_of
 
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 
 @pytest.mark.large

@@ -11,7 +11,7 @@ from script_runs import evaluation_of
 from txl_keras.checkpoints import load_tf1
 from txl_keras.data import Segments
 from txl_keras.data import load_corpus
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "golden"
 TF1 = GOLDEN / "wt103_large_like"

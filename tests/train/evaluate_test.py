@@ -10,7 +10,7 @@ from script_runs import evaluation_of
 from script_runs import results_of
 
 from txl_keras.data import load_corpus
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 
 def test_evaluate_agrees_with_training_and_takes_longer_memory(run, succeed):

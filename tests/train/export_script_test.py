@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 
 def test_an_option_without_effect_on_an_export_is_refused(fail, tmp_path):

@@ -14,7 +14,7 @@ from script_runs import write_mails
 
 import txl_keras.models  # noqa: F401, what Keras loads
 from txl_keras.data import ByteTokenizer
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 
 @pytest.fixture(scope="module")

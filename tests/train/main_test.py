@@ -21,8 +21,8 @@ from script_runs import run_script
 
 from txl_keras.data import load_corpus
 from txl_keras.data import vocabulary
-from txl_keras.models.bundles import saved_steps
-from txl_keras.training.workdir import Workdir
+from txl_keras.training.bundles import saved_steps
+from txl_keras.workdir import Workdir
 
 
 def test_a_run_leaves_all_it_promises(run):

@@ -10,7 +10,7 @@ from txl_keras.data import load_corpus
 from txl_keras.evaluation import attention_by_distance
 from txl_keras.evaluation import attention_maps_at
 from txl_keras.evaluation import spread_positions
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 
 def picture_numbers(path):

@@ -7,7 +7,7 @@ from script_runs import metrics_of
 from script_runs import results_of
 
 from txl_keras.models import XLNetPermutationLM
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 XLNET = (
     "--num_layers=1",

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 from factories import small_model
 
-from txl_keras.models.bundles import average_weights
-from txl_keras.models.bundles import save_weights
-from txl_keras.models.weights import weights_by_name
+from txl_keras.training.bundles import average_weights
+from txl_keras.training.bundles import save_weights
+from txl_keras.weights import weights_by_name
 
 STEPS = [5, 9, 12]
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from txl_keras.models import bundles
-from txl_keras.models.bundles import saved_steps
-from txl_keras.models.bundles import write_checkpoint
+from txl_keras.training.bundles import saved_steps
+from txl_keras.training.bundles import write_checkpoint
 
 SHAPES = {"step": (), "weights/a": (3, 5), "memory/000": (2, 4)}
 

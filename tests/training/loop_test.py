@@ -8,8 +8,8 @@ import tensorflow as tf
 from factories import small_model
 
 from txl_keras.data import Segments
-from txl_keras.models.bundles import saved_steps
 from txl_keras.training import loop as loops
+from txl_keras.training.bundles import saved_steps
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.optimizers import build_optimizer
@@ -18,7 +18,7 @@ from txl_keras.training.progress import Progress
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 SETTINGS = {
     "max_steps": 12,

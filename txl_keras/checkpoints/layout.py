@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import shown
-from txl_keras.models.weights import to_tensor
-from txl_keras.models.weights import weights_by_name
+from txl_keras.weights import to_tensor
+from txl_keras.weights import weights_by_name
 
 _MIN_ITEM_BYTES = 2
 # An error lists at most this many problems.

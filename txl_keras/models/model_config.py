@@ -18,7 +18,7 @@ from txl_keras.json_files import check_fields
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import XLNetBackbone
-from txl_keras.models.weights import weights_by_name
+from txl_keras.weights import weights_by_name
 
 # No weight depends on the memory length, so it only has an upper limit.
 MAX_LENGTH = 1 << 20

@@ -12,15 +12,15 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.json_files import check_fields
 from txl_keras.json_files import read_json
-from txl_keras.models.bundles import DamagedCheckpointError
-from txl_keras.models.bundles import check_saved_shapes
-from txl_keras.models.bundles import restore_weights
-from txl_keras.models.bundles import saved_steps
 from txl_keras.models.model_config import MAX_LENGTH
 from txl_keras.models.model_config import check_limit
 from txl_keras.models.model_config import check_model_config
 from txl_keras.models.model_config import weight_shapes
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
+from txl_keras.training.bundles import DamagedCheckpointError
+from txl_keras.training.bundles import check_saved_shapes
+from txl_keras.training.bundles import restore_weights
+from txl_keras.training.bundles import saved_steps
 
 _CONFIG_FIELDS = {
     "flags": "an object",

@@ -26,7 +26,7 @@ from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
-from txl_keras.models.weights import normal_initializer
+from txl_keras.weights import normal_initializer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

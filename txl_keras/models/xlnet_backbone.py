@@ -21,7 +21,7 @@ from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.two_stream_block import TwoStreamBlock
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
-from txl_keras.models.weights import normal_initializer
+from txl_keras.weights import normal_initializer
 
 # With "uni" no token attends to later tokens.
 ATTENTION_TYPES = ("bi", "uni")

@@ -13,8 +13,8 @@ from txl_keras.checks import check_vocabulary
 from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.preset_model import PresetModel
-from txl_keras.models.weights import normal_initializer
 from txl_keras.models.xlnet_backbone import XLNetBackbone
+from txl_keras.weights import normal_initializer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

@@ -35,7 +35,7 @@ from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.strategy import for_another_device
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import model_flops
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 STEPS = ("train", "evaluation", "generation")

@@ -11,7 +11,7 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 

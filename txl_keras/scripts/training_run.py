@@ -14,7 +14,7 @@ from txl_keras.training.progress import Progress
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 

@@ -22,18 +22,18 @@ import concurrent.futures
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.models.bundles import checkpoint_path
-from txl_keras.models.bundles import copies
-from txl_keras.models.bundles import read_newest
-from txl_keras.models.bundles import remove_leftovers
-from txl_keras.models.bundles import run_state
-from txl_keras.models.bundles import saved_steps
-from txl_keras.models.bundles import shapes_of
-from txl_keras.models.bundles import weights_state
-from txl_keras.models.bundles import write_checkpoint
-from txl_keras.models.weights import weights_by_name
+from txl_keras.training.bundles import checkpoint_path
+from txl_keras.training.bundles import copies
+from txl_keras.training.bundles import read_newest
+from txl_keras.training.bundles import remove_leftovers
+from txl_keras.training.bundles import run_state
+from txl_keras.training.bundles import saved_steps
+from txl_keras.training.bundles import shapes_of
+from txl_keras.training.bundles import weights_state
+from txl_keras.training.bundles import write_checkpoint
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
+from txl_keras.weights import weights_by_name
 
 
 class Checkpoints:

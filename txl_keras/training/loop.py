@@ -10,7 +10,7 @@ from absl import logging
 from txl_keras.checks import check_integer
 from txl_keras.data.feed import Feed
 from txl_keras.metrics import bits_per_token
-from txl_keras.models.bundles import saved_steps
+from txl_keras.training.bundles import saved_steps
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.tensorboard import memory_statistics
 from txl_keras.training.utilization import device_memory

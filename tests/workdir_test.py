@@ -10,9 +10,9 @@ from factories import small_model
 from txl_keras.data import WordTokenizer
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.models import LSTMBackbone
-from txl_keras.models.bundles import save_weights
 from txl_keras.scripts.several_runs import open_group
-from txl_keras.training.workdir import Workdir
+from txl_keras.training.bundles import save_weights
+from txl_keras.workdir import Workdir
 
 CONFIG = {
     "flags": {"seed": 1},
@@ -285,7 +285,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
 def test_two_processes_do_not_train_in_the_same_folder(tmp_path):
     script = """
 import sys
-from txl_keras.training.workdir import Workdir
+from txl_keras.workdir import Workdir
 workdir = Workdir(sys.argv[1])
 workdir._lock()
 print("locked", flush=True)

@@ -26,8 +26,8 @@ from txl_keras.json_files import check_fields
 from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.json_files import read_json
-from txl_keras.models.bundles import save_weights
 from txl_keras.models.run_folder import RunFolder
+from txl_keras.training.bundles import save_weights
 
 # A line has about 300 bytes, and its dictionary takes four times as many.
 _MAX_METRICS_BYTES = 64 << 20
@@ -71,7 +71,7 @@ class Workdir(RunFolder):
     ```python
     from txl_keras.data import ByteTokenizer
     from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.training.workdir import Workdir
+    from txl_keras.workdir import Workdir
 
     model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
     workdir = Workdir("run")

@@ -14,7 +14,7 @@ from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.json_files import open_checked
-from txl_keras.models.weights import weights_by_name
+from txl_keras.weights import weights_by_name
 
 # The index of 24 blocks and their optimizer takes 70 kB.
 _MAX_INDEX_BYTES = 4 << 20

@@ -18,7 +18,6 @@ which is written last.
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -38,6 +37,7 @@ from txl_keras.data.token_writer import write_tokens
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.file_lock import lock
 
 # Must be increased when the same text and tokenizer give different files.
 FORMAT = 1
@@ -290,14 +290,13 @@ def _lock(path):
             "read-only folder with files of a corpus as `manual_dir`. "
             f"Received: {os.path.dirname(path)} ({error.strerror})"
         ) from error
-    # `lockf` locks belong to a process: forked workers do not inherit them, and
-    # threads of one process do not exclude each other, hence the second lock.
+    # The lock on the file does not exclude threads of this process.
     with _THREAD_LOCK, file:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file, wait=False)
         except BlockingIOError:
             print(f"Waiting for another process that prepares {path}.")
-            fcntl.lockf(file, fcntl.LOCK_EX)
+            lock(file)
         yield
 
 

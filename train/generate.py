@@ -1,9 +1,9 @@
 r"""Writes text with the model of a run.
 
-    python train/generate.py --workdir=runs/quickstart --prompt="def main("
-    python train/generate.py --workdir=runs/quickstart --max_tokens=5000 \
+    txl generate --workdir=runs/quickstart --prompt="def main("
+    txl generate --workdir=runs/quickstart --max_tokens=5000 \
         --temperature=0.8 --top_p=0.95 --seed=3
-    python train/generate.py --workdir=runs/quickstart --prompt="class A" \
+    txl generate --workdir=runs/quickstart --prompt="class A" \
         --prompt="import " --stop="\n\n"
 
 The text of a single prompt is printed token by token. Several prompts are

@@ -590,8 +590,8 @@ def _layers_and_heads(backbone):
 def _token_label(tokenizer, token):
     """Returns a printable text of a token for an axis."""
     text = tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
-    if tokenizer.unit == "word":  # every word begins with a space
-        text = text.removeprefix(" ")
+    if tokenizer.unit in ("word", "token"):  # with a space before or after
+        text = text.strip(" ")
     return text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
 
 

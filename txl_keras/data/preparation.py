@@ -34,9 +34,11 @@ from txl_keras.data.token_files import open_token_file
 from txl_keras.data.token_writer import DOCUMENTS_FILE
 from txl_keras.data.token_writer import TOKENS_FILE
 from txl_keras.data.token_writer import write_tokens
+from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.data.tokenizers.building import check_kind
 from txl_keras.file_lock import lock
 
 # Must be increased when the same text and tokenizer give different files.
@@ -141,8 +143,11 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS):
     Raises:
         OSError: If the disk is full or the folder cannot be written.
         ValueError: If a split has no tokens or a symbol that is not in the
-            vocabulary, or if its files were changed after they were prepared.
+            vocabulary, or if its files were changed after they were prepared;
+            if the corpus has token ids and the tokenizer takes text, or the
+            other way round.
     """
+    check_kind(corpus, isinstance(tokenizer, IdTokenizer))
     key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
     parent = _folder(folder, f"{corpus.name}_{tokenizer.unit}s", key)
     prepared = {}

@@ -16,11 +16,13 @@ from txl_keras.data.corpora.splitting import HELD_OUT_FRACTION
 
 ID_SUFFIXES = (".npy", ".npz")
 MAX_ID = 2**31 - 2  # so that ids and the size of the vocabulary are int32
+_MAX_RATIO = 1040  # no array is compressed to a smaller part of its size
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# Errors of NumPy and zipfile for files that are damaged or of another kind.
+# Errors of NumPy, zipfile and TensorFlow for files that are damaged or of
+# another kind.
 _DAMAGED = (
     ValueError,
     TypeError,
@@ -31,6 +33,7 @@ _DAMAGED = (
     RuntimeError,
     zipfile.BadZipFile,
     zlib.error,
+    tf.errors.InvalidArgumentError,
 )
 
 
@@ -184,6 +187,10 @@ def _open(path, entry="tokens"):
             if path.lower().endswith(".npz"):
                 archive = stack.enter_context(zipfile.ZipFile(file))
                 member = archive.getinfo(f"{entry}.npy")
+                if member.file_size > _MAX_RATIO * length:
+                    raise ValueError(
+                        f"{entry}.npy would have {member.file_size:,} bytes"
+                    )
                 length = member.file_size
                 file = stack.enter_context(archive.open(member))
             version = np.lib.format.read_magic(file)
@@ -228,5 +235,5 @@ def _damaged_error(path, error):
     return ValueError(
         f"{path} must be a file of token ids, as np.save(path, ids) or "
         "np.savez(path, tokens=ids, documents=starts) write it. Received: "
-        f"{error!r:.200}"
+        f"{type(error).__name__}: {error}"[:300]
     )

@@ -15,6 +15,8 @@ from txl_keras.data import prepare
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.id_files import IdCorpus
+from txl_keras.data.corpora.id_files import read_ids
+from txl_keras.data.corpora.id_files import split_ids
 
 IDS = np.random.default_rng(0).integers(0, 300, 1000)
 
@@ -135,6 +137,12 @@ def damaged_archive():
         ("a.npy", array_of(IDS) + b"x", "8,128 bytes.*8,129"),
         ("a.npy", array_of(IDS)[:70], "file of token ids"),
         ("a.npy", b"\x93NUMPY\x03\x00", "file of token ids"),
+        ("a.npy", b"\x93NUMPY\x01\x00\x28\x23" + b"-" * 9000, "token ids"),
+        (
+            "a.npy",
+            array_of(IDS.reshape(8, 125)).replace(b"(8, 125)", b"(-8,-125)"),
+            "integers",
+        ),
         ("a.npy", b"60 64 67", "file of token ids.*magic"),
         ("a.npy", array_of(IDS - 7), r"from 0 to .*: -\d at position \d"),
         ("a.npy", array_of(2**31 - 1 + 0 * IDS), "2147483647 at position 0"),
@@ -212,6 +220,27 @@ def test_an_archive_runs_no_code_and_reads_no_other_entry(tmp_path):
         joined(splits_of(tmp_path / "b.npz", tmp_path)), IDS
     )
     assert not touched.exists()
+
+
+@pytest.mark.parametrize("name, first", [("a.npy", 128), ("a.npz", None)])
+def test_damage_is_a_value_error_that_names_the_file(name, first, tmp_path):
+    arrays = array_of(IDS[:9]), archive_of(tokens=IDS[:9], documents=[0, 3])
+    data = arrays[name == "a.npz"]
+    rng = np.random.default_rng(0)
+    symbols = np.frombuffer(b"(){}[]'\",:-<>|O8i4 \n\x00\xff*#", np.uint8)
+    path, refused = tmp_path / name, 0
+    for _ in range(400):
+        damaged = np.frombuffer(data, np.uint8).copy()
+        places = rng.integers(0, first or len(data), rng.integers(1, 6))
+        damaged[places] = rng.choice(symbols, len(places))
+        path.write_bytes(damaged.tobytes())
+        try:
+            split_ids(str(path))
+            list(read_ids(str(path)))
+        except ValueError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 200
 
 
 def test_a_size_that_no_compression_reaches_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import tokenize
 import zipfile
 import zlib
 
@@ -28,12 +29,14 @@ _DAMAGED = (
     TypeError,
     KeyError,
     EOFError,
-    RecursionError,
+    MemoryError,  # of a header too deeply nested
     NotImplementedError,
     RuntimeError,
+    tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
     tf.errors.InvalidArgumentError,
+    tf.errors.OutOfRangeError,
 )
 
 
@@ -214,14 +217,14 @@ def _has_documents(path):
 
 def _check(array, entry, is_fortran, length):
     name = f"{array.path}: `{entry}`"
-    is_matrix = len(array.shape) == 2 and entry == "tokens" and not is_fortran
+    is_matrix = len(array.shape) == 2 and min(array.shape) >= 0
+    is_matrix = is_matrix and entry == "tokens" and not is_fortran
     if array.dtype.kind not in "iu" or not (len(array.shape) == 1 or is_matrix):
         raise ValueError(
             f"{name} must be an array of integers of shape (n,), or of tokens "
             "in documents of equal length (d, n), in row-major order. "
             f"Received: dtype {array.dtype}, shape {array.shape}"
-            + ", column-major"
-            * is_fortran
+            f"{', column-major' if is_fortran else ''}"
         )
     expected = array.offset + array.size * array.dtype.itemsize
     if expected != length:

@@ -31,6 +31,7 @@ def lock(file, wait=True, shared_with_children=False):
         BlockingIOError: If another process has the lock, without `wait`.
     """
     if fcntl:
+        # Forked processes inherit the locks of `flock`, not those of `lockf`.
         call = fcntl.flock if shared_with_children else fcntl.lockf
         call(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         return

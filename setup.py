@@ -4,6 +4,7 @@ import pathlib
 
 from setuptools import find_packages
 from setuptools import setup
+from setuptools.command.build_py import build_py
 
 _LIBTPU_RUNS = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 # tpu/compiling.py uses private parts of jax, so the versions are exact.
@@ -13,13 +14,42 @@ TPU_COMPILER = [
 ]
 SUBWORDS = ["sentencepiece", "tensorflow-text>=2.20,<2.22"]
 
+# Scripts for developers, which need a checkout.
+CHECKOUT_ONLY = {"benchmark", "tpu_table"}
+
+
+class BuildScripts(build_py):
+    """Leaves `CHECKOUT_ONLY` out of the wheel."""
+
+    def find_package_modules(self, package, package_dir):
+        modules = super().find_package_modules(package, package_dir)
+        if package != "txl_keras.train":
+            return modules
+        return [module for module in modules if module[1] not in CHECKOUT_ONLY]
+
+
 setup(
     name="txl_keras",
     version="0.1.0",
     description="Transformer-XL for Keras 3 and TensorFlow.",
     long_description=pathlib.Path("README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
-    packages=find_packages(include=["txl_keras", "txl_keras.*"]),
+    # The scripts and their flagfiles are installed as parts of the package.
+    packages=[
+        *find_packages(include=["txl_keras", "txl_keras.*"]),
+        "txl_keras.train",
+        "txl_keras.tpu_configs",
+    ],
+    package_dir={
+        "txl_keras.train": "train",
+        "txl_keras.tpu_configs": "tpu_configs",
+    },
+    package_data={
+        "txl_keras.train": ["configs/**/*.flags"],
+        "txl_keras.tpu_configs": ["*.flags"],
+    },
+    cmdclass={"build_py": BuildScripts},
+    entry_points={"console_scripts": ["txl = txl_keras.scripts.txl:main"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py",

@@ -1,7 +1,7 @@
 """Averages the latest checkpoints of a run into a new run.
 
-    python train/average.py --workdir=runs/mine --output=runs/mine_average
-    python train/evaluate.py --workdir=runs/mine_average
+    txl average --workdir=runs/mine --output=runs/mine_average
+    txl evaluate --workdir=runs/mine_average
 
 Training keeps the latest two checkpoints; --max_to_keep makes it keep more.
 """

@@ -1,14 +1,14 @@
 r"""Converts published checkpoints to runs, and runs to Hugging Face folders.
 
-    python train/convert.py --input_format=hugging_face \
+    txl convert --input_format=hugging_face \
         --input=transfo-xl-wt103 --vocabulary=transfo-xl-wt103/vocab.pkl \
         --output=runs/wt103
-    python train/convert.py --input_format=tf1 --input=wt103/model.ckpt-0 \
+    txl convert --input_format=tf1 --input=wt103/model.ckpt-0 \
         --config=wt103.json --vocabulary=wt103/cache.pkl --output=runs/wt103
-    python train/convert.py --input_format=workdir --input=runs/mine \
+    txl convert --input_format=workdir --input=runs/mine \
         --cold_start=zeros --output_format=hugging_face --output=mine_hf
 
-`train/evaluate.py` (with --corpus), `train/generate.py` and `train/export.py`
+`txl evaluate` (with --corpus), `txl generate` and `txl export`
 work with a converted run as with one that was trained here. The content of
 --config is described at `txl_keras.checkpoints.load_tf1` and `load_pytorch`.
 """
@@ -36,7 +36,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_enum(
     "input_format", None, ["tf1", "hugging_face", "pytorch", "workdir"],
     "Program that wrote the input: the original TensorFlow code (tf1), Hugging "
-    "Face, the original or NVIDIA's PyTorch code, or train/main.py (workdir).",
+    "Face, the original or NVIDIA's PyTorch code, or txl train (workdir).",
     required=True,
 )  # fmt: skip
 flags.DEFINE_string(

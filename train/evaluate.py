@@ -1,11 +1,11 @@
 r"""Measures the bits per character and the perplexity of a run.
 
-    python train/evaluate.py --workdir=runs/quickstart --split=test
-    python train/evaluate.py --workdir=runs/enwik8_base \
-        --flagfile=train/configs/evaluation/enwik8_base.flags
-    python train/evaluate.py --workdir=runs/quickstart --corpus=my_text.txt \
+    txl evaluate --workdir=runs/quickstart --split=test
+    txl evaluate --workdir=runs/enwik8_base \
+        --flagfile=evaluation/enwik8_base
+    txl evaluate --workdir=runs/quickstart --corpus=my_text.txt \
         --split=all --token_nll --position_curve
-    python train/evaluate.py --workdir=runs/vanilla --stride=1 \
+    txl evaluate --workdir=runs/vanilla --stride=1 \
         --max_eval_tokens=100000
 
 Every token of the split except the first is scored exactly once, with any batch

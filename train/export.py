@@ -1,7 +1,7 @@
 """Exports a run as a SavedModel that needs only TensorFlow.
 
-    python train/export.py --workdir=runs/quickstart
-    python train/export.py --workdir=runs/quickstart --raw_text
+    txl export --workdir=runs/quickstart
+    txl export --workdir=runs/quickstart --raw_text
 
 The first command writes `runs/quickstart/export/STEP`, whose signatures take
 and return token ids. The second writes `runs/quickstart/export_text/STEP`,

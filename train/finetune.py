@@ -1,15 +1,15 @@
 r"""Trains a text classifier on the backbone of a language model.
 
-    python train/finetune.py --workdir=runs/mails --initialize_from=runs/lm \
+    txl finetune --workdir=runs/mails --initialize_from=runs/lm \
         --train_file=mails.tsv --test_file=more_mails.tsv
-    python train/finetune.py --workdir=runs/imdb --initialize_from=runs/lm \
+    txl finetune --workdir=runs/imdb --initialize_from=runs/lm \
         --tfds_name=imdb_reviews --epochs=3 --max_text_tokens=1024
-    python train/finetune.py --workdir=runs/scratch --tokenizer=words \
+    txl finetune --workdir=runs/scratch --tokenizer=words \
         --min_count=2 --train_file=reviews.csv --label_column=stars
 
 Texts of any length are read whole, segment by segment with memory, unless
 --max_text_tokens limits them. --initialize_from names the workdir of a run of
-train/main.py or of a checkpoint that train/convert.py converted, and takes its
+`txl train` or of a checkpoint that `txl convert` converted, and takes its
 weights, sizes and tokenizer. With --from_scratch it takes everything except
 the weights: a baseline that shows what the pretrained weights add.
 

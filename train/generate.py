@@ -1,21 +1,33 @@
 r"""Writes text with the model of a run.
 
-    python train/generate.py --workdir=runs/quickstart --prompt="def main("
-    python train/generate.py --workdir=runs/quickstart --max_tokens=5000 \
+    txl generate --workdir=runs/quickstart --prompt="def main("
+    txl generate --workdir=runs/quickstart --max_tokens=5000 \
         --temperature=0.8 --top_p=0.95 --seed=3
-    python train/generate.py --workdir=runs/quickstart --prompt="class A" \
+    txl generate --workdir=runs/quickstart --prompt="class A" \
         --prompt="import " --stop="\n\n"
+    txl generate --workdir=runs/music --prompt="60 64 67" --output=tune.npy
 
 The text of a single prompt is printed token by token. Several prompts are
 continued in one batch, each independently of the others, and their texts are
 printed at the end.
+
+A model of token ids (--tokenizer=ids) continues numbers, or the ids in an .npy
+file, and --output writes them to a file that can be a --corpus.
 """
 
+import io
+import os
 import sys
 
+import numpy as np
+import tensorflow as tf
 from absl import flags
 
 from txl_keras.checks import shown
+from txl_keras.data import IdTokenizer
+from txl_keras.data.corpora.id_files import is_id_file
+from txl_keras.data.corpora.id_files import read_ids
+from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
@@ -32,7 +44,8 @@ flags.DEFINE_enum(
 flags.DEFINE_multi_string(
     "prompt", None,
     "Text to continue; may be repeated. Default: a newline, or a space if the "
-    "vocabulary lacks the newline.",
+    "vocabulary lacks the newline. For a model of token ids: numbers, or an "
+    ".npy file, which must be given.",
 )  # fmt: skip
 flags.DEFINE_integer(
     "max_tokens", 500,
@@ -42,6 +55,11 @@ flags.DEFINE_integer(
 flags.DEFINE_multi_string(
     "stop", [],
     "Text at which to stop; it is not printed. May be repeated.",
+)  # fmt: skip
+flags.DEFINE_string(
+    "output", None,
+    "File for the prompts and what follows them, of a model of token ids: .npy "
+    "for one prompt, or .npz. Default: none.",
 )  # fmt: skip
 flags.DEFINE_float(
     "temperature", 1.0,
@@ -87,6 +105,7 @@ def main(_):
     )
     workdir = Workdir(FLAGS.workdir)
     tokenizer = workdir.load_tokenizer()
+    _check_kind(tokenizer)
     streams = [
         TextStream(tokenizer.decode_bytes, FLAGS.stop)
         for _ in FLAGS.prompt or [None]
@@ -97,7 +116,10 @@ def main(_):
     if memory_length is None:
         memory_length = workdir.generation_memory_length(model.backbone)
     write = Generator(model, sampler, memory_length)
-    parts = _parts(write(prompts, FLAGS.max_tokens, FLAGS.seed), streams)
+    steps = write(prompts, FLAGS.max_tokens, FLAGS.seed)
+    if FLAGS.output is not None:
+        steps = _kept(steps, prompts)
+    parts = _parts(steps, streams)
     if len(texts) == 1:
         _show(texts[0])
         for (part,) in parts:
@@ -109,6 +131,51 @@ def main(_):
         written = [a + b for a, b in zip(written, row_parts, strict=True)]
     for number, text in enumerate(written):
         print(f"--- {number}\n{text}")
+
+
+def _check_kind(tokenizer):
+    """Checks the flags that only suit models of text, or of token ids."""
+    if not isinstance(tokenizer, IdTokenizer):
+        if FLAGS.output is not None:
+            raise ValueError(
+                "`output` can only be given for a model of token ids: text is "
+                f"printed. Received: --output={FLAGS.output}"
+            )
+        return
+    if not FLAGS.prompt or FLAGS.stop:
+        raise ValueError(
+            "`prompt` must be given for a model of token ids, and `stop` must "
+            f"not, which is text. Received: --prompt={FLAGS.prompt}, "
+            f"--stop={FLAGS.stop}"
+        )
+    if FLAGS.output is not None:
+        endings = (".npz",) if len(FLAGS.prompt) > 1 else (".npy", ".npz")
+        if not FLAGS.output.endswith(endings):
+            raise ValueError(
+                f"`output` must end with {' or '.join(endings)} for "
+                f"{len(FLAGS.prompt)} prompts. Received: "
+                f"--output={FLAGS.output}"
+            )
+        data_flags.check_writable("output", FLAGS.output)
+
+
+def _kept(steps, prompts):
+    """Yields the tokens of each step, and at the end writes `--output`."""
+    rows = [list(prompt) for prompt in prompts]
+    for tokens in steps:
+        for row, token in zip(rows, tokens, strict=True):
+            row.append(token)
+        yield tokens
+    ids = np.concatenate(rows).astype(np.int32)
+    buffer = io.BytesIO()  # since np.savez cannot write to a bucket
+    if FLAGS.output.endswith(".npy"):
+        np.save(buffer, ids)
+    else:
+        starts = np.cumsum([0, *map(len, rows[:-1])])
+        np.savez(buffer, tokens=ids, documents=starts)
+    with tf.io.gfile.GFile(os.path.expanduser(FLAGS.output), "wb") as file:
+        file.write(buffer.getvalue())
+    print(f"\nWritten to {FLAGS.output}", file=sys.stderr)
 
 
 def _parts(tokens, streams):
@@ -130,6 +197,11 @@ def _show(text):
 
 def _prompts(tokenizer):
     """Returns the prompts as texts and as token ids."""
+    if isinstance(tokenizer, IdTokenizer):
+        prompts = [_encode(tokenizer, text) for text in FLAGS.prompt]
+        return [
+            tokenizer.decode_bytes(ids).decode() for ids in prompts
+        ], prompts
     if FLAGS.prompt is not None:
         return FLAGS.prompt, [_encode(tokenizer, text) for text in FLAGS.prompt]
     try:
@@ -141,7 +213,11 @@ def _prompts(tokenizer):
 
 def _encode(tokenizer, text):
     try:
-        ids = tokenizer.encode(text)
+        if isinstance(tokenizer, IdTokenizer) and is_id_file(text):
+            blocks = read_ids(os.path.expanduser(text))
+            ids = tokenizer.encode(np.concatenate([[], *blocks]).astype(int))
+        else:
+            ids = tokenizer.encode(text)
     except ValueError as error:
         raise ValueError(
             "`prompt` must consist of symbols of the model's vocabulary. "

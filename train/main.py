@@ -1,11 +1,11 @@
 r"""Trains a Transformer-XL language model on text.
 
-    python train/main.py --flagfile=train/configs/quickstart.flags
-    python train/main.py --workdir=runs/mine --corpus=path/to/text_or_folder
-    python train/main.py --flagfile=train/configs/enwik8_base.flags \
+    txl train --flagfile=quickstart
+    txl train --workdir=runs/mine --corpus=path/to/text_or_folder
+    txl train --flagfile=enwik8_base \
         --workdir=gs://BUCKET/enwik8 --data_dir=gs://BUCKET/data --tpu=local
-    python train/main.py --flagfile=train/configs/enwik8_base.flags \
-        --flagfile=tpu_configs/v2_8.flags --compile_only
+    txl train --flagfile=enwik8_base \
+        --flagfile=v2_8 --compile_only
 
 Run the same command again to resume a run that was stopped. SIGTERM and Ctrl-C
 finish the current step, save a checkpoint and exit with code 75.
@@ -177,7 +177,7 @@ def train(strategy, stop):
     if step == FLAGS.max_steps and workdir.is_finished():
         log(
             "The run is finished. To score it in other ways or to write more "
-            "text, use train/evaluate.py and train/generate.py."
+            "text, use `txl evaluate` and `txl generate`."
         )
         log(_describe_results(workdir, tokenizer))
         return True

@@ -1,13 +1,13 @@
 r"""Draws pictures that compare runs.
 
-    python train/plot.py --picture=learning_curves \
+    txl plot --picture=learning_curves \
         --workdirs=runs/memory,runs/no_memory --output=runs/curves.png
-    python train/plot.py --picture=positions --labels=Transformer-XL,vanilla \
+    txl plot --picture=positions --labels=Transformer-XL,vanilla \
         --workdirs=runs/memory,runs/no_memory --output=runs/positions.svg
-    python train/plot.py --picture=attention --workdirs=runs/memory \
+    txl plot --picture=attention --workdirs=runs/memory \
         --segment_length=24 --memory_length=24 --layers=0,3 --heads=0,1 \
         --output=runs/attention.png
-    python train/plot.py --picture=recl --numbers=runs/recl.json \
+    txl plot --picture=recl --numbers=runs/recl.json \
         --output=runs/recl.pdf
 
 All pictures but learning_curves use the text of the runs, or --corpus:
@@ -23,7 +23,7 @@ positions              loss by position in the segment, averaged over groups of
 attention              attention maps of one segment over itself and memory
 attention_by_distance  attention by distance: means over heads and over
                        --num_positions queries, spread over the split
-recl                   relative effective context lengths, which train/recl.py
+recl                   relative effective context lengths, which `txl recl`
                        measures; --numbers is the file that it wrote
 
 The runs must share one tokenizer, or for learning_curves one unit of tokens.
@@ -219,7 +219,7 @@ def _check_flags():
     if FLAGS.picture == "recl" and not FLAGS.numbers:
         raise ValueError(
             "`numbers` must be given with --picture=recl: the file that "
-            "train/recl.py wrote. Received: --numbers=None"
+            "`txl recl` wrote. Received: --numbers=None"
         )
     if FLAGS.numbers and FLAGS.workdirs:
         raise ValueError(
@@ -590,8 +590,8 @@ def _layers_and_heads(backbone):
 def _token_label(tokenizer, token):
     """Returns a printable text of a token for an axis."""
     text = tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
-    if tokenizer.unit == "word":  # every word begins with a space
-        text = text.removeprefix(" ")
+    if tokenizer.unit in ("word", "token"):  # with a space before or after
+        text = text.strip(" ")
     return text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
 
 

@@ -1,8 +1,8 @@
 r"""Prepares text for training and prints statistics of its tokens.
 
-    python train/prepare_data.py --corpus=enwik8 --data_dir=FOLDER \
+    txl prepare --corpus=enwik8 --data_dir=FOLDER \
         --tokenizer=characters --drop_newlines
-    python train/prepare_data.py --corpus=articles.txt --tokenizer=words \
+    txl prepare --corpus=articles.txt --tokenizer=words \
         --min_count=5
 
 This step is optional: training prepares its text itself, and reuses what this

@@ -1,8 +1,8 @@
 r"""Trains an XLNet to predict tokens of a text from any other tokens.
 
-    python train/pretrain_xlnet.py --workdir=runs/xlnet \
+    txl pretrain_xlnet --workdir=runs/xlnet \
         --corpus=path/to/text_or_folder
-    python train/pretrain_xlnet.py --workdir=runs/xlnet_large --corpus=FOLDER \
+    txl pretrain_xlnet --workdir=runs/xlnet_large --corpus=FOLDER \
         --tokenizer=sentencepiece --vocabulary=spiece.model --num_layers=24 \
         --num_heads=16 --hidden_dim=1024 --intermediate_dim=4096 \
         --segment_length=512 --memory_length=384 --reuse_half --tpu=local

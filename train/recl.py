@@ -1,8 +1,8 @@
 r"""Measures how much context each model of a group uses.
 
-    python train/recl.py --workdirs=runs/memory,runs/no_memory \
+    txl recl --workdirs=runs/memory,runs/no_memory \
         --context_lengths=32,64,96,128,160,192 --output=runs/recl.json
-    python train/recl.py --workdirs=runs/wt103_base,runs/wt103_shaw \
+    txl recl --workdirs=runs/wt103_base,runs/wt103_shaw \
         --split=valid --num_positions=5000 --output=runs/recl_wt103.json
 
 This is the relative effective context length (RECL) of section 4.3 and

@@ -10,6 +10,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PARTS = [
     "checks",
     "json_files",
+    "file_lock",
     "tensor_files",
     "weights",
     "metrics",

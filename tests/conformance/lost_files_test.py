@@ -49,7 +49,7 @@ def test_what_is_lost_is_mended_or_refused(here, corpus, tmp_path):
     # The hash of the tokenizer is in the configuration: it is written again.
     (run / "tokenizer.json").unlink()
     _, error = here("evaluate.py", f"--workdir={run}")
-    assert "tokenizer.json: train/main.py writes it again" in error
+    assert "tokenizer.json: `txl train` writes it again" in error
     printed, error = here("main.py", f"--workdir={run}", *flags)
     assert error is None
     assert "The run is finished" in printed

@@ -63,3 +63,11 @@ def test_an_error_is_raised_where_it_belongs(threads, bad):
     assert [next(results) for _ in range(bad)] == list(range(bad))
     with pytest.raises(ValueError, match=f"item {bad}"):
         next(results)
+
+
+def test_items_go_to_threads_where_processes_cannot_fork(monkeypatch):
+    monkeypatch.setattr(
+        multiprocessing, "get_all_start_methods", lambda: ["spawn"]
+    )
+    pids = ordered_map(lambda _: os.getpid(), range(30), num_workers=2)
+    assert set(pids) == {os.getpid()}

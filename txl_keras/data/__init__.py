@@ -43,6 +43,7 @@ from txl_keras.data.text_batches import pad_texts
 # Tokenizers: text to ids and back.
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
+from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
 from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
@@ -57,6 +58,7 @@ __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
     "Corpus",
+    "IdTokenizer",
     "LabelledTexts",
     "PermutedSegments",
     "PreparedSplit",

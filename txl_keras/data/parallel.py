@@ -28,7 +28,8 @@ def ordered_map(function, items, num_workers=None, threads=False):
     if num_workers == 1:
         yield from map(function, items)
         return
-    if threads:
+    # Windows cannot fork, and the functions cannot be sent to new processes.
+    if threads or "fork" not in multiprocessing.get_all_start_methods():
         executor, call = futures.ThreadPoolExecutor(num_workers), function
     else:
         # Forked workers start immediately and share the vocabulary instead of

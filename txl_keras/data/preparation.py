@@ -18,7 +18,6 @@ which is written last.
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -35,9 +34,12 @@ from txl_keras.data.token_files import open_token_file
 from txl_keras.data.token_writer import DOCUMENTS_FILE
 from txl_keras.data.token_writer import TOKENS_FILE
 from txl_keras.data.token_writer import write_tokens
+from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
+from txl_keras.data.tokenizers.building import check_kind
+from txl_keras.file_lock import lock
 
 # Must be increased when the same text and tokenizer give different files.
 FORMAT = 1
@@ -141,8 +143,11 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS):
     Raises:
         OSError: If the disk is full or the folder cannot be written.
         ValueError: If a split has no tokens or a symbol that is not in the
-            vocabulary, or if its files were changed after they were prepared.
+            vocabulary, or if its files were changed after they were prepared;
+            if the corpus has token ids and the tokenizer takes text, or the
+            other way round.
     """
+    check_kind(corpus, isinstance(tokenizer, IdTokenizer))
     key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
     parent = _folder(folder, f"{corpus.name}_{tokenizer.unit}s", key)
     prepared = {}
@@ -290,14 +295,13 @@ def _lock(path):
             "read-only folder with files of a corpus as `manual_dir`. "
             f"Received: {os.path.dirname(path)} ({error.strerror})"
         ) from error
-    # `lockf` locks belong to a process: forked workers do not inherit them, and
-    # threads of one process do not exclude each other, hence the second lock.
+    # The lock on the file does not exclude threads of this process.
     with _THREAD_LOCK, file:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file, wait=False)
         except BlockingIOError:
             print(f"Waiting for another process that prepares {path}.")
-            fcntl.lockf(file, fcntl.LOCK_EX)
+            lock(file)
         yield
 
 

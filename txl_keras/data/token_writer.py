@@ -50,11 +50,8 @@ def write_tokens(corpus, split, tokenizer, folder):
                 num_bytes += block.num_bytes
                 num_unknown += block.num_unknown
         except UnknownSymbolError as error:
-            raise ValueError(
-                f"The {split} split of {corpus.name} has {error.symbol!r}, "
-                f"about {num_tokens + error.position:,} tokens after its "
-                "start, which is not in the vocabulary. Use a vocabulary of "
-                "this text, or one with an entry for unknown words."
+            raise corpus.unknown_symbol_error(
+                split, error.symbol, num_tokens + error.position
             ) from error
     return {
         "num_tokens": num_tokens,

@@ -140,7 +140,7 @@ class WordVocabulary:
 
 
 class UnknownSymbolError(ValueError):
-    """Reports a symbol that is not in the vocabulary.
+    """Reports a symbol, or an id, that is not in the vocabulary.
 
     `position` is the number of symbols of the text before it.
     """
@@ -152,7 +152,9 @@ class UnknownSymbolError(ValueError):
 
     def __str__(self):
         symbol, position = self.args
-        code_point = f" (U+{ord(symbol):04X})" if len(symbol) == 1 else ""
+        code_point = ""
+        if isinstance(symbol, str) and len(symbol) == 1:
+            code_point = f" (U+{ord(symbol):04X})"
         return (
             f"The symbol {symbol!r}{code_point} at position {position} is not "
             "in the vocabulary."

@@ -61,9 +61,13 @@ def score(nll, tokenizer):
 def measure(unit):
     """Returns the usual measure of a loss and its function of nats per token.
 
-    Bits for bytes and characters; perplexity for words and subwords.
+    Bits for bytes, characters and ids; perplexity for words and subwords.
     """
-    names = {"byte": "bits per byte", "character": "bpc"}
+    names = {
+        "byte": "bits per byte",
+        "character": "bpc",
+        "token": "bits per token",
+    }
     if unit in names:
         return names[unit], bits_per_token
     return "ppl", perplexity

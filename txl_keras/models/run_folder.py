@@ -232,7 +232,7 @@ class RunFolder:
             remedy = "convert the checkpoint again, with --vocabulary"
             if config.get("tokenizer"):  # the run was trained here
                 remedy = (
-                    "train/main.py writes it again when the run goes on, or "
+                    "`txl train` writes it again when the run goes on, or "
                     "bring back a copy, as in export/STEP/assets"
                 )
             raise FileNotFoundError(f"There is no {self.tokenizer}: {remedy}.")

@@ -35,8 +35,8 @@ def define_corpus_flags(required=True):
     flags.DEFINE_string(
         "corpus", None,
         f"The text: {', '.join(CORPORA)}, tfds:NAME, or the path of a text "
-        "file, a folder or a file pattern. Scripts that read a finished run "
-        "use its text by default.",
+        "file, a folder or a file pattern; with --tokenizer=ids, of .npy or "
+        ".npz files. Scripts that read a finished run use its text by default.",
         required=required,
     )  # fmt: skip
     flags.DEFINE_string(
@@ -66,7 +66,8 @@ def define_tokenizer_flags():
     flags.DEFINE_enum(
         "tokenizer", "bytes", list(OPTIONS),
         "Kind of tokens. bytes encodes any text; sentencepiece is the best for "
-        "prose, for example with --vocabulary_size=8000.",
+        "prose, for example with --vocabulary_size=8000. ids takes .npy and "
+        ".npz files of token ids.",
     )  # fmt: skip
     flags.DEFINE_bool(
         "drop_newlines", None,
@@ -81,8 +82,9 @@ def define_tokenizer_flags():
     )  # fmt: skip
     flags.DEFINE_integer(
         "vocabulary_size", None,
-        "Most words to keep in the vocabulary (default: all), or the number of "
-        "subwords to train (must be given).",
+        "Most words to keep in the vocabulary (default: all), the number of "
+        "subwords to train (must be given), or one more than the largest id "
+        "(default: of those in the corpus).",
     )  # fmt: skip
     flags.DEFINE_integer(
         "min_count", None,

@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import os
+import pathlib
 import signal
 import sys
 import traceback
@@ -12,6 +13,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from txl_keras.scripts.flagfiles import expand_flagfiles
 from txl_keras.scripts.help_topics import define_help_flag
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
@@ -44,6 +46,12 @@ def run(main):
     """
     _begin()
     define_help_flag()
+    scripts = pathlib.Path(main.__code__.co_filename).resolve().parent
+    try:
+        # In place, because child processes receive the arguments, too.
+        sys.argv[1:] = expand_flagfiles(sys.argv[1:], scripts.parent)
+    except (OSError, ValueError) as error:
+        sys.exit(f"Error: {error}")
     app.run(lambda argv: _run(main, argv))
 
 

@@ -202,7 +202,7 @@ def _define_runtime_flags():
     )  # fmt: skip
     flags.DEFINE_integer(
         "max_to_keep", 2,
-        "Number of latest checkpoints to keep; train/average.py averages them.",
+        "Number of latest checkpoints to keep; `txl average` averages them.",
         lower_bound=2,
     )  # fmt: skip
     flags.DEFINE_string(

@@ -8,7 +8,6 @@ traced function and how much memory it needs. It does not show that
 """
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -20,6 +19,7 @@ import tempfile
 
 import tensorflow as tf
 
+from txl_keras.file_lock import lock
 from txl_keras.tpu.cross_replica import OneOfManyReplicas
 from txl_keras.tpu.static_checks import check_static
 
@@ -102,7 +102,7 @@ def compile_hlo(hlo, slice_, num_replicas):
     `RuntimeError` if the compiler crashes.
     """
     check_compiler()
-    with tempfile.TemporaryDirectory() as folder, _one_at_a_time() as lock:
+    with tempfile.TemporaryDirectory() as folder, _one_at_a_time() as held:
         folder = pathlib.Path(folder)
         (folder / "step.hlo").write_bytes(hlo)
         request = {
@@ -116,14 +116,14 @@ def compile_hlo(hlo, slice_, num_replicas):
             },
         }
         (folder / "request.json").write_text(json.dumps(request))
-        _run_compiler(folder, lock)
+        _run_compiler(folder, held)
         answer = json.loads((folder / "answer.json").read_text())
         if "error" not in answer:
             answer["text"] = (folder / "compiled.txt").read_text()
     return answer
 
 
-def _run_compiler(folder, lock):
+def _run_compiler(folder, held):
     log = folder / "log.txt"
     # -P keeps this folder, whose files shadow other packages, off sys.path.
     command = [sys.executable, "-P", _COMPILER, folder / "request.json"]
@@ -135,7 +135,7 @@ def _run_compiler(folder, lock):
             stdout=output,
             stderr=subprocess.STDOUT,
             # The child keeps the lock even if this process ends first.
-            pass_fds=[lock],
+            pass_fds=[held],
         ) as process,
     ):
         try:
@@ -160,10 +160,10 @@ def _one_at_a_time():
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor, wait=False, shared_with_children=True)
         except BlockingIOError:
             print("Waiting for another compilation to end.", flush=True)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, shared_with_children=True)
         yield descriptor
     finally:
         os.close(descriptor)

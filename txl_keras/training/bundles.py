@@ -304,8 +304,7 @@ def _read(path, shapes, run=None):
 def _check_saved(directory):
     if not saved_steps(directory):
         raise FileNotFoundError(
-            f"No checkpoint in {directory}: train first, with "
-            "`python train/main.py`."
+            f"No checkpoint in {directory}: train first, with `txl train`."
         )
 
 

@@ -5,7 +5,6 @@ head size, `D` hidden size, `F` inner size of the feed-forward networks, `V`
 vocabulary, `L` layers, `C` clusters after the first.
 """
 
-import resource
 import sys
 import time
 
@@ -13,6 +12,11 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.training.host_memory import host_memory_of
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 # From milliseconds on a CPU to enough work for an accelerator.
 _SIZES = (512, 1024, 2048, 4096, 8192)
@@ -143,7 +147,7 @@ def device_memory():
     """Returns the memory of this process in bytes.
 
     With GPUs: `in_use` and `peak` of the fullest GPU. Otherwise only `peak`,
-    the largest resident set of the process so far.
+    the largest resident set of the process so far; on Windows neither.
 
     Example:
 
@@ -159,6 +163,8 @@ def device_memory():
             "in_use": max(info["current"] for info in infos),
             "peak": max(info["peak"] for info in infos),
         }
+    if resource is None:
+        return {}
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts in KiB, macOS in bytes.
     return {"peak": resident * (1 if sys.platform == "darwin" else 1024)}

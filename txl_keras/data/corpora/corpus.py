@@ -96,6 +96,24 @@ class Corpus:
         """Returns the whole text of a split as `bytes`."""
         return b"".join(block.text for block in self.blocks(split))
 
+    def unknown_symbol_error(self, split, symbol, position):
+        """Returns the error for a symbol that a tokenizer does not know.
+
+        Args:
+            split: String, one of `splits`.
+            symbol: String, the symbol.
+            position: Integer, the tokens of the split before it.
+
+        Returns:
+            `ValueError`.
+        """
+        return ValueError(
+            f"The {split} split of {self.name} has {symbol!r}, about "
+            f"{position:,} tokens after its start, which is not in the "
+            "vocabulary. Use a vocabulary of this text, or one with an entry "
+            "for unknown words."
+        )
+
     def check_unchanged(self):
         """Raises ValueError if files no longer agree with `identity`."""
         for split, text in self.splits.items():
@@ -144,7 +162,7 @@ class Block:
 
     @property
     def num_bytes(self):
-        return sum(map(len, self.pieces))
+        return sum(memoryview(piece).nbytes for piece in self.pieces)
 
 
 def _num_bytes(text):

@@ -1,4 +1,4 @@
-"""The user's own text: files in UTF-8, on disk or in a bucket."""
+"""The user's own text or token ids: files on disk or in a bucket."""
 
 import dataclasses
 import json
@@ -14,11 +14,15 @@ from txl_keras.data.corpora.files import modification_time
 from txl_keras.data.corpora.files import read_bytes
 from txl_keras.data.corpora.files import read_text
 from txl_keras.data.corpora.files import rough_size
+from txl_keras.data.corpora.id_files import ID_SUFFIXES
+from txl_keras.data.corpora.id_files import IdCorpus
+from txl_keras.data.corpora.id_files import is_id_file
+from txl_keras.data.corpora.id_files import split_ids
 from txl_keras.data.corpora.splitting import drop_duplicates
 from txl_keras.data.corpora.splitting import split_file
 from txl_keras.data.corpora.splitting import split_groups
 
-SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", *ID_SUFFIXES)
 SPLIT_NAMES = {
     "train": "train",
     "valid": "valid",
@@ -58,6 +62,10 @@ def load(path, document_separator=None, text_key="text", whole=False):
     A document is a file, a line of a JSON lines file (`.jsonl`, text at
     `text_key`), or the text between separators. Cuts never divide the latter
     two.
+
+    Files of token ids, `.npy` and `.npz`, give an `IdCorpus`. A document is a
+    file, a row of a matrix, or in `.npz` files begins where the entry
+    `documents` says. Cuts divide only files of one document.
     """
     if document_separator == "":
         raise ValueError(
@@ -76,24 +84,45 @@ def load(path, document_separator=None, text_key="text", whole=False):
         split: TextFiles(tuple(parts), separator, text_key)
         for split, parts in parts.items()
     }
+    is_ids = _are_ids(path, splits)
+    if is_ids and document_separator:
+        raise ValueError(
+            "`document_separator` is for text: documents of token ids are rows "
+            "of a matrix, or begin where the entry `documents` of an .npz file "
+            f"says. Received: document_separator={document_separator!r}"
+        )
     empty = [split for split in splits if not splits[split].num_bytes]
     if empty:
         size = sum(text.num_bytes for text in splits.values())
         raise ValueError(
             f"The text in {path} is too small for three splits: "
             f"{' and '.join(empty)} would be empty, as no document is cut. "
-            f"Received: {size} bytes, document_separator={document_separator!r}"
+            f"Received: {size} {'ids' if is_ids else 'bytes'}, "
+            f"document_separator={document_separator!r}"
         )
-    return Corpus(
+    return (IdCorpus if is_ids else Corpus)(
         path,
         splits,
         identity={split: text.identity() for split, text in splits.items()},
     )
 
 
+def _are_ids(path, splits):
+    """Returns whether all files are of token ids, rather than of text."""
+    files = [part.path for files in splits.values() for part in files.parts]
+    ids = [file for file in files if is_id_file(file)]
+    text = [file for file in files if not is_id_file(file)]
+    if ids and text:
+        raise ValueError(
+            f"{path} must have files of token ids (.npy, .npz), or files of "
+            f"text: remove the others. Received: {ids[0]} and {text[0]}"
+        )
+    return bool(ids)
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Holds bytes `[start, stop)` of a file; `stop` None is its end."""
+    """Holds bytes or ids `[start, stop)` of a file; `stop` None is its end."""
 
     path: str
     start: int = 0
@@ -109,7 +138,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """Reads the documents of some files, again in each iteration."""
+    """Reads the documents of some files of text, again in each iteration."""
 
     parts: tuple
     separator: bytes
@@ -163,7 +192,10 @@ def _split(path, separator, whole):
     splits = {split: [] for split in SPLITS}
     for file in files:
         delimiter = b"\n" if _is_json_lines(file) else separator
-        for split, (start, stop) in split_file(file, delimiter).items():
+        cuts = (
+            split_ids(file) if is_id_file(file) else split_file(file, delimiter)
+        )
+        for split, (start, stop) in cuts.items():
             if start < stop:
                 splits[split].append(Part(file, start, stop))
     return splits

@@ -6,6 +6,7 @@
   results on WikiText-103 and One Billion Word.
 - `SentencePieceTokenizer`, `WordPieceTokenizer`: one id per subword, learned
   from a text. They need TensorFlow Text, an optional dependency.
+- `IdTokenizer`: for data that is token ids already, such as music events.
 
 All accept `bytes`, as a `Corpus` yields them, and `str`.
 
@@ -21,6 +22,7 @@ from txl_keras.data.tokenizers.building import save_tokenizer
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import count_symbols
+from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
@@ -31,6 +33,7 @@ from txl_keras.data.tokenizers.word_tokenizer import count_words
 __all__ = [
     "ByteTokenizer",
     "CharacterTokenizer",
+    "IdTokenizer",
     "SentencePieceTokenizer",
     "WordPieceTokenizer",
     "WordTokenizer",

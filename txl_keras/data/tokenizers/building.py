@@ -10,10 +10,13 @@ import tensorflow as tf
 from txl_keras.checks import shown
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.files import write_text
+from txl_keras.data.corpora.id_files import MAX_ID
+from txl_keras.data.corpora.id_files import IdCorpus
 from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import count_symbols
+from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
@@ -25,6 +28,9 @@ from txl_keras.json_files import read_json
 
 # Largest tokenizer file: about five million words.
 _MAX_BYTES = 64 << 20
+# Ids above this need a vocabulary size: one of a typing error would make an
+# embedding that no memory holds.
+_MAX_FOUND_ID = (1 << 24) - 1
 # Options of each tokenizer.
 OPTIONS = {
     "bytes": ("drop_newlines",),
@@ -41,6 +47,7 @@ OPTIONS = {
         "vocabulary", "vocabulary_size", "unknown", "line_end", "lower_case",
         "character_coverage",
     ),
+    "ids": ("vocabulary_size",),
 }  # fmt: skip
 
 
@@ -50,11 +57,12 @@ def build_tokenizer(name, corpus, **options):
     The vocabulary of `"characters"` contains every symbol of all three splits,
     as in the published enwik8 and text8 results, so that no test text has an
     unknown symbol. Other vocabularies are built from the train split alone, as
-    for WikiText-103.
+    for WikiText-103. The vocabulary of `"ids"` has the ids up to the largest
+    of all three splits.
 
     Args:
-        name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"` or
-            `"wordpiece"`.
+        name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`,
+            `"wordpiece"` or `"ids"`.
         corpus: A `Corpus`.
         **options: Options of this tokenizer, see its class, its `from_counts`
             and its `train`; options that are None are ignored. `vocabulary` is
@@ -68,7 +76,8 @@ def build_tokenizer(name, corpus, **options):
 
     Raises:
         ValueError: If the name is unknown, or an option is not one of this
-            tokenizer.
+            tokenizer, or `"ids"` is not the name for a corpus of token ids
+            or is that for one of text.
 
     Example:
 
@@ -90,7 +99,20 @@ def build_tokenizer(name, corpus, **options):
             f"{sorted(extra)}, which are not among its options. Received: "
             + ", ".join(f"{key}={extra[key]!r:.40}" for key in sorted(extra))
         )
+    check_kind(corpus, name == "ids")
     return _BUILDERS[name](corpus, **options)
+
+
+def check_kind(corpus, takes_ids):
+    """Checks that a tokenizer takes what a corpus has: text, or token ids."""
+    has_ids = isinstance(corpus, IdCorpus)
+    if takes_ids != has_ids:
+        needed = "must be" if has_ids else "must not be"
+        kind = "token ids (.npy or .npz)" if has_ids else "text"
+        raise ValueError(
+            f"`tokenizer` {needed} ids for a corpus of {kind}. "
+            f"Received: corpus={corpus.name}"
+        )
 
 
 def _build_characters(corpus, drop_newlines=False):
@@ -135,6 +157,25 @@ def _build_subwords(
     return tokenizer_class.train(texts, vocabulary_size, **options)
 
 
+def _build_ids(corpus, vocabulary_size=None):
+    if vocabulary_size is not None:
+        return IdTokenizer(vocabulary_size)
+    largest = 0
+    for split in corpus.splits:
+        found = map_blocks(_largest_id, corpus, split, "Counting", threads=True)
+        largest = max([largest, *found])
+    if largest > _MAX_FOUND_ID:
+        raise ValueError(
+            f"`vocabulary_size` must be given for ids above {_MAX_FOUND_ID:,}, "
+            f"up to {MAX_ID + 1:,}. Received: {corpus.name} has {largest:,}"
+        )
+    return IdTokenizer(largest + 1)
+
+
+def _largest_id(block):
+    return max(int(ids.max(initial=0)) for ids in block.pieces)
+
+
 def _check_not_counted(*names, **options):
     given = [name for name in names if options.get(name) is not None]
     if given:
@@ -162,6 +203,7 @@ _BUILDERS = {
     "words": _build_words,
     "sentencepiece": functools.partial(_build_subwords, SentencePieceTokenizer),
     "wordpiece": functools.partial(_build_subwords, WordPieceTokenizer),
+    "ids": _build_ids,
 }
 
 
@@ -229,6 +271,7 @@ def deserialize_tokenizer(content, source):
 _TOKENIZERS = {
     "ByteTokenizer": ByteTokenizer,
     "CharacterTokenizer": CharacterTokenizer,
+    "IdTokenizer": IdTokenizer,
     "WordTokenizer": WordTokenizer,
     "SentencePieceTokenizer": SentencePieceTokenizer,
     "WordPieceTokenizer": WordPieceTokenizer,

@@ -1,0 +1,262 @@
+"""Token ids in .npy and .npz files as a corpus."""
+
+import io
+import itertools
+import pathlib
+import zipfile
+
+import numpy as np
+import pytest
+
+from txl_keras.data import IdTokenizer
+from txl_keras.data import build_tokenizer
+from txl_keras.data import load_corpus
+from txl_keras.data import prepare
+from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.id_files import IdCorpus
+from txl_keras.data.corpora.id_files import read_ids
+from txl_keras.data.corpora.id_files import split_ids
+
+IDS = np.random.default_rng(0).integers(0, 300, 1000)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of a few ids, so that documents go on in the next one."""
+    monkeypatch.setattr(IdCorpus.blocks, "__defaults__", (56,))
+
+
+def splits_of(path, folder, **options):
+    corpus = load_corpus(path)
+    tokenizer = build_tokenizer("ids", corpus, **options)
+    return prepare(corpus, tokenizer, str(folder / "ids"))
+
+
+def joined(splits):
+    return np.concatenate([splits[name].tokens for name in SPLITS])
+
+
+@pytest.mark.parametrize("dtype", ["uint16", ">i4", "int64", "uint64"])
+@pytest.mark.parametrize("save", [np.save, np.savez_compressed])
+def test_a_file_is_cut_in_three(save, dtype, small_blocks, tmp_path):
+    path = tmp_path / "ids.npy"
+    if save is np.save:
+        np.save(path, IDS.astype(dtype))
+    else:
+        path = path.with_suffix(".npz")
+        np.savez_compressed(path, tokens=IDS.astype(dtype))
+    splits = splits_of(path, tmp_path)
+    assert [len(splits[name].tokens) for name in SPLITS] == [900, 50, 50]
+    np.testing.assert_array_equal(joined(splits), IDS)
+    train = splits["train"]
+    assert isinstance(train.tokens, np.memmap)
+    assert train.tokens.dtype == np.uint16
+    assert train.documents.tolist() == [0]
+    assert train.metadata["vocabulary_size"] == IDS.max() + 1
+    assert train.metadata["num_unknown"] == 0
+
+
+def test_rows_are_documents_that_no_cut_divides(small_blocks, tmp_path):
+    np.save(tmp_path / "ids.npy", IDS[:966].reshape(69, 14))
+    splits = splits_of(tmp_path / "ids.npy", tmp_path)
+    np.testing.assert_array_equal(joined(splits), IDS[:966])
+    for split in splits.values():
+        starts = list(range(0, len(split.tokens), 14))
+        assert split.documents.tolist() == starts
+    # The last rows that begin within 90 % and 95 % end train and valid.
+    assert [len(splits[n].documents) for n in SPLITS] == [63, 3, 3]
+
+
+def test_documents_of_an_archive_may_differ_in_length(small_blocks, tmp_path):
+    lengths = [120, 3, 0, 400, 1, 380, 2, 41, 40, 13]
+    starts = np.cumsum([0, *lengths[:-1]])
+    assert sum(lengths) == len(IDS)
+    np.savez(tmp_path / "ids.npz", tokens=IDS, documents=starts)
+    splits = splits_of(tmp_path / "ids.npz", tmp_path)
+    np.testing.assert_array_equal(joined(splits), IDS)
+    assert splits["train"].documents.tolist() == [0, 120, 123, 523, 524]
+    assert splits["valid"].documents.tolist() == [0, 2, 43]
+    assert splits["test"].documents.tolist() == [0]
+    assert [len(splits[n].tokens) for n in SPLITS] == [904, 83, 13]
+
+
+def test_a_folder_has_named_files_or_whole_ones(tmp_path):
+    named, many = tmp_path / "named", tmp_path / "many"
+    named.mkdir(), many.mkdir()
+    for i, name in enumerate(SPLITS):
+        np.save(named / f"{name}.npy", IDS[: 10 + i])
+    splits = splits_of(named, tmp_path)
+    assert [len(splits[name].tokens) for name in SPLITS] == [10, 11, 12]
+    for i in range(20):
+        np.save(many / f"{i:02}.npy", IDS[50 * i : 50 * (i + 1)])
+    splits = splits_of(many, tmp_path)
+    assert [len(splits[n].documents) for n in SPLITS] == [18, 1, 1]
+    assert sorted(joined(splits)) == sorted(IDS)
+
+
+def test_a_whole_corpus_is_one_split(tmp_path):
+    np.save(tmp_path / "ids.npy", IDS)
+    corpus = load_corpus(tmp_path / "ids.npy", whole=True)
+    tokenizer = IdTokenizer(300)
+    (split,) = prepare(corpus, tokenizer, str(tmp_path), ["all"]).values()
+    np.testing.assert_array_equal(split.tokens, IDS)
+
+
+# === Errors ===
+
+
+def archive_of(**entries):
+    buffer = io.BytesIO()
+    np.savez(buffer, **entries)
+    return buffer.getvalue()
+
+
+def array_of(ids, **options):
+    buffer = io.BytesIO()
+    np.save(buffer, ids, **options)
+    return buffer.getvalue()
+
+
+def damaged_archive():
+    data = bytearray(archive_of(tokens=IDS))
+    data[400] ^= 1
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "name, data, message",
+    [
+        ("a.npy", array_of(IDS / 2), "integers.* dtype float64"),
+        ("a.npy", array_of(IDS > 2), "integers.* dtype bool"),
+        ("a.npy", array_of(IDS.reshape(10, 10, 10)), r"\(10, 10, 10\)"),
+        ("a.npy", array_of(np.int64(3)), r"shape \(\)"),
+        ("a.npy", array_of(IDS.reshape(40, 25).T), "column-major"),
+        ("a.npy", array_of(np.array([{}, 1])), "dtype object"),
+        ("a.npy", array_of(IDS)[:-1], "8,128 bytes.*truncated.*8,127"),
+        ("a.npy", array_of(IDS) + b"x", "8,128 bytes.*8,129"),
+        ("a.npy", array_of(IDS)[:70], "file of token ids"),
+        ("a.npy", b"\x93NUMPY\x03\x00", "file of token ids"),
+        ("a.npy", b"\x93NUMPY\x01\x00\x28\x23" + b"-" * 9000, "token ids"),
+        (
+            "a.npy",
+            array_of(IDS.reshape(8, 125)).replace(b"(8, 125)", b"(-8,-125)"),
+            "integers",
+        ),
+        ("a.npy", b"60 64 67", "file of token ids.*magic"),
+        ("a.npy", array_of(IDS - 7), r"from 0 to .*: -\d at position \d"),
+        ("a.npy", array_of(2**31 - 1 + 0 * IDS), "2147483647 at position 0"),
+        ("a.npy", array_of(10**8 + IDS), "`vocabulary_size` must be given"),
+        ("a.npz", b"60 64 67", "file of token ids"),
+        ("a.npz", archive_of(ids=IDS), "tokens"),
+        ("a.npz", damaged_archive(), "file of token ids.*CRC"),
+        ("a.npz", archive_of(tokens=IDS, documents=[1, 5]), "`documents`"),
+        ("a.npz", archive_of(tokens=IDS, documents=[0, 5, 4]), "`documents`"),
+        ("a.npz", archive_of(tokens=IDS, documents=[0, 1001]), "1000"),
+        ("a.npz", archive_of(tokens=IDS, documents=[[0]]), "`documents`"),
+        ("a.npz", archive_of(tokens=IDS, documents=[]), "dtype float64"),
+    ],
+    ids=itertools.count(),
+)
+def test_a_file_that_has_no_ids_is_refused(name, data, message, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=message) as caught:
+        splits_of(tmp_path / name, tmp_path)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_the_file_and_the_position_of_an_unknown_id_are_named(tmp_path):
+    (tmp_path / "some").mkdir()
+    for i in range(20):
+        np.save(tmp_path / "some" / f"{i:02}.npy", np.full(50, i))
+    tokens = np.full(50, 6)
+    tokens[33] = 77
+    np.save(tmp_path / "some" / "08.npy", tokens)
+    corpus = load_corpus(tmp_path / "some")
+    wrong = r"08\.npy .*below the vocabulary.* 77 at position 33$"
+    with pytest.raises(ValueError, match=wrong):
+        prepare(corpus, IdTokenizer(20), str(tmp_path / "ids"))
+    np.save(tmp_path / "one.npy", tokens.repeat(10))
+    wrong = r"one\.npy .* 77 at position 330$"
+    with pytest.raises(ValueError, match=wrong):
+        splits_of(tmp_path / "one.npy", tmp_path, vocabulary_size=77)
+    # Of a file that is cut, the position is that in the file.
+    tokens = np.zeros(1000, int)
+    tokens[970] = 5
+    np.save(tmp_path / "cut.npy", tokens)
+    with pytest.raises(ValueError, match="cut.npy .* 5 at position 970$"):
+        splits_of(tmp_path / "cut.npy", tmp_path, vocabulary_size=5)
+
+
+def test_ids_and_text_are_not_confused(tmp_path):
+    np.save(tmp_path / "ids.npy", IDS)
+    ids = load_corpus(tmp_path / "ids.npy")
+    text = Corpus("t", {"train": b"1 2", "valid": b"3", "test": b"4"})
+    assert isinstance(ids, IdCorpus)
+    with pytest.raises(ValueError, match="`tokenizer` must be ids .*ids.npy"):
+        build_tokenizer("bytes", ids)
+    with pytest.raises(ValueError, match="`tokenizer` must not be ids .*text"):
+        build_tokenizer("ids", text)
+    with pytest.raises(ValueError, match="`tokenizer` must not be ids .*text"):
+        prepare(text, IdTokenizer(5), str(tmp_path / "folder"))
+    (tmp_path / "note.txt").write_text("read me")
+    with pytest.raises(ValueError, match=r"ids\.npy and .*note\.txt"):
+        load_corpus(tmp_path)
+    with pytest.raises(ValueError, match="`document_separator` is for text"):
+        load_corpus(tmp_path / "ids.npy", document_separator="\n")
+
+
+def test_an_archive_runs_no_code_and_reads_no_other_entry(tmp_path):
+    touched = tmp_path / "touched"
+    payload = array_of(np.array([_Touch(touched)], object), allow_pickle=True)
+    (tmp_path / "a.npy").write_bytes(payload)
+    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
+        archive.writestr("tokens.npy", array_of(IDS))
+        archive.writestr("other.npy", payload)
+        archive.writestr("../outside.npy", array_of(IDS))
+    with pytest.raises(ValueError, match="dtype object"):
+        splits_of(tmp_path / "a.npy", tmp_path)
+    np.testing.assert_array_equal(
+        joined(splits_of(tmp_path / "b.npz", tmp_path)), IDS
+    )
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize("name, first", [("a.npy", 128), ("a.npz", None)])
+def test_damage_is_a_value_error_that_names_the_file(name, first, tmp_path):
+    arrays = array_of(IDS[:9]), archive_of(tokens=IDS[:9], documents=[0, 3])
+    data = arrays[name == "a.npz"]
+    rng = np.random.default_rng(0)
+    symbols = np.frombuffer(b"(){}[]'\",:-<>|O8i4 \n\x00\xff*#", np.uint8)
+    path, refused = tmp_path / name, 0
+    for _ in range(400):
+        damaged = np.frombuffer(data, np.uint8).copy()
+        places = rng.integers(0, first or len(data), rng.integers(1, 6))
+        damaged[places] = rng.choice(symbols, len(places))
+        path.write_bytes(damaged.tobytes())
+        try:
+            split_ids(str(path))
+            list(read_ids(str(path)))
+        except ValueError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 200
+
+
+def test_a_size_that_no_compression_reaches_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("tokens.npy", array_of(IDS))
+    data = (tmp_path / "a.npz").read_bytes()
+    size, larger = (n.to_bytes(4, "little") for n in (8128, 2**31))
+    assert data.count(2 * size) == 2  # stored and original size
+    (tmp_path / "a.npz").write_bytes(data.replace(2 * size, size + larger))
+    with pytest.raises(ValueError, match=r"a\.npz .*2,147,483,648 bytes"):
+        splits_of(tmp_path / "a.npz", tmp_path)
+
+
+class _Touch:
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self._path,)

@@ -1,0 +1,83 @@
+"""Locks on files, with and without those of the system."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from txl_keras import file_lock
+
+LOCK = """
+import sys
+from txl_keras.file_lock import lock
+file = open(sys.argv[1], "w")
+lock(file)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+# As on a system that has neither of the two modules.
+WITHOUT_LOCKS = """
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys(["fcntl", "msvcrt", "resource"]))
+import txl_keras
+for module in pkgutil.walk_packages(txl_keras.__path__, "txl_keras."):
+    importlib.import_module(module.name)
+from txl_keras.data import preparation
+from txl_keras.training.utilization import device_memory
+from txl_keras.workdir import Workdir
+config = {"flags": {}, "model": {}, "data": {}}
+Workdir(sys.argv[1]).claim(config)
+Workdir(sys.argv[1]).claim(config)
+with preparation._lock(sys.argv[1] + "/ids"):
+    assert device_memory() == {}
+"""
+
+
+def test_a_lock_excludes_other_processes_until_they_end(tmp_path):
+    path = tmp_path / "lock"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", LOCK, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process,
+        path.open("w") as file,
+    ):
+        assert process.stdout.readline() == b"locked\n"
+        with pytest.raises(BlockingIOError):
+            file_lock.lock(file, wait=False)
+        process.stdin.close()
+        file_lock.lock(file)  # waits until the process has ended
+
+
+def test_windows_locks_the_first_byte_and_waits_for_it(monkeypatch, tmp_path):
+    calls = []
+
+    def locking(descriptor, mode, num_bytes):
+        calls.append((descriptor, mode, num_bytes))
+        if len(calls) < 3:
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(file_lock, "fcntl", None)
+    windows = types.SimpleNamespace(LK_NBLCK=2, locking=locking)
+    monkeypatch.setattr(file_lock, "msvcrt", windows)
+    with (tmp_path / "lock").open("w") as file:
+        file.write("x")
+        with pytest.raises(BlockingIOError):
+            file_lock.lock(file, wait=False)
+        file_lock.lock(file)
+        assert file.tell() == 0
+        assert calls == 3 * [(file.fileno(), 2, 1)]
+
+
+def test_a_run_without_locks_says_so(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LOCKS, tmp_path],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    warning = f"This system has no file locks, so nothing prevents a second \
+process from training in {tmp_path} at the same time."
+    assert done.stderr.count(warning) == 2

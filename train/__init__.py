@@ -1,0 +1,1 @@
+"""The scripts, installed as `txl_keras.train`; `txl` runs them."""

@@ -1,0 +1,101 @@
+"""`IdTokenizer`: for data that is token ids already."""
+
+import numpy as np
+
+from txl_keras.checks import check_integer
+from txl_keras.data.corpora.id_files import MAX_ID
+from txl_keras.data.tokenizers.token_ids import as_bytes
+from txl_keras.data.tokenizers.token_ids import check_ids
+from txl_keras.data.vocabulary import UnknownSymbolError
+from txl_keras.data.vocabulary import smallest_dtype
+
+
+class IdTokenizer:
+    """Takes token ids as they are; as text they are written as numbers.
+
+    For sequences that are no text, such as music events, DNA or logs. A
+    `Corpus` of ids is loaded from `.npy` or `.npz` files.
+
+    Args:
+        vocabulary_size: Integer. Ids are below it.
+
+    Raises:
+        ValueError: If the size is not an integer from 1 to 2**31 - 1.
+
+    Example:
+
+    >>> tokenizer = IdTokenizer(vocabulary_size=128)
+    >>> tokenizer.encode("60 64 67").tolist()
+    [60, 64, 67]
+    >>> tokenizer.decode([60, 64, 67])
+    '60 64 67'
+    """
+
+    unknown_id = None
+    newline_id = None
+    unit = "token"
+    is_lossless = False  # of text: there is none, and so no bits per byte
+    releases_gil = True
+
+    def __init__(self, vocabulary_size):
+        check_integer("vocabulary_size", vocabulary_size, 1, MAX_ID + 1)
+        self.vocabulary_size = vocabulary_size
+
+    def encode(self, text, begins_line=True):
+        """Checks ids, or reads them from text.
+
+        Args:
+            text: Integer array of shape `(n,)`, or `bytes` or `str` of decimal
+                numbers between spaces, commas or newlines.
+            begins_line: Boolean, ignored for ids.
+
+        Returns:
+            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
+            that holds the vocabulary.
+
+        Raises:
+            ValueError: If an id is not in `[0, vocabulary_size)`; the message
+                gives its position. If text has anything but numbers.
+        """
+        ids = text if isinstance(text, np.ndarray) else self._parse(text)
+        wrong = (ids < 0) | (ids >= self.vocabulary_size)
+        if wrong.any():
+            position = int(np.argmax(wrong))
+            raise UnknownSymbolError(int(ids[position]), position)
+        return ids.astype(smallest_dtype(self.vocabulary_size), copy=False)
+
+    def _parse(self, text):
+        words = as_bytes(text).replace(b",", b" ").split()
+        for word in words:
+            if not word.isdigit() or len(word) > 10:
+                raise ValueError(
+                    "`text` must be token ids, numbers separated by spaces or "
+                    f"commas. Received: {word.decode(errors='replace')!r:.40}"
+                )
+        return np.array([int(word) for word in words], np.int64)
+
+    def decode_bytes(self, ids):
+        """Writes ids as decimal numbers, each followed by a space.
+
+        Args:
+            ids: Integer array or list of shape `(n,)`, or one integer.
+
+        Returns:
+            `bytes`.
+
+        Raises:
+            ValueError: If an id is not in `[0, vocabulary_size)`.
+        """
+        ids = check_ids(ids, self.vocabulary_size).tolist()
+        return "".join(f"{i} " for i in ids).encode()
+
+    def decode(self, ids):
+        """Writes ids as a `str` of numbers separated by spaces."""
+        return self.decode_bytes(ids).decode().removesuffix(" ")
+
+    def get_config(self):
+        return {"vocabulary_size": self.vocabulary_size}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)

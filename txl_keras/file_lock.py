@@ -1,0 +1,46 @@
+"""Locks on files, which let one process at a time do something."""
+
+import contextlib
+import time
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+try:
+    import msvcrt
+except ImportError:  # everything but Windows
+    msvcrt = None
+
+CAN_LOCK = bool(fcntl or msvcrt)
+
+
+def lock(file, wait=True, shared_with_children=False):
+    """Locks an open file until it is closed or this process ends.
+
+    The lock excludes other processes, not other threads of this one. Where the
+    system has no locks (`CAN_LOCK`) this is a no-op.
+
+    Args:
+        file: File, opened for writing unless `shared_with_children`.
+        wait: Boolean. Waits until no other process has the lock.
+        shared_with_children: Boolean. The lock is held until all processes that
+            inherited the file have closed it, too. Not on Windows.
+
+    Raises:
+        BlockingIOError: If another process has the lock, without `wait`.
+    """
+    if fcntl:
+        # Forked processes inherit the locks of `flock`, not those of `lockf`.
+        call = fcntl.flock if shared_with_children else fcntl.lockf
+        call(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    while msvcrt:
+        file.seek(0)
+        with contextlib.suppress(OSError):
+            # Locks one byte, which need not exist.
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            return
+        if not wait:
+            raise BlockingIOError("The file is locked by another process.")
+        time.sleep(0.1)

@@ -1,0 +1,55 @@
+"""Flagfiles by path, or by the name of one that comes with the scripts."""
+
+import pathlib
+import re
+
+_FLAGFILE = re.compile("--?flagfile(?:=(.*))?", re.DOTALL)
+# Where a flagfile is looked for, from the folder that holds train/.
+_PLACES = (
+    "{}",
+    "train/configs/{}.flags",
+    "train/configs/{}",
+    "tpu_configs/{}.flags",
+    "tpu_configs/{}",
+)
+
+
+def expand_flagfiles(arguments, home, within=()):
+    """Yields arguments with the flags of each `--flagfile` in its place.
+
+    In contrast to absl, a flagfile that is not in the current folder may be
+    one in `home`, the folder that holds train/ and tpu_configs/: that of a
+    checkout, or of the installed package.
+    """
+    arguments = iter(arguments)
+    for argument in arguments:
+        match = _FLAGFILE.fullmatch(argument)
+        if not match:
+            yield argument
+            if argument == "--":  # what follows are no flags
+                yield from arguments
+            continue
+        name = match[1] if match[1] is not None else next(arguments, "")
+        path = _find(name, pathlib.Path(home))
+        if path in within:
+            raise ValueError(
+                "`flagfile` must not read itself. Received: "
+                + " -> ".join(map(str, (*within, path)))
+            )
+        lines = map(str.strip, path.read_text("utf-8").splitlines())
+        flags = [x for x in lines if x and not x.startswith(("#", "//"))]
+        yield from expand_flagfiles(flags, home, (*within, path))
+
+
+def _find(name, home):
+    path = pathlib.Path(name.strip()).expanduser()
+    places = [path, *(home / place.format(path) for place in _PLACES)]
+    for place in places:
+        if place.is_file():
+            return place.resolve()
+    configs = [*home.glob("train/configs/*.flags")]
+    raise ValueError(
+        "`flagfile` must be the path of a file of flags, or the name of one "
+        f"of {', '.join(sorted(path.stem for path in configs))}. Received: "
+        f"--flagfile={name}"
+    )

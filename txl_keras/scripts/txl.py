@@ -1,0 +1,61 @@
+"""The command `txl`, which runs the scripts of train/ wherever they are."""
+
+import ast
+import importlib.util
+import pathlib
+import runpy
+import sys
+
+# Module of `txl_keras.train` by command; train/benchmark.py and
+# train/tpu_table.py need a checkout.
+COMMANDS = {
+    "train": "main",
+    "evaluate": "evaluate",
+    "generate": "generate",
+    "export": "export",
+    "finetune": "finetune",
+    "convert": "convert",
+    "prepare": "prepare_data",
+    "average": "average",
+    "plot": "plot",
+    "recl": "recl",
+    "pretrain_xlnet": "pretrain_xlnet",
+}
+
+
+def main():
+    """Runs the script that the first argument names, with the others."""
+    command, *arguments = sys.argv[1:] or ["--help"]
+    if command in ("--help", "-h", "help"):
+        print(_help())
+        return
+    if command not in COMMANDS:
+        sys.exit(
+            f"Error: the command must be one of {', '.join(COMMANDS)}. "
+            f"Received: {command}"
+        )
+    sys.argv[1:] = arguments
+    # As `python -m`: processes that the script starts import it by this name.
+    name = f"txl_keras.train.{COMMANDS[command]}"
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _help():
+    lines = [
+        "Usage: txl COMMAND [--FLAG=VALUE ...]",
+        "",
+        *(f"  {name:15} {_summary(name)}" for name in COMMANDS),
+        "",
+        "`txl COMMAND --help` lists its flags, and --flagfile=NAME reads them "
+        "from a file\nof your own, or one of those that come with txl: "
+        "--flagfile=quickstart.",
+    ]
+    return "\n".join(lines)
+
+
+def _summary(command):
+    """Returns the first line of a script's docstring, without running it."""
+    name = f"txl_keras.train.{COMMANDS[command]}"
+    source = pathlib.Path(importlib.util.find_spec(name).origin)
+    doc = ast.get_docstring(ast.parse(source.read_text("utf-8")))
+    return doc.partition("\n")[0]

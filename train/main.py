@@ -25,6 +25,8 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import score
+from txl_keras.models.compilation import describe as describe_strategy
+from txl_keras.models.compilation import device_of
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
@@ -42,8 +44,6 @@ from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
-from txl_keras.training.strategy import describe as describe_strategy
-from txl_keras.training.strategy import device_of
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.trainer import Trainer

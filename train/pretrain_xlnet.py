@@ -28,6 +28,7 @@ from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.metrics import bits_per_token
 from txl_keras.models import XLNetPermutationLM
+from txl_keras.models.compilation import describe as describe_strategy
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
@@ -36,7 +37,6 @@ from txl_keras.scripts import xlnet_flags
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
-from txl_keras.training.strategy import describe as describe_strategy
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.trainer import Trainer

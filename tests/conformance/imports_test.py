@@ -15,7 +15,15 @@ ALLOWED = {
     "json_files": {"checks"},
     "layers": {"checks"},
     "metrics": set(),
-    "models": {"callbacks", "checks", "data", "layers", "metrics"},
+    "models": {
+        "callbacks",
+        "checks",
+        "data",
+        "layers",
+        "metrics",
+        "samplers",
+    },
+    "samplers": {"checks", "layers"},
     "training": {
         "checks",
         "data",
@@ -27,7 +35,7 @@ ALLOWED = {
     },
     "tpu": {"data"},
     "evaluation": {"checks", "data", "layers", "metrics", "models", "training"},
-    "serving": {"checks", "data", "layers", "models"},
+    "serving": {"checks", "data", "layers", "models", "samplers"},
     "scripts": {
         "checkpoints",
         "data",

@@ -33,7 +33,7 @@ class TextStream:
 
     ```python
     from txl_keras.data.tokenizers import ByteTokenizer
-    from txl_keras.serving.streaming import TextStream
+    from txl_keras.models.generation.text_stream import TextStream
 
     stream = TextStream(ByteTokenizer().decode_bytes, stop=["END"])
     assert stream.add([195]) == ""  # half a character

@@ -87,7 +87,7 @@ class Sampler:
 
     ```python
     import tensorflow as tf
-    from txl_keras.serving import Sampler
+    from txl_keras.samplers import Sampler
 
     sampler = Sampler(temperature=0.9, top_p=0.95)
     seeds = tf.constant([1, 2], tf.uint32)

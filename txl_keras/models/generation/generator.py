@@ -11,7 +11,7 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.serving.samplers import Sampler
+from txl_keras.samplers.sampler import Sampler
 
 # Prompts are read in segments of this many tokens. The segment boundaries
 # determine how far back each token attends.

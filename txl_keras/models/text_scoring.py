@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_vocabulary
+from txl_keras.models.compilation import compile_layers
+from txl_keras.models.compilation import compile_replica_function
 from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.training.strategy import compile_layers
-from txl_keras.training.strategy import compile_replica_function
 
 
 def score_texts(model, tokenizer, texts, contexts=None, **sizes):

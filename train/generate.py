@@ -11,15 +11,13 @@ continued in one batch, each independently of the others, and their texts are
 printed at the end.
 """
 
-import sys
+import functools
+import itertools
 
 from absl import flags
 
-from txl_keras.checks import shown
+from txl_keras.samplers import Sampler
 from txl_keras.scripts import running
-from txl_keras.serving import Generator
-from txl_keras.serving import Sampler
-from txl_keras.serving import TextStream
 from txl_keras.training.workdir import Workdir
 
 FLAGS = flags.FLAGS
@@ -87,88 +85,37 @@ def main(_):
     )
     workdir = Workdir(FLAGS.workdir)
     tokenizer = workdir.load_tokenizer()
-    streams = [
-        TextStream(tokenizer.decode_bytes, FLAGS.stop)
-        for _ in FLAGS.prompt or [None]
-    ]
-    texts, prompts = _prompts(tokenizer)
+    prompts = FLAGS.prompt or [_first_prompt(tokenizer)]
     model, _ = workdir.load_model(FLAGS.checkpoint)
+    model.tokenizer = tokenizer
     memory_length = FLAGS.memory_length
     if memory_length is None:
         memory_length = workdir.generation_memory_length(model.backbone)
-    write = Generator(model, sampler, memory_length)
-    parts = _parts(write(prompts, FLAGS.max_tokens, FLAGS.seed), streams)
-    if len(texts) == 1:
-        _show(texts[0])
-        for (part,) in parts:
-            _show(part)
+    generate = functools.partial(
+        model.generate,
+        max_new_tokens=FLAGS.max_tokens,
+        stop=FLAGS.stop,
+        sampler=sampler,
+        seed=FLAGS.seed,
+        memory_length=memory_length,
+    )
+    if len(prompts) == 1:
+        parts = generate(prompts[0], stream=True)
+        for part in itertools.chain(prompts, parts):
+            print(part, end="", flush=True)
         print()
         return
-    written = list(texts)
-    for row_parts in parts:
-        written = [a + b for a, b in zip(written, row_parts, strict=True)]
-    for number, text in enumerate(written):
+    for number, text in enumerate(generate(prompts)):
         print(f"--- {number}\n{text}")
 
 
-def _parts(tokens, streams):
-    """Yields, for each token, a list of the new text of all rows."""
-    for row_tokens in tokens:
-        yield [
-            stream.add(token)
-            for stream, token in zip(streams, row_tokens, strict=True)
-        ]
-        if all(stream.is_stopped for stream in streams):
-            return
-    yield [stream.finish() for stream in streams]
-
-
-def _show(text):
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _prompts(tokenizer):
-    """Returns the prompts as texts and as token ids."""
-    if FLAGS.prompt is not None:
-        return FLAGS.prompt, [_encode(tokenizer, text) for text in FLAGS.prompt]
+def _first_prompt(tokenizer):
+    """Returns a newline, or a space if the vocabulary lacks the newline."""
     try:
-        return ["\n"], [_encode(tokenizer, "\n")]
+        tokenizer.encode("\n")
+        return "\n"
     except ValueError:
-        # Some vocabularies lack the newline.
-        return [" "], [_encode(tokenizer, " ")]
-
-
-def _encode(tokenizer, text):
-    try:
-        ids = tokenizer.encode(text)
-    except ValueError as error:
-        raise ValueError(
-            "`prompt` must consist of symbols of the model's vocabulary. "
-            f"Received: prompt={text!r}. {error}"
-        ) from error
-    if not len(ids):
-        raise ValueError(
-            "`prompt` must hold at least one token of the model's vocabulary. "
-            f"Received: prompt={text!r}"
-        )
-    _warn_of_unknown_words(tokenizer, text, ids)
-    return ids
-
-
-def _warn_of_unknown_words(tokenizer, text, ids):
-    unknown = tokenizer.unknown_id
-    if unknown is None or unknown not in ids:
-        return
-    mark = tokenizer.decode([unknown]).strip()
-    words = dict.fromkeys(text.split())
-    words = [w for w in words if w != mark and unknown in tokenizer.encode(w)]
-    if words:
-        print(
-            "Words of the prompt that are not in the vocabulary, read as "
-            f"{mark}: {shown(words)}",
-            file=sys.stderr,
-        )
+        return " "
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 Letters: `D` hidden size, `P` tokens of one text.
 """
 
-import random
-
 import numpy as np
 
 from txl_keras import samplers
@@ -108,6 +106,7 @@ class TextMethods:
             max_new_tokens,
             stop_token_ids,
             stop,
+            seed,
             memory_length,
         )
         if isinstance(sampler, samplers.BeamSampler):
@@ -116,10 +115,8 @@ class TextMethods:
             )
             steps = search(request.ids, request.continuations())
         else:
-            if seed is None:
-                seed = random.randrange(2**31 - 1 - len(request.ids))
             write = self._keep(Generator, sampler, request.memory_length)
-            tokens = write(request.ids, request.num_new_tokens, seed)
+            tokens = write(request.ids, request.num_new_tokens, request.seed)
             steps = request.continue_with(tokens)
         if stream:
             return request.parts(steps)

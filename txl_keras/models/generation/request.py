@@ -1,5 +1,6 @@
 """The checked arguments of one call of `generate`."""
 
+import random
 import warnings
 
 import numpy as np
@@ -19,8 +20,8 @@ _DEFAULT_NEW_TOKENS = 256
 class Request:
     """Holds the checked arguments of `model.generate`, and makes its result.
 
-    `ids` are int32 arrays, one per prompt. `num_new_tokens` and `memory_length`
-    are integers, the first of them the most tokens after any prompt.
+    `ids` are int32 arrays, one per prompt. `num_new_tokens`, the most tokens
+    after any prompt, `seed` and `memory_length` are integers.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Request:
         max_new_tokens,
         stop_token_ids,
         stop,
+        seed,
         memory_length,
     ):
         vocabulary_size = model.backbone.vocabulary_size
@@ -61,6 +63,10 @@ class Request:
                 f"`stop_token_ids`, or prompts of text. Received: stop={stop!r}"
             )
         self.continuations()  # raises an error for a bad `stop`
+        seed_limit = np.iinfo(np.int32).max - len(self.ids)
+        if seed is None:
+            seed = random.randrange(seed_limit)
+        self.seed = check_integer("seed", seed, 0, seed_limit)
         self.memory_length = _memory_length(model.backbone, memory_length)
 
     def continuations(self):

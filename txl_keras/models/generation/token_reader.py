@@ -25,6 +25,14 @@ class TokenReader:
             model.backbone, num_rows, PROMPT_SEGMENT, memory_length
         )
         self._remember = tf.function(self._reader.remember, jit_compile=True)
+        # Traced once, for segments of any length.
+        self._read_segment = tf.function(
+            self._read_and_remember_segment,
+            input_signature=[
+                tf.TensorSpec((num_rows, None), tf.int32),
+                tf.TensorSpec((num_rows,), tf.int32),
+            ],
+        )
 
     def begin(self, prompts):
         """Reads the prompts without their last tokens."""
@@ -38,8 +46,7 @@ class TokenReader:
                 row[:length] = prompt[start : start + length]
             self._read_segment(tf.constant(ids), tf.constant(real))
 
-    @tf.function(reduce_retracing=True)
-    def _read_segment(self, ids, lengths):
+    def _read_and_remember_segment(self, ids, lengths):
         _, entries = self._reader.read(ids)
         self._reader.remember(entries, lengths)
 

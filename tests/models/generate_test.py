@@ -140,12 +140,18 @@ def most_likely(model, prompt, length, stop_id):
     vocabulary = range(model.backbone.vocabulary_size)
     texts = list(itertools.product(vocabulary, repeat=length))
     ids = np.array([[*prompt, *text] for text in texts])
-    nll, _ = model.score(ids[:, :-1], ids[:, 1:])
-    nll = nll.numpy()[:, len(prompt) - 1 :]
-    sizes = [(*text, stop_id).index(stop_id) + 1 for text in texts]
-    sums = [row[:size].sum() for row, size in zip(nll, sizes, strict=True)]
-    best = int(np.argmin(sums))
-    return texts[best][: sizes[best] - (stop_id in texts[best])]
+    sums = np.zeros(len(texts))
+    is_ended = np.zeros(len(texts), bool)
+    for end in range(len(prompt), ids.shape[1]):
+        # Not one segment: a reader of windows counts positions from its end.
+        log_probs, _ = model.log_probs(ids[:, :end])
+        last = np.take_along_axis(
+            log_probs[:, -1].numpy(), ids[:, end : end + 1], 1
+        )
+        sums += np.where(is_ended, 0, last[:, 0])
+        is_ended |= ids[:, end] == stop_id
+    best = (*texts[int(np.argmax(sums))], stop_id)
+    return best[: min(best.index(stop_id), length)]
 
 
 @pytest.mark.parametrize("name", BACKBONES)

@@ -12,6 +12,6 @@ def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, succeed, here):
     assert greedy != first
     # What Python makes of a byte that is not UTF-8.
     printed, error = here("generate.py", flags[0], "--prompt=a\udcff")
-    assert "`prompts` must" in error and printed == ""
+    assert "`prompt` must be" in error and printed == ""
     printed, error = here("generate.py", *flags, "--seed=2147483647")
     assert "seed=2147483647" in error and printed == ""

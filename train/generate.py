@@ -15,7 +15,9 @@ A model of token ids (--tokenizer=ids) continues numbers, or the ids in an .npy
 file, and --output writes them to a file that can be a --corpus.
 """
 
+import functools
 import io
+import itertools
 import os
 import sys
 
@@ -23,15 +25,12 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from txl_keras.checks import shown
 from txl_keras.data import IdTokenizer
 from txl_keras.data.corpora.id_files import is_id_file
 from txl_keras.data.corpora.id_files import read_ids
+from txl_keras.samplers import Sampler
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
-from txl_keras.serving import Generator
-from txl_keras.serving import Sampler
-from txl_keras.serving import TextStream
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
@@ -106,31 +105,36 @@ def main(_):
     workdir = Workdir(FLAGS.workdir)
     tokenizer = workdir.load_tokenizer()
     _check_kind(tokenizer)
-    streams = [
-        TextStream(tokenizer.decode_bytes, FLAGS.stop)
-        for _ in FLAGS.prompt or [None]
-    ]
-    texts, prompts = _prompts(tokenizer)
+    prompts = FLAGS.prompt or [_first_prompt(tokenizer)]
+    is_text = not isinstance(tokenizer, IdTokenizer)
+    if not is_text:
+        prompts = [_read_ids(tokenizer, prompt) for prompt in prompts]
     model, _ = workdir.load_model(FLAGS.checkpoint)
+    model.tokenizer = tokenizer
     memory_length = FLAGS.memory_length
     if memory_length is None:
         memory_length = workdir.generation_memory_length(model.backbone)
-    write = Generator(model, sampler, memory_length)
-    steps = write(prompts, FLAGS.max_tokens, FLAGS.seed)
-    if FLAGS.output is not None:
-        steps = _kept(steps, prompts)
-    parts = _parts(steps, streams)
-    if len(texts) == 1:
-        _show(texts[0])
-        for (part,) in parts:
-            _show(part)
+    generate = functools.partial(
+        model.generate,
+        max_new_tokens=FLAGS.max_tokens,
+        stop=FLAGS.stop,
+        sampler=sampler,
+        seed=FLAGS.seed,
+        memory_length=memory_length,
+    )
+    if is_text and len(prompts) == 1:
+        parts = generate(prompts[0], stream=True)
+        for part in itertools.chain(prompts, parts):
+            print(part, end="", flush=True)
         print()
         return
-    written = list(texts)
-    for row_parts in parts:
-        written = [a + b for a, b in zip(written, row_parts, strict=True)]
-    for number, text in enumerate(written):
-        print(f"--- {number}\n{text}")
+    rows = generate(prompts)
+    for number, row in enumerate(rows):
+        if len(rows) > 1:
+            print(f"--- {number}")
+        print(row if is_text else tokenizer.decode(row))
+    if FLAGS.output is not None:
+        _write(rows)
 
 
 def _check_kind(tokenizer):
@@ -159,13 +163,22 @@ def _check_kind(tokenizer):
         data_flags.check_writable("output", FLAGS.output)
 
 
-def _kept(steps, prompts):
-    """Yields the tokens of each step, and at the end writes `--output`."""
-    rows = [list(prompt) for prompt in prompts]
-    for tokens in steps:
-        for row, token in zip(rows, tokens, strict=True):
-            row.append(token)
-        yield tokens
+def _read_ids(tokenizer, prompt):
+    """Returns the ids of a prompt: numbers, or the name of a file of ids."""
+    try:
+        if is_id_file(prompt):
+            blocks = read_ids(os.path.expanduser(prompt))
+            prompt = np.concatenate([[], *blocks]).astype(int)
+        return tokenizer.encode(prompt)
+    except ValueError as error:
+        raise ValueError(
+            "`prompt` must hold token ids of the model's vocabulary, or name a "
+            f"file of them. Received: prompt={prompt!r}. {error}"
+        ) from error
+
+
+def _write(rows):
+    """Writes token ids to `--output`."""
     ids = np.concatenate(rows).astype(np.int32)
     buffer = io.BytesIO()  # since np.savez cannot write to a bucket
     if FLAGS.output.endswith(".npy"):
@@ -175,76 +188,16 @@ def _kept(steps, prompts):
         np.savez(buffer, tokens=ids, documents=starts)
     with tf.io.gfile.GFile(os.path.expanduser(FLAGS.output), "wb") as file:
         file.write(buffer.getvalue())
-    print(f"\nWritten to {FLAGS.output}", file=sys.stderr)
+    print(f"Written to {FLAGS.output}", file=sys.stderr)
 
 
-def _parts(tokens, streams):
-    """Yields, for each token, a list of the new text of all rows."""
-    for row_tokens in tokens:
-        yield [
-            stream.add(token)
-            for stream, token in zip(streams, row_tokens, strict=True)
-        ]
-        if all(stream.is_stopped for stream in streams):
-            return
-    yield [stream.finish() for stream in streams]
-
-
-def _show(text):
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _prompts(tokenizer):
-    """Returns the prompts as texts and as token ids."""
-    if isinstance(tokenizer, IdTokenizer):
-        prompts = [_encode(tokenizer, text) for text in FLAGS.prompt]
-        return [
-            tokenizer.decode_bytes(ids).decode() for ids in prompts
-        ], prompts
-    if FLAGS.prompt is not None:
-        return FLAGS.prompt, [_encode(tokenizer, text) for text in FLAGS.prompt]
+def _first_prompt(tokenizer):
+    """Returns a newline, or a space if the vocabulary lacks the newline."""
     try:
-        return ["\n"], [_encode(tokenizer, "\n")]
+        tokenizer.encode("\n")
+        return "\n"
     except ValueError:
-        # Some vocabularies lack the newline.
-        return [" "], [_encode(tokenizer, " ")]
-
-
-def _encode(tokenizer, text):
-    try:
-        if isinstance(tokenizer, IdTokenizer) and is_id_file(text):
-            blocks = read_ids(os.path.expanduser(text))
-            ids = tokenizer.encode(np.concatenate([[], *blocks]).astype(int))
-        else:
-            ids = tokenizer.encode(text)
-    except ValueError as error:
-        raise ValueError(
-            "`prompt` must consist of symbols of the model's vocabulary. "
-            f"Received: prompt={text!r}. {error}"
-        ) from error
-    if not len(ids):
-        raise ValueError(
-            "`prompt` must hold at least one token of the model's vocabulary. "
-            f"Received: prompt={text!r}"
-        )
-    _warn_of_unknown_words(tokenizer, text, ids)
-    return ids
-
-
-def _warn_of_unknown_words(tokenizer, text, ids):
-    unknown = tokenizer.unknown_id
-    if unknown is None or unknown not in ids:
-        return
-    mark = tokenizer.decode([unknown]).strip()
-    words = dict.fromkeys(text.split())
-    words = [w for w in words if w != mark and unknown in tokenizer.encode(w)]
-    if words:
-        print(
-            "Words of the prompt that are not in the vocabulary, read as "
-            f"{mark}: {shown(words)}",
-            file=sys.stderr,
-        )
+        return " "
 
 
 if __name__ == "__main__":

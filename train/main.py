@@ -38,12 +38,12 @@ from txl_keras.tpu.slices import check_kernel
 from txl_keras.tpu.slices import check_replicas
 from txl_keras.tpu.slices import tpu_type
 from txl_keras.training.bundles import saved_steps
+from txl_keras.training.compilation import describe as describe_strategy
+from txl_keras.training.compilation import device_of
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
-from txl_keras.training.strategy import describe as describe_strategy
-from txl_keras.training.strategy import device_of
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.trainer import Trainer

@@ -33,10 +33,10 @@ from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.scripts import xlnet_flags
+from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
-from txl_keras.training.strategy import describe as describe_strategy
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.trainer import Trainer

@@ -606,6 +606,23 @@ def fuzz_serving(fuzz, seed, folder):
         },
     )
     fuzz.call(
+        "generate",
+        model.generate,
+        {"prompts": [[1, 2], [3]], "max_new_tokens": 2, "seed": 1},
+        {
+            "prompts": [
+                *([], [[]], [[v]], [[-1]], [0.5], ["a"], None, 5, "ab"),
+                *([[1], 2], [2, [1]], [["a"], [1]], [[[1, 2]]], {1: 2}),
+            ],
+            "max_length": optional_integers(),
+            "max_new_tokens": integers(0),
+            "stop_token_ids": [[v], [-1], [0.5], ["a"], None, 5, "ab"],
+            "stop": ["a", ["a"], [""], None, 5],
+            "sampler": ["best", 5, serving.Sampler],
+            "seed": [*integers(0), 2**31],
+        },
+    )
+    fuzz.call(
         "Sampler",
         serving.Sampler,
         {},

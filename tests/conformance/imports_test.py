@@ -16,6 +16,7 @@ PARTS = [
     "metrics",
     "data",
     "layers",
+    "samplers",
     "tpu",
     "training",
     "callbacks",

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.training import strategy as strategies
+from txl_keras.training.compilation import describe
 
 
 class RecordedTpu:
@@ -84,7 +85,7 @@ def test_several_gpus_are_mirrored(monkeypatch):
 def test_one_device_needs_no_strategy():
     strategy = strategies.create_strategy()
     assert strategy is tf.distribute.get_strategy()
-    assert strategies.describe(strategy).startswith("1 x ")
+    assert describe(strategy).startswith("1 x ")
 
 
 def test_tpu_and_cpu_devices_exclude_each_other():

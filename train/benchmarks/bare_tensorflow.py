@@ -23,7 +23,7 @@ from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.sublayers import normalized_sum
 from txl_keras.models import TransformerXLBackbone
-from txl_keras.training.strategy import compile_layers
+from txl_keras.training.compilation import compile_layers
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-9
 

@@ -19,8 +19,8 @@ from benchmarks.made_up_text import made_up_ids
 from benchmarks.peer import peer_contenders
 from benchmarks.report import measure
 from txl_keras.data import Segments
+from txl_keras.training.compilation import compile_layers
 from txl_keras.training.optimizers import build_optimizer
-from txl_keras.training.strategy import compile_layers
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import model_flops
 

@@ -35,10 +35,10 @@ from txl_keras.evaluation.recl import relative_gains
 from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import segment_position_losses
-from txl_keras.evaluation.text_scoring import TextScorer
-from txl_keras.evaluation.text_scoring import embed_texts
-from txl_keras.evaluation.text_scoring import score_texts
 from txl_keras.evaluation.token_file import create_token_file
+from txl_keras.models.text_scoring import TextScorer
+from txl_keras.models.text_scoring import embed_texts
+from txl_keras.models.text_scoring import score_texts
 
 __all__ = [
     "Evaluator",

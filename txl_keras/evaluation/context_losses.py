@@ -13,8 +13,8 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_token_ids
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.training.strategy import compile_layers
-from txl_keras.training.strategy import compile_replica_function
+from txl_keras.training.compilation import compile_layers
+from txl_keras.training.compilation import compile_replica_function
 
 
 def context_losses(

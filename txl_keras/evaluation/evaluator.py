@@ -16,9 +16,9 @@ from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
 from txl_keras.models.segment_reader import SegmentReader
+from txl_keras.training.compilation import compile_layers
+from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import compile_layers
-from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
 
 _SUMS = ("nll", "num_tokens")

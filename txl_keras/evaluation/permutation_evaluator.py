@@ -11,8 +11,8 @@ from txl_keras.data.feed import Feed
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.metrics import bits_per_token
 from txl_keras.metrics import perplexity
+from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import compile_replica_function
 from txl_keras.training.strategy import host_loop
 
 _SUMS = ("nll", "num_correct", "num_tokens")

@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from txl_keras.models.fit_data import fit_data
+from txl_keras.training.compilation import compile_layers
 from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import compile_layers
 from txl_keras.training.strategy import host_loop
 from txl_keras.training.trainer import Trainer
 

@@ -124,6 +124,18 @@ class SegmentReader:
         # Masking the entries is not enough: zero times a NaN is a NaN.
         tf.cond(tf.reduce_any(reset), forget, lambda: None)
 
+    def reorder_rows(self, rows):
+        """Replaces the memory of each row by that of another, for beam search.
+
+        Args:
+            rows: int32 tensor `(B,)`. Row r continues from what row `rows[r]`
+                remembers.
+        """
+        memory = tf.nest.map_structure(
+            lambda state: tf.gather(state, rows), self.memory()
+        )
+        _assign(self._holder.memory, memory)
+
     def memory(self):
         """Returns the memory as a value, such as a `ProjectedMemory`."""
         return self._read_variables(self._holder.memory)

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from txl_keras import samplers
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_shape
@@ -24,6 +25,7 @@ from txl_keras.models.fit_steps import FitSteps
 from txl_keras.models.fit_steps import StartEpochs
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.presets import PRESETS
+from txl_keras.models.text_methods import TextMethods
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.optimizers import check_supported
@@ -33,7 +35,7 @@ SOFTMAX_ARGUMENTS = ("tie_embeddings", "tie_projections")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLCausalLM(TokenModel):
+class TransformerXLCausalLM(TextMethods, TokenModel):
     """Predicts the next token from a segment and its memory.
 
     The softmax has the same clusters as the token embedding: one, unless the
@@ -223,7 +225,9 @@ class TransformerXLCausalLM(TokenModel):
         self._training_memory.reset_state()
         self._inference_memory.reset_state()
 
-    def compile(self, optimizer="adam", loss="auto", **kwargs):
+    def compile(
+        self, optimizer="adam", loss="auto", *, sampler="random", **kwargs
+    ):
         """Compiles with the loss and the metrics of a language model.
 
         By default the loss is the cross-entropy of the next token in nats, and
@@ -233,7 +237,12 @@ class TransformerXLCausalLM(TokenModel):
         and the weights of layer normalization are not decayed. With another
         `loss` or other metrics logits are computed, and only the metrics that
         are passed are reported. See `keras.Model.compile`.
+
+        `sampler` is what `generate` uses: a name or an object, see
+        `txl_keras.samplers.get`. By default it draws from the distribution of
+        the model, where KerasHub takes `"top_k"`.
         """
+        self.sampler = samplers.get(sampler)
         self.fit_steps = None
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -273,6 +282,9 @@ class TransformerXLCausalLM(TokenModel):
     def get_compile_config(self):
         """Returns what `compile` was called with, for saving."""
         config = super().get_compile_config()
+        if config:
+            sampler = keras.saving.serialize_keras_object(self.sampler)
+            config = {**config, "sampler": sampler}
         if config and self.fit_steps is not None:
             config = {**config, "loss": "auto"}
             config["jit_compile"] = self.fit_steps.jit_compile

@@ -1,11 +1,11 @@
-"""Text generation, and export as a SavedModel."""
+"""Export as a SavedModel, and what a server needs to generate text."""
 
+from txl_keras.models.generation.generator import Generator
+from txl_keras.models.generation.text_stream import TextStream
+from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.export import export
 from txl_keras.serving.export import export_text
 from txl_keras.serving.export_classifier import export_classifier
-from txl_keras.serving.generation import Generator
-from txl_keras.serving.samplers import Sampler
-from txl_keras.serving.streaming import TextStream
 
 __all__ = [
     "Generator",

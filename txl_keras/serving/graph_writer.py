@@ -7,8 +7,8 @@ generate.
 import tensorflow as tf
 
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.serving.generation import PROMPT_SEGMENT
-from txl_keras.serving.generation import row_seeds
+from txl_keras.models.generation.generator import row_seeds
+from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.serving.graph_checks import check
 
 

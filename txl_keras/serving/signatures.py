@@ -9,11 +9,11 @@ import inspect
 
 import tensorflow as tf
 
+from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.graph_checks import check
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
 from txl_keras.serving.graph_writer import GraphWriter
-from txl_keras.serving.samplers import Sampler
 
 # Defaults for requests to a server; none of them changes the distribution.
 _SAMPLING = {

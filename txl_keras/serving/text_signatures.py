@@ -5,10 +5,10 @@ Letters: `B` batch, `P` tokens of the longest text, `M` memory.
 
 import tensorflow as tf
 
+from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.graph_checks import check
 from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_writer import GraphWriter
-from txl_keras.serving.samplers import Sampler
 from txl_keras.serving.signatures import sampling_specs
 from txl_keras.serving.signatures import with_sampling_defaults
 

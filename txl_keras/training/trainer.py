@@ -17,13 +17,13 @@ from txl_keras.layers.compute.pallas import check_lengths
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.tpu.compiling import VERSIONS
 from txl_keras.tpu.compiling import check_packages
+from txl_keras.training.compilation import compile_layers
+from txl_keras.training.compilation import compile_replica_function
+from txl_keras.training.compilation import device_of
 from txl_keras.training.loss_scale import LossScale
 from txl_keras.training.optimizers import apply_gradients
 from txl_keras.training.optimizers import check_supported
 from txl_keras.training.stopping import StopRequest
-from txl_keras.training.strategy import compile_layers
-from txl_keras.training.strategy import compile_replica_function
-from txl_keras.training.strategy import device_of
 from txl_keras.training.strategy import host_loop
 
 

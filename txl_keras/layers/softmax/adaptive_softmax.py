@@ -317,7 +317,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
 
         Args:
             hidden: Tensor of shape `(B, D)`.
-            sampler: `txl_keras.serving.Sampler`.
+            sampler: `txl_keras.samplers.Sampler`.
             seeds: uint32 tensor `(B,)`, one seed per row.
             seen: Optional boolean tensor `(B, V)`, true for the words that a
                 repetition penalty applies to.
@@ -330,7 +330,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
         ```python
         import tensorflow as tf
         from txl_keras.layers import AdaptiveEmbedding, AdaptiveSoftmax
-        from txl_keras.serving import Sampler
+        from txl_keras.samplers import Sampler
 
         softmax = AdaptiveSoftmax(AdaptiveEmbedding(1000, 64, cutoffs=(100,)))
         hidden, seeds = tf.ones((2, 64)), tf.constant([1, 2], tf.uint32)

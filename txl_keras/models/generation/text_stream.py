@@ -33,7 +33,7 @@ class TextStream:
 
     ```python
     from txl_keras.data.tokenizers import ByteTokenizer
-    from txl_keras.serving.streaming import TextStream
+    from txl_keras.models.generation.text_stream import TextStream
 
     stream = TextStream(ByteTokenizer().decode_bytes, stop=["END"])
     assert stream.add([195]) == ""  # half a character
@@ -46,7 +46,7 @@ class TextStream:
     def __init__(self, decode_bytes, stop=()):
         self._stop = _checked_stop(stop)
         self._decode_bytes = decode_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._bytes = b""  # of a character that is not complete yet
         self._held = ""
         self.is_stopped = False
 
@@ -63,7 +63,9 @@ class TextStream:
         """
         if self.is_stopped:
             return ""
-        text = self._decoder.decode(self._decode_bytes(ids))
+        data = self._bytes + self._decode_bytes(ids)
+        text, num_decoded = codecs.utf_8_decode(data, "replace", False)
+        self._bytes = data[num_decoded:]
         shown = self._up_to_stop(self._held + text)
         kept = 0 if self.is_stopped else self._num_possible(shown)
         self._held = shown[len(shown) - kept :]
@@ -78,8 +80,8 @@ class TextStream:
         """
         if self.is_stopped:
             return ""
-        text = self._held + self._decoder.decode(b"", final=True)
-        self._held = ""
+        text = self._held + self._bytes.decode("utf-8", "replace")
+        self._held, self._bytes = "", b""
         return self._up_to_stop(text)
 
     def _up_to_stop(self, text):

@@ -7,15 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_list
-from txl_keras.checks import check_token_ids
+from txl_keras.checks import shown
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.serving.samplers import Sampler
-
-# Prompts are read in segments of this many tokens. The segment boundaries
-# determine how far back each token attends.
-PROMPT_SEGMENT = 128
+from txl_keras.models.generation.token_reader import TokenReader
+from txl_keras.models.generation.token_reader import WindowReader
+from txl_keras.models.generation.token_reader import check_prompts
+from txl_keras.samplers.sampler import Sampler
 
 
 class Generator:
@@ -34,8 +31,9 @@ class Generator:
             not exceed its number of positions.
 
     Raises:
-        ValueError: If `memory_length` is negative, or exceeds the number of
-            positions of a model with absolute positions.
+        ValueError: If `sampler` is not a `Sampler`, or `memory_length` is
+            negative or exceeds the number of positions of a model with
+            absolute positions.
 
     Example:
 
@@ -52,7 +50,13 @@ class Generator:
 
     def __init__(self, model, sampler=None, memory_length=None):
         self._model = model
-        self._sampler = sampler or Sampler()
+        self._sampler = Sampler() if sampler is None else sampler
+        if not isinstance(self._sampler, Sampler):
+            raise ValueError(
+                "`sampler` must be a Sampler of `txl_keras.samplers`; "
+                "`model.generate` also takes names and a BeamSampler. "
+                f"Received: sampler={shown(sampler)}"
+            )
         if memory_length is None:
             memory_length = model.backbone.memory_length
         self._memory_length = check_integer(
@@ -61,6 +65,7 @@ class Generator:
             0,
             model.backbone.max_segment_length,
         )
+        self._window = WindowReader(model, self._memory_length)
         self._step = None
 
     def __call__(self, prompts, max_tokens, seed=0):
@@ -85,7 +90,7 @@ class Generator:
             FloatingPointError: If the model returns NaN. The iterator raises
                 it.
         """
-        prompts = self._checked(prompts)
+        prompts = check_prompts(prompts, self._model.backbone.vocabulary_size)
         check_integer("max_tokens", max_tokens, 0)
         check_integer("seed", seed, 0, np.iinfo(np.int32).max - len(prompts))
         seeds = row_seeds(seed, len(prompts))
@@ -119,8 +124,8 @@ class Generator:
         """
         rows = np.zeros((num_rows, 1), "int32")
         if not self._model.backbone.remembers:
-            window = max(1, self._memory_length)
-            return self._predict, (tf.repeat(rows, window, axis=1),)
+            ids = tf.repeat(rows, self._window.length, axis=1)
+            return self._window.predict, (ids,)
         step = _Step(self._model, self._sampler, num_rows, self._memory_length)
         seeds, position = row_seeds(0, num_rows), tf.constant(0)
         return step, (
@@ -152,12 +157,8 @@ class Generator:
 
     def _with_window(self, texts, max_tokens, seeds):
         """Yields tokens from a model without memory."""
-        window = max(1, self._memory_length)
         for position in range(max_tokens):
-            log_probs = tf.concat(
-                [self._predict(text[None, -window:]) for text in texts],
-                axis=0,
-            )
+            log_probs = self._window.log_probs(texts)
             seen = self._seen(texts)
             token = self._sampler(log_probs, fold_in(seeds, position), seen)
             token = token.numpy()
@@ -166,10 +167,6 @@ class Generator:
                 for text, row in zip(texts, token, strict=True)
             ]
             yield token
-
-    @tf.function(reduce_retracing=True)
-    def _predict(self, ids):
-        return self._model.log_probs(ids)[0][:, -1]
 
     def _seen(self, texts):
         """Returns the tokens to penalize `(B, V)`, or None if none are."""
@@ -181,23 +178,6 @@ class Generator:
             row[text] = True
         return tf.constant(seen)
 
-    def _checked(self, prompts):
-        check_list("prompts", prompts)
-        prompts = [np.asarray(prompt) for prompt in prompts]
-        vocabulary_size = self._model.backbone.vocabulary_size
-        if not prompts:
-            raise ValueError(
-                "`prompts` must have at least one row. Received: no rows"
-            )
-        for row, prompt in enumerate(prompts):
-            if prompt.ndim != 1 or not prompt.size:
-                raise ValueError(
-                    "`prompts` must be sequences of at least one token id. "
-                    f"Received: row {row} of shape {prompt.shape}"
-                )
-            check_token_ids(f"prompts[{row}]", prompt, vocabulary_size)
-        return [prompt.astype("int32") for prompt in prompts]
-
 
 def row_seeds(seed, num_rows):
     """Returns one seed per row, uint32 `(B,)`; row r depends on `seed + r`."""
@@ -205,35 +185,13 @@ def row_seeds(seed, num_rows):
     return fold_in(rows, 0)
 
 
-class _Step:
+class _Step(TokenReader):
     """Reads one token per row and draws the next one."""
 
     def __init__(self, model, sampler, num_rows, memory_length):
-        self.num_rows = num_rows
-        self._model = model
+        super().__init__(model, num_rows, memory_length)
         self._sampler = sampler
-        self._reader = SegmentReader(
-            model.backbone, num_rows, PROMPT_SEGMENT, memory_length
-        )
         self._draw = self._reader.compile(self._read_and_draw)
-        self._remember = tf.function(self._reader.remember, jit_compile=True)
-
-    def begin(self, prompts):
-        """Reads the prompts without their last tokens."""
-        self._reader.begin()
-        lengths = np.array([len(prompt) - 1 for prompt in prompts])
-        for start in range(0, lengths.max(), PROMPT_SEGMENT):
-            end = min(start + PROMPT_SEGMENT, lengths.max())
-            ids = np.zeros((len(prompts), end - start), "int32")
-            real = np.clip(lengths - start, 0, end - start).astype("int32")
-            for row, prompt, length in zip(ids, prompts, real, strict=True):
-                row[:length] = prompt[start : start + length]
-            self._read_segment(tf.constant(ids), tf.constant(real))
-
-    @tf.function(reduce_retracing=True)
-    def _read_segment(self, ids, lengths):
-        _, entries = self._reader.read(ids)
-        self._reader.remember(entries, lengths)
 
     @tf.function
     def __call__(self, token, seeds, position, seen):

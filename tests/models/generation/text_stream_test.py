@@ -10,7 +10,7 @@ from txl_keras.data.tokenizers import SentencePieceTokenizer
 from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import count_words
-from txl_keras.serving.streaming import TextStream
+from txl_keras.models.generation.text_stream import TextStream
 
 TEXT = (
     "Über naïve 漢字 und 👩‍👩‍👧 e\u0301t cetera.\n"

@@ -7,10 +7,12 @@ an adaptive softmax.
 import dataclasses
 import numbers
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import shown
 from txl_keras.layers.compute.dropout import fold_in
 
 # The values at which a parameter has no effect; so has None.
@@ -27,6 +29,7 @@ _FLOAT32 = np.finfo(np.float32)
 _SUMS_DIFFER_BY = 1e-3
 
 
+@keras.saving.register_keras_serializable(package="txl_keras")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sampler:
     """Draws the next token from its distribution, with optional filters.
@@ -87,7 +90,7 @@ class Sampler:
 
     ```python
     import tensorflow as tf
-    from txl_keras.serving import Sampler
+    from txl_keras.samplers import Sampler
 
     sampler = Sampler(temperature=0.9, top_p=0.95)
     seeds = tf.constant([1, 2], tf.uint32)
@@ -126,6 +129,28 @@ class Sampler:
 
     def __hash__(self):
         return hash(self._key())
+
+    def get_config(self):
+        """Returns the parameters, for saving.
+
+        Raises:
+            ValueError: If one of them is a tensor.
+        """
+        config = {}
+        for name in _OFF:
+            value = getattr(self, name)
+            if tf.is_tensor(value):
+                raise ValueError(
+                    f"`{name}` must be a number in the sampler of a model. "
+                    f"Received: {name}={shown(value)}"
+                )
+            number = int if name == "top_k" else float
+            config[name] = None if value is None else number(value)
+        return config
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
 
     def _key(self):
         """Returns the parameters; a tensor is equal only to itself."""

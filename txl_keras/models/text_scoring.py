@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.models.segment_reader import SegmentReader
-from txl_keras.training.strategy import compile_layers
-from txl_keras.training.strategy import compile_replica_function
+from txl_keras.training.compilation import compile_layers
+from txl_keras.training.compilation import compile_replica_function
 
 
 def score_texts(model, tokenizer, texts, contexts=None, **sizes):
@@ -43,7 +43,7 @@ def score_texts(model, tokenizer, texts, contexts=None, **sizes):
     print(answers[best], "is likelier")
     ```
     """
-    sizes.setdefault("batch_size", _batch_size(texts))
+    sizes.setdefault("batch_size", default_batch_size(texts))
     return TextScorer(model, tokenizer, **sizes).score(texts, contexts)
 
 
@@ -71,11 +71,12 @@ def embed_texts(model, tokenizer, texts, **sizes):
     vectors = [state.mean(axis=0) for state in states]  # (128,) each
     ```
     """
-    sizes.setdefault("batch_size", _batch_size(texts))
+    sizes.setdefault("batch_size", default_batch_size(texts))
     return TextScorer(model, tokenizer, **sizes).embed(texts)
 
 
-def _batch_size(texts):
+def default_batch_size(texts):
+    """Returns the number of texts, at most 16, after a check of `texts`."""
     _check_list("texts", texts)
     return max(1, min(16, len(texts)))
 

@@ -117,9 +117,9 @@ def test_text_may_be_much_longer_than_memory(model):
     ("prompt", "max_tokens", "message"),
     [
         ([], 1, "at least one row"),
-        ([[]], 1, r"at least one token.*row 0 of shape \(0,\)"),
-        ([[1], []], 1, r"row 1 of shape \(0,\)"),
-        ([1, 2], 1, r"row 0 of shape \(\)"),
+        ([[]], 1, r"prompts\[0\]` must.*at least one token.*shape \(0,\)"),
+        ([[1], []], 1, r"prompts\[1\].*shape \(0,\)"),
+        ([1, 2], 1, r"prompts\[0\].*shape \(\)"),
         ([[0.5]], 1, "float64"),
         ([[1, 9]], 1, r"\[0, 9\).*from 1 to 9"),
         ([[-1]], 1, "from -1 to -1"),

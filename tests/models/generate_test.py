@@ -1,0 +1,310 @@
+"""`TransformerXLCausalLM.generate`."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from factories import small_model
+
+from txl_keras.data import CharacterTokenizer
+from txl_keras.data import WordTokenizer
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.samplers import BeamSampler
+from txl_keras.samplers import Sampler
+
+TOKENIZER = CharacterTokenizer("abcdef\n é")
+BACKBONES = {
+    "relative": {"memory_length": 20},
+    "lstm": {"make": LSTMBackbone},
+    "vaswani": {"memory_length": 0, "attention_type": "vaswani"},
+}
+
+
+def varied_model(vocabulary_size=9, **config):
+    """Model whose likely texts do not repeat one token."""
+    return small_model(
+        vocabulary_size=vocabulary_size,
+        num_layers=1,
+        initializer_stddev=1.0,
+        tie_embeddings=False,
+        **config,
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.utils.set_random_seed(5)
+    model = varied_model()
+    model.tokenizer = TOKENIZER
+    return model
+
+
+def test_text_is_continued_as_its_ids_are(model):
+    text = model.generate("fed", max_new_tokens=12, seed=7)
+    ids = model.generate(TOKENIZER.encode("fed"), max_new_tokens=12, seed=7)
+    assert text.startswith("fed") and len(text) == 15
+    assert ids.dtype == np.int32 and ids.shape == (15,)
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_each_row_of_a_batch_is_continued_as_if_alone(model):
+    prompts = ["fed", "a", "bad é\n"]
+    texts = model.generate(prompts, max_length=11, seed=7)
+    assert [len(text) for text in texts] == [11, 11, 11]
+    rows = model.generate(
+        [TOKENIZER.encode(prompt) for prompt in prompts],
+        max_length=11,
+        seed=7,
+        strip_prompt=True,
+    )
+    for i, prompt in enumerate(prompts):
+        assert texts[i].startswith(prompt)
+        assert texts[i] == model.generate(prompt, max_length=11, seed=7 + i)
+        assert prompt + TOKENIZER.decode(rows[i]) == texts[i]
+    pairs = model.generate(np.array([[1, 2], [3, 4]]), max_length=5)
+    assert [pair.shape for pair in pairs] == [(5,), (5,)]
+
+
+def test_a_row_ends_before_its_first_stop(model):
+    options = {"max_new_tokens": 40, "seed": 2, "strip_prompt": True}
+    whole = model.generate(["a", "fed"], **options)
+    stops = [whole[0][4:6], whole[1][9:11]]
+    for row, text in enumerate(
+        model.generate(["a", "fed"], stop=stops, **options)
+    ):
+        end = min(whole[row].find(stop) for stop in stops if stop in whole[row])
+        assert text == whole[row][:end]
+    stop_ids = TOKENIZER.encode(whole[0][6]).tolist()
+    ended = model.generate(["a", "fed"], stop_token_ids=stop_ids, **options)
+    assert ended == [text.split(whole[0][6])[0] for text in whole]
+    ids = model.generate([0], stop_token_ids=stop_ids, **options)
+    assert TOKENIZER.decode(ids) == ended[0]
+
+
+def test_the_parts_of_a_stream_join_to_the_whole(model):
+    options = {"max_new_tokens": 30, "seed": 4, "stop": ["ef"]}
+    for sampler in ("random", "beam"):
+        options["sampler"] = sampler
+        whole = model.generate(["a", "bé"], strip_prompt=True, **options)
+        parts = model.generate(["a", "bé"], stream=True, **options)
+        assert list(map("".join, zip(*parts, strict=True))) == whole
+        parts = model.generate("a", stream=True, **options)
+        assert "".join(parts) == whole[0]
+    parts = list(model.generate([0], max_new_tokens=3, seed=4, stream=True))
+    whole = model.generate([0], max_new_tokens=3, seed=4)
+    assert len(parts) == 3
+    np.testing.assert_array_equal(np.concatenate([[0], *parts]), whole)
+
+
+def test_nothing_may_be_asked_for(model):
+    assert model.generate("ab", max_length=2) == "ab"
+    assert model.generate("ab", max_new_tokens=0, sampler="beam") == "ab"
+    assert model.generate(["ab"], max_new_tokens=0, strip_prompt=True) == [""]
+    assert list(model.generate("ab", max_new_tokens=0, stream=True)) == []
+
+
+def test_a_new_seed_is_drawn_for_each_call(model):
+    def write():
+        return model.generate("a", max_new_tokens=20)
+
+    keras.utils.set_random_seed(1)
+    first, second = write(), write()
+    assert first != second
+    keras.utils.set_random_seed(1)
+    assert [write(), write()] == [first, second]
+
+
+def test_the_sampler_of_compile_is_used_saved_and_loaded(tmp_path):
+    model = varied_model()
+    model.tokenizer = TOKENIZER
+    options = {"max_new_tokens": 9, "seed": 3}
+    plain = model.generate("ab", **options)
+    greedy = model.generate("ab", sampler="greedy", **options)
+    assert plain != greedy
+    model.compile()
+    assert model.sampler == Sampler()
+    with pytest.raises(ValueError, match="`sampler` must be one of"):
+        model.compile(sampler="topk")
+    for sampler in (BeamSampler(num_beams=1), Sampler(temperature=0)):
+        model.compile("sgd", sampler=sampler)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        assert loaded.sampler == sampler
+        assert loaded.generate("ab", **options) == greedy
+
+
+def most_likely(model, prompt, length, stop_id):
+    """Most likely of all texts; each ends with `stop_id` or is so long."""
+    vocabulary = range(model.backbone.vocabulary_size)
+    texts = list(itertools.product(vocabulary, repeat=length))
+    ids = np.array([[*prompt, *text] for text in texts])
+    sums = np.zeros(len(texts))
+    is_ended = np.zeros(len(texts), bool)
+    for end in range(len(prompt), ids.shape[1]):
+        # Not one segment: a reader of windows counts positions from its end.
+        log_probs, _ = model.log_probs(ids[:, :end])
+        last = np.take_along_axis(
+            log_probs[:, -1].numpy(), ids[:, end : end + 1], 1
+        )
+        sums += np.where(is_ended, 0, last[:, 0])
+        is_ended |= ids[:, end] == stop_id
+    best = (*texts[int(np.argmax(sums))], stop_id)
+    return best[: min(best.index(stop_id), length)]
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_with_beams_enough_a_search_finds_the_most_likely_text(name):
+    keras.utils.set_random_seed(4)
+    model = varied_model(vocabulary_size=4, **BACKBONES[name])
+    prompts = [[1, 3, 0], [2], [0, 3]]
+    options = {"max_new_tokens": 3, "memory_length": 20, "strip_prompt": True}
+    if name == "lstm":
+        del options["memory_length"]
+    found = model.generate(
+        prompts, sampler=BeamSampler(16), stop_token_ids=[1], **options
+    )
+    for prompt, text in zip(prompts, found, strict=True):
+        assert tuple(text) == most_likely(model, prompt, 3, stop_id=1)
+    greedy = model.generate(prompts, sampler="greedy", **options)
+    alone = model.generate(prompts, sampler=BeamSampler(1), **options)
+    for row, expected in zip(alone, greedy, strict=True):
+        np.testing.assert_array_equal(row, expected)
+
+
+def search_with_full_texts(model, prompt, num_beams, length):
+    """Beam search that reads the whole text of every beam in every step."""
+    beams = [(0.0, tuple(prompt))]
+    for _ in range(length):
+        log_probs, _ = model.log_probs(np.array([text for _, text in beams]))
+        sums = [
+            (score + float(log_prob), (*text, token))
+            for (score, text), last in zip(
+                beams, log_probs[:, -1].numpy(), strict=True
+            )
+            for token, log_prob in enumerate(last)
+        ]
+        beams = sorted(sums, reverse=True)[:num_beams]
+    return beams[0][1]
+
+
+@pytest.mark.parametrize("make", [TransformerXLBackbone, LSTMBackbone])
+def test_the_memory_of_a_beam_follows_it(make):
+    keras.utils.set_random_seed(4)
+    sizes = {"memory_length": 20} if make is TransformerXLBackbone else {}
+    model = varied_model(make=make, **sizes)
+    prompts = [[1, 5, 0], [2], [8, 8], [7, 4, 3, 2]]
+    beams = model.generate(
+        prompts, max_new_tokens=8, sampler=BeamSampler(num_beams=3)
+    )
+    greedy = model.generate(prompts, max_new_tokens=8, sampler="greedy")
+    expected = [search_with_full_texts(model, p, 3, 8) for p in prompts]
+    assert [tuple(row) for row in beams] == expected
+    # Otherwise no beam was ever replaced.
+    assert expected != [tuple(row) for row in greedy]
+
+
+def test_a_search_names_the_prompt_of_nan():
+    model = varied_model()
+    for weight in model.softmax.weights:
+        weight.assign(np.full(weight.shape, np.nan))
+    with pytest.raises(FloatingPointError, match="prompt 0.*returned NaN"):
+        model.generate([[1], [2]], max_new_tokens=2, sampler="beam")
+
+
+def test_a_second_call_traces_nothing_and_reads_new_weights(model, monkeypatch):
+    traces = []
+    read = TransformerXLBackbone.call_projected
+
+    def counted(self, *args):
+        traces.append(args)
+        return read(self, *args)
+
+    monkeypatch.setattr(TransformerXLBackbone, "call_projected", counted)
+    model = varied_model(memory_length=20)
+    for sampler in (Sampler(temperature=0), BeamSampler(1)):
+        options = {"sampler": sampler, "max_new_tokens": 9}
+        before = model.generate([[1, 2, 3], [4]], **options)
+        assert traces
+        traces.clear()
+        other = varied_model(memory_length=20)
+        model.set_weights(other.get_weights())
+        after = model.generate([[1, 2, 3], [4]], **options)
+        model.generate([[5] * 300, [6, 7]], max_length=310, sampler=sampler)
+        assert not traces
+        text = [1, 2, 3]
+        for _ in range(9):
+            log_probs, _ = other.log_probs(np.array([text]))
+            text.append(int(log_probs[0, -1].numpy().argmax()))
+        assert after[0].tolist() == text != before[0].tolist()
+        traces.clear()
+
+
+def test_absolute_positions_and_no_memory_need_a_window():
+    model = varied_model(
+        memory_length=0, attention_type="al_rfou", max_positions=7
+    )
+    options = {"max_new_tokens": 9, "sampler": "greedy"}
+    by_default = model.generate([1, 2], **options)
+    whole = model.generate([1, 2], memory_length=7, **options)
+    np.testing.assert_array_equal(by_default, whole)
+    with pytest.raises(ValueError, match="at most 7. Received: memory_length"):
+        model.generate([1, 2], memory_length=8)
+    for config in ({}, {"attention_type": "vaswani"}):
+        model = varied_model(memory_length=0, **config)
+        with pytest.raises(ValueError, match="`memory_length` must be given"):
+            model.generate([1, 2])
+
+
+def test_unknown_words_are_named():
+    words = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
+    model = varied_model(vocabulary_size=4)
+    model.tokenizer = words
+    with pytest.warns(UserWarning, match=r"read as <unk>: \['dog'\]"):
+        text = model.generate(["the cat", "the dog"], max_new_tokens=0)
+    assert text == ["the cat", "the dog"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": ""}, "`prompts` must have at least one token.*''"),
+        ({"prompts": ["a", ""]}, r"at least one token.*prompts\[1\]=''"),
+        ({"prompts": ["a", "ax"]}, r"prompts\[1\]='ax'.*'x'.*position 1"),
+        ({"prompts": ["a", 1]}, r"all strings or all.*prompts\[1\]=1"),
+        ({"prompts": [[1], "a"]}, r"all strings.*prompts\[0\]=\[1\]"),
+        ({"prompts": []}, "`prompts` must have at least one row"),
+        ({"prompts": [[]]}, r"`prompts\[0\]` must.*at least one token"),
+        ({"prompts": [1, [2, 3]]}, r"`prompts\[0\]` must be a sequence"),
+        ({"prompts": [1, 9]}, r"\[0, 9\). Received: from 1 to 9"),
+        ({"prompts": [[1], [-1]]}, r"`prompts\[1\]`.*from -1 to -1"),
+        ({"prompts": [0.5]}, "float64"),
+        ({"prompts": None}, "`prompts` must be a list. Rec.* prompts=None"),
+        ({"prompts": b"a"}, "`prompts` must be a list. Rec.* prompts=b'a'"),
+        ({"max_length": 3, "max_new_tokens": 3}, "exclude each other"),
+        ({"max_length": 1}, "`max_length`.* 2 tokens.*max_length=1"),
+        ({"max_length": 2.5}, "`max_length` must be an integer"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1"),
+        ({"stop_token_ids": [9]}, "`stop_token_ids`.*from 9 to 9"),
+        ({"stop_token_ids": 3}, "`stop_token_ids` must be a list"),
+        ({"stop": "a"}, "`stop` must be a sequence of non-empty strings"),
+        ({"stop": [""]}, "`stop` must be a sequence of non-empty strings"),
+        ({"stop": None}, "`stop` must be a sequence"),
+        ({"prompts": [1], "stop": ["a"]}, "`stop` must be empty for prompts"),
+        ({"sampler": "best"}, "`sampler` must be one of.*'best'"),
+        ({"seed": -1}, "seed=-1"),
+        ({"sampler": "beam", "seed": -1}, "seed=-1"),
+        ({"memory_length": -1}, "memory_length=-1"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused_before_any_work(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        model.generate(**{"prompts": "ab", "stream": True, **arguments})
+
+
+def test_text_needs_a_tokenizer():
+    model = varied_model()
+    for call in (model.generate, model.score_texts, model.embed_texts):
+        with pytest.raises(ValueError, match="`tokenizer` must be set"):
+            call(["a"])

@@ -1,0 +1,1 @@
+"""Text generation: one token at a time, from cached keys and values."""

@@ -1,0 +1,263 @@
+"""Methods of a language model that read and write text.
+
+Letters: `D` hidden size, `P` tokens of one text.
+"""
+
+import numpy as np
+
+from txl_keras import samplers
+from txl_keras.models.generation.beam_search import BeamSearch
+from txl_keras.models.generation.generator import Generator
+from txl_keras.models.generation.request import Request
+from txl_keras.models.generation.request import check_has_tokenizer
+from txl_keras.models.text_scoring import TextScorer
+from txl_keras.models.text_scoring import default_batch_size
+
+
+class TextMethods:
+    """Adds text in and text out to `TransformerXLCausalLM`.
+
+    Attributes:
+        sampler: The sampler of `generate`, see `compile`. Before `compile` it
+            draws from the unchanged distribution of the model.
+    """
+
+    sampler = samplers.Sampler()
+    _kept = None
+
+    def generate(
+        self,
+        prompts,
+        max_length=None,
+        max_new_tokens=None,
+        stop_token_ids=(),
+        stop=(),
+        strip_prompt=False,
+        sampler=None,
+        seed=None,
+        stream=False,
+        memory_length=None,
+    ):
+        """Continues prompts of text or token ids.
+
+        Keys and values of the last tokens are cached, so time per token is
+        constant (see `Generator`). The rows of a batch do not affect each
+        other. What is compiled is kept for the next call with as many prompts,
+        an equal sampler and the same memory length. The weights of a call are
+        those at its start; finish a stream before they change.
+
+        Args:
+            prompts: String or list of strings, for a model with a `tokenizer`;
+                or token ids: an integer sequence of shape `(P,)`, a list of
+                such sequences, which may differ in length, or an array
+                `(B, P)`.
+            max_length: Optional integer. The most tokens of prompt and
+                continuation together.
+            max_new_tokens: Optional integer. The most tokens after each
+                prompt; 256 if `max_length` is not given either.
+            stop_token_ids: Sequence of token ids. A row ends before the first
+                of them.
+            stop: Sequence of strings, for prompts of text. A row ends before
+                the first of them, see `TextStream`.
+            strip_prompt: Boolean. Leaves out the prompt in the result.
+            sampler: Optional sampler or name (see `txl_keras.samplers.get`)
+                in place of that of `compile`.
+            seed: Optional integer. Row r draws with `seed + r`. By default a
+                new one in each call, which `keras.utils.set_random_seed` makes
+                reproducible. `BeamSampler` does not draw.
+            stream: Boolean. Returns an iterator of what follows the prompts,
+                as soon as it is certain. With `BeamSampler` that is at the end.
+            memory_length: Optional integer `M`, see `Generator`. By default
+                the model's own, or its number of positions. A model with
+                neither needs it: pass the segment length of training.
+
+        Returns:
+            A string, or an int32 array, of prompt and continuation; for a batch
+            a list of them. With `stream`, an iterator of parts of what
+            `strip_prompt` would return: joined (`"".join`, `np.concatenate`)
+            they are the same. The parts of a batch come in lists of one per
+            row.
+
+        Raises:
+            ValueError: If a prompt is empty or not in the vocabulary, a string
+                is given to a model without tokenizer, or an argument is out of
+                range. Arguments are checked before anything is computed.
+            FloatingPointError: If the model returns NaN.
+
+        Example:
+
+        ```python
+        from txl_keras.data import ByteTokenizer
+        from txl_keras.models import TransformerXLCausalLM
+
+        model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+        model.tokenizer = ByteTokenizer()
+        text = model.generate("def main(", max_new_tokens=4, seed=1)
+        for part in model.generate("import ", max_new_tokens=4, stream=True):
+            print(part, end="")
+        ids = model.generate([[5, 6, 7], [8]], max_length=9, sampler="greedy")
+        ```
+        """
+        sampler = samplers.get(self.sampler if sampler is None else sampler)
+        request = Request(
+            self,
+            prompts,
+            max_length,
+            max_new_tokens,
+            stop_token_ids,
+            stop,
+            seed,
+            memory_length,
+        )
+        if isinstance(sampler, samplers.BeamSampler):
+            search = self._keep(
+                BeamSearch, sampler.num_beams, request.memory_length
+            )
+            steps = search(request.ids, request.continuations())
+        else:
+            write = self._keep(Generator, sampler, request.memory_length)
+            tokens = write(request.ids, request.num_new_tokens, request.seed)
+            steps = request.continue_with(tokens)
+        if stream:
+            return request.parts(steps)
+        return request.result(steps, strip_prompt)
+
+    def score_texts(
+        self,
+        texts,
+        contexts=None,
+        batch_size=None,
+        segment_length=128,
+        memory_length=None,
+    ):
+        """Computes the loss of every token of some texts.
+
+        The loss is `-log p(token | context and preceding tokens)` in nats. What
+        is compiled is kept for the next call with the same sizes. For token ids
+        see `score`.
+
+        Args:
+            texts, contexts: See `TextScorer.score`.
+            batch_size: Optional integer; by default as many as there are texts,
+                at most 16.
+            segment_length, memory_length: See `TextScorer`.
+
+        Returns:
+            List of pairs of ids, int32 `(P,)`, and losses, float32 `(P,)`, one
+            pair per text. Without a context the first loss is NaN.
+
+        Raises:
+            ValueError: If the model has no tokenizer, or as `TextScorer` does.
+
+        Example:
+
+        ```python
+        from txl_keras.data import ByteTokenizer
+        from txl_keras.models import TransformerXLCausalLM
+
+        model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+        model.tokenizer = ByteTokenizer()
+        for ids, nll in model.score_texts(["mat", "moon"], ["on the "] * 2):
+            print(nll.sum())  # of 3 and of 4 tokens
+        ```
+        """
+        scorer = self._scorer(texts, batch_size, segment_length, memory_length)
+        return scorer.score(texts, contexts)
+
+    def embed_texts(
+        self,
+        texts,
+        pooling=None,
+        batch_size=None,
+        segment_length=128,
+        memory_length=None,
+    ):
+        """Returns hidden states of the last layer for some texts.
+
+        Args:
+            texts: List of strings, each of at least one token.
+            pooling: `None` for the states of all tokens, `"mean"` for their
+                mean, or `"last"` for the state of the last token.
+            batch_size, segment_length, memory_length: See `score_texts`.
+
+        Returns:
+            List of float32 arrays `(P, D)`, one per text. With `pooling`, one
+            array `(len(texts), D)`.
+
+        Raises:
+            ValueError: If the model has no tokenizer, `pooling` is unknown, or
+                as `TextScorer` does.
+
+        Example:
+
+        ```python
+        from txl_keras.data import ByteTokenizer
+        from txl_keras.models import TransformerXLCausalLM
+
+        model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+        model.tokenizer = ByteTokenizer()
+        states = model.embed_texts(["a cat", "a white cat"])  # (5, D), (11, D)
+        vectors = model.embed_texts(["a cat"], pooling="mean")  # (1, D)
+        ```
+        """
+        pool = {
+            "mean": lambda states: states.mean(axis=0),
+            "last": lambda states: states[-1],
+        }
+        if pooling is not None and pooling not in pool:
+            raise ValueError(
+                "`pooling` must be None, 'mean' or 'last'. Received: "
+                f"pooling={pooling!r}"
+            )
+        scorer = self._scorer(texts, batch_size, segment_length, memory_length)
+        states = scorer.embed(texts)
+        if pooling is None:
+            return states
+        vectors = np.zeros((len(texts), self.backbone.hidden_dim), np.float32)
+        for vector, of_text in zip(vectors, states, strict=True):
+            vector[:] = pool[pooling](of_text)
+        return vectors
+
+    def _scorer(self, texts, batch_size, segment_length, memory_length):
+        check_has_tokenizer(self, "texts")
+        if batch_size is None:
+            batch_size = default_batch_size(texts)
+        return self._keep(
+            TextScorer,
+            self.tokenizer,
+            batch_size,
+            segment_length,
+            memory_length,
+        )
+
+    def _keep(self, make, *settings):
+        """Returns `make(self, *settings)`, the same object for the same call.
+
+        A new one is made if the model has other variables, as after
+        `quantize`; new values of the variables need none.
+        """
+        variables = [*self.backbone.weights, *self.softmax.weights]
+        if self._kept is None:
+            self._kept = _Kept()
+        return self._kept.get(
+            make, settings, variables, lambda: make(self, *settings)
+        )
+
+
+class _Kept:
+    """Holds the last object of each kind, with what it was made of.
+
+    Keras tracks what is in a dictionary, but not what is in this object.
+    """
+
+    def __init__(self):
+        self._found = {}
+
+    def get(self, kind, settings, variables, make):
+        ids = [id(variable) for variable in variables]
+        before, ids_before, _, found = self._found.get(kind, (None,) * 4)
+        if before != settings or ids_before != ids:
+            found = make()
+            # The variables, too, so that no new one gets their id.
+            self._found[kind] = settings, ids, variables, found
+        return found

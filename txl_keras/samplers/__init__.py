@@ -1,0 +1,17 @@
+"""Ways to choose the next tokens of a text.
+
+```python
+from txl_keras import samplers
+from txl_keras.models import TransformerXLCausalLM
+
+model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+model.compile(sampler="top_k")  # by name
+model.compile(sampler=samplers.Sampler(temperature=0.8, top_p=0.95))
+```
+"""
+
+from txl_keras.samplers.beam_sampler import BeamSampler
+from txl_keras.samplers.names import get
+from txl_keras.samplers.sampler import Sampler
+
+__all__ = ["BeamSampler", "Sampler", "get"]

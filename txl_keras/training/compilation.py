@@ -1,0 +1,77 @@
+"""Functions of one replica, compiled for the device of a strategy."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from txl_keras.layers.compute.target import compile_for
+from txl_keras.layers.compute.target import current
+
+
+def describe(strategy):
+    """Returns the number and kind of replicas, such as "2 x GPU"."""
+    replicas = strategy.num_replicas_in_sync
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return f"{replicas} x TPU core"
+    device = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    if isinstance(strategy, tf.distribute.MirroredStrategy):
+        # The CPU may be split even on a machine with GPUs.
+        device = strategy.extended.worker_devices[0].split(":")[-2]
+    return f"{replicas} x {device}"
+
+
+def device_of(strategy):
+    """Returns the kind of the replicas: `"cpu"`, `"gpu"` or `"tpu"`.
+
+    Inside `for_another_device` this is always `"tpu"`.
+    """
+    if current().device == "tpu":
+        return "tpu"
+    device = describe(strategy).split()[-1].lower()
+    return "tpu" if device == "core" else device
+
+
+def compile_layers(
+    function,
+    strategy,
+    model,
+    training,
+    in_parts=True,
+    kernel=False,
+    jit_compile=True,
+):
+    """Returns a `tf.function` that compiles a model's layers for the device.
+
+    `function` takes tensors of static shapes and does what one replica does
+    between collectives. With `in_parts` it may be compiled in parts on a CPU
+    where that is faster: see `txl_keras.layers.compute.target`. With `kernel`,
+    attention uses the Pallas kernel for TPUs; raises `ValueError` if that is to
+    run on a GPU.
+    """
+    device = device_of(strategy)
+    if kernel and device == "gpu":
+        raise ValueError(
+            "`attention_kernel` must be False except on TPUs. Received: "
+            f"{describe(strategy)}"
+        )
+    target = model.backbone.target(device, training)
+    target = dataclasses.replace(
+        target,
+        in_parts=target.in_parts and in_parts and jit_compile,
+        kernel=kernel,
+    )
+    # `TPUStrategy` compiles whole steps by itself.
+    is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    return compile_for(target, function, jit_compile and not is_tpu)
+
+
+def compile_replica_function(function, strategy, jit_compile=True):
+    """Compiles with XLA what one replica does between collectives.
+
+    `function` takes tensors of static shapes. `TPUStrategy` compiles whole
+    steps by itself.
+    """
+    is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    return tf.function(
+        function, jit_compile=(jit_compile and not is_tpu) or None
+    )

@@ -18,6 +18,9 @@ from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import initial_memory
+from txl_keras.models.lora import LoraBackbone
+from txl_keras.models.quantization import quantization_config
+from txl_keras.models.quantization import quantize_layers
 
 _REMEDY = (
     "Begin with `memory=None` or `initial_memory(batch_size)` of this model, "
@@ -25,7 +28,7 @@ _REMEDY = (
 )
 
 
-class RecurrentBackbone(keras.Model):
+class RecurrentBackbone(LoraBackbone):
     """Base class of models that read text segment by segment with a memory.
 
     What a subclass provides:
@@ -231,3 +234,13 @@ class RecurrentBackbone(keras.Model):
         )
         check_shape("memory.valid_length", valid_length, (batch_size,), _REMEDY)
         return memory._replace(valid_length=tf.cast(valid_length, tf.int32))
+
+    def get_config(self):
+        return {**super().get_config(), **quantization_config(self)}
+
+    @classmethod
+    def from_config(cls, config):
+        arguments = {k: v for k, v in config.items() if k != "quantization"}
+        backbone = super().from_config(arguments)
+        quantize_layers(backbone, config.get("quantization", {}))
+        return backbone

@@ -115,6 +115,7 @@ class TransformerXLCausalLM(TokenModel):
             dtype=self.dtype_policy,
             name="softmax",
         )
+        backbone.freeze_by_lora(self.softmax)
         self._training_memory = backbone.memory_stack(
             None, name="training_memory"
         )

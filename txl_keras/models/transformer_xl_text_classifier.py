@@ -17,6 +17,8 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.metrics import SparseF1Score
 from txl_keras.models.presets import check_overrides
 from txl_keras.models.presets import preset_config
+from txl_keras.models.quantization import quantization_config
+from txl_keras.models.quantization import quantize_layers
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
@@ -290,12 +292,16 @@ class TransformerXLTextClassifier(TokenModel):
             "num_classes": self.num_classes,
             "segment_length": self.segment_length,
             "pooling": self.pooling,
+            **quantization_config(self),
         }
 
     @classmethod
     def from_config(cls, config):
         backbone = keras.saving.deserialize_keras_object(config["backbone"])
-        return cls(**{**config, "backbone": backbone})
+        arguments = {k: v for k, v in config.items() if k != "quantization"}
+        model = cls(**{**arguments, "backbone": backbone})
+        quantize_layers(model, config.get("quantization", {}))
+        return model
 
 
 def _check_lengths(lengths, width):

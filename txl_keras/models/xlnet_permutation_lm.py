@@ -107,6 +107,7 @@ class XLNetPermutationLM(keras.Model):
             dtype=self.dtype_policy,
             name="softmax",
         )
+        backbone.freeze_by_lora(self.softmax)
         self.build((None, None))
 
     def build(self, token_ids_shape):

@@ -91,7 +91,7 @@ class LoraBackbone(keras.Model):
         check_list("target_layer_names", target_layer_names)
         layers = self._adaptable_layers()
         names = {layer.name for layer in layers.values()}
-        if not names or not set(target_layer_names) <= names:
+        if not target_layer_names or set(target_layer_names) - names:
             raise ValueError(
                 f"`target_layer_names` must be names of {sorted(names)}. "
                 f"Received: target_layer_names={shown(target_layer_names)}"
@@ -127,8 +127,7 @@ class LoraBackbone(keras.Model):
             for name, layer in layers.items():
                 for part in _PARTS:
                     group[f"{name}/{part}"] = np.asarray(getattr(layer, part))
-                alpha = np.float32(layer.lora_alpha)
-                group[name].attrs["lora_alpha"] = alpha
+                group[name].attrs["lora_alpha"] = float(layer.lora_alpha)
 
     def load_lora_weights(self, filepath):
         """Reads the weights of LoRA that `save_lora_weights` wrote.
@@ -230,7 +229,7 @@ def _read(path):
         # Links to other places and files are not visited.
         _, _, layer = name.partition("/")
         if isinstance(item, h5py.Dataset):
-            _check_dataset(path, name, item)
+            _check_dataset(item)
             layer, _, part = layer.rpartition("/")
             arrays.setdefault(layer, {})[part] = item[()]
         elif "lora_alpha" in item.attrs:
@@ -243,7 +242,13 @@ def _read(path):
             layer: tuple(parts[part] for part in _PARTS)
             for layer, parts in arrays.items()
         }
-    except (OSError, KeyError, TypeError, RuntimeError) as error:
+    except (
+        OSError,
+        KeyError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ValueError(
             f"{path} is damaged, or was not written by `save_lora_weights`: "
             f"{error}"
@@ -258,7 +263,8 @@ def _read(path):
     return pairs, alphas
 
 
-def _check_dataset(path, name, dataset):
+def _check_dataset(dataset):
+    """Checks that a matrix has as many bytes in the file as in memory."""
     is_plain = (
         dataset.ndim >= 2
         and dataset.dtype == np.float32
@@ -268,6 +274,6 @@ def _check_dataset(path, name, dataset):
     )
     if not is_plain:
         raise ValueError(
-            f"{path} is damaged: {shown(name)} must be float32 values in the "
-            f"file itself. Received: {shown(dataset)}"
+            f"{shown(dataset.name)} must be float32 values in the file itself. "
+            f"Received: {shown(dataset)}"
         )

@@ -99,6 +99,7 @@ class TransformerXLCausalLM(TokenModel):
                 "`backbone` must be a TransformerXLBackbone or an "
                 f"LSTMBackbone. Received: backbone={type(backbone).__name__}"
             )
+        backbone.check_reads_tokens()
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         check_dtype_policy(self.dtype_policy)

@@ -106,6 +106,7 @@ class TransformerXLTextClassifier(TokenModel):
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         check_dtype_policy(self.dtype_policy)
+        backbone.check_reads_tokens()
         backbone.check_takes_padding()
         if pooling not in POOLINGS:
             raise ValueError(

@@ -17,6 +17,7 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
+from txl_keras.serving import Generator
 from txl_keras.training import Trainer
 from txl_keras.training import build_optimizer
 
@@ -160,6 +161,36 @@ def test_fit_trains_lora_alone(quantize):
     for path in before:
         np.testing.assert_array_equal(after[path], before[path], err_msg=path)
     assert all(np.abs(w.numpy()).max() > 0 for w in lora_weights(model))
+
+
+def test_a_compiled_model_is_traced_again():
+    model = small_model(num_layers=1)
+    model.compile("sgd")
+    ids = random_ids(B, T + 1)
+    x, y = ids[:, :-1], ids[:, 1:]
+    write = Generator(model)
+
+    def evaluate():
+        return model.evaluate(x, y, batch_size=B, verbose=0, return_dict=True)[
+            "loss"
+        ]
+
+    evaluate()
+    model.backbone.enable_lora(RANK)
+    for weight in lora_weights(model):
+        weight.assign(np.ones(weight.shape))
+    expected = np.mean(model.score(x, y)[0])
+    np.testing.assert_allclose(evaluate(), expected, rtol=1e-5)
+    model.quantize("int8")
+    quantized = np.mean(model.score(x, y)[0])
+    assert abs(quantized - expected) > 1e-4
+    np.testing.assert_allclose(evaluate(), quantized, rtol=1e-3)
+    before = base_weights(model)
+    model.fit(x, y, batch_size=B, verbose=0)
+    for path, value in base_weights(model).items():
+        np.testing.assert_array_equal(value, before[path], err_msg=path)
+    with pytest.raises(ValueError, match="Create a new one after `quantize`"):
+        write([[1, 2]], 1)
 
 
 def test_trainer_trains_lora_alone():

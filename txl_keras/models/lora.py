@@ -25,19 +25,24 @@ class LoraBackbone(keras.Model):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        # Layers outside of the backbone, which Keras must not track here.
-        self._frozen_by_lora = weakref.WeakSet()
+        # Models that this is the backbone of. Keras must not track them here.
+        self._owners = weakref.WeakSet()
 
-    def freeze_by_lora(self, layer):
-        """Makes `enable_lora` freeze a layer outside of the backbone too.
+    def add_owner(self, model):
+        """Registers a model that this is the backbone of.
 
-        A softmax over the backbone's vocabulary is one: with LoRA nothing else
-        is trained, and the files of `save_lora_weights` hold nothing else.
+        With LoRA its `softmax`, if it has one, is frozen too. Its compiled
+        functions are traced again when the layers here change.
 
         Args:
-            layer: Keras layer.
+            model: Keras model. It may have a method `retrace`.
         """
-        self._frozen_by_lora.add(layer)
+        self._owners.add(model)
+
+    def quantize(self, mode=None, config=None, **kwargs):
+        """Quantizes the kernels, and not the embeddings: see `keras.Model`."""
+        super().quantize(mode, config=config, **kwargs)
+        self._retrace_owners()
 
     def enable_lora(
         self, rank, lora_alpha=None, target_layer_names=("query", "value")
@@ -183,11 +188,22 @@ class LoraBackbone(keras.Model):
                 getattr(adaptable[name], part).assign(array)
 
     def _enable(self, layers, rank, lora_alpha):
-        for owner in (self, *self._frozen_by_lora):
-            for weight in owner.weights:
+        heads = [getattr(owner, "softmax", None) for owner in self._owners]
+        for frozen in (self, *filter(None, heads)):
+            for weight in frozen.weights:
                 weight.trainable = False
         for layer in layers.values():
             layer.enable_lora(rank, lora_alpha=lora_alpha)
+        self._retrace_owners()
+
+    def _retrace_owners(self):
+        for model in (self, *self._owners):
+            # Keras's functions hold the variables as they were.
+            model.train_function = None
+            model.test_function = None
+            model.predict_function = None
+            if hasattr(model, "retrace"):
+                model.retrace()
 
     def _adaptable_layers(self):
         """Returns the layers that LoRA may adapt, by path in the backbone."""

@@ -116,7 +116,7 @@ class TransformerXLCausalLM(TokenModel):
             dtype=self.dtype_policy,
             name="softmax",
         )
-        backbone.freeze_by_lora(self.softmax)
+        backbone.add_owner(self)
         self._training_memory = backbone.memory_stack(
             None, name="training_memory"
         )
@@ -277,6 +277,21 @@ class TransformerXLCausalLM(TokenModel):
                 self._steps = ScoringSteps(self, jit_compile)
                 kwargs["jit_compile"] = False
         super().compile(optimizer, loss, **kwargs)
+
+    def quantize(self, mode=None, config=None, **kwargs):
+        """Quantizes the kernels, as `keras.Model.quantize` does.
+
+        The tables of the token embedding and of the softmax, which may be
+        shared, stay float32.
+        """
+        super().quantize(mode, config=config, **kwargs)
+        self.retrace()
+
+    def retrace(self):
+        """Traces `fit` and `evaluate` again after layers have changed."""
+        steps = getattr(self, "_steps", None)
+        if steps is not None:
+            self._steps = ScoringSteps(self, steps.jit_compile)
 
     @property
     def metrics(self):

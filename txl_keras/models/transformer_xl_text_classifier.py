@@ -114,6 +114,7 @@ class TransformerXLTextClassifier(TokenModel):
                 f"Received: pooling={pooling!r}"
             )
         self.backbone = backbone
+        backbone.add_owner(self)
         self.num_classes = check_integer("num_classes", num_classes, 2)
         self.segment_length = check_integer("segment_length", segment_length, 1)
         self.pooling = pooling

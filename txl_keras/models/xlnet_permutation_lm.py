@@ -107,7 +107,7 @@ class XLNetPermutationLM(keras.Model):
             dtype=self.dtype_policy,
             name="softmax",
         )
-        backbone.freeze_by_lora(self.softmax)
+        backbone.add_owner(self)
         self.build((None, None))
 
     def build(self, token_ids_shape):

@@ -449,7 +449,7 @@ class TransformerXLBackbone(RecurrentBackbone):
     def _embed(self, inputs):
         """Returns the first block's input `(B, T, D)`."""
         x = inputs
-        if not inputs.dtype.is_floating:
+        if len(inputs.shape) == 2:
             x = self.token_embedding(inputs) * self.hidden_dim**0.5
         if self.attention_type == "vaswani":
             x = x + ops.cast(self._position_encoding(x), x.dtype)
@@ -471,7 +471,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             Triple of hidden states `(B, T, D)`, L keys and L values
             `(B, N, T, H)`. Pass keys and values to `ProjectedMemory.append`.
         """
-        x = self._embed(tf.convert_to_tensor(token_ids))
+        x = self._embed(token_ids)
         biases = self._attention_biases()
         if target.current().is_cpu:
             # On a CPU it is cheaper to reorder keys and values once than to

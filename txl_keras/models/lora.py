@@ -21,7 +21,25 @@ _PARTS = ("lora_kernel_a", "lora_kernel_b")
 
 
 class LoraBackbone(keras.Model):
-    """Base class of backbones that can be fine-tuned by LoRA."""
+    """Base class of backbones that can be fine-tuned by LoRA.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.models import TransformerXLCausalLM
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    model.backbone.enable_lora(rank=4)
+    model.compile("adam")
+    ids = np.arange(60).reshape(3, 20)
+    model.fit(ids[:, :-1], ids[:, 1:], batch_size=3, verbose=0)
+    model.backbone.save_lora_weights("mine.lora.h5")
+    ```
+
+    Reference:
+        [Hu et al., 2022](https://arxiv.org/abs/2106.09685), section 4.
+    """
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -66,23 +84,6 @@ class LoraBackbone(keras.Model):
         Raises:
             ValueError: If `rank` is not positive, LoRA is already enabled or
                 no layer has one of the names.
-
-        Example:
-
-        ```python
-        import numpy as np
-        from txl_keras.models import TransformerXLCausalLM
-
-        model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-        model.backbone.enable_lora(rank=4)
-        model.compile("adam")
-        ids = np.arange(60).reshape(3, 20)
-        model.fit(ids[:, :-1], ids[:, 1:], batch_size=3, verbose=0)
-        model.backbone.save_lora_weights("mine.lora.h5")
-        ```
-
-        Reference:
-            [Hu et al., 2022](https://arxiv.org/abs/2106.09685), section 4.
         """
         check_integer("rank", rank, 1)
         if lora_alpha is not None:

@@ -1,8 +1,10 @@
 """Metrics of language models and classifiers."""
 
 import math
+import reprlib
 
 import keras
+import numpy as np
 from keras import ops
 
 
@@ -34,12 +36,75 @@ def perplexity(nll):
         return math.inf
 
 
+class NllMetric(keras.metrics.Mean):
+    """Base class of metrics of the mean negative log-likelihood.
+
+    Sums over all targets of an epoch are divided once, in `result`, so batches
+    of different lengths count by their targets. Targets of weight 0 do not
+    count, whatever they are. A subclass overrides `convert`, `units` or
+    `result`.
+    """
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Adds a batch of targets `(B, T)` and logits `(B, T, V)`."""
+        y_true = ops.cast(y_true, "int32")
+        weights = self._weights(sample_weight, y_true)
+        mask = getattr(y_pred, "_keras_mask", None)
+        if mask is not None:
+            weights = weights * ops.cast(mask, self.dtype)
+        # Targets that do not count may be anything, such as -1.
+        targets = ops.where(weights != 0, y_true, 0)
+        nll = keras.losses.sparse_categorical_crossentropy(
+            targets, ops.cast(y_pred, self.dtype), from_logits=True
+        )
+        self.update_from_nll(nll, weights, targets)
+
+    def update_from_nll(self, nll, sample_weight=None, targets=None):
+        """Adds a batch whose logits were not computed.
+
+        Args:
+            nll: Float tensor `(B, T)`, nats per target.
+            sample_weight: Optional weights that broadcast to `(B, T)`, or one
+                per row, `(B,)`.
+            targets: Integer tensor `(B, T)`. Only `BitsPerByte` needs them.
+        """
+        nll = ops.cast(nll, self.dtype)
+        weights = self._weights(sample_weight, nll)
+        counts = weights != 0
+        # Not multiplied by 0, because 0 times NaN is NaN.
+        nll = ops.where(counts, self.convert(nll), 0)
+        self.total.assign_add(ops.sum(nll * weights))
+        self.count.assign_add(ops.sum(weights * self.units(targets, counts)))
+
+    def _weights(self, sample_weight, like):
+        """Returns weights in the shape of a tensor, 1 by default."""
+        if sample_weight is None:
+            return ops.ones_like(like, dtype=self.dtype)
+        weights = ops.cast(sample_weight, self.dtype)
+        for _ in range(len(like.shape) - len(weights.shape)):
+            weights = weights[..., None]
+        return ops.broadcast_to(weights, ops.shape(like))
+
+    def convert(self, nll):
+        """Converts nats per target to the unit that is summed."""
+        return bits_per_token(nll)
+
+    def units(self, targets, counts):
+        """Returns how many units each target is, in a shape like `counts`.
+
+        `counts` is false at targets of weight 0.
+        """
+        del targets
+        return ops.ones_like(counts, dtype=self.dtype)
+
+
 @keras.saving.register_keras_serializable(package="txl_keras")
-class BitsPerToken(keras.metrics.MeanMetricWrapper):
+class BitsPerToken(NllMetric):
     """Computes the mean bits per token of a language model, for `compile`.
 
     If tokens are bytes, the result is in bits per byte; if they are characters,
-    in bits per character.
+    in bits per character. The mean is over all targets of an epoch, weighted by
+    `sample_weight`, also if batches differ in length.
 
     Args:
         name: String.
@@ -47,7 +112,8 @@ class BitsPerToken(keras.metrics.MeanMetricWrapper):
 
     Call arguments:
         y_true: Integer targets of shape `(B, T)`.
-        y_pred: Logits of shape `(B, T, V)`.
+        y_pred: Logits or log-probabilities of shape `(B, T, V)`.
+        sample_weight: Optional weights of shape `(B, T)` or `(B,)`.
 
     Example:
 
@@ -62,7 +128,115 @@ class BitsPerToken(keras.metrics.MeanMetricWrapper):
     """
 
     def __init__(self, name="bits_per_token", dtype=None):
-        super().__init__(_bits, name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype)
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class Perplexity(NllMetric):
+    """Computes the perplexity of a language model, for `compile`.
+
+    The result is `exp` of the mean negative log-likelihood over all targets of
+    an epoch, weighted by `sample_weight`; not the mean of the perplexities of
+    batches.
+
+    Args:
+        name: String.
+        dtype: Dtype of the computation.
+
+    Call arguments:
+        y_true: Integer targets of shape `(B, T)`.
+        y_pred: Logits or log-probabilities of shape `(B, T, V)`.
+        sample_weight: Optional weights of shape `(B, T)` or `(B,)`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.metrics import Perplexity
+
+    metric = Perplexity()
+    metric.update_state(np.array([[1, 3]]), np.zeros((1, 2, 4)))
+    metric.result()  # 4.0: four tokens of equal probability
+    ```
+    """
+
+    def __init__(self, name="perplexity", dtype=None):
+        super().__init__(name=name, dtype=dtype)
+
+    def convert(self, nll):
+        return nll
+
+    def result(self):
+        return ops.exp(super().result())
+
+
+@keras.saving.register_keras_serializable(package="txl_keras")
+class BitsPerByte(NllMetric):
+    """Computes the bits per byte of a language model's text, for `compile`.
+
+    It compares models of different vocabularies: the bits of all targets of an
+    epoch, divided by the bytes of their text, both weighted by `sample_weight`.
+
+    Args:
+        bytes_per_token: The bytes of text per token: a number for all tokens,
+            or a sequence of V numbers, one per token id.
+        name: String.
+        dtype: Dtype of the computation.
+
+    Call arguments:
+        y_true: Integer targets of shape `(B, T)`.
+        y_pred: Logits or log-probabilities of shape `(B, T, V)`.
+        sample_weight: Optional weights of shape `(B, T)` or `(B,)`.
+
+    Raises:
+        ValueError: If `bytes_per_token` is not one number above 0, or V numbers
+            of at least 0, not all of them 0.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.metrics import BitsPerByte
+
+    symbols = [b"a", b"e", b"the ", b"and "]
+    metric = BitsPerByte([len(symbol) for symbol in symbols])
+    metric.update_state(np.array([[1, 3]]), np.zeros((1, 2, 4)))
+    metric.result()  # 0.8: 4 bits for the 5 bytes of "eand "
+    ```
+    """
+
+    def __init__(self, bytes_per_token, name="bits_per_byte", dtype=None):
+        super().__init__(name=name, dtype=dtype)
+        sizes = np.asarray(bytes_per_token)
+        is_valid = (
+            sizes.dtype.kind in "iuf"
+            and sizes.ndim <= 1
+            and np.isfinite(sizes).all()
+            and (sizes >= 0).all()
+            and sizes.sum() > 0
+        )
+        if not is_valid:
+            raise ValueError(
+                "`bytes_per_token` must be a number above 0, or one number of "
+                "at least 0 per token id, not all of them 0. Received: "
+                f"bytes_per_token={reprlib.repr(bytes_per_token)}"
+            )
+        self._sizes = sizes
+
+    def units(self, targets, counts):
+        sizes = ops.cast(self._sizes, self.dtype)
+        if self._sizes.ndim == 0:
+            return ops.where(counts, sizes, 0)
+        if targets is None:
+            raise ValueError(
+                "`targets` must be given, because `bytes_per_token` has one "
+                "number per token id. Received: targets=None"
+            )
+        targets = ops.where(counts, ops.cast(targets, "int32"), 0)
+        num_ids = len(self._sizes)
+        is_known = (targets >= 0) & (targets < num_ids)
+        sizes = ops.take(sizes, ops.clip(targets, 0, num_ids - 1), axis=0)
+        return ops.where(is_known, sizes, float("nan"))
 
     def update_from_nll(self, nll, sample_weight, targets):
         """Updates with losses instead of logits.
@@ -77,14 +251,10 @@ class BitsPerToken(keras.metrics.MeanMetricWrapper):
         )
 
     def get_config(self):
-        return {"name": self.name, "dtype": self.dtype}
-
-
-def _bits(y_true, y_pred):
-    nll = keras.losses.sparse_categorical_crossentropy(
-        y_true, y_pred, from_logits=True
-    )
-    return bits_per_token(nll)
+        return {
+            **super().get_config(),
+            "bytes_per_token": self._sizes.tolist(),
+        }
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

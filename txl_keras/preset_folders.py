@@ -423,6 +423,15 @@ def save_preset(model, folder, training=None):
     tokenizer = getattr(model, "tokenizer", None)
     config = model.get_config()
     config.pop("tokenizer", None)
+    if "quantization" in {
+        **config,
+        **config.get("backbone", {}).get("config", {}),
+    }:
+        raise ValueError(
+            "A preset must hold float32 weights: save the model before "
+            "`quantize`, and quantize what `from_preset` returns. Received: a "
+            f"quantized {name}"
+        )
     content = {
         "class_name": name,
         "config": config,

@@ -34,7 +34,7 @@ class HeadsDense(keras.layers.EinsumDense):
     gradients in a separate pass.
     """
 
-    def call(self, inputs):
+    def call(self, inputs, training=None):
         axes, kernel_axes = self.equation.split("->")[0].split(",")
         summed = [axis for axis in axes if axis in kernel_axes]
         sums_adjacent_axes = axes.endswith(
@@ -44,6 +44,12 @@ class HeadsDense(keras.layers.EinsumDense):
             return super().call(inputs)
         return tf.tensordot(inputs, self.kernel, len(summed))
 
+    def quantize(self, mode=None, type_check=True, config=None):
+        """Quantizes the kernel like a Keras `EinsumDense`."""
+        # Keras refuses subclasses, whose `call` may be another. A quantized
+        # layer does not use `call`.
+        super().quantize(mode, type_check=False, config=config)
+
 
 def project_heads(states, *layers):
     """Projects `(B, S, D)` with each `HeadsDense` to a list of `(N, B, S, H)`.
@@ -51,6 +57,9 @@ def project_heads(states, *layers):
     Heads are first, so that the scores of positions, which have no batch axis,
     take one matmul per head.
     """
+    if any(layer.quantization_mode is not None for layer in layers):
+        # Only the layer knows the scales of a quantized kernel.
+        return [tf.transpose(layer(states), (2, 0, 1, 3)) for layer in layers]
     kernels = [tf.cast(layer.kernel, states.dtype) for layer in layers]
     if target.current().is_cpu:
         # One matmul with the concatenated kernels.

@@ -7,6 +7,7 @@ from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.models.transformer_xl_text_classifier import (
     TransformerXLTextClassifier,
 )
+from txl_keras.models.vocabulary import extend_vocabulary
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
 
@@ -18,4 +19,5 @@ __all__ = [
     "TransformerXLTextClassifier",
     "XLNetBackbone",
     "XLNetPermutationLM",
+    "extend_vocabulary",
 ]

@@ -6,6 +6,7 @@ import keras
 
 from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.models.presets import build_preset
+from txl_keras.models.quantization import quantize_layers
 
 
 class PresetModel(keras.Model):
@@ -115,10 +116,16 @@ class PresetModel(keras.Model):
 
     @classmethod
     def from_config(cls, config):
-        if "backbone" not in config:
-            return super().from_config(config)
-        backbone = keras.saving.deserialize_keras_object(config["backbone"])
-        tokenizer = config.get("tokenizer")
-        if tokenizer is not None:
-            tokenizer = deserialize_tokenizer(tokenizer, "The model's config")
-        return cls(**{**config, "backbone": backbone, "tokenizer": tokenizer})
+        config = dict(config)
+        quantized = config.pop("quantization", {})
+        if "backbone" in config:
+            config["backbone"] = keras.saving.deserialize_keras_object(
+                config["backbone"]
+            )
+        if config.get("tokenizer") is not None:
+            config["tokenizer"] = deserialize_tokenizer(
+                config["tokenizer"], "The model's config"
+            )
+        model = cls(**config)
+        quantize_layers(model, quantized)
+        return model

@@ -18,7 +18,9 @@ from txl_keras.layers.compute.target import prefers_tensorflow_matmul
 from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import initial_memory
+from txl_keras.models.lora import LoraBackbone
 from txl_keras.models.preset_model import PresetModel
+from txl_keras.models.quantization import quantization_config
 
 _REMEDY = (
     "Begin with `memory=None` or `initial_memory(batch_size)` of this model, "
@@ -26,7 +28,7 @@ _REMEDY = (
 )
 
 
-class RecurrentBackbone(PresetModel):
+class RecurrentBackbone(LoraBackbone, PresetModel):
     """Base class of models that read text segment by segment with a memory.
 
     What a subclass provides:
@@ -36,7 +38,8 @@ class RecurrentBackbone(PresetModel):
       `intermediate_dim`, or a `layer_flops` of its own; and any of the class
       attributes and properties below that differ.
     - `call(token_ids, memory, reset, training, dropout_seed, first_row)`, which
-      begins with `_begin` and returns hidden states and the new `Memory`.
+      begins with `_begin` or its two parts, and returns hidden states and the
+      new `Memory`.
     - `kernel_initializer` and `projection_initializer`, for the softmax.
     - For `SegmentReader`: `project_memory`, `project_positions` and
       `call_projected`, see `TransformerXLBackbone`. What `project_memory`
@@ -50,6 +53,8 @@ class RecurrentBackbone(PresetModel):
     shows_attention = False
     # True if the layers can be compiled in parts for a CPU.
     has_parts = False
+    # True if calls without a memory go on from the last call.
+    stateful = False
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -79,6 +84,16 @@ class RecurrentBackbone(PresetModel):
         )
         return Target(device, in_parts)
 
+    def check_reads_tokens(self):
+        """Raises `ValueError` unless a model of tokens can own the memory."""
+        if self.vocabulary_size is None or self.stateful:
+            raise ValueError(
+                "`backbone` must have a `vocabulary_size` and be created "
+                "without `stateful`, because this model reads token ids and "
+                "holds the memory itself. Received: vocabulary_size="
+                f"{self.vocabulary_size}, stateful={self.stateful}"
+            )
+
     def check_takes_padding(self):
         """Raises `ValueError` if padding changes a text's hidden states."""
         if not self.remembers:
@@ -107,7 +122,7 @@ class RecurrentBackbone(PresetModel):
 
     def compute_output_shape(self, token_ids_shape):
         """Returns the shape of the hidden states, for `summary`."""
-        return (*token_ids_shape, self.hidden_dim)
+        return (*token_ids_shape[:2], self.hidden_dim)
 
     def compute_output_spec(self, *args, **kwargs):
         # From `compute_output_shape` Keras would conclude that `call` returns
@@ -193,17 +208,24 @@ class RecurrentBackbone(PresetModel):
 
     def _begin(self, token_ids, memory, reset):
         """Checks the inputs of a call and returns ids and initial memory."""
+        token_ids = self._check_token_ids(token_ids)
+        batch_size = ops.shape(token_ids)[0]
+        return token_ids, self._begin_memory(memory, batch_size, reset)
+
+    def _check_token_ids(self, token_ids):
         # The embedding checks the values of the ids.
         token_ids = tf.convert_to_tensor(token_ids)
         check_shape("token_ids", token_ids, (None, None))
-        batch_size = ops.shape(token_ids)[0]
+        return token_ids
+
+    def _begin_memory(self, memory, batch_size, reset):
         if memory is None:
             memory = self.initial_memory(batch_size)
         memory = self._check_memory(memory, batch_size)
         reset = check_mask("reset", reset, (batch_size,))
         if reset is not None:
             memory = memory.reset_rows(reset, self.cold_start)
-        return token_ids, memory
+        return memory
 
     def _check_memory(self, memory, batch_size):
         """Checks a memory and casts its `valid_length` to int32."""
@@ -232,3 +254,6 @@ class RecurrentBackbone(PresetModel):
         )
         check_shape("memory.valid_length", valid_length, (batch_size,), _REMEDY)
         return memory._replace(valid_length=tf.cast(valid_length, tf.int32))
+
+    def get_config(self):
+        return {**super().get_config(), **quantization_config(self)}

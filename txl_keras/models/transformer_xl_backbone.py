@@ -1,15 +1,18 @@
-"""The Transformer-XL backbone, from token ids to hidden states and memory.
+"""The Transformer-XL backbone, from tokens to hidden states and memory.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden
 size, `N` heads, `H` head size, `V` vocabulary, `L` layers.
 """
 
 import keras
+import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
+from txl_keras.checks import check_shape
+from txl_keras.checks import shown
 from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
@@ -19,6 +22,7 @@ from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_attention_type
 from txl_keras.layers.decoder_block import check_remembers
+from txl_keras.layers.memory.memory_stack import check_batches
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.row_dropout import RowDropout
@@ -34,10 +38,14 @@ class TransformerXLBackbone(RecurrentBackbone):
     """Encodes a segment and its memory with a token embedding and L blocks.
 
     A call has no side effects: it takes memory as a value and returns the new
-    one.
+    one. Only a `stateful` backbone keeps memory from call to call.
+
+    The inputs are token ids, or embeddings of anything else, such as a time
+    series or audio.
 
     Args:
-        vocabulary_size: Integer `V`.
+        vocabulary_size: Integer `V`, or `None` for a backbone without a token
+            embedding, whose inputs are `embeddings`.
         num_layers: Integer `L`.
         num_heads: Integer `N`.
         hidden_dim: Integer `D`, even.
@@ -70,6 +78,11 @@ class TransformerXLBackbone(RecurrentBackbone):
             (in the presets) training is slow to do better than predicting
             words by their frequency.
         cold_start: See `MemoryStack`.
+        stateful: Boolean, as in `keras.layers.RNN`: without a `memory`
+            argument, row r of a batch continues row r of the batch before it.
+            For a model of your own: pass `callbacks=[ResetMemory()]` and
+            `shuffle=False` to `fit`, see `ResetMemory`. Training and inference
+            have separate memories, which are no weights.
 
     Call arguments:
         token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
@@ -83,12 +96,20 @@ class TransformerXLBackbone(RecurrentBackbone):
             replica's part of a larger one.
         return_blocks: Boolean, return the outputs of all blocks.
         return_attention_scores: Boolean, return attention probabilities.
+        embeddings: Float tensor of shape `(B, T, D)`, passed by name instead of
+            `token_ids`. Unlike the embeddings of tokens, they are not
+            multiplied by `sqrt(D)`.
 
     Returns:
         The pair of hidden states `(B, T, D)` and the new `Memory`. With
         `return_blocks=True` the first is a tuple of L hidden states, one per
         block. With `return_attention_scores=True` a third value is a tuple of
         L float32 tensors `(B, N, T, S)`, the probabilities of each block.
+
+    Raises:
+        ValueError: If a size is out of its range, arguments do not fit
+            together, not exactly one of `token_ids` and `embeddings` is given,
+            or its shape or dtype is wrong.
 
     Example:
 
@@ -102,6 +123,28 @@ class TransformerXLBackbone(RecurrentBackbone):
     )
     hidden, memory = backbone(np.zeros((3, 8), "int32"))
     hidden, memory = backbone(np.ones((3, 8), "int32"), memory=memory)
+    ```
+
+    A model that predicts the next value of 2 time series from 5 features:
+
+    ```python
+    import keras
+    import numpy as np
+    from txl_keras.callbacks import ResetMemory
+    from txl_keras.models import TransformerXLBackbone
+
+    backbone = TransformerXLBackbone(
+        vocabulary_size=None, num_layers=1, num_heads=2, hidden_dim=16,
+        intermediate_dim=32, memory_length=12, stateful=True,
+    )
+    features = keras.Input((8, 5))
+    hidden, _ = backbone(embeddings=keras.layers.Dense(16)(features))
+    model = keras.Model(features, keras.layers.Dense(1)(hidden))
+    model.compile("adam", "mse")
+    x, y = np.ones((6, 8, 5)), np.ones((6, 8, 1))  # 3 batches of 2 rows
+    model.fit(
+        x, y, batch_size=2, shuffle=False, callbacks=[ResetMemory()], verbose=0
+    )
     ```
 
     Reference:
@@ -138,10 +181,19 @@ class TransformerXLBackbone(RecurrentBackbone):
         initializer_stddev=0.02,
         projection_initializer_stddev=None,
         cold_start="masked",
+        stateful=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_integer("vocabulary_size", vocabulary_size, 1)
+        if vocabulary_size is not None:
+            check_integer("vocabulary_size", vocabulary_size, 1)
+        elif cutoffs or embedding_dim is not None:
+            raise ValueError(
+                "`vocabulary_size` must be given with `cutoffs` or "
+                "`embedding_dim`, which describe the token embedding. "
+                f"Received: vocabulary_size=None, cutoffs={cutoffs}, "
+                f"embedding_dim={embedding_dim}"
+            )
         check_integer("num_layers", num_layers, 1)
         check_integer("num_heads", num_heads, 1)
         check_integer("hidden_dim", hidden_dim, 2)
@@ -177,19 +229,22 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.initializer_stddev = initializer_stddev
         self.projection_initializer_stddev = projection_initializer_stddev
         self.cold_start = cold_start
+        self.stateful = stateful
 
-        self.token_embedding = AdaptiveEmbedding(
-            vocabulary_size,
-            hidden_dim,
-            cutoffs=cutoffs,
-            embedding_dim=embedding_dim,
-            div_val=div_val,
-            project_same_dim=project_same_dim,
-            embeddings_initializer=self.kernel_initializer(),
-            projection_initializer=self.projection_initializer(),
-            dtype=self.dtype_policy,
-            name="token_embedding",
-        )
+        self.token_embedding = None
+        if vocabulary_size is not None:
+            self.token_embedding = AdaptiveEmbedding(
+                vocabulary_size,
+                hidden_dim,
+                cutoffs=cutoffs,
+                embedding_dim=embedding_dim,
+                div_val=div_val,
+                project_same_dim=project_same_dim,
+                embeddings_initializer=self.kernel_initializer(),
+                projection_initializer=self.projection_initializer(),
+                dtype=self.dtype_policy,
+                name="token_embedding",
+            )
         self._position_encoding = RelativePositionEncoding(
             clamp_length, name="position_encoding"
         )
@@ -200,6 +255,13 @@ class TransformerXLBackbone(RecurrentBackbone):
         self._dropout = RowDropout(
             dropout, dtype=self.dtype_policy, name="dropout"
         )
+        if stateful:
+            self._training_memory = self.memory_stack(
+                None, name="training_memory"
+            )
+            self._inference_memory = self.memory_stack(
+                None, name="inference_memory"
+            )
         self.build((None, None))
 
     def kernel_initializer(self):
@@ -236,7 +298,8 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     def build(self, token_ids_shape):
         hidden_shape = (*token_ids_shape, self.hidden_dim)
-        self.token_embedding.build(token_ids_shape)
+        if self.token_embedding is not None:
+            self.token_embedding.build(token_ids_shape)
         for block in self.blocks:
             block.build(hidden_shape)
         if self._output_norm is not None:
@@ -284,7 +347,7 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     def call(
         self,
-        token_ids,
+        token_ids=None,
         memory=None,
         reset=None,
         training=None,
@@ -292,9 +355,18 @@ class TransformerXLBackbone(RecurrentBackbone):
         first_row=0,
         return_blocks=False,
         return_attention_scores=False,
+        embeddings=None,
     ):
-        token_ids, memory = self._begin(token_ids, memory, reset)
-        batch_size = ops.shape(token_ids)[0]
+        inputs = self._check_inputs(token_ids, embeddings)
+        batch_size = ops.shape(inputs)[0]
+        stack = None
+        if self.stateful and memory is None:
+            check_batches()
+            stack = (
+                self._training_memory if training else self._inference_memory
+            )
+            memory = stack.read(batch_size)
+        memory = self._begin_memory(memory, batch_size, reset)
         if not (self.dropout or self.attention_dropout):
             # Unused hashes of seeds would be a seventh of the operations in a
             # small model's training step, and take seconds to compile.
@@ -302,7 +374,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         row_seeds = fold_in(dropout_seed, self._rows(first_row, batch_size))
 
         x = self._dropout(
-            self._embed(token_ids),
+            self._embed(inputs),
             training=training,
             dropout_seed=fold_in(row_seeds, 0),
         )
@@ -345,12 +417,42 @@ class TransformerXLBackbone(RecurrentBackbone):
         if return_blocks:
             hidden = (*map(finish, states[1:-1]), hidden)
         memory = memory.extend(states[:-1])
+        if stack is not None:
+            stack.write(memory)
         if return_attention_scores:
             return hidden, memory, tuple(scores)
         return hidden, memory
 
-    def _embed(self, token_ids):
-        x = self.token_embedding(token_ids) * self.hidden_dim**0.5  # [B, T, D]
+    def _check_inputs(self, token_ids, embeddings):
+        """Returns ids `(B, T)` or embeddings `(B, T, D)`."""
+        if (token_ids is None) == (embeddings is None):
+            raise ValueError(
+                "`token_ids` or `embeddings` must be passed, and not both. "
+                f"Received: token_ids={shown(token_ids)}, "
+                f"embeddings={shown(embeddings)}"
+            )
+        if embeddings is None:
+            if self.token_embedding is None:
+                raise ValueError(
+                    "`embeddings` must be passed to a backbone with "
+                    "vocabulary_size=None, which has no token embedding. "
+                    f"Received: token_ids={shown(token_ids)}"
+                )
+            return self._check_token_ids(token_ids)
+        embeddings = tf.convert_to_tensor(embeddings)
+        check_shape("embeddings", embeddings, (None, None, self.hidden_dim))
+        if not embeddings.dtype.is_floating:
+            raise ValueError(
+                "`embeddings` must be floats. Token ids are passed as "
+                f"`token_ids`. Received: dtype {embeddings.dtype.name}"
+            )
+        return tf.cast(embeddings, self.compute_dtype)
+
+    def _embed(self, inputs):
+        """Returns the first block's input `(B, T, D)`."""
+        x = inputs
+        if len(inputs.shape) == 2:
+            x = self.token_embedding(inputs) * self.hidden_dim**0.5
         if self.attention_type == "vaswani":
             x = x + ops.cast(self._position_encoding(x), x.dtype)
         return x
@@ -427,6 +529,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         return self.content_attention_bias, self.positional_attention_bias
 
     def get_config(self):
+        embedding = self.token_embedding  # or None
         return {
             **super().get_config(),
             "vocabulary_size": self.vocabulary_size,
@@ -436,10 +539,10 @@ class TransformerXLBackbone(RecurrentBackbone):
             "intermediate_dim": self.intermediate_dim,
             "head_dim": self.head_dim,
             "memory_length": self.memory_length,
-            "cutoffs": list(self.token_embedding.cutoffs),
-            "embedding_dim": self.token_embedding.embedding_dim,
-            "div_val": self.token_embedding.div_val,
-            "project_same_dim": self.token_embedding.project_same_dim,
+            "cutoffs": list(getattr(embedding, "cutoffs", ())),
+            "embedding_dim": getattr(embedding, "embedding_dim", None),
+            "div_val": getattr(embedding, "div_val", 1),
+            "project_same_dim": getattr(embedding, "project_same_dim", True),
             "attention_type": self.attention_type,
             "max_positions": self.max_positions,
             "dropout": self.dropout,
@@ -455,4 +558,6 @@ class TransformerXLBackbone(RecurrentBackbone):
                 self.projection_initializer_stddev
             ),
             "cold_start": self.cold_start,
+            # Absent by default, so that runs begun before it was added resume.
+            **({"stateful": True} if self.stateful else {}),
         }

@@ -103,6 +103,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 "`backbone` must be a TransformerXLBackbone or an "
                 f"LSTMBackbone. Received: backbone={type(backbone).__name__}"
             )
+        backbone.check_reads_tokens()
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         check_dtype_policy(self.dtype_policy)
@@ -119,6 +120,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             dtype=self.dtype_policy,
             name="softmax",
         )
+        backbone.add_owner(self)
         self._training_memory = backbone.memory_stack(
             None, name="training_memory"
         )
@@ -260,6 +262,22 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         super().compile(optimizer, loss, **kwargs)
         if self.fit_steps:
             check_supported(self.optimizer)
+
+    def quantize(self, mode=None, config=None, **kwargs):
+        """Quantizes the kernels, as `keras.Model.quantize` does.
+
+        The tables of the token embedding and of the softmax, which may be
+        shared, stay float32.
+        """
+        super().quantize(mode, config=config, **kwargs)
+        self.retrace()
+
+    def retrace(self):
+        """Traces compiled functions again after layers have changed."""
+        self._kept = None
+        steps = getattr(self, "fit_steps", None)
+        if steps is not None:
+            self.fit_steps = FitSteps(self, steps.metrics, steps.jit_compile)
 
     @property
     def metrics(self):

@@ -18,6 +18,7 @@ from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.metrics import SparseF1Score
 from txl_keras.models.presets import PRESETS
+from txl_keras.models.quantization import quantization_config
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
@@ -111,6 +112,7 @@ class TransformerXLTextClassifier(TokenModel):
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         check_dtype_policy(self.dtype_policy)
+        backbone.check_reads_tokens()
         backbone.check_takes_padding()
         if pooling not in POOLINGS:
             raise ValueError(
@@ -121,6 +123,7 @@ class TransformerXLTextClassifier(TokenModel):
         if tokenizer is not None:
             check_vocabulary(tokenizer, backbone.vocabulary_size)
         self.tokenizer = tokenizer
+        backbone.add_owner(self)
         self.num_classes = check_integer("num_classes", num_classes, 2)
         self.segment_length = check_integer("segment_length", segment_length, 1)
         self.pooling = pooling
@@ -267,6 +270,7 @@ class TransformerXLTextClassifier(TokenModel):
             "num_classes": self.num_classes,
             "segment_length": self.segment_length,
             "pooling": self.pooling,
+            **quantization_config(self),
         }
         if self.tokenizer is not None:
             config["tokenizer"] = serialize_tokenizer(self.tokenizer)

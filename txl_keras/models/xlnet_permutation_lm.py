@@ -117,6 +117,7 @@ class XLNetPermutationLM(PresetModel):
             dtype=self.dtype_policy,
             name="softmax",
         )
+        backbone.add_owner(self)
         self.build((None, None))
 
     def build(self, token_ids_shape):

@@ -85,6 +85,7 @@ class RelativePositionEncoding(keras.layers.Layer):
             "max_wavelength", max_wavelength, 0, exclusive=True
         )
         self.bidirectional = bidirectional
+        self.built = True
 
     def call(self, inputs, memory=None):
         length = num_keys = ops.shape(inputs)[1]

@@ -67,6 +67,7 @@ class Generator:
         )
         self._window = WindowReader(model, self._memory_length)
         self._step = None
+        self._num_weights = len(model.weights)
 
     def __call__(self, prompts, max_tokens, seed=0):
         """Returns an iterator over the tokens that follow the prompts.
@@ -86,10 +87,19 @@ class Generator:
 
         Raises:
             ValueError: If a prompt is empty or has an id outside the
-                vocabulary, or `max_tokens` or `seed` is out of range.
+                vocabulary, `max_tokens` or `seed` is out of range, or the model
+                got other weights by `quantize` or `enable_lora`.
             FloatingPointError: If the model returns NaN. The iterator raises
                 it.
         """
+        if len(self._model.weights) != self._num_weights:
+            # The compiled functions would go on with the old kernels.
+            raise ValueError(
+                "`model` must have the weights that it had when the Generator "
+                "was created. Create a new one after `quantize` and "
+                f"`enable_lora`. Received: {len(self._model.weights)} weights, "
+                f"{self._num_weights} before"
+            )
         prompts = check_prompts(prompts, self._model.backbone.vocabulary_size)
         check_integer("max_tokens", max_tokens, 0)
         check_integer("seed", seed, 0, np.iinfo(np.int32).max - len(prompts))

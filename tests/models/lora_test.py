@@ -1,0 +1,379 @@
+"""LoRA: only its matrices are trained, and every way to compute sees them."""
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from factories import D
+from factories import H
+from factories import N
+from factories import random_ids
+from factories import small_model
+
+from txl_keras.data import Segments
+from txl_keras.layers.compute import target
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import SegmentReader
+from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.models import XLNetBackbone
+from txl_keras.serving import Generator
+from txl_keras.training import Trainer
+from txl_keras.training import build_optimizer
+
+B, T, RANK = 3, 5, 4
+# Keras warns of each kind of layer that stays float.
+pytestmark = pytest.mark.filterwarnings("ignore:Layer .* `quantize` method")
+ALL = (
+    "query",
+    "key",
+    "value",
+    "position",
+    "output",
+    "feed_forward_intermediate",
+    "feed_forward_output",
+)
+
+
+def adapted_model(names=ALL, quantize=False, **config):
+    """Language model whose LoRA matrices are far from zero."""
+    model = small_model(**{"num_layers": 1, "memory_length": 2 * T, **config})
+    if quantize:
+        model.quantize("int8")
+    model.backbone.enable_lora(RANK, lora_alpha=2, target_layer_names=names)
+    rng = np.random.default_rng(5)
+    for weight in lora_weights(model):
+        weight.assign(0.5 * rng.normal(size=weight.shape))
+    return model
+
+
+def lora_weights(model):
+    return [w for w in model.weights if "lora_kernel" in w.path]
+
+
+def base_weights(model):
+    return {w.path: w.numpy() for w in model.weights if "lora" not in w.path}
+
+
+def scored(model, ids):
+    first, memory = model.score(ids[:, :T], ids[:, 1 : T + 1])
+    second, _ = model.score(ids[:, T:-1], ids[:, T + 1 :], memory=memory)
+    return np.concatenate([first, second], axis=1)
+
+
+def test_nothing_changes_before_training():
+    model = small_model(num_layers=1)
+    ids = random_ids(B, 2 * T + 1)
+    expected = scored(model, ids)
+    model.backbone.enable_lora(RANK)
+    np.testing.assert_array_equal(scored(model, ids), expected)
+    shapes = {w.path.split("/", 2)[2]: w.shape for w in lora_weights(model)}
+    assert shapes == {
+        f"attention/{name}/{part}": shape
+        for name in ("query", "value")
+        for part, shape in (
+            ("lora_kernel_a", (D, N, RANK)),
+            ("lora_kernel_b", (RANK, H)),
+        )
+    }
+    assert [v.path for v in model.trainable_variables] == [
+        v.path for v in lora_weights(model)
+    ]
+
+
+@pytest.mark.parametrize("make", [None, XLNetBackbone])
+def test_kernels_are_the_sum_that_the_paper_defines(make, tmp_path):
+    config = {"make": make} if make else {}
+    model = adapted_model(**config)
+    ids = random_ids(B, 2 * T + 1)
+    expected = scored(model, ids)
+    assert np.abs(expected - scored(small_model(), ids)).max() > 0.1
+    model.save(tmp_path / "merged.keras")
+    merged = keras.saving.load_model(tmp_path / "merged.keras")
+    assert not lora_weights(merged)
+    np.testing.assert_allclose(scored(merged, ids), expected, atol=1e-5)
+    weights = {w.path.split("/", 1)[1]: w.numpy() for w in model.weights}
+    loaded = {w.path.split("/", 1)[1]: w.numpy() for w in merged.weights}
+    for name in ("attention/query", "feed_forward_output"):
+        name = f"block_0/{name}"
+        a, b = (weights[f"{name}/lora_kernel_{part}"] for part in "ab")
+        np.testing.assert_allclose(
+            loaded[f"{name}/kernel"],
+            weights[f"{name}/kernel"] + 2 / RANK * a @ b,
+            atol=1e-6,
+        )
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_every_target_computes_the_same(device):
+    model = adapted_model()
+    ids = tf.constant(random_ids(B, T))
+    _, memory = model.score(ids, ids)
+    score = target.compile_for(target.Target(device), model.score)
+    expected, _ = model.score(ids, ids, memory)
+    np.testing.assert_allclose(score(ids, ids, memory)[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+def test_log_probs_and_the_reader_agree_with_score(quantize):
+    model = adapted_model(quantize=quantize)
+    ids = random_ids(B, 2 * T + 1)
+    nll = scored(model, ids)
+    log_probs, _ = model.log_probs(ids[:, :T])
+    picked = np.take_along_axis(
+        np.array(log_probs), ids[:, 1 : T + 1, None], -1
+    )
+    np.testing.assert_allclose(-picked[..., 0], nll[:, :T], atol=1e-5)
+    reader = SegmentReader(model.backbone, B, T)
+    reader.begin()
+    _, entries = reader.read(tf.constant(ids[:, :T]))
+    reader.remember(entries)
+    step = reader.compile(reader.read)
+    for t in range(T, 2 * T):
+        hidden, entries = step(tf.constant(ids[:, t : t + 1]))
+        reader.remember(entries)
+        log_probs = np.array(model.softmax.log_probs(hidden))[:, 0]
+        picked = np.take_along_axis(log_probs, ids[:, t + 1, None], -1)[:, 0]
+        np.testing.assert_allclose(
+            -picked, nll[:, t], atol=0.02 if quantize else 1e-5
+        )
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+def test_fit_trains_lora_alone(quantize):
+    model = small_model(num_layers=1, cutoffs=(4,))
+    if quantize:
+        model.quantize("int8")
+    model.backbone.enable_lora(RANK)
+    model.compile(keras.optimizers.Adam(0.03))
+    before = base_weights(model)
+    ids = np.tile(random_ids(B, 1), (1, T + 1))
+    ids[1:] = random_ids(B, T + 1, seed=8)[1:]
+    losses = model.fit(
+        ids[:, :-1], ids[:, 1:], batch_size=B, epochs=5, verbose=0
+    ).history["loss"]
+    assert losses[-1] < losses[0]
+    after = base_weights(model)
+    assert after.keys() == before.keys()
+    for path in before:
+        np.testing.assert_array_equal(after[path], before[path], err_msg=path)
+    assert all(np.abs(w.numpy()).max() > 0 for w in lora_weights(model))
+
+
+def test_a_compiled_model_is_traced_again():
+    model = small_model(num_layers=1)
+    model.compile("sgd")
+    ids = random_ids(B, T + 1)
+    x, y = ids[:, :-1], ids[:, 1:]
+    write = Generator(model)
+
+    def evaluate():
+        return model.evaluate(x, y, batch_size=B, verbose=0, return_dict=True)[
+            "loss"
+        ]
+
+    evaluate()
+    model.backbone.enable_lora(RANK)
+    for weight in lora_weights(model):
+        weight.assign(np.ones(weight.shape))
+    expected = np.mean(model.score(x, y)[0])
+    np.testing.assert_allclose(evaluate(), expected, rtol=1e-5)
+    model.quantize("int8")
+    quantized = np.mean(model.score(x, y)[0])
+    assert abs(quantized - expected) > 1e-4
+    np.testing.assert_allclose(evaluate(), quantized, rtol=1e-3)
+    before = base_weights(model)
+    model.fit(x, y, batch_size=B, verbose=0)
+    for path, value in base_weights(model).items():
+        np.testing.assert_array_equal(value, before[path], err_msg=path)
+    with pytest.raises(ValueError, match="Create a new one after `quantize`"):
+        write([[1, 2]], 1)
+
+
+def test_trainer_trains_lora_alone():
+    model = small_model(num_layers=1)
+    model.backbone.enable_lora(RANK)
+    before = base_weights(model)
+    strategy = tf.distribute.get_strategy()
+    trainer = Trainer(model, build_optimizer("adam", 0.03), strategy, B)
+    tokens = np.tile([0, 1, 2, 3, 4, 5, 6, 2, 4], 10)
+    segments = Segments(tokens, B, T, drop_remainder=True)
+    iterator = iter(segments.distribute(strategy))
+    trainer.train(iterator, 3)
+    for path, value in base_weights(model).items():
+        np.testing.assert_array_equal(value, before[path], err_msg=path)
+    assert all(np.abs(w.numpy()).max() > 0 for w in lora_weights(model))
+
+
+def test_a_classifier_trains_its_head_too():
+    backbone = small_model(num_layers=1).backbone
+    model = TransformerXLTextClassifier(backbone, 2, segment_length=T)
+    backbone.enable_lora(RANK)
+    names = {v.path.split("/")[-1] for v in model.trainable_variables}
+    assert names == {"lora_kernel_a", "lora_kernel_b", "kernel", "bias"}
+    assert len(model.trainable_variables) == 4 + 2
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("make", [None, XLNetBackbone])
+def test_files_hold_lora_and_nothing_else(tmp_path, enabled, make):
+    config = {"make": make} if make else {}
+    model = adapted_model(("query", "feed_forward_output"), **config)
+    path = tmp_path / "mine.lora.h5"
+    model.backbone.save_lora_weights(path)
+    num_values = sum(np.prod(w.shape) for w in lora_weights(model))
+    names = []
+    with h5py.File(path) as file:
+        file.visititems(
+            lambda name, item: (
+                names.append(name) if isinstance(item, h5py.Dataset) else None
+            )
+        )
+        assert sum(file[name].size for name in names) == num_values
+    assert sorted(names) == [
+        f"lora/block_0/{layer}/lora_kernel_{part}"
+        for layer in ("attention/query", "feed_forward_output")
+        for part in "ab"
+    ]
+    other = small_model(num_layers=1, memory_length=2 * T, **config)
+    other.set_weights(list(base_weights(model).values()))
+    if enabled:
+        other.backbone.enable_lora(RANK, 2, ("query", "feed_forward_output"))
+    other.backbone.load_lora_weights(str(path))
+    ids = random_ids(B, 2 * T + 1)
+    np.testing.assert_allclose(
+        scored(other, ids), scored(model, ids), atol=1e-6
+    )
+    assert len(other.trainable_variables) == 4
+
+
+QUERY = {"target_layer_names": ("query",)}
+
+
+@pytest.fixture
+def lora_file(tmp_path):
+    path = tmp_path / "mine.lora.h5"
+    adapted_model(("query",)).backbone.save_lora_weights(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "config,enable,message",
+    [
+        (
+            {},
+            {**QUERY, "rank": 3},
+            "rank and the scale.*rank 3.*Received: ranks .4.",
+        ),
+        ({}, {**QUERY, "rank": RANK}, "rank and the scale.*scales .0.5, 1.0."),
+        ({}, {"rank": RANK, "target_layer_names": ("value",)}, "the layers of"),
+        ({"head_dim": 6}, None, r"shapes \(\(8, 2, 4\), \(4, 6\)\)"),
+        ({"make": LSTMBackbone}, None, "the layers of this model"),
+    ],
+)
+def test_a_file_of_another_model_changes_nothing(
+    lora_file, config, enable, message
+):
+    model = small_model(num_layers=1, **config)
+    if enable:
+        model.backbone.enable_lora(**enable)
+    before = [w.numpy() for w in model.weights]
+    with pytest.raises(ValueError, match=message):
+        model.backbone.load_lora_weights(lora_file)
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+
+
+def rewrite(path, change):
+    with h5py.File(path, "a") as file:
+        query = file["lora/block_0/attention/query"]
+        change(file, query)
+
+
+def external(file, query):
+    del query["lora_kernel_a"]
+    query["lora_kernel_a"] = h5py.ExternalLink("other.h5", "/secret")
+
+
+def elsewhere(file, query):
+    del query["lora_kernel_a"]
+    query.create_dataset(
+        "lora_kernel_a", (D, N, RANK), "float32", external="/etc/passwd"
+    )
+
+
+def bomb(file, query):
+    del query["lora_kernel_a"]
+    query.create_dataset("lora_kernel_a", (D, N, 1 << 40), "float32")
+
+
+def squeezed(file, query):
+    value = query["lora_kernel_a"][()]
+    del query["lora_kernel_a"]
+    query.create_dataset("lora_kernel_a", data=0 * value, compression="gzip")
+
+
+def without_alpha(file, query):
+    del query.attrs["lora_alpha"]
+
+
+def odd_alpha(file, query):
+    query.attrs["lora_alpha"] = "two"
+
+
+def nan_alpha(file, query):
+    query.attrs["lora_alpha"] = float("nan")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        external,
+        elsewhere,
+        bomb,
+        squeezed,
+        without_alpha,
+        odd_alpha,
+        nan_alpha,
+    ],
+)
+def test_a_damaged_file_is_an_error(lora_file, change):
+    rewrite(lora_file, change)
+    model = small_model(num_layers=1)
+    with pytest.raises(ValueError, match="mine.lora.h5 is damaged"):
+        model.backbone.load_lora_weights(lora_file)
+    assert not lora_weights(model)
+
+
+def test_bad_arguments_are_errors(tmp_path):
+    model = small_model(num_layers=1)
+    backbone = model.backbone
+    path = tmp_path / "mine.lora.h5"
+    for wrong, message in (
+        ({"rank": 0}, "`rank` must be an integer of at least 1"),
+        ({"rank": 2, "lora_alpha": 0}, "`lora_alpha` must be"),
+        (
+            {"rank": 2, "target_layer_names": ("query", "qeury")},
+            "`target_layer_names` must be names of .*'query'",
+        ),
+        ({"rank": 2, "target_layer_names": ()}, "must be names of"),
+        ({"rank": 2, "target_layer_names": "query"}, "must be a list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            backbone.enable_lora(**wrong)
+    assert len(model.trainable_variables) == len(model.weights)
+    with pytest.raises(ValueError, match="LoRA must be enabled before"):
+        backbone.save_lora_weights(path)
+    with pytest.raises(FileNotFoundError, match="There is no file"):
+        backbone.load_lora_weights(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="is damaged, or was not written"):
+        backbone.load_lora_weights(path)
+    backbone.enable_lora(2)
+    with pytest.raises(ValueError, match="only once.*LoRA of rank 2"):
+        backbone.enable_lora(2)
+    with pytest.raises(ValueError, match="`filepath` must end in '.lora.h5'"):
+        backbone.save_lora_weights(tmp_path / "mine.h5")
+    lstm = small_model(make=LSTMBackbone, num_layers=1)
+    with pytest.raises(ValueError, match="`target_layer_names` must be names"):
+        lstm.backbone.enable_lora(2)

@@ -1,0 +1,188 @@
+"""`quantize` of models: every way to compute a model sees the int8 kernels."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from factories import random_ids
+from factories import small_model
+
+from txl_keras.layers.compute import target
+from txl_keras.models import SegmentReader
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.models import XLNetBackbone
+from txl_keras.serving import Generator
+from txl_keras.serving import Sampler
+
+B, T = 3, 5
+# Keras warns of each kind of layer that stays float.
+pytestmark = pytest.mark.filterwarnings("ignore:Layer .* `quantize` method")
+
+
+def quantized(**config):
+    model = small_model(**{"num_layers": 1, **config})
+    model.quantize("int8")
+    return model
+
+
+def dense_dtypes(model):
+    return {
+        weight.dtype
+        for weight in model.backbone.weights
+        if weight.path.endswith("/kernel")
+    }
+
+
+def scored(model, ids, score=None):
+    """Nll of two segments with memory, one after the other."""
+    score = score or model.score
+    first, memory = score(ids[:, :T], ids[:, 1 : T + 1])
+    second, _ = score(ids[:, T:-1], ids[:, T + 1 :], memory)
+    return np.concatenate([first, second], axis=1)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"attention_type": "shaw", "max_positions": 20},
+        {"attention_type": "vaswani", "memory_length": 0},
+        {"cutoffs": (4, 7), "div_val": 2},
+        {"tie_attention_biases": False, "normalize_first": True},
+    ],
+)
+def test_kernels_are_int8_and_the_loss_is_near(config):
+    model = small_model(num_layers=1, **config)
+    ids = random_ids(B, 2 * T + 1)
+    before = scored(model, ids)
+    tables = [table.numpy() for table in model.backbone.token_embedding.weights]
+    model.quantize("int8")
+    assert dense_dtypes(model) == {"int8"}
+    after = scored(model, ids)
+    assert 0 < np.abs(after - before).max() < 0.2
+    for table, old in zip(
+        model.backbone.token_embedding.weights, tables, strict=True
+    ):
+        np.testing.assert_array_equal(table, old)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_every_target_computes_the_same(device):
+    model = quantized()
+    ids = random_ids(B, 2 * T + 1)
+    _, memory = model.score(ids[:, :T], ids[:, :T])
+    args = tf.constant(ids[:, T:-1]), tf.constant(ids[:, T + 1 :]), memory
+    score = target.compile_for(target.Target(device), model.score)
+    expected, _ = model.score(*args)
+    np.testing.assert_allclose(score(*args)[0], expected, atol=0.02)
+
+
+def test_log_probs_and_the_reader_agree_with_score():
+    model = quantized(memory_length=2 * T)
+    ids = random_ids(B, 2 * T + 1)
+    nll = scored(model, ids)
+    log_probs, _ = model.log_probs(ids[:, :T])
+    picked = np.take_along_axis(
+        np.array(log_probs), ids[:, 1 : T + 1, None], -1
+    )
+    np.testing.assert_allclose(-picked[..., 0], nll[:, :T], atol=1e-5)
+    reader = SegmentReader(model.backbone, B, T)
+    reader.begin()
+    hidden, entries = reader.read(tf.constant(ids[:, :T]))
+    reader.remember(entries)
+    step = reader.compile(reader.read)
+    for t in range(T, 2 * T):
+        hidden, entries = step(tf.constant(ids[:, t : t + 1]))
+        reader.remember(entries)
+        log_probs = np.array(model.softmax.log_probs(hidden))[:, 0]
+        picked = np.take_along_axis(log_probs, ids[:, t + 1, None], -1)[:, 0]
+        np.testing.assert_allclose(-picked, nll[:, t], atol=0.02)
+
+
+def test_generator_writes_the_most_probable_tokens():
+    model = quantized()
+    prompt = random_ids(1, T)
+    write = Generator(model, Sampler(top_k=1))
+    tokens = [int(t[0]) for t in write(prompt, max_tokens=4)]
+    ids = np.concatenate([prompt, [tokens]], axis=1)
+    memory = None
+    log_probs, memory = model.log_probs(ids[:, : T - 1])
+    for t in range(T - 1, T + 3):
+        log_probs, memory = model.log_probs(ids[:, t : t + 1], memory)
+        best = np.array(log_probs)[0, 0].max()
+        assert log_probs[0, 0, ids[0, t + 1]] >= best - 0.02
+
+
+@pytest.mark.parametrize("make", [TransformerXLBackbone, XLNetBackbone])
+def test_a_loaded_model_is_the_same_also_when_saved_again(make, tmp_path):
+    model = small_model(make=make, num_layers=1)
+    model.quantize("int8")
+    assert dense_dtypes(model) == {"int8"}
+    ids = random_ids(B, T)
+    expected, _ = model.score(ids, ids)
+    for _ in range(2):
+        model.save(tmp_path / "model.keras")
+        model = keras.saving.load_model(tmp_path / "model.keras")
+        assert dense_dtypes(model) == {"int8"}
+        np.testing.assert_array_equal(model.score(ids, ids)[0], expected)
+    expected = model.backbone(ids)[0]
+    model.backbone.save(tmp_path / "backbone.keras")
+    loaded = keras.saving.load_model(tmp_path / "backbone.keras")
+    np.testing.assert_array_equal(loaded(ids)[0], expected)
+
+
+def test_only_chosen_layers_are_quantized_and_stay_so(tmp_path):
+    model = small_model("mixed_bfloat16", num_layers=1)
+    config = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)
+    model.quantize(config=config, filters="feed_forward")
+    ids = random_ids(B, T)
+    expected, _ = model.score(ids, ids)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert dense_dtypes(loaded) == {"int8", "float32"}
+    np.testing.assert_array_equal(loaded.score(ids, ids)[0], expected)
+
+
+def test_fit_trains_what_is_still_float():
+    model = quantized()
+    model.compile("sgd")
+    before = {w.path: w.numpy() for w in model.weights}
+    ids = random_ids(B, T + 1)
+    model.fit(ids[:, :-1], ids[:, 1:], batch_size=B, verbose=0)
+    changed = {
+        w.path.rsplit("/")[-1]
+        for w in model.weights
+        if (w.numpy() != before[w.path]).any()
+    }
+    assert changed == {
+        "content_attention_bias",
+        "positional_attention_bias",
+        "embeddings_0",
+        "gamma",
+        "beta",
+        "bias",
+        "bias_0",
+    }
+
+
+def test_a_classifier_is_quantized_with_its_head(tmp_path):
+    backbone = small_model(num_layers=1).backbone
+    model = TransformerXLTextClassifier(backbone, 2, segment_length=T)
+    model.quantize("int8")
+    ids = random_ids(B, T)
+    expected = model((ids, np.array([T, 2, 3])))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.logits.quantization_mode == "int8"
+    np.testing.assert_allclose(
+        loaded((ids, np.array([T, 2, 3]))), expected, atol=1e-6
+    )
+
+
+def test_a_config_cannot_quantize_layers_that_are_not_there():
+    config = quantized().backbone.get_config()
+    layers = config["quantization"]
+    layers["block_7/attention/query"] = layers["block_0/attention/query"]
+    with pytest.raises(ValueError, match="`quantization` must name layers"):
+        TransformerXLBackbone.from_config(config)

@@ -1,0 +1,56 @@
+"""How a saved model keeps which of its layers are quantized.
+
+Keras's own way, a `DTypePolicyMap` in the config, cannot save a model that was
+loaded (Keras 3.15).
+"""
+
+import keras
+
+from txl_keras.checks import shown
+
+
+def quantization_config(model):
+    """Returns what a model's config says of its quantized layers.
+
+    Layers of another model inside of this one are in its own config.
+    """
+    quantized = {
+        path: {
+            "mode": layer.quantization_mode,
+            "config": keras.saving.serialize_keras_object(
+                getattr(layer, "quantization_config", None)
+            ),
+        }
+        for path, layer in _layers(model).items()
+        if layer.quantization_mode is not None
+    }
+    return {"quantization": quantized} if quantized else {}
+
+
+def quantize_layers(model, quantized):
+    """Quantizes the layers of a new model as its config says."""
+    layers = _layers(model)
+    unknown = sorted(set(quantized) - set(layers))
+    if unknown:
+        raise ValueError(
+            f"`quantization` must name layers of {model.name}. Received: "
+            f"{shown(unknown)}"
+        )
+    for path, how in quantized.items():
+        config = keras.saving.deserialize_keras_object(how["config"])
+        layers[path].quantize(how["mode"], config=config)
+
+
+def _layers(model):
+    """Returns the layers by their paths in the model, in a stable order."""
+    parts = {
+        layer.path: layer
+        for layer in model._flatten_layers(include_self=False)
+        if layer.path is not None
+    }
+    prefix = f"{model.name}/"
+    return {
+        path.removeprefix(prefix): parts[path]
+        for path in sorted(parts)
+        if path.startswith(prefix)
+    }

@@ -1,0 +1,91 @@
+"""Larger vocabularies for trained models."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_vocabulary
+from txl_keras.checks import shown
+from txl_keras.models.weights import weights_by_name
+
+# Of the standard deviation of the old rows: tells new tokens apart.
+_NOISE = 0.01
+
+
+def extend_vocabulary(model, vocabulary_size, tokenizer=None, seed=0):
+    """Copies a trained model and adds tokens to its vocabulary.
+
+    New tokens have the ids after the old ones; with `cutoffs` they are in the
+    last cluster. All other weights are equal. The row of a new token in a table
+    of embeddings is the mean of the old rows (of the last cluster) plus small
+    noise, and its bias is the mean of the old biases. So its logit is about the
+    mean of the old logits, and its probability is at most about that of one of
+    `n` equal tokens. The probabilities of old tokens keep their ratios inside
+    of a cluster.
+
+    Args:
+        model: A model or backbone with a token embedding. It is not changed.
+        vocabulary_size: Integer, more than that of the model.
+        tokenizer: The tokenizer of the new vocabulary. Required if the model
+            has a tokenizer.
+        seed: Integer, seeds the noise.
+
+    Returns:
+        A new model of the same class, not compiled.
+
+    Raises:
+        ValueError: If `vocabulary_size` is not larger, `tokenizer` is missing
+            or of another size, or the model has LoRA matrices.
+
+    Example:
+
+    ```python
+    from txl_keras.models import TransformerXLCausalLM, extend_vocabulary
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    size = model.backbone.vocabulary_size
+    larger = extend_vocabulary(model, size + 2)
+    ```
+    """
+    backbone = getattr(model, "backbone", model)
+    backbone.check_reads_tokens()
+    old_size = backbone.vocabulary_size
+    check_integer("vocabulary_size", vocabulary_size, old_size + 1)
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, vocabulary_size)
+    elif getattr(model, "tokenizer", None) is not None:
+        raise ValueError(
+            "`tokenizer` must be given, because the model has a tokenizer of "
+            f"{old_size} symbols. Received: tokenizer=None"
+        )
+    config = keras.saving.serialize_keras_object(model)["config"]
+    sizes = config if backbone is model else config["backbone"]["config"]
+    sizes["vocabulary_size"] = vocabulary_size
+    config.pop("tokenizer", None)
+    larger = type(model).from_config(config)
+    if tokenizer is not None:
+        larger.tokenizer = tokenizer
+    old, new = weights_by_name(model), weights_by_name(larger)
+    if old.keys() != new.keys():
+        raise ValueError(
+            "`model` must have no LoRA matrices: save and load it to merge "
+            f"them. Received: {shown(sorted(old.keys() ^ new.keys()))}"
+        )
+    rng = np.random.default_rng(seed)
+    for name, weight in new.items():
+        value = old[name]
+        if weight.shape != value.shape:
+            rows = _new_rows(value.numpy(), weight.shape[0], rng)
+            value = tf.concat([value, tf.cast(rows, value.dtype)], axis=0)
+        weight.assign(value)
+    return larger
+
+
+def _new_rows(table, num_rows, rng):
+    """Returns rows to add to a table `(n, e)`, or to biases `(n,)`."""
+    shape = (num_rows - len(table), *table.shape[1:])
+    rows = np.broadcast_to(table.mean(axis=0), shape)
+    if table.ndim == 1:
+        return rows
+    return rows + _NOISE * table.std(axis=0) * rng.standard_normal(shape)

@@ -7,7 +7,6 @@ from factories import V
 from factories import random_ids
 from factories import small_backbone
 from factories import small_model
-from txl_keras.models.weights import weights_by_name
 
 from txl_keras.data import CharacterTokenizer
 from txl_keras.models import LSTMBackbone
@@ -16,6 +15,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import extend_vocabulary
+from txl_keras.weights import weights_by_name
 
 B, T, MORE = 3, 5, 4
 MODELS = {

@@ -7,7 +7,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
-from txl_keras.models.weights import weights_by_name
+from txl_keras.weights import weights_by_name
 
 # Of the standard deviation of the old rows: tells new tokens apart.
 _NOISE = 0.01

@@ -12,7 +12,9 @@ from factories import random_ids
 from factories import small_model
 
 from txl_keras.callbacks import BackupAndRestore
+from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import Trainer
 
 B, T = 3, 7
@@ -255,3 +257,59 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
     for name, values in history.items():
         np.testing.assert_allclose(values, expected[name][-len(values) :])
     assert not tmp_path.joinpath("backup").exists()
+
+
+def test_text_is_read_as_segments():
+    text, other = "to be or not to be, that is " * 8, "the question: " * 9
+    tokenizer = ByteTokenizer()
+
+    def model():
+        keras.utils.set_random_seed(5)
+        backbone = small_model(
+            num_layers=1, vocabulary_size=256, memory_length=9
+        ).backbone
+        model = TransformerXLCausalLM(backbone, tokenizer=tokenizer)
+        model.compile("adam")
+        return model
+
+    ids = tokenizer.encode(text + other)
+    documents = np.array([0, len(text)])
+    for x, validation, segments in (
+        (text, other, {"tokens": tokenizer.encode(text)}),
+        (
+            [text, other],
+            [text],
+            {"tokens": ids, "documents": documents, "reset_documents": True},
+        ),
+    ):
+        of_text, of_segments = model(), model()
+        history = of_text.fit(
+            x, batch_size=B, validation_data=validation, verbose=0
+        ).history
+        segments = Segments(
+            batch_size=B, segment_length=9, drop_remainder=True, **segments
+        )
+        expected = of_segments.fit(segments, verbose=0).history
+        assert history["loss"] == expected["loss"]
+        assert history["val_loss"][0] == pytest.approx(
+            of_text.evaluate(validation, batch_size=B, verbose=0)[0]
+        )
+    with pytest.raises(ValueError, match="`batch_size` must be given with te"):
+        of_text.fit(text)
+    of_text.tokenizer = None
+    with pytest.raises(ValueError, match="`tokenizer` must be given with te"):
+        of_text.fit(text, batch_size=B)
+
+
+def test_a_loss_of_the_user_takes_segments_too():
+    segments = segments_of("documents", reset_documents=False, documents=None)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    one, other = (
+        model_with_dropout(dropout=0.0),
+        model_with_dropout(dropout=0.0),
+    )
+    other.compile(other.optimizer, loss)
+    histories = [
+        model.fit(segments, verbose=0).history["loss"] for model in (one, other)
+    ]
+    np.testing.assert_allclose(*histories, rtol=1e-5)

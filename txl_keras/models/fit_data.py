@@ -77,6 +77,41 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
     )
 
 
+def is_text(x):
+    """Returns whether `x` is a string or a list of strings."""
+    return isinstance(x, str) or (
+        isinstance(x, (list, tuple))
+        and len(x) > 0
+        and all(isinstance(text, str) for text in x)
+    )
+
+
+def text_segments(texts, tokenizer, batch_size, segment_length, is_training):
+    """Returns `Segments` of a text, or of texts that each begin cold."""
+    if tokenizer is None or batch_size is None:
+        name = "tokenizer" if tokenizer is None else "batch_size"
+        raise ValueError(
+            f"`{name}` must be given with text as `x`: build the model with "
+            "`tokenizer`, and pass the number of rows that are read in "
+            f"parallel as `batch_size`. Received: {name}=None"
+        )
+    ids = [
+        tokenizer.encode(text)
+        for text in ([texts] if isinstance(texts, str) else texts)
+    ]
+    options = {}
+    if len(ids) > 1:
+        starts = np.cumsum([0, *map(len, ids[:-1])])
+        options = {"documents": starts, "reset_documents": True}
+    return Segments(
+        np.concatenate(ids),
+        batch_size,
+        segment_length,
+        drop_remainder=is_training,
+        **options,
+    )
+
+
 def _as_dicts(dataset, vocabulary_size):
     """Maps a dataset of tuples or dicts to dicts of static shapes."""
     is_dict = isinstance(dataset.element_spec, dict)

@@ -18,9 +18,12 @@ from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
+from txl_keras.data.segments import Segments
 from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
+from txl_keras.models.fit_data import is_text
+from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
 from txl_keras.models.fit_steps import StartEpochs
 from txl_keras.models.lstm_backbone import LSTMBackbone
@@ -311,7 +314,16 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             )
         return config
 
-    def fit(self, x=None, y=None, batch_size=None, epochs=1, **kwargs):
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        epochs=1,
+        *,
+        segment_length=None,
+        **kwargs,
+    ):
         """Trains like `keras.Model.fit`, in the order of the text.
 
         Memory is reset at the start of every epoch, where the text begins
@@ -319,15 +331,19 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         by name.
 
         Args:
-            x: `txl_keras.data.Segments`; a `tf.data.Dataset` of pairs of
+            x: A string, or a list of strings that each begin with a cold
+                start, for a model with a `tokenizer`;
+                `txl_keras.data.Segments`; a `tf.data.Dataset` of pairs of
                 inputs and targets, of triples with sample weights, or of dicts
                 as those of `Segments.dataset`; or an integer array of shape
                 `(N * B, T)`, see `Segments.arrays`.
             y: Integer array like `x`, the tokens that follow, if `x` is an
                 array.
-            batch_size: Integer `B`, if `x` is an array.
+            batch_size: Integer `B`, if `x` is text or an array.
             epochs, **kwargs: See `keras.Model.fit`. `validation_data` may be
                 what `x` may be, or a tuple of arrays.
+            segment_length: Integer `T`, if `x` is text; by default the memory
+                length, or 128 without memory.
 
         Returns:
             `keras.callbacks.History`. `loss` is in nats per token.
@@ -344,11 +360,19 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 "row r of the batch before it. Received: "
                 f"shuffle={kwargs['shuffle']}"
             )
+        if batch_size is not None:
+            kwargs.setdefault("validation_batch_size", batch_size)
+        validation = kwargs.get("validation_data")
+        if is_text(validation):
+            rows = kwargs.get("validation_batch_size")
+            kwargs["validation_data"] = self._text_segments(
+                validation, rows, segment_length, is_training=False
+            )
+        if is_text(x):
+            x = self._text_segments(x, batch_size, segment_length)
         self.check_arrays(x, y, batch_size)
         arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
         arguments["epochs"] = epochs
-        if batch_size is not None:
-            arguments.setdefault("validation_batch_size", batch_size)
         callbacks = kwargs.get("callbacks") or []
         if self.fit_steps is None:
             arguments["callbacks"] = [callbacks, ResetMemory()]
@@ -359,16 +383,29 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         finally:
             self.fit_steps.end_fit()
 
-    def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
+    def evaluate(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        *,
+        segment_length=None,
+        **kwargs,
+    ):
         """Evaluates like `keras.Model.evaluate`, from a cold start.
 
-        `x`, `y` and `batch_size` are those of `fit`. All arguments after
-        `batch_size` are passed by name.
+        `x`, `y`, `batch_size` and `segment_length` are those of `fit`. Of text
+        every token but the first is scored, in rows that each begin with a
+        cold start; `score_texts` scores a text as a whole.
 
         Raises:
             ValueError: If arrays come without a `batch_size` or with ids that
                 are not in the vocabulary.
         """
+        if is_text(x):
+            x = self._text_segments(
+                x, batch_size, segment_length, is_training=False
+            )
         self.check_arrays(x, y, batch_size)
         self._inference_memory.reset_state()
         arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
@@ -395,6 +432,16 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             y = check_token_ids("y", y, self.backbone.vocabulary_size)
             y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
+
+    def _text_segments(
+        self, texts, batch_size, segment_length, is_training=True
+    ):
+        """Returns the `Segments` of text, see `fit`."""
+        if segment_length is None:
+            segment_length = self.backbone.memory_length or 128
+        return text_segments(
+            texts, self.tokenizer, batch_size, segment_length, is_training
+        )
 
     def check_arrays(self, x, y, batch_size):
         """Checks for mistakes that Keras would not report."""
@@ -450,6 +497,8 @@ def _in_batches(x, y, batch_size, **arguments):
     Keras cuts arrays into batches of unknown size, but graphs for a CPU are
     faster if the batch size is static.
     """
+    if isinstance(x, Segments):
+        (x, y), batch_size = x.arrays(), x.batch_size
     arguments = {"x": x, "y": y, "batch_size": batch_size, **arguments}
     is_array = isinstance(x, (np.ndarray, tf.Tensor))
     if not is_array or y is None or arguments.get("validation_split"):

@@ -1,0 +1,169 @@
+"""What every public model owes its user, as `layer_checks` asks of layers."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from factories import random_ids
+from factories import small_backbone
+from factories import small_model
+
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import TransformerXLTextClassifier
+from txl_keras.models import XLNetBackbone
+
+B, T, LAYERS = 3, 5, {"num_layers": 1}
+IDS = random_ids(B, T, seed=8)
+TOLERANCE = {"mixed_bfloat16": 0.1, "mixed_float16": 0.02}
+
+
+def classifier(dtype=None):
+    backbone = small_backbone(dtype, **LAYERS)
+    return TransformerXLTextClassifier(
+        backbone, num_classes=4, segment_length=2
+    )
+
+
+# Each with its inputs. Sizes, such as those of the clusters, all differ.
+MODELS = {
+    "TransformerXLBackbone": (
+        lambda dtype=None: small_backbone(dtype, **LAYERS),
+        IDS,
+    ),
+    "adaptive backbone": (
+        lambda dtype=None: small_backbone(
+            dtype, cutoffs=(4, 7), div_val=2, **LAYERS
+        ),
+        IDS,
+    ),
+    "LSTMBackbone": (
+        lambda dtype=None: small_backbone(dtype, LSTMBackbone, **LAYERS),
+        IDS,
+    ),
+    "XLNetBackbone": (
+        lambda dtype=None: small_backbone(dtype, XLNetBackbone, **LAYERS),
+        IDS,
+    ),
+    "TransformerXLCausalLM": (
+        lambda dtype=None: small_model(dtype, **LAYERS),
+        IDS,
+    ),
+    "adaptive TransformerXLCausalLM": (
+        lambda dtype=None: small_model(dtype, cutoffs=(4, 7), **LAYERS),
+        IDS,
+    ),
+    "TransformerXLTextClassifier": (
+        classifier,
+        {"token_ids": IDS, "lengths": np.array([5, 1, 3])},
+    ),
+    "XLNetPermutationLM": (
+        lambda dtype=None: small_model(dtype, XLNetBackbone, **LAYERS),
+        {"inputs": IDS},
+    ),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def outputs_of(model, inputs):
+    """The first output, from a cold start."""
+    if hasattr(model, "reset_memory"):
+        model.reset_memory()
+    outputs = model(inputs)
+    first = outputs[0] if isinstance(outputs, tuple) else outputs
+    return keras.ops.convert_to_numpy(keras.ops.cast(first, "float32"))
+
+
+@every_model
+def test_a_config_rebuilds_the_model(name):
+    make, _ = MODELS[name]
+    model = make()
+    config = json.loads(json.dumps(model.get_config()))
+    revived = type(model).from_config(config)
+    assert json.loads(json.dumps(revived.get_config())) == config
+    shapes = [[w.shape for w in m.weights] for m in (model, revived)]
+    assert shapes[0] == shapes[1]
+
+
+@every_model
+@pytest.mark.parametrize("file", ["model.keras", "model.weights.h5"])
+def test_files_keep_the_outputs(name, file, tmp_path):
+    make, inputs = MODELS[name]
+    model = make()
+    expected = outputs_of(model, inputs)
+    if file.endswith(".keras"):
+        model.save(tmp_path / file)
+        loaded = keras.saving.load_model(tmp_path / file)
+    else:
+        model.save_weights(tmp_path / file)
+        loaded = make()
+        loaded.load_weights(tmp_path / file)
+    np.testing.assert_array_equal(outputs_of(loaded, inputs), expected)
+
+
+@every_model
+@pytest.mark.parametrize("policy", TOLERANCE)
+def test_half_precision_is_close_to_float32(name, policy):
+    make, inputs = MODELS[name]
+    model, half = make(), make(policy)
+    half.set_weights(model.get_weights())
+    expected = outputs_of(model, inputs)
+    np.testing.assert_allclose(
+        outputs_of(half, inputs),
+        expected,
+        atol=TOLERANCE[policy] * max(1, np.abs(expected).max()),
+    )
+    assert {w.dtype for w in half.trainable_weights} == {"float32"}
+
+
+@every_model
+def test_outputs_have_the_shapes_that_symbols_have(name):
+    make, inputs = MODELS[name]
+    model = make()
+    outputs = model(inputs)
+    symbols = model(
+        tf.nest.map_structure(
+            lambda x: keras.Input(x.shape[1:], x.shape[0], dtype="int32"),
+            inputs,
+        )
+    )
+    pairs = zip(tf.nest.flatten(outputs), tf.nest.flatten(symbols), strict=True)
+    for output, symbol in pairs:
+        assert tf.TensorShape(symbol.shape).is_compatible_with(output.shape)
+
+
+@every_model
+def test_gradients_reach_every_weight(name):
+    make, inputs = MODELS[name]
+    model = make()
+    if isinstance(model, TransformerXLCausalLM):
+        model.compile(keras.optimizers.SGD(0.1))
+        before = model.get_weights()
+        model.fit(IDS, IDS[:, ::-1], batch_size=B, epochs=2, verbose=0)
+        changed = [
+            not np.array_equal(a, b)
+            for a, b in zip(before, model.get_weights(), strict=True)
+        ]
+    else:
+        # From different memories: the position bias has no effect on a row
+        # whose keys are all at one distance.
+        with tf.GradientTape() as tape:
+            outputs = outputs_for_gradient(model, inputs)
+        gradients = tape.gradient(outputs, model.trainable_weights)
+        changed = [
+            g is not None and np.any(tf.convert_to_tensor(g)) for g in gradients
+        ]
+    names = [w.path for w in model.trainable_weights]
+    missing = {n for n, c in zip(names, changed, strict=True) if not c}
+    # XLNet: no token types are given, and no second stream to a backbone.
+    allowed = ("token_type", "segment", "mask_embedding")
+    assert not [n for n in missing if not any(part in n for part in allowed)]
+
+
+def outputs_for_gradient(model, inputs):
+    outputs = model(inputs)
+    first = outputs[0] if isinstance(outputs, tuple) else outputs
+    weights = np.random.default_rng(0).normal(size=first.shape)
+    return tf.reduce_sum(tf.cast(first, tf.float32) * weights.astype("float32"))

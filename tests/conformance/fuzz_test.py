@@ -615,11 +615,11 @@ def fuzz_serving(fuzz, seed, folder):
                 *([[1], 2], [2, [1]], [["a"], [1]], [[[1, 2]]], {1: 2}),
             ],
             "max_length": optional_integers(),
-            "max_new_tokens": integers(0),
+            "max_new_tokens": optional_integers(0),
             "stop_token_ids": [[v], [-1], [0.5], ["a"], None, 5, "ab"],
             "stop": ["a", ["a"], [""], None, 5],
             "sampler": ["best", 5, serving.Sampler],
-            "seed": [*integers(0), 2**31],
+            "seed": [*optional_integers(0), 2**31],
         },
     )
     fuzz.call(

@@ -1,10 +1,12 @@
 """`TransformerXLCausalLM.generate`."""
 
 import itertools
+import types
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from factories import small_model
 
 from txl_keras.data import CharacterTokenizer
@@ -241,6 +243,29 @@ def test_a_second_call_traces_nothing_and_reads_new_weights(model, monkeypatch):
         traces.clear()
 
 
+def test_adapters_that_are_added_later_are_read():
+    model = varied_model(memory_length=20)
+    options = {"max_new_tokens": 8, "sampler": "greedy"}
+    before = model.generate([1, 2, 3], **options)
+    block, rng = model.backbone.blocks[0], np.random.default_rng(0)
+    for layer in block._flatten_layers():
+        if isinstance(layer, keras.layers.Dense):
+            layer.enable_lora(2)
+            new = rng.normal(0, 9, layer.lora_kernel_b.shape)
+            layer.lora_kernel_b.assign(new)
+    after = model.generate([1, 2, 3], **options)
+    assert tuple(after) == search_with_full_texts(model, [1, 2, 3], 1, 8)
+    assert after.tolist() != before.tolist()
+
+
+def test_a_scope_of_several_replicas_is_refused(model, monkeypatch):
+    strategy = types.SimpleNamespace(num_replicas_in_sync=2)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
+    for call in (model.generate, model.score_texts, model.embed_texts):
+        with pytest.raises(RuntimeError, match=r"outside of `strategy.scope"):
+            call(["a"])
+
+
 def test_absolute_positions_and_no_memory_need_a_window():
     model = varied_model(
         memory_length=0, attention_type="al_rfou", max_positions=7
@@ -291,6 +316,8 @@ def test_unknown_words_are_named():
         ({"stop": "a"}, "`stop` must be a sequence of non-empty strings"),
         ({"stop": [""]}, "`stop` must be a sequence of non-empty strings"),
         ({"stop": None}, "`stop` must be a sequence"),
+        ({"prompts": [1], "stop": None}, "`stop` must be a sequence"),
+        ({"prompts": [[1, [2]]]}, r"`prompts\[0\]` must be a sequence"),
         ({"prompts": [1], "stop": ["a"]}, "`stop` must be empty for prompts"),
         ({"sampler": "best"}, "`sampler` must be one of.*'best'"),
         ({"seed": -1}, "seed=-1"),

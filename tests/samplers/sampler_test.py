@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.serving import Sampler
-from txl_keras.serving import samplers
+from txl_keras.samplers import Sampler
+from txl_keras.samplers import sampler as samplers
 
 PROBABILITIES = np.array([0.5, 0.1, 0.25, 0.05, 0.1], "float32")
 DRAWS = 20_000

@@ -4,6 +4,7 @@ Letters: `D` hidden size, `P` tokens of one text.
 """
 
 import numpy as np
+import tensorflow as tf
 
 from txl_keras import samplers
 from txl_keras.models.generation.beam_search import BeamSearch
@@ -236,6 +237,13 @@ class TextMethods:
         A new one is made if the model has other variables, as after
         `quantize`; new values of the variables need none.
         """
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if replicas > 1:
+            raise RuntimeError(
+                "Text is read and written on one device. Call this method "
+                "outside of `strategy.scope()`. Received: a strategy of "
+                f"{replicas} replicas"
+            )
         variables = [*self.backbone.weights, *self.softmax.weights]
         if self._kept is None:
             self._kept = _Kept()

@@ -11,6 +11,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.models.generation.continuation import Continuation
 from txl_keras.models.generation.text_stream import TextStream
+from txl_keras.models.generation.text_stream import check_stop
 from txl_keras.models.generation.token_reader import check_prompts
 
 # New tokens if neither `max_length` nor `max_new_tokens` is given.
@@ -47,7 +48,7 @@ class Request:
             check_has_tokenizer(model, "prompts")
             self._tokenizer = model.tokenizer
             self.ids = _encode(self._tokenizer, self._prompts)
-        elif self._prompts and np.ndim(self._prompts[0]) == 0:
+        elif self._prompts and _is_scalar(self._prompts[0]):
             self._is_single = True
             self.ids = check_prompts([prompts], vocabulary_size)
         else:
@@ -56,13 +57,12 @@ class Request:
         self._num_new = _num_new_tokens(lengths, max_length, max_new_tokens)
         self.num_new_tokens = max(self._num_new)
         self._stop_token_ids = _stop_ids(stop_token_ids, vocabulary_size)
-        self._stop = stop
-        if self._tokenizer is None and tuple(stop):
+        self._stop = check_stop(stop)
+        if self._tokenizer is None and self._stop:
             raise ValueError(
                 "`stop` must be empty for prompts of token ids. Use "
                 f"`stop_token_ids`, or prompts of text. Received: stop={stop!r}"
             )
-        self.continuations()  # raises an error for a bad `stop`
         seed_limit = np.iinfo(np.int32).max - len(self.ids)
         if seed is None:
             seed = random.randrange(seed_limit)
@@ -123,6 +123,10 @@ def check_has_tokenizer(model, name):
             f"`{name}`. Build the model with `tokenizer`, or set "
             "`model.tokenizer`. Received: model.tokenizer=None"
         )
+
+
+def _is_scalar(value):
+    return getattr(value, "ndim", int(hasattr(value, "__len__"))) == 0
 
 
 def _check_all_text(prompts):

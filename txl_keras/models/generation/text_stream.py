@@ -44,7 +44,7 @@ class TextStream:
     """
 
     def __init__(self, decode_bytes, stop=()):
-        self._stop = _checked_stop(stop)
+        self._stop = check_stop(stop)
         self._decode_bytes = decode_bytes
         self._bytes = b""  # of a character that is not complete yet
         self._held = ""
@@ -105,7 +105,8 @@ class TextStream:
         return 0
 
 
-def _checked_stop(stop):
+def check_stop(stop):
+    """Returns stop strings as a tuple; raises `ValueError` for others."""
     is_sequence = hasattr(stop, "__iter__") and not isinstance(stop, str)
     strings = tuple(stop) if is_sequence else ()
     if not is_sequence or not all(isinstance(s, str) and s for s in strings):

@@ -177,8 +177,10 @@ def _arguments(config, arguments, model_class, field, path):
         "tie_projections": "a boolean or a list or a string",
         "same_length": "a boolean or a string",
         "tokenizer": "an object or null",
-        "vocabulary_size": "an integer or null",
     }
+    if model_class is TransformerXLBackbone:
+        # `None` for inputs that are no tokens.
+        kinds["vocabulary_size"] = "an integer or null"
     unknown = sorted(arguments.keys() - kinds)
     if unknown:
         raise ValueError(

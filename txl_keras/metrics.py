@@ -238,18 +238,6 @@ class BitsPerByte(NllMetric):
         sizes = ops.take(sizes, ops.clip(targets, 0, num_ids - 1), axis=0)
         return ops.where(is_known, sizes, float("nan"))
 
-    def update_from_nll(self, nll, sample_weight, targets):
-        """Updates with losses instead of logits.
-
-        Args:
-            nll: Float tensor `(B, T)`, negative log-likelihoods in nats.
-            sample_weight: Float tensor `(B, T)`.
-            targets: Integer tensor `(B, T)`.
-        """
-        keras.metrics.Mean.update_state(
-            self, bits_per_token(nll), sample_weight=sample_weight
-        )
-
     def get_config(self):
         return {
             **super().get_config(),

@@ -527,7 +527,7 @@ def _weights(model):
     """Returns the weights by name; raises an error if one is not finite."""
     weights = {}
     for name, weight in _merged_weights(model).items():
-        weights[name] = np.asarray(weight)
+        weights[name] = weight.numpy()
         if not np.isfinite(weights[name]).all():
             raise FloatingPointError(f"Not saved: {name} is not finite.")
     return weights

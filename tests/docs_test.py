@@ -62,7 +62,7 @@ def test_ten_lines_train_score_generate_and_save(run, tmp_path):
     model = names["model"]  # as loaded, with its tokenizer
     model.compile("adam")
     _, bits = model.evaluate(names["text"][100_000:], batch_size=1)
-    assert bits == pytest.approx(3.3, abs=0.3)
+    assert bits == pytest.approx(3.5, abs=0.25)
     assert (tmp_path / "my_model" / "model.safetensors").exists()
 
 

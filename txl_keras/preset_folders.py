@@ -494,7 +494,7 @@ def _check_loads(model, content):
             f"`training` must have at most {MAX_BYTES // 2:,} bytes with the "
             f"config of the model. Received: {len(text):,} bytes"
         )
-    received = shapes_of(weights_by_name(model))
+    received = shapes_of(_merged_weights(model))
     source = "the preset to be saved"
     config = check_model_config(json.loads(text), type(model), source, "config")
     expected = weight_shapes(config, type(model), source, len(received))
@@ -506,15 +506,27 @@ def _check_loads(model, content):
     if different:
         raise ValueError(
             "The weights of a model must be those that its config describes to "
-            "be saved as a preset: merge weights that were added to it, and "
-            f"save before quantizing. Received: {shown(different)}"
+            "be saved as a preset: save before you add weights, other than "
+            f"those of LoRA. Received: {shown(different)}"
         )
+
+
+def _merged_weights(model):
+    """Returns the weights by name, with those of LoRA merged into kernels."""
+    weights = weights_by_name(model)
+    for layer in model._flatten_layers():
+        if hasattr(layer, "lora_kernel_a"):
+            name = layer._kernel.path.split("/", 1)[1]
+            weights[name] = layer.kernel
+            for part in (layer.lora_kernel_a, layer.lora_kernel_b):
+                del weights[part.path.split("/", 1)[1]]
+    return weights
 
 
 def _weights(model):
     """Returns the weights by name; raises an error if one is not finite."""
     weights = {}
-    for name, weight in weights_by_name(model).items():
+    for name, weight in _merged_weights(model).items():
         weights[name] = weight.numpy()
         if not np.isfinite(weights[name]).all():
             raise FloatingPointError(f"Not saved: {name} is not finite.")

@@ -160,6 +160,18 @@ def test_evaluate_weights_every_target_of_segments_once():
     assert model.evaluate(dataset, return_dict=True, verbose=0) == evaluated
 
 
+def test_evaluate_takes_any_batch_size_after_another():
+    model = small_model(num_layers=1, memory_length=350)
+    model.compile("adam")
+    tokens = random_ids(1, 61, seed=3)
+    expected = tf.reduce_mean(model.score(tokens[:, :-1], tokens[:, 1:])[0])
+    for batch_size in (2, 1, 3):
+        segments = Segments(tokens[0], batch_size, T, drop_remainder=False)
+        loss, _ = model.evaluate(segments, verbose=0)
+        if batch_size == 1:
+            assert loss == pytest.approx(float(expected), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "settings", [{"clipnorm": 0.1}, {"clipvalue": 0.02}, {"use_ema": True}]
 )

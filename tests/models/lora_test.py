@@ -81,15 +81,22 @@ def test_nothing_changes_before_training():
     ]
 
 
-@pytest.mark.parametrize("make", [None, XLNetBackbone])
-def test_kernels_are_the_sum_that_the_paper_defines(make, tmp_path):
+@pytest.mark.parametrize(
+    ("make", "how"),
+    [(None, "keras"), (XLNetBackbone, "keras"), (None, "preset")],
+)
+def test_kernels_are_the_sum_that_the_paper_defines(make, how, tmp_path):
     config = {"make": make} if make else {}
     model = adapted_model(**config)
     ids = random_ids(B, 2 * T + 1)
     expected = scored(model, ids)
     assert np.abs(expected - scored(small_model(), ids)).max() > 0.1
-    model.save(tmp_path / "merged.keras")
-    merged = keras.saving.load_model(tmp_path / "merged.keras")
+    if how == "preset":
+        model.save_to_preset(tmp_path / "merged")
+        merged = type(model).from_preset(tmp_path / "merged")
+    else:
+        model.save(tmp_path / "merged.keras")
+        merged = keras.saving.load_model(tmp_path / "merged.keras")
     assert not lora_weights(merged)
     np.testing.assert_allclose(scored(merged, ids), expected, atol=1e-5)
     weights = {w.path.split("/", 1)[1]: w.numpy() for w in model.weights}

@@ -92,7 +92,8 @@ class PresetModel(keras.Model):
 
         It has `config.json`, the class and the arguments of the model;
         `model.safetensors`, its weights; and `tokenizer.json`, if the model has
-        a tokenizer. The state of `compile` and of the memory is not saved.
+        a tokenizer. Matrices of LoRA are merged into the kernels. The state of
+        `compile` and of the memory is not saved.
         Until all is written, an earlier preset in the folder stays as it is.
 
         Args:

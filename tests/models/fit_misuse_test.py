@@ -213,3 +213,23 @@ def test_an_interrupted_resumed_fit_does_not_shorten_the_next(tmp_path):
             )
     history = model.fit(SEGMENTS, epochs=2, verbose=0)
     assert history.epoch == [0, 1]
+
+
+def test_reset_memory_resets_that_of_batches_too():
+    model = new_model()
+    model.compile(keras.optimizers.SGD(0.0))
+    cold = model.train_on_batch(X[:B], Y[:B])
+    warm = model.train_on_batch(X[:B], Y[:B])
+    assert abs(warm[0] - cold[0]) > 1e-5
+    model.reset_memory()
+    assert model.train_on_batch(X[:B], Y[:B]) == pytest.approx(cold)
+
+
+def test_a_model_without_trainable_weights_and_one_metric_are_named():
+    model = new_model()
+    with pytest.raises(ValueError, match="`weighted_metrics` must be a list"):
+        model.compile("sgd", weighted_metrics=Perplexity())
+    model.trainable = False
+    model.compile("sgd")
+    with pytest.raises(ValueError, match="`model` must have trainable weigh"):
+        model.fit(SEGMENTS, verbose=0)

@@ -224,6 +224,12 @@ class FitSteps:
     def _set_trainer(self, data):
         """Makes a `Trainer` unless there is one for such batches."""
         trainer, model = self.trainer, self._model
+        if not model.trainable_variables:
+            raise ValueError(
+                "`model` must have trainable weights. Set `trainable` of the "
+                "model or of a layer to True, and compile again. Received: "
+                f"model={model.name!r}, all weights frozen"
+            )
         shape = data.batch_size, data.segment_lengths
         if trainer and shape == (trainer.batch_size, trainer.segment_lengths):
             return

@@ -15,6 +15,7 @@ from txl_keras import samplers
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_list
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
@@ -230,6 +231,9 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         """Resets the memory of `fit`, of `evaluate`, and of calls."""
         self._training_memory.reset_state()
         self._inference_memory.reset_state()
+        steps = getattr(self, "fit_steps", None)
+        if steps and steps.trainer:
+            steps.trainer.memory.reset_state()
 
     def compile(
         self, optimizer="adam", loss="auto", *, sampler="random", **kwargs
@@ -253,6 +257,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             metrics = kwargs.get("weighted_metrics") or [BitsPerToken()]
+            check_list("weighted_metrics", metrics)
             if kwargs.get("metrics") or not all(
                 hasattr(metric, "update_from_nll") for metric in metrics
             ):

@@ -4,7 +4,6 @@ import os
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.memory.memory_stack import MemoryStack
@@ -105,12 +104,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             each run.
         save_freq: `"epoch"`, or an integer: the number of batches after which
             the state is saved.
-        delete_checkpoint: Boolean, whether the folder is removed when `fit`
-            ends.
+        delete_checkpoint: Boolean, whether the backup is removed when `fit`
+            ends, and with it the folder unless it holds other files.
 
     Raises:
         ValueError: If `save_freq` is neither; in `fit`, if the model or the
-            data is of another kind, or if the folder holds another model.
+            data is of another kind, or if the folder holds checkpoints of
+            another model, of other metrics or of `Trainer`.
 
     Example:
 
@@ -148,7 +148,15 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"model={self.model.name!r}"
             )
         self._checkpoints = Checkpoints(self.backup_dir, steps.trainer)
-        state = self._checkpoints.restore()
+        variables = self._metric_variables()
+        expected = {name: tuple(v.shape) for name, v in variables}
+        try:
+            state = self._checkpoints.restore({"position": (3,), **expected})
+        except ValueError as error:
+            raise ValueError(
+                "`backup_dir` must be empty, or hold a backup of this model. "
+                f"Received: backup_dir={self.backup_dir!r}. {error}"
+            ) from error
         if state:
             epoch, batches, seed = (int(number) for number in state["position"])
             steps.resume(batches, seed)
@@ -177,8 +185,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         self._checkpoints.wait()
         self.model._initial_epoch = None
-        if self.delete_checkpoint and tf.io.gfile.exists(self.backup_dir):
-            tf.io.gfile.rmtree(self.backup_dir)
+        if self.delete_checkpoint:
+            self._checkpoints.remove()
 
     def _save(self, epoch, batches):
         steps = self.model.fit_steps

@@ -5,6 +5,7 @@ Letters: `B` batch, `T` segment.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import keras
@@ -12,10 +13,16 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
+from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.data.step_batches import distribute_rows
+
+# `Segments.dataset` counts its steps, and yet has no end.
+_MOST_STEPS = 2**62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +31,8 @@ class FitData:
 
     make_dataset: Callable[[int], tf.data.Dataset]  # from a step on
     batch_size: int
-    # None if unknown, or if there is no end.
-    steps_per_epoch: int | None
+    # None if unknown, infinite if there is no end.
+    steps_per_epoch: int | float | None
     # Whether batches have an entry `reset`. If not, epochs begin a text.
     has_resets: bool
     # Whether the order may differ from epoch to epoch.
@@ -37,6 +44,14 @@ class FitData:
         dataset = self.make_dataset(first_step).prefetch(tf.data.AUTOTUNE)
         return iter(distribute_rows(dataset, self.batch_size, strategy))
 
+    def checked_steps(self, name, num_steps):
+        """Returns the steps that are asked for by an argument, or all."""
+        is_endless = self.steps_per_epoch == math.inf
+        if num_steps is None and not is_endless:
+            return self.steps_per_epoch
+        most = None if is_endless else self.steps_per_epoch
+        return check_integer(name, num_steps, 1, most)
+
 
 def fit_data(x, y, weights, batch_size, vocabulary_size):
     """Returns `FitData`, or `None` for what only Keras can read.
@@ -44,6 +59,13 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
     `x` is a `Segments`, a `tf.data.Dataset`, or an array with `y` and
     optional `weights`.
     """
+    if isinstance(x, (Segments, tf.data.Dataset)):
+        for name, value in {"y": y, "sample_weight": weights}.items():
+            if value is not None:
+                raise ValueError(
+                    f"`{name}` must be None with {type(x).__name__}, which "
+                    f"has its own. Received: {name}={shown(value)}"
+                )
     if isinstance(x, Segments):
         return FitData(
             lambda step: _checked(x.dataset(step), vocabulary_size),
@@ -54,6 +76,10 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
             segment_lengths=x.segment_lengths,
         )
     if isinstance(x, (np.ndarray, tf.Tensor)):
+        if weights is not None:
+            weights = np.asarray(weights)
+            sizes = len(x), 1 if weights.shape[1:] == (1,) else x.shape[1]
+            check_shape("sample_weight", weights, sizes[: weights.ndim or 1])
         parts = (x, y) if weights is None else (x, y, weights)
         x = tf.data.Dataset.from_tensor_slices(parts).batch(
             min(batch_size, len(x))
@@ -64,7 +90,14 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
     num_steps = int(x.cardinality())
     if num_steps == 0:
         raise ValueError("`x` must not be empty. Received: no batches")
-    is_finite = num_steps > 0
+    is_finite = 0 < num_steps < _MOST_STEPS
+    if num_steps == tf.data.INFINITE_CARDINALITY or num_steps >= _MOST_STEPS:
+        num_steps = math.inf
+    elif not is_finite:
+        num_steps = None
+    has_resets = "reset" in dataset.element_spec
+    if is_finite:
+        dataset = dataset.enumerate().map(_begin_cold)
     return FitData(
         lambda step: (
             dataset.repeat().skip(step % num_steps)
@@ -72,9 +105,32 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
             else dataset.skip(step)
         ),
         dataset.element_spec["inputs"].shape[0],
-        num_steps if is_finite else None,
-        has_resets="reset" in dataset.element_spec,
+        num_steps,
+        has_resets=has_resets,
     )
+
+
+def batch_data(x, y, weights, vocabulary_size):
+    """Returns `FitData` of one batch, without the cost of tracing a map."""
+    batch = _check_ids({"inputs": x, "targets": y}, vocabulary_size)
+    check_shape("x", batch["inputs"], (None, None))
+    if weights is not None:
+        batch["weights"] = tf.convert_to_tensor(weights)
+    batch = _complete(batch, batch["inputs"].shape, mean_of_all=True)
+    return FitData(
+        lambda step: tf.data.Dataset.from_tensors(batch),
+        batch["inputs"].shape[0],
+        None,
+        has_resets=False,
+    )
+
+
+def _begin_cold(step, batch):
+    """Resets all rows in the first batch of a text that is read again."""
+    reset = batch.get("reset", False) | tf.fill(
+        batch["inputs"].shape[:1], step == 0
+    )
+    return {**batch, "reset": reset}
 
 
 def is_text(x):
@@ -131,7 +187,16 @@ def _as_dicts(dataset, vocabulary_size):
     shape = dataset.element_spec["inputs"].shape
     if not shape.is_fully_defined():
         # All batches must be as large as the first, but the last may be short.
-        shape = next(iter(dataset))["inputs"].shape
+        first = next(iter(dataset), None)
+        if first is None:
+            raise ValueError("`x` must not be empty. Received: no batches")
+        shape = first["inputs"].shape
+        dataset = dataset.scan(False, functools.partial(_follow, rows=shape[0]))
+    if shape.rank != 2:
+        raise ValueError(
+            "`x` must have batches of the shape (B, T). Received: a batch of "
+            f"shape {shape}"
+        )
     complete = functools.partial(
         _complete, shape=shape, mean_of_all=not is_dict
     )
@@ -147,6 +212,14 @@ def _check_keys(spec):
             f"with the keys inputs and targets, and others of {sorted(known)}. "
             f"Received: a dataset of {sorted(spec)}"
         )
+
+
+def _follow(was_short, batch, rows):
+    """Checks that no batch follows a short one, whose rows it would go on."""
+    message = "Only the last batch may have fewer rows than the first one."
+    check = tf.debugging.Assert(~was_short, [message])
+    with tf.control_dependencies([check]):
+        return tf.shape(batch["inputs"])[0] < rows, batch
 
 
 def _complete(batch, shape, mean_of_all):
@@ -167,10 +240,13 @@ def _complete(batch, shape, mean_of_all):
         num_targets = tf.cast(tf.size(inputs), tf.float32)
     padded = {"inputs": inputs, "targets": targets, "weights": weights}
     if "reset" in batch:
+        check_shape("reset", batch["reset"], (None,))
         padded["reset"] = tf.cast(batch["reset"], tf.bool)
-    missing = shape[0] - rows
     message = f"All batches must have the shape {shape} of the first one."
-    tf.debugging.assert_greater_equal(missing, 0, message)
+    fits = (rows <= shape[0]) & (tf.shape(inputs)[1] == shape[1])
+    check = tf.debugging.Assert(fits, [message, "Received:", tf.shape(inputs)])
+    with tf.control_dependencies([check]):
+        missing = shape[0] - rows
     padded = {
         key: tf.pad(value, [[0, missing], *[[0, 0]] * (value.shape.rank - 1)])
         for key, value in padded.items()
@@ -186,15 +262,17 @@ def _complete(batch, shape, mean_of_all):
 
 def _checked(dataset, vocabulary_size):
     """Checks ids in the pipeline, since XLA could not raise an error."""
+    return dataset.map(
+        functools.partial(_check_ids, vocabulary_size=vocabulary_size)
+    )
 
-    def check(batch):
-        names = {"inputs": "x", "targets": "y"}
-        ids = {
-            key: tf.cast(
-                check_token_ids(name, batch[key], vocabulary_size), tf.int32
-            )
-            for key, name in names.items()
-        }
-        return {**batch, **ids}
 
-    return dataset.map(check)
+def _check_ids(batch, vocabulary_size):
+    names = {"inputs": "x", "targets": "y"}
+    ids = {
+        key: tf.cast(
+            check_token_ids(name, batch[key], vocabulary_size), tf.int32
+        )
+        for key, name in names.items()
+    }
+    return {**batch, **ids}

@@ -6,8 +6,13 @@ Letters: `B` batch, `T` segment.
 import random
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import check_number
+from txl_keras.checks import shown
+from txl_keras.data.segments import Segments
+from txl_keras.models.fit_data import batch_data
 from txl_keras.models.fit_data import fit_data
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.stopping import StopRequest
@@ -52,13 +57,14 @@ class FitSteps:
             self._validation = self._validation_data(validation, arguments)
             if self._validation:
                 arguments["validation_data"] = _unread_dataset()
-                arguments["validation_steps"] = (
-                    arguments.get("validation_steps")
-                    or self._validation.steps_per_epoch
+                arguments["validation_steps"] = self._validation.checked_steps(
+                    "validation_steps", arguments.get("validation_steps")
                 )
         if data is None:
             return arguments
-        steps = arguments.get("steps_per_epoch") or data.steps_per_epoch
+        steps = data.checked_steps(
+            "steps_per_epoch", arguments.get("steps_per_epoch")
+        )
         initial_epoch = arguments.get("initial_epoch", 0)
         self._training = _Reading(data, steps, initial_epoch)
         self._set_trainer(data)
@@ -71,6 +77,12 @@ class FitSteps:
 
     def resume(self, steps_done, seed):
         """Makes the next epoch begin after steps that were done before."""
+        steps = self._training.data.steps_per_epoch
+        if steps is not None and steps_done > steps:
+            raise ValueError(
+                "`x` must be the data of the run that was interrupted after "
+                f"{steps_done} batches of an epoch. Received: {steps} batches"
+            )
         self._training.steps_to_skip = steps_done
         self.trainer.seed = seed
 
@@ -88,6 +100,8 @@ class FitSteps:
     def end_fit(self):
         """Forgets the data; `train_on_batch` brings its own."""
         self._training = None
+        # Set by callbacks that restore, for the `fit` that they are given to.
+        self._model._initial_epoch = None
 
     def begin_test(self, arguments):
         """Prepares for `evaluate` and returns the arguments for Keras's."""
@@ -99,10 +113,14 @@ class FitSteps:
             data = self._data(arguments)
         if data is None:
             return arguments
-        steps = arguments.get("steps") or data.steps_per_epoch
+        steps = data.checked_steps("steps", arguments.get("steps"))
         self._test = _Reading(data, steps)
         self._test.begin_epoch(0, self._strategy)
         return _unread(arguments, steps=steps)
+
+    def end_test(self):
+        """Forgets the data; `test_on_batch` brings its own."""
+        self._test = None
 
     def train(self, iterator):
         """Trains for some steps, for Keras's `train_function`."""
@@ -144,9 +162,23 @@ class FitSteps:
 
     def _data(self, arguments):
         """Returns the `FitData` of arguments, `None` if only Keras can read."""
-        if arguments.get("class_weight"):
-            return self._only_keras("class_weight")
         x = arguments["x"]
+        if arguments.get("class_weight"):
+            is_dicts = isinstance(x, tf.data.Dataset) and isinstance(
+                x.element_spec, dict
+            )
+            if is_dicts or isinstance(x, Segments):
+                raise ValueError(
+                    "`class_weight` must be None with `Segments` and datasets "
+                    "of dicts. Pass arrays with `y`. Received: class_weight="
+                    f"{shown(arguments['class_weight'])}"
+                )
+            return self._only_keras("class_weight")
+        if isinstance(x, (list, tuple)):
+            raise ValueError(
+                "`x` must be an array, text, `Segments` or a dataset. Convert "
+                f"ids with `np.asarray`. Received: x={shown(x)}"
+            )
         weights = arguments.get("sample_weight")
         data = fit_data(
             x,
@@ -187,14 +219,17 @@ class FitSteps:
                 "`y` must be the targets of `x`, the tokens that follow. "
                 "Received: y=None"
             )
-        parts = (x, y) if weights is None else (x, y, weights)
-        dataset = tf.data.Dataset.from_tensors(parts)
-        vocabulary_size = self._model.backbone.vocabulary_size
-        return fit_data(dataset, None, None, None, vocabulary_size)
+        return batch_data(x, y, weights, self._model.backbone.vocabulary_size)
 
     def _set_trainer(self, data):
         """Makes a `Trainer` unless there is one for such batches."""
         trainer, model = self.trainer, self._model
+        if not model.trainable_variables:
+            raise ValueError(
+                "`model` must have trainable weights. Set `trainable` of the "
+                "model or of a layer to True, and compile again. Received: "
+                f"model={model.name!r}, all weights frozen"
+            )
         shape = data.batch_size, data.segment_lengths
         if trainer and shape == (trainer.batch_size, trainer.segment_lengths):
             return
@@ -266,10 +301,23 @@ def _split(arguments):
     share = arguments.pop("validation_split", None)
     if not share or arguments.get("validation_data") is not None:
         return arguments
+    if not isinstance(arguments["x"], (np.ndarray, tf.Tensor)):
+        raise ValueError(
+            "`validation_split` must be 0 unless `x` is an array. Pass "
+            "`validation_data`. Received: validation_split="
+            f"{share}, x={shown(arguments['x'])}"
+        )
+    check_number("validation_split", share, 0, 1)
     names = ("x", "y", "sample_weight")
     parts = {name: arguments.get(name) for name in names}
     parts = {name: part for name, part in parts.items() if part is not None}
-    at = int(len(arguments["x"]) * (1 - share))
+    num_samples = len(arguments["x"])
+    at = int(num_samples * (1 - share))
+    if at in (0, num_samples):
+        raise ValueError(
+            "`validation_split` must leave samples for both parts. Received: "
+            f"validation_split={share}, {num_samples} samples"
+        )
     return {
         **arguments,
         **{name: part[:at] for name, part in parts.items()},

@@ -14,6 +14,8 @@ from keras import ops
 from txl_keras import samplers
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_dtype_policy
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_list
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
@@ -229,6 +231,9 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         """Resets the memory of `fit`, of `evaluate`, and of calls."""
         self._training_memory.reset_state()
         self._inference_memory.reset_state()
+        steps = getattr(self, "fit_steps", None)
+        if steps and steps.trainer:
+            steps.trainer.memory.reset_state()
 
     def compile(
         self, optimizer="adam", loss="auto", *, sampler="random", **kwargs
@@ -252,6 +257,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             metrics = kwargs.get("weighted_metrics") or [BitsPerToken()]
+            check_list("weighted_metrics", metrics)
             if kwargs.get("metrics") or not all(
                 hasattr(metric, "update_from_nll") for metric in metrics
             ):
@@ -349,9 +355,12 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             `keras.callbacks.History`. `loss` is in nats per token.
 
         Raises:
-            ValueError: If `shuffle=True`, or if arrays come without a
-                `batch_size` or with ids that are not in the vocabulary.
-            tf.errors.InvalidArgumentError: If a dataset has such ids.
+            ValueError: If `shuffle=True`, if arrays come without a
+                `batch_size` or with ids that are not in the vocabulary, if
+                data without an end comes without `steps_per_epoch`, or if
+                there are fewer batches than steps.
+            tf.errors.InvalidArgumentError: If a dataset has such ids, or
+                batches that differ in shape; the last one may have fewer rows.
             FloatingPointError: If the loss or the gradient is not finite.
         """
         if kwargs.setdefault("shuffle", False):
@@ -411,7 +420,10 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
         if self.fit_steps is None:
             return super().evaluate(**_in_batches(**arguments))
-        return super().evaluate(**self.fit_steps.begin_test(arguments))
+        try:
+            return super().evaluate(**self.fit_steps.begin_test(arguments))
+        finally:
+            self.fit_steps.end_test()
 
     def predict(self, x, batch_size=None, **kwargs):
         """Predicts like `keras.Model.predict`, from a cold start.
@@ -460,6 +472,10 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 "batch size of `Segments`, or len(x) if each sample is a text "
                 "of its own. Received: batch_size=None"
             )
+        check_integer("batch_size", batch_size, 1)
+        check_shape("x", x, (None, None))
+        if not len(x):
+            raise ValueError("`x` must not be empty. Received: no samples")
         check_token_ids("x", x, self.backbone.vocabulary_size)
         if y is not None and self._has_default_loss():
             check_token_ids("y", y, self.backbone.vocabulary_size)
@@ -499,6 +515,10 @@ def _in_batches(x, y, batch_size, **arguments):
     """
     if isinstance(x, Segments):
         (x, y), batch_size = x.arrays(), x.batch_size
+    validation = arguments.get("validation_data")
+    if isinstance(validation, Segments):
+        validation = _in_batches(validation, None, None)["x"]
+        arguments["validation_data"] = validation
     arguments = {"x": x, "y": y, "batch_size": batch_size, **arguments}
     is_array = isinstance(x, (np.ndarray, tf.Tensor))
     if not is_array or y is None or arguments.get("validation_split"):

@@ -167,6 +167,15 @@ def remove_leftovers(directory):
             tf.io.gfile.remove(os.path.join(directory, name))
 
 
+def remove_checkpoints(directory):
+    """Removes checkpoints, and their folder if it holds nothing else."""
+    for step in saved_steps(directory):
+        _remove(checkpoint_path(directory, step))
+    remove_leftovers(directory)
+    if tf.io.gfile.isdir(directory) and not tf.io.gfile.listdir(directory):
+        tf.io.gfile.rmtree(directory)
+
+
 def _reason(error):
     """Returns TensorFlow's error message without the name of the op."""
     return error.message.split("}} ")[-1].removesuffix(" [Op:SaveV2]")

@@ -25,6 +25,7 @@ from txl_keras.checks import check_integer
 from txl_keras.training.bundles import checkpoint_path
 from txl_keras.training.bundles import copies
 from txl_keras.training.bundles import read_newest
+from txl_keras.training.bundles import remove_checkpoints
 from txl_keras.training.bundles import remove_leftovers
 from txl_keras.training.bundles import run_state
 from txl_keras.training.bundles import saved_steps
@@ -136,8 +137,18 @@ class Checkpoints:
             writing, self._writing = self._writing, None
             writing.result()
 
-    def restore(self):
+    def remove(self):
+        """Removes all checkpoints, and the folder if it holds nothing else."""
+        self.wait()
+        if self._is_chief:
+            remove_checkpoints(self._directory)
+
+    def restore(self, expected=None):
         """Restores the newest complete checkpoint, if there is any.
+
+        Args:
+            expected: Optional dictionary of the shapes of results that the
+                checkpoint must have.
 
         Returns:
             Dictionary of the vectors that were saved with it as `results`;
@@ -154,7 +165,10 @@ class Checkpoints:
         results = {}
         steps = saved_steps(self._directory)
         if steps:
-            state = read_newest(self._directory, self._shapes(), self._run)
+            shapes = self._shapes()
+            for name, shape in (expected or {}).items():
+                shapes[f"results/{name}"] = shape
+            state = read_newest(self._directory, shapes, self._run)
             results = self._assign(state)
             self._damaged = {step for step in steps if step > state["step"]}
         self._check_workers_agree()

@@ -269,7 +269,9 @@ def host_loop(strategy, replica_step, names, stop):
     def step(*args):
         return replica_step(*args)
 
-    @tf.function(reduce_retracing=True)
+    # Without `reduce_retracing`, which would take away the static shapes of
+    # the next data of other sizes.
+    @tf.function
     def run(iterator, num_steps):
         results = tf.TensorArray(
             tf.float32, size=num_steps, element_shape=(len(names),)

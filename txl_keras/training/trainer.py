@@ -326,7 +326,9 @@ class Trainer:
         seed = fold_in(tf.cast(self.seed, tf.uint32), step)
         batch = dict(batch)
         # The loss is the mean over all targets of the step, on all replicas.
-        batch["weights"] /= batch.pop("num_targets")
+        batch["weights"] = tf.math.divide_no_nan(
+            batch["weights"], batch.pop("num_targets")
+        )
         bucket = batch.pop("bucket", None)
         compute = functools.partial(
             self._gradients_of_rows

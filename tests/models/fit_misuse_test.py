@@ -1,0 +1,235 @@
+"""Mistakes and interruptions of `fit`, `evaluate` and their callbacks."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from factories import random_ids
+from factories import small_model
+
+from txl_keras.callbacks import BackupAndRestore
+from txl_keras.data import Segments
+from txl_keras.metrics import BitsPerToken
+from txl_keras.metrics import Perplexity
+from txl_keras.training import Checkpoints
+from txl_keras.training import Trainer
+
+B, T = 3, 7
+SEGMENTS = Segments(random_ids(1, 64, seed=3)[0], B, T, drop_remainder=True)
+X, Y = SEGMENTS.arrays()
+PAIRS = tf.data.Dataset.from_tensor_slices((X, Y)).batch(B)
+DICTS = SEGMENTS.dataset(num_steps=len(SEGMENTS))
+ARRAYS = {"x": X, "y": Y, "batch_size": B}
+
+
+def new_model(metrics=None, **config):
+    keras.utils.set_random_seed(5)
+    model = small_model(**{"num_layers": 1, **config})
+    sgd = keras.optimizers.SGD(0.1)
+    model.compile(sgd, weighted_metrics=metrics)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return new_model()
+
+
+def batches(*sizes):
+    """Returns a dataset of batches `(B, T)` that are not known before."""
+    parts = [(X[:rows, :length], Y[:rows, :length]) for rows, length in sizes]
+    spec = tf.TensorSpec([None, None], tf.int32)
+    return tf.data.Dataset.from_generator(
+        lambda: iter(parts), output_signature=(spec, spec)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x": X[:0], "y": Y[:0], "batch_size": B}, "`x` must not be empty"),
+        ({"x": batches()}, "`x` must not be empty"),
+        ({"x": X[0], "y": Y[0], "batch_size": B}, "`x` must have the shape"),
+        ({"x": PAIRS.unbatch()}, r"`x` must have batches of the shape"),
+        ({"x": [[1, 2]], "y": [[2, 3]]}, "`x` must be an array, text"),
+        ({**ARRAYS, "batch_size": 0}, "`batch_size` must be an integer"),
+        ({**ARRAYS, "sample_weight": np.ones(4)}, "`sample_weight` must have"),
+        (
+            {**ARRAYS, "sample_weight": np.ones((len(X), T - 1))},
+            "`sample_weight` must have",
+        ),
+        ({"x": SEGMENTS, "y": Y}, "`y` must be None with Segments"),
+        ({"x": PAIRS, "sample_weight": Y}, "`sample_weight` must be None"),
+        ({"x": SEGMENTS, "class_weight": {1: 2.0}}, "`class_weight` must be"),
+        ({"x": DICTS, "class_weight": {1: 2.0}}, "`class_weight` must be"),
+        ({"x": SEGMENTS, "validation_split": 0.3}, "`validation_split` must"),
+        ({**ARRAYS, "validation_split": -0.3}, "`validation_split` must"),
+        ({**ARRAYS, "validation_split": 1.0}, "`validation_split` must leave"),
+        ({"x": PAIRS, "steps_per_epoch": -1}, "`steps_per_epoch` must be"),
+        ({"x": PAIRS, "steps_per_epoch": 0}, "`steps_per_epoch` must be"),
+        ({"x": PAIRS, "steps_per_epoch": 9}, "`steps_per_epoch` must be"),
+        ({"x": PAIRS.repeat()}, "`steps_per_epoch` must be"),
+        ({"x": SEGMENTS.dataset()}, "`steps_per_epoch` must be"),
+        (
+            {"x": PAIRS, "validation_data": PAIRS.repeat()},
+            "`validation_steps` must be",
+        ),
+        (
+            {"x": DICTS.map(lambda batch: {**batch, "reset": True})},
+            "`reset` must have the shape",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        model.fit(**arguments, verbose=0)
+
+
+def test_evaluate_names_bad_arguments(model):
+    for arguments, message in (
+        ({"x": SEGMENTS, "y": Y}, "`y` must be None"),
+        ({"x": PAIRS, "steps": 9}, "`steps` must be"),
+        ({"x": PAIRS.repeat()}, "`steps` must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.evaluate(**arguments, verbose=0)
+
+
+def test_no_batch_may_differ_but_the_last_one(model):
+    model.fit(batches((B, T), (B - 1, T)), verbose=0)
+    for sizes, message in (
+        ([(2, T), (3, T)], "must have the shape"),
+        ([(3, T), (3, T - 1)], "must have the shape"),
+        ([(3, T), (2, T), (3, T)], "Only the last batch"),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            model.fit(batches(*sizes), verbose=0)
+
+
+def test_data_of_another_size_follows():
+    """The graphs of the first size do not fit the next."""
+    model = new_model()
+    for rows, length in ((3, 7), (2, 7), (3, 5)):
+        x, y = X[:6, :length], Y[:6, :length]
+        evaluated = model.evaluate(x, y, batch_size=rows, verbose=0)
+        fresh = new_model()
+        fresh.set_weights(model.get_weights())
+        assert evaluated == fresh.evaluate(x, y, batch_size=rows, verbose=0)
+        model.fit(x, y, batch_size=rows, verbose=0)
+        fresh.fit(x, y, batch_size=rows, verbose=0)
+        for a, b in zip(model.weights, fresh.weights, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_batch_is_evaluated_after_a_call_of_evaluate():
+    model = new_model()
+    expected = model.test_on_batch(X[:B], Y[:B])
+    model.evaluate(**ARRAYS, verbose=0)
+    model.reset_memory()
+    assert model.test_on_batch(X[:B], Y[:B]) == expected
+    assert model.train_on_batch(X[:B].tolist(), Y[:B].tolist())[0] > 0
+    with pytest.raises(ValueError, match="`x` must hold integers"):
+        model.train_on_batch(X[:B] + 9, Y[:B])
+
+
+def test_a_text_that_is_read_again_begins_cold():
+    """Also if batches have an entry `reset` that says otherwise."""
+    no_resets = {"reset": np.zeros(B, bool)}
+    dataset = DICTS.map(lambda batch: {**batch, **no_resets})
+    model = new_model()
+    model.compile(keras.optimizers.SGD(0.0))
+    losses = model.fit(dataset, epochs=2, verbose=0).history["loss"]
+    losses += model.fit(dataset, verbose=0).history["loss"]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+
+
+def test_a_step_without_targets_changes_nothing():
+    model = new_model()
+    before = model.get_weights()
+    weights = {"weights": np.zeros((B, T), "float32")}
+    keys = ("inputs", "targets", "reset")
+    dataset = DICTS.map(lambda b: {**{key: b[key] for key in keys}, **weights})
+    assert model.fit(dataset, verbose=0).history["loss"] == [0.0]
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_loss_of_the_user_validates_on_segments():
+    model = new_model()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(True))
+    history = model.fit(SEGMENTS, validation_data=SEGMENTS, verbose=0).history
+    assert history["val_loss"][0] == pytest.approx(
+        model.evaluate(SEGMENTS, verbose=0), rel=1e-6
+    )
+
+
+def test_a_backup_leaves_other_files_alone(tmp_path):
+    tmp_path.joinpath("notes").mkdir()
+    tmp_path.joinpath("notes", "mine.txt").write_text("kept")
+    backup = BackupAndRestore(tmp_path)
+    new_model().fit(SEGMENTS, callbacks=[backup], verbose=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    assert tmp_path.joinpath("notes", "mine.txt").read_text() == "kept"
+
+
+def test_a_backup_of_something_else_is_neither_read_nor_removed(tmp_path):
+    model = new_model()
+    strategy = tf.distribute.get_strategy()
+    trainer = Trainer(model, model.optimizer, strategy, B, seed=0)
+    checkpoints = Checkpoints(str(tmp_path / "run"), trainer)
+    checkpoints.save()
+    checkpoints.wait()
+    backup = BackupAndRestore(tmp_path / "fit", delete_checkpoint=False)
+    new_model().fit(SEGMENTS, callbacks=[backup], verbose=0)
+    for other, folder in (
+        (new_model(), "run"),
+        (new_model(num_layers=2), "fit"),
+        (new_model(metrics=[BitsPerToken(), Perplexity()]), "fit"),
+    ):
+        before = other.get_weights()
+        files = sorted(tmp_path.joinpath(folder).iterdir())
+        callbacks = [BackupAndRestore(tmp_path / folder)]
+        with pytest.raises(ValueError, match="`backup_dir` must be empty, or"):
+            other.fit(SEGMENTS, epochs=2, callbacks=callbacks, verbose=0)
+        assert sorted(tmp_path.joinpath(folder).iterdir()) == files
+        for a, b in zip(before, other.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+class _Interrupt(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_resumed_fit_does_not_shorten_the_next(tmp_path):
+    model = new_model()
+    for epochs in (2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(
+                SEGMENTS,
+                epochs=epochs,
+                callbacks=[BackupAndRestore(tmp_path), _Interrupt()],
+                verbose=0,
+            )
+    history = model.fit(SEGMENTS, epochs=2, verbose=0)
+    assert history.epoch == [0, 1]
+
+
+def test_reset_memory_resets_that_of_batches_too():
+    model = new_model()
+    model.compile(keras.optimizers.SGD(0.0))
+    cold = model.train_on_batch(X[:B], Y[:B])
+    warm = model.train_on_batch(X[:B], Y[:B])
+    assert abs(warm[0] - cold[0]) > 1e-5
+    model.reset_memory()
+    assert model.train_on_batch(X[:B], Y[:B]) == pytest.approx(cold)
+
+
+def test_a_model_without_trainable_weights_and_one_metric_are_named():
+    model = new_model()
+    with pytest.raises(ValueError, match="`weighted_metrics` must be a list"):
+        model.compile("sgd", weighted_metrics=Perplexity())
+    model.trainable = False
+    model.compile("sgd")
+    with pytest.raises(ValueError, match="`model` must have trainable weigh"):
+        model.fit(SEGMENTS, verbose=0)

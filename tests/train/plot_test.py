@@ -167,7 +167,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
         ("positions", [f"{one},{other}", text], ["one tokenizer", str(other)]),
         ("positions", [one, text, "--output=a.gif"], [".png or .svg or .pdf"]),
         ("learning_curves", [one], ["were trained", str(memory)]),
-        ("recl", [one], ["`numbers` must be given", "recl.py"]),
+        ("recl", [one], ["`numbers` must be given", "txl recl"]),
         ("recl", [f"--numbers={json_file}"], ["picture of recl", "positions"]),
         ("positions", [f"--numbers={json_file}", one], ["exclude each other"]),
     ):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_keras.models import bundles
+from txl_keras.training import bundles
 from txl_keras.training.bundles import saved_steps
 from txl_keras.training.bundles import write_checkpoint
 

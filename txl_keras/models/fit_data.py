@@ -110,6 +110,56 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
     )
 
 
+def check_arrays(x, y, batch_size, vocabulary_size):
+    """Checks arrays for mistakes that Keras would not report."""
+    x, y = (
+        tf.convert_to_tensor(part)
+        if isinstance(part, (tf.Variable, keras.Variable))
+        else part
+        for part in (x, y)
+    )
+    if not isinstance(x, (np.ndarray, tf.Tensor)):
+        return
+    if batch_size is None:
+        raise ValueError(
+            "`batch_size` must be given with arrays: samples r, r + "
+            "batch_size, r + 2 batch_size are read as one text. Pass the "
+            "batch size of `Segments`, or len(x) if each sample is a text "
+            "of its own. Received: batch_size=None"
+        )
+    check_integer("batch_size", batch_size, 1)
+    check_shape("x", x, (None, None))
+    if not len(x):
+        raise ValueError("`x` must not be empty. Received: no samples")
+    check_token_ids("x", x, vocabulary_size)
+    if y is not None:
+        check_token_ids("y", y, vocabulary_size)
+        check_shape("y", y, tuple(x.shape))
+
+
+def in_batches(x, y, batch_size, **arguments):
+    """Returns arguments of Keras with `Segments` and arrays as batches.
+
+    Keras cuts arrays into batches of unknown size, but graphs for a CPU are
+    faster if the batch size is static.
+    """
+    if isinstance(x, Segments):
+        (x, y), batch_size = x.arrays(), x.batch_size
+    validation = arguments.get("validation_data")
+    if isinstance(validation, Segments):
+        arguments["validation_data"] = in_batches(validation, None, None)["x"]
+    arguments = {"x": x, "y": y, "batch_size": batch_size, **arguments}
+    is_array = isinstance(x, (np.ndarray, tf.Tensor))
+    if not is_array or y is None or arguments.get("validation_split"):
+        return arguments
+    weights = arguments.pop("sample_weight", None)
+    parts = (x, y) if weights is None else (x, y, weights)
+    dataset = tf.data.Dataset.from_tensor_slices(parts)
+    batch_size = min(batch_size, len(x))
+    dataset = dataset.batch(batch_size, drop_remainder=not len(x) % batch_size)
+    return {**arguments, "x": dataset, "y": None, "batch_size": None}
+
+
 def batch_data(x, y, weights, vocabulary_size):
     """Returns `FitData` of one batch, without the cost of tracing a map."""
     batch = _check_ids({"inputs": x, "targets": y}, vocabulary_size)

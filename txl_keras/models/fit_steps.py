@@ -13,6 +13,7 @@ from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
 from txl_keras.models.fit_data import batch_data
+from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import fit_data
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.stopping import StopRequest
@@ -202,7 +203,8 @@ class FitSteps:
         """Returns the `FitData` of the argument `validation_data`."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
         batch_size = arguments.get("validation_batch_size")
-        self._model.check_arrays(x, y, batch_size)
+        vocabulary_size = self._model.backbone.vocabulary_size
+        check_arrays(x, y, batch_size, vocabulary_size)
         return self._data(
             {"x": x, "y": y, "sample_weight": weights, "batch_size": batch_size}
         )

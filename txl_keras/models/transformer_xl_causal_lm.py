@@ -7,23 +7,21 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `V` vocabulary,
 import functools
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import ops
 
 from txl_keras import samplers
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_dtype_policy
-from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
-from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
-from txl_keras.data.segments import Segments
 from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.metrics import BitsPerToken
+from txl_keras.models.fit_data import check_arrays
+from txl_keras.models.fit_data import in_batches
 from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
@@ -379,13 +377,13 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             )
         if is_text(x):
             x = self._text_segments(x, batch_size, segment_length)
-        self.check_arrays(x, y, batch_size)
+        self._check_arrays(x, y, batch_size)
         arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
         arguments["epochs"] = epochs
         callbacks = kwargs.get("callbacks") or []
         if self.fit_steps is None:
             arguments["callbacks"] = [callbacks, ResetMemory()]
-            return super().fit(**_in_batches(**arguments))
+            return super().fit(**in_batches(**arguments))
         arguments["callbacks"] = [callbacks, StartEpochs()]
         try:
             return super().fit(**self.fit_steps.begin_fit(arguments))
@@ -415,11 +413,11 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             x = self._text_segments(
                 x, batch_size, segment_length, is_training=False
             )
-        self.check_arrays(x, y, batch_size)
+        self._check_arrays(x, y, batch_size)
         self._inference_memory.reset_state()
         arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
         if self.fit_steps is None:
-            return super().evaluate(**_in_batches(**arguments))
+            return super().evaluate(**in_batches(**arguments))
         try:
             return super().evaluate(**self.fit_steps.begin_test(arguments))
         finally:
@@ -434,7 +432,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             ValueError: If arrays come without a `batch_size` or with ids that
                 are not in the vocabulary.
         """
-        self.check_arrays(x, None, batch_size)
+        self._check_arrays(x, None, batch_size)
         self._inference_memory.reset_state()
         return super().predict(x, batch_size, **kwargs)
 
@@ -445,6 +443,10 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             y = check_shape_in_graph("y", y, ops.shape(y_pred)[:-1])
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
+    def _check_arrays(self, x, y, batch_size):
+        y = y if self._has_default_loss() else None
+        check_arrays(x, y, batch_size, self.backbone.vocabulary_size)
+
     def _text_segments(
         self, texts, batch_size, segment_length, is_training=True
     ):
@@ -454,32 +456,6 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         return text_segments(
             texts, self.tokenizer, batch_size, segment_length, is_training
         )
-
-    def check_arrays(self, x, y, batch_size):
-        """Checks for mistakes that Keras would not report."""
-        x, y = (
-            tf.convert_to_tensor(part)
-            if isinstance(part, (tf.Variable, keras.Variable))
-            else part
-            for part in (x, y)
-        )
-        if not isinstance(x, (np.ndarray, tf.Tensor)):
-            return
-        if batch_size is None:
-            raise ValueError(
-                "`batch_size` must be given with arrays: samples r, r + "
-                "batch_size, r + 2 batch_size are read as one text. Pass the "
-                "batch size of `Segments`, or len(x) if each sample is a text "
-                "of its own. Received: batch_size=None"
-            )
-        check_integer("batch_size", batch_size, 1)
-        check_shape("x", x, (None, None))
-        if not len(x):
-            raise ValueError("`x` must not be empty. Received: no samples")
-        check_token_ids("x", x, self.backbone.vocabulary_size)
-        if y is not None and self._has_default_loss():
-            check_token_ids("y", y, self.backbone.vocabulary_size)
-            check_shape("y", y, tuple(x.shape))
 
     def export(self, filepath, *args, **kwargs):
         """Raises an error, since all clients would share the memory.
@@ -505,29 +481,3 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         if self.tokenizer is not None:
             config["tokenizer"] = serialize_tokenizer(self.tokenizer)
         return config
-
-
-def _in_batches(x, y, batch_size, **arguments):
-    """Returns arguments of Keras with arrays as a dataset of whole batches.
-
-    Keras cuts arrays into batches of unknown size, but graphs for a CPU are
-    faster if the batch size is static.
-    """
-    if isinstance(x, Segments):
-        (x, y), batch_size = x.arrays(), x.batch_size
-    validation = arguments.get("validation_data")
-    if isinstance(validation, Segments):
-        validation = _in_batches(validation, None, None)["x"]
-        arguments["validation_data"] = validation
-    arguments = {"x": x, "y": y, "batch_size": batch_size, **arguments}
-    is_array = isinstance(x, (np.ndarray, tf.Tensor))
-    if not is_array or y is None or arguments.get("validation_split"):
-        return arguments
-    parts = (x, y)
-    weights = arguments.pop("sample_weight", None)
-    if weights is not None:
-        parts = (x, y, weights)
-    dataset = tf.data.Dataset.from_tensor_slices(parts)
-    batch_size = min(batch_size, len(x))
-    dataset = dataset.batch(batch_size, drop_remainder=not len(x) % batch_size)
-    return {**arguments, "x": dataset, "y": None, "batch_size": None}

@@ -1,4 +1,4 @@
-"""How a saved model keeps which of its layers are quantized.
+"""Saves which layers of a model are quantized, and restores it.
 
 Keras's own way, a `DTypePolicyMap` in the config, cannot save a model that was
 loaded (Keras 3.15).

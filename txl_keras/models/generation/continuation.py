@@ -1,4 +1,4 @@
-"""What follows one prompt."""
+"""Holds what follows one prompt."""
 
 import copy
 

@@ -79,14 +79,7 @@ class StepBatches:
         rows = replica_batch_size(self.batch_size, strategy)
 
         def worker_dataset(context):
-            local, rest = divmod(replicas, context.num_input_pipelines)
-            if rest:
-                raise ValueError(
-                    "All workers must have the same number of replicas. "
-                    "Received: "
-                    f"{replicas} replicas on {context.num_input_pipelines} "
-                    "workers"
-                )
+            local = _local_replicas(context, replicas)
             first_row = context.input_pipeline_id * local * rows
             make = self._dataset_in_memory if in_memory else self._dataset
             return make(first_step, num_steps, first_row, local, rows)
@@ -174,7 +167,7 @@ def distribute_rows(dataset, batch_size, strategy):
         return dataset
 
     def worker_dataset(context):
-        local = strategy.num_replicas_in_sync // context.num_input_pipelines
+        local = _local_replicas(context, strategy.num_replicas_in_sync)
         first = context.input_pipeline_id * local * rows
 
         def parts(value):
@@ -190,6 +183,17 @@ def distribute_rows(dataset, batch_size, strategy):
         )
 
     return strategy.distribute_datasets_from_function(worker_dataset)
+
+
+def _local_replicas(context, replicas):
+    """Returns the replicas of a worker, which has a part of all `replicas`."""
+    local, rest = divmod(replicas, context.num_input_pipelines)
+    if rest:
+        raise ValueError(
+            "All workers must have the same number of replicas. Received: "
+            f"{replicas} replicas on {context.num_input_pipelines} workers"
+        )
+    return local
 
 
 def replica_batch_size(batch_size, strategy, name="batch_size"):

@@ -270,8 +270,7 @@ class FitSteps:
         """Evaluates the rows of one replica."""
         # Not in what XLA compiles: the variables take the size of the data.
         stack = self._model._inference_memory
-        # The static size is unknown after `evaluate` with another batch size.
-        memory = stack.read(keras.ops.shape(batch["inputs"])[0])
+        memory = stack.read(batch["inputs"].shape[0])
         nll, memory = self._compiled_score(batch, memory)
         stack.write(memory)
         self._report(batch, nll)

@@ -280,8 +280,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         self.retrace()
 
     def retrace(self):
-        """Traces compiled functions again after layers have changed."""
-        self._kept = None
+        """Traces `fit` and `evaluate` again after layers have changed."""
         steps = getattr(self, "fit_steps", None)
         if steps is not None:
             self.fit_steps = FitSteps(self, steps.metrics, steps.jit_compile)

@@ -10,11 +10,12 @@ from factories import H
 from factories import N
 from factories import random_ids
 from factories import small_model
+from model_checks import check_log_probs_and_reader
+from model_checks import scored
 
 from txl_keras.data import Segments
 from txl_keras.layers.compute import target
 from txl_keras.models import LSTMBackbone
-from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.serving import Generator
@@ -53,12 +54,6 @@ def lora_weights(model):
 
 def base_weights(model):
     return {w.path: w.numpy() for w in model.weights if "lora" not in w.path}
-
-
-def scored(model, ids):
-    first, memory = model.score(ids[:, :T], ids[:, 1 : T + 1])
-    second, _ = model.score(ids[:, T:-1], ids[:, T + 1 :], memory=memory)
-    return np.concatenate([first, second], axis=1)
 
 
 def test_nothing_changes_before_training():
@@ -125,25 +120,7 @@ def test_every_target_computes_the_same(device):
 def test_log_probs_and_the_reader_agree_with_score(quantize):
     model = adapted_model(quantize=quantize)
     ids = random_ids(B, 2 * T + 1)
-    nll = scored(model, ids)
-    log_probs, _ = model.log_probs(ids[:, :T])
-    picked = np.take_along_axis(
-        np.array(log_probs), ids[:, 1 : T + 1, None], -1
-    )
-    np.testing.assert_allclose(-picked[..., 0], nll[:, :T], atol=1e-5)
-    reader = SegmentReader(model.backbone, B, T)
-    reader.begin()
-    _, entries = reader.read(tf.constant(ids[:, :T]))
-    reader.remember(entries)
-    step = reader.compile(reader.read)
-    for t in range(T, 2 * T):
-        hidden, entries = step(tf.constant(ids[:, t : t + 1]))
-        reader.remember(entries)
-        log_probs = np.array(model.softmax.log_probs(hidden))[:, 0]
-        picked = np.take_along_axis(log_probs, ids[:, t + 1, None], -1)[:, 0]
-        np.testing.assert_allclose(
-            -picked, nll[:, t], atol=0.02 if quantize else 1e-5
-        )
+    check_log_probs_and_reader(model, ids, atol=0.02 if quantize else 1e-5)
 
 
 @pytest.mark.parametrize("quantize", [False, True])

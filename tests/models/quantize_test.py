@@ -6,9 +6,10 @@ import pytest
 import tensorflow as tf
 from factories import random_ids
 from factories import small_model
+from model_checks import check_log_probs_and_reader
+from model_checks import scored
 
 from txl_keras.layers.compute import target
-from txl_keras.models import SegmentReader
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
@@ -32,14 +33,6 @@ def dense_dtypes(model):
         for weight in model.backbone.weights
         if weight.path.endswith("/kernel")
     }
-
-
-def scored(model, ids, score=None):
-    """Nll of two segments with memory, one after the other."""
-    score = score or model.score
-    first, memory = score(ids[:, :T], ids[:, 1 : T + 1])
-    second, _ = score(ids[:, T:-1], ids[:, T + 1 :], memory)
-    return np.concatenate([first, second], axis=1)
 
 
 @pytest.mark.parametrize(
@@ -81,23 +74,7 @@ def test_every_target_computes_the_same(device):
 def test_log_probs_and_the_reader_agree_with_score():
     model = quantized(memory_length=2 * T)
     ids = random_ids(B, 2 * T + 1)
-    nll = scored(model, ids)
-    log_probs, _ = model.log_probs(ids[:, :T])
-    picked = np.take_along_axis(
-        np.array(log_probs), ids[:, 1 : T + 1, None], -1
-    )
-    np.testing.assert_allclose(-picked[..., 0], nll[:, :T], atol=1e-5)
-    reader = SegmentReader(model.backbone, B, T)
-    reader.begin()
-    hidden, entries = reader.read(tf.constant(ids[:, :T]))
-    reader.remember(entries)
-    step = reader.compile(reader.read)
-    for t in range(T, 2 * T):
-        hidden, entries = step(tf.constant(ids[:, t : t + 1]))
-        reader.remember(entries)
-        log_probs = np.array(model.softmax.log_probs(hidden))[:, 0]
-        picked = np.take_along_axis(log_probs, ids[:, t + 1, None], -1)[:, 0]
-        np.testing.assert_allclose(-picked, nll[:, t], atol=0.02)
+    check_log_probs_and_reader(model, ids, atol=0.02)
 
 
 def test_generator_writes_the_most_probable_tokens():

@@ -1,0 +1,38 @@
+"""Every way to compute a language model, for the tests of changed layers."""
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.models import SegmentReader
+
+
+def scored(model, ids):
+    """Nll of two segments with memory, one after the other."""
+    length = ids.shape[1] // 2
+    first, memory = model.score(ids[:, :length], ids[:, 1 : length + 1])
+    second, _ = model.score(
+        ids[:, length:-1], ids[:, length + 1 :], memory=memory
+    )
+    return np.concatenate([first, second], axis=1)
+
+
+def check_log_probs_and_reader(model, ids, atol):
+    """Compares both with `score`; the reader reads half token by token."""
+    length = ids.shape[1] // 2
+    nll = scored(model, ids)
+    log_probs, _ = model.log_probs(ids[:, :length])
+    picked = np.take_along_axis(
+        np.array(log_probs), ids[:, 1 : length + 1, None], -1
+    )
+    np.testing.assert_allclose(-picked[..., 0], nll[:, :length], atol=1e-5)
+    reader = SegmentReader(model.backbone, len(ids), length)
+    reader.begin()
+    _, entries = reader.read(tf.constant(ids[:, :length]))
+    reader.remember(entries)
+    step = reader.compile(reader.read)
+    for t in range(length, 2 * length):
+        hidden, entries = step(tf.constant(ids[:, t : t + 1]))
+        reader.remember(entries)
+        log_probs = np.array(model.softmax.log_probs(hidden))[:, 0]
+        picked = np.take_along_axis(log_probs, ids[:, t + 1, None], -1)[:, 0]
+        np.testing.assert_allclose(-picked, nll[:, t], atol=atol)

@@ -14,10 +14,10 @@ from sys import getsizeof
 
 from txl_keras.checks import shown
 
-# Vocabularies of more than 20,000 words need at most 0.28 opcodes per byte, in
-# any protocol, so those of up to 800,000 words fit within both.
-_MAX_OPCODES = 12_000_000
-_OPCODES_PER_BYTE, _SMALL_OPCODES = 0.2, 1_000_000
+# Each opcode takes about a microsecond, so a hostile file takes 0.2 s per MiB.
+# Vocabularies of up to 800,000 words, in any protocol, fit within both limits.
+_MAX_OPCODES = 8_000_000
+_OPCODES_PER_BYTE, _SMALL_OPCODES = 0.17, 1_000_000
 # Objects may take this much memory, and 3.4 times the size of the pickle: what
 # the Python 2 pickle of the One Billion Word Benchmark's 793,471 words needs.
 _MAX_BYTES = 160_000_000
@@ -214,7 +214,8 @@ class _Machine:
     def dict_of_items(self, _):
         items = self._items()
         self._push({})
-        self._set_items(items)
+        if items:
+            self._set_items(items)
 
     def tuple_of(self, count):
         items = [self._stack.pop() for _ in range(count)]

@@ -13,7 +13,7 @@ from factories import small_model
 from tensorflow.core.protobuf import saved_model_pb2
 
 from txl_keras.data import ByteTokenizer
-from txl_keras.evaluation import score_texts
+from txl_keras.evaluation import TextScorer
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
@@ -160,7 +160,8 @@ def test_tensorflow_alone_takes_text(tmp_path):
     export_text(model, ByteTokenizer(), str(path), memory_length=20)
     run_python(TEXT_BY_TENSORFLOW, path, outputs, *texts)
     answers = np.load(outputs)
-    scores = score_texts(model, ByteTokenizer(), texts, memory_length=20)
+    scorer = TextScorer(model, ByteTokenizer(), memory_length=20)
+    scores = scorer.score(texts)
     np.testing.assert_allclose(
         answers["nll"], [np.nansum(nll) for _, nll in scores], rtol=1e-5
     )

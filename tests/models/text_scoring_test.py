@@ -7,8 +7,6 @@ from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
 from txl_keras.evaluation import TextScorer
-from txl_keras.evaluation import embed_texts
-from txl_keras.evaluation import score_texts
 from txl_keras.models import TransformerXLCausalLM
 
 TOKENIZER = CharacterTokenizer("abcdefg\n ")
@@ -79,9 +77,10 @@ def test_embeddings_are_the_hidden_states_of_each_text(model, scorer):
         np.testing.assert_allclose(hidden, expected[0], atol=1e-5)
 
 
-def test_functions_take_the_models_own_memory_by_default(model):
+def test_a_scorer_takes_the_models_own_memory_by_default(model):
     text = "d a\n" * 3
-    [(_, nll)] = score_texts(model, TOKENIZER, [text], segment_length=5)
+    scorer = TextScorer(model, TOKENIZER, batch_size=2, segment_length=5)
+    [(_, nll)] = scorer.score([text])
     ids = TOKENIZER.encode(text)[None]
     expected, memory = [], model.initial_memory(1)  # of 4
     for start in range(0, 11, 5):
@@ -92,7 +91,7 @@ def test_functions_take_the_models_own_memory_by_default(model):
         expected.extend(part[0].numpy())
     np.testing.assert_allclose(nll[1:], expected, atol=1e-5)
     assert np.abs(nll[1:] - score_alone(model, text)).max() > 1e-4
-    [hidden] = embed_texts(model, TOKENIZER, ["abc"], segment_length=3)
+    [hidden] = scorer.embed(["abc"])
     expected, _ = model.backbone(TOKENIZER.encode("abc")[None])
     np.testing.assert_allclose(hidden, expected[0], atol=1e-5)
 
@@ -133,9 +132,8 @@ def test_marks_of_lines_come_where_lines_begin():
         "quickstart", vocabulary_size=3, num_layers=1, hidden_dim=8,
         num_heads=2, intermediate_dim=8,
     )  # fmt: skip
-    scores = score_texts(
-        model, words, ["a b", "a b", "a b"], ["", "b", "b\n"], segment_length=4
-    )
+    scorer = TextScorer(model, words, batch_size=3, segment_length=4)
+    scores = scorer.score(["a b", "a b", "a b"], ["", "b", "b\n"])
     assert [ids.tolist() for ids, _ in scores] == [
         [0, 1, 2], [1, 2], [0, 1, 2]
     ]  # fmt: skip
@@ -158,14 +156,14 @@ def test_what_cannot_be_scored_is_refused(model, scorer):
     with pytest.raises(ValueError, match="`contexts` must be a list"):
         scorer.score(["a"], "b")
     with pytest.raises(ValueError, match="`texts` must be a list.*NoneType"):
-        score_texts(model, ByteTokenizer(), None)
+        scorer.score(None)
     with pytest.raises(ValueError, match="9 symbols. Received: 256 symbols"):
-        score_texts(model, ByteTokenizer(), ["a"])
+        TextScorer(model, ByteTokenizer())
     with pytest.raises(ValueError, match="segment_length=0"):
-        score_texts(model, TOKENIZER, ["a"], segment_length=0)
+        TextScorer(model, TOKENIZER, segment_length=0)
     absolute = TransformerXLCausalLM.from_preset(
         "quickstart", vocabulary_size=9, num_layers=1, memory_length=0,
         attention_type="vaswani",
     )  # fmt: skip
     with pytest.raises(ValueError, match="attention_type='vaswani'"):
-        embed_texts(absolute, TOKENIZER, ["a"])
+        TextScorer(absolute, TOKENIZER)

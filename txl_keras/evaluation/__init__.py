@@ -2,12 +2,12 @@
 
 ```python
 from txl_keras.data import ByteTokenizer
-from txl_keras.evaluation import score_texts
+from txl_keras.evaluation import TextScorer
 from txl_keras.models import TransformerXLCausalLM
 
 model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-texts, contexts = ["os", "sys"], ["import ", "import "]
-for ids, nll in score_texts(model, ByteTokenizer(), texts, contexts):
+scorer = TextScorer(model, ByteTokenizer())
+for ids, nll in scorer.score(["os", "sys"], contexts=["import "] * 2):
     print(ids, nll.sum(), "nats")
 ```
 """
@@ -37,8 +37,6 @@ from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.models.text_scoring import TextScorer
-from txl_keras.models.text_scoring import embed_texts
-from txl_keras.models.text_scoring import score_texts
 
 __all__ = [
     "Evaluator",
@@ -50,7 +48,6 @@ __all__ = [
     "context_losses",
     "create_token_file",
     "effective_context_lengths",
-    "embed_texts",
     "learning_curve",
     "mean_attention_by_distance",
     "plot_attention_by_distance",
@@ -64,7 +61,6 @@ __all__ = [
     "plot_slowdowns",
     "position_curve",
     "relative_gains",
-    "score_texts",
     "segment_position_losses",
     "spread_positions",
     "warmup_segments",

@@ -15,66 +15,6 @@ from txl_keras.training.compilation import compile_layers
 from txl_keras.training.compilation import compile_replica_function
 
 
-def score_texts(model, tokenizer, texts, contexts=None, **sizes):
-    """Computes the loss of every token of some texts.
-
-    The loss is `-log p(token | context and preceding tokens)` in nats. Each
-    call compiles the model; keep a `TextScorer` to score repeatedly.
-
-    Args:
-        model, tokenizer, **sizes: See `TextScorer`.
-        texts, contexts: See `TextScorer.score`.
-
-    Returns:
-        See `TextScorer.score`.
-
-    Example:
-
-    ```python
-    from txl_keras.data import ByteTokenizer
-    from txl_keras.evaluation import score_texts
-    from txl_keras.models import TransformerXLCausalLM
-
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-    answers = ["mat.", "moon."]
-    contexts = ["The cat sat on the "] * 2
-    scores = score_texts(model, ByteTokenizer(), answers, contexts)
-    best = min(range(2), key=lambda i: scores[i][1].sum())
-    print(answers[best], "is likelier")
-    ```
-    """
-    sizes.setdefault("batch_size", default_batch_size(texts))
-    return TextScorer(model, tokenizer, **sizes).score(texts, contexts)
-
-
-def embed_texts(model, tokenizer, texts, **sizes):
-    """Returns the hidden states of every token of some texts.
-
-    Each call compiles the model; keep a `TextScorer` to embed repeatedly.
-
-    Args:
-        model, tokenizer, **sizes: See `TextScorer`.
-        texts: See `TextScorer.embed`.
-
-    Returns:
-        See `TextScorer.embed`.
-
-    Example:
-
-    ```python
-    from txl_keras.data import ByteTokenizer
-    from txl_keras.evaluation import embed_texts
-    from txl_keras.models import TransformerXLCausalLM
-
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-    states = embed_texts(model, ByteTokenizer(), ["a cat", "a white cat"])
-    vectors = [state.mean(axis=0) for state in states]  # (128,) each
-    ```
-    """
-    sizes.setdefault("batch_size", default_batch_size(texts))
-    return TextScorer(model, tokenizer, **sizes).embed(texts)
-
-
 def default_batch_size(texts):
     """Returns the number of texts, at most 16, after a check of `texts`."""
     _check_list("texts", texts)

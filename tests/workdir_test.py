@@ -284,15 +284,15 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
 
 def test_two_processes_do_not_train_in_the_same_folder(tmp_path):
     script = """
-import sys
+import json, sys
 from txl_keras.workdir import Workdir
 workdir = Workdir(sys.argv[1])
-workdir._lock()
+workdir.claim(json.loads(sys.argv[2]))
 print("locked", flush=True)
 sys.stdin.read()
 """
     with subprocess.Popen(
-        [sys.executable, "-c", script, tmp_path],
+        [sys.executable, "-c", script, tmp_path, json.dumps(CONFIG)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

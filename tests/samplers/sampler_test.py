@@ -147,7 +147,7 @@ def odd_numbers():
 def test_the_first_of_odd_numbers_are_those_of_sorting(jit_compile):
     values = odd_numbers()
     falling = -np.sort(-values, axis=-1)
-    keep = tf.function(samplers._keep_top_k, jit_compile=jit_compile)
+    keep = tf.function(samplers.keep_top_k, jit_compile=jit_compile)
     for k in (1, 2, 7, 20, 39, 40, 41, 1000):
         least = falling[:, min(k, 40) - 1, None]
         expected = np.where(values >= least, values, -INFINITY)
@@ -162,7 +162,7 @@ def test_top_p_keeps_what_sorting_does(sum_is_one, jit_compile):
     counts = rng.multinomial(2**12, rng.dirichlet(np.full(99, 0.1)), 30)
     with np.errstate(divide="ignore"):
         logits = np.log(counts / 2.0**12).astype("float32")
-    keep = tf.function(samplers._keep_top_p, jit_compile=jit_compile)
+    keep = tf.function(samplers.keep_top_p, jit_compile=jit_compile)
     given = logits if sum_is_one else logits + 5
     for p in (0.001, 0.1, 0.501, 0.9, 0.9999):
         kept = keep(given, tf.constant(p), sum_is_one).numpy() > -INFINITY
@@ -326,7 +326,7 @@ def test_equally_likely_words_of_a_large_vocabulary_are_drawn_evenly():
 
 
 def test_noise_has_few_ties_and_is_finite():
-    noise = samplers._gumbel(seeds_of(0, 4), tf.range(2**18)).numpy()
+    noise = samplers.gumbel(seeds_of(0, 4), tf.range(2**18)).numpy()
     assert np.isfinite(noise).all()
     highest = np.sort(noise, axis=-1)[:, -1000:]
     assert (np.diff(highest) == 0).mean() < 0.002

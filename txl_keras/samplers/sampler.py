@@ -119,7 +119,7 @@ class Sampler:
         if not tf.is_tensor(temperature) and temperature == 0:
             scores = log_probs
         else:
-            scores = self._filtered(log_probs) + _gumbel(seeds, token_ids)
+            scores = self._filtered(log_probs) + gumbel(seeds, token_ids)
             if tf.is_tensor(temperature):
                 scores = tf.where(temperature == 0, log_probs, scores)
         return tf.where(self._is_in_range, _best(scores, token_ids), -1)
@@ -171,7 +171,7 @@ class Sampler:
         Returns:
             int32 tensor of shape `(B,)`: ids, or -1 as in a call.
         """
-        return _best(log_probs + _gumbel(seeds, token_ids), token_ids)
+        return _best(log_probs + gumbel(seeds, token_ids), token_ids)
 
     @property
     def is_plain(self):
@@ -275,13 +275,13 @@ class Sampler:
         # division may round different numbers to equal ones.
         top_k = self._value("top_k")
         if top_k is not None:
-            logits = _keep_top_k(logits, top_k)
+            logits = keep_top_k(logits, top_k)
         temperature = self._value("temperature")
         if temperature is not None:
             logits = _divide(logits, temperature)
         top_p = self._value("top_p")
         if top_p is not None:
-            logits = _keep_top_p(logits, top_p, self._sum_is_one)
+            logits = keep_top_p(logits, top_p, self._sum_is_one)
         typical_p = self._value("typical_p")
         if typical_p is not None:
             logits = _keep_typical(logits, typical_p)
@@ -336,7 +336,8 @@ def _check_tensor(name, value):
     )
 
 
-def _keep_top_k(logits, k):
+def keep_top_k(logits, k):
+    """Sets all but the k largest logits `(B, N)` to minus infinity."""
     return _keep_first(logits, logits, 1.0, k, k == 0)
 
 
@@ -352,7 +353,11 @@ def _divide(logits, temperature):
     return divided
 
 
-def _keep_top_p(logits, p, sum_is_one):
+def keep_top_p(logits, p, sum_is_one):
+    """Keeps the fewest logits `(B, N)` whose probabilities sum to `p`.
+
+    `sum_is_one` tells whether the logits are log-probabilities.
+    """
     log_sum = 0.0
     # A sum that is known to be 1 is not computed: it would be too small if
     # tail clusters were left out.
@@ -402,7 +407,7 @@ def _with_order_of_integers(bits):
     return tf.where(bits < 0, bits ^ tf.int32.max, bits)
 
 
-def _gumbel(seeds, token_ids):
+def gumbel(seeds, token_ids):
     """Computes Gumbel noise `(B, N)` by hashing row seeds and token ids.
 
     The argmax of logits plus Gumbel noise is a draw from their softmax.

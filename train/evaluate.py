@@ -28,6 +28,7 @@ every token; with --position_curve a picture.
 
 import contextlib
 import os
+import sys
 import time
 
 import numpy as np
@@ -141,6 +142,7 @@ def main(_):
     name, text, split = _prepare_text(config, tokenizer)
     tokens, documents = split.head(FLAGS.max_eval_tokens)
     segments = _segments(tokens, documents, settings)
+    _warn_of_short_rows(len(tokens) // FLAGS.batch_size, settings)
     result = {"split": FLAGS.split, **checkpoint, **text, **settings}
     with _token_nll(workdir, len(tokens)) as (nll, path):
         scores = _score(model, segments, settings["memory_length"], nll)
@@ -283,6 +285,23 @@ def _segments(tokens, documents, settings):
         warmup_segments=settings["warmup_segments"],
         **resets,
     )
+
+
+def _warn_of_short_rows(tokens_per_row, settings):
+    """Warns if most tokens have less context than the memory would hold."""
+    is_warm = settings["warmup_segments"] or settings["reset_documents"]
+    if (
+        FLAGS.batch_size > 1
+        and tokens_per_row < settings["memory_length"]
+        and not is_warm
+    ):
+        print(
+            f"Each of the {FLAGS.batch_size} rows has about {tokens_per_row:,} "
+            "tokens and starts with an empty memory, which holds "
+            f"{settings['memory_length']:,}: the scores are worse than those "
+            "of --warmup=exact or --batch_size=1.",
+            file=sys.stderr,
+        )
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def test_evaluate_agrees_with_training_and_takes_longer_memory(run, succeed):
 
 
 def test_evaluate_scores_all_of_a_text_of_ones_own(
-    run, succeed, fail, tmp_path
+    run, succeed, fail, tmp_path, capsys
 ):
     text = tmp_path / "short.txt"
     text.write_bytes("Six times é is this.\n".encode() * 6)
@@ -55,6 +55,11 @@ def test_evaluate_scores_all_of_a_text_of_ones_own(
     )
     assert "short.txt (not the text of the run), all: " in printed
     assert evaluation_of(run[0], "all")["num_tokens"] == 6 * 22 - 1
+    warning = "Each of the 16 rows has about 8 tokens"
+    assert warning in capsys.readouterr().err
+    warm = (f"--corpus={text}", "--split=all", "--warmup=memory")
+    succeed("evaluate.py", f"--workdir={run[0]}", *warm)
+    assert warning not in capsys.readouterr().err
 
     error = fail("evaluate.py", f"--workdir={run[0]}", "--split=all")
     assert "`split` all is for text that" in error

@@ -21,6 +21,7 @@ from txl_keras.training.bundles import saved_steps
 from txl_keras.training.stopping import EXIT_CODE
 
 MAIN = pathlib.Path(__file__).parents[2] / "train" / "main.py"
+FIT = pathlib.Path(__file__).parent / "fit_backed_up.py"
 SETTINGS = (
     "--num_layers=2",
     "--num_heads=2",
@@ -219,3 +220,37 @@ def test_two_workers_stop_together_and_lose_nothing(corpus, tmp_path):
     for process in start_workers(workdir, flags):
         assert process.wait() == 0
     assert_same_run(workdir, whole)
+
+
+@pytest.mark.large  # 2 minutes each
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_killed_fit_goes_on_as_if_nothing_had_happened(
+    num_replicas, tmp_path
+):
+    def start_fit(name):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        return subprocess.Popen([sys.executable, FIT, folder, f"{num_replicas}"])
+
+    def steps_done():
+        path = tmp_path / "killed" / "steps"
+        return path.read_text().count("\n") if path.exists() else 0
+
+    assert start_fit("whole").wait() == 0
+    draw = random.Random(0)
+    for _ in range(6):
+        process = start_fit("killed")
+        end = steps_done() + draw.randint(150, 450)
+        while steps_done() < end:
+            assert process.poll() is None, "the program ended too early"
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    assert start_fit("killed").wait() == 0
+    ours, expected = (
+        np.load(tmp_path / name / "result.npz") for name in ("killed", "whole")
+    )
+    assert ours.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(ours[name], expected[name])
+    assert not (tmp_path / "killed" / "backup").exists()

@@ -163,7 +163,7 @@ def test_fit_and_evaluate_report_the_metrics_of_a_model():
     model = small_model(num_layers=1)
     model.compile(
         "sgd",
-        weighted_metrics=[BitsPerToken(), Perplexity(), BitsPerByte(2)],
+        weighted_metrics=["bits_per_token", "perplexity", BitsPerByte(2)],
     )
     ids = random_ids(3, 8)
     x, y = ids[:, :-1], ids[:, 1:]

@@ -291,3 +291,12 @@ class SparseF1Score(keras.metrics.F1Score):
             "name": self.name,
             "dtype": self.dtype,
         }
+
+
+_BY_NAME = {"bits_per_token": BitsPerToken, "perplexity": Perplexity}
+
+
+def get(identifier):
+    """Returns a new metric for its name; anything else is returned as it is."""
+    is_name = isinstance(identifier, str) and identifier in _BY_NAME
+    return _BY_NAME[identifier]() if is_name else identifier

@@ -13,6 +13,7 @@ from factories import random_ids
 from factories import small_model as model_of
 
 from txl_keras.data import ByteTokenizer
+from txl_keras.data import Segments
 
 B, T, BATCHES = 3, 7, 4
 
@@ -160,6 +161,8 @@ def test_predict_gives_logits_with_memory():
     np.testing.assert_array_equal(
         model.predict(x, batch_size=B, verbose=0), logits
     )
+    segments = Segments(np.append(ids[:, :-1], 0), B, T, drop_remainder=True)
+    np.testing.assert_array_equal(model.predict(segments, verbose=0), logits)
 
 
 @pytest.mark.large

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras import metrics as token_metrics
 from txl_keras import samplers
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_dtype_policy
@@ -17,9 +18,9 @@ from txl_keras.checks import check_list
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
+from txl_keras.data.segments import Segments
 from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
-from txl_keras.metrics import BitsPerToken
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import in_batches
 from txl_keras.models.fit_data import is_text
@@ -241,8 +242,9 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         By default the loss is the cross-entropy of the next token in nats, and
         bits per token are the metric. Then `fit` runs the steps of
         `txl_keras.training.Trainer`, and neither `fit` nor `evaluate` computes
-        logits; `weighted_metrics` may be others of `txl_keras.metrics`. Biases
-        and the weights of layer normalization are not decayed. With another
+        logits; `weighted_metrics` may be others of `txl_keras.metrics`, or the
+        names `"bits_per_token"` and `"perplexity"`. Biases and the weights of
+        layer normalization are not decayed. With another
         `loss` or other metrics logits are computed, and only the metrics that
         are passed are reported. See `keras.Model.compile`.
 
@@ -254,12 +256,13 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         self.fit_steps = None
         if loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            metrics = kwargs.get("weighted_metrics") or [BitsPerToken()]
+            metrics = kwargs.get("weighted_metrics") or ["bits_per_token"]
             check_list("weighted_metrics", metrics)
+            metrics = [token_metrics.get(metric) for metric in metrics]
             if kwargs.get("metrics") or not all(
                 hasattr(metric, "update_from_nll") for metric in metrics
             ):
-                kwargs.setdefault("weighted_metrics", [BitsPerToken()])
+                kwargs["weighted_metrics"] = metrics
             else:
                 kwargs.pop("weighted_metrics", None)
                 jit_compile = bool(kwargs.pop("jit_compile", True))
@@ -425,12 +428,15 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
     def predict(self, x, batch_size=None, **kwargs):
         """Predicts like `keras.Model.predict`, from a cold start.
 
-        All arguments after `batch_size` are passed by name.
+        `x` is an array, `Segments` or a dataset. All arguments after
+        `batch_size` are passed by name.
 
         Raises:
             ValueError: If arrays come without a `batch_size` or with ids that
                 are not in the vocabulary.
         """
+        if isinstance(x, Segments):
+            (x, _), batch_size = x.arrays(), x.batch_size
         self._check_arrays(x, None, batch_size)
         self._inference_memory.reset_state()
         return super().predict(x, batch_size, **kwargs)

@@ -230,7 +230,9 @@ def test_a_killed_fit_goes_on_as_if_nothing_had_happened(
     def start_fit(name):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        return subprocess.Popen([sys.executable, FIT, folder, f"{num_replicas}"])
+        return subprocess.Popen(
+            [sys.executable, FIT, folder, f"{num_replicas}"]
+        )
 
     def steps_done():
         path = tmp_path / "killed" / "steps"

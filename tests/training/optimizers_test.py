@@ -6,12 +6,15 @@ from factories import small_model
 
 from txl_keras.training import optimizers
 from txl_keras.training import schedules
+from txl_keras.training.updates import apply_gradients
+from txl_keras.training.updates import takes_weight_decay
 
 SHAPES = {"kernel": (3, 4), "gamma": (5,), "bias": (2, 6)}
 SETTINGS = {
     "adam": {"beta_2": 0.98},
     "adamw": {"weight_decay": 0.3, "epsilon": 1e-4},
     "lamb": {"weight_decay": 0.3, "beta_1": 0.8},
+    "muon": {"weight_decay": 0.3, "momentum": 0.6},
     "sgd": {"momentum": 0.7},
     "adagrad": {},
 }
@@ -42,7 +45,7 @@ def built(name, weights, learning_rate=0.1, **settings):
 def apply(optimizer, gradients, weights):
     """One update as the trainer makes it."""
     gradients = [tf.constant(gradient) for gradient in gradients]
-    optimizers.apply_gradients(optimizer, gradients, weights)
+    apply_gradients(optimizer, gradients, weights)
     optimizer.iterations.assign_add(1)
 
 
@@ -75,6 +78,22 @@ def lamb_reference(w, g, slots, step, decayed):
     return w - 0.1 * np.linalg.norm(w) / np.linalg.norm(u) * u
 
 
+def muon_reference(w, g, slots, step, decayed):
+    w = w - 0.1 * 0.3 * decayed * w
+    if not decayed:  # no kernel
+        m = slots["m"] = 0.9 * slots["m"] + 0.1 * g
+        v = slots["v"] = 0.999 * slots["v"] + 0.001 * g**2
+        m, v = m / (1 - 0.9**step), v / (1 - 0.999**step)
+        return w - 0.1 * m / np.sqrt(v)
+    m = slots["m"] = 0.6 * slots["m"] + g
+    x = 0.6 * m + g
+    x /= np.linalg.norm(x)
+    for _ in range(5):
+        xx = x @ x.T
+        x = 3.4445 * x + (-4.775 * xx + 2.0315 * xx @ xx) @ x
+    return w - 0.1 * 0.2 * np.sqrt(max(x.shape)) * x
+
+
 def sgd_reference(w, g, slots, step, decayed):
     m = slots["m"] = 0.7 * slots["m"] - 0.1 * g
     return w + m
@@ -89,6 +108,7 @@ REFERENCES = {
     "adam": adam_reference,
     "adamw": adamw_reference,
     "lamb": lamb_reference,
+    "muon": muon_reference,
     "sgd": sgd_reference,
     "adagrad": adagrad_reference,
 }
@@ -139,7 +159,7 @@ def test_a_compiled_step_may_be_skipped(name):
     optimizer = built(name, compiled, **SETTINGS[name])
 
     def update(gradients):
-        optimizers.apply_gradients(optimizer, gradients, compiled)
+        apply_gradients(optimizer, gradients, compiled)
         return True
 
     @tf.function(jit_compile=True)
@@ -162,7 +182,7 @@ def test_updates_are_counted_by_the_caller():
     weights = random_weights()
     optimizer = built("adam", weights)
     gradients = [tf.constant(g) for g in random_gradients()[0]]
-    optimizers.apply_gradients(optimizer, gradients, weights)
+    apply_gradients(optimizer, gradients, weights)
     assert int(optimizer.iterations.numpy()) == 0
 
 
@@ -186,7 +206,7 @@ def test_gradients_and_weights_must_be_as_many():
     weights = random_weights()
     optimizer = built("sgd", weights)
     with pytest.raises(ValueError, match="argument 2 is longer"):
-        optimizers.apply_gradients(optimizer, [tf.zeros((3, 4))], weights)
+        apply_gradients(optimizer, [tf.zeros((3, 4))], weights)
 
 
 def test_lamb_corrects_the_bias_on_demand():
@@ -275,7 +295,7 @@ def test_biases_and_norms_of_the_model_are_not_decayed():
     weights = sum((model.trainable_variables for model in models), [])
     for weight in weights:
         expected = weight.name in DECAYED
-        assert optimizers.takes_weight_decay(weight) is expected, weight.path
+        assert takes_weight_decay(weight) is expected, weight.path
     # Every weight of the models is in one list or the other.
     assert {weight.name for weight in weights} == DECAYED | NOT_DECAYED
 
@@ -292,13 +312,32 @@ def test_optimizers_round_trip_through_their_config(name):
     assert SETTINGS[name].items() <= config.items()
 
 
+@pytest.mark.parametrize(
+    ("shape", "matrix"), [((7, 2, 3), (7, 6)), ((2, 3, 7), (6, 7))]
+)
+def test_muon_takes_the_kernels_of_heads_for_matrices(shape, matrix):
+    gradient = np.random.default_rng(1).normal(size=shape).astype("float32")
+    updates = []
+    for as_shape in (shape, matrix):
+        weight = keras.Variable(np.zeros(as_shape, "float32"), name="kernel")
+        optimizer = built("muon", [weight])
+        apply(optimizer, [gradient.reshape(as_shape)], [weight])
+        updates.append(weight.numpy().reshape(matrix))
+    np.testing.assert_allclose(*updates, atol=1e-6)
+    # All singular values are about as large.
+    values = np.linalg.svd(updates[0])[1] / (0.1 * 0.2 * np.sqrt(7))
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+
+
 def test_lamb_keeps_its_bias_correction_in_its_config():
     config = optimizers.Lamb(bias_correction=True).get_config()
     assert optimizers.Lamb.from_config(config).bias_correction
 
 
 @pytest.mark.parametrize(
-    ("name", "epsilon"), [("adam", 1e-9), ("adamw", 1e-9), ("lamb", 1e-6)]
+    ("name", "epsilon"),
+    [("adam", 1e-9), ("adamw", 1e-9), ("lamb", 1e-6), ("muon", 1e-9)],
 )
 def test_epsilon_is_the_one_documented(name, epsilon):
     assert optimizers.build_optimizer(name, 0.1).epsilon == epsilon
@@ -308,9 +347,9 @@ def test_epsilon_is_the_one_documented(name, epsilon):
     ("name", "arguments", "message"),
     [
         ("adamax", {}, r"one of \('adam', .*name='adamax'"),
-        ("adam", {"weight_decay": 0.1}, r"`weight_decay`.*'adamw', 'lamb'"),
+        ("adam", {"weight_decay": 0.1}, r"`weight_decay`.*'lamb', 'muon'"),
         ("sgd", {"weight_decay": 0.1}, "weight_decay=0.1, name='sgd'"),
-        ("lamb", {"momentum": 0.5}, r"`momentum` is for.*\('sgd',\)"),
+        ("lamb", {"momentum": 0.5}, r"`momentum` is for.*\('muon', 'sgd'\)"),
         ("adagrad", {"epsilon": 1e-8}, "epsilon=1e-08, name='adagrad'"),
         ("sgd", {"beta_2": 0.9}, "beta_2=0.9, name='sgd'"),
         (

@@ -32,7 +32,7 @@ from txl_keras.models.presets import PRESETS
 from txl_keras.models.text_methods import TextMethods
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
-from txl_keras.training.optimizers import check_supported
+from txl_keras.training.updates import check_supported
 
 # Arguments of presets that belong to the softmax, not to the backbone.
 SOFTMAX_ARGUMENTS = ("tie_embeddings", "tie_projections")

@@ -130,12 +130,18 @@ def _define_result_flags():
         "max_steps", 6000, "Number of training steps.", lower_bound=1
     )
     flags.DEFINE_enum(
-        "optimizer", "adam", OPTIMIZERS, "Optimizer; lamb is for large batches."
-    )
+        "optimizer", "adam", OPTIMIZERS,
+        "Optimizer; lamb is for large batches, muon learns more from each "
+        "batch.",
+    )  # fmt: skip
     flags.DEFINE_float(
-        "weight_decay", 0.0, "Weight decay of adamw and lamb.", lower_bound=0
-    )
-    flags.DEFINE_float("momentum", 0.0, "Momentum of sgd.", lower_bound=0)
+        "weight_decay", 0.0, "Weight decay of adamw, lamb and muon.",
+        lower_bound=0,
+    )  # fmt: skip
+    flags.DEFINE_float(
+        "momentum", 0.0,
+        "Momentum of sgd and muon; 0 means 0.95 for muon.", lower_bound=0,
+    )  # fmt: skip
     flags.DEFINE_float(
         "beta_1", None,
         "Decay of the first moment of adam, adamw and lamb. Default: 0.9.",

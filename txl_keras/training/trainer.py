@@ -21,10 +21,10 @@ from txl_keras.training.compilation import compile_layers
 from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.compilation import device_of
 from txl_keras.training.loss_scale import LossScale
-from txl_keras.training.optimizers import apply_gradients
-from txl_keras.training.optimizers import check_supported
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
+from txl_keras.training.updates import apply_gradients
+from txl_keras.training.updates import check_supported
 
 
 class Trainer:

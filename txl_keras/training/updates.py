@@ -1,0 +1,88 @@
+"""Updates of a replica's weights by gradients that are already summed."""
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+
+def takes_weight_decay(variable):
+    """Returns whether weight decay applies to a variable, judged by its name.
+
+    Kernels, embeddings and projections are decayed. Biases (such as
+    `content_attention_bias`) and layer normalization are not: their names
+    contain `"bias"`, or are `"gamma"` or `"beta"`.
+
+    Example:
+
+    >>> norm = keras.layers.LayerNormalization()
+    >>> dense = keras.layers.Dense(3)
+    >>> norm.build((2, 4)); dense.build((2, 4))
+    >>> weights = norm.weights + dense.weights
+    >>> [weight.name for weight in weights if takes_weight_decay(weight)]
+    ['kernel']
+    """
+    return "bias" not in variable.name and variable.name not in (
+        "gamma",
+        "beta",
+    )
+
+
+def apply_gradients(optimizer, gradients, variables):
+    """Updates this replica's own copies of the weights.
+
+    Keras's `optimizer.apply` would sum the gradients over replicas a second
+    time. This function does not communicate: all replicas get the same
+    gradients, so their copies stay equal. It runs in replica context, compiled
+    or not. It leaves `optimizer.iterations` to the caller, who knows which
+    steps count.
+
+    Example:
+
+    >>> weight = keras.Variable([1.0, 2.0])
+    >>> optimizer = keras.optimizers.SGD(0.5)
+    >>> optimizer.build([weight])
+    >>> apply_gradients(optimizer, [ops.array([1.0, -1.0])], [weight])
+    >>> weight.numpy().tolist()
+    [0.5, 2.5]
+    """
+    learning_rate = ops.convert_to_tensor(optimizer.learning_rate)
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if optimizer.clipnorm:
+            gradient = tf.clip_by_norm(gradient, optimizer.clipnorm)
+        if optimizer.clipvalue:
+            limit = optimizer.clipvalue
+            gradient = ops.clip(gradient, -limit, limit)
+        if _is_decayed(optimizer, variable):
+            rate = ops.cast(learning_rate, variable.dtype)
+            decay = variable * optimizer.weight_decay * rate
+            optimizer.assign_sub(variable, decay)
+        optimizer.update_step(gradient, variable, learning_rate)
+    optimizer._update_model_variables_moving_average(variables)
+
+
+def _is_decayed(optimizer, variable):
+    return (
+        optimizer.weight_decay
+        and takes_weight_decay(variable)
+        # What the caller of `exclude_from_weight_decay` named.
+        and optimizer._use_weight_decay(variable)
+    )
+
+
+def check_supported(optimizer):
+    """Checks that `apply_gradients` supports the settings of an optimizer."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`optimizer` must not scale the loss, which training in float16 "
+            "does by itself. Pass the inner optimizer. Received: optimizer="
+            "LossScaleOptimizer"
+        )
+    for name, remedy in (
+        ("gradient_accumulation_steps", "Train with larger batches"),
+        ("ema_overwrite_frequency", "Use `keras.callbacks.SwapEMAWeights`"),
+    ):
+        if getattr(optimizer, name):
+            raise ValueError(
+                f"`optimizer.{name}` must be None. {remedy}. Received: {name}="
+                f"{getattr(optimizer, name)}"
+            )

@@ -176,13 +176,18 @@ class Muon(keras.optimizers.Muon):
         epsilon=1e-9,
         **kwargs,
     ):
-        kwargs["adam_weight_decay"] = weight_decay
+        # Versions of Keras differ in some of these defaults.
+        settings = {"adam_lr_ratio": 1, "ns_steps": 5, "rms_rate": 0.2}
         super().__init__(
             learning_rate,
-            weight_decay=weight_decay,
             momentum=momentum,
             epsilon=epsilon,
-            **kwargs,
+            **{
+                **settings,
+                **kwargs,
+                "weight_decay": weight_decay,
+                "adam_weight_decay": weight_decay,
+            },
         )
 
     def _should_use_adamw(self, variable):

@@ -4,6 +4,7 @@ import types
 
 import keras
 
+from txl_keras.checks import check_model_name
 from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.models.presets import build_preset
 from txl_keras.models.quantization import quantize_layers
@@ -19,6 +20,10 @@ class PresetModel(keras.Model):
     presets = types.MappingProxyType({})
     # The class of the argument `backbone` of presets by name.
     backbone_class = None
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        check_model_name(self.name)
 
     @classmethod
     def from_preset(cls, preset, load_weights=True, dtype=None, **overrides):

@@ -132,6 +132,12 @@ class PresetModel(keras.Model):
             config["tokenizer"] = deserialize_tokenizer(
                 config["tokenizer"], "The model's config"
             )
+        is_frozen = config.get("trainable") is False
+        if is_frozen:
+            # Set below: the constructor would not freeze the layers it makes.
+            del config["trainable"]
         model = cls(**config)
         quantize_layers(model, quantized)
+        if is_frozen:
+            model.trainable = False
         return model

@@ -181,6 +181,12 @@ def test_a_loss_of_the_user_validates_on_segments():
     )
 
 
+@pytest.mark.parametrize("wrong", ["", None, 5, b"backup"])
+def test_a_backup_needs_a_path(wrong):
+    with pytest.raises(ValueError, match="`backup_dir` must be a path that"):
+        BackupAndRestore(wrong)
+
+
 def test_a_backup_leaves_other_files_alone(tmp_path):
     tmp_path.joinpath("notes").mkdir()
     tmp_path.joinpath("notes", "mine.txt").write_text("kept")

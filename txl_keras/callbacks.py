@@ -108,9 +108,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             ends, and with it the folder unless it holds other files.
 
     Raises:
-        ValueError: If `backup_dir` is no path or `save_freq` is neither; in `fit`, if the model or the
-            data is of another kind, or if the folder holds checkpoints of
-            another model, of other metrics or of `Trainer`.
+        ValueError: If `backup_dir` is no path or `save_freq` is neither; in
+            `fit`, if the model or the data is of another kind, or if the folder
+            holds checkpoints of another model, of other metrics or of
+            `Trainer`.
 
     Example:
 

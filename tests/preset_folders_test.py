@@ -1,6 +1,7 @@
 """`save_to_preset` and `from_preset` of folders, runs and the Hub."""
 
 import fnmatch
+import hashlib
 import json
 import os
 import pickle
@@ -288,6 +289,9 @@ EVIL = {
         ({"config__backbone__config__num_layers": 10**9}, "from 0 to"),
         ({"config__backbone__config__vocabulary_size": 10**9}, "another model"),
         ({"config__backbone__config__hidden_dim": 10**8}, "of another model"),
+        ({"config__backbone__config__hidden_dim": 2**63}, "_dim` must be an"),
+        ({"config__backbone__config__name": "a b"}, "`name` must consist of"),
+        ({"config__backbone__config__name": ""}, "`name` must consist of"),
         ({"config__backbone__config__memory_length": 10**9}, "from 0 to"),
         ({"config__backbone": None}, "`config.backbone` must be an object"),
         ({"weights": None}, "`weights` must be a string"),
@@ -332,7 +336,29 @@ def test_truncated_and_changed_weights_are_refused(folder):
         TransformerXLCausalLM.from_preset(folder)
 
 
+def test_weights_that_are_infinite_in_float32_are_refused(folder):
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    at, first = 0, min(header, key=lambda name: header[name]["data_offsets"])
+    for entry in sorted(header.values(), key=lambda e: e["data_offsets"]):
+        size = 2 * (entry["data_offsets"][1] - entry["data_offsets"][0])
+        entry.update(dtype="F64", data_offsets=[at, at + size])
+        at += size
+    values = np.frombuffer(data[start:], "<f4").astype("<f8")
+    values[0] = 1e300
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + values.tobytes())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    change_config(folder, weights=digest)
+    with pytest.raises(ValueError, match=f"damaged: {first} is not finite"):
+        TransformerXLCausalLM.from_preset(folder)
+
+
 def test_the_tokenizer_of_another_vocabulary_is_refused(folder, saved):
+    with pytest.raises(ValueError, match="a tokenizer of .*tokenizer=5"):
+        TransformerXLCausalLM.from_preset(folder, tokenizer=5)
     other = WordTokenizer(["<eos>", "b"])
     with pytest.raises(ValueError, match="as many symbols as the model, 11"):
         TransformerXLCausalLM.from_preset(folder, tokenizer=other)
@@ -380,6 +406,31 @@ def test_a_preset_is_replaced_and_nothing_else_is(saved, folder, tmp_path):
     for folder in ("", None):
         with pytest.raises(ValueError, match="a path that is not empty"):
             model.save_to_preset(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_save_writes_through_no_link(name, saved, folder, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    for link in (name, f"{name}.tmp", "tokenizer.json.tmp.tmp"):
+        (folder / link).unlink(missing_ok=True)
+        (folder / link).symlink_to(outside)
+    model, _ = saved["causal_lm"]
+    model.save_to_preset(folder)
+    assert outside.read_text() == "mine"
+    assert_same_outputs(TransformerXLCausalLM.from_preset(folder), model)
+
+
+def test_a_folder_in_place_of_a_file_is_named(saved, folder):
+    (folder / "model.safetensors.tmp").mkdir()
+    with pytest.raises(OSError, match=r"model.safetensors.tmp; Is a dir"):
+        saved["causal_lm"][0].save_to_preset(folder)
+
+
+def test_a_model_of_zeros_is_saved_and_loaded(tmp_path):
+    model = make_causal_lm(initializer_stddev=0.0)
+    model.save_to_preset(tmp_path)
+    assert_same_outputs(TransformerXLCausalLM.from_preset(tmp_path), model)
 
 
 @pytest.mark.parametrize("last", [0, 1, 2, 3])

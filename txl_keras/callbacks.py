@@ -108,9 +108,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             ends, and with it the folder unless it holds other files.
 
     Raises:
-        ValueError: If `save_freq` is neither; in `fit`, if the model or the
-            data is of another kind, or if the folder holds checkpoints of
-            another model, of other metrics or of `Trainer`.
+        ValueError: If `backup_dir` is no path or `save_freq` is neither; in
+            `fit`, if the model or the data is of another kind, or if the folder
+            holds checkpoints of another model, of other metrics or of
+            `Trainer`.
 
     Example:
 
@@ -131,6 +132,12 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def __init__(self, backup_dir, save_freq="epoch", delete_checkpoint=True):
         super().__init__()
+        is_path = isinstance(backup_dir, (str, os.PathLike))
+        if not is_path or not os.fspath(backup_dir):
+            raise ValueError(
+                "`backup_dir` must be a path that is not empty, of a folder "
+                f"for this run alone. Received: backup_dir={backup_dir!r}"
+            )
         if save_freq != "epoch":
             check_integer("save_freq", save_freq, 1)
         self.backup_dir = os.fspath(backup_dir)

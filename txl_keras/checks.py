@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import re
 import reprlib
 
 import keras
@@ -90,6 +91,20 @@ def check_dtype_policy(policy):
             "`dtype` must be a policy with float32 weights: 'float32', "
             "'mixed_bfloat16' or 'mixed_float16'. Received: "
             f"dtype={policy.name!r}"
+        )
+
+
+def check_model_name(name):
+    """Checks that a model's name can be a name scope of a graph.
+
+    Keras would name the weights of all later models wrongly after an error of
+    TensorFlow about it.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9.][\w.>-]*", name, re.ASCII):
+        raise ValueError(
+            "`name` must consist of ASCII letters, digits and `_.>-`, and "
+            "begin with a letter, a digit or a period. Received: "
+            f"name={shown(name)}"
         )
 
 
@@ -218,11 +233,16 @@ def check_seeds(dropout_seed, expected):
 
 def check_vocabulary(tokenizer, vocabulary_size):
     """Checks that a tokenizer has as many symbols as a model's vocabulary."""
-    if tokenizer.vocabulary_size != vocabulary_size:
+    size = getattr(tokenizer, "vocabulary_size", None)
+    if size is None:
+        raise ValueError(
+            "`tokenizer` must be a tokenizer of `txl_keras.data.tokenizers`. "
+            f"Received: tokenizer={shown(tokenizer)}"
+        )
+    if size != vocabulary_size:
         raise ValueError(
             "`tokenizer` must have as many symbols as the model, "
-            f"{vocabulary_size} symbols. Received: "
-            f"{tokenizer.vocabulary_size} symbols"
+            f"{vocabulary_size} symbols. Received: {size} symbols"
         )
 
 

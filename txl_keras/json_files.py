@@ -110,7 +110,8 @@ def check_fields(content, fields, source):
 
     `fields` maps the path of a field to its allowed types, such as `{"model":
     "an object", "model.name": "a string or null"}`. An absent field counts as
-    null; numbers must be finite. `source` names the file in errors.
+    null; numbers must be finite, and integers have at most 64 bits. `source`
+    names the file in errors.
     """
     for path, kinds in fields.items():
         value = content
@@ -130,4 +131,7 @@ def _is_kind(value, kind):
     is_boolean = isinstance(value, bool) and kind != "a boolean"
     if is_boolean or not isinstance(value, _KINDS[kind]):
         return False
+    if isinstance(value, int):
+        # A larger one has no meaning as a size, and overflows in TensorFlow.
+        return abs(value) < 1 << 63
     return kind != "a number" or math.isfinite(value)

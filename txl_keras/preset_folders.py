@@ -26,6 +26,7 @@ from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import read_bytes
+from txl_keras.data.corpora.files import remove_link
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import WordTokenizer
@@ -235,12 +236,13 @@ class _Preset:
                 "one preset, or save it again."
             )
         for name, weight in weights.items():
-            array = self._tensors[name]
-            if not np.isfinite(array).all():
+            # In float32, where large float64 values are infinite.
+            value = to_tensor(self._tensors[name])
+            if not np.isfinite(value).all():
                 raise ValueError(
                     f"{self._weights_path} is damaged: {name} is not finite"
                 )
-            weight.assign(tf.cast(to_tensor(array), weight.dtype))
+            weight.assign(tf.cast(value, weight.dtype))
 
     def load_tokenizer(self):
         path = os.path.join(self.folder, "tokenizer.json")
@@ -447,6 +449,7 @@ def save_preset(model, folder, training=None):
     gfile = tf.io.gfile
     try:
         gfile.makedirs(folder)
+        remove_link(unfinished[0])
         write_safetensors(weights, unfinished[0])
         content["weights"] = _file_hash(unfinished[0])
         if tokenizer:
@@ -466,7 +469,8 @@ def save_preset(model, folder, training=None):
         ) from error
     finally:
         for path in filter(gfile.exists, unfinished):
-            gfile.remove(path)
+            if not gfile.isdir(path):
+                gfile.remove(path)
 
 
 def _training(model):

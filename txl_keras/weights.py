@@ -26,7 +26,8 @@ class UntouchedZeros(keras.initializers.Initializer):
 
     def __call__(self, shape, dtype=None):
         dtype = tf.as_dtype(dtype or keras.config.floatx())
-        if dtype != tf.float32:
+        # A graph cannot hold a tensor of this process.
+        if dtype != tf.float32 or not tf.executing_eagerly():
             return tf.zeros(shape, dtype)
         return _share(_aligned(shape, np.zeros))
 

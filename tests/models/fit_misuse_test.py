@@ -49,9 +49,26 @@ def batches(*sizes):
     [
         ({"x": X[:0], "y": Y[:0], "batch_size": B}, "`x` must not be empty"),
         ({"x": batches()}, "`x` must not be empty"),
+        (
+            {"x": X[:, :0], "y": Y[:, :0], "batch_size": B},
+            "`x` must not be empty",
+        ),
         ({"x": X[0], "y": Y[0], "batch_size": B}, "`x` must have the shape"),
         ({"x": PAIRS.unbatch()}, r"`x` must have batches of the shape"),
         ({"x": [[1, 2]], "y": [[2, 3]]}, "`x` must be an array, text"),
+        ({"x": None}, "`x` must be an array, text"),
+        ({**ARRAYS, "epochs": 1.5}, "`epochs` must be an integer"),
+        ({**ARRAYS, "initial_epoch": -1}, "`initial_epoch` must be an int"),
+        ({**ARRAYS, "segment_length": 3}, "`segment_length` must be None"),
+        ({"x": SEGMENTS, "segment_length": 3}, "`segment_length` must be N"),
+        ({**ARRAYS, "class_weight": {}}, "`class_weight` must be None or"),
+        ({**ARRAYS, "class_weight": [2.0]}, "`class_weight` must be None or"),
+        ({**ARRAYS, "class_weight": {"a": 2.0}}, "`class_weight` must be None"),
+        ({**ARRAYS, "class_weight": {99: 2.0}}, "`class_weight` must be None"),
+        (
+            {**ARRAYS, "class_weight": {1: float("nan")}},
+            r"`class_weight\[1\]` must be a finite",
+        ),
         ({**ARRAYS, "batch_size": 0}, "`batch_size` must be an integer"),
         ({**ARRAYS, "sample_weight": np.ones(4)}, "`sample_weight` must have"),
         (
@@ -90,6 +107,7 @@ def test_evaluate_names_bad_arguments(model):
         ({"x": SEGMENTS, "y": Y}, "`y` must be None"),
         ({"x": PAIRS, "steps": 9}, "`steps` must be"),
         ({"x": PAIRS.repeat()}, "`steps` must be"),
+        ({**ARRAYS, "segment_length": 3}, "`segment_length` must be None"),
     ):
         with pytest.raises(ValueError, match=message):
             model.evaluate(**arguments, verbose=0)
@@ -161,6 +179,12 @@ def test_a_loss_of_the_user_validates_on_segments():
     assert history["val_loss"][0] == pytest.approx(
         model.evaluate(SEGMENTS, verbose=0), rel=1e-6
     )
+
+
+@pytest.mark.parametrize("wrong", ["", None, 5, b"backup"])
+def test_a_backup_needs_a_path(wrong):
+    with pytest.raises(ValueError, match="`backup_dir` must be a path that"):
+        BackupAndRestore(wrong)
 
 
 def test_a_backup_leaves_other_files_alone(tmp_path):

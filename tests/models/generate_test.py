@@ -335,3 +335,7 @@ def test_text_needs_a_tokenizer():
     for call in (model.generate, model.score_texts, model.embed_texts):
         with pytest.raises(ValueError, match="`tokenizer` must be set"):
             call(["a"])
+    model.tokenizer = CharacterTokenizer("ab")
+    for call in (model.generate, model.score_texts, model.embed_texts):
+        with pytest.raises(ValueError, match="as many symbols as the model"):
+            call(["a"])

@@ -210,6 +210,17 @@ def test_weights_of_another_precision_are_an_error(name):
         assert model.variable_dtype == "float32"
 
 
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_name_that_no_graph_can_have_is_an_error(name):
+    make, config = BACKBONES[name]
+    for wrong in ("", "my model", "é", "_a", "a\n"):
+        with pytest.raises(ValueError, match="`name` must consist of ASCII"):
+            make(**config, name=wrong)
+        with pytest.raises(ValueError, match="`name` must consist of ASCII"):
+            HEADS_OF[name](make(**config), name=wrong)
+    assert make(**config, name="A.2_-b").name == "A.2_-b"
+
+
 def test_export_by_keras_is_refused(tmp_path):
     with pytest.raises(NotImplementedError, match="txl_keras.serving.export"):
         small_model().export(tmp_path / "model")

@@ -14,6 +14,7 @@ from factories import small_model as model_of
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
+from txl_keras.models import TransformerXLCausalLM
 
 B, T, BATCHES = 3, 7, 4
 
@@ -352,6 +353,31 @@ def test_a_model_that_was_not_compiled_is_saved_too(tmp_path):
     assert loaded.compute_dtype == "bfloat16"
     model.reset_memory()
     np.testing.assert_array_equal(loaded(ids), model(ids))
+
+
+@pytest.mark.parametrize("as_preset", [False, True])
+def test_a_frozen_backbone_is_loaded_frozen(as_preset, tmp_path):
+    _, x, y = hard_text()
+    model = small_model()
+    model.backbone.trainable = False
+    model.compile("adam")
+    model.fit(x, y, batch_size=B, verbose=0)
+    if as_preset:
+        model.save_to_preset(tmp_path)
+        loaded = TransformerXLCausalLM.from_preset(tmp_path)
+    else:
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        assert len(loaded.optimizer.variables) == len(model.optimizer.variables)
+    names = [weight.name for weight in loaded.trainable_weights]
+    assert names == [weight.name for weight in model.trainable_weights]
+
+
+def test_a_model_that_is_not_compiled_says_so():
+    _, x, y = hard_text()
+    for call in ("fit", "evaluate"):
+        with pytest.raises(ValueError, match=r"must call `compile\(\)`"):
+            getattr(small_model(), call)(x, y, batch_size=B)
 
 
 def test_a_loss_of_the_user_takes_the_place_of_the_default(tmp_path):

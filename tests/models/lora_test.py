@@ -309,6 +309,20 @@ def nan_alpha(file, query):
     query.attrs["lora_alpha"] = float("nan")
 
 
+def huge_alpha(file, query):
+    query.attrs["lora_alpha"] = 1e300  # infinite in float32
+
+
+def nan_matrix(file, query):
+    query["lora_kernel_b"][0, 0] = float("nan")
+
+
+def deep(file, query):
+    # Of 20,000 groups, reading would take minutes.
+    for _ in range(100):
+        query = query.create_group("a")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -319,6 +333,9 @@ def nan_alpha(file, query):
         without_alpha,
         odd_alpha,
         nan_alpha,
+        huge_alpha,
+        nan_matrix,
+        deep,
     ],
 )
 def test_a_damaged_file_is_an_error(lora_file, change):
@@ -342,6 +359,7 @@ def test_bad_arguments_are_errors(tmp_path):
         ),
         ({"rank": 2, "target_layer_names": ()}, "must be names of"),
         ({"rank": 2, "target_layer_names": "query"}, "must be a list"),
+        ({"rank": 2, "target_layer_names": [["query"]]}, "must be names of"),
     ):
         with pytest.raises(ValueError, match=message):
             backbone.enable_lora(**wrong)
@@ -356,8 +374,9 @@ def test_bad_arguments_are_errors(tmp_path):
     backbone.enable_lora(2)
     with pytest.raises(ValueError, match="only once.*LoRA of rank 2"):
         backbone.enable_lora(2)
-    with pytest.raises(ValueError, match="`filepath` must end in '.lora.h5'"):
-        backbone.save_lora_weights(tmp_path / "mine.h5")
+    for wrong in (tmp_path / "mine.h5", None, 5, b"mine.lora.h5"):
+        with pytest.raises(ValueError, match="`filepath` must be a path that "):
+            backbone.save_lora_weights(wrong)
     lstm = small_model(make=LSTMBackbone, num_layers=1)
     with pytest.raises(ValueError, match="`target_layer_names` must be names"):
         lstm.backbone.enable_lora(2)

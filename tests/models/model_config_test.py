@@ -108,7 +108,7 @@ def test_unchanged_it_is_loaded(name, load):
         ("num_layers", 1, "of another model: weights/.* is not in this"),
         ("vocabulary_size", 10**9, "of another model: .*, not .(10{9}|9{8})"),
         ("hidden_dim", 10**8, "of another model: .* is .*, not .*10{8}"),
-        ("hidden_dim", 10**30, "model in .* does not describe a"),
+        ("hidden_dim", 10**30, "hidden_dim` must be an integer"),
     ],
 )
 def test_sizes_are_compared_with_the_weights(name, size, value, message, load):

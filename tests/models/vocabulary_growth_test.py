@@ -1,5 +1,6 @@
 """Tokens that are added to a trained vocabulary."""
 
+import keras
 import numpy as np
 import pytest
 from factories import D
@@ -145,6 +146,18 @@ def test_the_vocabulary_must_be_larger(wrong):
         ValueError, match="`vocabulary_size` must be an integer"
     ):
         extend_vocabulary(small_model(num_layers=1), wrong)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", None])
+def test_the_seed_must_be_an_integer(seed):
+    with pytest.raises(ValueError, match="`seed` must be an integer"):
+        extend_vocabulary(small_model(num_layers=1), V + 1, seed=seed)
+
+
+@pytest.mark.parametrize("model", [None, keras.Sequential()])
+def test_other_models_have_no_vocabulary(model):
+    with pytest.raises(ValueError, match="`model` must be a model or a back"):
+        extend_vocabulary(model, V + 1)
 
 
 def test_lora_must_be_merged_first():

@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
@@ -129,12 +130,44 @@ def check_arrays(x, y, batch_size, vocabulary_size):
         )
     check_integer("batch_size", batch_size, 1)
     check_shape("x", x, (None, None))
-    if not len(x):
-        raise ValueError("`x` must not be empty. Received: no samples")
+    if 0 in x.shape:
+        raise ValueError(
+            "`x` must not be empty. Received: no samples, or none with a "
+            f"token: x.shape={tuple(x.shape)}"
+        )
     check_token_ids("x", x, vocabulary_size)
     if y is not None:
         check_token_ids("y", y, vocabulary_size)
         check_shape("y", y, tuple(x.shape))
+
+
+def check_class_weight(class_weight, vocabulary_size):
+    """Checks keys, since Keras ignores those that are no token ids."""
+    if class_weight is None:
+        return
+    is_valid = (
+        isinstance(class_weight, dict)
+        and class_weight
+        and all(key in range(vocabulary_size) for key in class_weight)
+    )
+    if not is_valid:
+        raise ValueError(
+            "`class_weight` must be None or a dictionary of a weight per token "
+            f"id, from 0 to {vocabulary_size - 1}. Received: "
+            f"class_weight={shown(class_weight)}"
+        )
+    for token_id, weight in class_weight.items():
+        check_number(f"class_weight[{token_id}]", weight, 0)
+
+
+def check_segment_length(x, segment_length):
+    """Raises `ValueError` for a length that would not be used."""
+    if segment_length is not None and not is_text(x):
+        raise ValueError(
+            "`segment_length` must be None unless `x` is text: other data is "
+            "in segments already. Received: "
+            f"segment_length={shown(segment_length)}, x={shown(x)}"
+        )
 
 
 def in_batches(x, y, batch_size, **arguments):

@@ -175,7 +175,7 @@ class FitSteps:
                     f"{shown(arguments['class_weight'])}"
                 )
             return self._only_keras("class_weight")
-        if isinstance(x, (list, tuple)):
+        if x is None or isinstance(x, (list, tuple)):
             raise ValueError(
                 "`x` must be an array, text, `Segments` or a dataset. Convert "
                 f"ids with `np.asarray`. Received: x={shown(x)}"

@@ -3,7 +3,8 @@
 Letters: `r` rank.
 """
 
-import math
+import itertools
+import os
 import pathlib
 import weakref
 
@@ -18,6 +19,9 @@ from txl_keras.checks import shown
 
 _SUFFIX = ".lora.h5"
 _PARTS = ("lora_kernel_a", "lora_kernel_b")
+# Far more than a model needs. HDF5 reads deep groups in quadratic time.
+_MAX_DEPTH = 16
+_MAX_ITEMS = 1 << 16
 
 
 class LoraBackbone(keras.Model):
@@ -96,10 +100,12 @@ class LoraBackbone(keras.Model):
             )
         check_list("target_layer_names", target_layer_names)
         layers = self._adaptable_layers()
-        names = {layer.name for layer in layers.values()}
-        if not target_layer_names or set(target_layer_names) - names:
+        names = sorted({layer.name for layer in layers.values()})
+        if not target_layer_names or not all(
+            name in names for name in target_layer_names
+        ):
             raise ValueError(
-                f"`target_layer_names` must be names of {sorted(names)}. "
+                f"`target_layer_names` must be names of {names}. "
                 f"Received: target_layer_names={shown(target_layer_names)}"
             )
         self._enable(
@@ -226,13 +232,13 @@ class LoraBackbone(keras.Model):
 
 
 def _checked_path(filepath):
-    path = pathlib.Path(filepath)
-    if not path.name.endswith(_SUFFIX):
+    is_path = isinstance(filepath, (str, os.PathLike))
+    if not is_path or not os.fspath(filepath).endswith(_SUFFIX):
         raise ValueError(
-            f"`filepath` must end in {_SUFFIX!r}. Received: "
-            f"filepath={str(filepath)!r}"
+            f"`filepath` must be a path that ends in {_SUFFIX!r}. Received: "
+            f"filepath={filepath!r}"
         )
-    return path
+    return pathlib.Path(filepath)
 
 
 def _read(path):
@@ -241,8 +247,11 @@ def _read(path):
     The file may come from a stranger: no array is read that is not in it.
     """
     arrays, alphas = {}, {}
+    visited = itertools.count(1)
 
     def visit(name, item):
+        if name.count("/") > _MAX_DEPTH or next(visited) > _MAX_ITEMS:
+            raise ValueError("it has too many groups")
         # Links to other places and files are not visited.
         _, _, layer = name.partition("/")
         if isinstance(item, h5py.Dataset):
@@ -270,13 +279,18 @@ def _read(path):
             f"{path} is damaged, or was not written by `save_lora_weights`: "
             f"{error}"
         ) from error
-    finite = all(math.isfinite(a) and a > 0 for a in alphas.values())
-    if pairs.keys() != alphas.keys() or not finite:
+    # In float32, as layers compute with it.
+    scales = np.array([*alphas.values()]).astype(np.float32)
+    is_valid = np.isfinite(scales).all() and (scales > 0).all()
+    if pairs.keys() != alphas.keys() or not is_valid:
         raise ValueError(
             f"{path} is damaged: each layer must have two matrices and a "
             f"positive `lora_alpha`. Received: {shown(sorted(pairs))} and "
             f"{shown(alphas)}"
         )
+    for layer, pair in pairs.items():
+        if not all(np.isfinite(matrix).all() for matrix in pair):
+            raise ValueError(f"{path} is damaged: {layer} is not finite")
     return pairs, alphas
 
 

@@ -4,6 +4,7 @@ import types
 
 import keras
 
+from txl_keras.checks import check_model_name
 from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.models.presets import build_preset
 from txl_keras.models.quantization import quantize_layers
@@ -19,6 +20,10 @@ class PresetModel(keras.Model):
     presets = types.MappingProxyType({})
     # The class of the argument `backbone` of presets by name.
     backbone_class = None
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        check_model_name(self.name)
 
     @classmethod
     def from_preset(cls, preset, load_weights=True, dtype=None, **overrides):
@@ -127,6 +132,12 @@ class PresetModel(keras.Model):
             config["tokenizer"] = deserialize_tokenizer(
                 config["tokenizer"], "The model's config"
             )
+        is_frozen = config.get("trainable") is False
+        if is_frozen:
+            # Set below: the constructor would not freeze the layers it makes.
+            del config["trainable"]
         model = cls(**config)
         quantize_layers(model, quantized)
+        if is_frozen:
+            model.trainable = False
         return model

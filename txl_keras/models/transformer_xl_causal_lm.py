@@ -14,6 +14,7 @@ from txl_keras import metrics as token_metrics
 from txl_keras import samplers
 from txl_keras.callbacks import ResetMemory
 from txl_keras.checks import check_dtype_policy
+from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
@@ -22,6 +23,8 @@ from txl_keras.data.segments import Segments
 from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.fit_data import check_arrays
+from txl_keras.models.fit_data import check_class_weight
+from txl_keras.models.fit_data import check_segment_length
 from txl_keras.models.fit_data import in_batches
 from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import text_segments
@@ -93,6 +96,8 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
 
     presets = PRESETS
     backbone_class = TransformerXLBackbone
+    # Set by `compile` for the default loss.
+    fit_steps = None
 
     def __init__(
         self,
@@ -230,9 +235,8 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         """Resets the memory of `fit`, of `evaluate`, and of calls."""
         self._training_memory.reset_state()
         self._inference_memory.reset_state()
-        steps = getattr(self, "fit_steps", None)
-        if steps and steps.trainer:
-            steps.trainer.memory.reset_state()
+        if self.fit_steps and self.fit_steps.trainer:
+            self.fit_steps.trainer.memory.reset_state()
 
     def compile(
         self, optimizer="adam", loss="auto", *, sampler="random", **kwargs
@@ -284,14 +288,14 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
 
     def retrace(self):
         """Traces `fit` and `evaluate` again after layers have changed."""
-        steps = getattr(self, "fit_steps", None)
+        steps = self.fit_steps
         if steps is not None:
             self.fit_steps = FitSteps(self, steps.metrics, steps.jit_compile)
 
     @property
     def metrics(self):
         """Returns the metrics of `fit` and `evaluate`, a list."""
-        steps = getattr(self, "fit_steps", None)
+        steps = self.fit_steps
         return super().metrics + (steps.metrics if steps else [])
 
     def make_train_function(self, force=False):
@@ -371,8 +375,16 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             )
         if batch_size is not None:
             kwargs.setdefault("validation_batch_size", batch_size)
+        check_integer("epochs", epochs, 0)
+        check_integer("initial_epoch", kwargs.get("initial_epoch", 0), 0)
+        if self._has_default_loss():
+            check_class_weight(
+                kwargs.get("class_weight"), self.backbone.vocabulary_size
+            )
         validation = kwargs.get("validation_data")
-        if is_text(validation):
+        if not is_text(validation):
+            check_segment_length(x, segment_length)
+        else:
             rows = kwargs.get("validation_batch_size")
             kwargs["validation_data"] = self._text_segments(
                 validation, rows, segment_length, is_training=False
@@ -411,6 +423,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             ValueError: If arrays come without a `batch_size` or with ids that
                 are not in the vocabulary.
         """
+        check_segment_length(x, segment_length)
         if is_text(x):
             x = self._text_segments(
                 x, batch_size, segment_length, is_training=False

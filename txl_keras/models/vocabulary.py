@@ -7,6 +7,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
+from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.weights import weights_by_name
 
 # Of the standard deviation of the old rows: tells new tokens apart.
@@ -29,14 +30,15 @@ def extend_vocabulary(model, vocabulary_size, tokenizer=None, seed=0):
         vocabulary_size: Integer, more than that of the model.
         tokenizer: The tokenizer of the new vocabulary. Required if the model
             has a tokenizer.
-        seed: Integer, seeds the noise.
+        seed: Integer of at least 0, seeds the noise.
 
     Returns:
         A new model of the same class, not compiled.
 
     Raises:
         ValueError: If `vocabulary_size` is not larger, `tokenizer` is missing
-            or of another size, or the model has LoRA matrices.
+            or of another size, `seed` is negative, `model` has no token
+            embedding, or it has LoRA matrices.
 
     Example:
 
@@ -49,7 +51,13 @@ def extend_vocabulary(model, vocabulary_size, tokenizer=None, seed=0):
     ```
     """
     backbone = getattr(model, "backbone", model)
+    if not isinstance(backbone, RecurrentBackbone):
+        raise ValueError(
+            "`model` must be a model or a backbone of `txl_keras.models`. "
+            f"Received: model={shown(model)}"
+        )
     backbone.check_reads_tokens()
+    check_integer("seed", seed, 0)
     old_size = backbone.vocabulary_size
     check_integer("vocabulary_size", vocabulary_size, old_size + 1)
     if tokenizer is not None:

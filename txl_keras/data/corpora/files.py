@@ -33,9 +33,19 @@ def open_file(path):
 def write_text(text, path):
     """Writes a file atomically: readers never see an incomplete one."""
     # Renamed once complete, so that an interrupted write leaves no half file.
+    remove_link(path + ".tmp")
     with tf.io.gfile.GFile(path + ".tmp", "w") as file:
         file.write(text)
     tf.io.gfile.rename(path + ".tmp", path, overwrite=True)
+
+
+def remove_link(path):
+    """Removes a link, through which a write would change another file.
+
+    A folder from a stranger may have one in place of a temporary file.
+    """
+    if os.path.islink(path):
+        os.remove(path)
 
 
 def damaged_file_error(path, error):

@@ -4,6 +4,7 @@ import os
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.memory.memory_stack import MemoryStack
@@ -109,9 +110,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Raises:
         ValueError: If `backup_dir` is no path or `save_freq` is neither; in
-            `fit`, if the model or the data is of another kind, or if the folder
-            holds checkpoints of another model, of other metrics or of
-            `Trainer`.
+            `fit`, if the model or the data is of another kind, or if
+            `backup_dir` is a file or holds checkpoints of another model, of
+            other metrics or of `Trainer`.
 
     Example:
 
@@ -154,6 +155,13 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "default loss, and `Segments`, arrays or a dataset. Received: "
                 f"model={self.model.name!r}"
             )
+        try:
+            tf.io.gfile.makedirs(self.backup_dir)  # fails before any work
+        except tf.errors.OpError as error:
+            raise ValueError(
+                "`backup_dir` must be a folder that can be written to. "
+                f"Received: backup_dir={self.backup_dir!r} ({error})"
+            ) from error
         self._checkpoints = Checkpoints(self.backup_dir, steps.trainer)
         variables = self._metric_variables()
         expected = {name: tuple(v.shape) for name, v in variables}

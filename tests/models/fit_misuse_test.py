@@ -187,6 +187,16 @@ def test_a_backup_needs_a_path(wrong):
         BackupAndRestore(wrong)
 
 
+def test_a_file_is_no_place_for_backups(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    model = new_model()
+    with pytest.raises(ValueError, match="`backup_dir` must be a folder that"):
+        model.fit(SEGMENTS, callbacks=[BackupAndRestore(path)], verbose=0)
+    assert model.fit_steps.trainer.step == 0
+    assert path.read_text() == "mine"
+
+
 def test_a_backup_leaves_other_files_alone(tmp_path):
     tmp_path.joinpath("notes").mkdir()
     tmp_path.joinpath("notes", "mine.txt").write_text("kept")

@@ -177,7 +177,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             steps.resume(batches, seed)
             self.model._initial_epoch = epoch
         self._restored = state
-        self._saved = int(steps.trainer.step)
+        self._saved = int(steps.trainer.step.numpy())
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
@@ -189,7 +189,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self.save_freq == "epoch":
             return
-        step = int(self.model.fit_steps.trainer.step)
+        step = int(self.model.fit_steps.trainer.step.numpy())
         if step >= self._saved + self.save_freq:
             self._save(self._epoch, batch + 1)
 
@@ -205,7 +205,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _save(self, epoch, batches):
         steps = self.model.fit_steps
-        self._saved = int(steps.trainer.step)
+        self._saved = int(steps.trainer.step.numpy())
         self._checkpoints.save(
             {
                 "position": np.array([epoch, batches, steps.trainer.seed]),

@@ -194,10 +194,10 @@ def _write(rows):
 def _first_prompt(tokenizer):
     """Returns a newline, or a space if the vocabulary lacks the newline."""
     try:
-        tokenizer.encode("\n")
-        return "\n"
+        has_newline = len(tokenizer.encode("\n")) > 0
     except ValueError:
-        return " "
+        has_newline = False
+    return "\n" if has_newline else " "
 
 
 if __name__ == "__main__":

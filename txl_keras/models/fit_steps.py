@@ -270,7 +270,8 @@ class FitSteps:
         """Evaluates the rows of one replica."""
         # Not in what XLA compiles: the variables take the size of the data.
         stack = self._model._inference_memory
-        memory = stack.read(batch["inputs"].shape[0])
+        # Several workers do not know the static size.
+        memory = stack.read(keras.ops.shape(batch["inputs"])[0])
         nll, memory = self._compiled_score(batch, memory)
         stack.write(memory)
         self._report(batch, nll)

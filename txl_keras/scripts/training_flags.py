@@ -131,8 +131,8 @@ def _define_result_flags():
     )
     flags.DEFINE_enum(
         "optimizer", "adam", OPTIMIZERS,
-        "Optimizer; lamb is for large batches, muon learns more from each "
-        "batch.",
+        "Optimizer; lamb is for large batches, muon orthogonalizes the updates "
+        "of kernels.",
     )  # fmt: skip
     flags.DEFINE_float(
         "weight_decay", 0.0, "Weight decay of adamw, lamb and muon.",

@@ -257,7 +257,7 @@ def build_optimizer(
 
     `"adam"` is the optimizer of the original code, `"adamw"` adds decoupled
     weight decay, `"lamb"` (see `Lamb`) is for large batches, and `"muon"` (see
-    `Muon`) learns more from each batch.
+    `Muon`) orthogonalizes the updates of kernels.
 
     Args:
         name: String, one of `"adam"`, `"adamw"`, `"lamb"`, `"muon"`, `"sgd"`

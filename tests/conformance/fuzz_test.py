@@ -356,6 +356,8 @@ def fuzz_sizes(fuzz, seed):
             good,
             {
                 **{name: integers() for name in good},
+                # A backbone of embeddings has none.
+                "vocabulary_size": optional_integers(),
                 "head_dim": optional_integers(),
                 "memory_length": [*integers(0), 10**12],
                 "clamp_length": optional_integers(),

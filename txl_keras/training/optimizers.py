@@ -155,7 +155,7 @@ class Muon(keras.optimizers.Muon):
     from txl_keras.training.optimizers import Muon
     from txl_keras.training.updates import apply_gradients
 
-    weight = keras.Variable(np.zeros((3, 2, 5)), name="kernel")
+    weight = keras.Variable(keras.ops.zeros((3, 2, 5)), name="kernel")
     optimizer = Muon(learning_rate=0.1)
     optimizer.build([weight])
     gradient = keras.random.normal((3, 2, 5))

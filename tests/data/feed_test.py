@@ -1,3 +1,5 @@
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -58,13 +60,23 @@ def test_hosts_without_python_are_sent_their_rows(monkeypatch):
     assert_steps(batches, range(3, 10))
 
 
-@pytest.mark.parametrize("first_row", [0, 6])
-def test_a_host_gets_an_element_a_replica(first_row):
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_host_gets_an_element_a_replica(host):
+    context = tf.distribute.InputContext(2, host, num_replicas_in_sync=4)
+    of_one_host = types.SimpleNamespace(
+        num_replicas_in_sync=4,
+        distribute_datasets_from_function=lambda make: make(context),
+    )
     segments = Segments(np.arange(200), 12, 5, drop_remainder=True)
-    make = [segments._dataset_in_memory, segments._dataset]
-    in_memory, read = (list(f(2, 3, first_row, 2, 3)) for f in make)
-    assert len(in_memory) == 6
-    for ours, expected in zip(in_memory, read, strict=True):
+    in_memory, read = (
+        list(segments.distribute(of_one_host, 2, 3, in_memory))
+        for in_memory in (True, False)
+    )
+    assert len(in_memory) == 6  # 3 steps, 2 replicas
+    for i, (ours, expected) in enumerate(zip(in_memory, read, strict=True)):
+        step, replica = divmod(i, 2)
+        rows = segments.batch(2 + step, 6 * host + 3 * replica, 3)
         assert ours["inputs"].shape == (3, 5)
-        for key, value in expected.items():
+        for key, value in rows.items():
             np.testing.assert_array_equal(ours[key], value)
+            np.testing.assert_array_equal(expected[key], value)

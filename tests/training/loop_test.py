@@ -124,9 +124,21 @@ def test_best_weights_that_were_removed_give_way_to_the_next(tmp_path, caplog):
     assert second.loop.run()
     assert saved_steps(second.workdir.best) == [12]
     # Later scores have to beat that of the weights that are kept.
-    third = Run(tmp_path, [])
+    third = Run(tmp_path, [3.15, 3.05], max_steps=20)
     assert third.loop.restore() == 12
-    assert third.loop._best == 3.1
+    assert third.loop.run()
+    assert third.steps("valid") == [4, 8, 12, 16, 20]
+    assert saved_steps(third.workdir.best) == [20]
+
+
+def test_worse_weights_do_not_replace_the_best_after_a_restart(tmp_path):
+    first = Run(tmp_path, [3.0, 2.0, 2.5])
+    first.loop.restore()
+    assert first.loop.run()
+    second = Run(tmp_path, [2.1], max_steps=16)
+    assert second.loop.restore() == 12
+    assert second.loop.run()
+    assert saved_steps(second.workdir.best) == [8]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

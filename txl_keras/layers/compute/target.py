@@ -89,15 +89,15 @@ def prefers_tensorflow_matmul(dtype, training):
     False if the CPU is unknown. The dtype is a name such as `"float32"`.
     """
     needed = _INSTRUCTIONS.get((dtype, training), set())
-    return bool(needed & _cpu_flags())
+    return bool(needed & _cpu_flags(_CPU_INFO))
 
 
 @functools.cache
-def _cpu_flags():
+def _cpu_flags(path):
     """Reads the instruction sets of an x86 CPU from Linux's `/proc/cpuinfo`."""
-    if not _CPU_INFO.exists():
+    if not path.exists():
         return frozenset()
-    for line in _CPU_INFO.read_text().splitlines():
+    for line in path.read_text().splitlines():
         name, _, values = line.partition(":")
         if name.strip() == "flags":
             return frozenset(values.split())

@@ -92,6 +92,12 @@ def check_dtype_policy(policy):
             "'mixed_bfloat16' or 'mixed_float16'. Received: "
             f"dtype={policy.name!r}"
         )
+    if policy.quantization_mode is not None:
+        raise ValueError(
+            "`dtype` must not be a quantized policy: build the model, load its "
+            f"weights, then call `model.quantize({policy.quantization_mode!r})`"
+            f". Received: dtype={policy.name!r}"
+        )
 
 
 def check_model_name(name):

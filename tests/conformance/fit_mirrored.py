@@ -52,10 +52,13 @@ def classifier(x, y):
     return model, {"token_ids": x, "lengths": lengths}, x[:, 0] % 2
 
 
-def losses(build, as_dataset, strategy):
+def losses(build, as_dataset, strategy, lora_rank=None):
     keras.utils.set_random_seed(1)
     with strategy.scope() if strategy else contextlib.nullcontext():
         model, x, y = build(*segments())
+    if lora_rank:
+        model.backbone.enable_lora(lora_rank)
+    with strategy.scope() if strategy else contextlib.nullcontext():
         model.compile("sgd", jit_compile=False)
     data = {"x": x, "y": y, "batch_size": BATCH_SIZE}
     if as_dataset:
@@ -127,6 +130,10 @@ def main():
         "classifier": [
             losses(classifier, False, None),
             losses(classifier, True, two),
+        ],
+        "LoRA": [
+            losses(language_model, False, None, lora_rank=3),
+            losses(language_model, True, two, lora_rank=3),
         ],
         "documents": [
             losses_of_documents(tf.distribute.get_strategy()),

@@ -22,10 +22,10 @@ DICTS = SEGMENTS.dataset(num_steps=len(SEGMENTS))
 ARRAYS = {"x": X, "y": Y, "batch_size": B}
 
 
-def new_model(metrics=None, **config):
+def new_model(metrics=None, momentum=0.0, **config):
     keras.utils.set_random_seed(5)
     model = small_model(**{"num_layers": 1, **config})
-    sgd = keras.optimizers.SGD(0.1)
+    sgd = keras.optimizers.SGD(0.1, momentum)
     model.compile(sgd, weighted_metrics=metrics)
     return model
 
@@ -213,10 +213,15 @@ def test_a_backup_of_something_else_is_neither_read_nor_removed(tmp_path):
     checkpoints = Checkpoints(str(tmp_path / "run"), trainer)
     checkpoints.save()
     checkpoints.wait()
-    backup = BackupAndRestore(tmp_path / "fit", delete_checkpoint=False)
-    new_model().fit(SEGMENTS, callbacks=[backup], verbose=0)
+    for folder, momentum in (("fit", 0.0), ("momentum", 0.9)):
+        backup = BackupAndRestore(tmp_path / folder, delete_checkpoint=False)
+        new_model(momentum=momentum).fit(
+            SEGMENTS, callbacks=[backup], verbose=0
+        )
     for other, folder in (
         (new_model(), "run"),
+        (new_model(), "momentum"),
+        (new_model(momentum=0.9), "fit"),
         (new_model(num_layers=2), "fit"),
         (new_model(metrics=[BitsPerToken(), Perplexity()]), "fit"),
     ):

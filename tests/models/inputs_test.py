@@ -205,7 +205,9 @@ def test_weights_of_another_precision_are_an_error(name):
                 make(**config, dtype=policy)
         with pytest.raises(ValueError, match="`dtype` must"):
             HEADS_OF[name](make(**config), dtype=dtype)
-    for dtype in ("mixed_bfloat16", "mixed_float16", "int8_from_float32"):
+    with pytest.raises(ValueError, match="quantized policy.*quantize.'int8'"):
+        make(**config, dtype="int8_from_float32")
+    for dtype in ("mixed_bfloat16", "mixed_float16"):
         model = make(**config, dtype=dtype)
         assert model.variable_dtype == "float32"
 

@@ -353,6 +353,8 @@ def test_bad_arguments_are_errors(tmp_path):
     for wrong, message in (
         ({"rank": 0}, "`rank` must be an integer of at least 1"),
         ({"rank": 2, "lora_alpha": 0}, "`lora_alpha` must be"),
+        # Infinite in float32.
+        ({"rank": 2, "lora_alpha": 1e39}, "`lora_alpha` must be .*at most 3"),
         (
             {"rank": 2, "target_layer_names": ("query", "qeury")},
             "`target_layer_names` must be names of .*'query'",

@@ -91,7 +91,8 @@ class LoraBackbone(keras.Model):
         """
         check_integer("rank", rank, 1)
         if lora_alpha is not None:
-            check_number("lora_alpha", lora_alpha, 0, exclusive=True)
+            largest = float(np.finfo(np.float32).max)
+            check_number("lora_alpha", lora_alpha, 0, largest, exclusive=True)
         if self._lora_layers():
             raise ValueError(
                 "LoRA must be enabled only once. Save the model and load it to "
@@ -199,8 +200,9 @@ class LoraBackbone(keras.Model):
         for frozen in (self, *filter(None, heads)):
             for weight in frozen.weights:
                 weight.trainable = False
-        for layer in layers.values():
-            layer.enable_lora(rank, lora_alpha=lora_alpha)
+        with self.distribute_strategy.scope():  # the variables of all replicas
+            for layer in layers.values():
+                layer.enable_lora(rank, lora_alpha=lora_alpha)
         self._retrace_owners()
 
     def _retrace_owners(self):

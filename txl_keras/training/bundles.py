@@ -259,7 +259,12 @@ def _open(path):
 
 
 def check_shapes(path, saved, expected):
-    """Raises `ValueError` unless a checkpoint has these shapes and weights."""
+    """Raises `ValueError` unless a checkpoint has these shapes.
+
+    Of the groups of `expected`, such as weights or optimizer, it must have no
+    other variables; results are left to the caller.
+    """
+    groups = {name.split("/")[0] for name in expected} - {"results"}
     problems = [
         f"{name} is missing" if name not in saved
         else f"{name} is {saved[name]}, not {shape}"
@@ -267,9 +272,9 @@ def check_shapes(path, saved, expected):
         if saved.get(name) != shape
     ]  # fmt: skip
     problems += [
-        f"{name} is not in this model"
+        f"{name} is not in this model or its optimizer"
         for name in sorted(saved.keys() - expected)
-        if name.startswith("weights/")
+        if name.split("/")[0] in groups
     ]
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""

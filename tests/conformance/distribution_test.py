@@ -13,7 +13,7 @@ import tensorflow as tf
 from two_workers import start
 from two_workers import tf_configs
 
-ALL_OPTIMIZERS = ("adam", "adamw", "lamb", "sgd", "adagrad")
+ALL_OPTIMIZERS = ("adam", "adamw", "lamb", "muon", "sgd", "adagrad")
 # Of the script: the rows of the batch, the variables of its memory (states and
 # valid lengths of two blocks), and where it saves.
 BATCH_SIZE, NUM_MEMORY_VARIABLES, HALF, WHOLE = 8, 4, 17, 50

@@ -47,6 +47,7 @@ OPTIMIZERS = {
     "adam": {"learning_rate": 0.01},
     "adamw": {"learning_rate": 0.01, "weight_decay": 0.1},
     "lamb": {"learning_rate": 0.01, "weight_decay": 0.1},
+    "muon": {"learning_rate": 0.01, "weight_decay": 0.1},
     "sgd": {"learning_rate": 1.0, "momentum": 0.5},
     "adagrad": {"learning_rate": 0.05},
 }

@@ -3,6 +3,7 @@
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.optimizers import Lamb
+from txl_keras.training.optimizers import Muon
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import create_strategy
@@ -11,6 +12,7 @@ from txl_keras.training.trainer import Trainer
 __all__ = [
     "Checkpoints",
     "Lamb",
+    "Muon",
     "Trainer",
     "build_optimizer",
     "build_schedule",

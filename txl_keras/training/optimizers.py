@@ -45,7 +45,7 @@ class Lamb(keras.optimizers.Optimizer):
     ```python
     import keras
 
-    from txl_keras.training.optimizers import Lamb
+    from txl_keras.training import Lamb
     from txl_keras.training.updates import apply_gradients
 
     weight = keras.Variable([3.0, 4.0])
@@ -152,7 +152,7 @@ class Muon(keras.optimizers.Muon):
     import keras
     import numpy as np
 
-    from txl_keras.training.optimizers import Muon
+    from txl_keras.training import Muon
     from txl_keras.training.updates import apply_gradients
 
     weight = keras.Variable(keras.ops.zeros((3, 2, 5)), name="kernel")

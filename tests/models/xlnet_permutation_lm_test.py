@@ -161,6 +161,22 @@ def test_without_a_mapping_every_token_is_a_target():
     np.testing.assert_array_equal(nll, expected)
 
 
+def test_without_a_mask_a_target_is_predicted_from_those_before_it():
+    model = small_lm()
+    ids = random_ids(B, T)
+    log_probs, _ = model.log_probs(ids)
+    for at in range(T):
+        changed = ids.copy()
+        changed[:, at] = (changed[:, at] + 1) % V
+        after = model.log_probs(changed)[0]
+        # Not even through the states of other tokens.
+        np.testing.assert_array_equal(
+            after[:, : at + 1], log_probs[:, : at + 1]
+        )
+        if at + 1 < T:
+            assert np.abs(after - log_probs)[:, at + 1].max() > 1e-4
+
+
 def test_a_saved_model_comes_back(tmp_path):
     model, batch = small_lm(reuse_length=5, clamp_length=4), batch_of()
     model.save(tmp_path / "model.keras")

@@ -66,7 +66,8 @@ class XLNetBackbone(RecurrentBackbone):
         permutation_mask: Optional boolean `(B, T, T)`, true where token `i`
             may attend to token `j`; the opposite of Hugging Face's
             `perm_mask`. A token always attends to itself, and a target never
-            to its own token.
+            to its own token. Mask a target for all other tokens, too: from
+            the second layer on, those that attend to it reveal it.
         target_mapping: Optional tensor `(B, P, T)` of one-hot rows, the
             position of each target; rows of zeros are no target.
         memory: Optional `Memory`; by default that of a cold start, which is
@@ -100,10 +101,12 @@ class XLNetBackbone(RecurrentBackbone):
     )
     ids = np.ones((3, 4), "int32")
     content, memory = backbone(ids)
-    # Predict each token from all others and from memory.
-    targets = np.stack([np.eye(4)] * 3)
+    # Predict the last token from all others and from memory.
+    targets = np.eye(4)[None, 3:].repeat(3, axis=0)  # (3, 1, 4)
+    visible = np.ones((3, 4, 4), bool)
+    visible[:, :, 3] = False
     content, query, memory = backbone(
-        ids, target_mapping=targets, memory=memory
+        ids, permutation_mask=visible, target_mapping=targets, memory=memory
     )
     ```
 

@@ -44,7 +44,8 @@ class XLNetPermutationLM(PresetModel):
     Call arguments:
         batch: Dictionary of `inputs`, ids `(B, T)`, and optionally
             `permutation_mask` `(B, T, T)` and `target_mapping` `(B, P, T)`,
-            see `XLNetBackbone`. By default every token is a target.
+            see `XLNetBackbone`. By default every token is a target, and is
+            predicted from those before it.
         training: Boolean, for dropout.
 
     Returns:
@@ -154,7 +155,8 @@ class XLNetPermutationLM(PresetModel):
             permutation_mask, target_mapping, token_type_ids, padding_mask,
                 memory, reset, training, dropout_seed, first_row: See
                 `XLNetBackbone`. Without a `target_mapping` every token is a
-                target, and P is T.
+                target, and P is T. Without a `permutation_mask` the order is
+                that of the text.
 
         Returns:
             The pair `(nll, memory)`: float32 `(B, P)` in nats, and the new
@@ -199,11 +201,17 @@ class XLNetPermutationLM(PresetModel):
     ):
         """Returns the targets' hidden states `(B, P, D)` and the memory."""
         check_token_ids("inputs", inputs, self.backbone.vocabulary_size)
+        batch_size, length = keras.ops.shape(inputs)
+        shape = batch_size, length, length
+        eye = keras.ops.eye(length, dtype=self.compute_dtype)
         if target_mapping is None:
-            batch_size, length = keras.ops.shape(inputs)
-            target_mapping = keras.ops.broadcast_to(
-                keras.ops.eye(length, dtype=self.compute_dtype),
-                (batch_size, length, length),
+            target_mapping = keras.ops.broadcast_to(eye, shape)
+        if permutation_mask is None:
+            # If all tokens attended to a target, they would reveal it to the
+            # query stream from the second layer on.
+            before = keras.ops.cumsum(eye, axis=1) > 0  # [T, T], j <= i
+            permutation_mask = keras.ops.broadcast_to(
+                keras.ops.transpose(before), shape
             )
         _, query, memory = self.backbone(
             inputs,

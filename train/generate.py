@@ -53,7 +53,8 @@ flags.DEFINE_integer(
 )  # fmt: skip
 flags.DEFINE_multi_string(
     "stop", [],
-    "Text at which to stop; it is not printed. May be repeated.",
+    "Text at which to stop; \\n is a newline. It is not printed. May be "
+    "repeated.",
 )  # fmt: skip
 flags.DEFINE_string(
     "output", None,
@@ -117,7 +118,7 @@ def main(_):
     generate = functools.partial(
         model.generate,
         max_new_tokens=FLAGS.max_tokens,
-        stop=FLAGS.stop,
+        stop=[stop.replace(r"\n", "\n") for stop in FLAGS.stop],
         sampler=sampler,
         seed=FLAGS.seed,
         memory_length=memory_length,

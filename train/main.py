@@ -155,7 +155,7 @@ def train(strategy, stop):
     # Start, resume, or find that the run is finished.
     log = training_run.chief_print(strategy)
     if origin and origin is not workdir:
-        at = origin.restore_weights(model, "best")
+        at = _restore_origin(origin, model)
         log(
             f"Starts from the best weights of {origin.path}, step {at}, at a "
             f"learning rate of {FLAGS.learning_rate:g}."
@@ -226,6 +226,20 @@ def _origin(workdir):
     origin = Workdir(FLAGS.initialize_from)
     training_flags.set_fine_tuning_rate(origin.read_config())
     return origin
+
+
+def _restore_origin(origin, model):
+    """Loads the weights to start from; returns the step that they are of."""
+    try:
+        return origin.restore_weights(model, "best")
+    except ValueError as error:
+        changes = [f"--{k}={v}" for k, v in model_flags.given().items()]
+        if not changes:
+            raise
+        raise ValueError(
+            "Flags must not change the shapes of the weights of "
+            f"`initialize_from`. Received: {', '.join(changes)} ({error})"
+        ) from error
 
 
 def _finish(workdir, valid, tokenizer, test, tensorboard):

@@ -454,7 +454,9 @@ def test_a_run_begins_with_the_weights_of_another(
     error = fail("main.py", *flags, "--tokenizer=words")
     assert "`tokenizer` cannot be given with `initialize_from`" in error
     error = fail("main.py", *flags, "--num_layers=2")
-    assert "is of another model: weights/block_1" in error
+    assert "must not change the shapes of the weights" in error
+    assert "Received: --memory_length=20, --num_layers=2 (" in error
+    assert "weights/block_1" in error
     printed = succeed("main.py", *flags)
     assert f"Starts from the best weights of {origin}, step" in printed
     # Half of what the other run began with, and so it stays.

@@ -137,14 +137,19 @@ def names():
     return ("preset", "backbone", *_MODEL_FLAGS)
 
 
+def given():
+    """Returns the flags that change the model, by name."""
+    values = {name: FLAGS[name].value for name in _MODEL_FLAGS}
+    return {name: v for name, v in values.items() if v is not None}
+
+
 def build_model(vocabulary_size, train_tokens, dtype, config=None):
     """Builds the language model that the flags describe.
 
     `train_tokens` are counted for `--cutoffs=auto`. A model's `config`
     replaces the preset.
     """
-    given = {name: FLAGS[name].value for name in _MODEL_FLAGS}
-    changes = {name: v for name, v in given.items() if v is not None}
+    changes = given()
     if changes.get("cutoffs") == ["auto"]:
         changes["cutoffs"] = choose_cutoffs(
             token_counts(train_tokens, vocabulary_size)

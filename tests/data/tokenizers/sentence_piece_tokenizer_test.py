@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 
+from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
@@ -276,6 +277,9 @@ def test_wrong_arguments_are_errors(lossless):
             SentencePieceTokenizer(model)
     with pytest.raises(ValueError, match="`line_end` must be.*'<eos>'"):
         SentencePieceTokenizer(lossless.model, line_end="<eos>")
+    options = {"vocabulary_size": 300, "line_end": "<eos>"}
+    with pytest.raises(ValueError, match="`line_end` must be left out.*'<eos"):
+        build_tokenizer("sentencepiece", None, **options)
 
 
 def message_of(number, data):

@@ -151,6 +151,13 @@ def _build_subwords(
             "as 8000, or `vocabulary` the file of an existing model. "
             "Received: neither"
         )
+    is_sentence_piece = tokenizer_class is SentencePieceTokenizer
+    if is_sentence_piece and options.get("line_end") is not None:
+        raise ValueError(
+            "`line_end` must be left out for sentencepiece without a "
+            "`vocabulary`: the model that is trained here encodes newlines. "
+            f"Received: line_end={shown(options['line_end'])}"
+        )
     texts = map_blocks(
         lambda block: block.text, corpus, "train", "Reading", threads=True
     )

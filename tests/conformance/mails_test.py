@@ -56,6 +56,8 @@ def test_memory_and_pre_training_help(here, tmp_path):
         "--vocabulary_size=2000",
         "--num_layers=2",
         "--dropout=0.1",
+        "--segment_length=128",
+        "--batch_size=16",
         "--max_steps=1200",
         "--learning_rate=2e-3",
         "--warmup_steps=200",

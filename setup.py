@@ -1,16 +1,29 @@
 """Transformer-XL for Keras 3 and TensorFlow."""
 
 import pathlib
+import re
 
 from setuptools import find_packages
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
+# Read and not imported, because that would import TensorFlow.
+(VERSION,) = re.findall(
+    r'^__version__ = "(.+)"$',
+    pathlib.Path("txl_keras/__init__.py").read_text("utf-8"),
+    re.MULTILINE,
+)
 _LIBTPU_RUNS = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 # tpu/compiling.py uses private parts of jax, so the versions are exact.
 TPU_COMPILER = [
     f"{package}; {_LIBTPU_RUNS}"
     for package in ("jax==0.10.2", "libtpu==0.0.51")
+]
+DATASETS = [
+    # TensorFlow Datasets needs it and does not always install it.
+    "importlib_resources",
+    "requests",
+    "tensorflow-datasets>=4.9.7",
 ]
 SUBWORDS = ["sentencepiece", "tensorflow-text>=2.20,<2.22"]
 
@@ -30,10 +43,31 @@ class BuildScripts(build_py):
 
 setup(
     name="txl_keras",
-    version="0.1.0",
+    version=VERSION,
     description="Transformer-XL for Keras 3 and TensorFlow.",
     long_description=pathlib.Path("README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=[
+        "transformer-xl",
+        "xlnet",
+        "keras",
+        "tensorflow",
+        "language-model",
+    ],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+    ],
     # The scripts and their flagfiles are installed as parts of the package.
     packages=[
         *find_packages(include=["txl_keras", "txl_keras.*"]),
@@ -53,21 +87,19 @@ setup(
     python_requires=">=3.11",
     install_requires=[
         "absl-py",
-        # TensorFlow Datasets needs it and does not always install it.
-        "importlib_resources",
         # The code relies on how Keras variables behave on several replicas;
         # tests fail if a later Keras changes it. Muon needs 3.13.
         "keras>=3.13,<3.16",
         "matplotlib",
         "numpy",
-        "requests",
         # TensorFlow 2.20 is the latest version with a TPU build.
         "tensorflow>=2.20,<2.22",
         "tensorboard",
-        "tensorflow-datasets>=4.9.7",
         "tqdm",
     ],
     extras_require={
+        # For --corpus=enwik8 and other published texts, and tfds:NAME.
+        "datasets": DATASETS,
         # For `from_preset("hf://...")`.
         "hub": ["huggingface_hub"],
         # For --tokenizer=sentencepiece and --tokenizer=wordpiece.
@@ -85,6 +117,7 @@ setup(
             "safetensors",
             # A baseline for the text classifier.
             "scikit-learn",
+            *DATASETS,
             *SUBWORDS,
         ],
     },

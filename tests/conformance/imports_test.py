@@ -1,7 +1,10 @@
 """Imports go one way, so that each part can be read without the next."""
 
 import ast
+import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -68,3 +71,38 @@ def test_scripts_do_not_import_each_other():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 assert node.module.split(".")[0] not in {*scripts, "train"}
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_another_backend_of_keras_is_refused():
+    done = run_python("import txl_keras", KERAS_BACKEND="jax")
+    assert done.returncode == 1
+    assert "set KERAS_BACKEND=tensorflow" in done.stderr
+    assert "Received: KERAS_BACKEND=jax" in done.stderr
+
+
+def test_own_text_needs_no_tensorflow_datasets(tmp_path):
+    (tmp_path / "mine.txt").write_text("to be or not to be\n" * 100)
+    code = f"""
+import sys
+sys.modules["tensorflow_datasets"] = None  # as if it were not installed
+from txl_keras.data import load_corpus
+load_corpus({str(tmp_path / "mine.txt")!r})
+for name in ("enwik8", "tfds:lm1b"):
+    try:
+        load_corpus(name)
+    except ImportError as error:
+        print(error)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("needs TensorFlow Datasets") == 2
+    assert done.stdout.count('pip install -e ".[datasets]"') == 2

@@ -36,7 +36,7 @@ def run(command, folder):
 def checkout(tmp_path_factory):
     """A copy, because pip writes to the folder that it builds."""
     copy = tmp_path_factory.mktemp("checkout")
-    for name in ("setup.py", "pyproject.toml", "README.md"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     no_caches = shutil.ignore_patterns("__pycache__")
     for name in ("txl_keras", "train", "tpu_configs"):

@@ -7,6 +7,7 @@
 - Any other name is the path of the user's own text.
 """
 
+import importlib
 import os
 
 import tensorflow as tf
@@ -14,26 +15,22 @@ import tensorflow as tf
 from txl_keras.checks import shown
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files
-from txl_keras.data.corpora import tfds_text
 from txl_keras.data.corpora.corpus import Corpus
-from txl_keras.data.corpora.enwik8 import Enwik8Corpus
 from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.ptb import PtbCorpus
-from txl_keras.data.corpora.text8 import Text8Corpus
-from txl_keras.data.corpora.wikitext2 import Wikitext2Corpus
-from txl_keras.data.corpora.wikitext103 import Wikitext103Corpus
 
 __all__ = ["CORPORA", "Corpus", "corpus_path", "load_corpus"]
 
-# To add a corpus, add a file to this folder and a line here.
-CORPORA = {
-    "python_stdlib": lambda data_dir, manual_dir: python_stdlib.load(),
-    "enwik8": Enwik8Corpus.load,
-    "text8": Text8Corpus.load,
-    "wikitext103": Wikitext103Corpus.load,
-    "wikitext2": Wikitext2Corpus.load,
-    "ptb": PtbCorpus.load,
+# Classes in the modules of these names. They need TensorFlow Datasets, so they
+# are imported when they are used. To add a corpus, add a file to this folder
+# and a line here.
+_PUBLISHED = {
+    "enwik8": "Enwik8Corpus",
+    "text8": "Text8Corpus",
+    "wikitext103": "Wikitext103Corpus",
+    "wikitext2": "Wikitext2Corpus",
+    "ptb": "PtbCorpus",
 }
+CORPORA = ("python_stdlib", *_PUBLISHED)
 TFDS_PREFIX = "tfds:"
 
 
@@ -95,9 +92,14 @@ def load_corpus(
             "The split `all` needs the path of your own text: published "
             f"corpora have splits. Received: corpus={name!r}"
         )
-    if name in CORPORA:
-        return CORPORA[name](data_dir, manual_dir)
+    if name == "python_stdlib":
+        return python_stdlib.load()
+    if name in _PUBLISHED:
+        module = importlib.import_module(f"{__name__}.{name}")
+        corpus_class = getattr(module, _PUBLISHED[name])
+        return corpus_class.load(data_dir, manual_dir)
     if name.startswith(TFDS_PREFIX) and name != TFDS_PREFIX:
+        tfds_text = importlib.import_module(f"{__name__}.tfds_text")
         return tfds_text.load(
             name.removeprefix(TFDS_PREFIX), data_dir, manual_dir, text_key
         )

@@ -27,8 +27,8 @@ try:
 except ImportError as error:
     raise ImportError(
         "This corpus needs TensorFlow Datasets, which cannot be imported: "
-        f"{error}. Run `pip install tensorflow-datasets importlib_resources`; "
-        "TFDS needs the second and does not always install it."
+        f'{error}. Install the extra: `pip install -e ".[datasets]"`, or '
+        "`pip install tensorflow-datasets importlib_resources`."
     ) from error
 
 # The default of TFDS, 10 retries, takes 200 seconds without a network.

@@ -2,49 +2,66 @@
 
 import pathlib
 import re
+import runpy
 import shlex
+import subprocess
+import sys
 
 import pytest
 from script_flags import flags_of
 
+from txl_keras.scripts.flagfiles import expand_flagfiles
 from txl_keras.scripts.txl import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[1]
-GUIDES = sorted((ROOT / "docs").glob("*.md"))
+GENERATED = ("api.md", "flags.md")
+GUIDES = {
+    path.name: path.read_text("utf-8")
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    if path.name not in GENERATED
+}
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!http)([^)#]+)")
 
 
-def blocks(text, language):
-    return [block for kind, block in _BLOCK.findall(text) if kind == language]
+def blocks(text, *languages):
+    """Returns pairs of language and code."""
+    return [block for block in _BLOCK.findall(text) if block[0] in languages]
 
 
 def commands(text):
-    """Yields the words of each line of a text's shell blocks."""
-    for block in blocks(text, "bash"):
+    """Yields the words of each `txl` command in a text's shell blocks."""
+    for _, block in blocks(text, "bash", "shell"):
         for line in block.replace("\\\n", " ").splitlines():
-            if words := shlex.split(line, comments=True):
-                yield words
+            if line.lstrip().startswith("txl "):
+                yield shlex.split(line, comments=True)
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Function that runs the Python of a text, and returns its names."""
+    """Function that runs the Python and bash of a text, and returns names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(pathlib.Path(sys.executable).parent), ":")
 
-    def run_python(text):
-        monkeypatch.chdir(tmp_path)
+    def run_blocks(text):
         names = {"__name__": "guide"}
-        for i, block in enumerate(blocks(text, "python")):
-            exec(compile(block, f"block {i + 1}", "exec"), names)
+        for i, (language, code) in enumerate(blocks(text, "python", "bash")):
+            if language == "bash":
+                done = subprocess.run(
+                    ["bash", "-e", "-c", code], capture_output=True, text=True
+                )
+                assert done.returncode == 0, f"{code}\n{done.stderr[-5000:]}"
+            else:
+                exec(compile(code, f"block {i + 1}", "exec"), names)
         return names
 
-    return run_python
+    return run_blocks
 
 
 @pytest.fixture
 def guide(run):
     """Function that runs a guide."""
-    return lambda name: run((ROOT / "docs" / name).read_text("utf-8"))
+    return lambda name: run(GUIDES[name])
 
 
 # === What the guides say holds ===
@@ -54,16 +71,18 @@ def test_ten_lines_train_score_generate_and_save(run, tmp_path):
     text = (ROOT / "README.md").read_text("utf-8")
     _, _, section = text.partition("\n## In Keras, in ten lines\n")
     section, _, _ = section.partition("\n## ")
-    (block,) = blocks(section, "python")
+    (_, block), *rest = blocks(section, "python")
     lines = [line for line in block.splitlines() if line.strip()]
     imports = [line for line in lines if line.startswith(("import", "from"))]
     assert len(lines) - len(imports) == 10
-    names = run(section)
+    names = run(f"```python\n{block}```\n")
     model = names["model"]  # as loaded, with its tokenizer
     model.compile("adam")
     _, bits = model.evaluate(names["text"][100_000:], batch_size=1)
     assert bits == pytest.approx(3.5, abs=0.25)
     assert (tmp_path / "my_model" / "model.safetensors").exists()
+    for language, code in rest:
+        run(f"```{language}\n{code}```\n")
 
 
 def test_own_text(guide, tmp_path):
@@ -84,8 +103,9 @@ def test_fine_tune_with_lora(guide):
     assert bits(names["again"], test) == pytest.approx(names["after"], abs=1e-4)
 
 
-def test_music_ids(guide, tmp_path):
-    names = guide("music_ids.md")
+def test_music_ids(run, tmp_path):
+    text = re.sub(r"```bash.*?```", "", GUIDES["music_ids.md"], flags=re.DOTALL)
+    names = run(text)
     assert names["right"] == 1
     assert len({tuple(tune) for tune in names["tunes"]}) == 48
     assert (tmp_path / "continued.npy").exists()
@@ -98,26 +118,95 @@ def test_time_series(guide):
     assert names["error"] < 0.05
 
 
+def test_keras(guide):
+    names = guide("keras.md")
+    assert names["log_probs"].shape == (4, 16, 256)
+
+
+def test_troubleshooting(guide):
+    assert guide("troubleshooting.md")["keras"].backend.backend() == (
+        "tensorflow"
+    )
+
+
+# Values that a guide with commands says hold, by the names in its code.
+VALUES = {
+    "concepts.md": lambda with_memory, without_memory: (
+        with_memory < 1e-5 and without_memory > 0.01
+    ),
+    "large_vocabularies.md": lambda total, difference: (
+        abs(total - 1).max() < 1e-4 and difference < 1e-4
+    ),
+    "serving.md": lambda loaded, scores: scores["lengths"].numpy() == [9],
+}
+WITH_COMMANDS = [
+    name
+    for name, text in GUIDES.items()
+    if blocks(text, "bash") and name != "README.md"
+]
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory):
+    """A folder that holds a short run of the quickstart, and its ids."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    code = (
+        "txl train --flagfile=quickstart --max_steps=20 --warmup_steps=2 "
+        f"--max_eval_tokens=3000 --max_sample_tokens=20 --data_dir={folder}/ids"
+    )
+    environment = {"PATH": f"{pathlib.Path(sys.executable).parent}:/usr/bin"}
+    subprocess.run(
+        ["bash", "-c", code], cwd=folder, check=True, env=environment
+    )
+    return folder
+
+
+# About 20 minutes.
+@pytest.mark.large
+@pytest.mark.parametrize("name", WITH_COMMANDS)
+def test_a_guide_with_commands(name, guide, quickstart, tmp_path, monkeypatch):
+    tmp_path.joinpath("runs").mkdir()
+    subprocess.run(
+        ["cp", "-r", quickstart / "runs/quickstart", tmp_path / "runs"],
+        check=True,
+    )
+    monkeypatch.setenv("TFDS_DATA_DIR", str(quickstart / "ids"))
+    names = guide(name)
+    if name in VALUES:
+        holds = VALUES[name]
+        arguments = holds.__code__.co_varnames[: holds.__code__.co_argcount]
+        assert holds(*(names[argument] for argument in arguments))
+
+
 # === Commands and links ===
 
 
-@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
-def test_commands_links_and_files_of_a_guide_are_there(path):
-    text = path.read_text("utf-8")
-    for command, name, *flags in commands(text):
-        assert command == "txl"
-        with flags_of(f"{COMMANDS[name]}.py", *flags) as parse:
+@pytest.mark.parametrize("name", GUIDES)
+def test_commands_links_and_files_of_a_guide_are_there(name):
+    text = GUIDES[name]
+    for _, command, *flags in commands(text):
+        flags = expand_flagfiles(flags, ROOT)
+        with flags_of(f"{COMMANDS[command]}.py", *flags) as parse:
             parse()  # an error names an unknown flag
-    for link in _LINK.findall(text):
-        assert (path.parent / link).exists(), link
+    for link in _LINK.findall(_BLOCK.sub("", text)):
+        assert (ROOT / "docs" / link).exists(), link
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_language_of_a_block_is_known(name):
+    kinds = {kind for kind, _ in _BLOCK.findall(GUIDES[name])}
+    assert kinds <= {"python", "bash", "shell", "text", "json"}
 
 
 def test_every_guide_is_in_the_table_and_runs():
-    table = (ROOT / "docs" / "README.md").read_text("utf-8")
     tests = pathlib.Path(__file__).read_text("utf-8")
-    for path in GUIDES:
-        if path.name != "README.md":
-            assert f"]({path.name})" in table
-            assert f'guide("{path.name}")' in tests
-            for kind, _ in _BLOCK.findall(path.read_text("utf-8")):
-                assert kind in ("python", "bash")
+    for name, text in GUIDES.items():
+        if name != "README.md":
+            assert f"]({name})" in GUIDES["README.md"]
+            if blocks(text, "python"):
+                assert name in WITH_COMMANDS or f'guide("{name}")' in tests
+
+
+def test_generated_pages_agree_with_the_code(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
+    runpy.run_path(str(ROOT / "docs" / "generate.py"), run_name="__main__")

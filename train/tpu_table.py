@@ -1,4 +1,4 @@
-r"""Compiles the claims of tpu_configs/ and writes the tables of the READMEs.
+r"""Compiles the claims of tpu_configs/ and writes their table.
 
     python train/tpu_table.py
     python train/tpu_table.py --only=v4_8,enwik8_large,enwik8_base
@@ -32,7 +32,6 @@ from absl import flags
 from txl_keras.scripts import running
 from txl_keras.tpu.compiling import VERSIONS
 from txl_keras.tpu.compiling import check_compiler
-from txl_keras.tpu.slices import tpu_type
 
 FLAGS = flags.FLAGS
 _SCRIPTS = pathlib.Path(__file__).parent
@@ -46,11 +45,11 @@ flags.DEFINE_bool(
     "force", False, "Compile again claims that have a current report."
 )
 flags.DEFINE_bool(
-    "write_only", False, "Compile nothing; only write the tables again."
+    "write_only", False, "Compile nothing; only write the table again."
 )
 flags.DEFINE_string(
     "root", str(_SCRIPTS.parent),
-    "Folder that holds README.md, tpu_configs and train/configs.",
+    "Folder that holds tpu_configs and train/configs.",
 )  # fmt: skip
 
 _COLUMNS = (
@@ -82,7 +81,7 @@ def main(_):
                     del reports[claim]
                 _write_reports(root, claims, reports)
     _write_reports(root, claims, reports)
-    _write_tables(root, claims, reports)
+    _write_table(root, claims, reports)
     for claim in failed:
         print(f"Does not fit or compile: {' '.join(map(str, claim))}")
     sys.exit(1 if failed else 0)
@@ -206,28 +205,22 @@ def _write_reports(root, claims, reports):
     os.replace(temporary, path)
 
 
-def _write_tables(root, claims, reports):
+def _write_table(root, claims, reports):
     found = [reports[claim] for claim in claims if claim in reports]
-    status = _status(claims, found)
-    for path, table in (
-        (root / "tpu_configs" / "README.md", _table(found)),
-        (root / "README.md", _matrix(found)),
-    ):
-        text = path.read_text("utf-8")
-        text, count = re.subn(
-            r"(<!-- tpu_table -->\n).*?(<!-- end of tpu_table -->)",
-            lambda match, table=table: (
-                f"{match[1]}{status}\n\n{table}{match[2]}"
-            ),
-            text,
-            flags=re.DOTALL,
+    path = root / "tpu_configs" / "README.md"
+    table = f"{_status(claims, found)}\n\n{_table(found)}"
+    text, count = re.subn(
+        r"(<!-- tpu_table -->\n).*?(<!-- end of tpu_table -->)",
+        lambda match: f"{match[1]}{table}{match[2]}",
+        path.read_text("utf-8"),
+        flags=re.DOTALL,
+    )
+    if count != 1:
+        raise ValueError(
+            f"{path} must have exactly one pair of <!-- tpu_table --> and "
+            f"<!-- end of tpu_table -->. Received: {count}"
         )
-        if count != 1:
-            raise ValueError(
-                f"{path} must have exactly one pair of <!-- tpu_table --> and "
-                f"<!-- end of tpu_table -->. Received: {count}"
-            )
-        path.write_text(text, "utf-8")
+    path.write_text(text, "utf-8")
 
 
 def _status(claims, found):
@@ -247,8 +240,8 @@ def _status(claims, found):
 
 
 def _table(reports):
-    """Returns a table of all numbers, one line per report."""
-    return _markdown(_COLUMNS, [_cells(report) for report in reports])
+    rows = _COLUMNS, ["---"] * len(_COLUMNS), *map(_cells, reports)
+    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
 
 
 def _cells(report):
@@ -270,43 +263,6 @@ def _cells(report):
         f"{report['utilization']:.0%}",
         f"{report['compile_seconds']:.0f}",
     )
-
-
-def _matrix(reports):
-    """Returns a table of slices by experiments, without the kernel.
-
-    Its cells are upper bounds of thousands of tokens per second per chip.
-    """
-    reports = [report for report in reports if not report["attention_kernel"]]
-    slices = list(dict.fromkeys(report["slice"] for report in reports))
-    experiments = list(dict.fromkeys(r["experiment"] for r in reports))
-    chips = {r["slice"]: _chips(r) for r in reports}
-    cells = {
-        (r["slice"], r["experiment"]): (
-            f"{r['tokens_per_second_of_chip'] / 1e3:,.1f}"
-        )
-        for r in reports
-    }
-    return _markdown(
-        ("slice", "chips", *(f"`{name}`" for name in experiments)),
-        [
-            (
-                f"`{name}`",
-                chips[name],
-                *(cells.get((name, other), "") for other in experiments),
-            )
-            for name in slices
-        ],
-    )
-
-
-def _chips(report):
-    return tpu_type(report["tpu_type"]).num_chips
-
-
-def _markdown(columns, rows):
-    lines = (columns, ["---"] * len(columns), *rows)
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
 if __name__ == "__main__":

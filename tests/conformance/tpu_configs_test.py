@@ -106,7 +106,8 @@ def test_a_claim_divides(name, experiment, pieces, attention_kernel, parse):
     # It never ran on a TPU: only who asks for it gets it.
     assert flags.attention_kernel is False
     assert flags.precision == "bfloat16"
-    assert f"`{experiment}`" in (ROOT / "README.md").read_text("utf-8")
+    guide = ROOT / "docs" / "reproduction.md"
+    assert f"`{experiment}`" in guide.read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", SLICES)

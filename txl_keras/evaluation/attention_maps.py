@@ -39,7 +39,7 @@ def attention_maps(model, token_ids, memory=None):
     text = np.frombuffer(b"to be or not to be", "uint8")[None]
     _, memory = attention_maps(model, text[:, :10])
     maps, memory = attention_maps(model, text[:, 10:], memory)
-    print(maps.shape)  # (1, 1, 4, 8, 136): 128 of memory, 8 of the segment
+    print(maps.shape)  # (1, 1, 2, 8, 136): 128 of memory, 8 of the segment
     ```
     """
     check_attends(model)

@@ -44,7 +44,7 @@ CHECKPOINTS = ("latest", "best")
 class RunFolder:
     """Reads what a model needs from the folder of a run.
 
-    `txl_keras.training.Workdir` describes the folder, and writes it. `path` is
+    `txl_keras.workdir.Workdir` describes the folder, and writes it. `path` is
     a string, local or in a bucket.
     """
 

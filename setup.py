@@ -79,6 +79,7 @@ setup(
         "txl_keras.tpu_configs": "tpu_configs",
     },
     package_data={
+        "txl_keras.evaluation": ["*.html"],
         "txl_keras.train": ["configs/**/*.flags"],
         "txl_keras.tpu_configs": ["*.flags"],
     },
@@ -117,6 +118,8 @@ setup(
             "safetensors",
             # A baseline for the text classifier.
             "scikit-learn",
+            # Opens pages in Chromium, where it is installed.
+            "selenium",
             *DATASETS,
             *SUBWORDS,
         ],

@@ -23,7 +23,8 @@ one K-th of that time.
 
 Writes to the workdir: evaluation_SPLIT.json, a list with one result for each
 checkpoint, text and settings, the latest last; with --token_nll the nats of
-every token; with --position_curve a picture.
+every token; with --position_curve a picture; with --html a web page that shows
+how surprising each token is.
 """
 
 import contextlib
@@ -42,6 +43,7 @@ from txl_keras.data import Segments
 from txl_keras.data import SlidingWindows
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import WHOLE
+from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
 from txl_keras.evaluation.evaluator import Evaluator
@@ -52,6 +54,7 @@ from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import with_result
+from txl_keras.evaluation.surprise_page import surprise_page
 from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
@@ -124,7 +127,15 @@ flags.DEFINE_bool(
     "Add scores by the position of a token in its document, and draw them to "
     "WORKDIR/evaluation_SPLIT_positions.png.",
 )  # fmt: skip
+flags.DEFINE_bool(
+    "html", False,
+    "Write a web page of the first tokens of the split, up to 5000, each "
+    "shaded by its bits with memory and without: "
+    "WORKDIR/evaluation_SPLIT.html.",
+)  # fmt: skip
 
+# A longer page is slow to scroll.
+_MAX_PAGE_TOKENS = 5000
 _ATTENTION_FLAGS = ("same_length", "clamp_length")
 # Options that identify a text; the location of its files is not among them.
 _TEXT_FLAGS = ("corpus", "document_separator", "text_key")
@@ -150,6 +161,16 @@ def main(_):
         if FLAGS.position_curve:
             result["position_curve"] = position_curve(nll, documents)
     _write(workdir, result, tokenizer.unit)
+    if FLAGS.html:
+        page = surprise_page(
+            model,
+            tokens[:_MAX_PAGE_TOKENS],
+            tokenizer,
+            settings["segment_length"],
+            settings["memory_length"],
+            title=f"{name}, {FLAGS.split}",
+        )
+        write_text(page, workdir.file(f"evaluation_{FLAGS.split}.html"))
     print(f"{name}, {FLAGS.split}: {describe(result, tokenizer)}")
     print(f"{result['tokens_per_second']:,.0f} tokens/s.")
     for written in _files(workdir, result):
@@ -365,6 +386,8 @@ def _files(workdir, result):
         yield result["token_nll"]
     if "position_curve" in result:
         yield workdir.file(f"evaluation_{FLAGS.split}_positions.png")
+    if FLAGS.html:
+        yield workdir.file(f"evaluation_{FLAGS.split}.html")
     yield workdir.file(f"evaluation_{FLAGS.split}.json")
 
 

@@ -92,17 +92,20 @@ def test_evaluate_writes_nats_and_a_curve_of_any_text(
         "--warmup=memory",
         "--position_curve",
     )
-    printed = succeed("evaluate.py", *flags, "--token_nll")
+    printed = succeed("evaluate.py", *flags, "--token_nll", "--html")
     assert "other.txt (not the text of the run), valid: " in printed
     assert "tokens/s" in printed
     result = evaluation_of(run[0], "valid")
     assert result["corpus"] == str(text)
     for name in (
         "evaluation_valid_tokens.npy",
+        "evaluation_valid.html",
         "evaluation_valid_positions.png",
     ):
         assert f"Written to {run[0] / name}" in printed
     assert (run[0] / name).read_bytes()[:4] == b"\x89PNG"
+    page = (run[0] / "evaluation_valid.html").read_text("utf-8")
+    assert "other.txt (not the text of the run), valid</title>" in page
 
     valid = load_corpus(str(text)).read("valid")
     nll = np.load(run[0] / "evaluation_valid_tokens.npy")

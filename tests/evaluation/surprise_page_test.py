@@ -1,0 +1,247 @@
+"""The page of surprising tokens: its numbers, and how a browser shows it."""
+
+import html.parser
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+from factories import small_model
+
+from txl_keras.data import ByteTokenizer
+from txl_keras.data import IdTokenizer
+from txl_keras.evaluation import surprise_page
+
+T, M = 7, 5
+TEXT = "a <b>é</b>\n\t</script><script>window.hacked = 1</script> & 'x' \\u003c"
+
+
+@pytest.fixture(scope="module")
+def model():
+    # Large weights, so that the tokens before matter.
+    return small_model(
+        vocabulary_size=256, memory_length=M, initializer_stddev=0.5
+    )
+
+
+@pytest.fixture(scope="module")
+def page(model):
+    return surprise_page(
+        model, TEXT, ByteTokenizer(), segment_length=T, title="A <i>title</i>"
+    )
+
+
+class _Elements(html.parser.HTMLParser):
+    """What a browser finds: the names and attributes of elements, the data."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.data = [], None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        if self.found and self.found[-1][1].get("id") == "data":
+            self.data = self.data or json.loads(data)
+
+
+def bits_of(model, ids, memory=None):
+    nll, memory = model.score(ids[None, :-1], ids[None, 1:], memory)
+    return nll.numpy()[0] / math.log(2), memory
+
+
+def test_bits_are_those_of_the_model_with_memory_and_without(model, page):
+    tokens = _Elements(page).data["tokens"]
+    ids = np.frombuffer(TEXT.encode(), "uint8").astype("int32")
+    assert len(tokens) == len(ids)
+    assert tokens[0]["bits"] is tokens[0]["cold"] is None
+    memory, differs = None, False
+    for start in range(0, len(ids) - 1, T):
+        part = ids[start : start + T + 1]
+        bits, memory = bits_of(model, part, memory)
+        cold, _ = bits_of(model, part)
+        found = tokens[start + 1 : start + T + 1]
+        np.testing.assert_allclose(
+            [token["bits"] for token in found], bits, atol=2e-3
+        )
+        np.testing.assert_allclose(
+            [token["cold"] for token in found], cold, atol=2e-3
+        )
+        differs |= np.abs(bits - cold).max() > 0.1
+    assert differs
+
+
+def test_the_likeliest_tokens_are_those_of_the_model(model, page):
+    data = _Elements(page).data
+    ids = np.frombuffer(TEXT.encode(), "uint8")[None, :T].astype("int32")
+    probabilities = np.exp(model.log_probs(ids)[0].numpy()[0])
+    for i in range(T):
+        likeliest = data["tokens"][i + 1]["likeliest"]
+        order = np.argsort(-probabilities[i])[:5]
+        assert [token for token, _ in likeliest] == order.tolist()
+        np.testing.assert_allclose(
+            [p for _, p in likeliest], probabilities[i][order], atol=1e-4
+        )
+    assert set(data["names"]) == {
+        str(token)
+        for entry in data["tokens"]
+        for token, _ in entry["likeliest"]
+    }
+
+
+def test_the_text_of_a_stranger_is_no_part_of_the_page(page):
+    elements = _Elements(page)
+    names = [name for name, _ in elements.found]
+    assert names.count("script") == 2 and "b" not in names and "i" not in names
+    assert "".join(t["text"] for t in elements.data["tokens"]) == TEXT
+    for _, attributes in elements.found:
+        assert not {"src", "href", "onload", "onerror"} & set(attributes)
+    assert "http:" not in page and "https:" not in page
+
+
+def test_ids_and_the_tokenizer_of_the_model_will_do(model, page):
+    ids = np.frombuffer(TEXT.encode(), "uint8")
+    model.tokenizer = ByteTokenizer()
+    other = surprise_page(model, ids, segment_length=T, title="A <i>title</i>")
+    model.tokenizer = None
+    assert other == page
+
+
+def test_wrong_arguments_are_errors(model):
+    with pytest.raises(ValueError, match="`tokenizer` must be set"):
+        surprise_page(model, TEXT)
+    with pytest.raises(ValueError, match="`tokenizer` must have as many"):
+        surprise_page(model, TEXT, IdTokenizer(11))
+    for text in ("", "a", "a" * 20_001):
+        with pytest.raises(ValueError, match="`text` must have at least 2 and"):
+            surprise_page(model, text, ByteTokenizer())
+    with pytest.raises(ValueError, match="`num_candidates` must"):
+        surprise_page(model, TEXT, ByteTokenizer(), num_candidates=257)
+    with pytest.raises(ValueError, match="`text` must hold integers"):
+        surprise_page(model, np.array([3, 256]), ByteTokenizer())
+
+
+# === In a browser ===
+
+
+@pytest.fixture(scope="module")
+def browser():
+    webdriver = pytest.importorskip("selenium.webdriver")
+    if not shutil.which("chromium") or not shutil.which("chromedriver"):
+        pytest.skip("there is no Chromium")
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for flag in (
+        "headless", "no-sandbox", "disable-gpu", "no-first-run",
+        "disable-background-networking", "disable-component-update",
+        "disable-sync", "window-size=900,700",
+    ):  # fmt: skip
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def opened(browser, page, tmp_path):
+    path = tmp_path / "surprise.html"
+    path.write_text(page, "utf-8")
+    browser.get(path.as_uri())
+    yield browser
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return window.hacked") is None
+
+
+def text_of(browser, name):
+    return browser.find_element("id", name).text
+
+
+def test_the_pointer_shows_a_token(opened):
+    from selenium.webdriver import ActionChains
+
+    assert opened.title == "A <i>title</i>"
+    assert "No token is selected" in text_of(opened, "details")
+    spans = opened.find_elements("css selector", "#text span")
+    # The two bytes of é are one element.
+    assert len(spans) == len(TEXT)
+    ActionChains(opened).move_to_element(spans[5]).perform()
+    assert "“é”" in text_of(opened, "bits")
+    assert "bits with memory" in text_of(opened, "bits")
+    rows = opened.find_elements("css selector", "#likeliest tr")
+    assert len(rows) == 5 and rows[0].text.endswith("%")
+    # The sum of both bytes.
+    tokens = _Elements(opened.page_source).data["tokens"]
+    bits = tokens[5]["bits"] + tokens[6]["bits"]
+    assert f"{bits:.2f} bits with memory" in text_of(opened, "bits")
+
+
+def test_keys_move_from_token_to_token(opened):
+    from selenium.webdriver import Keys
+
+    area = opened.find_element("id", "text")
+    area.send_keys(Keys.ARROW_RIGHT)
+    assert text_of(opened, "bits").startswith("“␣”")
+    area.send_keys(Keys.ARROW_RIGHT)
+    assert text_of(opened, "bits").startswith("“<”")
+    area.send_keys(Keys.END)
+    assert text_of(opened, "bits").startswith("“c”")
+    area.send_keys(Keys.HOME, Keys.ARROW_LEFT)
+    assert "first token has nothing" in text_of(opened, "bits")
+
+
+def test_the_switch_shows_what_memory_changes(opened):
+    def shades():
+        spans = opened.find_elements("css selector", "#text span")
+        return {
+            name
+            for span in spans
+            for name in span.get_dom_attribute("class").split()
+        }
+
+    assert {name[0] for name in shades()} == {"s"}
+    opened.find_element("css selector", "input[value=change]").click()
+    assert shades() and {name[0] for name in shades()} <= {"h", "u"}
+    assert "bits that memory saves" in text_of(opened, "legend")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast(opened, scheme):
+    opened.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+    )
+    colors = opened.execute_script("""
+        const area = document.getElementById("text");
+        const kinds = ["s1", "s2", "s3", "s4", "s5", "s6", "h1", "h2", "h3",
+                       "u1", "u2", "u3"];
+        return kinds.map((kind) => {
+          const node = document.createElement("span");
+          node.className = kind;
+          area.append(node);
+          const style = getComputedStyle(node);
+          const found = [style.color, style.backgroundColor];
+          node.remove();
+          return found;
+        }).concat([[getComputedStyle(document.body).color,
+                    getComputedStyle(document.body).backgroundColor]]);
+    """)
+    for pair in colors:
+        light, dark = sorted(map(_luminance, pair), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) > 4.5, pair  # WCAG 2, level AA
+    dark_page = _luminance(colors[-1][1]) < 0.1
+    assert dark_page == (scheme == "dark")
+
+
+def _luminance(color):
+    """Returns the relative luminance of `rgb(r, g, b)`, as WCAG 2 defines."""
+    parts = [int(part) / 255 for part in color[4:-1].split(",")]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from script_flags import flags_of
+from script_runs import run_script
 
 from txl_keras.scripts.help_topics import describe_flags
 from txl_keras.scripts.running import in_a_child
@@ -36,6 +37,20 @@ def test_help_lists_flags_by_topic(monkeypatch):
         ("device", "tpu"),
     ):
         assert name in flags[topic]
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("--lr=0.1", "unknown flag --lr. Did you mean --learning_rate?"),
+        ("--learning_rte=0.1", "Did you mean: learning_rate ?"),
+        ("--work_dir=run", "Did you mean --workdir?"),
+    ],
+)
+def test_an_unknown_flag_is_told_with_the_one_that_was_meant(given, message):
+    done = run_script("main.py", given)
+    assert done.returncode == 1
+    assert message in done.stderr + done.stdout
 
 
 def refuse():

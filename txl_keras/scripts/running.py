@@ -38,6 +38,33 @@ _PEER_ERRORS = (
     tf.errors.DeadlineExceededError,
 )
 
+# Names that flags have in the original code and in other trainers.
+_OTHER_NAMES = {
+    "clamp_len": "clamp_length",
+    "clip": "clip_norm",
+    "d_embed": "embedding_dim",
+    "d_head": "head_dim",
+    "d_inner": "intermediate_dim",
+    "d_model": "hidden_dim",
+    "data": "corpus",
+    "dropatt": "attention_dropout",
+    "eval_batch": "eval_batch_size",
+    "lr": "learning_rate",
+    "max_step": "max_steps",
+    "mem_len": "memory_length",
+    "model_dir": "workdir",
+    "n_head": "num_heads",
+    "n_layer": "num_layers",
+    "output_dir": "workdir",
+    "steps": "max_steps",
+    "tgt_len": "segment_length",
+    "train_steps": "max_steps",
+    "vocab_size": "vocabulary_size",
+    "warmup_step": "warmup_steps",
+    "wd": "weight_decay",
+    "work_dir": "workdir",
+}
+
 
 def run(main):
     """Parses flags and runs `main`; prints user errors as one message.
@@ -52,7 +79,21 @@ def run(main):
         sys.argv[1:] = expand_flagfiles(sys.argv[1:], scripts.parent)
     except (OSError, ValueError) as error:
         sys.exit(f"Error: {error}")
-    app.run(lambda argv: _run(main, argv))
+    app.run(lambda argv: _run(main, argv), flags_parser=_parse_flags)
+
+
+def _parse_flags(arguments):
+    """Parses flags; suggests the name here of a flag that others have."""
+    try:
+        return flags.FLAGS(arguments)
+    except flags.UnrecognizedFlagError as error:
+        given = error.flagname
+        name = _OTHER_NAMES.get(given)
+        if name in flags.FLAGS:
+            sys.exit(f"Error: unknown flag --{given}. Did you mean --{name}?")
+    except flags.Error:
+        pass
+    return app.parse_flags_with_usage(arguments)
 
 
 def in_a_child(function, *arguments):

@@ -20,7 +20,7 @@ import types
 from absl import flags
 
 import txl_keras
-from txl_keras.scripts.help_topics import describe_flags
+from txl_keras.scripts.help_topics import flags_by_topic
 from txl_keras.scripts.txl import COMMANDS
 
 FLAGS = flags.FLAGS
@@ -28,7 +28,6 @@ FLAGS = flags.FLAGS
 _DOCS = pathlib.Path(__file__).resolve().parent
 _NOTE = "<!-- Written by docs/generate.py. Do not edit. -->"
 _CODE = re.compile(r"(`[^`]*`)")
-_TOPIC = re.compile(r"^(\w+) flags:$", re.MULTILINE)
 # What absl adds to the description of a flag that may be repeated.
 _REPEAT = re.compile(r";\s+repeat this option to specify a list of values$")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -98,15 +97,11 @@ def _command_parts(command, script):
     known, program = set(FLAGS), sys.argv[0]
     path = _DOCS.parent / "train" / script
     names = runpy.run_path(str(path), run_name=script)
-    sys.argv[0] = script  # by which `describe_flags` finds its flags
+    sys.argv[0] = script  # by which `flags_by_topic` finds its flags
     try:
         parts = [f"## txl {command}", _escape(names["__doc__"].splitlines()[0])]
-        for topic in _TOPIC.findall(describe_flags()):
-            key_flags = FLAGS.get_key_flags_for_module(f"{topic} flags")
-            rows = [
-                _flag_row(flag)
-                for flag in sorted(key_flags, key=lambda flag: flag.name)
-            ]
+        for topic, members in flags_by_topic().items():
+            rows = map(_flag_row, members)
             table = ["| flag | default | |", "| --- | --- | --- |", *rows]
             parts += [f"### {topic.capitalize()} flags", "\n".join(table)]
         return parts

@@ -57,7 +57,7 @@ _MAX_PROMPT_TOKENS = 100_000
 flags.DEFINE_string(
     "workdir", None,
     "Folder of the run, a local path or gs://; its checkpoints and results are "
-    "written there.",
+    "written there. Needed, unless --compile_only is given.",
 )  # fmt: skip
 
 data_flags.define_corpus_flags(required=False)

@@ -79,7 +79,11 @@ flags.DEFINE_enum(
     "picture", None,
     ["learning_curves", "context_losses", "memory_lengths", "positions",
      "attention", "attention_by_distance", "recl"],
-    "The picture to draw: see the list above.", required=True,
+    "The picture to draw: loss by step (learning_curves), by context length "
+    "(context_losses), by memory length (memory_lengths) or by position in the "
+    "segment (positions); attention maps (attention), attention by distance "
+    "(attention_by_distance), or effective context lengths (recl).",
+    required=True,
 )  # fmt: skip
 flags.DEFINE_string(
     "output", None, f"Picture to write, of type {', '.join(FORMATS)}.",

@@ -73,7 +73,7 @@ def define_tokenizer_flags():
         "drop_newlines", None,
         "Remove newlines from the text of bytes and characters, as the "
         "enwik8 protocol of the original code does. Scores then refer to the "
-        "text without newlines.",
+        "text without newlines. Default: no.",
     )  # fmt: skip
     flags.DEFINE_string(
         "vocabulary", None,
@@ -88,10 +88,11 @@ def define_tokenizer_flags():
     )  # fmt: skip
     flags.DEFINE_integer(
         "min_count", None,
-        "Words that occur less often in the train split become unknown.",
+        "Words that occur less often in the train split become unknown. "
+        "Default: keep all.",
     )  # fmt: skip
     flags.DEFINE_bool(
-        "lower_case", None, "Convert the text to lower case first."
+        "lower_case", None, "Convert the text to lower case. Default: no."
     )
     flags.DEFINE_string(
         "unknown", None,

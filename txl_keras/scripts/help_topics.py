@@ -40,7 +40,7 @@ class _Help(flags.BooleanFlag):
         if self.value:
             print(sys.modules["__main__"].__doc__)
             print(describe_flags())
-            sys.exit(1)  # absl's exit code
+            sys.exit()
 
 
 def define_help_flag():
@@ -51,14 +51,24 @@ def define_help_flag():
     )
 
 
-def describe_flags():
-    """Returns the help of the script's flags, by topic."""
+def flags_by_topic():
+    """Returns the flags of the script `sys.argv[0]`, sorted lists by topic."""
     topic_of = {name: topic for topic in _TOPICS for name in _TOPICS[topic]}
     for name in (*model_flags.names(), *xlnet_flags.names()):
         topic_of[name] = "model"
-    for flag in FLAGS.get_key_flags_for_module(sys.argv[0]):
-        topic = topic_of.get(flag.name, "general")
+    found = {topic: [] for topic in ("general", *_TOPICS)}
+    key_flags = FLAGS.get_key_flags_for_module(sys.argv[0])
+    for flag in sorted(key_flags, key=lambda flag: flag.name):
+        found[topic_of.get(flag.name, "general")].append(flag)
+    return {topic: members for topic, members in found.items() if members}
+
+
+def describe_flags():
+    """Returns the help of the script's flags, by topic."""
+    for topic, members in flags_by_topic().items():
         # absl groups flags by module: each topic is registered as a module.
-        FLAGS.register_key_flag_for_module(f"{topic} flags", flag)
-    topics = ("general", *_TOPICS)
-    return "\n".join(FLAGS.module_help(f"{topic} flags") for topic in topics)
+        for flag in members:
+            FLAGS.register_key_flag_for_module(f"{topic} flags", flag)
+    return "\n".join(
+        FLAGS.module_help(f"{topic} flags") for topic in flags_by_topic()
+    )

@@ -169,6 +169,7 @@ def train(strategy, stop):
         splits,
         training_flags.result_settings(),
         describe=lambda nll: score(nll, tokenizer),
+        unit=tokenizer.unit,
         profile=profile,
     )
     step = loop.restore()
@@ -243,12 +244,12 @@ def _restore_origin(origin, model):
 
 
 def _finish(workdir, valid, tokenizer, test, tensorboard):
-    """Draws the learning curve, writes a sample and exports the model."""
+    """Draws the whole learning curve, writes a sample, exports the model."""
     plot_learning_curve(
         workdir.read_metrics(),
         workdir.file("learning_curve.png"),
         tokenizer.unit,
-        valid,
+        valid,  # with the scores of compressors
     )
     # Copied to one device, because the trained model may be on several.
     served, step = workdir.load_model("best")

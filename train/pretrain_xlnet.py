@@ -25,7 +25,6 @@ from absl import flags
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.statistics import unigram_scores
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
-from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.metrics import bits_per_token
 from txl_keras.models import XLNetPermutationLM
 from txl_keras.scripts import data_flags
@@ -122,6 +121,7 @@ def train(strategy, stop):
             **xlnet_flags.objective_settings(),
         },
         describe=_bits,
+        unit=f"predicted {tokenizer.unit}",
         profile=profile,
     )
     log = training_run.chief_print(strategy)
@@ -145,7 +145,7 @@ def train(strategy, stop):
         return False
     best_step, scores = scored
     if is_chief(strategy):
-        _finish(workdir, tokenizer)
+        _save_model(workdir)
         scores["guess"] = _guess(splits, test, vocabulary_size)
         workdir.write_results({"step": best_step, **scores})
         log(_describe_results(workdir))
@@ -153,13 +153,8 @@ def train(strategy, stop):
     return True
 
 
-def _finish(workdir, tokenizer):
-    """Draws the learning curve and saves the model."""
-    plot_learning_curve(
-        workdir.read_metrics(),
-        workdir.file("learning_curve.png"),
-        f"predicted {tokenizer.unit}",
-    )
+def _save_model(workdir):
+    """Saves the best weights as model.keras."""
     # Copied to one device, because the trained model may be on several.
     model, _ = workdir.load_model("best", XLNetPermutationLM)
     with tempfile.TemporaryDirectory() as folder:

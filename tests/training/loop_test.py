@@ -45,6 +45,7 @@ class Run:
         path.mkdir(exist_ok=True)
         self.workdir = Workdir(str(path))
         self.scores = iter(nlls)
+        self.drawn = []
         tokens = np.arange(300) ** 2 % 7
         self.loop = TrainingLoop(
             self.trainer,
@@ -60,6 +61,7 @@ class Run:
             progress=Progress(12, 8, str, is_shown=False),
             tensorboard=TensorBoard(None),
             profile=Profile(str(path)),
+            on_score=lambda: self.drawn.append(self.steps("valid")[-1]),
         )
 
     def validate(self):
@@ -85,7 +87,7 @@ def test_lines_scores_and_checkpoints_come_where_they_are_due(tmp_path):
     assert run.loop.restore() == 0
     assert run.loop.run()
     assert run.steps("loss") == [4, 5, 6, 8, 10, 12]
-    assert run.steps("valid") == [4, 8, 12]
+    assert run.steps("valid") == run.drawn == [4, 8, 12]
     assert saved_steps(run.workdir.checkpoints) == [6, 12]
     # The second score was the best.
     assert saved_steps(run.workdir.best) == [8]

@@ -5,6 +5,7 @@ from absl import flags
 
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.step_batches import replica_batch_size
+from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import training_flags
 from txl_keras.training.checkpointing import Checkpoints
@@ -55,13 +56,20 @@ def begin_loop(
     settings,
     *,
     describe,
+    unit,
     profile,
 ):
     """Claims the workdir and makes its `TrainingLoop`, not yet restored.
 
     `settings` are the flags to record in config.json; `describe` formats nats
-    per token for the progress line.
+    per token for the progress line; `unit` names a token in the learning curve,
+    which is drawn after each score of valid.
     """
+
+    def draw():
+        path = workdir.file("learning_curve.png")
+        plot_learning_curve(workdir.read_metrics(), path, unit)
+
     strategy = trainer.strategy
     _claim(workdir, settings, trainer.model, tokenizer, splits, strategy)
     checkpoints = Checkpoints(
@@ -89,6 +97,7 @@ def begin_loop(
         ),
         tensorboard=TensorBoard(workdir.events if is_chief(strategy) else None),
         profile=profile,
+        on_score=draw,
     )
 
 

@@ -32,7 +32,8 @@ class TrainingLoop:
     `segments` are `Segments` or `PermutedSegments`. `validate` takes no
     arguments and returns a dictionary of scores with `nll`, or `None` if
     stopped. One TensorFlow call runs at most `steps_per_execution` steps; then
-    a line is written to metrics.jsonl.
+    a line is written to metrics.jsonl. The chief calls `on_score` when a score
+    is in metrics.jsonl.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class TrainingLoop:
         progress,
         tensorboard,
         profile,
+        on_score=lambda: None,
     ):
         self._trainer = trainer
         self._segments = segments
@@ -67,6 +69,7 @@ class TrainingLoop:
         self._progress = progress
         self.tensorboard = tensorboard
         self._profile = profile
+        self._on_score = on_score
         self._step_flops = model_flops(
             trainer.model,
             trainer.batch_size,
@@ -289,6 +292,7 @@ class TrainingLoop:
         metrics = {"step": step, "valid": scores}
         if self._is_chief:
             self._workdir.append_metrics(metrics)
+            self._on_score()
         self.tensorboard.write({**metrics, "memory": self._memory_statistics()})
         self._progress.score(step, scores["nll"], is_best)
         return True

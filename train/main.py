@@ -122,28 +122,35 @@ def train(strategy, stop):
     valid, test = (
         training_flags.held_out_segments(*held_out[name]) for name in held_out
     )
-    with strategy.scope():
-        model = model_flags.build_model(
-            tokenizer.vocabulary_size,
-            splits["train"].tokens,
-            training_flags.dtype_policy(),
-            origin_config,
+
+    def build():
+        with strategy.scope():
+            model = model_flags.build_model(
+                tokenizer.vocabulary_size,
+                splits["train"].tokens,
+                training_flags.dtype_policy(),
+                origin_config,
+            )
+            optimizer = training_flags.build_optimizer()
+        model.backbone.check_positions(FLAGS.segment_length)
+        return Trainer(
+            model,
+            optimizer,
+            strategy,
+            FLAGS.batch_size,
+            clip_norm=FLAGS.clip_norm or None,
+            seed=FLAGS.seed,
+            segment_lengths=segments.segment_lengths,
+            accumulate_steps=FLAGS.accumulate_steps,
+            intermediate_loss_steps=training_flags.intermediate_loss_steps(),
+            attention_kernel=FLAGS.attention_kernel,
+            stop=stop,
         )
-        optimizer = training_flags.build_optimizer()
-    model.backbone.check_positions(FLAGS.segment_length)
-    trainer = Trainer(
-        model,
-        optimizer,
-        strategy,
-        FLAGS.batch_size,
-        clip_norm=FLAGS.clip_norm or None,
-        seed=FLAGS.seed,
-        segment_lengths=segments.segment_lengths,
-        accumulate_steps=FLAGS.accumulate_steps,
-        intermediate_loss_steps=training_flags.intermediate_loss_steps(),
-        attention_kernel=FLAGS.attention_kernel,
-        stop=stop,
-    )
+
+    if FLAGS.minutes is not None:
+        training_run.choose_max_steps(workdir, build, segments)
+    trainer = build()
+    model = trainer.model
     evaluator = Evaluator(
         model,
         strategy,

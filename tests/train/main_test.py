@@ -302,6 +302,25 @@ def test_any_order_of_the_text_is_learned(
 
 
 @pytest.mark.large
+def test_minutes_choose_the_number_of_steps(corpus, succeed, tmp_path):
+    flags = (f"--corpus={corpus}", *TINY, "--max_sample_tokens=0")
+    timed, counted = tmp_path / "timed", tmp_path / "counted"
+    printed = succeed("main.py", f"--workdir={timed}", *flags, "--minutes=0.05")
+    steps = Workdir(str(timed)).read_config()["flags"]["max_steps"]
+    assert steps != 60
+    assert re.search(rf"^{steps:,} steps of \d+ ms fit in 0.05 min", printed)
+    # The run is the one of so many steps.
+    succeed("main.py", f"--workdir={counted}", *flags, f"--max_steps={steps}")
+    metrics = (Workdir(str(path)).read_metrics() for path in (timed, counted))
+    of_timed, of_counted = (
+        [line["loss"] for line in lines if "loss" in line] for lines in metrics
+    )
+    assert of_timed == of_counted
+    printed = succeed("main.py", f"--workdir={timed}", *flags, "--minutes=9")
+    assert "The run is finished" in printed
+
+
+@pytest.mark.large
 def test_absolute_positions_run_to_the_end(corpus, succeed, tmp_path):
     printed = succeed(
         "main.py",

@@ -27,9 +27,9 @@ RESULT_FLAGS = (
 )  # fmt: skip
 # Flags that do not affect the result. They may change when a run resumes.
 RUNTIME_FLAGS = (
-    "accumulate_steps", "eval_batch_size", "eval_every", "checkpoint_every",
-    "max_to_keep", "profile_steps", "steps_per_execution", "max_sample_tokens",
-    "attention_kernel",
+    "accumulate_steps", "minutes", "eval_batch_size", "eval_every",
+    "checkpoint_every", "max_to_keep", "profile_steps", "steps_per_execution",
+    "max_sample_tokens", "attention_kernel",
 )  # fmt: skip
 # Default learning rate for weights that were not trained here.
 _FINE_TUNING_RATE = 5e-5
@@ -66,6 +66,12 @@ def _define_language_model_flags():
         "initialize_from", None,
         "Workdir of another run to fine-tune: training starts with its model, "
         "best weights and tokenizer. Default: random weights.",
+    )  # fmt: skip
+    flags.DEFINE_float(
+        "minutes", None,
+        "Minutes to train, about: times some steps at the start and chooses "
+        "max_steps accordingly. A run that resumes keeps its number of steps. "
+        "Default: max_steps counts.", lower_bound=0.01,
     )  # fmt: skip
     flags.DEFINE_bool(
         "varlen", False,

@@ -1,8 +1,13 @@
 """Steps of a training run that are the same for every model."""
 
+import time
+
 import keras
+import numpy as np
+import tensorflow as tf
 from absl import flags
 
+from txl_keras.data.feed import Feed
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.plots import plot_learning_curve
@@ -12,12 +17,17 @@ from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
+from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
+
+_TIMED_SECONDS = 4
+# Of the minutes of a run; the rest is for scores, checkpoints and pictures.
+_TRAINING_SHARE = 0.9
 
 
 def begin(strategy):
@@ -35,6 +45,46 @@ def begin(strategy):
         workdir.check_writable()
     profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
     return workdir, profile
+
+
+def choose_max_steps(workdir, build, segments):
+    """Sets `--max_steps` to what `--minutes` allow, by timing some steps.
+
+    A run that resumes keeps its number. `build` builds a `Trainer`; this one
+    is not the one that the run will use.
+    """
+    if workdir.is_claimed():
+        FLAGS.max_steps = workdir.read_config()["flags"]["max_steps"]
+        return
+    trainer = build()
+    strategy = trainer.strategy
+    seconds = _seconds_per_step(trainer, Feed(segments, strategy))
+    steps = max(1, int(60 * FLAGS.minutes * _TRAINING_SHARE / seconds))
+    # All workers must take the same number.
+    found = gather_integers(strategy, lambda: tf.constant(steps, tf.int64))
+    FLAGS.max_steps = int(found.min())
+    # Names and weights are those of a run with this --max_steps.
+    del trainer
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(FLAGS.seed)
+    chief_print(strategy)(
+        f"{FLAGS.max_steps:,} steps of {1e3 * seconds:.0f} ms fit in "
+        f"{FLAGS.minutes:g} minutes, with scoring of valid."
+    )
+
+
+def _seconds_per_step(trainer, feed):
+    trainer.train(feed.next(1), 1)  # compiles
+    num_steps, found, begin = 1, [], time.monotonic()
+    while time.monotonic() - begin < _TIMED_SECONDS:
+        start = time.monotonic()
+        trainer.train(feed.next(num_steps), num_steps)
+        seconds = time.monotonic() - start
+        found.append(seconds / num_steps)
+        if 2 * seconds < _TIMED_SECONDS / 4:
+            num_steps = min(2 * num_steps, FLAGS.steps_per_execution)
+    # Those after the number of steps in a call has grown.
+    return float(np.median(found[len(found) // 2 :]))
 
 
 def chief_print(strategy):

@@ -33,7 +33,7 @@ def page(model):
 
 
 class _Elements(html.parser.HTMLParser):
-    """What a browser finds: the names and attributes of elements, the data."""
+    """Collects the names and attributes of elements, and the data."""
 
     def __init__(self, page):
         super().__init__()

@@ -46,7 +46,6 @@ from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
-from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
@@ -123,28 +122,24 @@ def train(strategy, stop):
         training_flags.held_out_segments(*held_out[name]) for name in held_out
     )
 
-    def build():
-        with strategy.scope():
-            model = model_flags.build_model(
-                tokenizer.vocabulary_size,
-                splits["train"].tokens,
-                training_flags.dtype_policy(),
-                origin_config,
-            )
-            optimizer = training_flags.build_optimizer()
+    def build_model():
+        model = model_flags.build_model(
+            tokenizer.vocabulary_size,
+            splits["train"].tokens,
+            training_flags.dtype_policy(),
+            origin_config,
+        )
         model.backbone.check_positions(FLAGS.segment_length)
-        return Trainer(
-            model,
-            optimizer,
+        return model
+
+    def build():
+        return training_run.build_trainer(
             strategy,
-            FLAGS.batch_size,
-            clip_norm=FLAGS.clip_norm or None,
-            seed=FLAGS.seed,
+            build_model,
+            stop,
             segment_lengths=segments.segment_lengths,
-            accumulate_steps=FLAGS.accumulate_steps,
             intermediate_loss_steps=training_flags.intermediate_loss_steps(),
             attention_kernel=FLAGS.attention_kernel,
-            stop=stop,
         )
 
     if FLAGS.minutes is not None:

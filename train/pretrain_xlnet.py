@@ -38,7 +38,6 @@ from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
-from txl_keras.training.trainer import Trainer
 
 FLAGS = flags.FLAGS
 
@@ -89,23 +88,15 @@ def train(strategy, stop):
         )
         for name in ("valid", "test")
     )
-    with strategy.scope():
-        model = xlnet_flags.build_model(
+
+    def build_model():
+        return xlnet_flags.build_model(
             vocabulary_size, training_flags.dtype_policy()
         )
-        optimizer = training_flags.build_optimizer()
-    trainer = Trainer(
-        model,
-        optimizer,
-        strategy,
-        FLAGS.batch_size,
-        clip_norm=FLAGS.clip_norm or None,
-        seed=FLAGS.seed,
-        accumulate_steps=FLAGS.accumulate_steps,
-        stop=stop,
-    )
+
+    trainer = training_run.build_trainer(strategy, build_model, stop)
     evaluator = PermutationEvaluator(
-        model, strategy, FLAGS.eval_batch_size, stop=stop
+        trainer.model, strategy, FLAGS.eval_batch_size, stop=stop
     )
 
     # Start, resume, or find that the run is finished.

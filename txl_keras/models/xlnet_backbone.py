@@ -275,9 +275,7 @@ class XLNetBackbone(RecurrentBackbone):
     def _permutation_mask(self, content, permutation_mask):
         if self.attention_type == "bi":
             return permutation_mask
-        batch_size, length, _ = ops.shape(content)
-        causal = ops.arange(length)[:, None] >= ops.arange(length)
-        causal = ops.broadcast_to(causal, (batch_size, length, length))
+        causal = causal_mask(*ops.shape(content)[:2])
         if permutation_mask is None:
             return causal
         return ops.logical_and(causal, permutation_mask)
@@ -300,3 +298,9 @@ class XLNetBackbone(RecurrentBackbone):
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "initializer_stddev": self.initializer_stddev,
         }
+
+
+def causal_mask(batch_size, length):
+    """Returns a boolean `(B, T, T)`, true where token `j` is not after `i`."""
+    causal = ops.arange(length)[:, None] >= ops.arange(length)
+    return ops.broadcast_to(causal, (batch_size, length, length))

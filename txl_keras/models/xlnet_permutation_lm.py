@@ -14,6 +14,7 @@ from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.preset_model import PresetModel
 from txl_keras.models.xlnet_backbone import XLNetBackbone
+from txl_keras.models.xlnet_backbone import causal_mask
 from txl_keras.weights import normal_initializer
 
 
@@ -202,17 +203,15 @@ class XLNetPermutationLM(PresetModel):
         """Returns the targets' hidden states `(B, P, D)` and the memory."""
         check_token_ids("inputs", inputs, self.backbone.vocabulary_size)
         batch_size, length = keras.ops.shape(inputs)
-        shape = batch_size, length, length
-        eye = keras.ops.eye(length, dtype=self.compute_dtype)
         if target_mapping is None:
-            target_mapping = keras.ops.broadcast_to(eye, shape)
+            target_mapping = keras.ops.broadcast_to(
+                keras.ops.eye(length, dtype=self.compute_dtype),
+                (batch_size, length, length),
+            )
         if permutation_mask is None:
             # If all tokens attended to a target, they would reveal it to the
             # query stream from the second layer on.
-            before = keras.ops.cumsum(eye, axis=1) > 0  # [T, T], j <= i
-            permutation_mask = keras.ops.broadcast_to(
-                keras.ops.transpose(before), shape
-            )
+            permutation_mask = causal_mask(batch_size, length)
         _, query, memory = self.backbone(
             inputs,
             permutation_mask=permutation_mask,

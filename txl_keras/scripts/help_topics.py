@@ -65,10 +65,9 @@ def flags_by_topic():
 
 def describe_flags():
     """Returns the help of the script's flags, by topic."""
-    for topic, members in flags_by_topic().items():
+    topics = flags_by_topic()
+    for topic, members in topics.items():
         # absl groups flags by module: each topic is registered as a module.
         for flag in members:
             FLAGS.register_key_flag_for_module(f"{topic} flags", flag)
-    return "\n".join(
-        FLAGS.module_help(f"{topic} flags") for topic in flags_by_topic()
-    )
+    return "\n".join(FLAGS.module_help(f"{topic} flags") for topic in topics)

@@ -21,6 +21,7 @@ from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
+from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
@@ -45,6 +46,27 @@ def begin(strategy):
         workdir.check_writable()
     profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
     return workdir, profile
+
+
+def build_trainer(strategy, build_model, stop, **options):
+    """Builds model, optimizer and `Trainer` of the flags.
+
+    `options` are arguments of `Trainer` that not every model has.
+    """
+    with strategy.scope():
+        model = build_model()
+        optimizer = training_flags.build_optimizer()
+    return Trainer(
+        model,
+        optimizer,
+        strategy,
+        FLAGS.batch_size,
+        clip_norm=FLAGS.clip_norm or None,
+        seed=FLAGS.seed,
+        accumulate_steps=FLAGS.accumulate_steps,
+        stop=stop,
+        **options,
+    )
 
 
 def choose_max_steps(workdir, build, segments):

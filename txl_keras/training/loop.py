@@ -51,7 +51,7 @@ class TrainingLoop:
         progress,
         tensorboard,
         profile,
-        on_score=lambda: None,
+        on_score,
     ):
         self._trainer = trainer
         self._segments = segments

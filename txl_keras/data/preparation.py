@@ -42,7 +42,7 @@ from txl_keras.data.tokenizers.building import check_kind
 from txl_keras.file_lock import lock
 
 # Must be increased when the same text and tokenizer give different files.
-FORMAT = 1
+FORMAT = 2
 METADATA_FILE = "metadata.json"
 METADATA = (
     "num_tokens", "num_documents", "num_bytes", "num_unknown",

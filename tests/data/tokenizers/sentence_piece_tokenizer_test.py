@@ -253,6 +253,17 @@ def test_long_lines_and_reserved_characters_are_learned_from():
     assert {" hat", " mat", " end"} <= pieces
 
 
+@pytest.mark.parametrize("model_type,size", [("unigram", 269), ("bpe", 278)])
+def test_spaces_at_the_start_of_a_line_are_one_token(model_type, size):
+    lines = ["a cat\n", "    if a b\n", "        b if cat\n"]
+    text = "".join(random.Random(0).choices(lines, k=200))
+    tokenizer = SentencePieceTokenizer.train([text], size, model_type)
+    pieces = [tokenizer.decode([i]) for i in tokenizer.encode(text)]
+    assert "".join(pieces) == text
+    spaces = [len(piece) - len(piece.lstrip(" ")) for piece in pieces]
+    assert max(spaces) >= 7
+
+
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
 @pytest.mark.parametrize(
     "size,bound",

@@ -129,7 +129,7 @@ class SentencePieceTokenizer:
         cls,
         texts,
         vocabulary_size,
-        model_type="unigram",
+        model_type="bpe",
         character_coverage=0.9995,
         max_lines=1_000_000,
     ):
@@ -141,8 +141,8 @@ class SentencePieceTokenizer:
             texts: Iterable of `bytes` in UTF-8 or of `str`: blocks of text,
                 preferably of whole lines.
             vocabulary_size: Integer.
-            model_type: String, `"unigram"` or `"bpe"`. The latter trains ten
-                times faster and encodes four times slower.
+            model_type: String, `"bpe"` or `"unigram"`. The latter trains ten
+                times slower and encodes four times faster.
             character_coverage: Float. The share of the text covered by
                 characters that get a piece; other characters are encoded as
                 bytes.
@@ -158,9 +158,9 @@ class SentencePieceTokenizer:
                 two, or if the vocabulary size is too small for the characters
                 of the text or too large for the text.
         """
-        if model_type not in ("unigram", "bpe"):
+        if model_type not in ("bpe", "unigram"):
             raise ValueError(
-                "`model_type` must be 'unigram' or 'bpe'. "
+                "`model_type` must be 'bpe' or 'unigram'. "
                 f"Received: model_type={model_type!r}"
             )
         model = train_pieces(
@@ -170,6 +170,8 @@ class SentencePieceTokenizer:
             model_type=model_type,
             character_coverage=character_coverage,
             byte_fallback=True,
+            # Without them each space of an indentation would be a token.
+            allow_whitespace_only_pieces=True,
             add_dummy_prefix=False,
             user_defined_symbols=["\n"],
             pad_id=-1,

@@ -25,7 +25,11 @@ DATASETS = [
     "requests",
     "tensorflow-datasets>=4.9.7",
 ]
-SUBWORDS = ["sentencepiece", "tensorflow-text>=2.20,<2.22"]
+# TensorFlow Text has no wheels for Windows, where text is read as bytes.
+SUBWORDS = [
+    f"{package}; sys_platform != 'win32'"
+    for package in ("sentencepiece", "tensorflow-text>=2.20,<2.22")
+]
 
 # Scripts for developers, which need a checkout.
 CHECKOUT_ONLY = {"benchmark", "tpu_table"}
@@ -97,14 +101,13 @@ setup(
         "tensorflow>=2.20,<2.22",
         "tensorboard",
         "tqdm",
+        *SUBWORDS,
     ],
     extras_require={
         # For --corpus=enwik8 and other published texts, and tfds:NAME.
         "datasets": DATASETS,
         # For `from_preset("hf://...")`.
         "hub": ["huggingface_hub"],
-        # For --tokenizer=sentencepiece and --tokenizer=wordpiece.
-        "subwords": SUBWORDS,
         # For --compile_only.
         "tpu_compile": TPU_COMPILER,
         "tests": [
@@ -121,7 +124,6 @@ setup(
             # Opens pages in Chromium, where it is installed.
             "selenium",
             *DATASETS,
-            *SUBWORDS,
         ],
     },
 )

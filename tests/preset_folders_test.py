@@ -29,6 +29,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
+from txl_keras.tensor_files import read_safetensors
 from txl_keras.training.bundles import save_weights
 from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
@@ -155,6 +156,26 @@ def test_how_a_model_was_trained_is_saved(tmp_path, saved):
     model.save_to_preset(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     assert content["training"] == {"optimizer": "Adam", "steps": 7}
+
+
+def test_weights_are_saved_in_half_the_bytes_as_bfloat16(saved, tmp_path):
+    model, folder = saved["causal_lm"]
+    model.save_to_preset(tmp_path, dtype="bfloat16")
+    loaded = TransformerXLCausalLM.from_preset(tmp_path)
+    assert loaded.compute_dtype == "float32"
+    for weight, exact in zip(loaded.weights, model.weights, strict=True):
+        rounded = tf.cast(tf.cast(exact, tf.bfloat16), tf.float32)
+        np.testing.assert_array_equal(weight, rounded)
+    sizes = [
+        sum(np.size(values) * values.dtype.itemsize for values in file.values())
+        for file in (
+            read_safetensors(f / "model.safetensors")
+            for f in (tmp_path, folder)
+        )
+    ]
+    assert 2 * sizes[0] == sizes[1]
+    with pytest.raises(ValueError, match="`dtype` must be one of .*'int8'"):
+        model.save_to_preset(tmp_path, dtype="int8")
 
 
 def test_overrides_and_dtype_take_the_place_of_what_was_saved(saved):

@@ -17,14 +17,17 @@ ARRAYS = {
 }
 
 
-def test_the_package_reads_what_is_written(tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_package_reads_what_is_written(dtype, tmp_path):
     numpy = pytest.importorskip("safetensors.numpy")
     path = tmp_path / "a.safetensors"
-    write_safetensors(ARRAYS, path, {"format": "pt"})
+    arrays = {**ARRAYS, "third": np.float32([1 / 3])}
+    write_safetensors(arrays, path, {"format": "pt"}, dtype)
     read = numpy.load_file(path)
-    assert read.keys() == ARRAYS.keys()
-    for name, array in ARRAYS.items():
-        np.testing.assert_array_equal(read[name], array)
+    assert read.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert read[name].dtype == dtype
+        np.testing.assert_array_equal(read[name], array.astype(dtype))
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ml_dtypes.bfloat16, "i8"])

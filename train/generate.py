@@ -1,5 +1,6 @@
-r"""Writes text with the model of a run.
+r"""Writes text with the model of a run, or of a preset.
 
+    txl generate --preset=python_stdlib_small --prompt="def main("
     txl generate --workdir=runs/quickstart --prompt="def main("
     txl generate --workdir=runs/quickstart --max_tokens=5000 \
         --temperature=0.8 --top_p=0.95 --seed=3
@@ -28,6 +29,7 @@ from absl import flags
 from txl_keras.data import IdTokenizer
 from txl_keras.data.corpora.id_files import is_id_file
 from txl_keras.data.corpora.id_files import read_ids
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.samplers import Sampler
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
@@ -35,7 +37,14 @@ from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+flags.DEFINE_string(
+    "workdir", None, "Folder of a run. Either it or --preset must be given."
+)
+flags.DEFINE_string(
+    "preset", None,
+    "A trained model: enwik8_small or python_stdlib_small, which are parts of "
+    "this package; a folder of `save_to_preset`; or hf://owner/name.",
+)  # fmt: skip
 flags.DEFINE_enum(
     "checkpoint", "best", ["best", "latest"],
     "Weights to load: those with the best validation score, or the latest.",
@@ -103,18 +112,14 @@ def main(_):
         FLAGS.typical_p,
         FLAGS.repetition_penalty,
     )
-    workdir = Workdir(FLAGS.workdir)
-    tokenizer = workdir.load_tokenizer()
+    model, tokenizer, memory_length = _load()
+    if FLAGS.memory_length is not None:
+        memory_length = FLAGS.memory_length
     _check_kind(tokenizer)
     prompts = FLAGS.prompt or [_first_prompt(tokenizer)]
     is_text = not isinstance(tokenizer, IdTokenizer)
     if not is_text:
         prompts = [_read_ids(tokenizer, prompt) for prompt in prompts]
-    model, _ = workdir.load_model(FLAGS.checkpoint)
-    model.tokenizer = tokenizer
-    memory_length = FLAGS.memory_length
-    if memory_length is None:
-        memory_length = workdir.generation_memory_length(model.backbone)
     generate = functools.partial(
         model.generate,
         max_new_tokens=FLAGS.max_tokens,
@@ -136,6 +141,33 @@ def main(_):
         print(row if is_text else tokenizer.decode(row))
     if FLAGS.output is not None:
         _write(rows)
+
+
+def _load():
+    """Returns the model, its tokenizer and the default memory length."""
+    if (FLAGS.workdir is None) == (FLAGS.preset is None):
+        raise ValueError(
+            "Either `workdir` or `preset` must be given. Received: "
+            f"--workdir={FLAGS.workdir}, --preset={FLAGS.preset}"
+        )
+    if FLAGS.preset is not None:
+        if FLAGS["checkpoint"].present:
+            raise ValueError(
+                "`checkpoint` must be left out with `preset`, which has one "
+                f"set of weights. Received: --checkpoint={FLAGS.checkpoint}"
+            )
+        model = TransformerXLCausalLM.from_preset(FLAGS.preset)
+        if model.tokenizer is None:
+            raise ValueError(
+                "`preset` must have a tokenizer. Received: "
+                f"--preset={FLAGS.preset}"
+            )
+        return model, model.tokenizer, None
+    workdir = Workdir(FLAGS.workdir)
+    tokenizer = workdir.load_tokenizer()
+    model, _ = workdir.load_model(FLAGS.checkpoint)
+    model.tokenizer = tokenizer
+    return model, tokenizer, workdir.generation_memory_length(model.backbone)
 
 
 def _check_kind(tokenizer):

@@ -4,7 +4,7 @@ A preset has these files:
 
 config.json        class and config of the model, how it was trained, and the
                    hashes of the other files
-model.safetensors  weights by name, float32
+model.safetensors  weights by name, float32 or bfloat16
 tokenizer.json     the tokenizer, if the model has one
 
 The hashes prevent a folder whose writing was interrupted, or whose files were
@@ -73,6 +73,9 @@ _FIELDS = {
     "weights": "a string",
     "tokenizer": "a string or null",
 }
+_WEIGHT_DTYPES = ("float32", "bfloat16")
+# Trained models that are parts of this package, by the names of their folders.
+_PRETRAINED = os.path.join(os.path.dirname(__file__), "pretrained")
 _STDDEVS = ("initializer_stddev", "projection_initializer_stddev")
 _WEIGHTS = "model.safetensors"
 # Symbols of a Hugging Face `transfo-xl`, in its order of preference.
@@ -92,12 +95,22 @@ _READ = re.compile(
 # -------------------------------- Reading ---------------------------------
 
 
+def pretrained_names():
+    """Returns the names of the trained models in this package, sorted."""
+    return sorted(os.listdir(_PRETRAINED))
+
+
 def load_preset(model_class, preset, load_weights, dtype, overrides):
-    """Loads a folder or a Hub repository: see `PresetModel.from_preset`."""
+    """Loads a trained model by its name or folder, or from the Hub.
+
+    See `PresetModel.from_preset`.
+    """
     if not isinstance(preset, (str, os.PathLike)) or not os.fspath(preset):
         raise ValueError(_expected(model_class, preset))
     folder = os.path.expanduser(os.fspath(preset))
-    if folder.startswith("hf://"):
+    if folder in pretrained_names():
+        folder = os.path.join(_PRETRAINED, folder)
+    elif folder.startswith("hf://"):
         folder = _download(folder)
     elif not tf.io.gfile.isdir(folder):
         raise ValueError(_expected(model_class, preset))
@@ -122,7 +135,7 @@ def load_preset(model_class, preset, load_weights, dtype, overrides):
 
 
 def _expected(model_class, preset):
-    names = [*model_class.presets]
+    names = [*pretrained_names(), *model_class.presets]
     named = f"one of {names}, " if names else ""
     return (
         f"`preset` must be {named}the path of a folder, or 'hf://owner/name'. "
@@ -402,7 +415,7 @@ def _load_hugging_face(model_class, folder, load_weights, dtype, overrides):
 # -------------------------------- Writing ---------------------------------
 
 
-def save_preset(model, folder, training=None):
+def save_preset(model, folder, training, dtype):
     """Writes a preset: see `PresetModel.save_to_preset`."""
     if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
         # Joined with file names, an empty path would be the current folder.
@@ -414,6 +427,11 @@ def save_preset(model, folder, training=None):
         raise ValueError(
             "`training` must be None or a dictionary that JSON can hold. "
             f"Received: training={shown(training)}"
+        )
+    if dtype not in _WEIGHT_DTYPES:
+        raise ValueError(
+            f"`dtype` must be one of {[*_WEIGHT_DTYPES]}. Received: "
+            f"dtype={shown(dtype)}"
         )
     folder = os.path.expanduser(os.fspath(folder))
     name = type(model).__name__
@@ -450,7 +468,7 @@ def save_preset(model, folder, training=None):
     try:
         gfile.makedirs(folder)
         remove_link(unfinished[0])
-        write_safetensors(weights, unfinished[0])
+        write_safetensors(weights, unfinished[0], dtype=dtype)
         content["weights"] = _file_hash(unfinished[0])
         if tokenizer:
             save_tokenizer(tokenizer, unfinished[1])

@@ -155,16 +155,18 @@ def _place(name, entry):
     return dtype, tuple(shape), *offsets
 
 
-def write_safetensors(arrays, path, metadata=None):
-    """Writes float32 arrays by name to a safetensors file, local or remote.
+def write_safetensors(arrays, path, metadata=None, dtype="float32"):
+    """Writes arrays by name to a safetensors file, local or remote.
 
-    `metadata` is an optional dictionary of strings.
+    `metadata` is an optional dictionary of strings. `dtype` is the values' in
+    the file, `"float32"` or `"bfloat16"`, rounded to nearest.
     """
+    code = {"float32": "F32", "bfloat16": "BF16"}[dtype]
     header, at = {"__metadata__": metadata} if metadata else {}, 0
     for name, array in arrays.items():
-        end = at + 4 * math.prod(array.shape)
+        end = at + _DTYPES[code].itemsize * math.prod(array.shape)
         header[name] = {
-            "dtype": "F32",
+            "dtype": code,
             "shape": list(array.shape),
             "data_offsets": [at, end],
         }
@@ -174,4 +176,4 @@ def write_safetensors(arrays, path, metadata=None):
     with tf.io.gfile.GFile(str(path), "wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for array in arrays.values():
-            file.write(np.asarray(array, "<f4").tobytes())
+            file.write(np.asarray(array, _DTYPES[code]).tobytes())

@@ -1,5 +1,7 @@
 """Runs train/generate.py."""
 
+from txl_keras.models import TransformerXLCausalLM
+
 
 def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, succeed, here):
     flags = (f"--workdir={run[0]}", "--prompt=Sentence é", "--max_tokens=60")
@@ -15,3 +17,19 @@ def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, succeed, here):
     assert "`prompt` must be" in error and printed == ""
     printed, error = here("generate.py", *flags, "--seed=2147483647")
     assert "seed=2147483647" in error and printed == ""
+
+
+def test_a_preset_writes_what_its_run_writes(run, here, tmp_path):
+    TransformerXLCausalLM.from_preset(run[0]).save_to_preset(tmp_path)
+    flags = ("--prompt=Sentence é", "--max_tokens=9", "--memory_length=7")
+    text, _ = here("generate.py", f"--workdir={run[0]}", *flags)
+    assert text.startswith("Sentence é")
+    preset = f"--preset={tmp_path}"
+    assert here("generate.py", preset, *flags) == (text, None)
+    for wrong in ([], [preset, "--workdir=a"], [preset, "--checkpoint=best"]):
+        printed, error = here("generate.py", *wrong)
+        assert " must be " in error and printed == ""
+    model = TransformerXLCausalLM.from_preset(tmp_path, tokenizer=None)
+    model.save_to_preset(tmp_path)
+    _, error = here("generate.py", preset)
+    assert "`preset` must have a tokenizer" in error

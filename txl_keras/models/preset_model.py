@@ -44,9 +44,11 @@ class PresetModel(keras.Model):
         compared with the weights before memory is allocated.
 
         Args:
-            preset: String, one of `presets`, which are sizes without weights;
-                the path of a folder; or `"hf://owner/name"`, a repository of
-                the Hugging Face Hub, which requires huggingface_hub.
+            preset: String: `"enwik8_small"` or `"python_stdlib_small"`, small
+                trained models in this package; one of `presets`, which are
+                sizes without weights; the path of a folder; or
+                `"hf://owner/name"`, a repository of the Hugging Face Hub, which
+                requires huggingface_hub.
             load_weights: Boolean. If false, weights are newly initialized.
                 Those of a folder are needed all the same, for their sizes.
             dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
@@ -92,7 +94,7 @@ class PresetModel(keras.Model):
 
         return load_preset(cls, preset, load_weights, dtype, overrides)
 
-    def save_to_preset(self, folder, training=None):
+    def save_to_preset(self, folder, training=None, dtype="float32"):
         """Writes a folder that `from_preset` reads.
 
         It has `config.json`, the class and the arguments of the model;
@@ -106,6 +108,8 @@ class PresetModel(keras.Model):
                 exist, be empty, or hold a preset, which is replaced.
             training: Optional dictionary that JSON can hold: how the model was
                 trained. Optimizer and steps are added if they are known.
+            dtype: String, of the weights in the file: `"float32"`, or
+                `"bfloat16"`, rounded, for half the size.
 
         Raises:
             OSError: If the folder cannot be written.
@@ -118,7 +122,7 @@ class PresetModel(keras.Model):
         """
         from txl_keras.preset_folders import save_preset
 
-        save_preset(self, folder, training)
+        save_preset(self, folder, training, dtype)
 
     @classmethod
     def from_config(cls, config):

@@ -253,6 +253,18 @@ def test_long_lines_and_reserved_characters_are_learned_from():
     assert {" hat", " mat", " end"} <= pieces
 
 
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_the_default_size_suits_any_text(model_type):
+    short = SentencePieceTokenizer.train([TEXT], model_type=model_type)
+    assert 260 < short.vocabulary_size < 600
+    # As many characters as Chinese has, once to many times each.
+    symbols = [chr(0x4E00 + i) for i in range(3000)]
+    text = "".join(random.Random(0).choices(symbols, range(3000), k=60_000))
+    large = SentencePieceTokenizer.train([text], model_type=model_type)
+    assert 3000 < large.vocabulary_size < 4000
+    assert len(large.encode(text)) <= 1.01 * len(text)
+
+
 @pytest.mark.parametrize("model_type,size", [("unigram", 269), ("bpe", 278)])
 def test_spaces_at_the_start_of_a_line_are_one_token(model_type, size):
     lines = ["a cat\n", "    if a b\n", "        b if cat\n"]
@@ -340,5 +352,5 @@ def test_wrong_text_and_ids_are_errors(lossless):
 
 
 def test_missing_packages_are_named():
-    with pytest.raises(ImportError, match=r"no_package.*\.\[subwords\]"):
+    with pytest.raises(ImportError, match="no_package.*pip install sentencep"):
         import_extra("no_package.module")

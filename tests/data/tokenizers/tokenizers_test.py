@@ -266,13 +266,17 @@ def test_wrong_symbols_are_refused():
             "vocabulary_size.*left out",
         ),
         ({"model_type": "bpe", "vocabulary": "f"}, "model_type.*left out"),
-        ({}, "`vocabulary_size` must be.*Received: neither"),
         ({"min_count": 3}, "built without .'min_count'"),
     ],
 )
 def test_wrong_options_of_subwords_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         build_tokenizer("sentencepiece", corpus_of("b"), **options)
+
+
+def test_the_number_of_word_pieces_must_be_given():
+    with pytest.raises(ValueError, match="`vocabulary_size`.*neither"):
+        build_tokenizer("wordpiece", corpus_of("b"))
 
 
 @pytest.mark.parametrize("name", ["sentencepiece", "wordpiece"])

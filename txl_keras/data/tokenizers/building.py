@@ -145,13 +145,13 @@ def _build_subwords(
             "vocabulary_size", "model_type", "character_coverage", **trained
         )
         return tokenizer_class.from_file(vocabulary, **options)
-    if vocabulary_size is None:
+    is_sentence_piece = tokenizer_class is SentencePieceTokenizer
+    if vocabulary_size is None and not is_sentence_piece:
         raise ValueError(
             "`vocabulary_size` must be the number of subwords to learn, such "
             "as 8000, or `vocabulary` the file of an existing model. "
             "Received: neither"
         )
-    is_sentence_piece = tokenizer_class is SentencePieceTokenizer
     if is_sentence_piece and options.get("line_end") is not None:
         raise ValueError(
             "`line_end` must be left out for sentencepiece without a "

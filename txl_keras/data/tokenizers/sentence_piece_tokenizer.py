@@ -128,7 +128,7 @@ class SentencePieceTokenizer:
     def train(
         cls,
         texts,
-        vocabulary_size,
+        vocabulary_size=None,
         model_type="bpe",
         character_coverage=0.9995,
         max_lines=1_000_000,
@@ -140,7 +140,9 @@ class SentencePieceTokenizer:
         Args:
             texts: Iterable of `bytes` in UTF-8 or of `str`: blocks of text,
                 preferably of whole lines.
-            vocabulary_size: Integer.
+            vocabulary_size: Optional integer. By default about 0.6 times the
+                square root of the number of characters, but at least 500 and
+                at most 8,000, and one for each character.
             model_type: String, `"bpe"` or `"unigram"`. The latter trains ten
                 times slower and encodes four times faster.
             character_coverage: Float. The share of the text covered by

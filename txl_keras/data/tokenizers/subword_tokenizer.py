@@ -1,7 +1,9 @@
 """Helpers of `SentencePieceTokenizer` and `WordPieceTokenizer`."""
 
+import collections
 import importlib
 import io
+import math
 import random
 import re
 
@@ -16,17 +18,21 @@ _CHARACTER = "[^\n\0\u2047\u2585]"
 # It also skips long sentences and aborts at words of 65536 characters, so
 # sentences are cut, before a space if possible.
 _SENTENCE = re.compile(rf"{_CHARACTER}{{1,1000}}(?!\S)|{_CHARACTER}{{1,1000}}")
+# The default number of pieces, by the root of the number of characters.
+_PIECES_PER_ROOT = 0.6
+_FEWEST_PIECES, _MOST_PIECES = 500, 8000
 
 
 def import_extra(name):
-    """Imports an optional module; names the install command if missing."""
+    """Imports a module that Windows lacks; names the remedy if missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
             f"Subword tokenizers need {name.split('.')[0]}, which cannot be "
-            f"imported ({error}). Install it with "
-            '`pip install -e ".[subwords]"`.'
+            f"imported ({error}). Run `pip install sentencepiece "
+            "tensorflow-text`; on Windows, which has no TensorFlow Text, use "
+            "another tokenizer, such as bytes."
         ) from error
 
 
@@ -51,15 +57,21 @@ def join_lines(tokens, line_end_id):
 def train_pieces(texts, vocabulary_size, max_lines, **options):
     """Trains a sentencepiece `ModelProto` on texts, deterministically.
 
+    With a `vocabulary_size` of None the size of the texts determines it.
     `options` are those of sentencepiece's trainer.
     """
-    check_integer("vocabulary_size", vocabulary_size, 1)
+    if vocabulary_size is not None:
+        check_integer("vocabulary_size", vocabulary_size, 1)
     check_integer("max_lines", max_lines, 1)
     sentencepiece = import_extra("sentencepiece")
     protos = import_extra("sentencepiece.sentencepiece_model_pb2")
     sentences = _sample(_sentences(texts), max_lines)
     if not sentences:
         raise ValueError("`texts` must contain text. Received: none")
+    if vocabulary_size is None:
+        coverage = options["character_coverage"]
+        vocabulary_size = _default_size(sentences, coverage)
+        options["hard_vocab_limit"] = False  # a short text has fewer
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -88,6 +100,24 @@ def train_pieces(texts, vocabulary_size, max_lines, **options):
             f"Received: vocabulary_size={vocabulary_size}"
         ) from error
     return protos.ModelProto.FromString(model.getvalue())
+
+
+def _default_size(sentences, character_coverage):
+    """Returns a number of pieces that suits the size of the texts."""
+    counts = collections.Counter()
+    for sentence in sentences:
+        counts.update(sentence)
+    total = counts.total()
+    size = int(_PIECES_PER_ROOT * math.sqrt(total))
+    size = min(max(size, _FEWEST_PIECES), _MOST_PIECES)
+    # Each of these needs a piece: in Chinese there are thousands.
+    rest = character_coverage * total
+    for _, count in counts.most_common():
+        if rest <= 0:
+            break
+        rest -= count
+        size += 1
+    return size
 
 
 def _sentences(texts):

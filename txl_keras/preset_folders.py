@@ -14,6 +14,7 @@ mixed up, from loading as another model than was saved.
 import hashlib
 import json
 import os
+import pathlib
 import re
 
 import numpy as np
@@ -75,7 +76,7 @@ _FIELDS = {
 }
 _WEIGHT_DTYPES = ("float32", "bfloat16")
 # Trained models that are parts of this package, by the names of their folders.
-_PRETRAINED = os.path.join(os.path.dirname(__file__), "pretrained")
+_PRETRAINED = pathlib.Path(__file__).parent / "pretrained"
 _STDDEVS = ("initializer_stddev", "projection_initializer_stddev")
 _WEIGHTS = "model.safetensors"
 # Symbols of a Hugging Face `transfo-xl`, in its order of preference.
@@ -97,7 +98,9 @@ _READ = re.compile(
 
 def pretrained_names():
     """Returns the names of the trained models in this package, sorted."""
-    return sorted(os.listdir(_PRETRAINED))
+    return sorted(
+        path.parent.name for path in _PRETRAINED.glob("*/config.json")
+    )
 
 
 def load_preset(model_class, preset, load_weights, dtype, overrides):
@@ -109,7 +112,7 @@ def load_preset(model_class, preset, load_weights, dtype, overrides):
         raise ValueError(_expected(model_class, preset))
     folder = os.path.expanduser(os.fspath(preset))
     if folder in pretrained_names():
-        folder = os.path.join(_PRETRAINED, folder)
+        folder = str(_PRETRAINED / folder)
     elif folder.startswith("hf://"):
         folder = _download(folder)
     elif not tf.io.gfile.isdir(folder):

@@ -25,6 +25,7 @@ TINY = (
     "--learning_rate=0.01",
     "--warmup_steps=0",
     "--max_sample_tokens=40",
+    "--tokenizer=bytes",
 )
 CLASSIFIER_SIZES = (
     "--num_layers=1", "--hidden_dim=16", "--num_heads=2",

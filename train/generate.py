@@ -1,6 +1,6 @@
 r"""Writes text with the model of a run, or of a preset.
 
-    txl generate --preset=python_stdlib_small --prompt="def main("
+    txl generate --preset=my_model --prompt="def main("
     txl generate --workdir=runs/quickstart --prompt="def main("
     txl generate --workdir=runs/quickstart --max_tokens=5000 \
         --temperature=0.8 --top_p=0.95 --seed=3
@@ -42,8 +42,7 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string(
     "preset", None,
-    "A trained model: enwik8_small or python_stdlib_small, which are parts of "
-    "this package; a folder of `save_to_preset`; or hf://owner/name.",
+    "A trained model: a folder of `save_to_preset`, or hf://owner/name.",
 )  # fmt: skip
 flags.DEFINE_enum(
     "checkpoint", "best", ["best", "latest"],

@@ -14,7 +14,6 @@ mixed up, from loading as another model than was saved.
 import hashlib
 import json
 import os
-import pathlib
 import re
 
 import numpy as np
@@ -75,8 +74,6 @@ _FIELDS = {
     "tokenizer": "a string or null",
 }
 _WEIGHT_DTYPES = ("float32", "bfloat16")
-# Trained models that are parts of this package, by the names of their folders.
-_PRETRAINED = pathlib.Path(__file__).parent / "pretrained"
 _STDDEVS = ("initializer_stddev", "projection_initializer_stddev")
 _WEIGHTS = "model.safetensors"
 # Symbols of a Hugging Face `transfo-xl`, in its order of preference.
@@ -96,24 +93,12 @@ _READ = re.compile(
 # -------------------------------- Reading ---------------------------------
 
 
-def pretrained_names():
-    """Returns the names of the trained models in this package, sorted."""
-    return sorted(
-        path.parent.name for path in _PRETRAINED.glob("*/config.json")
-    )
-
-
 def load_preset(model_class, preset, load_weights, dtype, overrides):
-    """Loads a trained model by its name or folder, or from the Hub.
-
-    See `PresetModel.from_preset`.
-    """
+    """Loads a folder or a Hub repository: see `PresetModel.from_preset`."""
     if not isinstance(preset, (str, os.PathLike)) or not os.fspath(preset):
         raise ValueError(_expected(model_class, preset))
     folder = os.path.expanduser(os.fspath(preset))
-    if folder in pretrained_names():
-        folder = str(_PRETRAINED / folder)
-    elif folder.startswith("hf://"):
+    if folder.startswith("hf://"):
         folder = _download(folder)
     elif not tf.io.gfile.isdir(folder):
         raise ValueError(_expected(model_class, preset))
@@ -138,7 +123,7 @@ def load_preset(model_class, preset, load_weights, dtype, overrides):
 
 
 def _expected(model_class, preset):
-    names = [*pretrained_names(), *model_class.presets]
+    names = [*model_class.presets]
     named = f"one of {names}, " if names else ""
     return (
         f"`preset` must be {named}the path of a folder, or 'hf://owner/name'. "

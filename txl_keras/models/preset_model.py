@@ -44,11 +44,9 @@ class PresetModel(keras.Model):
         compared with the weights before memory is allocated.
 
         Args:
-            preset: String: `"enwik8_small"` or `"python_stdlib_small"`, small
-                trained models in this package; one of `presets`, which are
-                sizes without weights; the path of a folder; or
-                `"hf://owner/name"`, a repository of the Hugging Face Hub, which
-                requires huggingface_hub.
+            preset: String, one of `presets`, which are sizes without weights;
+                the path of a folder; or `"hf://owner/name"`, a repository of
+                the Hugging Face Hub, which requires huggingface_hub.
             load_weights: Boolean. If false, weights are newly initialized.
                 Those of a folder are needed all the same, for their sizes.
             dtype: Optional dtype policy, such as `"mixed_bfloat16"`.

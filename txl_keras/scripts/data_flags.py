@@ -11,6 +11,7 @@ from txl_keras.data import corpora
 from txl_keras.data.corpora import CORPORA
 from txl_keras.data.corpora import corpus_path
 from txl_keras.data.corpora.files import write_text
+from txl_keras.data.corpora.id_files import IdCorpus
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 from txl_keras.data.preparation import token_folder
@@ -64,9 +65,9 @@ def define_corpus_flags(required=True):
 def define_tokenizer_flags():
     """Defines the flags of `TOKENIZER_FLAGS`, and `--vocabulary`."""
     flags.DEFINE_enum(
-        "tokenizer", "bytes", list(OPTIONS),
-        "Kind of tokens. bytes encodes any text; sentencepiece is the best for "
-        "prose, for example with --vocabulary_size=8000. ids takes .npy and "
+        "tokenizer", None, list(OPTIONS),
+        "Kind of tokens. Default: sentencepiece, whose subwords are learned "
+        "from the train split; bytes for enwik8 and text8; ids for .npy and "
         ".npz files of token ids.",
     )  # fmt: skip
     flags.DEFINE_bool(
@@ -83,8 +84,9 @@ def define_tokenizer_flags():
     flags.DEFINE_integer(
         "vocabulary_size", None,
         "Most words to keep in the vocabulary (default: all), the number of "
-        "subwords to train (must be given), or one more than the largest id "
-        "(default: of those in the corpus).",
+        "subwords to learn (default for sentencepiece: by the size of the "
+        "text), or one more than the largest id (default: of those in the "
+        "corpus).",
     )  # fmt: skip
     flags.DEFINE_integer(
         "min_count", None,
@@ -209,10 +211,17 @@ def check_writable(name, path):
         ) from error
 
 
+def _default_tokenizer(corpus):
+    if isinstance(corpus, IdCorpus):
+        return "ids"
+    # Published scores of such a text are for its bytes.
+    return "bytes" if corpus.encoding == "latin-1" else "sentencepiece"
+
+
 def make_tokenizer(corpus, folder):
     """Builds the tokenizer that the flags name, or reads it from `folder`."""
     options = {name: FLAGS[name].value for name in TOKENIZER_FLAGS}
-    name = options.pop("tokenizer")
+    name = options.pop("tokenizer") or _default_tokenizer(corpus)
     vocabulary = FLAGS.vocabulary
     if vocabulary is not None:
         vocabulary = os.path.expanduser(vocabulary)

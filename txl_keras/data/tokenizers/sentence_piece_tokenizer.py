@@ -140,7 +140,7 @@ class SentencePieceTokenizer:
         Args:
             texts: Iterable of `bytes` in UTF-8 or of `str`: blocks of text,
                 preferably of whole lines.
-            vocabulary_size: Optional integer. By default about 0.6 times the
+            vocabulary_size: Optional integer. By default about 1.2 times the
                 square root of the number of characters, but at least 500 and
                 at most 8,000, and one for each character.
             model_type: String, `"bpe"` or `"unigram"`. The latter trains ten

@@ -19,7 +19,7 @@ _CHARACTER = "[^\n\0\u2047\u2585]"
 # sentences are cut, before a space if possible.
 _SENTENCE = re.compile(rf"{_CHARACTER}{{1,1000}}(?!\S)|{_CHARACTER}{{1,1000}}")
 # The default number of pieces, by the root of the number of characters.
-_PIECES_PER_ROOT = 0.6
+_PIECES_PER_ROOT = 1.2
 _FEWEST_PIECES, _MOST_PIECES = 500, 8000
 
 

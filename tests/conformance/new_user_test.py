@@ -165,7 +165,11 @@ def test_flags_of_prepared_text_are_checked_before_it_is_read(
         ([f"--output={corpus}/x"], ["`output`", "txt/x"]),
         ([f"--output={NOT_UTF8}"], ["`output`", "UTF-8"]),
         (["--vocabulary=no/file"], ["`vocabulary` must be a file", "no/file"]),
-        ([f"--vocabulary={corpus}"], [f"`vocabulary` {corpus}", "bytes"]),
+        ([f"--vocabulary={corpus}"], ["`tokenizer` must be given"]),
+        (
+            [f"--vocabulary={corpus}", "--tokenizer=bytes"],
+            [f"`vocabulary` {corpus}", "bytes"],
+        ),
         ([f"--unknown={NOT_UTF8}", "--tokenizer=words"], ["`unknown`"]),
         (["--document_separator="], ["`document_separator`", "empty"]),
         (

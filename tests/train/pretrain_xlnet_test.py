@@ -10,6 +10,7 @@ from txl_keras.models import XLNetPermutationLM
 from txl_keras.workdir import Workdir
 
 XLNET = (
+    "--tokenizer=bytes",
     "--num_layers=1",
     "--num_heads=2",
     "--hidden_dim=8",

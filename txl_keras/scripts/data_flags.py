@@ -231,6 +231,11 @@ def make_tokenizer(corpus, folder):
                 "`vocabulary` must be a file. Received: "
                 f"--vocabulary={FLAGS.vocabulary}"
             )
+        if FLAGS.tokenizer is None:
+            raise ValueError(
+                "`tokenizer` must be given with `vocabulary`: the kind of its "
+                f"tokens, such as words. Received: --vocabulary={vocabulary}"
+            )
     if vocabulary and name != "words":
         # Not cached in the folder, because the file may change.
         try:

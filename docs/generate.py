@@ -1,14 +1,15 @@
-"""Writes docs/flags.md and docs/api.md from the code.
+"""Writes docs/flags.md and docs/api.md from the code, and docs/notebooks.
 
     python docs/generate.py
     python docs/generate.py --check  # exits 1 if a file is stale, and names it
 
-Both files are the same on every machine: they hold no paths and no addresses.
+All files are the same on every machine: they hold no paths and no addresses.
 """
 
 import argparse
 import importlib
 import inspect
+import json
 import pathlib
 import pkgutil
 import re
@@ -36,6 +37,12 @@ _PERIOD = re.compile(r"(?<!\bal)(?<!\be\.g)(?<!\bi\.e)\.(?=\s|$)")
 # Modules that have no `__all__`: all their public names are exported.
 _MODULES = ("txl_keras.callbacks", "txl_keras.metrics")
 
+# Guides that are notebooks, too.
+_NOTEBOOKS = ("own_text", "classification", "time_series", "music_ids")
+_INSTALL = "# Where txl_keras is not installed yet:\n# %pip install txl_keras"
+_LINK = re.compile(r"\]\((?!http)")
+_BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
+
 _FLAGS_INTRODUCTION = """\
 Those in the tables below, by command and topic; `txl COMMAND --help` prints the
 same. A boolean flag such as `--lower_case` is turned off by `--nolower_case`.
@@ -52,7 +59,9 @@ classes inherit from Keras are left out.
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Writes flags.md and api.md.")
+    parser = argparse.ArgumentParser(
+        description="Writes flags.md, api.md and notebooks."
+    )
     parser.add_argument(
         "--check",
         action="store_true",
@@ -60,9 +69,14 @@ def main():
     )
     is_check = parser.parse_args().check
     stale = []
-    for name, text in {"flags.md": flags_page(), "api.md": api_page()}.items():
+    files = {"flags.md": flags_page(), "api.md": api_page()}
+    for name in _NOTEBOOKS:
+        guide = (_DOCS / f"{name}.md").read_text("utf-8")
+        files[f"notebooks/{name}.ipynb"] = notebook(guide)
+    for name, text in files.items():
         path = _DOCS / name
         if not is_check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, "utf-8")
         elif not path.exists() or path.read_text("utf-8") != text:
             stale.append(f"docs/{name}")
@@ -71,6 +85,36 @@ def main():
             f"Error: {' and '.join(stale)} must agree with the code: run "
             "python docs/generate.py"
         )
+
+
+# === Notebooks ===
+
+
+def notebook(guide):
+    """Returns a guide as the text of a Jupyter notebook, without outputs."""
+    title, _, rest = guide.partition("\n")
+    sources = [("markdown", title), ("code", _INSTALL)]
+    # Text, language and code in turns; nothing follows the last text.
+    parts = [*_BLOCK.split(rest), "", ""]
+    for text, language, code in zip(*[iter(parts)] * 3, strict=True):
+        sources.append(("markdown", _LINK.sub("](../", text)))
+        sources.append(("code", "%%bash\n" * (language == "bash") + code))
+    cells = [
+        _cell(i, kind, source.strip("\n"))
+        for i, (kind, source) in enumerate(sources)
+        if source.strip()
+    ]
+    metadata = {"language_info": {"name": "python"}}
+    content = {"nbformat": 4, "nbformat_minor": 5}
+    content |= {"metadata": metadata, "cells": cells}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _cell(number, kind, source):
+    cell = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}}
+    if kind == "code":
+        cell |= {"execution_count": None, "outputs": []}
+    return cell | {"source": source.splitlines(keepends=True)}
 
 
 # === Flags ===

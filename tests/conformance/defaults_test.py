@@ -28,7 +28,7 @@ def parse():
 def test_the_defaults_are_the_settings_of_the_quickstart(parse):
     parse(CONFIGS / "quickstart.flags")
     quickstart = training_flags.result_settings()
-    assert quickstart["warmup_steps"] == 600
+    assert quickstart["warmup_steps"] == 500
     parse()
     assert training_flags.result_settings() == quickstart
 

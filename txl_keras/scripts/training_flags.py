@@ -133,7 +133,7 @@ def _define_result_flags():
         "Clear the memory at the start of each document.",
     )  # fmt: skip
     flags.DEFINE_integer(
-        "max_steps", 6000, "Number of training steps.", lower_bound=1
+        "max_steps", 5000, "Number of training steps.", lower_bound=1
     )
     flags.DEFINE_enum(
         "optimizer", "adam", OPTIMIZERS,

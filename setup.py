@@ -31,6 +31,9 @@ SUBWORDS = [
     for package in ("sentencepiece", "tensorflow-text>=2.20,<2.22")
 ]
 
+# TensorFlow 2.20 is the latest version with a TPU build.
+TENSORFLOW = ">=2.20,<2.22"
+
 # Scripts for developers, which need a checkout.
 CHECKOUT_ONLY = {"benchmark", "tpu_table"}
 
@@ -97,8 +100,7 @@ setup(
         "keras>=3.13,<3.16",
         "matplotlib",
         "numpy",
-        # TensorFlow 2.20 is the latest version with a TPU build.
-        "tensorflow>=2.20,<2.22",
+        f"tensorflow{TENSORFLOW}",
         "tensorboard",
         "tqdm",
         *SUBWORDS,
@@ -106,6 +108,7 @@ setup(
     extras_require={
         # For --corpus=enwik8 and other published texts, and tfds:NAME.
         "datasets": DATASETS,
+        "gpu": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         # For `from_preset("hf://...")`.
         "hub": ["huggingface_hub"],
         # For --compile_only.

@@ -106,8 +106,11 @@ class PresetModel(keras.Model):
                 exist, be empty, or hold a preset, which is replaced.
             training: Optional dictionary that JSON can hold: how the model was
                 trained. Optimizer and steps are added if they are known.
-            dtype: String, of the weights in the file: `"float32"`, or
-                `"bfloat16"`, rounded, for half the size.
+            dtype: String, of the weights in the file: `"float32"`;
+                `"bfloat16"`, rounded, for half the size; or `"int8"`, for a
+                quarter: matrices are rounded to int8, with one scale per row
+                or per column, and other weights stay float32. All are loaded
+                as float32: to compute in int8, call `quantize("int8")`.
 
         Raises:
             OSError: If the folder cannot be written.

@@ -97,14 +97,7 @@ _READ = re.compile(
 
 def load_preset(model_class, preset, load_weights, dtype, overrides):
     """Loads a folder or a Hub repository: see `PresetModel.from_preset`."""
-    if not isinstance(preset, (str, os.PathLike)) or not os.fspath(preset):
-        raise ValueError(_expected(model_class, preset))
-    folder = os.path.expanduser(os.fspath(preset))
-    if folder.startswith("hf://"):
-        folder = _download(folder)
-    elif not tf.io.gfile.isdir(folder):
-        raise ValueError(_expected(model_class, preset))
-    _check_links(folder)
+    folder = _find_folder(model_class, preset)
     path = os.path.join(folder, "config.json")
     content = read_json(path)
     if "class_name" in content:
@@ -124,9 +117,26 @@ def load_preset(model_class, preset, load_weights, dtype, overrides):
     return _load(model_class, stored, load_weights, dtype, overrides)
 
 
+def _find_folder(model_class, preset):
+    """Returns the local folder that `preset` names."""
+    if not isinstance(preset, (str, os.PathLike)) or not os.fspath(preset):
+        raise ValueError(_expected(model_class, preset))
+    folder = os.path.expanduser(os.fspath(preset))
+    if folder in model_class.trained_presets:
+        # Its files may be links, as some installers make them.
+        return model_class.trained_presets[folder]
+    if folder.startswith("hf://"):
+        folder = _download(folder)
+    elif not tf.io.gfile.isdir(folder):
+        raise ValueError(_expected(model_class, preset))
+    _check_links(folder)
+    return folder
+
+
 def _expected(model_class, preset):
-    names = [*model_class.presets]
-    named = f"one of {names}, " if names else ""
+    sizes, trained = [*model_class.presets], [*model_class.trained_presets]
+    named = f"one of {sizes}, " if sizes else ""
+    named += f"one of {trained}, which are trained, " if trained else ""
     return (
         f"`preset` must be {named}the path of a folder, or 'hf://owner/name'. "
         f"Received: preset={preset!r}"

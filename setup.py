@@ -86,6 +86,7 @@ setup(
         "txl_keras.tpu_configs": "tpu_configs",
     },
     package_data={
+        "txl_keras": ["trained/*/*"],
         "txl_keras.evaluation": ["*.html"],
         "txl_keras.train": ["configs/**/*.flags"],
         "txl_keras.tpu_configs": ["*.flags"],

@@ -174,8 +174,35 @@ def test_weights_are_saved_in_half_the_bytes_as_bfloat16(saved, tmp_path):
         )
     ]
     assert 2 * sizes[0] == sizes[1]
-    with pytest.raises(ValueError, match="`dtype` must be one of .*'int8'"):
-        model.save_to_preset(tmp_path, dtype="int8")
+    with pytest.raises(ValueError, match="`dtype` must be one of .*'float16"):
+        model.save_to_preset(tmp_path, dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["causal_lm", "lstm_lm", "xlnet_lm"])
+def test_matrices_are_saved_as_int8_and_loaded_as_float32(
+    name, saved, tmp_path
+):
+    numpy = pytest.importorskip("safetensors.numpy")
+    model, _ = saved[name]
+    model.save_to_preset(tmp_path, dtype="int8")
+    file = numpy.load_file(tmp_path / "model.safetensors")
+    loaded = type(model).from_preset(tmp_path)
+    assert loaded.get_config() == model.get_config()
+    ours, exact = weights_by_name(loaded), weights_by_name(model)
+    for weight_name, weight in exact.items():
+        assert ours[weight_name].dtype == "float32"
+        if weight_name in file and f"{weight_name}/scale" in file:
+            assert file.pop(weight_name).dtype == "int8"
+            bound = file.pop(f"{weight_name}/scale") * (0.5 + 1e-4)
+            error = np.abs(ours[weight_name] - weight)
+            assert (error <= bound).all()
+    # Layer norms and all biases.
+    left = {n for n, weight in exact.items() if len(weight.shape) == 1}
+    left |= {n for n in exact if n.endswith("attention_bias")}
+    assert file.keys() == left
+    for weight_name, array in file.items():
+        np.testing.assert_array_equal(array, exact[weight_name])
+        np.testing.assert_array_equal(array, ours[weight_name])
 
 
 def test_overrides_and_dtype_take_the_place_of_what_was_saved(saved):
@@ -375,6 +402,41 @@ def test_weights_that_are_infinite_in_float32_are_refused(folder):
     change_config(folder, weights=digest)
     with pytest.raises(ValueError, match=f"damaged: {first} is not finite"):
         TransformerXLCausalLM.from_preset(folder)
+
+
+KERNEL = "block_1/attention/query/kernel"  # of shape (8, 2, 5)
+SCALE = f"{KERNEL}/scale"
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({SCALE: None}, f"'{KERNEL}' is of int8, and there is no '{SCALE}'"),
+        ({SCALE: np.ones((1, 2, 4), "f4")}, f"'{SCALE}' must have the shape"),
+        ({SCALE: np.ones(10, "f4")}, f"'{SCALE}' must have the shape"),
+        ({SCALE: np.ones((1, 2, 5), "f8")}, f"'{SCALE}' must be of .* F32"),
+        ({SCALE: np.full((1, 2, 5), np.nan, "f4")}, f"'{SCALE}' .*finite"),
+        ({SCALE: np.zeros((1, 1, 1), "f4")}, f"'{SCALE}' must have positive"),
+        ({KERNEL: np.ones((8, 2, 5), "f4")}, f"{SCALE}"),
+        (
+            {KERNEL: np.ones((8, 5, 2), "i1"), SCALE: np.ones((1, 1, 1), "f4")},
+            rf"of another model: weights/{KERNEL} is \(8, 5, 2\)",
+        ),
+        ({KERNEL: None}, f"{KERNEL} is missing"),
+    ],
+    ids=range(9),
+)
+def test_wrong_scales_of_int8_are_named(changes, message, saved, tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    saved["causal_lm"][0].save_to_preset(tmp_path, dtype="int8")
+    path = tmp_path / "model.safetensors"
+    file = {**numpy.load_file(path), **changes}
+    numpy.save_file({n: a for n, a in file.items() if a is not None}, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    change_config(tmp_path, weights=digest)
+    with pytest.raises(ValueError, match=message) as error:
+        TransformerXLCausalLM.from_preset(tmp_path)
+    assert str(tmp_path) in str(error.value)
 
 
 def test_the_tokenizer_of_another_vocabulary_is_refused(folder, saved):

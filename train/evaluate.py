@@ -1,4 +1,4 @@
-r"""Measures the bits per character and the perplexity of a run.
+r"""Measures the bits per character and the perplexity of a run or a preset.
 
     txl evaluate --workdir=runs/quickstart --split=test
     txl evaluate --workdir=runs/enwik8_base \
@@ -7,6 +7,7 @@ r"""Measures the bits per character and the perplexity of a run.
         --split=all --token_nll --position_curve
     txl evaluate --workdir=runs/vanilla --stride=1 \
         --max_eval_tokens=100000
+    txl evaluate --preset=my_model --corpus=my_text.txt --split=all
 
 Every token of the split except the first is scored exactly once, with any batch
 size. Each row reads a part of the split and starts with an empty memory, so its
@@ -24,7 +25,7 @@ one K-th of that time.
 Writes to the workdir: evaluation_SPLIT.json, a list with one result for each
 checkpoint, text and settings, the latest last; with --token_nll the nats of
 every token; with --position_curve a picture; with --html a web page that shows
-how surprising each token is.
+how surprising each token is. The score of a --preset is only printed.
 """
 
 import contextlib
@@ -60,17 +61,14 @@ from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
+from txl_keras.scripts import trained_model
 from txl_keras.training.bundles import saved_steps
-from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-flags.DEFINE_enum(
-    "checkpoint", "best", ["best", "latest"],
-    "Weights to load: those with the best validation score, or the latest.",
-)  # fmt: skip
+trained_model.define_trained_model_flags()
+flags.adopt_module_key_flags(trained_model)
 # By default the text of the run.
 data_flags.define_corpus_flags(required=False)
 flags.adopt_module_key_flags(data_flags)
@@ -83,7 +81,8 @@ flags.DEFINE_integer(
     lower_bound=0,
 )  # fmt: skip
 flags.DEFINE_integer(
-    "segment_length", None, "Tokens per segment. Default: as in training.",
+    "segment_length", None,
+    "Tokens per segment. Default: as in training, or 128 for a --preset.",
     lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_integer(
@@ -136,19 +135,24 @@ flags.DEFINE_bool(
 
 # A longer page is slow to scroll.
 _MAX_PAGE_TOKENS = 5000
+# What a preset has in place of a run's config.json.
+_NO_RUN = {"flags": {"segment_length": 128}, "corpus": {}, "data": {}}
 _ATTENTION_FLAGS = ("same_length", "clamp_length")
 # Options that identify a text; the location of its files is not among them.
 _TEXT_FLAGS = ("corpus", "document_separator", "text_key")
 
 
 def main(_):
-    workdir = Workdir(FLAGS.workdir)
-    config = workdir.read_config()
-    # Check that the scores can be written before they are computed.
-    workdir.check_writable()
-    _read_results(workdir)
-    tokenizer = workdir.load_tokenizer()
-    model, checkpoint = _load_model(workdir)
+    workdir = trained_model.given_workdir()
+    if workdir is None:
+        config = _NO_RUN
+        _refuse_files()
+    else:
+        config = workdir.read_config()
+        # Check that the scores can be written before they are computed.
+        workdir.check_writable()
+        _read_results(workdir)
+    model, tokenizer, checkpoint = _load_model(workdir)
     settings = _settings(model.backbone, config["flags"])
     name, text, split = _prepare_text(config, tokenizer)
     tokens, documents = split.head(FLAGS.max_eval_tokens)
@@ -160,7 +164,8 @@ def main(_):
         result |= path | add_bits_per_byte(scores, tokenizer, tokens)
         if FLAGS.position_curve:
             result["position_curve"] = position_curve(nll, documents)
-    _write(workdir, result, tokenizer.unit)
+    if workdir is not None:
+        _write(workdir, result, tokenizer.unit)
     if FLAGS.html:
         page = surprise_page(
             model,
@@ -175,6 +180,18 @@ def main(_):
     print(f"{result['tokens_per_second']:,.0f} tokens/s.")
     for written in _files(workdir, result):
         print(f"Written to {written}")
+
+
+def _refuse_files():
+    """Raises `ValueError` for flags that write to the folder of a run."""
+    names = ("token_nll", "position_curve", "html")
+    given = [f"--{name}" for name in names if FLAGS[name].value]
+    if given:
+        raise ValueError(
+            "Flags that write to the folder of a run must be left out with "
+            "`preset`, which has none; --token_nll_path=FILE can be given. "
+            f"Received: {', '.join(given)}"
+        )
 
 
 def _read_results(workdir):
@@ -194,12 +211,16 @@ def _read_results(workdir):
 
 
 def _load_model(workdir):
-    """Returns the model and a dictionary that identifies its checkpoint."""
+    """Returns model, tokenizer and a dictionary that identifies the weights."""
     overrides = {
         name: FLAGS[name].value
         for name in _ATTENTION_FLAGS
         if FLAGS[name].value is not None
     }
+    if workdir is None:
+        model = trained_model.load_given_preset(**overrides)
+        return model, model.tokenizer, {"preset": FLAGS.preset}
+    tokenizer = workdir.load_tokenizer()
     config = workdir.read_model_config()["backbone"]["config"]
     for name, value in overrides.items():
         if name not in config:
@@ -210,7 +231,8 @@ def _load_model(workdir):
     model, step = workdir.load_model(FLAGS.checkpoint, **overrides)
     # `load_model` takes the latest checkpoint if there is no best one.
     is_best = FLAGS.checkpoint == "best" and step in saved_steps(workdir.best)
-    return model, {"checkpoint": "best" if is_best else "latest", "step": step}
+    checkpoint = "best" if is_best else "latest"
+    return model, tokenizer, {"checkpoint": checkpoint, "step": step}
 
 
 def _prepare_text(config, tokenizer):
@@ -335,8 +357,9 @@ def _token_nll(workdir, num_tokens):
     if not FLAGS.token_nll and FLAGS.token_nll_path is None:
         yield np.empty(num_tokens, np.float32), {}
         return
-    path = workdir.file(f"evaluation_{FLAGS.split}_tokens.npy")
-    if FLAGS.token_nll_path is not None:
+    if FLAGS.token_nll_path is None:
+        path = workdir.file(f"evaluation_{FLAGS.split}_tokens.npy")
+    else:
         path = os.path.abspath(os.path.expanduser(FLAGS.token_nll_path))
     with create_token_file(path, num_tokens) as nll:
         yield nll, {"token_nll": path}
@@ -388,7 +411,8 @@ def _files(workdir, result):
         yield workdir.file(f"evaluation_{FLAGS.split}_positions.png")
     if FLAGS.html:
         yield workdir.file(f"evaluation_{FLAGS.split}.html")
-    yield workdir.file(f"evaluation_{FLAGS.split}.json")
+    if workdir is not None:
+        yield workdir.file(f"evaluation_{FLAGS.split}.json")
 
 
 if __name__ == "__main__":

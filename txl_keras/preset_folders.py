@@ -4,7 +4,8 @@ A preset has these files:
 
 config.json        class and config of the model, how it was trained, and the
                    hashes of the other files
-model.safetensors  weights by name, float32 or bfloat16
+model.safetensors  weights by name, float32 or bfloat16, or matrices as int8
+                   with scales
 tokenizer.json     the tokenizer, if the model has one
 
 The hashes prevent a folder whose writing was interrupted, or whose files were
@@ -48,6 +49,7 @@ from txl_keras.models.presets import check_required
 from txl_keras.models.presets import own_arguments
 from txl_keras.models.presets import split_overrides
 from txl_keras.models.run_folder import RunFolder
+from txl_keras.tensor_files import int8_with_scale
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
 from txl_keras.training.bundles import check_shapes
@@ -73,7 +75,7 @@ _FIELDS = {
     "weights": "a string",
     "tokenizer": "a string or null",
 }
-_WEIGHT_DTYPES = ("float32", "bfloat16")
+_WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
 _STDDEVS = ("initializer_stddev", "projection_initializer_stddev")
 _WEIGHTS = "model.safetensors"
 # Symbols of a Hugging Face `transfo-xl`, in its order of preference.
@@ -95,14 +97,7 @@ _READ = re.compile(
 
 def load_preset(model_class, preset, load_weights, dtype, overrides):
     """Loads a folder or a Hub repository: see `PresetModel.from_preset`."""
-    if not isinstance(preset, (str, os.PathLike)) or not os.fspath(preset):
-        raise ValueError(_expected(model_class, preset))
-    folder = os.path.expanduser(os.fspath(preset))
-    if folder.startswith("hf://"):
-        folder = _download(folder)
-    elif not tf.io.gfile.isdir(folder):
-        raise ValueError(_expected(model_class, preset))
-    _check_links(folder)
+    folder = _find_folder(model_class, preset)
     path = os.path.join(folder, "config.json")
     content = read_json(path)
     if "class_name" in content:
@@ -122,9 +117,26 @@ def load_preset(model_class, preset, load_weights, dtype, overrides):
     return _load(model_class, stored, load_weights, dtype, overrides)
 
 
+def _find_folder(model_class, preset):
+    """Returns the local folder that `preset` names."""
+    if not isinstance(preset, (str, os.PathLike)) or not os.fspath(preset):
+        raise ValueError(_expected(model_class, preset))
+    folder = os.path.expanduser(os.fspath(preset))
+    if folder in model_class.trained_presets:
+        # Its files may be links, as some installers make them.
+        return model_class.trained_presets[folder]
+    if folder.startswith("hf://"):
+        folder = _download(folder)
+    elif not tf.io.gfile.isdir(folder):
+        raise ValueError(_expected(model_class, preset))
+    _check_links(folder)
+    return folder
+
+
 def _expected(model_class, preset):
-    names = [*model_class.presets]
-    named = f"one of {names}, " if names else ""
+    sizes, trained = [*model_class.presets], [*model_class.trained_presets]
+    named = f"one of {sizes}, " if sizes else ""
+    named += f"one of {trained}, which are trained, " if trained else ""
     return (
         f"`preset` must be {named}the path of a folder, or 'hf://owner/name'. "
         f"Received: preset={preset!r}"
@@ -456,6 +468,8 @@ def save_preset(model, folder, training, dtype):
     try:
         gfile.makedirs(folder)
         remove_link(unfinished[0])
+        if dtype == "int8":
+            weights, dtype = _with_int8_matrices(weights), "float32"
         write_safetensors(weights, unfinished[0], dtype=dtype)
         content["weights"] = _file_hash(unfinished[0])
         if tokenizer:
@@ -541,6 +555,18 @@ def _weights(model):
         if not np.isfinite(weights[name]).all():
             raise FloatingPointError(f"Not saved: {name} is not finite.")
     return weights
+
+
+def _with_int8_matrices(weights):
+    """Returns weights by name, with int8 and scales in place of matrices."""
+    stored = {}
+    for name, weight in weights.items():
+        # Attention biases have an axis of heads, and are no matrices.
+        if weight.ndim < 2 or "bias" in name.rsplit("/", 1)[-1]:
+            stored[name] = weight
+        else:
+            stored |= int8_with_scale(name, weight)
+    return stored
 
 
 def _check_replaceable(folder):

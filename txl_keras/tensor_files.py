@@ -2,6 +2,9 @@
 
 Such a file has the length of a JSON header (8 bytes), the header, and the
 values of the tensors without gaps. Reading one runs no code.
+
+A matrix can be stored as int8 beside a tensor of float32 scales, `NAME/scale`,
+one per row or per column. It is read as their product.
 """
 
 import collections.abc
@@ -19,6 +22,8 @@ from txl_keras.json_files import parse_json
 
 _MIN_ITEM_BYTES = 2
 _MAX_RANK = 32
+_SCALE = "/scale"
+_MAX_INT8 = 127
 # The names of this format; integers can be skipped, but not loaded.
 _DTYPES = {
     "F64": np.dtype("<f8"),
@@ -82,18 +87,37 @@ def read_safetensors(path):
     file = open_checked(path, math.inf)  # stays open, to read tensors later
     try:
         places, start = _read_header(file)
+        scales = _find_scales(places)
     except ValueError as error:
         raise ValueError(
             f"{path} cannot be read; it is damaged or cut short: {error}"
         ) from error
 
-    def load(name):
+    def load_stored(name):
         dtype, shape, begin, end = places[name]
         file.seek(start + begin)
         return np.frombuffer(file.read(end - begin), dtype).reshape(shape)
 
+    def load(name):
+        array = load_stored(name)
+        if array.dtype == np.int8 and name not in scales:
+            raise ValueError(
+                f"{path} is damaged: {shown(name)} is of int8, and there is no "
+                f"{shown(name + _SCALE)}"
+            )
+        if name not in scales:
+            return array
+        scale = load_stored(scales[name])
+        if not (np.isfinite(scale) & (scale > 0)).all():
+            raise ValueError(
+                f"{path} is damaged: {shown(scales[name])} must have positive "
+                "finite numbers"
+            )
+        return array * scale
+
+    names = places.keys() - set(scales.values())
     return Tensors(
-        {name: shape for name, (_, shape, *_) in places.items()},
+        {name: places[name][1] for name in places if name in names},
         load,
         file.size(),
     )
@@ -155,18 +179,72 @@ def _place(name, entry):
     return dtype, tuple(shape), *offsets
 
 
+def _find_scales(places):
+    """Returns the names of scales by the names of the int8 tensors."""
+    scales = {}
+    for name, (dtype, shape, *_) in places.items():
+        if dtype != np.int8 or name + _SCALE not in places:
+            continue
+        scales[name] = name + _SCALE
+        scale_dtype, scale_shape, *_ = places[name + _SCALE]
+        if scale_dtype != np.float32:
+            raise ValueError(
+                f"{shown(name + _SCALE)} must be of dtype F32. Received: "
+                f"{scale_dtype.name}"
+            )
+        if len(scale_shape) != len(shape) or any(
+            size not in (1, expected)
+            for size, expected in zip(scale_shape, shape, strict=True)
+        ):
+            raise ValueError(
+                f"{shown(name + _SCALE)} must have the shape of "
+                f"{shown(name)}, {shape}, or 1 in place of a size. Received: "
+                f"{shown(scale_shape)}"
+            )
+    return scales
+
+
+def int8_with_scale(name, array):
+    """Rounds a matrix to int8, with one scale per row or per column.
+
+    A kernel with more axes counts as a matrix, as nearly square as their order
+    allows. Of rows and columns, those are taken whose scales, and so errors,
+    are smaller. Returns two arrays by the names with which `read_safetensors`
+    multiplies them.
+    """
+    split = min(
+        range(1, array.ndim),
+        key=lambda i: max(
+            math.prod(array.shape[:i]), math.prod(array.shape[i:])
+        ),
+    )
+    axes = (*range(array.ndim),)
+    largest = [
+        np.abs(array).max(reduced, keepdims=True, initial=0)
+        for reduced in (axes[:split], axes[split:])
+    ]
+    scale = min(largest, key=lambda m: np.mean(m, dtype=float)) / np.float32(
+        _MAX_INT8
+    )
+    scale = np.maximum(scale, np.finfo(np.float32).tiny)
+    values = np.rint(array / scale).astype(np.int8)
+    return {name: values, name + _SCALE: scale}
+
+
 def write_safetensors(arrays, path, metadata=None, dtype="float32"):
     """Writes arrays by name to a safetensors file, local or remote.
 
     `metadata` is an optional dictionary of strings. `dtype` is the values' in
-    the file, `"float32"` or `"bfloat16"`, rounded to nearest.
+    the file, `"float32"` or `"bfloat16"`, rounded to nearest. Arrays of int8
+    are written as they are.
     """
     code = {"float32": "F32", "bfloat16": "BF16"}[dtype]
+    codes = {n: "I8" if a.dtype == np.int8 else code for n, a in arrays.items()}
     header, at = {"__metadata__": metadata} if metadata else {}, 0
     for name, array in arrays.items():
-        end = at + _DTYPES[code].itemsize * math.prod(array.shape)
+        end = at + _DTYPES[codes[name]].itemsize * math.prod(array.shape)
         header[name] = {
-            "dtype": code,
+            "dtype": codes[name],
             "shape": list(array.shape),
             "data_offsets": [at, end],
         }
@@ -175,5 +253,5 @@ def write_safetensors(arrays, path, metadata=None, dtype="float32"):
     encoded += b" " * (-len(encoded) % 8)  # aligns the data
     with tf.io.gfile.GFile(str(path), "wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for array in arrays.values():
-            file.write(np.asarray(array, _DTYPES[code]).tobytes())
+        for name, array in arrays.items():
+            file.write(np.asarray(array, _DTYPES[codes[name]]).tobytes())

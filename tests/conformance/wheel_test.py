@@ -118,6 +118,13 @@ def test_a_wheel_has_all_configs_and_no_tools_of_developers(installed):
             for root in (package / name, ROOT / name)
         ]
         assert names[0] == names[1] != set()
+    # Trained models, each with its card.
+    for root in (package, ROOT / "txl_keras"):
+        files = {
+            path.relative_to(root) for path in (root / "trained").glob("*/*")
+        }
+        names.append(files)
+    assert names[-1] == names[-2]
     scripts = {path.name for path in (ROOT / "train").glob("*.py")}
     kept = {path.name for path in (package / "train").glob("*.py")}
     assert scripts - kept == {"benchmark.py", "tpu_table.py"}

@@ -3,9 +3,11 @@
 import functools
 import pathlib
 
+import numpy as np
 import pytest
 
 from txl_keras.data import ByteTokenizer
+from txl_keras.data import CharacterTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -166,6 +168,42 @@ def test_a_class_lists_its_presets():
     ):
         assert list(model_class.presets) == names()
     assert not XLNetPermutationLM.presets
+
+
+def test_a_trained_preset_is_found_by_its_name(tmp_path, monkeypatch):
+    tokenizer = CharacterTokenizer("abcdefg")
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart", num_layers=1, vocabulary_size=7, tokenizer=tokenizer
+    )
+    # Links to the files, as some installers make them.
+    model.save_to_preset(tmp_path / "files", dtype="int8")
+    folder = tmp_path / "mine_small"
+    folder.mkdir()
+    for path in (tmp_path / "files").iterdir():
+        (folder / path.name).symlink_to(path)
+    trained = {"mine_small": str(folder)}
+    for model_class in (TransformerXLCausalLM, TransformerXLBackbone):
+        monkeypatch.setattr(model_class, "trained_presets", trained)
+    loaded = TransformerXLCausalLM.from_preset("mine_small", memory_length=5)
+    assert loaded.tokenizer.vocabulary_size == 7
+    assert loaded.backbone.memory_length == 5
+    backbone = TransformerXLBackbone.from_preset("mine_small")
+    for ours, theirs in zip(
+        backbone.weights, loaded.backbone.weights, strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match="unless load_weights=False.*num_lay"):
+        TransformerXLCausalLM.from_preset("mine_small", num_layers=2)
+    sizes = TransformerXLCausalLM.from_preset(
+        "mine_small", load_weights=False, num_layers=2
+    )
+    assert sizes.backbone.num_layers == 2
+    message = r"one of \['mine_small'\], which are trained, .*'mine_smal'"
+    with pytest.raises(ValueError, match=message):
+        TransformerXLCausalLM.from_preset("mine_smal")
+    # An LSTM has no such model.
+    with pytest.raises(ValueError, match="must be one of .* 'mine_small'"):
+        LSTMBackbone.from_preset("mine_small")
 
 
 def test_a_backbone_and_its_tokenizer_are_built_of_a_preset():

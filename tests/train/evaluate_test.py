@@ -10,6 +10,7 @@ from script_runs import evaluation_of
 from script_runs import results_of
 
 from txl_keras.data import load_corpus
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.workdir import Workdir
 
 
@@ -76,6 +77,34 @@ def test_evaluate_scores_all_of_a_text_of_ones_own(
         "evaluate.py", f"--workdir={run[0]}", "--corpus=enwik8", "--split=all"
     )
     assert "published corpora have splits" in error
+
+
+def test_evaluate_prints_the_same_score_of_a_preset(
+    run, corpus, succeed, fail, tmp_path
+):
+    model = TransformerXLCausalLM.from_preset(run[0])
+    model.save_to_preset(tmp_path / "preset")
+    preset = f"--preset={tmp_path / 'preset'}"
+    flags = ("--segment_length=8", "--max_eval_tokens=300")
+    text = f"--corpus={corpus}"
+    of_run = succeed("evaluate.py", f"--workdir={run[0]}", *flags)
+    path = tmp_path / "nll.npy"
+    printed = succeed(
+        "evaluate.py", preset, text, *flags, f"--token_nll_path={path}"
+    )
+    score = re.search(r"test: (.* bits per byte over 299 tokens)", of_run)
+    assert f"mine.txt, test: {score[1]}" in printed
+    assert len(np.load(path)) == 300
+    assert f"Written to {path}" in printed
+    assert {p.name for p in (tmp_path / "preset").iterdir()} == {
+        "config.json", "model.safetensors", "tokenizer.json"
+    }  # fmt: skip
+    for wrong, message in (
+        ([preset], "`corpus` must be given"),
+        ([preset, text, "--html"], "left out with `preset`.*Received: --html"),
+        ([preset, text, f"--workdir={run[0]}"], "Either `workdir` or `preset`"),
+    ):
+        assert re.search(message, fail("evaluate.py", *wrong))
 
 
 def test_evaluate_writes_nats_and_a_curve_of_any_text(

@@ -18,6 +18,8 @@ class PresetModel(keras.Model):
 
     # Arguments of the presets by name; their weights are newly initialized.
     presets = types.MappingProxyType({})
+    # Folders of trained models that come with the package, by name.
+    trained_presets = types.MappingProxyType({})
     # The class of the argument `backbone` of presets by name.
     backbone_class = None
 
@@ -29,7 +31,10 @@ class PresetModel(keras.Model):
     def from_preset(cls, preset, load_weights=True, dtype=None, **overrides):
         """Builds the model of a preset.
 
-        A folder may be of any of these kinds, told apart by its files:
+        The names in `presets` are sizes without weights. Those in
+        `trained_presets` are trained models that come with the package; each is
+        a folder as below. A folder may be of any of these kinds, told apart by
+        its files:
 
         - a preset that `save_to_preset` wrote,
         - a run of `train/main.py`, whose best weights are loaded, or of
@@ -44,9 +49,9 @@ class PresetModel(keras.Model):
         compared with the weights before memory is allocated.
 
         Args:
-            preset: String, one of `presets`, which are sizes without weights;
-                the path of a folder; or `"hf://owner/name"`, a repository of
-                the Hugging Face Hub, which requires huggingface_hub.
+            preset: String, one of `presets` or of `trained_presets`; the path
+                of a folder; or `"hf://owner/name"`, a repository of the Hugging
+                Face Hub, which requires huggingface_hub.
             load_weights: Boolean. If false, weights are newly initialized.
                 Those of a folder are needed all the same, for their sizes.
             dtype: Optional dtype policy, such as `"mixed_bfloat16"`.
@@ -106,8 +111,11 @@ class PresetModel(keras.Model):
                 exist, be empty, or hold a preset, which is replaced.
             training: Optional dictionary that JSON can hold: how the model was
                 trained. Optimizer and steps are added if they are known.
-            dtype: String, of the weights in the file: `"float32"`, or
-                `"bfloat16"`, rounded, for half the size.
+            dtype: String, of the weights in the file: `"float32"`;
+                `"bfloat16"`, rounded, for half the size; or `"int8"`, for a
+                quarter: matrices are rounded to int8, with one scale per row
+                or per column, and other weights stay float32. All are loaded
+                as float32: to compute in int8, call `quantize("int8")`.
 
         Raises:
             OSError: If the folder cannot be written.

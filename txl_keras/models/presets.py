@@ -1,12 +1,14 @@
-"""Sizes of published models, by name.
+"""Presets by name: sizes of published models, and trained models.
 
-These presets have no weights, unlike folders: see `preset_folders`.
+`PRESETS` have sizes and no weights. `TRAINED` are folders with weights that
+come with the package; `preset_folders` reads them as any other folder.
 Sources: the original repository's TensorFlow scripts (`*_base_gpu.sh`,
 `*_large_tpu.sh`), tables 1 to 5 of Dai et al., 2019, and NVIDIA's PyTorch
 configurations. The comment above each preset is its number of weights.
 """
 
 import inspect
+import pathlib
 import types
 
 _CHARACTERS_BASE = {
@@ -157,10 +159,17 @@ _PRESETS = {
 PRESETS = types.MappingProxyType(
     {name: types.MappingProxyType(v) for name, v in _PRESETS.items()}
 )
+_FOLDER = pathlib.Path(__file__).parents[1] / "trained"
+TRAINED = types.MappingProxyType(
+    {
+        path.parent.name: str(path.parent)
+        for path in sorted(_FOLDER.glob("*/config.json"))
+    }
+)
 
 
 def names():
-    """Returns the names of all presets."""
+    """Returns the names of all presets that are sizes."""
     return list(PRESETS)
 
 

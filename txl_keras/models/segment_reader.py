@@ -203,7 +203,9 @@ class SegmentReader:
         """
         kernels = [w for w in self._backbone.weights if len(w.shape) == 3]
 
-        @tf.function(jit_compile=True)
+        # AutoGraph would spend seconds converting every function called from
+        # here.
+        @tf.function(jit_compile=True, autograph=False)
         def compiled(matrices, *args):
             values = [
                 (kernel, tf.reshape(matrix, kernel.shape))
@@ -212,7 +214,7 @@ class SegmentReader:
             with keras.StatelessScope(state_mapping=values):
                 return function(*args)
 
-        @tf.function
+        @tf.function(autograph=False)
         def call(*args):
             return compiled(
                 [self._as_matrix(kernel) for kernel in kernels], *args
@@ -236,8 +238,8 @@ def _variables_like(function, batch_size=None):
         shape = (spec.shape[0] or batch_size, *spec.shape[1:])
         return replica_variable(shape, spec.dtype.name)
 
-    outputs = tf.function(function).get_concrete_function().structured_outputs
-    return tf.nest.map_structure(variable, outputs)
+    traced = tf.function(function, autograph=False).get_concrete_function()
+    return tf.nest.map_structure(variable, traced.structured_outputs)
 
 
 def _assign(variables, values):

@@ -29,6 +29,7 @@ from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.sublayers import layer_norm
 from txl_keras.models.presets import PRESETS
+from txl_keras.models.presets import TRAINED
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.weights import normal_initializer
 
@@ -154,6 +155,7 @@ class TransformerXLBackbone(RecurrentBackbone):
     has_parts = True
     shows_attention = True
     presets = PRESETS
+    trained_presets = TRAINED
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ from txl_keras.models.fit_steps import FitSteps
 from txl_keras.models.fit_steps import StartEpochs
 from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.presets import PRESETS
+from txl_keras.models.presets import TRAINED
 from txl_keras.models.text_methods import TextMethods
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
@@ -95,6 +96,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
     """
 
     presets = PRESETS
+    trained_presets = TRAINED
     backbone_class = TransformerXLBackbone
     # Set by `compile` for the default loss.
     fit_steps = None

@@ -18,6 +18,7 @@ from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.metrics import SparseF1Score
 from txl_keras.models.presets import PRESETS
+from txl_keras.models.presets import TRAINED
 from txl_keras.models.quantization import quantization_config
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
@@ -98,6 +99,7 @@ class TransformerXLTextClassifier(TokenModel):
     """
 
     presets = PRESETS
+    trained_presets = TRAINED
     backbone_class = TransformerXLBackbone
 
     def __init__(

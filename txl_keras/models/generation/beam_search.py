@@ -76,7 +76,7 @@ class BeamSearch:
         self._memory.begin(texts)
         return self._memory
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def _rank(self, log_probs, scores, ended):
         """Returns parents, tokens and scores `(B, K)` of the next beams.
 
@@ -105,13 +105,15 @@ class _Memory(TokenReader):
     def __init__(self, model, num_rows, memory_length):
         super().__init__(model, num_rows, memory_length)
         self._read = self._reader.compile(self._read_token)
-        self.reorder = tf.function(self._reader.reorder_rows, jit_compile=True)
+        self.reorder = tf.function(
+            self._reader.reorder_rows, jit_compile=True, autograph=False
+        )
 
     def log_probs(self, texts):
         """Returns log-probabilities `(B K, V)` of the next tokens."""
         return self._read_and_remember(tf.constant([t[-1] for t in texts]))
 
-    @tf.function
+    @tf.function(autograph=False)
     def _read_and_remember(self, token):
         log_probs, entries = self._read(token)
         self._remember(entries)

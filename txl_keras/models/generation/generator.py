@@ -203,7 +203,7 @@ class _Step(TokenReader):
         self._sampler = sampler
         self._draw = self._reader.compile(self._read_and_draw)
 
-    @tf.function
+    @tf.function(autograph=False)
     def __call__(self, token, seeds, position, seen):
         token, entries = self._draw(token, seeds, position, seen)
         self._remember(entries)

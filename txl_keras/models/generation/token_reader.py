@@ -24,7 +24,11 @@ class TokenReader:
         self._reader = SegmentReader(
             model.backbone, num_rows, PROMPT_SEGMENT, memory_length
         )
-        self._remember = tf.function(self._reader.remember, jit_compile=True)
+        # AutoGraph would spend seconds converting every function called from
+        # here, and none needs it.
+        self._remember = tf.function(
+            self._reader.remember, jit_compile=True, autograph=False
+        )
         # Traced once, for segments of any length.
         self._read_segment = tf.function(
             self._read_and_remember_segment,
@@ -32,6 +36,7 @@ class TokenReader:
                 tf.TensorSpec((num_rows, None), tf.int32),
                 tf.TensorSpec((num_rows,), tf.int32),
             ],
+            autograph=False,
         )
 
     def begin(self, prompts):
@@ -63,7 +68,7 @@ class WindowReader:
         last = [np.asarray(text[-self.length :])[None] for text in texts]
         return tf.concat([self.predict(window) for window in last], axis=0)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, autograph=False)
     def predict(self, ids):
         """Returns log-probabilities `(B, V)` of the tokens after `(B, T)`."""
         return self._model.log_probs(ids)[0][:, -1]

@@ -195,22 +195,17 @@ class DynamicEvaluator:
         if backup is not None:
             run = self._identity(segments, start)
             done, memory = self._restore(backup, run, memory, token_nll)
+        # Tensors, because other numbers would be traced again.
+        rates = tf.constant(self.learning_rate), tf.constant(self.decay)
         saved = time.monotonic()
         while done < len(segments):
             nll, memory, gradients = self._gradients(segments, done, memory)
-            store_token_nll(
-                token_nll, segments.target_positions(done), nll.numpy()
-            )
-            largest = self._compiled_update(
-                gradients, start, self.learning_rate, self.decay
-            )
+            found = nll.numpy()
+            self._check_finite(done, np.isfinite(found).all())
+            store_token_nll(token_nll, segments.target_positions(done), found)
+            largest = self._compiled_update(gradients, start, *rates)
             done += 1
-            if not np.isfinite(largest):
-                raise FloatingPointError(
-                    f"The weights are not finite after segment {done} of the "
-                    "text: `learning_rate` must be smaller. Received: "
-                    f"learning_rate={self.learning_rate}, decay={self.decay}"
-                )
+            self._check_finite(done, np.isfinite(largest))
             if on_progress:
                 on_progress(done, len(segments))
             is_stopped = bool(self._stop.variable.numpy())
@@ -225,6 +220,15 @@ class DynamicEvaluator:
         is_scored = ~np.isnan(token_nll)
         total = np.sum(token_nll, where=is_scored, dtype=np.float64)
         return scores_of(total, is_scored.sum())
+
+    def _check_finite(self, done, is_finite):
+        # Otherwise the weights were not finite before.
+        if not is_finite and done and self.learning_rate:
+            raise FloatingPointError(
+                f"Weights or scores are not finite after segment {done} of the "
+                "text: `learning_rate` must be smaller. Received: "
+                f"learning_rate={self.learning_rate}, decay={self.decay}"
+            )
 
     def _update(self, gradients, start, learning_rate, decay):
         """Changes the weights; returns the largest change of one of them."""

@@ -378,8 +378,8 @@ def warmup_segments(backbone, segment_length, memory_length=None):
         Integer, for `Segments(..., warmup_segments=...)`.
 
     Raises:
-        ValueError: If the backbone is an LSTM, whose state depends on all
-            earlier tokens, or `segment_length` is not positive.
+        ValueError: If a token depends on all earlier ones, as in an LSTM or
+            with `memory_source="outputs"`, or `segment_length` is not positive.
 
     Example:
 
@@ -390,10 +390,11 @@ def warmup_segments(backbone, segment_length, memory_length=None):
     >>> warmup_segments(model.backbone, segment_length=64)
     6
     """
-    if not backbone.has_attention:
+    if not backbone.has_finite_reach:
         raise ValueError(
-            "`backbone` must have attention: the state of an LSTM depends on "
-            "all earlier segments, so no number of warm-up segments is enough. "
+            "`backbone` must have a finite reach: the state of an LSTM, and "
+            "memory of outputs (memory_source='outputs'), depend on all "
+            "earlier segments, so no number of warm-up segments is enough. "
             f"Received: {type(backbone).__name__}"
         )
     check_integer("segment_length", segment_length, 1)

@@ -123,6 +123,10 @@ def test_keras(guide):
     assert names["log_probs"].shape == (4, 16, 256)
 
 
+def test_beyond(guide):
+    assert guide("beyond.md")["model"].backbone.memory_source == "outputs"
+
+
 def test_troubleshooting(guide):
     assert guide("troubleshooting.md")["keras"].backend.backend() == (
         "tensorflow"

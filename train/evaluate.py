@@ -22,6 +22,17 @@ in a window of its own: the evaluation of Al-Rfou et al., which takes
 segment_length times as long. --stride=K predicts K tokens per window and takes
 one K-th of that time.
 
+--dynamic=sgd and --dynamic=rms let the weights follow the text while it is
+scored (dynamic evaluation): each segment is scored, then learned. --batch_size
+is then 1. The statistics of rms are collected on the train split and kept in
+the workdir. With several values of --dynamic_learning_rate or --dynamic_decay,
+the best pair on valid is taken:
+
+    txl evaluate --workdir=runs/quickstart --dynamic=rms \
+        --dynamic_learning_rate=1e-4,3e-4,1e-3 --dynamic_decay=0,0.03
+
+Stopped by SIGTERM or Ctrl-C, the same command goes on where it was.
+
 Writes to the workdir: evaluation_SPLIT.json, a list with one result for each
 checkpoint, text and settings, the latest last; with --token_nll the nats of
 every token; with --position_curve a picture; with --html a web page that shows
@@ -60,9 +71,12 @@ from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
+from txl_keras.scripts import dynamic_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.training.bundles import saved_steps
+from txl_keras.training.stopping import EXIT_CODE
+from txl_keras.training.stopping import StopRequest
 from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
@@ -106,7 +120,10 @@ flags.DEFINE_integer(
     "Score only this many tokens from the start of the split. Default: all.",
     lower_bound=2,
 )  # fmt: skip
-flags.DEFINE_integer("batch_size", 16, "Rows per batch.", lower_bound=1)
+flags.DEFINE_integer(
+    "batch_size", None, "Rows per batch. Default: 16, and 1 with --dynamic.",
+    lower_bound=1,
+)  # fmt: skip
 flags.DEFINE_enum(
     "warmup", "none", ["none", "memory", "exact"],
     "Text that each row reads before its own part, to fill its memory.",
@@ -133,6 +150,9 @@ flags.DEFINE_bool(
     "WORKDIR/evaluation_SPLIT.html.",
 )  # fmt: skip
 
+dynamic_flags.define_dynamic_flags()
+flags.adopt_module_key_flags(dynamic_flags)
+
 # A longer page is slow to scroll.
 _MAX_PAGE_TOKENS = 5000
 # What a preset has in place of a run's config.json.
@@ -143,6 +163,16 @@ _TEXT_FLAGS = ("corpus", "document_separator", "text_key")
 
 
 def main(_):
+    dynamic_flags.check_dynamic_flags()
+    if FLAGS.batch_size is None:
+        FLAGS.batch_size = 1 if FLAGS.dynamic else 16
+    stop = StopRequest()
+    # Without --dynamic a signal simply ends the program.
+    with stop if FLAGS.dynamic else contextlib.nullcontext():
+        _evaluate(stop)
+
+
+def _evaluate(stop):
     workdir = trained_model.given_workdir()
     if workdir is None:
         config = _NO_RUN
@@ -159,8 +189,29 @@ def main(_):
     segments = _segments(tokens, documents, settings)
     _warn_of_short_rows(len(tokens) // FLAGS.batch_size, settings)
     result = {"split": FLAGS.split, **checkpoint, **text, **settings}
+    if FLAGS.dynamic:
+        evaluator, result["dynamic"] = dynamic_flags.build_evaluator(
+            model, tokenizer, {**settings, **checkpoint}, config, workdir, stop
+        )
+        options = {}
+        if workdir is not None:
+            state = workdir.file(f"evaluation_{FLAGS.split}_state")
+            options = {"backup": state}
+    else:
+        evaluator = Evaluator(
+            model,
+            tf.distribute.get_strategy(),
+            segments.batch_size,
+            segments.segment_length,
+            settings["memory_length"],
+        )
+        options = {"steps_per_execution": None}
     with _token_nll(workdir, len(tokens)) as (nll, path):
-        scores = _score(model, segments, settings["memory_length"], nll)
+        with stop.deferred():
+            scores = _score(evaluator, segments, nll, options)
+        if scores is None:
+            print("Stopped; run the same command to go on.")
+            sys.exit(EXIT_CODE)
         result |= path | add_bits_per_byte(scores, tokenizer, tokens)
         if FLAGS.position_curve:
             result["position_curve"] = position_curve(nll, documents)
@@ -365,15 +416,8 @@ def _token_nll(workdir, num_tokens):
         yield nll, {"token_nll": path}
 
 
-def _score(model, segments, memory_length, nll):
+def _score(evaluator, segments, nll, options):
     """Scores with a progress bar; measures tokens/s without compilation."""
-    evaluator = Evaluator(
-        model,
-        tf.distribute.get_strategy(),
-        segments.batch_size,
-        segments.segment_length,
-        memory_length,
-    )
     times = {0: time.monotonic()}
     with tqdm(total=len(segments), unit="segment", disable=None) as bar:
 
@@ -381,7 +425,11 @@ def _score(model, segments, memory_length, nll):
             times[done] = time.monotonic()
             bar.update(done - bar.n)
 
-        scores = evaluator.evaluate(segments, None, on_progress, nll)
+        scores = evaluator.evaluate(
+            segments, on_progress=on_progress, token_nll=nll, **options
+        )
+    if scores is None:
+        return None
     return {**scores, "tokens_per_second": _speed(times, scores["num_tokens"])}
 
 

@@ -44,6 +44,7 @@ from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
 from txl_keras.models.model_config import backbone_config
 from txl_keras.models.model_config import check_model_config
+from txl_keras.models.model_config import warn_of_memory_source
 from txl_keras.models.model_config import weight_shapes
 from txl_keras.models.presets import check_required
 from txl_keras.models.presets import own_arguments
@@ -309,6 +310,8 @@ def _load(model_class, stored, load_weights, dtype, overrides):
     if not is_same:
         check_required(model_class, own)
     changed = backbone_config(config)
+    if load_weights:
+        warn_of_memory_source(changed, sizes)
     changed.update(sizes)
     tokenizer = _tokenizer(
         model_class, own, stored.load_tokenizer, changed["vocabulary_size"]

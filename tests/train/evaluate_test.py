@@ -46,6 +46,47 @@ def test_evaluate_agrees_with_training_and_takes_longer_memory(run, succeed):
     assert results[-2:] == [same, longer]
 
 
+def test_weights_follow_the_text_in_dynamic_evaluation(run, succeed, fail):
+    command = (
+        "evaluate.py",
+        f"--workdir={run[0]}",
+        "--max_eval_tokens=300",
+        "--batch_size=1",
+    )
+    succeed(*command)
+    static = evaluation_of(run[0])
+    rms = ("--dynamic=rms", "--dynamic_segments=9")
+    printed = succeed(
+        *command,
+        *rms,
+        "--dynamic_learning_rate=0,3e-4",
+        "--dynamic_decay=0,0.01",
+        "--dynamic_search_tokens=200",
+    )
+    assert len(re.findall("valid, learning rate .*bits per byte", printed)) == 4
+    found = evaluation_of(run[0])
+    assert found["dynamic"]["learning_rate"] == 3e-4
+    assert found["dynamic"]["segments"] == 9
+    assert found["num_tokens"] == static["num_tokens"]
+    assert found["nll"] < static["nll"]
+    # Statistics are kept.
+    (path,) = run[0].glob("mean_square_*.safetensors")
+    written = path.stat().st_mtime_ns
+    succeed(*command, *rms, "--dynamic_learning_rate=0")
+    assert path.stat().st_mtime_ns == written
+    same = evaluation_of(run[0])
+    assert same["nll"] == pytest.approx(static["nll"], abs=1e-5)
+
+    error = fail(*command, "--dynamic_decay=0.1")
+    assert "`dynamic_decay` can only be given with --dynamic" in error
+    error = fail(*command, "--dynamic=sgd", "--dynamic_decay=0.1")
+    assert "`dynamic_decay` must be 0 with --dynamic=sgd" in error
+    error = fail(*command, *rms, "--dynamic_learning_rate=fast")
+    assert "`dynamic_learning_rate` must be numbers" in error
+    error = fail(*command, "--dynamic=sgd", "--memory_length=0", "--stride=2")
+    assert "`stride` must be left out with --dynamic" in error
+
+
 def test_evaluate_scores_all_of_a_text_of_ones_own(
     run, succeed, fail, tmp_path, capsys
 ):

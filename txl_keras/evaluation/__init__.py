@@ -18,6 +18,11 @@ from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import mean_attention_by_distance
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
+from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
+from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
+from txl_keras.evaluation.dynamic_evaluator import load_mean_square
+from txl_keras.evaluation.dynamic_evaluator import mean_form
+from txl_keras.evaluation.dynamic_evaluator import save_mean_square
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
@@ -40,17 +45,21 @@ from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.models.text_scoring import TextScorer
 
 __all__ = [
+    "DynamicEvaluator",
     "Evaluator",
     "PermutationEvaluator",
     "TextScorer",
     "attention_by_distance",
     "attention_maps",
     "attention_maps_at",
+    "collect_mean_square",
     "context_losses",
     "create_token_file",
     "effective_context_lengths",
     "learning_curve",
+    "load_mean_square",
     "mean_attention_by_distance",
+    "mean_form",
     "plot_attention_by_distance",
     "plot_attention_maps",
     "plot_growth",
@@ -62,6 +71,7 @@ __all__ = [
     "plot_slowdowns",
     "position_curve",
     "relative_gains",
+    "save_mean_square",
     "segment_position_losses",
     "spread_positions",
     "surprise_page",

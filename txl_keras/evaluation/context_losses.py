@@ -203,7 +203,7 @@ class _WindowScorer:
 
 def _max_context(backbone, segment_length, memory_length):
     """Returns how many tokens at most can influence a prediction."""
-    if not backbone.has_attention:
+    if not backbone.has_finite_reach:
         return sys.maxsize
     return segment_length * (
         1 + warmup_segments(backbone, segment_length, memory_length)

@@ -120,9 +120,10 @@ class Evaluator:
         """
         if isinstance(segments, SlidingWindows):
             check_slides(self._model.backbone, self._memory_length)
-        self._check_sizes(segments)
+        check_sizes(segments, self._batch_size, self._segment_length)
         if token_nll is not None:
-            self._check_token_nll(token_nll, segments)
+            check_token_nll(token_nll, segments)
+            self._check_one_worker()
             token_nll[:] = np.nan
         nll, num_tokens = 0.0, 0.0
         for done, sums in self._executions(
@@ -136,13 +137,7 @@ class Evaluator:
             num_tokens += np.sum(sums["num_tokens"], dtype=np.float64)
             if on_progress:
                 on_progress(done, len(segments))
-        mean = float(nll / num_tokens)
-        return {
-            "nll": mean,
-            "bits_per_token": bits_per_token(mean),
-            "perplexity": perplexity(mean),
-            "num_tokens": int(num_tokens),
-        }
+        return scores_of(nll, num_tokens)
 
     def token_nll(
         self, segments, steps_per_execution=None, on_progress=None, out=None
@@ -206,7 +201,7 @@ class Evaluator:
                 sums, found = self._run_with_tokens(iterator, steps)
                 for i, nll in enumerate(found):
                     positions = segments.target_positions(done + i)
-                    _store_token_nll(token_nll, positions, nll)
+                    store_token_nll(token_nll, positions, nll)
             done += steps
             yield done, sums
             if steps_per_execution is None:
@@ -272,24 +267,7 @@ class Evaluator:
         sums = tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
         return nll, sums, entries
 
-    def _check_sizes(self, segments):
-        rows, length = segments.batch(0)["inputs"].shape
-        if rows != self._batch_size or length > self._segment_length:
-            raise ValueError(
-                "`segments` must fit the evaluator, with batch_size="
-                f"{self._batch_size} and at most segment_length="
-                f"{self._segment_length}. Received: batch_size={rows}, "
-                f"segment_length={length}"
-            )
-
-    def _check_token_nll(self, token_nll, segments):
-        shape = (segments.num_predictions + 1,)
-        if token_nll.shape != shape or token_nll.dtype.kind != "f":
-            raise ValueError(
-                f"`token_nll` must be a float array of shape {shape}, with one "
-                f"number per token of the text. Received: shape "
-                f"{token_nll.shape}, dtype {token_nll.dtype}"
-            )
+    def _check_one_worker(self):
         if isinstance(
             self._strategy, tf.distribute.MultiWorkerMirroredStrategy
         ):
@@ -300,7 +278,40 @@ class Evaluator:
             )
 
 
-def _store_token_nll(token_nll, positions, nll):
+def check_sizes(segments, batch_size, segment_length):
+    """Raises `ValueError` unless segments fit an evaluator of these sizes."""
+    rows, length = segments.batch(0)["inputs"].shape
+    if rows != batch_size or length > segment_length:
+        raise ValueError(
+            "`segments` must fit the evaluator, with batch_size="
+            f"{batch_size} and at most segment_length={segment_length}. "
+            f"Received: batch_size={rows}, segment_length={length}"
+        )
+
+
+def check_token_nll(token_nll, segments):
+    """Raises `ValueError` unless an array has a number for each token."""
+    shape = (segments.num_predictions + 1,)
+    if token_nll.shape != shape or token_nll.dtype.kind != "f":
+        raise ValueError(
+            f"`token_nll` must be a float array of shape {shape}, with one "
+            f"number per token of the text. Received: shape "
+            f"{token_nll.shape}, dtype {token_nll.dtype}"
+        )
+
+
+def scores_of(nll, num_tokens):
+    """Returns the scores of a text from the sum of its losses in nats."""
+    mean = float(nll / num_tokens)
+    return {
+        "nll": mean,
+        "bits_per_token": bits_per_token(mean),
+        "perplexity": perplexity(mean),
+        "num_tokens": int(num_tokens),
+    }
+
+
+def store_token_nll(token_nll, positions, nll):
     """Writes the losses `(B, T)` of a step to the positions of their tokens."""
     is_scored = positions >= 0
     positions, nll = positions[is_scored], nll[is_scored]
@@ -367,8 +378,8 @@ def warmup_segments(backbone, segment_length, memory_length=None):
         Integer, for `Segments(..., warmup_segments=...)`.
 
     Raises:
-        ValueError: If the backbone is an LSTM, whose state depends on all
-            earlier tokens, or `segment_length` is not positive.
+        ValueError: If a token depends on all earlier ones, as in an LSTM or
+            with `memory_source="outputs"`, or `segment_length` is not positive.
 
     Example:
 
@@ -379,10 +390,11 @@ def warmup_segments(backbone, segment_length, memory_length=None):
     >>> warmup_segments(model.backbone, segment_length=64)
     6
     """
-    if not backbone.has_attention:
+    if not backbone.has_finite_reach:
         raise ValueError(
-            "`backbone` must have attention: the state of an LSTM depends on "
-            "all earlier segments, so no number of warm-up segments is enough. "
+            "`backbone` must have a finite reach: the state of an LSTM, and "
+            "memory of outputs (memory_source='outputs'), depend on all "
+            "earlier segments, so no number of warm-up segments is enough. "
             f"Received: {type(backbone).__name__}"
         )
     check_integer("segment_length", segment_length, 1)

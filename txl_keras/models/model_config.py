@@ -12,6 +12,7 @@ import re
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from txl_keras.checks import shown
 from txl_keras.json_files import check_fields
@@ -116,6 +117,22 @@ def check_limit(field, value, maximum, path):
         raise ValueError(
             f"{path} is damaged: its field `{field}` must be from 0 to "
             f"{maximum:,}. Received: {shown(value)}"
+        )
+
+
+def warn_of_memory_source(trained, overrides):
+    """Warns if trained weights get another memory than they learned with.
+
+    `trained` are the arguments of the backbone that the weights are of.
+    """
+    before = trained.get("memory_source", "inputs")
+    after = overrides.get("memory_source", before)
+    if after != before:
+        logging.warning(
+            "The weights were trained with memory_source=%s and will be worse "
+            "with memory_source=%s, unless they are trained on.",
+            before,
+            after,
         )
 
 

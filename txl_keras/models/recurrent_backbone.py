@@ -70,6 +70,11 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         return True
 
     @property
+    def has_finite_reach(self):
+        """Returns whether a token depends on a limited number of segments."""
+        return self.has_attention
+
+    @property
     def max_segment_length(self):
         """Returns the most tokens that a segment may have, or `None`."""
         return None

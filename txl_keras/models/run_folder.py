@@ -15,6 +15,7 @@ from txl_keras.json_files import read_json
 from txl_keras.models.model_config import MAX_LENGTH
 from txl_keras.models.model_config import check_limit
 from txl_keras.models.model_config import check_model_config
+from txl_keras.models.model_config import warn_of_memory_source
 from txl_keras.models.model_config import weight_shapes
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 from txl_keras.training.bundles import DamagedCheckpointError
@@ -159,6 +160,7 @@ class RunFolder:
     ):
         """Builds the model of the run with fresh weights; see `load_model`."""
         config = self.read_model_config(model_class, checkpoint)
+        warn_of_memory_source(config["backbone"]["config"], overrides)
         config["backbone"]["config"].update(overrides)
         return model_class.from_config(config)
 

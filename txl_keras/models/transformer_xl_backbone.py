@@ -33,6 +33,8 @@ from txl_keras.models.presets import TRAINED
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.weights import normal_initializer
 
+MEMORY_SOURCES = ("inputs", "outputs")
+
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class TransformerXLBackbone(RecurrentBackbone):
@@ -79,6 +81,12 @@ class TransformerXLBackbone(RecurrentBackbone):
             (in the presets) training is slow to do better than predicting
             words by their frequency.
         cold_start: See `MemoryStack`.
+        memory_source: `"inputs"`, the paper's: block n remembers its inputs,
+            the outputs of block n - 1. Or `"outputs"`: it remembers its own
+            outputs, the same-layer recurrence of ERNIE-Doc (Ding et al., 2021,
+            section 3.2). Then a token can depend on all earlier segments, but
+            scores depend on how a text is cut into segments, and the weights of
+            a model that was trained with the other choice do not fit.
         stateful: Boolean, as in `keras.layers.RNN`: without a `memory`
             argument, row r of a batch continues row r of the batch before it.
             For a model of your own: pass `callbacks=[ResetMemory()]` and
@@ -149,7 +157,8 @@ class TransformerXLBackbone(RecurrentBackbone):
     ```
 
     Reference:
-        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3;
+        [Ding et al., 2021](https://arxiv.org/abs/2012.15688).
     """
 
     has_parts = True
@@ -183,6 +192,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         initializer_stddev=0.02,
         projection_initializer_stddev=None,
         cold_start="masked",
+        memory_source="inputs",
         stateful=False,
         **kwargs,
     ):
@@ -208,6 +218,11 @@ class TransformerXLBackbone(RecurrentBackbone):
                 projection_initializer_stddev,
                 0,
             )
+        if memory_source not in MEMORY_SOURCES:
+            raise ValueError(
+                f"`memory_source` must be one of {MEMORY_SOURCES}. Received: "
+                f"memory_source={memory_source!r}"
+            )
         head_dim = check_head_dim(head_dim, hidden_dim, num_heads)
         check_attention_type(attention_type, max_positions, same_length)
         self.vocabulary_size = vocabulary_size
@@ -231,6 +246,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.initializer_stddev = initializer_stddev
         self.projection_initializer_stddev = projection_initializer_stddev
         self.cold_start = cold_start
+        self.memory_source = memory_source
         self.stateful = stateful
 
         self.token_embedding = None
@@ -337,6 +353,10 @@ class TransformerXLBackbone(RecurrentBackbone):
     def max_segment_length(self):
         return self.max_positions if self.attention_type == "al_rfou" else None
 
+    @property
+    def has_finite_reach(self):
+        return self.memory_source == "inputs"
+
     def check_positions(self, segment_length):
         """Raises `ValueError` if a segment is longer than `max_positions`."""
         limit = self.max_segment_length
@@ -418,7 +438,8 @@ class TransformerXLBackbone(RecurrentBackbone):
         hidden = finish(x)
         if return_blocks:
             hidden = (*map(finish, states[1:-1]), hidden)
-        memory = memory.extend(states[:-1])
+        remembered = states[:-1] if self.has_finite_reach else states[1:]
+        memory = memory.extend(remembered)
         if stack is not None:
             stack.write(memory)
         if return_attention_scores:
@@ -486,6 +507,8 @@ class TransformerXLBackbone(RecurrentBackbone):
             self.blocks, memory.pasts(), positions, strict=True
         ):
             x, key, value = block.attend_projected(x, past, position, biases)
+            if not self.has_finite_reach:
+                key, value = block.project(x)
             keys.append(key)
             values.append(value)
         if self._output_norm is not None:
@@ -560,6 +583,8 @@ class TransformerXLBackbone(RecurrentBackbone):
                 self.projection_initializer_stddev
             ),
             "cold_start": self.cold_start,
-            # Absent by default, so that runs begun before it was added resume.
+            # Absent by default, so that runs begun before they were added
+            # resume.
+            **({} if self.has_finite_reach else {"memory_source": "outputs"}),
             **({"stateful": True} if self.stateful else {}),
         }

@@ -133,6 +133,18 @@ def corpus_options(defaults=None):
     return options
 
 
+def run_corpus_options(run_corpus):
+    """Returns the arguments of `load_corpus` for the text of a run.
+
+    `run_corpus` is the entry `corpus` of its config.json. Of the flags only
+    `--data_dir` counts.
+    """
+    options = dict.fromkeys(CORPUS_FLAGS)
+    options["data_dir"] = FLAGS.data_dir
+    _fill_in(options, run_corpus)
+    return options
+
+
 def _fill_in(options, defaults):
     """Takes options that are not given from a config.json and prints them."""
     taken = {

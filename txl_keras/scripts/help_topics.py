@@ -9,6 +9,7 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import xlnet_flags
 from txl_keras.scripts.data_flags import CORPUS_FLAGS
 from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
+from txl_keras.scripts.dynamic_flags import DYNAMIC_FLAGS
 
 FLAGS = flags.FLAGS
 # Any other flag is listed first, as a general flag.
@@ -26,7 +27,9 @@ _TOPICS = {
         "warmup_steps", "subtract_warmup", "accumulate_steps", "half_loss",
         "intermediate_losses",
     ),
-    "evaluation": ("max_eval_tokens", "eval_batch_size", "eval_every"),
+    "evaluation": (
+        "max_eval_tokens", "eval_batch_size", "eval_every", *DYNAMIC_FLAGS,
+    ),
     "device": (
         "tpu", "num_cpu_devices", "steps_per_execution", "profile_steps",
         "attention_kernel", "tpu_type", "compile_only", "compile_steps",

@@ -9,6 +9,8 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
+from txl_keras.models.model_config import warn_of_memory_source
+from txl_keras.models.transformer_xl_backbone import MEMORY_SOURCES
 from txl_keras.models.transformer_xl_causal_lm import SOFTMAX_ARGUMENTS
 
 FLAGS = flags.FLAGS
@@ -106,6 +108,12 @@ def define_model_flags(has_softmax=True):
         "Let every token attend to exactly memory_length earlier tokens.",
     )  # fmt: skip
     _define(
+        enum, "memory_source",
+        "What each block remembers: its inputs, as Transformer-XL does, or its "
+        "outputs (same-layer recurrence), with which scores depend on the "
+        "segment length.", enum_values=MEMORY_SOURCES,
+    )  # fmt: skip
+    _define(
         integer, "clamp_length",
         "Largest relative distance to encode; greater distances count as this "
         "one.",
@@ -172,6 +180,7 @@ def build_model(vocabulary_size, train_tokens, dtype, config=None):
         )
         return TransformerXLCausalLM(backbone, **ties)
     backbone = config["backbone"]["config"]
+    warn_of_memory_source(backbone, changes)
     for name, value in changes.items():
         (config if name in SOFTMAX_ARGUMENTS else backbone)[name] = value
     config["dtype"] = backbone["dtype"] = dtype

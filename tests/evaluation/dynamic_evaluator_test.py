@@ -1,0 +1,354 @@
+"""Dynamic evaluation, against the golden numbers and its properties."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from checkpoints.stored_models import GOLDEN
+from checkpoints.stored_models import load_arrays
+from checkpoints.stored_models import stored_arrays
+from checkpoints.stored_models import stored_config
+from factories import random_ids
+from factories import small_model
+
+from txl_keras.data import Segments
+from txl_keras.evaluation import DynamicEvaluator
+from txl_keras.evaluation import Evaluator
+from txl_keras.evaluation import collect_mean_square
+from txl_keras.evaluation import load_mean_square
+from txl_keras.evaluation import mean_form
+from txl_keras.evaluation import save_mean_square
+from txl_keras.models import LSTMBackbone
+from txl_keras.training.stopping import StopRequest
+from txl_keras.weights import weights_by_name
+
+NAME = "dynamic_eval"
+LENGTH = 6
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with np.load(GOLDEN / NAME / "golden.npz") as arrays:
+        return dict(arrays)
+
+
+def golden_model(arrays):
+    """The model of the golden numbers, with tensors of the original's names."""
+    config = {k: v for k, v in stored_config(NAME).items() if k != "rules"}
+    embeddings = arrays["word_emb.emb_layers.0.weight"]
+    tied = {"crit.out_layers.0.weight": embeddings}
+    return load_arrays({**arrays, **tied}, config)
+
+
+def by_our_names(golden, prefix):
+    """Numbers per weight, under the names and in the shapes of our weights."""
+    arrays = {
+        name.removeprefix(prefix): value
+        for name, value in golden.items()
+        if name.startswith(prefix)
+    }
+    return values_of(golden_model(arrays))
+
+
+def values_of(model):
+    return {n: np.array(v.numpy()) for n, v in weights_by_name(model).items()}
+
+
+def one_row(tokens, length=LENGTH):
+    return Segments(tokens, 1, length, drop_remainder=False)
+
+
+def nll_of(evaluator, segments, **options):
+    nll = np.empty(segments.num_predictions + 1, np.float32)
+    evaluator.evaluate(segments, token_nll=nll, **options)
+    return nll
+
+
+def test_statistics_equal_the_golden_ones(golden):
+    model = golden_model(stored_arrays(NAME))
+    segments = one_row(golden["train_tokens"][:, 0])
+    ours = collect_mean_square(model, segments, len(segments))
+    expected = by_our_names(golden, "mean_square/")
+    assert ours.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "rms", "rms_decay"])
+def test_scores_and_changes_equal_the_golden_ones(golden, rule):
+    model = golden_model(stored_arrays(NAME))
+    before = values_of(model)
+    settings = dict(stored_config(NAME)["rules"][rule])
+    mean_square = None
+    if settings.pop("kind") == "rms":
+        mean_square = by_our_names(golden, "mean_square/")
+    else:
+        settings.pop("epsilon")
+    evaluator = DynamicEvaluator(
+        model,
+        mean_square=mean_square,
+        clip_decay=False,  # as in the code of the paper
+        segment_length=LENGTH,
+        **settings,
+    )
+    norms = []
+
+    def on_progress(done, total):
+        change = [values_of(model)[name] - before[name] for name in before]
+        norms.append(np.sqrt(sum(np.square(part).sum() for part in change)))
+        if done == total:
+            expected = by_our_names(golden, f"{rule}/change/")
+            for name, part in zip(before, change, strict=True):
+                np.testing.assert_allclose(part, expected[name], atol=2e-5)
+
+    segments = one_row(golden["tokens"][:, 0])
+    nll = nll_of(evaluator, segments, on_progress=on_progress)
+    np.testing.assert_allclose(
+        nll[1:], golden[f"{rule}/nll"].reshape(-1), atol=2e-5
+    )
+    np.testing.assert_allclose(norms, golden[f"{rule}/change_norm"], rtol=1e-4)
+    for name, value in values_of(model).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+# === Properties ===
+
+
+@pytest.fixture
+def model():
+    return small_model(num_layers=2)
+
+
+@pytest.fixture
+def segments(model):
+    return one_row(random_ids(3, 11)[0].repeat(3), 5)
+
+
+def statistics(model, segments, **options):
+    return collect_mean_square(model, segments, 4, **options)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "rms"])
+def test_a_rate_of_zero_is_static_scoring(model, segments, rule):
+    mean_square = statistics(model, segments) if rule == "rms" else None
+    evaluator = DynamicEvaluator(model, 0.0, mean_square, segment_length=5)
+    nll = np.empty(segments.num_predictions + 1, np.float32)
+    scores = evaluator.evaluate(segments, token_nll=nll)
+    static = Evaluator(model, tf.distribute.get_strategy(), 1, 5)
+    np.testing.assert_allclose(nll, static.token_nll(segments), atol=1e-5)
+    memory, expected = model.initial_memory(1), []
+    for step in range(len(segments)):
+        batch = segments.batch(step)
+        found, memory = model.score(
+            batch["inputs"], batch["targets"], memory, batch["reset"]
+        )
+        expected.append(found[0][batch["weights"][0] > 0])
+    np.testing.assert_allclose(nll[1:], np.concatenate(expected), atol=1e-5)
+    assert scores["num_tokens"] == segments.num_predictions
+    assert scores["nll"] == pytest.approx(np.nanmean(nll, dtype=np.float64))
+
+
+def test_a_repeated_text_gets_cheaper(model, segments):
+    static = DynamicEvaluator(model, 0.0, segment_length=5).evaluate(segments)
+    sgd = DynamicEvaluator(model, 0.1, segment_length=5).evaluate(segments)
+    assert sgd["nll"] < static["nll"] - 0.1
+
+
+def test_a_clipped_decay_does_not_overshoot(model, segments):
+    mean_square = statistics(model, segments)
+    mean_square = {k: np.ones_like(v) for k, v in mean_square.items()}
+    before, largest = values_of(model), []
+
+    def on_progress(done, total):
+        found = values_of(model)
+        largest.append(max(abs(found[k] - before[k]).max() for k in before))
+
+    evaluator = DynamicEvaluator(
+        model, 1e-3, mean_square, decay=9.0, segment_length=5
+    )
+    evaluator.evaluate(segments, on_progress)
+    # Each step begins where the weights were: it undoes the one before.
+    assert max(largest) < 0.02
+
+
+def test_padding_of_a_last_segment_has_no_part_in_the_step(model):
+    ids = random_ids(1, 12)[0]
+    before = values_of(model)
+
+    def change_after(tokens, length):
+        changes = []
+
+        def on_progress(done, total):
+            if done == total:
+                found = values_of(model)
+                changes.extend(found[name] - before[name] for name in before)
+
+        evaluator = DynamicEvaluator(model, 0.5, segment_length=length)
+        evaluator.evaluate(one_row(tokens, length), on_progress)
+        return changes
+
+    # One segment of 5 of 7 targets: 5 / 7 of the step of its own mean.
+    padded, whole = change_after(ids[:6], 7), change_after(ids[:6], 5)
+    for part, full in zip(padded, whole, strict=True):
+        np.testing.assert_allclose(part, full * 5 / 7, atol=1e-6)
+
+
+def changed_by(evaluator, model, segments):
+    """Names of the weights that an evaluation changes."""
+    before, changed = values_of(model), set()
+
+    def on_progress(done, total):
+        changed.update(
+            name
+            for name, value in values_of(model).items()
+            if (value != before[name]).any()
+        )
+
+    evaluator.evaluate(segments, on_progress)
+    return changed
+
+
+def test_only_chosen_weights_change(model, segments):
+    options = {"weights": "block_1/feed_forward_(intermediate|output)/"}
+    mean_square = statistics(model, segments, **options)
+    evaluator = DynamicEvaluator(
+        model, 1e-3, mean_square, segment_length=5, **options
+    )
+    assert changed_by(evaluator, model, segments) == mean_square.keys()
+    assert len(mean_square) == 4
+
+
+def test_lora_alone_adapts(model, segments):
+    model.backbone.enable_lora(2)
+    evaluator = DynamicEvaluator(model, 0.5, segment_length=5, weights="lora")
+    changed = changed_by(evaluator, model, segments)
+    assert changed == {name for name in values_of(model) if "lora" in name}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"attention_type": "shaw", "max_positions": 17}, {"make": LSTMBackbone}],
+    ids=["shaw", "lstm"],
+)
+def test_other_backbones_adapt(segments, options):
+    if options.get("make"):
+        options = {
+            "make": LSTMBackbone,
+            "vocabulary_size": 23,
+            "num_layers": 2,
+            "hidden_dim": 8,
+        }
+    model = small_model(**options)
+    static = DynamicEvaluator(model, 0.0, segment_length=5).evaluate(segments)
+    dynamic = DynamicEvaluator(model, 0.1, segment_length=5).evaluate(segments)
+    assert dynamic["nll"] < static["nll"]
+
+
+class _Stops(StopRequest):
+    """Requests a stop after some segments."""
+
+    def after(self, count):
+        def on_progress(done, total):
+            if done == count:
+                self.variable.assign(1.0)
+
+        return on_progress
+
+
+def test_a_stopped_evaluation_goes_on_bit_for_bit(model, segments, tmp_path):
+    mean_square = statistics(model, segments)
+
+    def evaluator(**options):
+        return DynamicEvaluator(
+            model, 0.01, mean_square, 0.5, segment_length=5, **options
+        )
+
+    expected = nll_of(evaluator(), segments)
+    before = values_of(model)
+    stop, backup = _Stops(), str(tmp_path / "state")
+    stopped = evaluator(stop=stop).evaluate(
+        segments, stop.after(3), backup=backup
+    )
+    assert stopped is None
+    for name, value in values_of(model).items():
+        np.testing.assert_array_equal(value, before[name])
+    first = []
+    resumed = nll_of(
+        evaluator(),
+        segments,
+        backup=backup,
+        on_progress=lambda done, total: first.append(done),
+    )
+    assert first[0] == 4
+    np.testing.assert_array_equal(resumed, expected)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_backup_of_another_evaluation_is_refused(model, segments, tmp_path):
+    stop = _Stops()
+    options = {"backup": str(tmp_path / "state")}
+    evaluator = DynamicEvaluator(model, 0.01, segment_length=5, stop=stop)
+    evaluator.evaluate(segments, stop.after(2), **options)
+    other = DynamicEvaluator(model, 0.02, segment_length=5)
+    with pytest.raises(ValueError, match="another"):
+        other.evaluate(segments, **options)
+
+
+def test_weights_come_back_after_an_error(model, segments):
+    before = values_of(model)
+    with pytest.raises(FloatingPointError, match="learning_rate"):
+        DynamicEvaluator(model, 1e30, segment_length=5).evaluate(segments)
+    for name, value in values_of(model).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_statistics_are_saved_and_loaded(model, segments, tmp_path):
+    mean_square = statistics(model, segments)
+    save_mean_square(mean_square, tmp_path / "statistics.safetensors")
+    loaded = load_mean_square(tmp_path / "statistics.safetensors")
+    results = [
+        DynamicEvaluator(model, 0.01, given, segment_length=5).evaluate(
+            segments
+        )
+        for given in (mean_square, loaded)
+    ]
+    assert results[0] == results[1]
+
+
+def test_published_settings_are_converted():
+    # lr g / (sqrt(K MS) + eps) + decay sqrt(K MS) (w - w0), with K = 25.
+    found = mean_form(2e-6, 3.0, 1e-5, num_segments=25)
+    assert found == pytest.approx(
+        {"learning_rate": 4e-7, "decay": 15.0, "epsilon": 2e-6}
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"learning_rate": -1.0}, "`learning_rate`"),
+        ({"decay": 0.1}, "`decay` must be 0 without `mean_square`"),
+        ({"epsilon": 0.0}, "`epsilon`"),
+        ({"batch_size": 0}, "`batch_size`"),
+        ({"segment_length": 0}, "`segment_length`"),
+        ({"weights": "no such weight"}, "`weights` must match"),
+        ({"mean_square": {}}, "`mean_square`"),
+    ],
+)
+def test_wrong_arguments_are_named(model, arguments, error):
+    with pytest.raises(ValueError, match=error):
+        DynamicEvaluator(model, **{"learning_rate": 0.1, **arguments})
+
+
+@pytest.mark.parametrize("value", [-1.0, np.nan])
+def test_statistics_must_be_squares(model, segments, value):
+    mean_square = statistics(model, segments)
+    next(iter(mean_square.values()))[...] = value
+    with pytest.raises(ValueError, match="finite and at least 0"):
+        DynamicEvaluator(model, 0.1, mean_square, segment_length=5)
+
+
+def test_segments_of_other_sizes_are_refused(model, segments):
+    with pytest.raises(ValueError, match="`segments` must fit"):
+        DynamicEvaluator(model, 0.1, segment_length=4).evaluate(segments)
+    with pytest.raises(ValueError, match="`num_segments`"):
+        collect_mean_square(model, segments, len(segments) + 1)

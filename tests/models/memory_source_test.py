@@ -1,0 +1,177 @@
+"""Memory of the outputs of blocks (same-layer recurrence)."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from checkpoints.stored_models import GOLDEN
+from checkpoints.stored_models import load_arrays
+from checkpoints.stored_models import stored_arrays
+from checkpoints.stored_models import stored_config
+from factories import random_ids
+from factories import small_model
+
+from txl_keras.evaluation import context_losses
+from txl_keras.evaluation import warmup_segments
+from txl_keras.models import SegmentReader
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.weights import weights_by_name
+
+NAMES = ("same_layer_recurrence", "same_layer_recurrence_prenorm")
+PREFIXES = {"outputs": "same_layer", "inputs": "layer_below"}
+
+
+def golden_model(name, arrays, memory_source="outputs"):
+    """The model of the golden numbers, from tensors of the original's names."""
+    table = arrays["word_emb.emb_layers.0.weight"]
+    tied = {"crit.out_layers.0.weight": table}
+    trained = load_arrays({**arrays, **tied}, stored_config(name))
+    config = trained.get_config()
+    config["backbone"]["config"]["memory_source"] = memory_source
+    model = TransformerXLCausalLM.from_config(config)
+    model.set_weights(trained.get_weights())
+    return model
+
+
+def golden(name):
+    return np.load(GOLDEN / name / "golden.npz")
+
+
+def segments(tokens, length=6):
+    for start in range(0, len(tokens) - 1, length):
+        stop = start + length
+        yield tokens[start:stop].T, tokens[start + 1 : stop + 1].T
+
+
+@pytest.mark.parametrize("source", PREFIXES)
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_and_memory_equal_the_golden_ones(name, source):
+    model = golden_model(name, stored_arrays(name), source)
+    numbers, prefix = golden(name), PREFIXES[source]
+    tokens = numbers["tokens"]
+    memory = None
+    reader = SegmentReader(model.backbone, tokens.shape[1], 6)
+    reader.begin()
+    for i, (inputs, targets) in enumerate(segments(tokens)):
+        expected = numbers[f"{prefix}/nll"][i].T
+        nll, memory = model.score(inputs, targets, memory)
+        np.testing.assert_allclose(nll, expected, atol=2e-5)
+        found = numbers[f"{prefix}/memory_{i}"]
+        for state, values in zip(memory.states, found, strict=True):
+            values = values.transpose(1, 0, 2)
+            np.testing.assert_allclose(
+                state[:, -values.shape[1] :], values, atol=2e-5
+            )
+        hidden, entries = reader.read(inputs)
+        reader.remember(entries)
+        np.testing.assert_allclose(
+            model.softmax(hidden, targets), expected, atol=2e-5
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_equal_the_golden_ones(name):
+    model = golden_model(name, stored_arrays(name))
+    numbers = golden(name)
+    memory = None
+    for inputs, targets in segments(numbers["tokens"]):
+        with tf.GradientTape() as tape:
+            nll, memory = model.score(inputs, targets, memory)
+            loss = tf.reduce_mean(nll)
+    weights = weights_by_name(model)
+    gradients = tape.gradient(loss, list(weights.values()))
+    arrays = {
+        key.removeprefix("gradient/"): value
+        for key, value in numbers.items()
+        if key.startswith("gradient/")
+    }
+    expected = weights_by_name(golden_model(name, arrays))
+    for key, gradient in zip(weights, gradients, strict=True):
+        np.testing.assert_allclose(
+            tf.convert_to_tensor(gradient), expected[key], atol=2e-5
+        )
+
+
+# === Properties ===
+
+
+def nll_of(model, tokens, lengths):
+    """Losses of one row, read in segments of these lengths."""
+    memory, found, start = None, [], 0
+    for length in lengths:
+        stop = start + length
+        inputs, targets = tokens[start:stop], tokens[start + 1 : stop + 1]
+        nll, memory = model.score(inputs[None], targets[None], memory)
+        found.append(nll[0])
+        start = stop
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "is_seen"), [("inputs", False), ("outputs", True)]
+)
+def test_outputs_reach_beyond_all_layers(source, is_seen):
+    model = small_model(num_layers=2, memory_source=source)
+    tokens = random_ids(43)
+    other = np.concatenate([[(tokens[0] + 1) % 11], tokens[1:]])
+    # The last segment begins 36 tokens later; 2 layers of 6 reach 12 back.
+    last = [nll_of(model, t, [6] * 7)[-6:] for t in (tokens, other)]
+    assert (last[0] != last[1]).any() == is_seen
+
+
+def test_scores_depend_on_the_segments():
+    tokens = random_ids(13)
+    for source, differ in (("inputs", False), ("outputs", True)):
+        model = small_model(memory_length=20, memory_source=source)
+        whole, cut = (nll_of(model, tokens, n) for n in ([12], [5, 7]))
+        np.testing.assert_allclose(whole[:5], cut[:5], atol=1e-5)
+        assert (abs(whole - cut)[5:].max() > 1e-3) == differ
+
+
+def test_writing_token_by_token_reads_as_segments_of_one():
+    model = small_model(num_layers=2, memory_source="outputs")
+    tokens = random_ids(8)
+    memory = None
+    for token in tokens:
+        log_probs, memory = model.log_probs(token[None, None], memory)
+    reader = SegmentReader(model.backbone, 1, 1)
+    reader.begin()
+    for token in tokens:
+        hidden, entries = reader.read(token[None, None])
+        reader.remember(entries)
+    np.testing.assert_allclose(
+        model.softmax.log_probs(hidden), log_probs, atol=1e-5
+    )
+
+
+def test_no_warm_up_makes_scores_exact():
+    backbone = small_model(memory_source="outputs").backbone
+    with pytest.raises(ValueError, match="finite reach"):
+        warmup_segments(backbone, 5)
+
+
+def test_context_losses_read_the_whole_context():
+    model = small_model(num_layers=2, memory_source="outputs")
+    tokens = random_ids(60)
+    found = context_losses(model, tokens, np.array([55]), [48], 6)
+    expected = nll_of(model, tokens[7:], [6] * 8)[-1]
+    np.testing.assert_allclose(found, [[expected]], atol=1e-5)
+
+
+def test_the_choice_is_saved_and_checked(tmp_path):
+    model = small_model(memory_source="outputs")
+    model.backbone.save_to_preset(str(tmp_path / "preset"))
+    loaded = TransformerXLBackbone.from_preset(str(tmp_path / "preset"))
+    assert loaded.memory_source == "outputs"
+    assert "memory_source" not in small_model().backbone.get_config()
+    with pytest.raises(ValueError, match="`memory_source` must be one of"):
+        small_model(memory_source="both")
+
+
+def test_other_memory_than_in_training_is_a_warning(tmp_path, caplog):
+    small_model().backbone.save_to_preset(str(tmp_path / "preset"))
+    load = TransformerXLBackbone.from_preset
+    load(str(tmp_path / "preset"), memory_source="inputs")
+    assert "memory_source" not in caplog.text
+    load(str(tmp_path / "preset"), memory_source="outputs")
+    assert "trained with memory_source=inputs" in caplog.text

@@ -1,0 +1,513 @@
+"""Dynamic evaluation: a model goes on learning from the text that it scores.
+
+Krause et al. (2018), "Dynamic Evaluation of Neural Sequence Models", and Krause
+et al. (2019), "Dynamic Evaluation of Transformer Language Models".
+
+Letters: `B` rows, `T` segment, `M` memory, `P` predictions of a text, which has
+`P + 1` tokens.
+"""
+
+import hashlib
+import re
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
+from txl_keras.checks import shown
+from txl_keras.evaluation.evaluator import check_sizes
+from txl_keras.evaluation.evaluator import check_token_nll
+from txl_keras.evaluation.evaluator import scores_of
+from txl_keras.evaluation.evaluator import store_token_nll
+from txl_keras.tensor_files import read_safetensors
+from txl_keras.tensor_files import write_safetensors
+from txl_keras.training.bundles import check_shapes
+from txl_keras.training.bundles import copies
+from txl_keras.training.bundles import read_newest
+from txl_keras.training.bundles import remove_checkpoints
+from txl_keras.training.bundles import saved_steps
+from txl_keras.training.bundles import shapes_of
+from txl_keras.training.bundles import write_checkpoint
+from txl_keras.training.compilation import compile_layers
+from txl_keras.training.compilation import compile_replica_function
+from txl_keras.training.stopping import StopRequest
+from txl_keras.weights import weights_by_name
+
+_SECONDS_BETWEEN_BACKUPS = 300
+
+
+class DynamicEvaluator:
+    """Scores a text while the weights follow it, segment by segment.
+
+    Each segment is first scored with the weights as they are; these are the
+    scores that count. Then one gradient step on the mean loss of the segment
+    changes the weights, and the text goes on. With `g` the gradient, `w` the
+    weights, `w0` those at the start and `MS` the mean square of the gradient on
+    training text, all per element:
+
+        SGD   w <- w - learning_rate g
+        RMS   w <- w - learning_rate g / (sqrt(MS) + epsilon)
+                     + min(decay sqrt(MS), 1) (w0 - w)
+
+    The decay pulls the weights that matter most back to where they were. The
+    minimum keeps a step from overshooting `w0`: Krause et al. (2018) have it,
+    the code of Krause et al. (2019) has not (`clip_decay=False`). A segment
+    with fewer targets takes a proportionally smaller step. Memory is what the
+    model computed while it scored: it is not computed again with the new
+    weights.
+
+    After `evaluate` the model has its original weights again. Scores depend on
+    the segment length, and with more than one row also on the batch size,
+    because all rows share the weights; published results are for one row.
+
+    Args:
+        model: `TransformerXLCausalLM`, in float32 or bfloat16.
+        learning_rate: Float, at least 0; with 0 the scores are those of the
+            unchanged model.
+        mean_square: Optional dictionary of the mean square of the gradient by
+            the names of weights, as `collect_mean_square` returns. Chooses the
+            RMS rule; by default SGD.
+        decay: Float, at least 0, for the RMS rule.
+        epsilon: Float above 0, for the RMS rule.
+        clip_decay: Boolean, whether the pull back is at most 1.
+        batch_size: Integer `B`, the number of streams of the text.
+        segment_length: Integer `T`. Collect `mean_square` with the same.
+        memory_length: Optional integer `M`; by default the model's own.
+        weights: Optional string, a regular expression: only weights with a
+            match in their name change, such as `r"block_[23]/feed_forward"` or
+            `"lora"`. By default all trainable weights.
+        stop: Optional `StopRequest`.
+
+    Raises:
+        ValueError: If a number is out of range, `decay` is given without
+            `mean_square`, `mean_square` does not fit the weights, no weight has
+            a matching name, the model computes in float16, or a strategy has
+            several replicas.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from txl_keras.data import Segments
+    from txl_keras.evaluation import DynamicEvaluator, collect_mean_square
+    from txl_keras.models import TransformerXLCausalLM
+
+    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
+    text = np.frombuffer(b"to be or not to be, that is" * 9, "uint8")
+    segments = Segments(text, 1, 8, drop_remainder=False)
+    mean_square = collect_mean_square(model, segments, num_segments=4)
+    evaluator = DynamicEvaluator(
+        model, 1e-3, mean_square, batch_size=1, segment_length=8
+    )
+    print(evaluator.evaluate(segments)["bits_per_token"])
+    ```
+
+    Reference:
+        [Krause et al., 2018](https://arxiv.org/abs/1709.07432);
+        [Krause et al., 2019](https://arxiv.org/abs/1904.08378).
+    """
+
+    def __init__(
+        self,
+        model,
+        learning_rate,
+        mean_square=None,
+        decay=0.0,
+        epsilon=1e-5,
+        clip_decay=True,
+        batch_size=1,
+        segment_length=64,
+        memory_length=None,
+        weights=None,
+        stop=None,
+    ):
+        check_number("learning_rate", learning_rate, 0)
+        check_number("decay", decay, 0)
+        check_number("epsilon", epsilon, 0, exclusive=True)
+        if decay and mean_square is None:
+            raise ValueError(
+                "`decay` must be 0 without `mean_square`, which scales it. "
+                f"Received: decay={decay}, mean_square=None"
+            )
+        self.learning_rate = learning_rate
+        self.decay = decay
+        self._epsilon = epsilon
+        self._clip_decay = clip_decay
+        self._gradients = _SegmentGradients(
+            model, batch_size, segment_length, memory_length, weights
+        )
+        self._mean_square = None
+        if mean_square is not None:
+            self._mean_square = _checked_mean_square(
+                mean_square, self._gradients.variables
+            )
+        self._stop = stop or StopRequest()
+        self._compiled_update = compile_replica_function(
+            self._update, tf.distribute.get_strategy()
+        )
+
+    def evaluate(self, segments, on_progress=None, token_nll=None, backup=None):
+        """Scores all targets of a text.
+
+        Args:
+            segments: `Segments` with `drop_remainder=False`.
+            on_progress: Optional function, called with the number of segments
+                scored so far and their total number.
+            token_nll: Optional float32 array of shape `(P + 1,)`, filled with
+                the nats of every token, as by `Evaluator.evaluate`.
+            backup: Optional string, a folder. The state is saved there every
+                five minutes and when a stop is requested. If it holds the state
+                of the same evaluation, that goes on with the same result. It is
+                removed at the end.
+
+        Returns:
+            The dictionary of `Evaluator.evaluate`, or `None` if a stop was
+            requested.
+
+        Raises:
+            ValueError: If `segments` or `token_nll` do not fit, or `backup`
+                holds the state of another evaluation.
+            FloatingPointError: If a score or the change of a weight is not
+                finite, for example at too high a learning rate.
+        """
+        check_sizes(
+            segments, self._gradients.batch_size, self._gradients.length
+        )
+        if token_nll is None:
+            token_nll = np.empty(segments.num_predictions + 1, np.float32)
+        check_token_nll(token_nll, segments)
+        variables = self._gradients.variables
+        start = {name: tf.identity(v) for name, v in variables.items()}
+        try:
+            return self._evaluate(
+                segments, start, on_progress, token_nll, backup
+            )
+        finally:
+            for name, variable in variables.items():
+                variable.assign(start[name])
+
+    def _evaluate(self, segments, start, on_progress, token_nll, backup):
+        token_nll[:] = np.nan
+        memory = self._gradients.initial_memory()
+        done, run = 0, None
+        if backup is not None:
+            run = self._identity(segments, start)
+            done, memory = self._restore(backup, run, memory, token_nll)
+        # Tensors, because other numbers would be traced again.
+        rates = tf.constant(self.learning_rate), tf.constant(self.decay)
+        saved = time.monotonic()
+        while done < len(segments):
+            nll, memory, gradients = self._gradients(segments, done, memory)
+            found = nll.numpy()
+            self._check_finite(done, np.isfinite(found).all())
+            store_token_nll(token_nll, segments.target_positions(done), found)
+            largest = self._compiled_update(gradients, start, *rates)
+            done += 1
+            self._check_finite(done, np.isfinite(largest))
+            if on_progress:
+                on_progress(done, len(segments))
+            is_stopped = bool(self._stop.variable.numpy())
+            is_due = time.monotonic() - saved > _SECONDS_BETWEEN_BACKUPS
+            if backup is not None and (is_stopped or is_due):
+                self._save(backup, run, done, memory, token_nll)
+                saved = time.monotonic()
+            if is_stopped:
+                return None
+        if backup is not None:
+            remove_checkpoints(backup)
+        is_scored = ~np.isnan(token_nll)
+        total = np.sum(token_nll, where=is_scored, dtype=np.float64)
+        return scores_of(total, is_scored.sum())
+
+    def _check_finite(self, done, is_finite):
+        # Otherwise the weights were not finite before.
+        if not is_finite and done and self.learning_rate:
+            raise FloatingPointError(
+                f"Weights or scores are not finite after segment {done} of the "
+                "text: `learning_rate` must be smaller. Received: "
+                f"learning_rate={self.learning_rate}, decay={self.decay}"
+            )
+
+    def _update(self, gradients, start, learning_rate, decay):
+        """Changes the weights; returns the largest change of one of them."""
+        largest = []
+        for name, variable in self._gradients.variables.items():
+            change = -learning_rate * gradients[name]
+            if self._mean_square is not None:
+                root = tf.sqrt(self._mean_square[name])
+                change /= root + self._epsilon
+                pull = decay * root
+                if self._clip_decay:
+                    pull = tf.minimum(pull, 1.0)
+                change += pull * (start[name] - variable)
+            variable.assign_add(change)
+            largest.append(tf.reduce_max(tf.abs(change)))
+        # A maximum would pass over NaN.
+        return tf.add_n(largest)
+
+    # === State ===
+
+    def _identity(self, segments, start):
+        """Returns a 64-bit integer that identifies text, weights and rule."""
+        digest = hashlib.sha256()
+        numbers = (
+            self.learning_rate, self.decay, self._epsilon, self._clip_decay,
+            self._gradients.batch_size, self._gradients.length,
+            self._gradients.memory_length, len(segments),
+        )  # fmt: skip
+        digest.update(repr(numbers).encode())
+        digest.update(np.asarray(segments.tokens[:], np.int32).tobytes())
+        for values in (start, self._mean_square or {}):
+            for name in sorted(values):
+                digest.update(name.encode())
+                digest.update(values[name].numpy().tobytes())
+        return int.from_bytes(digest.digest()[:8], "big", signed=True)
+
+    def _save(self, backup, run, done, memory, token_nll):
+        state = {
+            "step": np.int64(done),
+            "run": np.int64(run),
+            # A checkpoint must be finite.
+            "nll": np.nan_to_num(token_nll, nan=-1.0),
+            **_weights_state(copies(self._gradients.variables)),
+        }
+        for i, value in enumerate(tf.nest.flatten(memory)):
+            state[f"memory/{i:03}"] = value.numpy()
+        write_checkpoint(backup, state, max_to_keep=1)
+
+    def _restore(self, backup, run, memory, token_nll):
+        """Returns the segments done and the memory, from a backup if any."""
+        if not saved_steps(backup):
+            return 0, memory
+        values = {
+            f"memory/{i:03}": value
+            for i, value in enumerate(tf.nest.flatten(memory))
+        }
+        variables = self._gradients.variables
+        shapes = {
+            "step": (),
+            "run": (),
+            "nll": token_nll.shape,
+            **_weights_state(shapes_of(variables)),
+            **shapes_of(values),
+        }
+        state = read_newest(backup, shapes, run)
+        for name, variable in variables.items():
+            variable.assign(state[f"weights/{name}"])
+        token_nll[:] = np.where(state["nll"] < 0, np.nan, state["nll"])
+        memory = tf.nest.pack_sequence_as(
+            memory,
+            [tf.cast(state[name], v.dtype) for name, v in values.items()],
+        )
+        return int(state["step"]), memory
+
+
+def collect_mean_square(
+    model,
+    segments,
+    num_segments,
+    memory_length=None,
+    weights=None,
+    on_progress=None,
+):
+    """Computes the mean square of the gradient on training text.
+
+    The weights stay as they are, and memory is carried from one segment to the
+    next. These are the statistics of the RMS rule of `DynamicEvaluator`.
+
+    Args:
+        model: `TransformerXLCausalLM`.
+        segments: `Segments` of training text, with the batch size and the
+            segment length of the later evaluation: a gradient of the mean over
+            more tokens is smaller, and nothing rescales it.
+        num_segments: Integer `K`, how many segments to read, from the first
+            one. Krause et al. (2019) take one in 5,000 of the training text.
+        memory_length: Optional integer `M`; by default the model's own.
+        weights: Optional regular expression: see `DynamicEvaluator`.
+        on_progress: Optional function, called with the number of segments read
+            so far and `num_segments`.
+
+    Returns:
+        Dictionary of float32 arrays by the names of the weights.
+
+    Raises:
+        ValueError: If `num_segments` is not positive, or more than there are.
+        FloatingPointError: If a gradient is not finite.
+
+    Example: see `DynamicEvaluator`.
+    """
+    check_integer("num_segments", num_segments, 1, len(segments))
+    gradients_of = _SegmentGradients(
+        model,
+        segments.batch_size,
+        segments.segment_length,
+        memory_length,
+        weights,
+    )
+    sums = {
+        name: tf.Variable(tf.zeros(v.shape))
+        for name, v in gradients_of.variables.items()
+    }
+
+    def add(gradients):
+        for name, total in sums.items():
+            total.assign_add(tf.square(gradients[name]))
+
+    add = compile_replica_function(add, tf.distribute.get_strategy())
+    memory = gradients_of.initial_memory()
+    for step in range(num_segments):
+        _, memory, gradients = gradients_of(segments, step, memory)
+        add(gradients)
+        if on_progress:
+            on_progress(step + 1, num_segments)
+    means = {name: v.numpy() / num_segments for name, v in sums.items()}
+    for name, mean in means.items():
+        if not np.isfinite(mean).all():
+            raise FloatingPointError(
+                f"The gradient of {name} on the training text must be finite."
+            )
+    return means
+
+
+def mean_form(learning_rate, decay, epsilon, num_segments):
+    """Converts published settings of the sum form to those used here.
+
+    The code of Krause et al. (2019) divides by the root of the *sum* of the
+    squared gradients of K segments. With their mean instead, settings do not
+    change with K.
+
+    Args:
+        learning_rate, decay, epsilon: Floats, the settings for the sum.
+        num_segments: Integer `K`.
+
+    Returns:
+        Dictionary of `learning_rate`, `decay` and `epsilon`, arguments of
+        `DynamicEvaluator`.
+
+    Example: The settings for enwik8, with K = 144.
+
+    >>> mean_form(1.2e-5, 24, 1e-4, 144)["decay"]
+    288.0
+    """
+    check_integer("num_segments", num_segments, 1)
+    root = num_segments**0.5
+    return {
+        "learning_rate": learning_rate / root,
+        "decay": decay * root,
+        "epsilon": epsilon / root,
+    }
+
+
+def save_mean_square(mean_square, path):
+    """Writes the result of `collect_mean_square` to a safetensors file."""
+    write_safetensors(mean_square, path)
+
+
+def load_mean_square(path):
+    """Reads what `save_mean_square` wrote, as a mapping of arrays by name.
+
+    Arrays are read when they are used, after their shapes were compared.
+    """
+    return read_safetensors(path)
+
+
+class _SegmentGradients:
+    """Scores a segment and computes the gradient of its mean loss."""
+
+    def __init__(
+        self, model, batch_size, segment_length, memory_length, weights
+    ):
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                "Dynamic evaluation must run on one replica: replicas would "
+                "need weights of their own. Received: a strategy of "
+                f"{strategy.num_replicas_in_sync} replicas"
+            )
+        if model.compute_dtype == "float16":
+            raise ValueError(
+                "`model` must compute in float32 or bfloat16, because small "
+                "gradients are 0 in float16. Received: float16"
+            )
+        self.batch_size = check_integer("batch_size", batch_size, 1)
+        self.length = check_integer("segment_length", segment_length, 1)
+        if memory_length is None:
+            memory_length = model.backbone.memory_length
+        model.backbone.check_positions(segment_length)
+        model.backbone.check_remembers(memory_length)
+        self.memory_length = memory_length
+        self.variables = _chosen(model, weights)
+        self._model = model
+        self._compiled = compile_layers(
+            self._compute, strategy, model, training=True
+        )
+
+    def initial_memory(self):
+        """Returns the memory of a cold start."""
+        return self._model.initial_memory(self.batch_size, self.memory_length)
+
+    def __call__(self, segments, step, memory):
+        """Returns nats `(B, T)`, the new memory, and gradients by name."""
+        batch = segments.batch(step)
+        names = "inputs", "targets", "weights", "reset"
+        return self._compiled(
+            *(tf.constant(batch[name]) for name in names), memory
+        )
+
+    def _compute(self, inputs, targets, weights, reset, memory):
+        with tf.GradientTape() as tape:
+            nll, memory = self._model.score(inputs, targets, memory, reset)
+            loss = tf.reduce_sum(nll * weights) / (
+                self.batch_size * self.length
+            )
+        gradients = tape.gradient(
+            loss,
+            list(self.variables.values()),
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        # Tables that are not tied have sparse gradients.
+        dense = map(tf.convert_to_tensor, gradients)
+        return nll, memory, dict(zip(self.variables, dense, strict=True))
+
+
+def _chosen(model, pattern):
+    """Returns the variables to change by name."""
+    trainable = {id(weight.value) for weight in model.trainable_weights}
+    found = {
+        name: variable
+        for name, variable in weights_by_name(model).items()
+        if id(variable) in trainable
+        and (pattern is None or re.search(pattern, name))
+    }
+    if not found:
+        raise ValueError(
+            "`weights` must match the name of a trainable weight, such as "
+            f"{[*weights_by_name(model)][:2]}. Received: weights={pattern!r}"
+        )
+    return found
+
+
+def _checked_mean_square(mean_square, variables):
+    """Returns tensors by name, after checks of names, shapes and values."""
+    saved = getattr(mean_square, "shapes", None) or {
+        name: np.shape(value) for name, value in mean_square.items()
+    }
+    expected = shapes_of(variables)
+    check_shapes("`mean_square`", {k: tuple(saved[k]) for k in saved}, expected)
+    found = {}
+    for name in expected:
+        values = np.asarray(mean_square[name], np.float32)
+        if not (np.isfinite(values).all() and (values >= 0).all()):
+            raise ValueError(
+                "`mean_square` must be finite and at least 0. Received: "
+                f"values of {shown(name)} from {values.min()} to "
+                f"{values.max()}"
+            )
+        found[name] = tf.constant(values)
+    return found
+
+
+def _weights_state(values):
+    return {f"weights/{name}": value for name, value in values.items()}

@@ -1,0 +1,222 @@
+"""Flags of dynamic evaluation, and functions that build what they describe."""
+
+import hashlib
+import itertools
+import json
+import os
+
+import tensorflow as tf
+from absl import flags
+
+from txl_keras.checks import check_number
+from txl_keras.data import Segments
+from txl_keras.data.preparation import prepare
+from txl_keras.data.preparation import token_folder
+from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
+from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
+from txl_keras.evaluation.dynamic_evaluator import load_mean_square
+from txl_keras.evaluation.dynamic_evaluator import save_mean_square
+from txl_keras.evaluation.report import score
+from txl_keras.scripts import data_flags
+from txl_keras.scripts import several_runs
+
+FLAGS = flags.FLAGS
+
+DYNAMIC_FLAGS = (
+    "dynamic", "dynamic_learning_rate", "dynamic_decay", "dynamic_epsilon",
+    "dynamic_segments", "dynamic_weights", "dynamic_search_tokens",
+)  # fmt: skip
+_LEARNING_RATES = {"sgd": [0.03, 0.1, 0.3], "rms": [1e-4, 3e-4, 1e-3]}
+
+
+def define_dynamic_flags():
+    """Defines the flags of `DYNAMIC_FLAGS`."""
+    flags.DEFINE_enum(
+        "dynamic", None, ["sgd", "rms"],
+        "Dynamic evaluation: change the weights after each segment, by its "
+        "gradient (sgd), or by that over the root mean square of gradients on "
+        "train (rms). Default: fixed weights.",
+    )  # fmt: skip
+    flags.DEFINE_list(
+        "dynamic_learning_rate", None,
+        "Learning rate of --dynamic, or several to try on valid. Default: "
+        "0.03,0.1,0.3 for sgd and 1e-4,3e-4,1e-3 for rms.",
+    )  # fmt: skip
+    flags.DEFINE_list(
+        "dynamic_decay", ["0"],
+        "Decay towards the original weights in --dynamic=rms, or several to "
+        "try on valid.",
+    )  # fmt: skip
+    flags.DEFINE_float(
+        "dynamic_epsilon", 1e-5,
+        "Added to the root mean square of gradients in --dynamic=rms.",
+        lower_bound=1e-30,
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "dynamic_segments", 200,
+        "Segments of train whose gradients are the statistics of "
+        "--dynamic=rms.", lower_bound=1,
+    )  # fmt: skip
+    flags.DEFINE_string(
+        "dynamic_weights", None,
+        "Regular expression: with --dynamic only weights with a match in their "
+        "names change, such as block_[23]/feed_forward. Default: all.",
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "dynamic_search_tokens", 50_000,
+        "Tokens of valid on which several learning rates and decays of "
+        "--dynamic are compared.", lower_bound=2,
+    )  # fmt: skip
+
+
+def check_dynamic_flags():
+    """Checks the flags before anything is loaded."""
+    if FLAGS.dynamic is None:
+        given = [name for name in DYNAMIC_FLAGS if FLAGS[name].present]
+        if given:
+            raise ValueError(
+                f"`{given[0]}` can only be given with --dynamic. Received: "
+                f"--{given[0]}={FLAGS[given[0]].value}"
+            )
+        return
+    for name in ("dynamic_learning_rate", "dynamic_decay"):
+        if FLAGS[name].value is not None:
+            for value in several_runs.numbers(name, float):
+                check_number(name, value, 0)
+    if FLAGS.dynamic == "sgd" and any(_decays()):
+        raise ValueError(
+            "`dynamic_decay` must be 0 with --dynamic=sgd. Received: "
+            f"--dynamic_decay={','.join(FLAGS.dynamic_decay)}"
+        )
+    if FLAGS.stride:
+        raise ValueError(
+            "`stride` must be left out with --dynamic, which learns from each "
+            f"token once. Received: --stride={FLAGS.stride}"
+        )
+
+
+def build_evaluator(model, tokenizer, settings, config, workdir, stop):
+    """Builds the `DynamicEvaluator` of the flags, with the best on valid.
+
+    `settings` are those of `txl evaluate`, with the checkpoint; `config` and
+    `workdir` are those of a run. Statistics are read from the workdir if an
+    earlier evaluation with the same settings wrote them. Returns the evaluator and a dictionary of what identifies its rule.
+    """
+    sizes = settings["batch_size"], settings["segment_length"]
+    mean_square, resets = None, settings["reset_documents"]
+    if FLAGS.dynamic == "rms":
+        train = _segments(config, tokenizer, "train", sizes, resets)
+        mean_square = _mean_square(model, workdir, train, settings)
+    evaluator = DynamicEvaluator(
+        model,
+        _learning_rates()[0],
+        mean_square,
+        _decays()[0],
+        FLAGS.dynamic_epsilon,
+        batch_size=sizes[0],
+        segment_length=sizes[1],
+        memory_length=settings["memory_length"],
+        weights=FLAGS.dynamic_weights,
+        stop=stop,
+    )
+    pairs = [*itertools.product(_learning_rates(), _decays())]
+    if len(pairs) > 1:
+        valid = _segments(config, tokenizer, "valid", sizes, resets)
+        _search(evaluator, valid, pairs, tokenizer)
+    found = {
+        "rule": FLAGS.dynamic,
+        "learning_rate": evaluator.learning_rate,
+        "weights": FLAGS.dynamic_weights,
+    }
+    if FLAGS.dynamic == "rms":
+        found |= {
+            "decay": evaluator.decay,
+            "epsilon": FLAGS.dynamic_epsilon,
+            "segments": FLAGS.dynamic_segments,
+        }
+    return evaluator, found
+
+
+def _learning_rates():
+    if FLAGS.dynamic_learning_rate is None:
+        return _LEARNING_RATES[FLAGS.dynamic]
+    return several_runs.numbers("dynamic_learning_rate", float)
+
+
+def _decays():
+    return several_runs.numbers("dynamic_decay", float)
+
+
+def _segments(config, tokenizer, split, sizes, reset_documents):
+    """Returns the segments of a split of the text of the run."""
+    if not config["corpus"]:
+        raise ValueError(
+            "`dynamic` must be sgd with one --dynamic_learning_rate for a model "
+            "without a run's text, from which statistics are taken and on "
+            f"which rates are compared. Received: --dynamic={FLAGS.dynamic}"
+        )
+    options = data_flags.run_corpus_options(config["corpus"])
+    corpus = data_flags.load_corpus(options)
+    folder = token_folder(options["data_dir"])
+    prepared = prepare(corpus, tokenizer, folder, [split])[split]
+    limit = FLAGS.dynamic_search_tokens if split == "valid" else None
+    tokens, documents = prepared.head(limit)
+    return Segments(
+        tokens,
+        *sizes,
+        drop_remainder=split == "train",
+        documents=documents,
+        reset_documents=reset_documents,
+    )
+
+
+def _mean_square(model, workdir, train, settings):
+    """Collects the statistics, or reads those of the same settings."""
+    facts = {
+        **settings,
+        "dynamic_segments": FLAGS.dynamic_segments,
+        "dynamic_weights": FLAGS.dynamic_weights,
+    }
+    # The length of the scored text does not matter.
+    facts.pop("max_eval_tokens")
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    name = f"mean_square_{digest.hexdigest()[:12]}.safetensors"
+    path = workdir.file(name)
+    if not tf.io.gfile.exists(path):
+        print(f"Collecting statistics of {FLAGS.dynamic_segments} segments.")
+        mean_square = collect_mean_square(
+            model,
+            train,
+            min(FLAGS.dynamic_segments, len(train)),
+            settings["memory_length"],
+            FLAGS.dynamic_weights,
+        )
+        unfinished = f"{path}.incomplete"
+        save_mean_square(mean_square, unfinished)
+        tf.io.gfile.rename(unfinished, path, overwrite=True)
+    print(f"Statistics of gradients: {os.path.basename(path)}")
+    return load_mean_square(path)
+
+
+def _search(evaluator, valid, pairs, tokenizer):
+    """Gives the evaluator the best pair of learning rate and decay."""
+    losses = {}
+    for pair in pairs:
+        evaluator.learning_rate, evaluator.decay = pair
+        try:
+            scores = evaluator.evaluate(valid)
+        except FloatingPointError:
+            continue  # too high a learning rate
+        losses[pair] = scores["nll"]
+        print(
+            f"valid, learning rate {pair[0]:g}, decay {pair[1]:g}: "
+            f"{score(scores['nll'], tokenizer)}",
+            flush=True,
+        )
+    if not losses:
+        raise FloatingPointError(
+            "The weights are not finite at any `dynamic_learning_rate`. "
+            f"Received: {', '.join(f'{rate:g}' for rate, _ in pairs)}"
+        )
+    best = min(losses, key=losses.get)
+    evaluator.learning_rate, evaluator.decay = best

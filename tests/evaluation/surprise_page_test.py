@@ -223,7 +223,7 @@ def test_a_table_shows_what_memory_changes_by_kind(opened):
     tokens = _Elements(opened.page_source).data["tokens"]
     expected = {
         "spaces, indentation and line ends": " \n\t",
-        "numbers": "10",
+        "numbers": "0123456789",
         "closing brackets": ")]}",
     }
     for kind, signs in expected.items():

@@ -163,12 +163,10 @@ def _code_cells(content):
 
 def keep_outputs(old, new):
     """Copies the outputs of a notebook with the same code."""
-    pairs = list(zip(_code_cells(old), _code_cells(new), strict=False))
-    is_same = len(_code_cells(old)) == len(_code_cells(new)) and all(
-        cell["source"] == other["source"] for cell, other in pairs
-    )
-    if is_same:  # a cell depends on those before
-        for cell, other in pairs:
+    old, new = _code_cells(old), _code_cells(new)
+    # All of it, because a cell depends on those before.
+    if [cell["source"] for cell in old] == [cell["source"] for cell in new]:
+        for cell, other in zip(old, new, strict=True):
             other["outputs"] = cell["outputs"]
 
 

@@ -109,6 +109,16 @@ setup(
     extras_require={
         # For --corpus=enwik8 and other published texts, and tfds:NAME.
         "datasets": DATASETS,
+        # For docs/website.py and docs/generate.py --execute.
+        "docs": [
+            "ipykernel",
+            "latex2mathml",
+            "mkdocs<2",
+            # Checks more than Zensical, its successor, which reads the same
+            # settings: unused pages, and links to files that are not pages.
+            "mkdocs-material>=9.6,<10",
+            "nbclient",
+        ],
         "gpu": [f"tensorflow[and-cuda]{TENSORFLOW}"],
         # For `from_preset("hf://...")`.
         "hub": ["huggingface_hub"],

@@ -2,19 +2,24 @@
 
     python docs/generate.py
     python docs/generate.py --check  # exits 1 if a file is stale, and names it
+    python docs/generate.py --execute [NAME ...]  # runs notebooks, too
 
 All files are the same on every machine: they hold no paths and no addresses.
+Only the outputs of notebooks come from a machine. They are kept as long as the
+code of the notebook stays the same.
 """
 
 import argparse
 import importlib
 import inspect
 import json
+import os
 import pathlib
 import pkgutil
 import re
 import runpy
 import sys
+import tempfile
 import textwrap
 import types
 
@@ -38,9 +43,30 @@ _PERIOD = re.compile(r"(?<!\bal)(?<!\be\.g)(?<!\bi\.e)\.(?=\s|$)")
 _MODULES = ("txl_keras.callbacks", "txl_keras.metrics")
 
 # Guides that are notebooks, too.
-_NOTEBOOKS = ("own_text", "classification", "time_series", "music_ids")
-_INSTALL = "# Where txl_keras is not installed yet:\n# %pip install txl_keras"
+_NOTEBOOKS = (
+    "three_minutes",
+    "own_text",
+    "classification",
+    "music_ids",
+    "time_series",
+)
+_INSTALL = """\
+import importlib.util
+
+if importlib.util.find_spec("txl_keras") is None:  # as on Colab
+    %pip install --quiet git+REPOSITORY
+"""
 _LINK = re.compile(r"\]\((?!http)")
+# What differs from run to run: durations and speeds of Keras and of `txl`.
+_TIMES = re.compile(
+    r" - \d+s - \d+\w?s/(step|epoch)| \d+\w?s \d+\w?s/(step|epoch)"
+    r"|, tokens/s [\d,]+|, [\d:]+ left"
+    r"| in [\d:]+ s including [^:]*: [\d,]+ tokens/s"
+    r"|^[\d,]+ tokens/s\.\n",
+    re.MULTILINE,
+)
+_TERMINAL = re.compile(r"^.*\r(?!\n)|\x1b\[[\d;]*m|\x08", re.MULTILINE)
+_MAX_LINES = 30
 _BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 _FLAGS_INTRODUCTION = """\
@@ -67,12 +93,27 @@ def main():
         action="store_true",
         help="write nothing; exit with 1 if a file differs from the code",
     )
-    is_check = parser.parse_args().check
+    parser.add_argument(
+        "--execute",
+        nargs="*",
+        choices=_NOTEBOOKS,
+        metavar="NAME",
+        help="run these notebooks, by default all, and store their outputs",
+    )
+    arguments = parser.parse_args()
+    is_check, execute = arguments.check, arguments.execute
     stale = []
     files = {"flags.md": flags_page(), "api.md": api_page()}
     for name in _NOTEBOOKS:
         guide = (_DOCS / f"{name}.md").read_text("utf-8")
-        files[f"notebooks/{name}.ipynb"] = notebook(guide)
+        path = _DOCS / f"notebooks/{name}.ipynb"
+        content = notebook(guide)
+        if execute is not None and name in (execute or _NOTEBOOKS):
+            content = executed(content)
+        elif path.exists():
+            keep_outputs(json.loads(path.read_text("utf-8")), content)
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        files[f"notebooks/{name}.ipynb"] = text
     for name, text in files.items():
         path = _DOCS / name
         if not is_check:
@@ -91,14 +132,14 @@ def main():
 
 
 def notebook(guide):
-    """Returns a guide as the text of a Jupyter notebook, without outputs."""
+    """Returns a guide as a Jupyter notebook, without outputs."""
     title, _, rest = guide.partition("\n")
     sources = [("markdown", title), ("code", _INSTALL)]
     # Text, language and code in turns; nothing follows the last text.
     parts = [*_BLOCK.split(rest), "", ""]
     for text, language, code in zip(*[iter(parts)] * 3, strict=True):
         sources.append(("markdown", _LINK.sub("](../", text)))
-        sources.append(("code", "%%bash\n" * (language == "bash") + code))
+        sources.append(("code", "%%bash -e\n" * (language == "bash") + code))
     cells = [
         _cell(i, kind, source.strip("\n"))
         for i, (kind, source) in enumerate(sources)
@@ -106,8 +147,7 @@ def notebook(guide):
     ]
     metadata = {"language_info": {"name": "python"}}
     content = {"nbformat": 4, "nbformat_minor": 5}
-    content |= {"metadata": metadata, "cells": cells}
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    return content | {"metadata": metadata, "cells": cells}
 
 
 def _cell(number, kind, source):
@@ -115,6 +155,62 @@ def _cell(number, kind, source):
     if kind == "code":
         cell |= {"execution_count": None, "outputs": []}
     return cell | {"source": source.splitlines(keepends=True)}
+
+
+def _code_cells(content):
+    return [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+
+
+def keep_outputs(old, new):
+    """Copies the outputs of a notebook with the same code."""
+    old, new = _code_cells(old), _code_cells(new)
+    # All of it, because a cell depends on those before.
+    if [cell["source"] for cell in old] == [cell["source"] for cell in new]:
+        for cell, other in zip(old, new, strict=True):
+            other["outputs"] = cell["outputs"]
+
+
+def executed(content):
+    """Runs a notebook in an empty folder and returns it with its outputs."""
+    try:
+        import nbclient
+        import nbformat
+    except ImportError as error:
+        sys.exit(f'Error: {error}: run pip install -e ".[docs]"')
+    # For the command `txl` of this environment.
+    folders = os.path.dirname(sys.executable), os.environ["PATH"]
+    os.environ["PATH"] = os.pathsep.join(folders)
+    result = nbformat.from_dict(content)
+    with tempfile.TemporaryDirectory() as folder:
+        resources = {"metadata": {"path": folder}}
+        nbclient.NotebookClient(result, resources=resources).execute()
+    pairs = zip(_code_cells(content), _code_cells(result), strict=True)
+    for cell, finished in pairs:
+        cell["outputs"] = _clean(finished["outputs"], folder)
+    return content
+
+
+def _clean(outputs, folder):
+    """Returns the printed text of a cell, then its pictures and values.
+
+    Leaves out warnings, durations, the folder, and the middle of long text.
+    """
+    printed = (o["text"] for o in outputs if o.get("name") == "stdout")
+    text = _TERMINAL.sub("", "".join(printed)).replace(folder, ".")
+    lines = _TIMES.sub("", text).splitlines(keepends=True)
+    if len(lines) > _MAX_LINES:
+        half = _MAX_LINES // 2
+        lines = [*lines[:half], "...\n", *lines[-half:]]
+    stream = {"output_type": "stream", "name": "stdout", "text": lines}
+    cleaned = [stream] if lines else []
+    for output in outputs:
+        found = output.get("data", {})
+        kind = "image/png" if "image/png" in found else "text/plain"
+        if kind in found:
+            data = {kind: _ADDRESS.sub("", found[kind])}
+            display = {"output_type": "display_data", "data": data}
+            cleaned.append(display | {"metadata": {}})
+    return cleaned
 
 
 # === Flags ===

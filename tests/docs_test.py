@@ -1,5 +1,7 @@
 """The guides in docs/, and the ten lines of README.md, run as they stand."""
 
+import json
+import os
 import pathlib
 import re
 import runpy
@@ -15,6 +17,10 @@ from txl_keras.scripts.txl import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[1]
 GENERATED = ("api.md", "flags.md")
+NOTEBOOKS = {
+    path.stem: json.loads(path.read_text("utf-8"))
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+}
 GUIDES = {
     path.name: path.read_text("utf-8")
     for path in sorted((ROOT / "docs").glob("*.md"))
@@ -35,6 +41,15 @@ def commands(text):
         for line in block.replace("\\\n", " ").splitlines():
             if line.lstrip().startswith("txl "):
                 yield shlex.split(line, comments=True)
+
+
+_MANUAL = """
+import pathlib
+from pydoc_data.topics import topics
+
+text = "\\n".join(topics[name] for name in sorted(topics))[:40_000]
+pathlib.Path("manual.txt").write_text(text, "utf-8")
+"""
 
 
 @pytest.fixture
@@ -83,6 +98,27 @@ def test_ten_lines_train_score_generate_and_save(run, tmp_path):
     assert (tmp_path / "my_model" / "model.safetensors").exists()
     for language, code in rest:
         run(f"```{language}\n{code}```\n")
+
+
+def test_three_minutes_in_seconds(run, tmp_path):
+    names = run(
+        GUIDES["three_minutes.md"]
+        .replace('load_corpus("python_stdlib")', 'load_corpus("manual.txt")')
+        .replace("```python", f"```python\n{_MANUAL}", 1)
+        .replace("STEPS, PARTS = 1500, 10", "STEPS, PARTS = 20, 2")
+        .replace("vocabulary_size=4000", "vocabulary_size=500")
+        .replace('"quickstart",', '"quickstart", num_layers=1,')
+    )
+    assert names["curve"][1] < names["curve"][0]
+    assert (tmp_path / "curve.png").exists()
+    assert (tmp_path / "surprise.html").exists()
+
+
+# 3 minutes on 2 free cores.
+@pytest.mark.large
+def test_three_minutes(guide):
+    names = guide("three_minutes.md")
+    assert names["curve"][-1] < names["gzip_bits"] < names["curve"][0]
 
 
 def test_own_text(guide, tmp_path):
@@ -180,6 +216,39 @@ def test_a_guide_with_commands(name, guide, quickstart, tmp_path, monkeypatch):
         holds = VALUES[name]
         arguments = holds.__code__.co_varnames[: holds.__code__.co_argcount]
         assert holds(*(names[argument] for argument in arguments))
+
+
+# === Notebooks ===
+
+
+# 10 to 15 minutes on 2 free cores.
+@pytest.mark.large
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs(name, monkeypatch):
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # restores it
+    script = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    notebook = script["executed"](script["notebook"](GUIDES[f"{name}.md"]))
+    assert any(cell.get("outputs") for cell in notebook["cells"])
+
+
+def test_stored_outputs_are_small_and_of_no_machine():
+    size = 0
+    for name, notebook in NOTEBOOKS.items():
+        outputs = [
+            output
+            for cell in notebook["cells"]
+            for output in cell.get("outputs", ())
+        ]
+        assert outputs, f"run python docs/generate.py --execute {name}"
+        size += len(json.dumps(outputs))
+        for output in outputs:
+            text = "".join(output.get("text", ()))
+            assert not re.search(r"/tmp|/home|/root|s/step|tokens/s", text)
+            assert output.get("name") != "stderr"
+            assert "Traceback" not in text
+    assert size < 300_000
 
 
 # === Commands and links ===

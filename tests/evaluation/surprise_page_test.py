@@ -194,6 +194,51 @@ def test_keys_move_from_token_to_token(opened):
     assert "first token has nothing" in text_of(opened, "bits")
 
 
+def test_keys_move_from_line_to_line(opened):
+    from selenium.webdriver import Keys
+
+    area = opened.find_element("id", "text")
+    area.send_keys(Keys.HOME, Keys.ARROW_DOWN)
+    assert text_of(opened, "bits").startswith("“⇥”")
+    area.send_keys(Keys.ARROW_DOWN)  # there is no third line
+    assert text_of(opened, "bits").startswith("“⇥”")
+    area.send_keys(Keys.ARROW_UP)
+    assert "first token has nothing" in text_of(opened, "bits")
+
+
+def test_an_address_leads_to_a_token(opened):
+    opened.get(f"{opened.current_url}#5")
+    assert text_of(opened, "bits").startswith("“é”")
+    assert opened.find_element("css selector", "#text .current").text == "é"
+
+
+def test_a_table_shows_what_memory_changes_by_kind(opened):
+    table = opened.find_element("id", "kinds")
+    assert not table.is_displayed()
+    opened.find_element("css selector", "input[value=change]").click()
+    rows = {}
+    for row in table.find_elements("css selector", "tbody tr"):
+        kind = row.find_element("tag name", "th").text
+        rows[kind] = [td.text for td in row.find_elements("tag name", "td")]
+    tokens = _Elements(opened.page_source).data["tokens"]
+    expected = {
+        "spaces, indentation and line ends": " \n\t",
+        "numbers": "0123456789",
+        "closing brackets": ")]}",
+    }
+    for kind, signs in expected.items():
+        found = [t for t in tokens if t["text"] and t["text"] in signs]
+        if not found:
+            assert kind not in rows
+            continue
+        number, bits, cold = map(float, rows[kind])
+        assert number == len(found)
+        assert bits == pytest.approx(np.mean([t["bits"] for t in found]), 0.01)
+        assert cold == pytest.approx(np.mean([t["cold"] for t in found]), 0.01)
+    # The first token has no bits.
+    assert sum(int(row[0]) for row in rows.values()) == len(TEXT) - 1
+
+
 def test_the_switch_shows_what_memory_changes(opened):
     def shades():
         spans = opened.find_elements("css selector", "#text span")

@@ -100,7 +100,8 @@ def build_evaluator(model, tokenizer, settings, config, workdir, stop):
 
     `settings` are those of `txl evaluate`, with the checkpoint; `config` and
     `workdir` are those of a run. Statistics are read from the workdir if an
-    earlier evaluation with the same settings wrote them. Returns the evaluator and a dictionary of what identifies its rule.
+    earlier evaluation with the same settings wrote them. Returns the evaluator
+    and a dictionary of what identifies its rule.
     """
     sizes = settings["batch_size"], settings["segment_length"]
     mean_square, resets = None, settings["reset_documents"]
@@ -151,9 +152,9 @@ def _segments(config, tokenizer, split, sizes, reset_documents):
     """Returns the segments of a split of the text of the run."""
     if not config["corpus"]:
         raise ValueError(
-            "`dynamic` must be sgd with one --dynamic_learning_rate for a model "
-            "without a run's text, from which statistics are taken and on "
-            f"which rates are compared. Received: --dynamic={FLAGS.dynamic}"
+            "`dynamic` must be sgd with one --dynamic_learning_rate without "
+            "the text of a run, which gives statistics and compares rates. "
+            f"Received: --dynamic={FLAGS.dynamic}"
         )
     options = data_flags.run_corpus_options(config["corpus"])
     corpus = data_flags.load_corpus(options)

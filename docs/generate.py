@@ -38,7 +38,9 @@ _PERIOD = re.compile(r"(?<!\bal)(?<!\be\.g)(?<!\bi\.e)\.(?=\s|$)")
 _MODULES = ("txl_keras.callbacks", "txl_keras.metrics")
 
 # Guides that are notebooks, too.
-_NOTEBOOKS = ("own_text", "classification", "time_series", "music_ids")
+_NOTEBOOKS = (
+    "own_text", "classification", "time_series", "music_ids", "recall",
+)  # fmt: skip
 _INSTALL = "# Where txl_keras is not installed yet:\n# %pip install txl_keras"
 _LINK = re.compile(r"\]\((?!http)")
 _BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)

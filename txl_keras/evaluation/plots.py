@@ -178,7 +178,7 @@ def plot_recall(numbers, path):
     grid = figure.subplots(
         num_rows, num_columns, sharex=True, sharey=True, squeeze=False
     )
-    chance = numbers["chance"]
+    chance, length = numbers["chance"], numbers["segment_length"]
     for axes in grid.ravel()[len(models) :]:
         axes.set_axis_off()
     for axes, model in zip(grid.ravel(), models, strict=False):
@@ -193,17 +193,19 @@ def plot_recall(numbers, path):
                 middles, attended + (1 - attended) * chance, color=_COLORS[1],
                 linestyle="--", label="direct attention",
             )  # fmt: skip
-            axes.axvline(
-                model["num_layers"] * model["memory_length"],
-                color=_COLORS[2], linestyle=":", label="layers x memory",
-            )  # fmt: skip
+            if model["memory_length"]:
+                axes.axvline(
+                    model["num_layers"] * model["memory_length"],
+                    color=_COLORS[2], linestyle=":", label="layers x memory",
+                )  # fmt: skip
         axes.axhline(chance, color="grey", linewidth=1, label="chance")
         axes.set_ylim(0, 1.05)
+        axes.set_xticks(range(0, model["stop"][-1] + 1, 2 * length))
+        axes.tick_params(axis="x", labelrotation=90, labelsize="small")
         axes.set_title(model["label"], fontsize="medium")
         axes.grid(alpha=0.3)
     figure.supxlabel(
-        "distance of write and query, tokens "
-        f"(segments of {numbers['segment_length']})"
+        f"distance of write and query, tokens (segments of {length})"
     )
     figure.supylabel("share of right answers")
     lines = {

@@ -46,6 +46,7 @@ _MODULES = ("txl_keras.callbacks", "txl_keras.metrics")
 _NOTEBOOKS = (
     "three_minutes",
     "own_text",
+    "recall",
     "classification",
     "music_ids",
     "time_series",

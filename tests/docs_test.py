@@ -177,6 +177,11 @@ VALUES = {
     "large_vocabularies.md": lambda total, difference: (
         abs(total - 1).max() < 1e-4 and difference < 1e-4
     ),
+    # Chance is 0.25.
+    "recall.md": lambda accuracy: (
+        min(accuracy[24][:2]) > 0.9
+        and max(accuracy[24][3:] + accuracy[0][1:]) < 0.4
+    ),
     "serving.md": lambda loaded, scores: scores["lengths"].numpy() == [2],
 }
 WITH_COMMANDS = [

@@ -25,6 +25,8 @@ attention_by_distance  attention by distance: means over heads and over
                        --num_positions queries, spread over the split
 recl                   relative effective context lengths, which `txl recl`
                        measures; --numbers is the file that it wrote
+recall                 right answers by distance, which `txl recall` measures;
+                       --numbers is the file that it wrote
 
 The runs must share one tokenizer, or for learning_curves one unit of tokens.
 Losses are shown in bits per byte or character, or as perplexity per word.
@@ -61,6 +63,7 @@ from txl_keras.evaluation.plots import plot_attention_by_distance
 from txl_keras.evaluation.plots import plot_attention_maps
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
+from txl_keras.evaluation.plots import plot_recall
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import merge_positions
@@ -78,11 +81,12 @@ FLAGS = flags.FLAGS
 flags.DEFINE_enum(
     "picture", None,
     ["learning_curves", "context_losses", "memory_lengths", "positions",
-     "attention", "attention_by_distance", "recl"],
+     "attention", "attention_by_distance", "recl", "recall"],
     "The picture to draw: loss by step (learning_curves), by context length "
     "(context_losses), by memory length (memory_lengths) or by position in the "
     "segment (positions); attention maps (attention), attention by distance "
-    "(attention_by_distance), or effective context lengths (recl).",
+    "(attention_by_distance), effective context lengths (recl), or recall by "
+    "distance (recall).",
     required=True,
 )  # fmt: skip
 flags.DEFINE_string(
@@ -203,7 +207,7 @@ def main(_):
     else:
         path = os.path.splitext(output)[0]
         several_runs.check_replaces(
-            f"{path}.json", [name for name in _PICTURES if name != "recl"]
+            f"{path}.json", [name for name, (by, _) in _PICTURES.items() if by]
         )
         numbers = measure()
         _write(numbers, path)
@@ -220,10 +224,11 @@ def _check_flags():
                 f"--picture={' or '.join(pictures)}. "
                 f"Received: --{name}, --picture={FLAGS.picture}"
             )
-    if FLAGS.picture == "recl" and not FLAGS.numbers:
+    measure, _ = _PICTURES[FLAGS.picture]
+    if not (measure or FLAGS.numbers):
         raise ValueError(
-            "`numbers` must be given with --picture=recl: the file that "
-            "`txl recl` wrote. Received: --numbers=None"
+            f"`numbers` must be given with --picture={FLAGS.picture}: the file "
+            f"that `txl {FLAGS.picture}` wrote. Received: --numbers=None"
         )
     if FLAGS.numbers and FLAGS.workdirs:
         raise ValueError(
@@ -259,9 +264,8 @@ def _read():
             f"{' or '.join(pictures)}. Received: {path}, of {received}"
         )
     models = numbers["models"]
-    for model, label in zip(
-        models, several_runs.labels([m["workdir"] for m in models]), strict=True
-    ):
+    names = [model.get("workdir") or model["label"] for model in models]
+    for model, label in zip(models, several_runs.labels(names), strict=True):
         if FLAGS.labels or "label" not in model:
             model["label"] = label
     if FLAGS.picture == "attention":
@@ -670,6 +674,7 @@ _PICTURES = {
         _measure_attention_by_distance, _draw_attention_by_distance,
     ),
     "recl": (None, _draw_recl),
+    "recall": (None, plot_recall),
 }  # fmt: skip
 
 

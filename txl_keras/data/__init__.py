@@ -32,6 +32,9 @@ from txl_keras.data.preparation import PreparedSplit
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 
+# Streams of token ids that test memory alone.
+from txl_keras.data.recall import RecallTask
+
 # Cuts a token stream into batches of segments.
 from txl_keras.data.segments import Segments
 from txl_keras.data.sliding_windows import SlidingWindows
@@ -62,6 +65,7 @@ __all__ = [
     "LabelledTexts",
     "PermutedSegments",
     "PreparedSplit",
+    "RecallTask",
     "Segments",
     "SentencePieceTokenizer",
     "SlidingWindows",

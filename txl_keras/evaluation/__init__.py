@@ -33,8 +33,11 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
 from txl_keras.evaluation.plots import plot_position_curve
+from txl_keras.evaluation.plots import plot_recall
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.plots import plot_slowdowns
+from txl_keras.evaluation.recall import attended_share
+from txl_keras.evaluation.recall import recall_by_distance
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import relative_gains
 from txl_keras.evaluation.report import learning_curve
@@ -49,6 +52,7 @@ __all__ = [
     "Evaluator",
     "PermutationEvaluator",
     "TextScorer",
+    "attended_share",
     "attention_by_distance",
     "attention_maps",
     "attention_maps_at",
@@ -67,9 +71,11 @@ __all__ = [
     "plot_learning_curves",
     "plot_losses",
     "plot_position_curve",
+    "plot_recall",
     "plot_recl",
     "plot_slowdowns",
     "position_curve",
+    "recall_by_distance",
     "relative_gains",
     "save_mean_square",
     "segment_position_losses",

@@ -140,6 +140,83 @@ def plot_recl(results, path, unit="token"):
     _save(figure, path)
 
 
+def plot_recall(numbers, path):
+    """Plots the share of right answers by distance, one panel per model.
+
+    Each panel also shows chance, what direct attention can reach (guessing
+    where it cannot), and the nominal reach, layers times memory.
+
+    Args:
+        numbers: Dictionary of `chance`; `segment_length`; and `models`, a list
+            of dictionaries: `label`; `start`, `stop` and `accuracy`, lists as
+            `recall_by_distance` measures; and, if the model has attention,
+            `attended`, the list of `attended_share`, `num_layers` and
+            `memory_length`.
+        path: String, a PNG, SVG or PDF file, local or `gs://`.
+
+    Example:
+
+    ```python
+    from txl_keras.evaluation import plot_recall
+
+    model = {
+        "label": "base", "start": [1, 8], "stop": [8, 16],
+        "accuracy": [0.9, 0.2], "attended": [1.0, 0.1],
+        "num_layers": 2, "memory_length": 6,
+    }
+    numbers = {"chance": 0.125, "segment_length": 4, "models": [model]}
+    plot_recall(numbers, "recall.png")
+    ```
+    """
+    models = numbers["models"]
+    num_columns = min(len(models), 4)
+    num_rows = -(-len(models) // num_columns)
+    figure = Figure(
+        figsize=(3 * num_columns + 0.5, 2.6 * num_rows + 0.8),
+        layout="constrained",
+    )
+    grid = figure.subplots(
+        num_rows, num_columns, sharex=True, sharey=True, squeeze=False
+    )
+    chance, length = numbers["chance"], numbers["segment_length"]
+    for axes in grid.ravel()[len(models) :]:
+        axes.set_axis_off()
+    for axes, model in zip(grid.ravel(), models, strict=False):
+        middles = np.mean([model["start"], model["stop"]], axis=0) - 0.5
+        axes.plot(
+            middles, model["accuracy"], color=_COLORS[0], marker=_MARKERS[0],
+            markersize=3, label="right answers",
+        )  # fmt: skip
+        if "attended" in model:
+            attended = np.asarray(model["attended"])
+            axes.plot(
+                middles, attended + (1 - attended) * chance, color=_COLORS[1],
+                linestyle="--", label="direct attention",
+            )  # fmt: skip
+            if model["memory_length"]:
+                axes.axvline(
+                    model["num_layers"] * model["memory_length"],
+                    color=_COLORS[2], linestyle=":", label="layers x memory",
+                )  # fmt: skip
+        axes.axhline(chance, color="grey", linewidth=1, label="chance")
+        axes.set_ylim(0, 1.05)
+        axes.set_xticks(range(0, model["stop"][-1] + 1, 2 * length))
+        axes.tick_params(axis="x", labelrotation=90, labelsize="small")
+        axes.set_title(model["label"], fontsize="medium")
+        axes.grid(alpha=0.3)
+    figure.supxlabel(
+        f"distance of write and query, tokens (segments of {length})"
+    )
+    figure.supylabel("share of right answers")
+    lines = {
+        line.get_label(): line for axes in grid.ravel() for line in axes.lines
+    }
+    figure.legend(
+        lines.values(), lines, loc="outside upper center", ncols=len(lines)
+    )
+    _save(figure, path)
+
+
 def plot_learning_curves(curves, path, unit="token", x_label="step"):
     """Plots the training and validation losses of several runs.
 

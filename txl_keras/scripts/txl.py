@@ -19,6 +19,7 @@ COMMANDS = {
     "average": "average",
     "plot": "plot",
     "recl": "recl",
+    "recall": "recall",
     "pretrain_xlnet": "pretrain_xlnet",
 }
 

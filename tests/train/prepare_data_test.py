@@ -33,7 +33,7 @@ def test_prepared_text_is_described_and_found_by_training(
     written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")}
     assert len(written) == 3
     flags = (f"--workdir={tmp_path / 'run'}", *TINY, "--max_steps=3")
-    succeed("main.py", *options, *flags)
+    succeed("main.py", *flags, *options)
     assert written == {
         p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")
     }

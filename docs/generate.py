@@ -61,7 +61,7 @@ _LINK = re.compile(r"\]\((?!http)")
 # What differs from run to run: durations and speeds of Keras and of `txl`.
 _TIMES = re.compile(
     r" - \d+s - \d+\w?s/(step|epoch)| \d+\w?s \d+\w?s/(step|epoch)"
-    r"|, tokens/s [\d,]+|, [\d:]+ left"
+    r"|, tokens/s [\d,]*\d|, [\d:]+ left"
     r"| in [\d:]+ s including [^:]*: [\d,]+ tokens/s"
     r"|^[\d,]+ tokens/s\.\n",
     re.MULTILINE,
@@ -181,7 +181,7 @@ def executed(content):
     # For the command `txl` of this environment.
     folders = os.path.dirname(sys.executable), os.environ["PATH"]
     os.environ["PATH"] = os.pathsep.join(folders)
-    result = nbformat.from_dict(content)
+    result = nbformat.reads(json.dumps(content), as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
         nbclient.NotebookClient(result, resources=resources).execute()

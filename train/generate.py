@@ -29,25 +29,15 @@ from absl import flags
 from txl_keras.data import IdTokenizer
 from txl_keras.data.corpora.id_files import is_id_file
 from txl_keras.data.corpora.id_files import read_ids
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.samplers import Sampler
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
-from txl_keras.workdir import Workdir
+from txl_keras.scripts import trained_model
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string(
-    "workdir", None, "Folder of a run. Either it or --preset must be given."
-)
-flags.DEFINE_string(
-    "preset", None,
-    "A trained model: a folder of `save_to_preset`, or hf://owner/name.",
-)  # fmt: skip
-flags.DEFINE_enum(
-    "checkpoint", "best", ["best", "latest"],
-    "Weights to load: those with the best validation score, or the latest.",
-)  # fmt: skip
+trained_model.define_flags()
+flags.adopt_module_key_flags(trained_model)
 flags.DEFINE_multi_string(
     "prompt", None,
     "Text to continue; may be repeated. Default: a newline, or a space if the "
@@ -96,11 +86,6 @@ flags.DEFINE_integer(
     "seed", 0, "Seed of sampling; the same seed writes the same text.",
     lower_bound=0,
 )  # fmt: skip
-flags.DEFINE_integer(
-    "memory_length", None,
-    "Tokens of memory. Default: as in training, but at least one segment.",
-    lower_bound=0,
-)  # fmt: skip
 
 
 def main(_):
@@ -111,9 +96,8 @@ def main(_):
         FLAGS.typical_p,
         FLAGS.repetition_penalty,
     )
-    model, tokenizer, memory_length = _load()
-    if FLAGS.memory_length is not None:
-        memory_length = FLAGS.memory_length
+    model, memory_length, _ = trained_model.load()
+    tokenizer = model.tokenizer
     _check_kind(tokenizer)
     prompts = FLAGS.prompt or [_first_prompt(tokenizer)]
     is_text = not isinstance(tokenizer, IdTokenizer)
@@ -140,33 +124,6 @@ def main(_):
         print(row if is_text else tokenizer.decode(row))
     if FLAGS.output is not None:
         _write(rows)
-
-
-def _load():
-    """Returns the model, its tokenizer and the default memory length."""
-    if (FLAGS.workdir is None) == (FLAGS.preset is None):
-        raise ValueError(
-            "Either `workdir` or `preset` must be given. Received: "
-            f"--workdir={FLAGS.workdir}, --preset={FLAGS.preset}"
-        )
-    if FLAGS.preset is not None:
-        if FLAGS["checkpoint"].present:
-            raise ValueError(
-                "`checkpoint` must be left out with `preset`, which has one "
-                f"set of weights. Received: --checkpoint={FLAGS.checkpoint}"
-            )
-        model = TransformerXLCausalLM.from_preset(FLAGS.preset)
-        if model.tokenizer is None:
-            raise ValueError(
-                "`preset` must have a tokenizer. Received: "
-                f"--preset={FLAGS.preset}"
-            )
-        return model, model.tokenizer, None
-    workdir = Workdir(FLAGS.workdir)
-    tokenizer = workdir.load_tokenizer()
-    model, _ = workdir.load_model(FLAGS.checkpoint)
-    model.tokenizer = tokenizer
-    return model, tokenizer, workdir.generation_memory_length(model.backbone)
 
 
 def _check_kind(tokenizer):

@@ -83,6 +83,7 @@ setup(
         "txl_keras.tpu_configs": "tpu_configs",
     },
     package_data={
+        "txl_keras.demo": ["*.html"],
         "txl_keras.evaluation": ["*.html"],
         "txl_keras.train": ["configs/**/*.flags"],
         "txl_keras.tpu_configs": ["*.flags"],

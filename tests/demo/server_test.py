@@ -26,7 +26,10 @@ HOSTILE = "</textarea></script><script>window.hacked = 1</script><b>é</b>"
 @pytest.fixture(scope="module")
 def playground():
     model = small_model(
-        vocabulary_size=256, memory_length=M, initializer_stddev=0.5
+        vocabulary_size=256,
+        num_layers=1,
+        memory_length=M,
+        initializer_stddev=0.5,
     )
     model.tokenizer = ByteTokenizer()
     return Playground(model)

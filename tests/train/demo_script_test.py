@@ -15,7 +15,9 @@ from txl_keras.demo.server import DemoServer
 
 def test_demo_prints_its_address(group, here, monkeypatch):
     served = []
-    monkeypatch.setattr(DemoServer, "serve_forever", served.append)
+    monkeypatch.setattr(
+        DemoServer, "serve_forever", lambda server: served.append(server)
+    )
     flags = (f"--workdir={group[0]}", "--port=0")
     printed, error = here("demo.py", *flags)
     assert error is None

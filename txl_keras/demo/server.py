@@ -65,7 +65,7 @@ class DemoServer(http.server.ThreadingHTTPServer):
         self.is_local = _is_loopback(self.server_address[0])
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self.server_address[1]}/"
-        self.playground = None
+        self.playground = self.page = None  # until `serve`
         self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     def serve(self, playground):

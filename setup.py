@@ -87,6 +87,7 @@ setup(
     },
     package_data={
         "txl_keras": ["trained/*/*"],
+        "txl_keras.demo": ["*.html"],
         "txl_keras.evaluation": ["*.html"],
         "txl_keras.train": ["configs/**/*.flags"],
         "txl_keras.tpu_configs": ["*.flags"],

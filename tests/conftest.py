@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import runpy
+import shutil
 import sys
 
 # LLVM's optimizations are most of the time that XLA takes to compile, in the
@@ -133,3 +134,24 @@ def group(tmp_path):
         config = {"flags": {"segment_length": 5}}
         Workdir(str(paths[-1])).create(model, 3, config, tokenizer)
     return paths
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window, driven by Selenium; skips where it lacks."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    if not shutil.which("chromium") or not shutil.which("chromedriver"):
+        pytest.skip("there is no Chromium")
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for flag in (
+        "headless", "no-sandbox", "disable-gpu", "no-first-run",
+        "disable-background-networking", "disable-component-update",
+        "disable-sync", "window-size=900,700",
+    ):  # fmt: skip
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    yield driver
+    driver.quit()

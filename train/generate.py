@@ -37,6 +37,7 @@ from txl_keras.scripts import trained_model
 FLAGS = flags.FLAGS
 
 trained_model.define_trained_model_flags()
+trained_model.define_memory_flag()
 flags.adopt_module_key_flags(trained_model)
 flags.DEFINE_multi_string(
     "prompt", None,
@@ -86,11 +87,6 @@ flags.DEFINE_integer(
     "seed", 0, "Seed of sampling; the same seed writes the same text.",
     lower_bound=0,
 )  # fmt: skip
-flags.DEFINE_integer(
-    "memory_length", None,
-    "Tokens of memory. Default: as in training, but at least one segment.",
-    lower_bound=0,
-)  # fmt: skip
 
 
 def main(_):
@@ -101,9 +97,8 @@ def main(_):
         FLAGS.typical_p,
         FLAGS.repetition_penalty,
     )
-    model, tokenizer, memory_length = trained_model.load_trained_model()
-    if FLAGS.memory_length is not None:
-        memory_length = FLAGS.memory_length
+    model, memory_length, _ = trained_model.load_trained_model()
+    tokenizer = model.tokenizer
     _check_kind(tokenizer)
     prompts = FLAGS.prompt or [_first_prompt(tokenizer)]
     is_text = not isinstance(tokenizer, IdTokenizer)

@@ -29,6 +29,7 @@ PARTS = [
     "workdir",
     "evaluation",
     "serving",
+    "demo",
     "scripts",
 ]
 # `from_preset` is a method of the classes whose objects it reads.

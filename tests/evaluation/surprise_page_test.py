@@ -3,10 +3,11 @@
 import html.parser
 import json
 import math
-import shutil
 
 import numpy as np
 import pytest
+from contrast import contrast
+from contrast import luminance
 from factories import small_model
 
 from txl_keras.data import ByteTokenizer
@@ -127,26 +128,6 @@ def test_wrong_arguments_are_errors(model):
 # === In a browser ===
 
 
-@pytest.fixture(scope="module")
-def browser():
-    webdriver = pytest.importorskip("selenium.webdriver")
-    if not shutil.which("chromium") or not shutil.which("chromedriver"):
-        pytest.skip("there is no Chromium")
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for flag in (
-        "headless", "no-sandbox", "disable-gpu", "no-first-run",
-        "disable-background-networking", "disable-component-update",
-        "disable-sync", "window-size=900,700",
-    ):  # fmt: skip
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
-    driver = webdriver.Chrome(options=options, service=service)
-    yield driver
-    driver.quit()
-
-
 @pytest.fixture
 def opened(browser, page, tmp_path):
     path = tmp_path / "surprise.html"
@@ -254,6 +235,28 @@ def test_the_switch_shows_what_memory_changes(opened):
     assert "bits that memory saves" in text_of(opened, "legend")
 
 
+def test_two_texts_stand_side_by_side(opened):
+    columns = opened.find_elements("class name", "column")
+    assert [column.is_displayed() for column in columns] == [True, False]
+    opened.find_element("css selector", "input[value=both]").click()
+    assert all(column.is_displayed() for column in columns)
+    warm, cold = columns
+    assert warm.rect["y"] == cold.rect["y"] and warm.rect["x"] < cold.rect["x"]
+    limits = (1, 2, 4, 6, 8, 11)
+    tokens = _Elements(opened.page_source).data["tokens"]
+    bits = [token["cold"] for token in tokens if token["text"] not in ("", "é")]
+    expected = [sum((b or 0) >= limit for limit in limits) for b in bits]
+    found = [
+        int(span.get_dom_attribute("class")[1:] or 0)
+        for span in cold.find_elements("tag name", "span")
+        if span.text != "é"
+    ]
+    assert found == expected
+    cold.find_elements("tag name", "span")[2].click()
+    marked = opened.find_elements("class name", "current")
+    assert [span.text for span in marked] == ["<", "<"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast(opened, scheme):
     opened.execute_cdp_cmd(
@@ -276,17 +279,6 @@ def test_text_has_contrast(opened, scheme):
                     getComputedStyle(document.body).backgroundColor]]);
     """)
     for pair in colors:
-        light, dark = sorted(map(_luminance, pair), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) > 4.5, pair  # WCAG 2, level AA
-    dark_page = _luminance(colors[-1][1]) < 0.1
+        assert contrast(*pair) > 4.5, pair  # WCAG 2, level AA
+    dark_page = luminance(colors[-1][1]) < 0.1
     assert dark_page == (scheme == "dark")
-
-
-def _luminance(color):
-    """Returns the relative luminance of `rgb(r, g, b)`, as WCAG 2 defines."""
-    parts = [int(part) / 255 for part in color[4:-1].split(",")]
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
-        for part in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

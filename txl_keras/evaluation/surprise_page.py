@@ -1,24 +1,15 @@
 """A web page that shows how surprising each token of a text is for a model.
 
-Letters: `T` segment, `V` vocabulary, `P` tokens of the text.
+Letters: `T` segment, `P` tokens of the text.
 """
 
 import html
 import json
-import math
 import pathlib
 
-import numpy as np
-import tensorflow as tf
-
-from txl_keras.checks import check_integer
-from txl_keras.checks import check_token_ids
-from txl_keras.checks import check_vocabulary
-from txl_keras.models.generation.request import check_has_tokenizer
+from txl_keras.evaluation.surprise import SurpriseReader
 
 _TEMPLATE = pathlib.Path(__file__).with_name("surprise_page.html")
-# A page holds everything for each token, about 200 bytes.
-MAX_TOKENS = 20_000
 
 
 def surprise_page(
@@ -69,120 +60,22 @@ def surprise_page(
     pathlib.Path("surprise.html").write_text(page, "utf-8")
     ```
     """
-    if tokenizer is None:
-        check_has_tokenizer(model, "text")
-        tokenizer = model.tokenizer
-    check_vocabulary(tokenizer, model.backbone.vocabulary_size)
-    check_integer("segment_length", segment_length, 1)
-    model.backbone.check_positions(segment_length)
-    check_integer(
-        "num_candidates", num_candidates, 1, tokenizer.vocabulary_size
+    reader = SurpriseReader(
+        model, tokenizer, segment_length, memory_length, num_candidates
     )
-    if isinstance(text, (str, bytes)):
-        text = tokenizer.encode(text)
-    if memory_length is None:
-        memory_length = model.backbone.memory_length
-    ids = np.asarray(text, np.int32)
-    check_token_ids("text", ids, tokenizer.vocabulary_size)
-    if not 2 <= len(ids) <= MAX_TOKENS:
-        raise ValueError(
-            f"`text` must have at least 2 and at most {MAX_TOKENS:,} tokens. "
-            f"Received: a text of {len(ids):,} tokens"
-        )
-    memory = model.initial_memory(1, memory_length)
-    tokens = _read(model, ids, segment_length, memory, num_candidates)
-    data = {
-        "tokens": [
-            {"text": shown, **found}
-            for shown, found in zip(
-                _texts(tokenizer, ids),
-                [{"bits": None, "cold": None, "likeliest": []}, *tokens],
-                strict=True,
-            )
-        ],
-        "unit": tokenizer.unit,
-        "names": _names(tokenizer, tokens),
-        "memory_length": memory_length,
-        "segment_length": segment_length,
-    }
-    return _fill(title, data)
+    return fill_page(title, reader.read(reader.encode(text)))
 
 
-def _read(model, ids, segment_length, empty, num_candidates):
-    """Returns a dictionary for each token but the first."""
-    score = tf.function(
-        lambda inputs, targets, memory: _score(
-            model, inputs, targets, memory, num_candidates
-        )
-    )
-    padding = -(len(ids) - 1) % segment_length
-    inputs, targets = (
-        tf.reshape(tf.pad(part, [[0, padding]]), (-1, 1, segment_length))
-        for part in (ids[:-1], ids[1:])
-    )
-    memory, warm, cold = empty, [], []
-    for segment, target in zip(inputs, targets, strict=True):
-        found, memory = score(segment, target, memory)
-        warm.append(found)
-        cold.append(score(segment, target, empty)[0])
-    bits, candidates, probabilities = (
-        np.concatenate([part.numpy()[0] for part in parts])[: len(ids) - 1]
-        for parts in zip(*warm, strict=True)
-    )
-    cold_bits = np.concatenate([part[0].numpy()[0] for part in cold])
-    return [
-        {
-            "bits": round(float(bits[i]), 3),
-            "cold": round(float(cold_bits[i]), 3),
-            "likeliest": [
-                [int(token), round(float(p), 4)]
-                for token, p in zip(
-                    candidates[i], probabilities[i], strict=True
-                )
-            ],
-        }
-        for i in range(len(bits))
-    ]
+def fill_page(title, data):
+    """Returns the page of what `SurpriseReader.read` found."""
+    return fill_template(_TEMPLATE, title, data)
 
 
-def _score(model, inputs, targets, memory, num_candidates):
-    log_probs, memory = model.log_probs(inputs, memory)
-    nll = -tf.gather(log_probs, targets, batch_dims=2)
-    best = tf.math.top_k(log_probs, num_candidates)
-    return (nll / math.log(2), best.indices, tf.exp(best.values)), memory
-
-
-def _texts(tokenizer, ids):
-    """Returns the text of each token; a character is that of its last token."""
-    texts, data = [], b""
-    for token in ids:
-        data += tokenizer.decode_bytes([token])
-        try:
-            texts.append(data.decode("utf-8"))
-            data = b""
-        except UnicodeDecodeError as error:
-            # Four bytes are the longest character.
-            is_partial = error.end == len(data) and len(data) < 4
-            texts.append("" if is_partial else data.decode("utf-8", "replace"))
-            data = data if is_partial else b""
-    return texts
-
-
-def _names(tokenizer, tokens):
-    """Returns the texts of all candidates by their ids."""
-    ids = {token for found in tokens for token, _ in found["likeliest"]}
-    return {
-        str(token): tokenizer.decode_bytes([token]).decode(
-            "utf-8", "backslashreplace"
-        )
-        for token in sorted(ids)
-    }
-
-
-def _fill(title, data):
+def fill_template(template, title, data):
+    """Returns the HTML of a template file, with a title and data for it."""
     # Nothing in the data can end the script element that holds it.
     content = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    page = _TEMPLATE.read_text("utf-8")
+    page = template.read_text("utf-8")
     return page.replace("{{title}}", html.escape(title)).replace(
         "{{data}}", content
     )

@@ -26,6 +26,15 @@ def define_trained_model_flags():
     )  # fmt: skip
 
 
+def define_memory_flag():
+    """Defines `--memory_length` for generating."""
+    flags.DEFINE_integer(
+        "memory_length", None,
+        "Tokens of memory. Default: as in training, but at least one segment.",
+        lower_bound=0,
+    )  # fmt: skip
+
+
 def given_workdir():
     """Returns the `Workdir` of `--workdir`, or `None` for a `--preset`."""
     if (FLAGS.workdir is None) == (FLAGS.preset is None):
@@ -42,20 +51,22 @@ def given_workdir():
 
 
 def load_trained_model():
-    """Loads the model that the flags name.
+    """Loads the model that the flags name, with its tokenizer.
 
-    Returns the model, its tokenizer, and the memory length for reading or
-    writing token by token.
+    Returns the model, the memory length for generating (`None`: the model's
+    own), and the segment length of training (`None`: unknown).
     """
     workdir = given_workdir()
     if workdir is None:
-        model = load_given_preset()
-        return model, model.tokenizer, None
+        return load_given_preset(), FLAGS.memory_length, None
     tokenizer = workdir.load_tokenizer()
     model, _ = workdir.load_model(FLAGS.checkpoint)
     model.tokenizer = tokenizer
-    length = workdir.generation_memory_length(model.backbone)
-    return model, tokenizer, length
+    memory_length = FLAGS.memory_length
+    if memory_length is None:
+        memory_length = workdir.generation_memory_length(model.backbone)
+    segment_length = workdir.read_config()["flags"].get("segment_length")
+    return model, memory_length, segment_length
 
 
 def load_given_preset(**overrides):

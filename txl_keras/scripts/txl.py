@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "main",
     "evaluate": "evaluate",
     "generate": "generate",
+    "demo": "demo",
     "export": "export",
     "finetune": "finetune",
     "convert": "convert",

@@ -68,7 +68,9 @@ class Request:
         if seed is None:
             seed = random.randrange(seed_limit)
         self.seed = check_integer("seed", seed, 0, seed_limit)
-        self.memory_length = _memory_length(model.backbone, memory_length)
+        self.memory_length = generation_memory_length(
+            model.backbone, memory_length
+        )
 
     def continuations(self):
         """Returns a new `Continuation` for each prompt."""
@@ -213,7 +215,7 @@ def _stop_ids(stop_token_ids, vocabulary_size):
     return frozenset(np.asarray(ids).ravel().tolist())
 
 
-def _memory_length(backbone, memory_length):
+def generation_memory_length(backbone, memory_length):
     """Returns the memory length for generating token by token."""
     if memory_length is None:
         memory_length = backbone.memory_length or backbone.max_segment_length

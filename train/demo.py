@@ -1,0 +1,55 @@
+r"""Serves a page on which to write with a model and to see what surprises it.
+
+    txl demo --workdir=runs/quickstart
+    txl demo --preset=my_model --port=0
+
+Open the printed address in a browser; Ctrl-C ends the server. The page writes
+text after a prompt, with the memory of training and with less side by side. It
+also shows how surprising each token of any text is, with memory and without.
+
+Only this machine can open the page, unless --host is another address than
+127.0.0.1: then everybody who reaches that address can, without a password and
+without encryption. Visitors are answered one after the other.
+"""
+
+import sys
+
+from absl import flags
+
+from txl_keras.demo.playground import Playground
+from txl_keras.demo.server import DemoServer
+from txl_keras.scripts import running
+from txl_keras.scripts import trained_model
+
+FLAGS = flags.FLAGS
+
+trained_model.define_trained_model_flags()
+trained_model.define_memory_flag()
+flags.adopt_module_key_flags(trained_model)
+flags.DEFINE_string(
+    "host", "127.0.0.1",
+    "Address or name to listen at. The default admits this machine only; "
+    "0.0.0.0 admits all who can reach it.",
+)  # fmt: skip
+flags.DEFINE_integer(
+    "port", 7860, "Port to listen at; 0 takes any free one.",
+    lower_bound=0, upper_bound=65535,
+)  # fmt: skip
+
+
+def main(_):
+    # First, so that a port that is in use is noticed before loading.
+    server = DemoServer(FLAGS.host, FLAGS.port)
+    playground = Playground(*trained_model.load_trained_model())
+    if not server.is_local:
+        print(
+            "Everybody who reaches this address can use the model, without a "
+            "password and without encryption.",
+            file=sys.stderr,
+        )
+    print(f"Open {server.url} in a browser; Ctrl-C ends.", flush=True)
+    server.serve(playground)
+
+
+if __name__ == "__main__":
+    running.run(main)

@@ -1,0 +1,1 @@
+"""The playground of `txl demo`: a page, its server, and what they ask."""

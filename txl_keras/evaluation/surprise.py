@@ -1,0 +1,160 @@
+"""How surprising each token of a text is, with memory and without.
+
+Letters: `T` segment, `V` vocabulary, `P` tokens of the text.
+"""
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_token_ids
+from txl_keras.checks import check_vocabulary
+from txl_keras.models.generation.request import check_has_tokenizer
+
+# A page holds everything for each token, about 200 bytes.
+MAX_TOKENS = 20_000
+
+
+class SurpriseReader:
+    """Finds the bits of each token of texts; is compiled once for all.
+
+    The arguments are those of `surprise_page`.
+    """
+
+    def __init__(
+        self,
+        model,
+        tokenizer=None,
+        segment_length=64,
+        memory_length=None,
+        num_candidates=5,
+    ):
+        if tokenizer is None:
+            check_has_tokenizer(model, "text")
+            tokenizer = model.tokenizer
+        check_vocabulary(tokenizer, model.backbone.vocabulary_size)
+        check_integer("segment_length", segment_length, 1)
+        model.backbone.check_positions(segment_length)
+        check_integer(
+            "num_candidates", num_candidates, 1, tokenizer.vocabulary_size
+        )
+        if memory_length is None:
+            memory_length = model.backbone.memory_length
+        self.tokenizer = tokenizer
+        self._segment_length = segment_length
+        self._memory_length = memory_length
+        self._model = model
+        self._empty = model.initial_memory(1, memory_length)
+        self._num_candidates = num_candidates
+        self._score = tf.function(self._find)
+
+    def encode(self, text, max_tokens=MAX_TOKENS):
+        """Returns the ids of a text, or ids as they are: int32 `(P,)`."""
+        if isinstance(text, (str, bytes)):
+            text = self.tokenizer.encode(text)
+        ids = np.asarray(text, np.int32)
+        check_token_ids("text", ids, self.tokenizer.vocabulary_size)
+        if not 2 <= len(ids) <= max_tokens:
+            raise ValueError(
+                f"`text` must have at least 2 and at most {max_tokens:,} "
+                f"tokens. Received: a text of {len(ids):,} tokens"
+            )
+        return ids
+
+    def read(self, ids):
+        """Returns what the page shows of a text, given its ids `(P,)`."""
+        found = [token for part in self.read_segments(ids) for token in part]
+        return self.data(ids, found)
+
+    def data(self, ids, found):
+        """Returns what the page shows of the tokens of `read_segments`."""
+        first = {"bits": None, "cold": None, "likeliest": []}
+        return {
+            "tokens": [
+                {"text": shown, **token}
+                for shown, token in zip(
+                    _texts(self.tokenizer, ids), [first, *found], strict=True
+                )
+            ],
+            "unit": self.tokenizer.unit,
+            "names": _names(self.tokenizer, found),
+            "memory_length": self._memory_length,
+            "segment_length": self._segment_length,
+        }
+
+    def read_segments(self, ids):
+        """Yields a list per segment, of a dictionary per token but the first.
+
+        The fields are `bits`, `cold` (bits without memory) and `likeliest`,
+        pairs of id and probability.
+        """
+        memory, length = self._empty, self._segment_length
+        for start in range(0, len(ids) - 1, length):
+            part = ids[start : start + length + 1]
+            count = len(part) - 1
+            part = tf.constant(np.pad(part, (0, length - count))[None])
+            inputs, targets = part[:, :-1], part[:, 1:]
+            warm, memory = self._score(inputs, targets, memory)
+            cold, _ = self._score(inputs, targets, self._empty)
+            yield [
+                {
+                    "bits": _rounded(bits, 3),
+                    "cold": _rounded(cold_bits, 3),
+                    "likeliest": [
+                        [int(token), _rounded(p, 4)]
+                        for token, p in zip(
+                            candidates, probabilities, strict=True
+                        )
+                    ],
+                }
+                for bits, candidates, probabilities, cold_bits in zip(
+                    *(values.numpy()[0, :count] for values in (*warm, cold[0])),
+                    strict=True,
+                )
+            ]
+
+    def _find(self, inputs, targets, memory):
+        """Returns bits `(1, T)`, the likeliest ids and their probabilities."""
+        log_probs, memory = self._model.log_probs(inputs, memory)
+        nll = -tf.gather(log_probs, targets, batch_dims=2)
+        best = tf.math.top_k(log_probs, self._num_candidates)
+        return (nll / math.log(2), best.indices, tf.exp(best.values)), memory
+
+
+def _texts(tokenizer, ids):
+    """Returns the text of each token; a character is that of its last token."""
+    texts, data = [], b""
+    for token in ids:
+        data += tokenizer.decode_bytes([token])
+        try:
+            texts.append(data.decode("utf-8"))
+            data = b""
+        except UnicodeDecodeError as error:
+            # Four bytes are the longest character.
+            is_partial = error.end == len(data) and len(data) < 4
+            texts.append("" if is_partial else data.decode("utf-8", "replace"))
+            data = data if is_partial else b""
+    return texts
+
+
+def _names(tokenizer, found):
+    """Returns the texts of all candidates by their ids."""
+    ids = {token for entry in found for token, _ in entry["likeliest"]}
+    return {
+        str(token): tokenizer.decode_bytes([token]).decode(
+            "utf-8", "backslashreplace"
+        )
+        for token in sorted(ids)
+    }
+
+
+def _rounded(value, digits):
+    """Rounds a number for JSON, which has no NaN and no infinity."""
+    if not math.isfinite(value):
+        raise FloatingPointError(
+            f"The model returned {value} for a token. Check that its weights "
+            "are finite."
+        )
+    return round(float(value), digits)

@@ -74,6 +74,7 @@ setup(
     ],
     # The scripts and their flagfiles are installed as parts of the package.
     packages=[
+        "txl_command",
         *find_packages(include=["txl_keras", "txl_keras.*"]),
         "txl_keras.train",
         "txl_keras.tpu_configs",
@@ -88,7 +89,7 @@ setup(
         "txl_keras.tpu_configs": ["*.flags"],
     },
     cmdclass={"build_py": BuildScripts},
-    entry_points={"console_scripts": ["txl = txl_keras.scripts.txl:main"]},
+    entry_points={"console_scripts": ["txl = txl_command.main:main"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py",

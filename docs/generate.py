@@ -18,11 +18,12 @@ import sys
 import textwrap
 import types
 
+from txl_command.main import COMMANDS
+
 from absl import flags
 
 import txl_keras
 from txl_keras.scripts.help_topics import flags_by_topic
-from txl_keras.scripts.txl import COMMANDS
 
 FLAGS = flags.FLAGS
 

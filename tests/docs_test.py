@@ -7,11 +7,12 @@ import shlex
 import subprocess
 import sys
 
+from txl_command.main import COMMANDS
+
 import pytest
 from script_flags import flags_of
 
 from txl_keras.scripts.flagfiles import expand_flagfiles
-from txl_keras.scripts.txl import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[1]
 GENERATED = ("api.md", "flags.md")

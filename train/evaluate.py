@@ -32,6 +32,8 @@ import os
 import sys
 import time
 
+import txl_command.quiet  # noqa: F401
+
 import numpy as np
 import tensorflow as tf
 from absl import flags

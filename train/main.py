@@ -14,6 +14,8 @@ finish the current step, save a checkpoint and exit with code 75.
 import sys
 import time
 
+import txl_command.quiet  # noqa: F401
+
 import numpy as np
 import tensorflow as tf
 from absl import flags

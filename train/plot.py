@@ -40,6 +40,8 @@ import math
 import os
 import zipfile
 
+import txl_command.quiet  # noqa: F401
+
 import numpy as np
 import tensorflow as tf
 from absl import flags

@@ -1,0 +1,1 @@
+"""What runs before txl_keras is imported, which takes seconds."""

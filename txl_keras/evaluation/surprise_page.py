@@ -19,6 +19,8 @@ from txl_keras.models.generation.request import check_has_tokenizer
 _TEMPLATE = pathlib.Path(__file__).with_name("surprise_page.html")
 # A page holds everything for each token, about 200 bytes.
 MAX_TOKENS = 20_000
+# A bar for 0, 1, ... 8 or more bits.
+_BARS = " ▁▂▃▄▅▆▇█"
 
 
 def surprise_page(
@@ -89,60 +91,78 @@ def surprise_page(
             f"`text` must have at least 2 and at most {MAX_TOKENS:,} tokens. "
             f"Received: a text of {len(ids):,} tokens"
         )
-    memory = model.initial_memory(1, memory_length)
-    tokens = _read(model, ids, segment_length, memory, num_candidates)
-    data = {
-        "tokens": [
-            {"text": shown, **found}
-            for shown, found in zip(
-                _texts(tokenizer, ids),
-                [{"bits": None, "cold": None, "likeliest": []}, *tokens],
-                strict=True,
+    reader = SurpriseReader(
+        model, tokenizer, segment_length, memory_length, num_candidates
+    )
+    return fill_page(title, reader.read(ids))
+
+
+class SurpriseReader:
+    """Computes what a page shows; compiled once for all texts and weights."""
+
+    def __init__(
+        self, model, tokenizer, segment_length, memory_length, num_candidates=5
+    ):
+        self._model = model
+        self._tokenizer = tokenizer
+        self._segment_length = segment_length
+        self._memory_length = memory_length
+        self._score = tf.function(
+            lambda inputs, targets, memory: _score(
+                model, inputs, targets, memory, num_candidates
             )
-        ],
-        "unit": tokenizer.unit,
-        "names": _names(tokenizer, tokens),
-        "memory_length": memory_length,
-        "segment_length": segment_length,
-    }
-    return _fill(title, data)
-
-
-def _read(model, ids, segment_length, empty, num_candidates):
-    """Returns a dictionary for each token but the first."""
-    score = tf.function(
-        lambda inputs, targets, memory: _score(
-            model, inputs, targets, memory, num_candidates
         )
-    )
-    padding = -(len(ids) - 1) % segment_length
-    inputs, targets = (
-        tf.reshape(tf.pad(part, [[0, padding]]), (-1, 1, segment_length))
-        for part in (ids[:-1], ids[1:])
-    )
-    memory, warm, cold = empty, [], []
-    for segment, target in zip(inputs, targets, strict=True):
-        found, memory = score(segment, target, memory)
-        warm.append(found)
-        cold.append(score(segment, target, empty)[0])
-    bits, candidates, probabilities = (
-        np.concatenate([part.numpy()[0] for part in parts])[: len(ids) - 1]
-        for parts in zip(*warm, strict=True)
-    )
-    cold_bits = np.concatenate([part[0].numpy()[0] for part in cold])
-    return [
-        {
-            "bits": round(float(bits[i]), 3),
-            "cold": round(float(cold_bits[i]), 3),
-            "likeliest": [
-                [int(token), round(float(p), 4)]
-                for token, p in zip(
-                    candidates[i], probabilities[i], strict=True
+
+    def read(self, ids):
+        """Returns the data of the page of a text, given its ids `(P,)`."""
+        first = {"bits": None, "cold": None, "likeliest": []}
+        tokens = self._read_tokens(ids)
+        return {
+            "tokens": [
+                {"text": shown, **found}
+                for shown, found in zip(
+                    _texts(self._tokenizer, ids), [first, *tokens], strict=True
                 )
             ],
+            "unit": self._tokenizer.unit,
+            "names": _names(self._tokenizer, tokens),
+            "memory_length": self._memory_length,
+            "segment_length": self._segment_length,
         }
-        for i in range(len(bits))
-    ]
+
+    def _read_tokens(self, ids):
+        """Returns a dictionary for each token but the first."""
+        padding = -(len(ids) - 1) % self._segment_length
+        inputs, targets = (
+            tf.reshape(
+                tf.pad(part, [[0, padding]]), (-1, 1, self._segment_length)
+            )
+            for part in (ids[:-1], ids[1:])
+        )
+        empty = self._model.initial_memory(1, self._memory_length)
+        memory, warm, cold = empty, [], []
+        for segment, target in zip(inputs, targets, strict=True):
+            found, memory = self._score(segment, target, memory)
+            warm.append(found)
+            cold.append(self._score(segment, target, empty)[0])
+        bits, candidates, probabilities = (
+            np.concatenate([part.numpy()[0] for part in parts])[: len(ids) - 1]
+            for parts in zip(*warm, strict=True)
+        )
+        cold_bits = np.concatenate([part[0].numpy()[0] for part in cold])
+        return [
+            {
+                "bits": round(float(bits[i]), 3),
+                "cold": round(float(cold_bits[i]), 3),
+                "likeliest": [
+                    [int(token), round(float(p), 4)]
+                    for token, p in zip(
+                        candidates[i], probabilities[i], strict=True
+                    )
+                ],
+            }
+            for i in range(len(bits))
+        ]
 
 
 def _score(model, inputs, targets, memory, num_candidates):
@@ -179,10 +199,26 @@ def _names(tokenizer, tokens):
     }
 
 
-def _fill(title, data):
+def fill_page(title, data):
+    """Returns the HTML of a page, given a string and what a reader read."""
     # Nothing in the data can end the script element that holds it.
     content = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     page = _TEMPLATE.read_text("utf-8")
     return page.replace("{{title}}", html.escape(title)).replace(
         "{{data}}", content
     )
+
+
+def surprise_bars(data):
+    """Returns the text of a page, each line above the bits of its tokens."""
+    lines, text, bars = [], "", ""
+    for token in data["tokens"]:
+        bar = _BARS[min(len(_BARS) - 1, round(token["bits"] or 0))]
+        for character in token["text"]:
+            if character == "\n":
+                lines += [text, bars.rstrip()]
+                text = bars = ""
+            else:
+                text += character if character.isprintable() else " "
+                bars += bar
+    return "\n".join([*lines, text, bars.rstrip()])

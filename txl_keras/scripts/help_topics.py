@@ -26,7 +26,10 @@ _TOPICS = {
         "warmup_steps", "subtract_warmup", "accumulate_steps", "half_loss",
         "intermediate_losses",
     ),
-    "evaluation": ("max_eval_tokens", "eval_batch_size", "eval_every"),
+    "evaluation": (
+        "max_eval_tokens", "eval_batch_size", "eval_every",
+        "progress_sample_tokens",
+    ),
     "device": (
         "tpu", "num_cpu_devices", "steps_per_execution", "profile_steps",
         "attention_kernel", "tpu_type", "compile_only", "compile_steps",

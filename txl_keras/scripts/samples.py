@@ -124,8 +124,8 @@ class Samples:
         write_text(page, self._workdir.file("surprise.html"))
         scored = data["tokens"][1:]
         means = {
-            name: sum(token[key] for token in scored) / len(scored)
-            for name, key in (("with_memory", "bits"), ("without", "cold"))
+            "with_memory": np.mean([x["bits"] for x in scored]).item(),
+            "without_memory": np.mean([x["cold"] for x in scored]).item(),
         }
         tensorboard.write({"step": step, "surprise": means})
         tensorboard.write_text("surprise", surprise_bars(data), step)

@@ -76,7 +76,7 @@ class Progress:
             end = "..." if len(line) > _MAX_LINE else ""
             self._write(f"step {step}: sample: {line[:_MAX_LINE]}{end}")
             return
-        self._write(f"--- A sample at step {step}\n{text}\n---")
+        self._write(f"--- A sample after step {step}\n{text}\n---")
 
     def _write(self, text):
         """Prints lines, above the bar if there is one."""

@@ -39,7 +39,7 @@ def checkout(tmp_path_factory):
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     no_caches = shutil.ignore_patterns("__pycache__")
-    for name in ("txl_keras", "train", "tpu_configs"):
+    for name in ("txl_command", "txl_keras", "train", "tpu_configs"):
         shutil.copytree(ROOT / name, copy / name, ignore=no_caches)
     return copy
 

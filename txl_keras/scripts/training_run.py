@@ -143,7 +143,8 @@ def begin_loop(
     def on_score(step):
         path = workdir.file("learning_curve.png")
         plot_learning_curve(workdir.read_metrics(), path, unit)
-        if samples is not None:
+        # At the end there is a sample of the best weights.
+        if samples is not None and step < FLAGS.max_steps:
             samples.show(step, progress, tensorboard)
 
     strategy = trainer.strategy

@@ -6,6 +6,8 @@
 Training keeps the latest two checkpoints; --max_to_keep makes it keep more.
 """
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 from absl import flags
 
 from txl_keras.scripts import running

@@ -35,6 +35,8 @@ import os
 import pathlib
 import shutil
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 import tensorflow as tf
 from absl import flags
 

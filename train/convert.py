@@ -17,6 +17,8 @@ import os
 import pathlib
 import re
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 from absl import flags
 
 from txl_keras.checkpoints import load_hugging_face

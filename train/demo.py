@@ -14,6 +14,8 @@ without encryption. Visitors are answered one after the other.
 
 import sys
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 from absl import flags
 
 from txl_keras.demo.playground import Playground

@@ -44,6 +44,8 @@ import os
 import sys
 import time
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 import numpy as np
 import tensorflow as tf
 from absl import flags

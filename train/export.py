@@ -13,6 +13,8 @@ configuration of the run.
 
 import os
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 from absl import flags
 
 from txl_keras.scripts import running

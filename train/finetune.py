@@ -29,6 +29,8 @@ import os
 import sys
 import time
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 import keras
 import numpy as np
 import tensorflow as tf

@@ -22,6 +22,8 @@ import itertools
 import os
 import sys
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 import numpy as np
 import tensorflow as tf
 from absl import flags

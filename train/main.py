@@ -14,6 +14,8 @@ finish the current step, save a checkpoint and exit with code 75.
 import sys
 import time
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 import numpy as np
 import tensorflow as tf
 from absl import flags
@@ -32,8 +34,7 @@ from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.scripts.exporting import export_run
-from txl_keras.serving import Generator
-from txl_keras.serving import Sampler
+from txl_keras.scripts.samples import Samples
 from txl_keras.tpu.slices import check_kernel
 from txl_keras.tpu.slices import check_replicas
 from txl_keras.tpu.slices import tpu_type
@@ -52,6 +53,8 @@ FLAGS = flags.FLAGS
 
 # The prompt of the sample is a passage from the first tokens of test.
 _MAX_PROMPT_TOKENS = 100_000
+# Those of valid in surprise.html.
+_PAGE_TOKENS = 1000
 
 flags.DEFINE_string(
     "workdir", None,
@@ -162,6 +165,19 @@ def train(strategy, stop):
             f"Starts from the best weights of {origin.path}, step {at}, at a "
             f"learning rate of {FLAGS.learning_rate:g}."
         )
+    samples = Samples(
+        model,
+        strategy,
+        tokenizer,
+        workdir,
+        stop,
+        prompt=lambda: _prompt(splits["test"], tokenizer),
+        text=held_out["valid"][0][:_PAGE_TOKENS],
+        title=f"{corpus.name}, valid",
+        segment_length=FLAGS.segment_length,
+        max_tokens=FLAGS.progress_sample_tokens,
+        seed=FLAGS.seed,
+    )
     loop = training_run.begin_loop(
         trainer,
         segments,
@@ -173,6 +189,7 @@ def train(strategy, stop):
         describe=lambda nll: score(nll, tokenizer),
         unit=tokenizer.unit,
         profile=profile,
+        samples=samples,
     )
     step = loop.restore()
     log(_describe_start(workdir, corpus, tokenizer, splits, trainer))
@@ -203,13 +220,19 @@ def train(strategy, stop):
     if is_chief(strategy):
         for name, (tokens, _) in held_out.items():
             scores[name] = add_bits_per_byte(scores[name], tokenizer, tokens)
-        _finish(
-            workdir,
-            scores["valid"],
-            tokenizer,
-            splits["test"],
-            loop.tensorboard,
+        plot_learning_curve(
+            workdir.read_metrics(),
+            workdir.file("learning_curve.png"),
+            tokenizer.unit,
+            scores["valid"],  # with the scores of compressors
         )
+        sample = samples.write(FLAGS.max_sample_tokens, FLAGS.seed)
+        workdir.write_sample(sample)
+        loop.tensorboard.write_text("sample", sample, best_step)
+        samples.write_page(best_step, loop.tensorboard)
+        loop.tensorboard.close()
+        if model.backbone.has_attention:
+            _export(workdir)
         workdir.write_results({"step": best_step, **scores})
         log(_describe_results(workdir, tokenizer))
     wait_for_all(strategy)
@@ -245,33 +268,11 @@ def _restore_origin(origin, model):
         ) from error
 
 
-def _finish(workdir, valid, tokenizer, test, tensorboard):
-    """Draws the whole learning curve, writes a sample, exports the model."""
-    plot_learning_curve(
-        workdir.read_metrics(),
-        workdir.file("learning_curve.png"),
-        tokenizer.unit,
-        valid,  # with the scores of compressors
-    )
+def _export(workdir):
+    """Exports the best weights."""
     # Copied to one device, because the trained model may be on several.
     served, step = workdir.load_model("best")
-    write = Generator(
-        served,
-        Sampler(temperature=0.8, top_p=0.95),
-        workdir.generation_memory_length(served.backbone),
-    )
-    prompt = _prompt(test, tokenizer)
-    sample = tokenizer.decode(
-        [
-            int(token[0])
-            for token in write([prompt], FLAGS.max_sample_tokens, FLAGS.seed)
-        ]
-    )
-    workdir.write_sample(sample)
-    tensorboard.write_text("sample", sample, step)
-    tensorboard.close()
-    if served.backbone.has_attention:
-        export_run(workdir, served, step, workdir.file(f"export/{step}"))
+    export_run(workdir, served, step, workdir.file(f"export/{step}"))
 
 
 def _prompt(test, tokenizer):
@@ -331,7 +332,10 @@ def _describe_speed(first_step, start):
 def _describe_results(workdir, tokenizer):
     results = workdir.read_results()
     export = f"export/{results['step']}"
-    is_exported = tf.io.gfile.exists(workdir.file(export))
+    is_exported, has_page = (
+        tf.io.gfile.exists(workdir.file(name))
+        for name in (export, "surprise.html")
+    )
     lines = [
         f"{split}: {describe(results[split], tokenizer)}"
         for split in ("valid", "test")
@@ -343,9 +347,10 @@ def _describe_results(workdir, tokenizer):
             workdir.read_sample(),
             "---",
             f"Written to {workdir.path}: learning_curve.png, metrics.jsonl, "
-            "results.json, sample.txt, events (TensorBoard)"
-            + f", {export} (SavedModel of the best step)"
-            * is_exported,
+            "results.json, sample.txt, "
+            + "surprise.html, " * has_page
+            + "events (TensorBoard)"
+            + f", {export} (SavedModel of the best step)" * is_exported,
         ]
     )
 

@@ -42,6 +42,8 @@ import math
 import os
 import zipfile
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 import numpy as np
 import tensorflow as tf
 from absl import flags

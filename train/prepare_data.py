@@ -12,6 +12,8 @@ script has prepared in the same folder.
 import json
 import os
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 import tensorflow as tf
 from absl import flags
 

@@ -19,6 +19,8 @@ import os
 import sys
 import tempfile
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 import tensorflow as tf
 from absl import flags
 

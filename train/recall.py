@@ -24,6 +24,8 @@ same name that ends with .png. Models that the file holds already are not
 trained again.
 """
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 import keras
 import numpy as np
 import tensorflow as tf

@@ -23,6 +23,8 @@ another. Writes the JSON file --output and, beside it, a picture of the same
 name that ends with .png.
 """
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 from absl import flags
 from tqdm import tqdm
 

@@ -25,6 +25,8 @@ import subprocess
 import sys
 import tempfile
 
+import txl_keras.scripts.quiet  # noqa: F401
+
 import keras
 import tensorflow as tf
 from absl import flags

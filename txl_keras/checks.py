@@ -10,6 +10,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
+# Here, because all other modules that use Keras import this one.
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        "txl_keras needs the TensorFlow backend of Keras: set KERAS_BACKEND="
+        "tensorflow in the environment, before `import keras`. Received: "
+        f"KERAS_BACKEND={keras.backend.backend()}"
+    )
+
 # Types whose values can be checked at once, not only when a graph runs.
 _CONCRETE = (np.ndarray, tf.__internal__.EagerTensor)
 _SHORT = reprlib.Repr()

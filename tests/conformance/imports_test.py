@@ -84,7 +84,7 @@ def run_python(code, **environment):
 
 
 def test_another_backend_of_keras_is_refused():
-    done = run_python("import txl_keras", KERAS_BACKEND="jax")
+    done = run_python("import txl_keras.layers", KERAS_BACKEND="jax")
     assert done.returncode == 1
     assert "set KERAS_BACKEND=tensorflow" in done.stderr
     assert "Received: KERAS_BACKEND=jax" in done.stderr

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -47,10 +48,44 @@ def test_help_lists_flags_by_topic(monkeypatch):
         ("--work_dir=run", "Did you mean --workdir?"),
     ],
 )
-def test_an_unknown_flag_is_told_with_the_one_that_was_meant(given, message):
+def test_an_unknown_flag_is_told_with_the_one_that_was_meant(
+    given, message, monkeypatch
+):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     done = run_script("main.py", given)
     assert done.returncode == 1
     assert message in done.stderr + done.stdout
+    # The log of TensorFlow does not stand in front of it.
+    assert "oneDNN" not in done.stderr
+    assert "cuda" not in done.stderr
+
+
+def run_txl(*arguments, before="", **environment):
+    """Runs `txl` in a process of its own, after some lines of code."""
+    code = (
+        f"import sys\n{before}\nfrom txl_keras.scripts.txl import main\nmain()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_commands_are_listed_without_tensorflow():
+    done = run_txl("--help", before="sys.modules['tensorflow'] = None")
+    assert done.returncode == 0, done.stderr
+    assert "  train           Trains a Transformer-XL" in done.stdout
+    done = run_txl("trian")
+    assert done.returncode == 1
+    assert "Received: trian" in done.stderr
+
+
+def test_the_log_of_tensorflow_can_be_shown():
+    done = run_txl("average", "--help", TF_CPP_MIN_LOG_LEVEL="0")
+    assert "Averages the latest" in done.stdout
+    assert "This TensorFlow binary" in done.stderr
 
 
 def refuse():

@@ -61,8 +61,12 @@ class Run:
             progress=Progress(12, 8, str, is_shown=False),
             tensorboard=TensorBoard(None),
             profile=Profile(str(path)),
-            on_score=lambda: self.drawn.append(self.steps("valid")[-1]),
+            on_score=self.on_score,
         )
+
+    def on_score(self, step):
+        assert self.steps("valid")[-1] == step
+        self.drawn.append(step)
 
     def validate(self):
         """The next score; `None` for a stop in the middle of it."""

@@ -25,3 +25,26 @@ def test_workers_that_are_not_the_chief_show_nothing(monkeypatch, capsys):
     shown.update({"step": 1, "loss": None, "tokens_per_second": 2.0})
     shown.score(1, 2.0, is_best=False)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_log_has_one_line_for_a_sample(capsys):
+    shown = progress.Progress(9, 64, str)
+    shown.sample(4, "to be\n\n  or\x1b[2J\tnot")
+    shown.sample(8, "é" * 999)
+    lines = capsys.readouterr().out.splitlines()
+    # Without what would clear the screen.
+    assert lines[0] == "step 4: sample: to be or\ufffd[2J not"
+    assert lines[1] == f"step 8: sample: {'é' * 200}..."
+    assert len(lines) == 2
+
+
+def test_a_terminal_shows_all_lines_of_a_sample(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    shown = progress.Progress(9, 64, str)
+    shown.start(3)
+    shown.update({"step": 4, "loss": 1.5, "tokens_per_second": 12.8})
+    shown.sample(4, "to be\n  or\x07 not\n")
+    shown.close()
+    out, err = capsys.readouterr()
+    assert "to be\n  or\ufffd not\n" in out
+    assert "4/9" in err and "loss=1.500" in err and "tokens/s=13" in err

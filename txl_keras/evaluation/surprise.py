@@ -15,6 +15,8 @@ from txl_keras.models.generation.request import check_has_tokenizer
 
 # A page holds everything for each token, about 200 bytes.
 MAX_TOKENS = 20_000
+# A bar for 0, 1, ... 8 or more bits.
+_BARS = " ▁▂▃▄▅▆▇█"
 
 
 class SurpriseReader:
@@ -121,6 +123,21 @@ class SurpriseReader:
         nll = -tf.gather(log_probs, targets, batch_dims=2)
         best = tf.math.top_k(log_probs, self._num_candidates)
         return (nll / math.log(2), best.indices, tf.exp(best.values)), memory
+
+
+def surprise_bars(data):
+    """Returns what `read` found as text, each line above its bits as bars."""
+    lines, text, bars = [], "", ""
+    for token in data["tokens"]:
+        bar = _BARS[min(len(_BARS) - 1, round(token["bits"] or 0))]
+        for character in token["text"]:
+            if character == "\n":
+                lines += [text, bars.rstrip()]
+                text = bars = ""
+            else:
+                text += character if character.isprintable() else " "
+                bars += bar
+    return "\n".join([*lines, text, bars.rstrip()])
 
 
 def _texts(tokenizer, ids):

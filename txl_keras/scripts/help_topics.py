@@ -28,7 +28,8 @@ _TOPICS = {
         "intermediate_losses",
     ),
     "evaluation": (
-        "max_eval_tokens", "eval_batch_size", "eval_every", *DYNAMIC_FLAGS,
+        "max_eval_tokens", "eval_batch_size", "eval_every",
+        "progress_sample_tokens", *DYNAMIC_FLAGS,
     ),
     "device": (
         "tpu", "num_cpu_devices", "steps_per_execution", "profile_steps",

@@ -29,7 +29,7 @@ RESULT_FLAGS = (
 RUNTIME_FLAGS = (
     "accumulate_steps", "minutes", "eval_batch_size", "eval_every",
     "checkpoint_every", "max_to_keep", "profile_steps", "steps_per_execution",
-    "max_sample_tokens", "attention_kernel",
+    "max_sample_tokens", "progress_sample_tokens", "attention_kernel",
 )  # fmt: skip
 # Default learning rate for weights that were not trained here.
 _FINE_TUNING_RATE = 5e-5
@@ -97,6 +97,12 @@ def _define_language_model_flags():
         "max_sample_tokens", 500,
         "Most tokens to write into sample.txt at the end of the run.",
         lower_bound=0,
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "progress_sample_tokens", 100,
+        "Tokens of a sample that is shown after a score of valid, along with "
+        "WORKDIR/surprise.html, if these have taken less than 2 % of the time "
+        "so far. 0 for neither.", lower_bound=0,
     )  # fmt: skip
 
 

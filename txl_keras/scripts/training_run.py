@@ -130,17 +130,22 @@ def begin_loop(
     describe,
     unit,
     profile,
+    samples=None,
 ):
     """Claims the workdir and makes its `TrainingLoop`, not yet restored.
 
     `settings` are the flags to record in config.json; `describe` formats nats
     per token for the progress line; `unit` names a token in the learning curve,
-    which is drawn after each score of valid.
+    which is drawn after each score of valid. `samples` are `Samples` to show
+    then, unless the model cannot write text.
     """
 
-    def draw():
+    def on_score(step):
         path = workdir.file("learning_curve.png")
         plot_learning_curve(workdir.read_metrics(), path, unit)
+        # At the end there is a sample of the best weights.
+        if samples is not None and step < FLAGS.max_steps:
+            samples.show(step, progress, tensorboard)
 
     strategy = trainer.strategy
     _claim(workdir, settings, trainer.model, tokenizer, splits, strategy)
@@ -151,6 +156,13 @@ def begin_loop(
         workdir.best,
         workdir.run_hash(),
     )
+    progress = Progress(
+        FLAGS.max_steps,
+        FLAGS.batch_size * FLAGS.segment_length,
+        describe,
+        is_shown=is_chief(strategy),
+    )
+    tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)
     return TrainingLoop(
         trainer,
         segments,
@@ -161,15 +173,10 @@ def begin_loop(
         eval_every=FLAGS.eval_every,
         checkpoint_every=FLAGS.checkpoint_every,
         steps_per_execution=FLAGS.steps_per_execution,
-        progress=Progress(
-            FLAGS.max_steps,
-            FLAGS.batch_size * FLAGS.segment_length,
-            describe,
-            is_shown=is_chief(strategy),
-        ),
-        tensorboard=TensorBoard(workdir.events if is_chief(strategy) else None),
+        progress=progress,
+        tensorboard=tensorboard,
         profile=profile,
-        on_score=draw,
+        on_score=on_score,
     )
 
 

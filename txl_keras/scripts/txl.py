@@ -1,4 +1,7 @@
-"""The command `txl`, which runs the scripts of train/ wherever they are."""
+"""The command `txl`, which runs the scripts of train/ wherever they are.
+
+`txl --help` does not import TensorFlow, which takes seconds.
+"""
 
 import ast
 import importlib.util
@@ -36,6 +39,7 @@ def main():
             f"Error: the command must be one of {', '.join(COMMANDS)}. "
             f"Received: {command}"
         )
+    importlib.import_module("txl_keras.scripts.quiet")
     sys.argv[1:] = arguments
     # As `python -m`: processes that the script starts import it by this name.
     name = f"txl_keras.train.{COMMANDS[command]}"
@@ -50,14 +54,21 @@ def _help():
         "",
         "`txl COMMAND --help` lists its flags, and --flagfile=NAME reads them "
         "from a file\nof your own, or one of those that come with txl: "
-        "--flagfile=quickstart.",
+        "--flagfile=quickstart.\nTF_CPP_MIN_LOG_LEVEL=0 in the environment "
+        "shows the log of TensorFlow.",
     ]
     return "\n".join(lines)
 
 
 def _summary(command):
     """Returns the first line of a script's docstring, without running it."""
-    name = f"txl_keras.train.{COMMANDS[command]}"
-    source = pathlib.Path(importlib.util.find_spec(name).origin)
+    source = _scripts() / f"{COMMANDS[command]}.py"
     doc = ast.get_docstring(ast.parse(source.read_text("utf-8")))
     return doc.partition("\n")[0]
+
+
+def _scripts():
+    """Returns the folder train/: of the installed package or of a checkout."""
+    package = pathlib.Path(importlib.util.find_spec("txl_keras").origin).parent
+    installed = package / "train"
+    return installed if installed.is_dir() else package.parent / "train"

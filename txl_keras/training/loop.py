@@ -23,17 +23,17 @@ class TrainingLoop:
 
     If several things are due at a step, they come in this order: the training
     line in metrics.jsonl, the validation score, the best weights, the line of
-    the score, the checkpoint. So everything due before a checkpoint is on disk
-    once it exists; what was written after it is dropped and repeated when a run
-    resumes. The step alone decides what is due, so a run that was killed writes
-    the same lines as one that was not. With several workers, all run the loop
-    and the chief writes.
+    the score, the checkpoint, `on_score`. So all lines due before a checkpoint
+    are on disk once it exists; what was written after it is dropped and
+    repeated when a run resumes. The step alone decides what is due, so a run
+    that was killed writes the same lines as one that was not. With several
+    workers, all run the loop and the chief writes.
 
     `segments` are `Segments` or `PermutedSegments`. `validate` takes no
     arguments and returns a dictionary of scores with `nll`, or `None` if
     stopped. One TensorFlow call runs at most `steps_per_execution` steps; then
-    a line is written to metrics.jsonl. The chief calls `on_score` when a score
-    is in metrics.jsonl.
+    a line is written to metrics.jsonl. After a score the chief calls
+    `on_score(step)`, which may show more but must not change the run.
     """
 
     def __init__(
@@ -129,8 +129,10 @@ class TrainingLoop:
         )
         self._progress.start(step)
         with self._closing():
-            if self._lacks_score(step) and not self._score(step):
-                return False
+            if self._lacks_score(step):
+                if not self._score(step):
+                    return False
+                self._show(step)
             feed = Feed(self._segments, self._trainer.strategy, first_step=step)
             while step < self._max_steps:
                 self._profile.update(step)
@@ -143,10 +145,14 @@ class TrainingLoop:
                 stopped = self._trainer.stopped
                 if step == boundary:
                     self._write_line(step)
+                    is_scored = False
                     if self._is_due(step, self._eval_every) and not stopped:
-                        stopped = not self._score(step)
+                        is_scored = self._score(step)
+                        stopped = not is_scored
                     if self._is_due(step, self._checkpoint_every) or stopped:
                         self._checkpoints.save()
+                    if is_scored:
+                        self._show(step)
                 elif stopped:
                     self._checkpoints.save(self._pending)
                 if stopped:
@@ -292,7 +298,10 @@ class TrainingLoop:
         metrics = {"step": step, "valid": scores}
         if self._is_chief:
             self._workdir.append_metrics(metrics)
-            self._on_score()
         self.tensorboard.write({**metrics, "memory": self._memory_statistics()})
         self._progress.score(step, scores["nll"], is_best)
         return True
+
+    def _show(self, step):
+        if self._is_chief:
+            self._on_score(step)

@@ -2,10 +2,13 @@
 
 import sys
 import time
+import unicodedata
 
 from tqdm import tqdm
 
 _SECONDS_BETWEEN_LINES = 60
+# Of a sample in a log, which has one line for it.
+_MAX_LINE = 200
 
 
 class Progress:
@@ -66,12 +69,31 @@ class Progress:
         best = " (best)" if is_best else ""
         self._write(f"step {step}: valid {self._format_score(nll)}{best}")
 
-    def _write(self, line):
-        """Prints a line, above the bar if there is one."""
+    def sample(self, step, text):
+        """Shows a text of the model, in a log only its start, in one line."""
+        if not self._is_terminal:
+            line = " ".join(text.split())
+            end = "..." if len(line) > _MAX_LINE else ""
+            self._write(f"step {step}: sample: {line[:_MAX_LINE]}{end}")
+            return
+        self._write(f"--- A sample after step {step}\n{text}\n---")
+
+    def _write(self, text):
+        """Prints lines, above the bar if there is one."""
         if self._is_shown:
-            self._bar.write(line, file=sys.stdout)
+            self._bar.write(_printable(text), file=sys.stdout)
             sys.stdout.flush()
 
     def close(self):
         """Leaves the bar as it is."""
         self._bar.close()
+
+
+def _printable(text):
+    """Replaces what the terminal would execute or cannot encode."""
+    text = "".join(
+        "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c
+        for c in text
+    )
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)

@@ -1,0 +1,187 @@
+"""What `txl train` shows after a score: samples and the surprise page."""
+
+import signal
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from factories import small_model
+from script_runs import TINY
+from script_runs import metrics_of
+
+from txl_keras.data import ByteTokenizer
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.scripts import samples as samples_module
+from txl_keras.scripts.samples import Samples
+from txl_keras.training.stopping import StopRequest
+from txl_keras.workdir import Workdir
+
+TEXT = "to be or not to be"
+
+
+class Shown:
+    """Takes the place of terminal and TensorBoard."""
+
+    def __init__(self):
+        self.samples, self.texts, self.numbers = {}, {}, {}
+
+    def sample(self, step, text):
+        self.samples[step] = text
+
+    def write_text(self, name, text, step):
+        self.texts[name, step] = text
+
+    def write(self, metrics):
+        self.numbers[metrics["step"]] = metrics["surprise"]
+
+
+both_models = pytest.mark.parametrize(
+    "model", [TransformerXLBackbone, LSTMBackbone], indirect=True
+)
+
+
+@pytest.fixture(scope="module")
+def model(request):
+    make = getattr(request, "param", TransformerXLBackbone)
+    return small_model(vocabulary_size=256, num_layers=2, make=make)
+
+
+@pytest.fixture
+def shown():
+    return Shown()
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that stands still unless a test moves it."""
+    now = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(samples_module, "time", clock)
+    return now
+
+
+@pytest.fixture
+def make(model, tmp_path, now):
+    """Function that makes the `Samples` of a run in `tmp_path`."""
+    workdir = Workdir(str(tmp_path / "run"))
+    tokenizer = ByteTokenizer()
+    workdir.create(model, 0, {"flags": {"segment_length": 7}}, tokenizer)
+
+    def make(num_replicas=1, max_tokens=9, stop=None):
+        strategy = types.SimpleNamespace(num_replicas_in_sync=num_replicas)
+        return Samples(
+            model,
+            strategy,
+            tokenizer,
+            workdir,
+            stop or StopRequest(),
+            prompt=lambda: tokenizer.encode("to be"),
+            text=tokenizer.encode(TEXT),
+            title="<mine>",
+            segment_length=7,
+            max_tokens=max_tokens,
+            seed=5,
+        )
+
+    return make
+
+
+@both_models
+def test_samples_depend_on_seed_step_and_weights(make, model, shown):
+    samples = make()
+    before = model.get_weights()
+    for step in (30, 60):
+        samples.show(step, shown, shown)
+    assert shown.samples[30] != shown.samples[60]
+    assert shown.texts["sample", 30] == shown.samples[30]
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+    # Of one replica the weights themselves are read, of several a copy.
+    mirrored, other = make(num_replicas=2), Shown()
+    for writer in (samples, mirrored):
+        writer.show(60, other, other)
+        assert other.samples[60] == shown.samples[60]
+    model.softmax.biases[0].assign_add(tf.one_hot(ord("x"), 256) * 99.0)
+    for writer in (samples, mirrored):
+        writer.show(60, other, other)
+        assert other.samples[60] == "x" * 9
+        assert other.numbers[60] != shown.numbers[60]
+    model.set_weights(before)
+
+
+@both_models
+def test_the_page_is_written_and_tensorboard_gets_its_numbers(
+    make, model, shown, tmp_path
+):
+    make().show(30, shown, shown)
+    page = (tmp_path / "run" / "surprise.html").read_text("utf-8")
+    assert "&lt;mine&gt;, step 30" in page
+    ids = np.frombuffer(TEXT.encode(), "uint8").astype("int32")[None]
+    memory, nll = None, []
+    for start in range(0, ids.shape[1] - 1, 7):
+        part = ids[:, start : start + 8]
+        found, memory = model.score(part[:, :-1], part[:, 1:], memory)
+        nll.append(found.numpy()[0])
+    bits = np.concatenate(nll) / np.log(2)
+    numbers = shown.numbers[30]
+    assert numbers["with_memory"] == pytest.approx(bits.mean(), abs=2e-3)
+    assert numbers["without_memory"] != numbers["with_memory"]
+    text, bars = shown.texts["surprise", 30].split("\n")
+    assert text == TEXT
+    assert bars[0] == " "  # the first token is not predicted
+    assert [" ▁▂▃▄▅▆▇█".index(bar) for bar in bars[1:]] == [
+        min(8, round(x)) for x in bits.tolist()
+    ]
+
+
+def test_samples_take_a_small_share_of_the_time(make, shown, now):
+    shown.sample = lambda step, text: now.__setitem__(0, now[0] + 4.0)
+    samples = make()
+    for step, time in ((10, 10.0), (20, 190.0), (30, 210.0), (40, 390.0)):
+        now[0] = time
+        samples.show(step, shown, shown)
+    # 4 of 190 s are more than 2 %, 4 of 210 s are less, 8 of 390 s are more.
+    assert list(shown.numbers) == [10, 30]
+
+
+def test_nothing_is_shown_if_not_wanted_or_stopped(make, shown, tmp_path):
+    make(max_tokens=0).show(30, shown, shown)
+    stop = StopRequest()
+    stop.signal = signal.SIGTERM
+    make(stop=stop).show(30, shown, shown)
+    assert not shown.samples and not shown.texts
+    assert not (tmp_path / "run" / "surprise.html").exists()
+
+
+def test_samples_that_do_not_fit_into_memory_are_left_out(
+    make, shown, monkeypatch, caplog
+):
+    def fail(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM of 7 bytes")
+
+    samples = make()
+    monkeypatch.setattr(samples_module, "Generator", fail)
+    for step in (30, 60):
+        samples.show(step, shown, shown)
+    assert caplog.text.count("--progress_sample_tokens=0: OOM of 7 bytes") == 1
+    assert not shown.samples
+
+
+def test_a_run_with_samples_is_the_run_without(run, succeed, tmp_path):
+    whole, _, flags = run
+    assert "--progress_sample_tokens=0" in TINY
+    workdir = tmp_path / "sampled"
+    flags = [f for f in flags if "workdir" not in f] + [f"--workdir={workdir}"]
+    printed = succeed("main.py", *flags, "--progress_sample_tokens=30")
+    assert "\nstep 25: sample: " in printed
+    assert "sample.txt, surprise.html, events" in printed
+    assert metrics_of(workdir) == metrics_of(whole)
+    for name in ("results.json", "sample.txt"):
+        assert (workdir / name).read_bytes() == (whole / name).read_bytes()
+    # At the end with the best weights.
+    page = (workdir / "surprise.html").read_text("utf-8")
+    assert "mine.txt, valid, step 60" in page
+    assert not (whole / "surprise.html").exists()

@@ -1,0 +1,141 @@
+"""What the model of a run writes, and what surprises it."""
+
+import functools
+import itertools
+import time
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from txl_keras.data.corpora.files import write_text
+from txl_keras.evaluation.surprise import SurpriseReader
+from txl_keras.evaluation.surprise import surprise_bars
+from txl_keras.evaluation.surprise_page import fill_page
+from txl_keras.models.generation.generator import Generator
+from txl_keras.samplers.sampler import Sampler
+
+# Of the time of a run. A sample compiles and costs seconds at first.
+_SHARE = 0.02
+
+
+class Samples:
+    """Writes text and the surprise page with the weights of a run.
+
+    Neither changes the run: both have a memory of their own, and draw by seed
+    and step. `prompt` is a function that returns the token ids `(P,)` that the
+    model continues, and `text` are those of the page, called `title`. With
+    `max_tokens` 0 nothing is shown in training.
+    """
+
+    def __init__(
+        self,
+        model,
+        strategy,
+        tokenizer,
+        workdir,
+        stop,
+        *,
+        prompt,
+        text,
+        title,
+        segment_length,
+        max_tokens,
+        seed,
+    ):
+        self._trained = model
+        is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        self._is_distributed = is_tpu or strategy.num_replicas_in_sync > 1
+        self._tokenizer = tokenizer
+        self._workdir = workdir
+        self._stop = stop
+        self._prompt = functools.cache(prompt)
+        self._text = np.asarray(text, np.int32)
+        self._title = title
+        self._segment_length = segment_length
+        self._max_tokens = max_tokens
+        self._seed = seed
+        self._copy = self._generator = self._reader = None
+        self._start, self._seconds = time.monotonic(), 0.0
+
+    def show(self, step, progress, tensorboard):
+        """Shows a sample and refreshes the page, unless that took too long.
+
+        They may take 2 % of the time of this process; the first are free.
+        """
+        start = time.monotonic()
+        is_due = self._seconds <= _SHARE * (start - self._start)
+        if not is_due or self._max_tokens == 0:
+            return
+        try:
+            tokens = itertools.takewhile(
+                lambda _: self._stop.signal is None,
+                self._tokens(self._max_tokens, self._seed + step),
+            )
+            sample = self._tokenizer.decode(list(tokens))
+            if self._stop.signal is not None:
+                return
+            progress.sample(step, sample)
+            tensorboard.write_text("sample", sample, step)
+            self.write_page(step, tensorboard)
+        except tf.errors.ResourceExhaustedError as error:
+            self._max_tokens = 0
+            logging.warning(
+                "Memory is too small for samples, which are left out from now "
+                "on, as with --progress_sample_tokens=0: %s",
+                error.message,
+            )
+        self._seconds += time.monotonic() - start
+
+    def write(self, max_tokens, seed):
+        """Returns a continuation of the prompt."""
+        return self._tokenizer.decode(list(self._tokens(max_tokens, seed)))
+
+    def _tokens(self, max_tokens, seed):
+        model = self._current_model()
+        if self._generator is None:
+            self._generator = Generator(
+                model,
+                Sampler(temperature=0.8, top_p=0.95),
+                self._workdir.generation_memory_length(model.backbone),
+            )
+        seed %= np.iinfo(np.int32).max - 1
+        for token in self._generator([self._prompt()], max_tokens, seed):
+            yield int(token[0])
+
+    def write_page(self, step, tensorboard):
+        """Writes surprise.html, unless the text is too short or not wanted.
+
+        TensorBoard shows no HTML: it gets the text with a bar for each token,
+        and the mean bits.
+        """
+        if self._max_tokens == 0 or len(self._text) < 2:
+            return
+        model = self._current_model()
+        if self._reader is None:
+            self._reader = SurpriseReader(
+                model,
+                self._tokenizer,
+                self._segment_length,
+                model.backbone.memory_length,
+            )
+        data = self._reader.read(self._text)
+        page = fill_page(f"{self._title}, step {step}", data)
+        write_text(page, self._workdir.file("surprise.html"))
+        scored = data["tokens"][1:]
+        means = {
+            "with_memory": np.mean([x["bits"] for x in scored]).item(),
+            "without_memory": np.mean([x["cold"] for x in scored]).item(),
+        }
+        tensorboard.write({"step": step, "surprise": means})
+        tensorboard.write_text("surprise", surprise_bars(data), step)
+
+    def _current_model(self):
+        """Returns the model, or a copy on one device if it is on several."""
+        if not self._is_distributed:
+            return self._trained
+        if self._copy is None:
+            config = self._trained.get_config()
+            self._copy = type(self._trained).from_config(config)
+        self._copy.set_weights(self._trained.get_weights())
+        return self._copy

@@ -67,7 +67,7 @@ _TIMES = re.compile(
     re.MULTILINE,
 )
 _TERMINAL = re.compile(r"^.*\r(?!\n)|\x1b\[[\d;]*m|\x08", re.MULTILINE)
-_MAX_LINES = 30
+_MAX_LINES, _MAX_COLUMNS = 30, 200
 _BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 _FLAGS_INTRODUCTION = """\
@@ -194,11 +194,14 @@ def executed(content):
 def _clean(outputs, folder):
     """Returns the printed text of a cell, then its pictures and values.
 
-    Leaves out warnings, durations, the folder, and the middle of long text.
+    Leaves out warnings, durations, the folder, and parts of long text.
     """
     printed = (o["text"] for o in outputs if o.get("name") == "stdout")
     text = _TERMINAL.sub("", "".join(printed)).replace(folder, ".")
-    lines = _TIMES.sub("", text).splitlines(keepends=True)
+    lines = [
+        line if len(line) <= _MAX_COLUMNS else f"{line[:_MAX_COLUMNS]}...\n"
+        for line in _TIMES.sub("", text).splitlines(keepends=True)
+    ]
     if len(lines) > _MAX_LINES:
         half = _MAX_LINES // 2
         lines = [*lines[:half], "...\n", *lines[-half:]]

@@ -139,7 +139,7 @@ class RecallTask:
 
     def _events(self, generator, num_tokens):
         """Draws writes and queries: positions, keys, values, kinds."""
-        # Uniform numbers u have the mean e^u = (max - 1) / ln(max).
+        # About the mean of e^u, for u uniform from 0 to ln(max).
         mean_distance = self.max_distance / np.log(self.max_distance)
         # An event takes up to 2 tokens: about a third of all are no fillers.
         mean_wait = max(9 * self.num_keys - mean_distance, self.num_keys)

@@ -201,7 +201,9 @@ def plot_recall(numbers, path):
         axes.axhline(chance, color="grey", linewidth=1, label="chance")
         axes.set_ylim(0, 1.05)
         axes.set_xticks(range(0, model["stop"][-1] + 1, 2 * length))
-        axes.tick_params(axis="x", labelrotation=90, labelsize="small")
+        axes.tick_params(
+            axis="x", labelrotation=90, labelsize="small", labelbottom=True
+        )
         axes.set_title(model["label"], fontsize="medium")
         axes.grid(alpha=0.3)
     figure.supxlabel(

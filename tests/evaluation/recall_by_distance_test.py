@@ -122,7 +122,7 @@ def test_attended_share_counts_the_tokens_that_attend():
 def test_a_stream_without_answers_at_a_distance_is_refused():
     tokens = TASK.stream(6000)
     with pytest.raises(ValueError, match="distances from 200 to 299"):
-        measure(build(0), tokens, [1, 200, 300])
+        measure(None, tokens, [1, 200, 300])  # before it reads
     for edges in ([1], [3, 2], [0, 4], "ab"):
         with pytest.raises(ValueError, match="`edges` must be"):
             measure(None, tokens, edges)

@@ -8,7 +8,7 @@ def test_models_are_added_to_a_file_and_drawn(succeed, fail, tmp_path):
     flags = (
         f"--output={output}",
         "--max_steps=2",
-        "--max_eval_tokens=60000",
+        "--max_eval_tokens=20000",
     )
     succeed("recall.py", *flags, "--models=no_recurrence")
     first = json.loads(output.read_text())

@@ -172,7 +172,7 @@ def plot_recall(numbers, path):
     num_columns = min(len(models), 4)
     num_rows = -(-len(models) // num_columns)
     figure = Figure(
-        figsize=(3 * num_columns + 0.5, 2.6 * num_rows + 0.8),
+        figsize=(1.8 * num_columns + 0.4, 1.5 * num_rows + 0.6),
         layout="constrained",
     )
     grid = figure.subplots(
@@ -181,6 +181,8 @@ def plot_recall(numbers, path):
     chance, length = numbers["chance"], numbers["segment_length"]
     for axes in grid.ravel()[len(models) :]:
         axes.set_axis_off()
+    for axes in grid.ravel()[: len(models)][-num_columns:]:
+        axes.tick_params(labelbottom=True)  # also above an empty panel
     for axes, model in zip(grid.ravel(), models, strict=False):
         middles = np.mean([model["start"], model["stop"]], axis=0) - 0.5
         axes.plot(
@@ -200,22 +202,22 @@ def plot_recall(numbers, path):
                 )  # fmt: skip
         axes.axhline(chance, color="grey", linewidth=1, label="chance")
         axes.set_ylim(0, 1.05)
-        axes.set_xticks(range(0, model["stop"][-1] + 1, 2 * length))
-        axes.tick_params(
-            axis="x", labelrotation=90, labelsize="small", labelbottom=True
-        )
-        axes.set_title(model["label"], fontsize="medium")
+        axes.set_xticks(range(0, model["stop"][-1] + 1, 4 * length))
+        axes.tick_params(labelsize="small")
+        axes.set_title(model["label"], fontsize="small")
         axes.grid(alpha=0.3)
+    small = {"fontsize": "small"}
     figure.supxlabel(
-        f"distance of write and query, tokens (segments of {length})"
+        f"distance of write and query, tokens (segments of {length})", **small
     )
-    figure.supylabel("share of right answers")
+    figure.supylabel("share of right answers", **small)
     lines = {
         line.get_label(): line for axes in grid.ravel() for line in axes.lines
     }
     figure.legend(
-        lines.values(), lines, loc="outside upper center", ncols=len(lines)
-    )
+        lines.values(), lines, loc="outside upper center", ncols=len(lines),
+        **small,
+    )  # fmt: skip
     _save(figure, path)
 
 

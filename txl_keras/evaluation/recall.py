@@ -60,30 +60,29 @@ def recall_by_distance(model, task, tokens, batch_size, segment_length, edges):
     segments = cut(tokens)
     targets = segments.arrays()[1]
     distances = cut(task.distances(tokens)).arrays()[1]
-    is_right = model.predict(segments, verbose=0).argmax(axis=-1) == targets
     steps_to_skip = -(-edges[-1] // segment_length)
-    measured = slice(steps_to_skip * batch_size, None)
-    distances, is_right = distances[measured], is_right[measured]
-    results = []
-    for start, stop in zip(edges, edges[1:], strict=False):
-        answers = is_right[(distances >= start) & (distances < stop)]
-        if not answers.size:
+    distances[: steps_to_skip * batch_size] = 0
+    ranges = list(zip(edges, edges[1:], strict=False))
+    is_in = [(distances >= a) & (distances < b) for a, b in ranges]
+    for (start, stop), answers in zip(ranges, is_in, strict=True):
+        if not answers.any():  # found before the model reads
             raise ValueError(
                 f"`tokens` must have answers at distances from {start} to "
                 f"{stop - 1}. Generate a longer stream or take other `edges`. "
-                f"Received: {len(tokens):,} tokens, of which rows of "
-                f"{segments.steps_per_epoch} segments are read and "
-                f"{steps_to_skip} are skipped"
+                f"Received: {len(tokens):,} tokens, in rows of "
+                f"{segments.steps_per_epoch} segments, of which "
+                f"{steps_to_skip} are not measured"
             )
-        results.append(
-            {
-                "start": start,
-                "stop": stop,
-                "accuracy": float(answers.mean()),
-                "num_answers": answers.size,
-            }
-        )
-    return results
+    is_right = model.predict(segments, verbose=0).argmax(axis=-1) == targets
+    return [
+        {
+            "start": start,
+            "stop": stop,
+            "accuracy": float(is_right[answers].mean()),
+            "num_answers": int(answers.sum()),
+        }
+        for (start, stop), answers in zip(ranges, is_in, strict=True)
+    ]
 
 
 def attended_share(distances, segment_length, memory_length, same_length=False):

@@ -82,10 +82,22 @@ def guide(run):
 # === What the guides say holds ===
 
 
-def test_ten_lines_train_score_generate_and_save(run, tmp_path):
+def readme_section(title):
     text = (ROOT / "README.md").read_text("utf-8")
-    _, _, section = text.partition("\n## In Keras, in ten lines\n")
+    _, _, section = text.partition(f"\n## {title}\n")
     section, _, _ = section.partition("\n## ")
+    return section
+
+
+def test_a_model_that_comes_with_the_package_writes(run, capsys):
+    section = readme_section("Install, and write in a minute")
+    ((_, block),) = blocks(section, "python")
+    run(f"```python\n{block}```\n")
+    assert capsys.readouterr().out.startswith("class Reader:")
+
+
+def test_ten_lines_train_score_generate_and_save(run, tmp_path):
+    section = readme_section("In Keras, in ten lines")
     (_, block), *rest = blocks(section, "python")
     lines = [line for line in block.splitlines() if line.strip()]
     imports = [line for line in lines if line.startswith(("import", "from"))]

@@ -35,6 +35,7 @@ from txl_keras.data import RecallTask
 from txl_keras.data import Segments
 from txl_keras.evaluation.plots import plot_recall
 from txl_keras.evaluation.recall import attended_share
+from txl_keras.evaluation.recall import largest_reach
 from txl_keras.evaluation.recall import recall_by_distance
 from txl_keras.json_files import read_json
 from txl_keras.models import LSTMBackbone
@@ -190,6 +191,12 @@ def _measure(name, task):
     if backbone.has_attention:
         facts["memory_length"] = backbone.memory_length
         facts["attended"] = [_attended(part, backbone) for part in parts]
+        facts["reach"] = largest_reach(
+            backbone.num_layers,
+            _SEGMENT_LENGTH,
+            backbone.memory_length,
+            backbone.same_length,
+        )
     return facts
 
 

@@ -3,10 +3,13 @@
 import keras
 import numpy as np
 import pytest
+from factories import random_ids
+from factories import small_model
 
 from txl_keras.data import RecallTask
 from txl_keras.data import Segments
 from txl_keras.evaluation import attended_share
+from txl_keras.evaluation import largest_reach
 from txl_keras.evaluation import recall_by_distance
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -126,3 +129,26 @@ def test_a_stream_without_answers_at_a_distance_is_refused():
     for edges in ([1], [3, 2], [0, 4], "ab"):
         with pytest.raises(ValueError, match="`edges` must be"):
             measure(None, tokens, edges)
+
+
+@pytest.mark.parametrize("same_length", [False, True])
+@pytest.mark.parametrize("memory_length", [3, 6])
+def test_no_token_beyond_the_largest_reach_matters(memory_length, same_length):
+    length, num_segments = 4, 8
+    model = small_model(
+        num_layers=2, memory_length=memory_length, same_length=same_length
+    )
+    tokens = random_ids(length * num_segments)
+
+    def last_hidden(tokens):
+        memory = None
+        for segment in np.split(tokens, num_segments):
+            hidden, memory = model.backbone(segment[None], memory=memory)
+        return hidden[0, -1].numpy()
+
+    reach = largest_reach(2, length, memory_length, same_length)
+    for distance, is_seen in ((reach, True), (reach + 1, False)):
+        changed = tokens.copy()
+        changed[-1 - distance] = (changed[-1 - distance] + 1) % 11
+        differs = (last_hidden(changed) != last_hidden(tokens)).any()
+        assert differs == is_seen

@@ -37,6 +37,7 @@ from txl_keras.evaluation.plots import plot_recall
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.plots import plot_slowdowns
 from txl_keras.evaluation.recall import attended_share
+from txl_keras.evaluation.recall import largest_reach
 from txl_keras.evaluation.recall import recall_by_distance
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import relative_gains
@@ -60,6 +61,7 @@ __all__ = [
     "context_losses",
     "create_token_file",
     "effective_context_lengths",
+    "largest_reach",
     "learning_curve",
     "load_mean_square",
     "mean_attention_by_distance",

@@ -42,10 +42,10 @@ class DynamicEvaluator:
     """Scores a text while the weights follow it, segment by segment.
 
     Each segment is first scored with the weights as they are; these are the
-    scores that count. Then one gradient step on the mean loss of the segment
-    changes the weights, and the text goes on. With `g` the gradient, `w` the
-    weights, `w0` those at the start and `MS` the mean square of the gradient on
-    training text, all per element:
+    scores that count. Then one gradient step on the loss of the segment, the
+    mean over its B T places, changes the weights, and the text goes on. With
+    `g` the gradient, `w` the weights, `w0` those at the start and `MS` the mean
+    square of the gradient on training text, all per element:
 
         SGD   w <- w - learning_rate g
         RMS   w <- w - learning_rate g / (sqrt(MS) + epsilon)
@@ -53,7 +53,8 @@ class DynamicEvaluator:
 
     The decay pulls the weights that matter most back to where they were. The
     minimum keeps a step from overshooting `w0`: Krause et al. (2018) have it,
-    the code of Krause et al. (2019) has not (`clip_decay=False`). A segment
+    the code of Krause et al. (2019) has not (`clip_decay=False`). The former
+    also divides `decay` by the mean of sqrt(MS) over all weights. A segment
     with fewer targets takes a proportionally smaller step. Memory is what the
     model computed while it scored: it is not computed again with the new
     weights.
@@ -386,7 +387,7 @@ def mean_form(learning_rate, decay, epsilon, num_segments):
         Dictionary of `learning_rate`, `decay` and `epsilon`, arguments of
         `DynamicEvaluator`.
 
-    Example: The settings for enwik8, with K = 144.
+    Example: The settings for enwik8, for example with K = 144.
 
     >>> mean_form(1.2e-5, 24, 1e-4, 144)["decay"]
     288.0

@@ -144,14 +144,14 @@ def plot_recall(numbers, path):
     """Plots the share of right answers by distance, one panel per model.
 
     Each panel also shows chance, what direct attention can reach (guessing
-    where it cannot), and the nominal reach, layers times memory.
+    where it cannot), and how far all layers together could reach.
 
     Args:
         numbers: Dictionary of `chance`; `segment_length`; and `models`, a list
             of dictionaries: `label`; `start`, `stop` and `accuracy`, lists as
             `recall_by_distance` measures; and, if the model has attention,
-            `attended`, the list of `attended_share`, `num_layers` and
-            `memory_length`.
+            `attended`, the list of `attended_share`, and `reach`, the number
+            of `largest_reach`.
         path: String, a PNG, SVG or PDF file, local or `gs://`.
 
     Example:
@@ -162,7 +162,7 @@ def plot_recall(numbers, path):
     model = {
         "label": "base", "start": [1, 8], "stop": [8, 16],
         "accuracy": [0.9, 0.2], "attended": [1.0, 0.1],
-        "num_layers": 2, "memory_length": 6,
+        "reach": 17,
     }
     numbers = {"chance": 0.125, "segment_length": 4, "models": [model]}
     plot_recall(numbers, "recall.png")
@@ -195,11 +195,10 @@ def plot_recall(numbers, path):
                 middles, attended + (1 - attended) * chance, color=_COLORS[1],
                 linestyle="--", label="direct attention",
             )  # fmt: skip
-            if model["memory_length"]:
-                axes.axvline(
-                    model["num_layers"] * model["memory_length"],
-                    color=_COLORS[2], linestyle=":", label="layers x memory",
-                )  # fmt: skip
+            axes.axvline(
+                model["reach"], color=_COLORS[2], linestyle=":",
+                label="all layers",
+            )  # fmt: skip
         axes.axhline(chance, color="grey", linewidth=1, label="chance")
         axes.set_ylim(0, 1.05)
         axes.set_xticks(range(0, model["stop"][-1] + 1, 4 * length))

@@ -115,6 +115,37 @@ def attended_share(distances, segment_length, memory_length, same_length=False):
     return np.clip(1 - beyond_memory / segment_length, 0, 1)
 
 
+def largest_reach(num_layers, segment_length, memory_length, same_length=False):
+    """Computes how far back the last token of a segment could know anything.
+
+    Each layer of memory holds what the layer below knew, so information can
+    move back by one more memory per layer. A layer's oldest entry is in an
+    earlier segment, whose first token attends to the M tokens before it: a step
+    of whole segments, except for the first. With `same_length` a step has
+    exactly M tokens. The paper calls this O(L M).
+
+    Args:
+        num_layers: Integer `L`.
+        segment_length: Integer `T`.
+        memory_length: Integer `M`.
+        same_length: Boolean, as of the backbone.
+
+    Returns:
+        Integer, in tokens.
+
+    Example:
+
+    >>> largest_reach(num_layers=2, segment_length=32, memory_length=64)
+    159
+    >>> largest_reach(2, 32, 64, same_length=True)
+    128
+    """
+    if same_length:
+        return num_layers * memory_length
+    step = -(-memory_length // segment_length) * segment_length
+    return memory_length + segment_length - 1 + (num_layers - 1) * step
+
+
 def _check_edges(edges):
     check_list("edges", edges)
     edges = [check_integer("edges", edge, 1) for edge in edges]

@@ -284,7 +284,7 @@ class DecoderBlock(keras.layers.Layer):
         return self.attention.project_positions(num_distances)
 
     def project(self, memory):
-        """Projects earlier inputs of the block to keys and values.
+        """Projects what the block remembers to keys and values.
 
         Args:
             memory: Tensor of shape `(B, M, D)`.

@@ -240,13 +240,15 @@ class TransformerXLTextClassifier(TokenModel):
 
     def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
         """Computes the loss; checks labels if it is the default loss."""
-        self._check_labels(y)
+        # The result depends on the check, so that it comes before TensorFlow's.
+        y = self._checked_labels(y)
         return super().compute_loss(x, y, y_pred, *args, **kwargs)
 
-    def _check_labels(self, y):
+    def _checked_labels(self, y):
         # Another loss may take labels of another kind.
-        if y is not None and self._has_default_loss():
-            check_token_ids("y", y, self.num_classes)
+        if y is None or not self._has_default_loss():
+            return y
+        return check_token_ids("y", y, self.num_classes)
 
     def predict(self, x, *args, **kwargs):
         """Checks arrays, then predicts like `keras.Model.predict`."""
@@ -263,7 +265,7 @@ class TransformerXLTextClassifier(TokenModel):
         is_text = np.arange(width) < lengths[:, None]
         vocabulary_size = self.backbone.vocabulary_size
         check_token_ids("x", token_ids[is_text], vocabulary_size)
-        self._check_labels(y)
+        self._checked_labels(y)
 
     def get_config(self):
         config = {

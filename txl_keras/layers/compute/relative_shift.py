@@ -21,8 +21,8 @@ def relative_shift(scores):
         4 3 2 1 0   ->   3 2 1 0 x
         4 3 2 1 0        4 3 2 1 0
 
-    `x` marks a key after the query. Its value is arbitrary, not zero, and must
-    be masked.
+    `x` marks a key after the query. Its value is arbitrary, perhaps zero, and
+    must be masked.
 
     Args:
         scores: Tensor of shape `(B, N, T, S)`, by distance.

@@ -22,8 +22,8 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
     """Holds the memory of a model as immutable tensors.
 
     Attributes:
-        states: Tuple of L tensors `(B, M, D)`: the last M inputs of every
-            block, oldest first.
+        states: Tuple of L tensors `(B, M, D)`: the last M inputs (or outputs)
+            of every block, oldest first.
         valid_length: int32 tensor `(B,)`. Only the newest `valid_length`
             entries of a row are real. The entries before them are masked.
     """
@@ -74,7 +74,8 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
         where `SG` is `tf.stop_gradient`.
 
         Args:
-            hidden_states: L tensors `(B, T, D)`, the inputs of every block.
+            hidden_states: L tensors `(B, T, D)`, what every block
+                remembers: its inputs or its outputs.
 
         Returns:
             `Memory` of the same shapes.

@@ -75,7 +75,7 @@ def test_a_refused_fit_tells_what_the_next_one_needs(callbacks):
     model = Unbuilt()
     calls = {"batch_size": B, "verbose": 0, "callbacks": callbacks}
     model.compile("sgd", "mse", jit_compile=False)
-    with pytest.raises(ValueError, match="must be compiled again"):
+    with pytest.raises(ValueError, match="call `compile` again"):
         model.fit(X, X, **calls)
     if not callbacks:  # Keras traced a step, and makes no variables anew
         model.compile("sgd", "mse", jit_compile=False)

@@ -135,7 +135,7 @@ class Playground:
 
     def _write(self, question):
         check_fields(question, _WRITE_FIELDS, "The question")
-        other = question["other_memory_length"]
+        other = question.get("other_memory_length")
         if other is not None and other not in self._others:
             raise ValueError(
                 f"`other_memory_length` must be null or one of {self._others}. "
@@ -144,7 +144,7 @@ class Playground:
         num_new = check_integer(
             "max_tokens", question["max_tokens"], 1, MAX_NEW_TOKENS
         )
-        numbers = {name: question[name] for name in self._settings}
+        numbers = {name: question.get(name) for name in self._settings}
         Sampler(**numbers)  # raises an error that names a wrong one
         lengths = [self._memory_length] + [other] * (other is not None)
         with warnings.catch_warnings(record=True) as caught:

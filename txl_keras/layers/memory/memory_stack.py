@@ -371,9 +371,9 @@ def check_batches(batch_size=None):
                 raise ValueError(
                     "`shuffle` must be False to `fit` a model with memory, "
                     "because row r of a batch continues row r of the previous "
-                    "batch. Pass `shuffle=False` to `fit`; a model that was "
-                    "not built yet must be compiled again first. Received: "
-                    "shuffle=True, which is the default of Keras"
+                    "batch. If this was the first `fit`, call `compile` again. "
+                    "Then pass `shuffle=False` and `batch_size` to `fit`. "
+                    "Received: shuffle=True, which is the default of Keras"
                 )
             if batch_size is not None and adapter.has_partial_batch:
                 raise ValueError(
@@ -386,9 +386,10 @@ def check_batches(batch_size=None):
 
 def _remedy(batch_size):
     return (
-        f"The memory was created with batch_size={batch_size}. Pass a multiple "
-        "of as many samples, batch with `drop_remainder=True`, or create the "
-        "memory with batch_size=None."
+        f"The memory was created with batch_size={batch_size}. Pass that "
+        "`batch_size` and a multiple of it as samples, batch with "
+        "`drop_remainder=True`, or create the memory with batch_size=None. "
+        "After an error in the first `fit`, call `compile` again."
     )
 
 

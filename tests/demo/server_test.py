@@ -177,7 +177,10 @@ def test_texts_appear_side_by_side(opened, playground):
     fill_in(opened, prompt=HOSTILE, max_tokens=20, seed=8, other=4)
     press(opened, "write")
     wait_for(lambda: status_of(opened, "write") == "Done.")
-    question = {**QUESTION, "prompt": HOSTILE, "max_tokens": 20, "seed": 8}
+    # 40 is the default of the page.
+    question = {
+        **QUESTION, "prompt": HOSTILE, "max_tokens": 20, "seed": 8, "top_k": 40
+    }  # fmt: skip
     events = list(playground.write(question))[:-1]
     written = zip(*(event["texts"] for event in events), strict=True)
     assert texts_of(opened) == [HOSTILE + "".join(parts) for parts in written]

@@ -31,7 +31,8 @@ the best pair on valid is taken:
     txl evaluate --workdir=runs/quickstart --dynamic=rms \
         --dynamic_learning_rate=1e-4,3e-4,1e-3 --dynamic_decay=0,0.03
 
-Stopped by SIGTERM or Ctrl-C, the same command goes on where it was.
+Stopped by SIGTERM or Ctrl-C while it scores a run, the same command goes on
+where it was.
 
 Writes to the workdir: evaluation_SPLIT.json, a list with one result for each
 checkpoint, text and settings, the latest last; with --token_nll the nats of
@@ -169,8 +170,9 @@ def main(_):
     if FLAGS.batch_size is None:
         FLAGS.batch_size = 1 if FLAGS.dynamic else 16
     stop = StopRequest()
-    # Without --dynamic a signal simply ends the program.
-    with stop if FLAGS.dynamic else contextlib.nullcontext():
+    # Otherwise nothing is kept, and a signal simply ends the program.
+    keeps_state = FLAGS.dynamic and FLAGS.workdir
+    with stop if keeps_state else contextlib.nullcontext():
         _evaluate(stop)
 
 
@@ -438,6 +440,8 @@ def _score(evaluator, segments, nll, options):
 def _speed(times, num_tokens):
     """Computes tokens/s from the time at which each segment was done."""
     done = list(times)
+    if len(done) < 2:
+        return 0.0
     # The first segment includes compilation.
     first = done[min(1, len(done) - 2)]
     share = (done[-1] - first) / done[-1]

@@ -98,7 +98,7 @@ def main(_):
     )
     several_runs.check_replaces(output, ["recall"])
     unknown = [name for name in FLAGS.models if name not in _MODELS]
-    if unknown:
+    if unknown or not FLAGS.models:
         raise ValueError(
             f"`models` must be names among {', '.join(_MODELS)}. Received: "
             f"--models={','.join(FLAGS.models)}"

@@ -3,7 +3,18 @@
 import importlib
 
 __version__ = "0.1.0"
-__all__ = ["checkpoints", "data", "layers", "metrics", "models", "serving"]
+__all__ = [
+    "callbacks",
+    "checkpoints",
+    "data",
+    "evaluation",
+    "layers",
+    "metrics",
+    "models",
+    "samplers",
+    "serving",
+    "training",
+]
 
 
 def __getattr__(name):

@@ -226,7 +226,10 @@ def int8_with_scale(name, array):
     scale = min(largest, key=lambda m: np.mean(m, dtype=float)) / np.float32(
         _MAX_INT8
     )
-    scale = np.maximum(scale, np.finfo(np.float32).tiny)
+    # The largest float32 over 127, times 127, may be infinite.
+    limits = np.finfo(np.float32)
+    limit = np.nextafter(limits.max / np.float32(_MAX_INT8), np.float32(0))
+    scale = np.clip(scale, limits.tiny, limit)
     values = np.rint(array / scale).astype(np.int8)
     return {name: values, name + _SCALE: scale}
 

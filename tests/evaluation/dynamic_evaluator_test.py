@@ -289,8 +289,23 @@ def test_a_backup_of_another_evaluation_is_refused(model, segments, tmp_path):
     evaluator = DynamicEvaluator(model, 0.01, segment_length=5, stop=stop)
     evaluator.evaluate(segments, stop.after(2), **options)
     other = DynamicEvaluator(model, 0.02, segment_length=5)
-    with pytest.raises(ValueError, match="another"):
+    with pytest.raises(ValueError, match="`backup` .* another evaluation"):
         other.evaluate(segments, **options)
+    same_weights = small_model(num_layers=2, same_length=True)
+    same_weights.set_weights(model.get_weights())
+    other = DynamicEvaluator(same_weights, 0.01, segment_length=5)
+    with pytest.raises(ValueError, match="`backup` .* another evaluation"):
+        other.evaluate(segments, **options)
+
+
+def test_a_stop_after_the_last_segment_is_too_late(model, segments, tmp_path):
+    stop, backup = _Stops(), str(tmp_path / "state")
+    evaluator = DynamicEvaluator(model, 0.01, segment_length=5, stop=stop)
+    scores = evaluator.evaluate(
+        segments, stop.after(len(segments)), backup=backup
+    )
+    assert scores["num_tokens"] == segments.num_predictions
+    assert not (tmp_path / "state").exists()
 
 
 def test_weights_come_back_after_an_error(model, segments):
@@ -331,6 +346,7 @@ def test_published_settings_are_converted():
         ({"batch_size": 0}, "`batch_size`"),
         ({"segment_length": 0}, "`segment_length`"),
         ({"weights": "no such weight"}, "`weights` must match"),
+        ({"weights": "("}, "`weights` must be a regular expression"),
         ({"mean_square": {}}, "`mean_square`"),
     ],
 )

@@ -8,6 +8,7 @@ Letters: `B` rows, `T` segment, `M` memory, `P` predictions of a text, which has
 """
 
 import hashlib
+import json
 import re
 import time
 
@@ -211,6 +212,8 @@ class DynamicEvaluator:
                 on_progress(done, len(segments))
             is_stopped = bool(self._stop.variable.numpy())
             is_due = time.monotonic() - saved > _SECONDS_BETWEEN_BACKUPS
+            if done == len(segments):
+                break  # a stop has come too late
             if backup is not None and (is_stopped or is_due):
                 self._save(backup, run, done, memory, token_nll)
                 saved = time.monotonic()
@@ -259,6 +262,12 @@ class DynamicEvaluator:
             self._gradients.memory_length, len(segments),
         )  # fmt: skip
         digest.update(repr(numbers).encode())
+        config = self._gradients.model.get_config()
+        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+        for step in range(len(segments)):
+            batch = segments.batch(step)
+            digest.update(batch["reset"].tobytes())
+            digest.update(batch["weights"].tobytes())
         digest.update(np.asarray(segments.tokens[:], np.int32).tobytes())
         for values in (start, self._mean_square or {}):
             for name in sorted(values):
@@ -294,7 +303,14 @@ class DynamicEvaluator:
             **_weights_state(shapes_of(variables)),
             **shapes_of(values),
         }
-        state = read_newest(backup, shapes, run)
+        try:
+            state = read_newest(backup, shapes, run)
+        except ValueError as error:
+            raise ValueError(
+                f"`backup` {backup} holds the state of another evaluation, or "
+                "is damaged. Run the command that was stopped, or remove the "
+                f"folder to begin again. ({error})"
+            ) from error
         for name, variable in variables.items():
             variable.assign(state[f"weights/{name}"])
         token_nll[:] = np.where(state["nll"] < 0, np.nan, state["nll"])
@@ -440,14 +456,14 @@ class _SegmentGradients:
         model.backbone.check_remembers(memory_length)
         self.memory_length = memory_length
         self.variables = _chosen(model, weights)
-        self._model = model
+        self.model = model
         self._compiled = compile_layers(
             self._compute, strategy, model, training=True
         )
 
     def initial_memory(self):
         """Returns the memory of a cold start."""
-        return self._model.initial_memory(self.batch_size, self.memory_length)
+        return self.model.initial_memory(self.batch_size, self.memory_length)
 
     def __call__(self, segments, step, memory):
         """Returns nats `(B, T)`, the new memory, and gradients by name."""
@@ -459,7 +475,7 @@ class _SegmentGradients:
 
     def _compute(self, inputs, targets, weights, reset, memory):
         with tf.GradientTape() as tape:
-            nll, memory = self._model.score(inputs, targets, memory, reset)
+            nll, memory = self.model.score(inputs, targets, memory, reset)
             loss = tf.reduce_sum(nll * weights) / (
                 self.batch_size * self.length
             )
@@ -473,8 +489,20 @@ class _SegmentGradients:
         return nll, memory, dict(zip(self.variables, dense, strict=True))
 
 
+def check_pattern(name, pattern):
+    """Raises `ValueError` unless a pattern is valid or `None`."""
+    try:
+        re.compile(pattern or "")
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"`{name}` must be a regular expression. Received: "
+            f"{shown(pattern)} ({error})"
+        ) from error
+
+
 def _chosen(model, pattern):
     """Returns the variables to change by name."""
+    check_pattern("weights", pattern)
     trainable = {id(weight.value) for weight in model.trainable_weights}
     found = {
         name: variable

@@ -39,9 +39,7 @@ class SurpriseReader:
         check_vocabulary(tokenizer, model.backbone.vocabulary_size)
         check_integer("segment_length", segment_length, 1)
         model.backbone.check_positions(segment_length)
-        check_integer(
-            "num_candidates", num_candidates, 1, tokenizer.vocabulary_size
-        )
+        check_integer("num_candidates", num_candidates, 1)
         if memory_length is None:
             memory_length = model.backbone.memory_length
         self.tokenizer = tokenizer
@@ -49,7 +47,7 @@ class SurpriseReader:
         self._memory_length = memory_length
         self._model = model
         self._empty = model.initial_memory(1, memory_length)
-        self._num_candidates = num_candidates
+        self._num_candidates = min(num_candidates, tokenizer.vocabulary_size)
         self._score = tf.function(self._find)
 
     def encode(self, text, max_tokens=MAX_TOKENS):

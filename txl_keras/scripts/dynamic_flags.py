@@ -13,6 +13,7 @@ from txl_keras.data import Segments
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
 from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
+from txl_keras.evaluation.dynamic_evaluator import check_pattern
 from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
 from txl_keras.evaluation.dynamic_evaluator import load_mean_square
 from txl_keras.evaluation.dynamic_evaluator import save_mean_square
@@ -88,6 +89,7 @@ def check_dynamic_flags():
             "`dynamic_decay` must be 0 with --dynamic=sgd. Received: "
             f"--dynamic_decay={','.join(FLAGS.dynamic_decay)}"
         )
+    check_pattern("dynamic_weights", FLAGS.dynamic_weights)
     if FLAGS.stride:
         raise ValueError(
             "`stride` must be left out with --dynamic, which learns from each "
@@ -160,6 +162,13 @@ def _segments(config, tokenizer, split, sizes, reset_documents):
     corpus = data_flags.load_corpus(options)
     folder = token_folder(options["data_dir"])
     prepared = prepare(corpus, tokenizer, folder, [split])[split]
+    expected = config["data"].get(split)
+    if prepared.fingerprint() != expected:
+        raise ValueError(
+            f"The {split} split of {corpus.name} is not what it was when the "
+            "run began, so it cannot give statistics or compare rates. "
+            f"Expected {expected}. Received: {prepared.fingerprint()}"
+        )
     limit = FLAGS.dynamic_search_tokens if split == "valid" else None
     tokens, documents = prepared.head(limit)
     return Segments(

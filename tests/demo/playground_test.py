@@ -1,4 +1,4 @@
-"""What a visitor of the demo can ask a model for, without a browser."""
+"""Asks a model what a visitor of the demo can ask for, without a browser."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What `txl train` shows after a score: samples and the surprise page."""
+"""Checks what `txl train` shows after a score: samples and the surprise page."""
 
 import signal
 import types

@@ -1,4 +1,4 @@
-"""What visitors of the playground can ask a model for.
+"""Answers what visitors of the playground ask of a model.
 
 Letters: `M` memory.
 """

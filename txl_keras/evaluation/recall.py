@@ -1,4 +1,4 @@
-"""How far back a model recalls, by distance.
+"""Measures how far back a model recalls, by distance.
 
 Letters: `B` batch, `T` segment, `M` memory, `n` tokens of a stream, `D`
 distances.

@@ -1,4 +1,4 @@
-"""How surprising each token of a text is, with memory and without.
+"""Measures how surprising each token of a text is, with memory and without.
 
 Letters: `T` segment, `V` vocabulary, `P` tokens of the text.
 """

@@ -1,4 +1,4 @@
-"""What the model of a run writes, and what surprises it."""
+"""Shows what the model of a run writes, and what surprises it."""
 
 import functools
 import itertools

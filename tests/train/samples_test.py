@@ -1,4 +1,4 @@
-"""Checks what `txl train` shows after a score: samples and the surprise page."""
+"""Checks what `txl train` shows after a score: samples, the surprise page."""
 
 import signal
 import types

@@ -5,6 +5,7 @@ Sizes differ, so that swapped axes fail.
 
 import numpy as np
 
+from txl_keras.data import ByteTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -43,6 +44,13 @@ def small_model(dtype=None, make=TransformerXLBackbone, **config):
     rng = np.random.default_rng(4)
     for bias in model.softmax.biases:
         bias.assign(rng.normal(size=bias.shape))
+    return model
+
+
+def byte_model(**config):
+    """Language model of one block that reads bytes."""
+    model = small_model(vocabulary_size=256, num_layers=1, **config)
+    model.tokenizer = ByteTokenizer()
     return model
 
 

@@ -30,6 +30,12 @@ def save_torch(arrays, path):
     return path
 
 
+def load_tied(arrays, config):
+    """`load_arrays` of tied tables, of which the arrays hold one."""
+    table = arrays["word_emb.emb_layers.0.weight"]
+    return load_arrays({**arrays, "crit.out_layers.0.weight": table}, config)
+
+
 def load_arrays(arrays, config, **overrides):
     """`load_pytorch`, without PyTorch and its file."""
     shapes = {name: array.shape for name, array in arrays.items()}

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from factories import small_model
+from factories import byte_model
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.demo.playground import Playground
@@ -26,14 +26,7 @@ QUESTION = {
 
 @pytest.fixture(scope="module")
 def model():
-    model = small_model(
-        vocabulary_size=256,
-        num_layers=1,
-        memory_length=M,
-        initializer_stddev=0.5,
-    )
-    model.tokenizer = ByteTokenizer()
-    return model
+    return byte_model(memory_length=M, initializer_stddev=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -151,13 +144,11 @@ def test_the_demo_survives_a_failure(model, playground, monkeypatch):
 
 
 def test_models_without_attention_or_memory_have_a_demo():
-    model = small_model(make=LSTMBackbone, vocabulary_size=256, num_layers=1)
-    model.tokenizer = ByteTokenizer()
+    model = byte_model(make=LSTMBackbone)
     playground = Playground(model)
     assert playground.describe()["other_memory_lengths"] == []
     assert len(texts_of(playground.write(QUESTION))) == 1
-    model = small_model(vocabulary_size=256, num_layers=1, memory_length=0)
-    model.tokenizer = ByteTokenizer()
+    model = byte_model(memory_length=0)
     with pytest.raises(ValueError, match="`memory_length` must be given"):
         Playground(model)
     described = Playground(model, memory_length=17).describe()

@@ -8,9 +8,8 @@ import time
 
 import pytest
 from contrast import contrast
-from factories import small_model
+from factories import byte_model
 
-from txl_keras.data import ByteTokenizer
 from txl_keras.demo.playground import Playground
 from txl_keras.demo.server import DemoServer
 
@@ -25,14 +24,7 @@ HOSTILE = "</textarea></script><script>window.hacked = 1</script><b>é</b>"
 
 @pytest.fixture(scope="module")
 def playground():
-    model = small_model(
-        vocabulary_size=256,
-        num_layers=1,
-        memory_length=M,
-        initializer_stddev=0.5,
-    )
-    model.tokenizer = ByteTokenizer()
-    return Playground(model)
+    return Playground(byte_model(memory_length=M, initializer_stddev=0.5))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checkpoints.stored_models import GOLDEN
-from checkpoints.stored_models import load_arrays
+from checkpoints.stored_models import load_tied
 from checkpoints.stored_models import stored_arrays
 from checkpoints.stored_models import stored_config
 from factories import random_ids
@@ -34,9 +34,7 @@ def golden():
 def golden_model(arrays):
     """The model of the golden numbers, with tensors of the original's names."""
     config = {k: v for k, v in stored_config(NAME).items() if k != "rules"}
-    embeddings = arrays["word_emb.emb_layers.0.weight"]
-    tied = {"crit.out_layers.0.weight": embeddings}
-    return load_arrays({**arrays, **tied}, config)
+    return load_tied(arrays, config)
 
 
 def by_our_names(golden, prefix):

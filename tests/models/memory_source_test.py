@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checkpoints.stored_models import GOLDEN
-from checkpoints.stored_models import load_arrays
+from checkpoints.stored_models import load_tied
 from checkpoints.stored_models import stored_arrays
 from checkpoints.stored_models import stored_config
 from factories import random_ids
@@ -23,9 +23,7 @@ PREFIXES = {"outputs": "same_layer", "inputs": "layer_below"}
 
 def golden_model(name, arrays, memory_source="outputs"):
     """The model of the golden numbers, from tensors of the original's names."""
-    table = arrays["word_emb.emb_layers.0.weight"]
-    tied = {"crit.out_layers.0.weight": table}
-    trained = load_arrays({**arrays, **tied}, stored_config(name))
+    trained = load_tied(arrays, stored_config(name))
     config = trained.get_config()
     config["backbone"]["config"]["memory_source"] = memory_source
     model = TransformerXLCausalLM.from_config(config)

@@ -259,16 +259,16 @@ class DynamicEvaluator:
         numbers = (
             self.learning_rate, self.decay, self._epsilon, self._clip_decay,
             self._gradients.batch_size, self._gradients.length,
-            self._gradients.memory_length, len(segments),
+            self._gradients.memory_length,
         )  # fmt: skip
         digest.update(repr(numbers).encode())
-        config = self._gradients.model.get_config()
+        # Without its name, to which Keras appends a number.
+        config = {**self._gradients.model.backbone.get_config(), "name": None}
         digest.update(json.dumps(config, sort_keys=True, default=str).encode())
         for step in range(len(segments)):
             batch = segments.batch(step)
-            digest.update(batch["reset"].tobytes())
-            digest.update(batch["weights"].tobytes())
-        digest.update(np.asarray(segments.tokens[:], np.int32).tobytes())
+            for name in ("inputs", "targets", "weights", "reset"):
+                digest.update(batch[name].tobytes())
         for values in (start, self._mean_square or {}):
             for name in sorted(values):
                 digest.update(name.encode())

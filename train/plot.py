@@ -9,10 +9,14 @@ r"""Draws pictures that compare runs.
         --output=runs/attention.png
     txl plot --picture=recl --numbers=runs/recl.json \
         --output=runs/recl.pdf
+    txl plot --picture=learning_curves --labels=memory,memory,none,none \
+        --workdirs=runs/a0,runs/a1,runs/b0,runs/b1 --output=runs/seeds.png
 
 All pictures but learning_curves use the text of the runs, or --corpus:
 
-learning_curves        training and validation loss by step
+learning_curves        training and validation loss by step. Runs of one label
+                       are seeds: their means are drawn, validation with a band
+                       from the least to the greatest loss
 context_losses         loss of --num_positions tokens, each predicted from
                        exactly c tokens, for each c of --context_lengths
 memory_lengths         loss with each of --memory_lengths in evaluation
@@ -33,7 +37,8 @@ Losses are shown in bits per byte or character, or as perplexity per word.
 
 The numbers in a picture are written beside it as .json (attention maps as
 .npz), with losses in nats. --numbers draws such a file again, in another file
-type or with other --labels.
+type or with other --labels; several files of learning_curves become one
+picture.
 """
 
 import dataclasses
@@ -68,6 +73,7 @@ from txl_keras.evaluation.plots import plot_losses
 from txl_keras.evaluation.plots import plot_recall
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.report import learning_curve
+from txl_keras.evaluation.report import measure
 from txl_keras.evaluation.report import merge_positions
 from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
@@ -96,14 +102,15 @@ flags.DEFINE_string(
     required=True,
 )  # fmt: skip
 flags.DEFINE_list("workdirs", None, "Folders of one or more runs to compare.")
-flags.DEFINE_string(
+flags.DEFINE_list(
     "numbers", None,
     "JSON file of an earlier picture to draw again, instead of measuring "
-    "--workdirs.",
+    "--workdirs; of learning_curves also several.",
 )  # fmt: skip
 flags.DEFINE_list(
     "labels", None,
-    "Names of the runs in the picture, in their order. Default: their folders.",
+    "Names of the runs in the picture, in their order; in learning_curves runs "
+    "of one name are seeds. Default: their folders.",
 )  # fmt: skip
 flags.DEFINE_enum(
     "checkpoint", "best", ["best", "latest"],
@@ -196,22 +203,22 @@ _DAMAGED = (
 def main(_):
     endings = tuple(f".{name}" for name in FORMATS)
     output = several_runs.output_path(endings, "the type of the picture")
-    measure, draw = _PICTURES[FLAGS.picture]
+    measure_runs, draw = _PICTURES[FLAGS.picture]
     _check_flags()
     if FLAGS.numbers:
         try:
             draw(_read(), output)
         except _DAMAGED as error:
             raise ValueError(
-                f"`numbers` {FLAGS.numbers} is damaged: it lacks a part of a "
-                f"file of {FLAGS.picture} ({error!r})"
+                f"`numbers` {','.join(FLAGS.numbers)} is damaged: it lacks a "
+                f"part of a file of {FLAGS.picture} ({error!r})"
             ) from error
     else:
         path = os.path.splitext(output)[0]
         several_runs.check_replaces(
             f"{path}.json", [name for name, (by, _) in _PICTURES.items() if by]
         )
-        numbers = measure()
+        numbers = measure_runs()
         _write(numbers, path)
         draw(numbers, output)
     print(f"Written to {output}")
@@ -226,8 +233,8 @@ def _check_flags():
                 f"--picture={' or '.join(pictures)}. "
                 f"Received: --{name}, --picture={FLAGS.picture}"
             )
-    measure, _ = _PICTURES[FLAGS.picture]
-    if not (measure or FLAGS.numbers):
+    measure_runs, _ = _PICTURES[FLAGS.picture]
+    if not (measure_runs or FLAGS.numbers):
         raise ValueError(
             f"`numbers` must be given with --picture={FLAGS.picture}: the file "
             f"that `txl {FLAGS.picture}` wrote. Received: --numbers=None"
@@ -235,7 +242,8 @@ def _check_flags():
     if FLAGS.numbers and FLAGS.workdirs:
         raise ValueError(
             "`numbers` and `workdirs` exclude each other. Received: "
-            f"--numbers={FLAGS.numbers}, --workdirs={','.join(FLAGS.workdirs)}"
+            f"--numbers={','.join(FLAGS.numbers)}, "
+            f"--workdirs={','.join(FLAGS.workdirs)}"
         )
     if not (FLAGS.numbers or FLAGS.workdirs):
         raise ValueError(
@@ -243,18 +251,55 @@ def _check_flags():
             f"Received: --workdirs={FLAGS.workdirs}, --numbers={FLAGS.numbers}"
         )
     if FLAGS.workdirs:
-        several_runs.labels(FLAGS.workdirs)
+        _labels(FLAGS.workdirs)
+    if len(FLAGS.numbers or []) > 1 and FLAGS.picture != "learning_curves":
+        raise ValueError(
+            "`numbers` must be one file, or --picture=learning_curves. "
+            f"Received: --numbers={','.join(FLAGS.numbers)}, "
+            f"--picture={FLAGS.picture}"
+        )
     for name in ("layers", "heads"):
         if FLAGS[name].value is not None:
             several_runs.numbers(name, int)
+
+
+def _labels(paths):
+    """Returns the names of runs; of learning curves some may be the same."""
+    return several_runs.labels(paths, FLAGS.picture == "learning_curves")
 
 
 # === Numbers from files ===
 
 
 def _read():
-    """Reads the file `--numbers` and applies `--labels`."""
-    path = os.path.expanduser(FLAGS.numbers)
+    """Reads the files `--numbers` and applies `--labels`."""
+    paths = [os.path.expanduser(path) for path in FLAGS.numbers]
+    files = [_read_file(path) for path in paths]
+    numbers, *others = files
+    for path, other in zip(paths[1:], others, strict=True):
+        if other["unit"] != numbers["unit"]:
+            raise ValueError(
+                "`numbers` must be files of one unit of tokens. Received: "
+                f"{paths[0]}, of {numbers['unit']}s, and {path}, of "
+                f"{other['unit']}s"
+            )
+        numbers["models"] += other["models"]
+    models = numbers["models"]
+    if FLAGS.labels or any("label" not in model for model in models):
+        names = [model.get("workdir") or model["label"] for model in models]
+        for model, label in zip(models, _labels(names), strict=True):
+            model["label"] = label
+    if FLAGS.picture == "attention":
+        path = f"{os.path.splitext(paths[0])[0]}.npz"
+        with tf.io.gfile.GFile(path, "rb") as file:
+            arrays = np.load(io.BytesIO(file.read()))
+        for i, model in enumerate(models):
+            model["maps"] = arrays[f"maps_{i}"]
+    return numbers
+
+
+def _read_file(path):
+    """Reads a JSON file and checks that it holds the picture's numbers."""
     numbers = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
     pictures = [FLAGS.picture]
     if FLAGS.picture == "context_losses":
@@ -265,16 +310,6 @@ def _read():
             "`numbers` must be the JSON file of a picture of "
             f"{' or '.join(pictures)}. Received: {path}, of {received}"
         )
-    models = numbers["models"]
-    names = [model.get("workdir") or model["label"] for model in models]
-    for model, label in zip(models, several_runs.labels(names), strict=True):
-        if FLAGS.labels or "label" not in model:
-            model["label"] = label
-    if FLAGS.picture == "attention":
-        with tf.io.gfile.GFile(f"{os.path.splitext(path)[0]}.npz", "rb") as f:
-            arrays = np.load(io.BytesIO(f.read()))
-        for i, model in enumerate(models):
-            model["maps"] = arrays[f"maps_{i}"]
     return numbers
 
 
@@ -365,7 +400,7 @@ def _measure_learning_curves():
     models = [
         {"label": label, "workdir": workdir.path, **_learning_curve(workdir)}
         for workdir, label in zip(
-            workdirs, several_runs.labels(FLAGS.workdirs), strict=True
+            workdirs, _labels(FLAGS.workdirs), strict=True
         )
     ]
     return {"unit": units[0], "models": models}
@@ -381,7 +416,7 @@ def _scored_unit(workdir):
 
 
 def _learning_curve(workdir):
-    """Returns steps and nats per token of a run, for train and valid."""
+    """Returns a run's nats per token, of train and valid by step, of test."""
     metrics = workdir.read_metrics()
     if not metrics:
         raise ValueError(
@@ -390,12 +425,28 @@ def _learning_curve(workdir):
         )
     run_flags = workdir.read_config()["flags"]
     return {
+        "seed": run_flags.get("seed"),
         "tokens_per_step": math.prod(
             check_integer(name, run_flags.get(name), 1)
             for name in ("batch_size", "segment_length")
         ),
         **learning_curve(metrics),
+        **_test_scores(workdir),
     }
+
+
+def _test_scores(workdir):
+    """Returns the test loss of the latest evaluation, or of the training."""
+    path = workdir.file("evaluation_test.json")
+    if tf.io.gfile.exists(path):
+        scores = read_json(path)[-1]
+    else:
+        path = workdir.file("results.json")
+        if not tf.io.gfile.exists(path):
+            return {}  # the run is not finished
+        scores = read_json(path)["test"]
+    names = ("nll", "num_tokens", "segment_length", "memory_length", "dynamic")
+    return {"test": {n: scores[n] for n in names if n in scores}}
 
 
 def _measure_context_losses():
@@ -609,19 +660,63 @@ def _token_label(tokenizer, token):
 
 
 def _draw_learning_curves(numbers, path):
+    unit = numbers["unit"]
     by_tokens = FLAGS.x_axis == "tokens"
-    curves = {}
+    runs_of = {}
     for model in numbers["models"]:
-        scale = model["tokens_per_step"] if by_tokens else 1
-        curves[model["label"]] = {
-            name: (
-                [step * scale for step in model[name]["steps"]],
-                model[name]["nll"],
-            )
+        runs_of.setdefault(model["label"], []).append(model)
+    curves = {
+        label: {
+            name: _mean_curve(runs, name, by_tokens)
             for name in ("train", "valid")
         }
-    x_label = f"{numbers['unit']}s read" if by_tokens else "step"
-    plot_learning_curves(curves, path, numbers["unit"], x_label)
+        for label, runs in runs_of.items()
+    }
+    x_label = f"{unit}s read" if by_tokens else "step"
+    plot_learning_curves(curves, path, unit, x_label)
+    _print_scores(runs_of, unit)
+
+
+def _mean_curve(runs, name, by_tokens):
+    """Returns x, mean nats, and for several runs also least and greatest."""
+    steps = runs[0][name]["steps"]
+    for run in runs[1:]:
+        if run[name]["steps"] != steps:
+            raise ValueError(
+                "`labels` must be the same only for runs whose losses were "
+                "measured at the same steps (--steps_per_execution, "
+                f"--eval_every, --max_steps). Received: {run['label']!r} for "
+                f"runs with {len(steps)} and {len(run[name]['steps'])} losses "
+                f"of {name}"
+            )
+    scale = runs[0]["tokens_per_step"] if by_tokens else 1
+    x = [step * scale for step in steps]
+    nll = np.array([run[name]["nll"] for run in runs])
+    curve = (x, nll.mean(axis=0).tolist())
+    if len(runs) == 1:
+        return curve
+    return (*curve, nll.min(axis=0).tolist(), nll.max(axis=0).tolist())
+
+
+def _print_scores(runs_of, unit):
+    """Prints the last loss of valid, and of test, with the spread of runs."""
+    name, convert = measure(unit)
+    width = max(len("model"), *map(len, runs_of))
+    print(f"{'model':{width}} {'runs':>4} {'valid':>14} {'test':>14}  {name}")
+    for label, runs in runs_of.items():
+        valid = [run["valid"]["nll"][-1] for run in runs if run["valid"]["nll"]]
+        test = [run["test"]["nll"] for run in runs if "test" in run]
+        cells = [_mean_and_deviation([*map(convert, x)]) for x in (valid, test)]
+        print(f"{label:{width}} {len(runs):>4} {cells[0]:>14} {cells[1]:>14}")
+
+
+def _mean_and_deviation(values):
+    """Formats the mean and the standard deviation of a sample."""
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
 def _draw_context_losses(numbers, path):

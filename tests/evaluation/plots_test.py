@@ -59,6 +59,16 @@ def test_standard_errors_are_a_band(tmp_path):
     assert "PolyCollection" in path.read_text("utf-8")
 
 
+def test_the_spread_of_several_runs_is_a_band(tmp_path):
+    path = tmp_path / "curves.svg"
+    one = {"train": ([1, 2], [3.0, 2.0]), "valid": ([2], [2.5])}
+    plot_learning_curves({"a": one}, str(path))
+    assert "PolyCollection" not in path.read_text("utf-8")
+    several = {**one, "valid": ([1, 2], [2.7, 2.5], [2.6, 2.4], [2.8, 2.6])}
+    plot_learning_curves({"a": several}, str(path))
+    assert "PolyCollection" in path.read_text("utf-8")
+
+
 def test_a_tiny_share_of_attention_does_not_stretch_the_axis(tmp_path):
     path = tmp_path / "distance.svg"
     shares = np.geomspace(0.1, 1e-3, 200)

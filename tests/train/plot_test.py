@@ -58,6 +58,50 @@ def test_learning_curves_are_those_of_the_metrics(
     assert "of words" in error
 
 
+def test_runs_of_one_label_are_seeds(succeed, fail, tmp_path):
+    def write(name, valid, test, unit="character"):
+        model = {
+            "label": "LSTM",
+            "workdir": f"runs/{name}",
+            "tokens_per_step": 12,
+            "train": {"steps": [5], "nll": [2.0]},
+            "valid": {"steps": [5, 7], "nll": [3.0, np.log(2) * valid]},
+            "test": {"nll": np.log(2) * test},
+        }
+        numbers = {"picture": "learning_curves", "unit": unit}
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(numbers | {"models": [model]}))
+        return str(path)
+
+    files = [write("a", 2.5, 2.0), write("b", 2.6, 1.9), write("c", 2.7, 2.1)]
+    output = tmp_path / "seeds.svg"
+    flags = ("plot.py", "--picture=learning_curves", f"--output={output}")
+    printed = succeed(*flags, f"--numbers={','.join(files)}")
+    row = next(x for x in printed.splitlines() if x.startswith("LSTM"))
+    assert row.split() == [
+        "LSTM", "3", "2.600", "±", "0.100", "2.000", "±", "0.100",
+    ]  # fmt: skip
+    svg = output.read_text("utf-8")
+    assert svg.count("<!-- LSTM, valid -->") == 1
+    assert "PolyCollection" in svg
+    words = write("words", 3.0, 3.0, "word")
+    fail(
+        *flags, f"--numbers={files[0]},{words}",
+        messages=["one unit", "characters", "words"],
+    )  # fmt: skip
+    longer = json.loads((tmp_path / "a.json").read_text())
+    longer["models"][0]["valid"]["steps"] = [5, 9]
+    (tmp_path / "longer.json").write_text(json.dumps(longer))
+    fail(
+        *flags, f"--numbers={files[1]},{tmp_path / 'longer.json'}",
+        messages=["`labels`", "same steps", "LSTM"],
+    )  # fmt: skip
+    fail(
+        "plot.py", "--picture=recl", f"--output={output}",
+        f"--numbers={files[0]},{files[1]}", messages=["one file"],
+    )  # fmt: skip
+
+
 def test_losses_by_position_and_memory_are_those_of_reading(
     group, corpus, succeed, tmp_path
 ):

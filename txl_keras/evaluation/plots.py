@@ -225,7 +225,8 @@ def plot_learning_curves(curves, path, unit="token", x_label="step"):
 
     Args:
         curves: Dictionary from the name of a run to a dictionary of `train`
-            and `valid`, each a pair of lists: x and nats per token.
+            and `valid`, each a tuple of lists: x; nats per token; and, if
+            these are means over several runs, the least and the greatest.
         path: String, a PNG, SVG or PDF file, local or `gs://`.
         unit: String, the name of a token, such as "byte".
         x_label: String, the label of the x axis.
@@ -242,7 +243,8 @@ def plot_learning_curves(curves, path, unit="token", x_label="step"):
     name, convert = measure(unit)
     figure, axes = _figure(x_label, name)
     for i, (label, curve) in enumerate(curves.items()):
-        (x, train), (x_valid, valid) = curve["train"], curve["valid"]
+        x, train, *_ = curve["train"]
+        x_valid, valid, *bounds = curve["valid"]
         color, marker = _style(i)
         axes.plot(
             x, [*map(convert, train)], color=color, alpha=0.5, linewidth=1,
@@ -252,6 +254,11 @@ def plot_learning_curves(curves, path, unit="token", x_label="step"):
             x_valid, [*map(convert, valid)], color=color, marker=marker,
             markersize=4, label=f"{label}, valid",
         )  # fmt: skip
+        if bounds:
+            least, greatest = ([*map(convert, bound)] for bound in bounds)
+            axes.fill_between(
+                x_valid, least, greatest, color=color, alpha=0.2, lw=0
+            )
     if name == "ppl":  # it starts at about the size of the vocabulary
         axes.set_yscale("log")
     axes.legend()

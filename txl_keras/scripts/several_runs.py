@@ -51,8 +51,11 @@ def check_replaces(path, pictures):
         )
 
 
-def labels(paths):
-    """Returns different names of runs: `--labels`, folder names, or paths."""
+def labels(paths, may_repeat=False):
+    """Returns different names of runs: `--labels`, folder names, or paths.
+
+    With `may_repeat` runs may share a name of `--labels`.
+    """
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise ValueError(
             "`workdirs` must be different runs. "
@@ -62,9 +65,11 @@ def labels(paths):
     if not received:
         folders = [os.path.basename(path.rstrip("/")) for path in paths]
         return folders if len(set(folders)) == len(folders) else paths
-    if len(received) != len(paths) or len(set(received)) < len(received):
+    repeats = len(set(received)) < len(received) and not may_repeat
+    if len(received) != len(paths) or repeats:
+        different = "" if may_repeat else "different "
         raise ValueError(
-            f"`labels` must be {len(paths)} different names, one per run. "
+            f"`labels` must be {len(paths)} {different}names, one per run. "
             f"Received: --labels={','.join(received)}"
         )
     return received

@@ -67,6 +67,7 @@ from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
+from txl_keras.evaluation.report import measure_text
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import with_result
 from txl_keras.evaluation.surprise_page import surprise_page
@@ -216,7 +217,9 @@ def _evaluate(stop):
         if scores is None:
             print("Stopped; run the same command to go on.")
             sys.exit(EXIT_CODE)
-        result |= path | add_bits_per_byte(scores, tokenizer, tokens)
+        result |= path | add_bits_per_byte(
+            scores, measure_text(tokenizer, tokens)
+        )
         if FLAGS.position_curve:
             result["position_curve"] = position_curve(nll, documents)
     if workdir is not None:

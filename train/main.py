@@ -11,6 +11,7 @@ Run the same command again to resume a run that was stopped. SIGTERM and Ctrl-C
 finish the current step, save a checkpoint and exit with code 75.
 """
 
+import functools
 import sys
 import time
 
@@ -26,6 +27,7 @@ from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
+from txl_keras.evaluation.report import measure_text
 from txl_keras.evaluation.report import score
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
@@ -125,6 +127,10 @@ def train(strategy, stop):
         training_flags.held_out_segments(*held_out[name]) for name in held_out
     )
 
+    @functools.cache  # compressing takes seconds
+    def text_of(name):
+        return measure_text(tokenizer, held_out[name][0])
+
     def build_model():
         model = model_flags.build_model(
             tokenizer.vocabulary_size,
@@ -187,6 +193,7 @@ def train(strategy, stop):
         splits,
         training_flags.result_settings(),
         describe=lambda nll: score(nll, tokenizer),
+        describe_valid=lambda nll: score(nll, tokenizer, text_of("valid")),
         unit=tokenizer.unit,
         profile=profile,
         samples=samples,
@@ -218,8 +225,8 @@ def train(strategy, stop):
         return False
     best_step, scores = scored
     if is_chief(strategy):
-        for name, (tokens, _) in held_out.items():
-            scores[name] = add_bits_per_byte(scores[name], tokenizer, tokens)
+        for name in held_out:
+            scores[name] = add_bits_per_byte(scores[name], text_of(name))
         plot_learning_curve(
             workdir.read_metrics(),
             workdir.file("learning_curve.png"),

@@ -13,8 +13,10 @@ from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import compressed_bits_per_byte
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import measure
+from txl_keras.evaluation.report import measure_text
 from txl_keras.evaluation.report import merge_positions
 from txl_keras.evaluation.report import position_curve
+from txl_keras.evaluation.report import score
 from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.evaluation.report import with_result
 from txl_keras.evaluation.token_file import create_token_file
@@ -39,32 +41,43 @@ def test_compressors_find_repetition():
 def test_bits_of_all_tokens_are_those_of_the_bytes_that_were_scored():
     tokenizer = CharacterTokenizer("a€")
     tokens = tokenizer.encode("a€" * 50)  # 200 bytes
-    scores = add_bits_per_byte(scores_of(3.0, 99), tokenizer, tokens)
+    text = measure_text(tokenizer, tokens)
+    scores = add_bits_per_byte(scores_of(3.0, 99), text)
     assert scores["bits_per_byte"] == pytest.approx(3 * 99 / (200 - 1))
     assert scores["num_tokens"] == 99
-    scores = add_bits_per_byte(scores_of(3.0, 99), tokenizer, tokens[::-1])
+    text = measure_text(tokenizer, tokens[::-1])
+    scores = add_bits_per_byte(scores_of(3.0, 99), text)
     assert scores["bits_per_byte"] == pytest.approx(3 * 99 / (200 - 3))
 
 
 def test_of_bytes_the_number_printed_is_the_number_written():
-    tokens = list(b"one")
-    scores = add_bits_per_byte(scores_of(3.0, 2), ByteTokenizer(), tokens)
+    text = measure_text(ByteTokenizer(), list(b"one"))
+    scores = add_bits_per_byte(scores_of(3.0, 2), text)
     assert scores["bits_per_byte"] == pytest.approx(scores["bits_per_token"])
-    assert describe(scores, ByteTokenizer()).startswith("3.0000 bits per byte")
+    assert describe(scores, ByteTokenizer()).startswith("3.000 bits per byte")
 
 
 def test_a_tokenizer_that_loses_text_has_no_bits_per_byte():
-    scores = add_bits_per_byte(scores_of(3.0, 99), WORDS, [1, 1, 0])
-    assert scores == scores_of(3.0, 99)
+    text = measure_text(WORDS, [1, 1, 0])
+    assert add_bits_per_byte(scores_of(3.0, 2), text) == scores_of(3.0, 2)
+    assert score(2.0, WORDS, text) == "7.39 ppl"
+
+
+def test_a_score_of_a_text_is_also_in_bits_per_byte():
+    tokenizer = CharacterTokenizer("a€")
+    text = measure_text(tokenizer, tokenizer.encode("a€" * 50))
+    line = score(3.0 * math.log(2), tokenizer, text)
+    per_byte = 3 * 99 / (200 - 1)
+    assert line.startswith(f"3.000 bpc, {per_byte:.3f} bits per byte (gzip -9 ")
 
 
 @pytest.mark.parametrize(
     "tokenizer, expected",
     [
-        (ByteTokenizer(), "3.0000 bits per byte over 1,234 tokens (xz 2.500)"),
+        (ByteTokenizer(), "3.000 bits per byte over 1,234 tokens (xz 2.500)"),
         (
             CharacterTokenizer("a"),
-            "3.0000 bpc over 1,234 tokens, 2.0000 bits per byte (xz 2.500)",
+            "3.000 bpc over 1,234 tokens, 2.000 bits per byte (xz 2.500)",
         ),
     ],
 )
@@ -96,9 +109,9 @@ def test_a_learning_curve_is_a_png(tmp_path):
 
 
 def test_where_not_all_was_scored_there_are_no_bits_per_byte():
-    tokens = list(b"one two three")
-    scores = scores_of(3.0, len(tokens) - 4)  # firsts of documents are not
-    assert add_bits_per_byte(scores, ByteTokenizer(), tokens) == scores
+    text = measure_text(ByteTokenizer(), list(b"one two three"))
+    scores = scores_of(3.0, 9)  # firsts of documents are not
+    assert add_bits_per_byte(scores, text) == scores
 
 
 # === Positions in documents ===

@@ -58,7 +58,7 @@ class Run:
                 best_directory=self.workdir.best,
             ),
             **{**SETTINGS, **settings},
-            progress=Progress(12, 8, str, is_shown=False),
+            progress=Progress(12, 8, str, str, is_shown=False),
             tensorboard=TensorBoard(None),
             profile=Profile(str(path)),
             on_score=self.on_score,

@@ -4,7 +4,9 @@ from txl_keras.training import progress
 def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    shown = progress.Progress(100, 64, lambda nll: f"{2 * nll} points")
+    shown = progress.Progress(
+        100, 64, lambda nll: f"{2 * nll} points", lambda nll: f"{3 * nll} bits"
+    )
     shown.start(10)
     for step in range(15, 36, 5):
         now[0] += 25
@@ -15,12 +17,12 @@ def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
     # After 75 s; the next would come after 135 s.
     assert lines == [
         "step 25/100: loss 1.500, train 3.0 points, tokens/s 13, 06:15 left",
-        "step 35: valid 2.5 points (best)",
+        "step 35: valid 3.75 bits (best)",
     ]
 
 
 def test_workers_that_are_not_the_chief_show_nothing(monkeypatch, capsys):
-    shown = progress.Progress(9, 64, str, is_shown=False)
+    shown = progress.Progress(9, 64, str, str, is_shown=False)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", -1)
     shown.update({"step": 1, "loss": None, "tokens_per_second": 2.0})
     shown.score(1, 2.0, is_best=False)
@@ -28,7 +30,7 @@ def test_workers_that_are_not_the_chief_show_nothing(monkeypatch, capsys):
 
 
 def test_a_log_has_one_line_for_a_sample(capsys):
-    shown = progress.Progress(9, 64, str)
+    shown = progress.Progress(9, 64, str, str)
     shown.sample(4, "to be\n\n  or\x1b[2J\tnot")
     shown.sample(8, "é" * 999)
     lines = capsys.readouterr().out.splitlines()
@@ -40,7 +42,7 @@ def test_a_log_has_one_line_for_a_sample(capsys):
 
 def test_a_terminal_shows_all_lines_of_a_sample(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    shown = progress.Progress(9, 64, str)
+    shown = progress.Progress(9, 64, str, str)
     shown.start(3)
     shown.update({"step": 4, "loss": 1.5, "tokens_per_second": 12.8})
     shown.sample(4, "to be\n  or\x07 not\n")

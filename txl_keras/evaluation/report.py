@@ -19,26 +19,41 @@ SETTINGS = (
 _BLOCK = 1 << 20  # tokens processed at once
 
 
-def add_bits_per_byte(scores, tokenizer, tokens):
-    """Adds `bits_per_byte` and `compressors` to scores, if they are defined.
+def measure_text(tokenizer, tokens):
+    """Returns what `add_bits_per_byte` needs to know about a text.
 
-    They are not defined if the tokenizer loses text (an `<unk>` stands for an
-    unknown number of bytes), or if any token but the first was not scored.
+    A dictionary of `num_tokens` that are scored (the first token has no score,
+    and its bytes do not count), `bytes_per_token` and `compressors`; `None` if
+    the tokenizer loses text, as an `<unk>` stands for an unknown number of
+    bytes.
     """
-    all_scored = scores["num_tokens"] == len(tokens) - 1
-    if not (tokenizer.is_lossless and all_scored):
-        return scores
+    if not tokenizer.is_lossless:
+        return None
     text = tokenizer.decode_bytes(tokens)
-    # The first token has no score, so its bytes do not count.
     num_bytes = len(text) - len(tokenizer.decode_bytes(tokens[:1]))
-    bits = scores["bits_per_token"] * scores["num_tokens"]
     compressors = {}
     if len(text) <= COMPRESSED_BYTES:
         compressors = compressed_bits_per_byte(text)
+    num_tokens = len(tokens) - 1
+    return {
+        "num_tokens": num_tokens,
+        "bytes_per_token": num_bytes / num_tokens,
+        "compressors": compressors,
+    }
+
+
+def add_bits_per_byte(scores, text):
+    """Adds `bits_per_byte` and `compressors` to scores, if they are defined.
+
+    They are not defined if `text`, a result of `measure_text`, is `None`, or if
+    any token but the first was not scored.
+    """
+    if text is None or scores["num_tokens"] != text["num_tokens"]:
+        return scores
     return {
         **scores,
-        "bits_per_byte": bits / num_bytes,
-        "compressors": compressors,
+        "bits_per_byte": scores["bits_per_token"] / text["bytes_per_token"],
+        "compressors": text["compressors"],
     }
 
 
@@ -51,11 +66,31 @@ def compressed_bits_per_byte(text):
     return {name: 8 * size / len(text) for name, size in sizes.items()}
 
 
-def score(nll, tokenizer):
-    """Formats a loss in nats per token in its usual unit: `"1.0612 bpc"`."""
+def score(nll, tokenizer, text=None):
+    """Formats a loss in nats per token in its usual unit: `"1.061 bpc"`.
+
+    With `text`, a result of `measure_text`, also in bits per byte, beside those
+    of compressors.
+    """
     name, convert = measure(tokenizer.unit)
-    digits = 2 if convert is perplexity else 4
-    return f"{convert(nll):.{digits}f} {name}"
+    digits = 2 if convert is perplexity else 3
+    line = f"{convert(nll):.{digits}f} {name}"
+    if text is None:
+        return line
+    bits_per_byte = bits_per_token(nll) / text["bytes_per_token"]
+    return line + _in_bits_per_byte(
+        bits_per_byte, text["compressors"], tokenizer
+    )
+
+
+def _in_bits_per_byte(value, compressors, tokenizer):
+    line = ""
+    if tokenizer.unit != "byte":
+        line = f", {value:.3f} bits per byte"
+    others = ", ".join(
+        f"{name} {value:.3f}" for name, value in compressors.items()
+    )
+    return f"{line} ({others})" if others else line
 
 
 def measure(unit):
@@ -79,12 +114,9 @@ def describe(scores, tokenizer):
     line += "tokens"
     if "bits_per_byte" not in scores:
         return line
-    if tokenizer.unit != "byte":
-        line += f", {scores['bits_per_byte']:.4f} bits per byte"
-    others = ", ".join(
-        f"{name} {value:.3f}" for name, value in scores["compressors"].items()
+    return line + _in_bits_per_byte(
+        scores["bits_per_byte"], scores["compressors"], tokenizer
     )
-    return f"{line} ({others})" if others else line
 
 
 def learning_curve(metrics):

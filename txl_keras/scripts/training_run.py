@@ -128,6 +128,7 @@ def begin_loop(
     settings,
     *,
     describe,
+    describe_valid=None,
     unit,
     profile,
     samples=None,
@@ -135,7 +136,8 @@ def begin_loop(
     """Claims the workdir and makes its `TrainingLoop`, not yet restored.
 
     `settings` are the flags to record in config.json; `describe` formats nats
-    per token for the progress line; `unit` names a token in the learning curve,
+    per token for the progress line, and `describe_valid` (by default the same)
+    those of a score of valid; `unit` names a token in the learning curve,
     which is drawn after each score of valid. `samples` are `Samples` to show
     then, unless the model cannot write text.
     """
@@ -160,6 +162,7 @@ def begin_loop(
         FLAGS.max_steps,
         FLAGS.batch_size * FLAGS.segment_length,
         describe,
+        describe_valid or describe,
         is_shown=is_chief(strategy),
     )
     tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)

@@ -14,13 +14,21 @@ _MAX_LINE = 200
 class Progress:
     """Shows the progress of training, unless `is_shown` is false.
 
-    `format_score` converts a loss in nats per token to a string in the units of
-    the task.
+    `format_train` and `format_valid` convert a loss in nats per token to a
+    string in the units of the task.
     """
 
-    def __init__(self, max_steps, tokens_per_step, format_score, is_shown=True):
+    def __init__(
+        self,
+        max_steps,
+        tokens_per_step,
+        format_train,
+        format_valid,
+        is_shown=True,
+    ):
         self._tokens_per_step = tokens_per_step
-        self._format_score = format_score
+        self._format_train = format_train
+        self._format_valid = format_valid
         self._is_shown = is_shown
         self._is_terminal = sys.stderr.isatty()
         self._bar = tqdm(
@@ -45,7 +53,7 @@ class Progress:
         loss, speed = metrics["loss"], metrics["tokens_per_second"]
         figures = {
             "loss": "none" if loss is None else f"{loss:.3f}",
-            "train": "none" if loss is None else self._format_score(loss),
+            "train": "none" if loss is None else self._format_train(loss),
             "tokens/s": f"{speed:,.0f}",
         }
         num_steps, self._step = metrics["step"] - self._step, metrics["step"]
@@ -67,7 +75,7 @@ class Progress:
     def score(self, step, nll, is_best):
         """Shows a validation score, in nats per token."""
         best = " (best)" if is_best else ""
-        self._write(f"step {step}: valid {self._format_score(nll)}{best}")
+        self._write(f"step {step}: valid {self._format_valid(nll)}{best}")
 
     def sample(self, step, text):
         """Shows a text of the model, in a log only its start, in one line."""

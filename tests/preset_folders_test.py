@@ -303,7 +303,7 @@ def test_unknown_arguments_are_named(saved):
 
 @pytest.mark.parametrize("preset", ["nowhere", "", None, "hf:/a/b"])
 def test_what_is_no_preset_is_refused_with_the_known(preset):
-    message = "must be one of .*'quickstart'.* folder, or 'hf://owner/name'"
+    message = "must be .* one of .*'quickstart'.*folder, or 'hf://owner/name'"
     with pytest.raises(ValueError, match=message):
         TransformerXLCausalLM.from_preset(preset)
     with pytest.raises(ValueError, match="`preset` must be the path of a fo"):

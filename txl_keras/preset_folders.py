@@ -136,8 +136,8 @@ def _find_folder(model_class, preset):
 
 def _expected(model_class, preset):
     sizes, trained = [*model_class.presets], [*model_class.trained_presets]
-    named = f"one of {sizes}, " if sizes else ""
-    named += f"one of {trained}, which are trained, " if trained else ""
+    named = f"a trained model, one of {trained}, " if trained else ""
+    named += f"sizes without weights, one of {sizes}, " if sizes else ""
     return (
         f"`preset` must be {named}the path of a folder, or 'hf://owner/name'. "
         f"Received: preset={preset!r}"

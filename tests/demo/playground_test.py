@@ -19,6 +19,7 @@ QUESTION = {
     "temperature": 1.0,
     "top_k": None,
     "top_p": None,
+    "repetition_penalty": None,
     "seed": 5,
     "other_memory_length": None,
 }
@@ -54,7 +55,10 @@ def written(model, **settings):
 
 
 def test_a_text_is_that_of_the_model_with_the_same_settings(model, playground):
-    settings = {"temperature": 0.7, "top_k": 50, "top_p": 0.9}
+    settings = {
+        "temperature": 0.7, "top_k": 50, "top_p": 0.9,
+        "repetition_penalty": 1.5,
+    }  # fmt: skip
     texts = [
         texts_of(playground.write({**QUESTION, **changed}))
         for changed in ({}, settings, {"temperature": 0}, {})

@@ -198,7 +198,7 @@ def test_a_trained_preset_is_found_by_its_name(tmp_path, monkeypatch):
         "mine_small", load_weights=False, num_layers=2
     )
     assert sizes.backbone.num_layers == 2
-    message = r"one of \['mine_small'\], which are trained, .*'mine_smal'"
+    message = r"a trained model, one of \['mine_small'\], .*'mine_smal'"
     with pytest.raises(ValueError, match=message):
         TransformerXLCausalLM.from_preset("mine_smal")
     # An LSTM has no such model.

@@ -31,6 +31,7 @@ _WRITE_FIELDS = {
     "temperature": "a number",
     "top_k": "an integer or null",
     "top_p": "a number or null",
+    "repetition_penalty": "a number or null",
     "seed": "an integer",
     "other_memory_length": "an integer or null",
 }
@@ -75,6 +76,7 @@ class Playground:
             "temperature": tf.Variable(1.0),
             "top_k": tf.Variable(0),
             "top_p": tf.Variable(1.0),
+            "repetition_penalty": tf.Variable(1.0),
         }
         self._sampler = Sampler(**self._settings)
         self._generators = {}
@@ -97,8 +99,8 @@ class Playground:
 
         Args:
             question: Dictionary of `prompt`, `max_tokens`, `temperature`,
-                `top_k`, `top_p`, `seed` and `other_memory_length`. The last
-                one may be one of `describe()["other_memory_lengths"]`.
+                `top_k`, `top_p`, `repetition_penalty`, `seed` and
+                `other_memory_length`. The last one may be one of `describe()["other_memory_lengths"]`.
 
         Yields:
             `{"note": text}` on words that the vocabulary lacks, and
@@ -164,7 +166,7 @@ class Playground:
                 f"`prompt` must have at most {MAX_PROMPT_TOKENS:,} tokens. "
                 f"Received: a prompt of {received:,} tokens"
             )
-        off = {"top_k": 0, "top_p": 1}
+        off = {"top_k": 0, "top_p": 1, "repetition_penalty": 1}
         for name, variable in self._settings.items():
             value = numbers[name]
             variable.assign(off[name] if value is None else value)

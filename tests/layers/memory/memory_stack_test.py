@@ -306,3 +306,10 @@ def test_a_graph_checks_that_a_batch_is_that_of_the_memory(rows):
         run(segment(0, 2, rows=rows))
     memory, _ = run(segment(0, 2))
     assert memory.shape == (B, M, D)
+
+
+def test_inputs_of_another_size_fail_when_the_model_is_built():
+    stack = MemoryStack(1, batch_size=B, memory_length=M, hidden_dim=D)
+    inputs = keras.Input((2, D + 1), batch_size=B)
+    with pytest.raises(ValueError, match=rf"`inputs`.*{D}\).*{D + 1}\)"):
+        stack(inputs)

@@ -327,6 +327,7 @@ class MemoryStack(keras.layers.Layer):
 
     def compute_output_spec(self, inputs, layer=None):
         self._checked_layer(layer)
+        check_shape("inputs", inputs, (None, None, self.hidden_dim))
         batch = self.batch_size or inputs.shape[0]
         return (
             keras.KerasTensor(

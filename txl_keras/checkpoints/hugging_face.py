@@ -216,6 +216,14 @@ def _check_exportable(model):
             "normalize_output=True: must be False",
         ),
         (
+            backbone.gate is not None,
+            f"gate={backbone.gate!r}: must be None",
+        ),
+        (
+            backbone.memory_source != "inputs",
+            f"memory_source={backbone.memory_source!r}: must be 'inputs'",
+        ),
+        (
             backbone.cold_start != "zeros",
             f"cold_start={backbone.cold_start!r}: its memory starts as zeros; "
             "load the model with cold_start='zeros'",

@@ -14,6 +14,8 @@ from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
 from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.gate import Gate
+from txl_keras.layers.gate import check_gate
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import dense
 from txl_keras.layers.sublayers import layer_norm
@@ -41,6 +43,13 @@ class DecoderBlock(keras.layers.Layer):
         a = x + Attention(LayerNorm(x), LayerNorm(memory))
         y = a + FeedForward(LayerNorm(a))
 
+    With a `gate` it is the block of GTrXL (Parisotto et al., 2019, section 3),
+    which is trained by reinforcement learning: pre-norm, with a ReLU behind
+    both parts and a gate in place of each sum.
+
+        a = Gate(x, ReLU(Attention(LayerNorm(x), LayerNorm(memory))))
+        y = Gate(a, ReLU(FeedForward(LayerNorm(a))))
+
     Args:
         num_heads: Integer.
         head_dim: Integer, the size of a head.
@@ -67,6 +76,7 @@ class DecoderBlock(keras.layers.Layer):
         same_length: See `CausalMultiHeadAttention`.
         tie_attention_biases: Boolean, used by `"relative"`: see
             `RelativeMultiHeadAttention`.
+        gate: Optional string, the kind of `Gate`; needs `normalize_first`.
         kernel_initializer: Initializer of all kernels.
 
     Call arguments:
@@ -74,7 +84,8 @@ class DecoderBlock(keras.layers.Layer):
         memory: Optional tensor of shape `(B, M, D)`, earlier `inputs` of this
             block.
         inputs_mask: Optional boolean `(B, T)`, false at padding.
-        memory_mask, training, dropout_seed: See `CausalMultiHeadAttention`.
+        memory_mask, attention_mask, training, dropout_seed: See
+            `CausalMultiHeadAttention`.
         position_encoding, attention_biases: See `RelativeMultiHeadAttention`;
             only used by `"relative"`.
         return_attention_scores: Boolean, also returns the probabilities.
@@ -99,7 +110,8 @@ class DecoderBlock(keras.layers.Layer):
     ```
 
     Reference:
-        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.3.
+        [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.3;
+        [Parisotto et al., 2019](https://arxiv.org/abs/1910.06764), section 3.
     """
 
     def __init__(
@@ -116,6 +128,7 @@ class DecoderBlock(keras.layers.Layer):
         clamp_length=None,
         same_length=False,
         tie_attention_biases=False,
+        gate=None,
         kernel_initializer="glorot_uniform",
         **kwargs,
     ):
@@ -135,6 +148,15 @@ class DecoderBlock(keras.layers.Layer):
         self.clamp_length = clamp_length
         self.same_length = same_length
         self.tie_attention_biases = tie_attention_biases
+        if gate is not None:
+            check_gate(gate)
+            if not normalize_first:
+                raise ValueError(
+                    "`normalize_first` must be True with a `gate`: the gates "
+                    "of GTrXL are for pre-norm blocks. Received: "
+                    f"normalize_first={normalize_first}, gate={gate!r}"
+                )
+        self.gate = gate
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
         self.attention = self._attention()
@@ -144,6 +166,17 @@ class DecoderBlock(keras.layers.Layer):
             self, intermediate_dim, "feed_forward_intermediate", "relu"
         )
         self._output_dense = None  # created in `build`, which knows D
+        self._gates = []
+        if gate is not None:
+            self._gates = [
+                Gate(
+                    gate,
+                    kernel_initializer=self.kernel_initializer.clone(),
+                    dtype=self.dtype_policy,
+                    name=name,
+                )
+                for name in ("attention_gate", "feed_forward_gate")
+            ]
         self._dropout = RowDropout(
             dropout, dtype=self.dtype_policy, name="dropout"
         )
@@ -174,13 +207,18 @@ class DecoderBlock(keras.layers.Layer):
 
     def build(self, inputs_shape):
         self._output_dense = dense(
-            self, inputs_shape[-1], "feed_forward_output"
+            self,
+            inputs_shape[-1],
+            "feed_forward_output",
+            "relu" if self.gate else None,
         )
         self.attention.build(inputs_shape)
         self._attention_norm.build(inputs_shape)
         self._feed_forward_norm.build(inputs_shape)
         self._intermediate_dense.build(inputs_shape)
         self._output_dense.build((*inputs_shape[:-1], self.intermediate_dim))
+        for gate in self._gates:
+            gate.build(inputs_shape)
         if self.attention_type == "al_rfou":
             # The last row is for the last token of a segment.
             self.position_embeddings = self.add_weight(
@@ -195,6 +233,7 @@ class DecoderBlock(keras.layers.Layer):
         memory=None,
         inputs_mask=None,
         memory_mask=None,
+        attention_mask=None,
         position_encoding=None,
         attention_biases=None,
         training=None,
@@ -217,6 +256,7 @@ class DecoderBlock(keras.layers.Layer):
                 else self._attention_inputs(memory),
                 query_mask=inputs_mask,
                 memory_mask=memory_mask,
+                attention_mask=attention_mask,
                 training=training,
                 dropout_seed=fold_in(dropout_seed, 0),
                 return_attention_scores=return_attention_scores,
@@ -322,6 +362,12 @@ class DecoderBlock(keras.layers.Layer):
         if not self.normalize_first:
             x = normalize(self._attention_norm, inputs, attended)
             return normalize(self._feed_forward_norm, x, feed_forward(x))
+        if self._gates:
+            attention_gate, feed_forward_gate = self._gates
+            x = attention_gate(inputs, tf.nn.relu(attended))
+            return feed_forward_gate(
+                x, feed_forward(self._feed_forward_norm(x))
+            )
         x = inputs + attended
         return x + feed_forward(self._feed_forward_norm(x))
 
@@ -368,6 +414,7 @@ class DecoderBlock(keras.layers.Layer):
             "clamp_length": self.clamp_length,
             "same_length": self.same_length,
             "tie_attention_biases": self.tie_attention_biases,
+            "gate": self.gate,
             "kernel_initializer": keras.initializers.serialize(
                 self.kernel_initializer
             ),

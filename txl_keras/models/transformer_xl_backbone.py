@@ -10,6 +10,7 @@ from keras import ops
 
 from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_mask
 from txl_keras.checks import check_number
 from txl_keras.checks import check_shape
 from txl_keras.checks import shown
@@ -22,6 +23,7 @@ from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_attention_type
 from txl_keras.layers.decoder_block import check_remembers
+from txl_keras.layers.gate import num_kernels
 from txl_keras.layers.memory.memory_stack import check_batches
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
@@ -69,6 +71,8 @@ class TransformerXLBackbone(RecurrentBackbone):
             `CausalMultiHeadAttention` for the two ways to count them.
         tie_attention_biases: Boolean, all blocks share one `u` and one `v`.
         normalize_first: Boolean, pre-norm rather than the paper's post-norm.
+        gate: Optional string, the kind of `Gate` of GTrXL in place of residual
+            sums, see `DecoderBlock`; needs `normalize_first`.
         normalize_output: Boolean, a layer norm after the last block, as is
             common in pre-norm models.
         layer_norm_epsilon: Float.
@@ -97,7 +101,9 @@ class TransformerXLBackbone(RecurrentBackbone):
         token_ids: Integer tensor of shape `(B, T)`, ids in `[0, V)`.
         memory: Optional `Memory`; by default that of a cold start.
         reset: Optional boolean tensor `(B,)`, true for rows whose memory is
-            reset before reading.
+            reset before reading; or `(B, T)`, true for the first steps of new
+            texts or episodes, from which nothing before them is seen, neither
+            memory nor segment. The latter needs `cold_start="masked"`.
         training: Boolean, for dropout.
         dropout_seed: Optional uint32 scalar. If given, dropout depends only on
             it and on the number of the row.
@@ -187,6 +193,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         same_length=False,
         tie_attention_biases=True,
         normalize_first=False,
+        gate=None,
         normalize_output=False,
         layer_norm_epsilon=1e-5,
         initializer_stddev=0.02,
@@ -241,6 +248,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.same_length = same_length
         self.tie_attention_biases = tie_attention_biases
         self.normalize_first = normalize_first
+        self.gate = gate
         self.normalize_output = normalize_output
         self.layer_norm_epsilon = layer_norm_epsilon
         self.initializer_stddev = initializer_stddev
@@ -309,6 +317,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             clamp_length=self.clamp_length,
             same_length=self.same_length,
             tie_attention_biases=self.tie_attention_biases,
+            gate=self.gate,
             kernel_initializer=self.kernel_initializer(),
             dtype=self.dtype_policy,
             name=f"block_{index}",
@@ -357,6 +366,14 @@ class TransformerXLBackbone(RecurrentBackbone):
     def has_finite_reach(self):
         return self.memory_source == "inputs"
 
+    def layer_flops(self, segment_length, memory_length):
+        """Returns the forward FLOPs of one layer and row: see `model_flops`."""
+        flops = super().layer_flops(segment_length, memory_length)
+        if self.gate is None:
+            return flops
+        kernels = 2 * num_kernels(self.gate)  # two gates
+        return flops + 2 * kernels * segment_length * self.hidden_dim**2
+
     def check_positions(self, segment_length):
         """Raises `ValueError` if a segment is longer than `max_positions`."""
         limit = self.max_segment_length
@@ -388,6 +405,7 @@ class TransformerXLBackbone(RecurrentBackbone):
                 self._training_memory if training else self._inference_memory
             )
             memory = stack.read(batch_size)
+        episodes, reset = self._episodes(reset, inputs)
         memory = self._begin_memory(memory, batch_size, reset)
         if not (self.dropout or self.attention_dropout):
             # Unused hashes of seeds would be a seventh of the operations in a
@@ -409,6 +427,9 @@ class TransformerXLBackbone(RecurrentBackbone):
                 "attention_biases": self._attention_biases(),
             }
         memory_mask = memory.mask()
+        attention_mask = None
+        if episodes is not None:
+            attention_mask = _same_episode(episodes, memory.length)
 
         states, scores = [x], []
         for i, block in enumerate(self.blocks):
@@ -416,6 +437,7 @@ class TransformerXLBackbone(RecurrentBackbone):
                 x,
                 memory=memory.states[i],
                 memory_mask=memory_mask,
+                attention_mask=attention_mask,
                 training=training,
                 dropout_seed=fold_in(row_seeds, i + 1),
                 return_attention_scores=return_attention_scores,
@@ -440,11 +462,29 @@ class TransformerXLBackbone(RecurrentBackbone):
             hidden = (*map(finish, states[1:-1]), hidden)
         remembered = states[:-1] if self.has_finite_reach else states[1:]
         memory = memory.extend(remembered)
+        if episodes is not None:
+            memory = _only_last_episode(memory, episodes)
         if stack is not None:
             stack.write(memory)
         if return_attention_scores:
             return hidden, memory, tuple(scores)
         return hidden, memory
+
+    def _episodes(self, reset, inputs):
+        """Splits `reset` into episode numbers `(B, T)` and resets of rows.
+
+        The episode that memory belongs to has the number 0. Either is `None`.
+        """
+        if reset is None or ops.ndim(reset) != 2:
+            return None, reset
+        if self.cold_start != "masked":
+            raise ValueError(
+                "`reset` must be of shape (B,) with cold_start='zeros': within "
+                "a segment, a new episode would have no zeros before it to "
+                f"attend to. Received: reset of shape {ops.shape(reset)}"
+            )
+        reset = check_mask("reset", reset, ops.shape(inputs)[:2])
+        return tf.cumsum(tf.cast(reset, tf.int32), axis=1), None
 
     def _check_inputs(self, token_ids, embeddings):
         """Returns ids `(B, T)` or embeddings `(B, T, D)`."""
@@ -586,5 +626,23 @@ class TransformerXLBackbone(RecurrentBackbone):
             # Absent by default, so that runs begun before they were added
             # resume.
             **({} if self.has_finite_reach else {"memory_source": "outputs"}),
+            **({"gate": self.gate} if self.gate else {}),
             **({"stateful": True} if self.stateful else {}),
         }
+
+
+def _same_episode(episodes, memory_length):
+    """Returns a mask `(B, T, M + T)`, true for keys of the query's episode."""
+    in_memory = tf.zeros((tf.shape(episodes)[0], memory_length), tf.int32)
+    keys = tf.concat([in_memory, episodes], axis=1)
+    return episodes[:, :, None] == keys[:, None, :]
+
+
+def _only_last_episode(memory, episodes):
+    """Masks what a memory holds of episodes that ended in the segment."""
+    last = episodes[:, -1]
+    steps = tf.reduce_sum(tf.cast(episodes == last[:, None], tf.int32), axis=1)
+    valid_length = tf.where(last > 0, steps, memory.valid_length)
+    return memory._replace(
+        valid_length=tf.minimum(valid_length, memory.valid_length)
+    )

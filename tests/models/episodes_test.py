@@ -1,0 +1,125 @@
+"""Episodes that end inside a segment: `reset` of shape (B, T)."""
+
+import keras
+import numpy as np
+import pytest
+
+from txl_keras.models import TransformerXLBackbone
+
+B, T, M, F, D = 3, 11, 6, 5, 16
+# First steps of episodes: none; inside; at the start, twice in a row and last.
+RESET = np.zeros((B, T), bool)
+RESET[1, 4] = True
+RESET[2, [0, 7, 8, T - 1]] = True
+
+
+def backbone_of(**settings):
+    keras.utils.set_random_seed(3)
+    sizes = {
+        "num_layers": 2, "num_heads": 2, "hidden_dim": D, "head_dim": 6,
+        "intermediate_dim": 20, "memory_length": M, "initializer_stddev": 0.4,
+        "normalize_first": True, "gate": "gru",
+    }  # fmt: skip
+    return TransformerXLBackbone(None, **{**sizes, **settings})
+
+
+def random_embeddings(length, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.normal(size=(B, length, D)).astype("float32")
+
+
+def read(backbone, x, reset, memory, lengths):
+    """Reads segments of these lengths; returns outputs and the last memory."""
+    outputs, start = [], 0
+    for length in lengths:
+        part = slice(start, start + length)
+        hidden, memory = backbone(
+            embeddings=x[:, part], memory=memory, reset=reset[:, part]
+        )
+        outputs.append(hidden)
+        start += length
+    return np.concatenate(outputs, axis=1), memory
+
+
+@pytest.mark.parametrize("attention_type", ["relative", "shaw"])
+def test_acting_step_by_step_equals_learning_on_segments(attention_type):
+    # With `same_length` all cuts of a text see the same keys.
+    settings = {"same_length": True, "attention_type": attention_type}
+    if attention_type == "shaw":
+        settings["max_positions"] = M + T
+    backbone = backbone_of(**settings)
+    _, before = backbone(embeddings=random_embeddings(M, seed=1))
+    x = random_embeddings(T)
+    expected, memory = read(backbone, x, RESET, before, [1] * T)
+    for lengths in ([T], [4, 7], [5, 1, 5]):
+        found, other = read(backbone, x, RESET, before, lengths)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        np.testing.assert_array_equal(other.valid_length, [M, M, 1])
+        mask = memory.mask().numpy()[..., None]
+        for a, b in zip(memory.states, other.states, strict=True):
+            np.testing.assert_allclose(a * mask, b * mask, atol=1e-5)
+
+
+def test_an_episode_sees_nothing_of_what_was_before():
+    backbone = backbone_of()
+    _, before = backbone(embeddings=random_embeddings(M, seed=1))
+    x = random_embeddings(T)
+    hidden, memory = backbone(embeddings=x, memory=before, reset=RESET)
+    for row, start, stop in ((1, 4, T), (2, 0, 7), (2, 7, 8), (2, 8, T - 1)):
+        alone, _ = backbone(embeddings=x[row : row + 1, start:stop])
+        np.testing.assert_allclose(
+            hidden[row, start:stop], alone[0], atol=1e-5
+        )
+    # The last episode of row 2 has one step, all others went into memory.
+    np.testing.assert_array_equal(memory.valid_length, [M, M, 1])
+    # Without a new episode nothing changes.
+    same, _ = backbone(embeddings=x, memory=before)
+    np.testing.assert_allclose(hidden[0], same[0], atol=1e-6)
+
+
+def test_a_short_episode_leaves_a_short_memory():
+    backbone = backbone_of(memory_length=M + T)
+    _, memory = backbone(embeddings=random_embeddings(T), reset=RESET)
+    np.testing.assert_array_equal(memory.valid_length, [T, T - 4, 1])
+
+
+def test_zeros_that_are_attended_to_allow_no_reset_inside_a_segment():
+    backbone = backbone_of(cold_start="zeros")
+    x = random_embeddings(T)
+    with pytest.raises(ValueError, match=r"`reset` must be of shape \(B,\)"):
+        backbone(embeddings=x, reset=RESET)
+    hidden, _ = backbone(embeddings=x, reset=RESET[:, 0])
+    assert hidden.shape == (B, T, D)
+
+
+def test_a_reset_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match="`reset`"):
+        backbone_of()(embeddings=random_embeddings(T), reset=RESET[:, 1:])
+
+
+@pytest.mark.parametrize("gate", ["gru", "output"])
+def test_a_keras_model_learns_with_episodes(gate, tmp_path):
+    features = keras.Input((T, F))
+    reset = keras.Input((T,), dtype="bool")
+    backbone = backbone_of(gate=gate, stateful=True, memory_length=T)
+    x = keras.layers.Dense(D)(features)
+    hidden, _ = backbone(embeddings=x, reset=reset)
+    model = keras.Model([features, reset], keras.layers.Dense(1)(hidden))
+    model.compile("adam", "mse")
+    x = np.random.default_rng(0).normal(size=(2 * B, T, F)).astype("float32")
+    # The first value of the episode, to be remembered.
+    resets = np.concatenate([RESET, RESET])
+    starts = np.maximum.accumulate(
+        np.where(resets, np.arange(T), 0), axis=1
+    )
+    y = np.take_along_axis(x[..., :1], starts[..., None], axis=1)
+    history = model.fit(
+        [x, resets], y, batch_size=B, epochs=8, shuffle=False, verbose=0
+    ).history["loss"]
+    assert history[-1] < 0.8 * history[0]
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.saving.load_model(path)
+    assert loaded.get_layer(backbone.name).gate == gate
+    for ours, theirs in zip(loaded.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

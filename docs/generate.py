@@ -50,6 +50,7 @@ _NOTEBOOKS = (
     "classification",
     "music_ids",
     "time_series",
+    "agents",
 )
 _INSTALL = """\
 import importlib.util

@@ -172,6 +172,23 @@ def test_keras(guide):
     assert names["log_probs"].shape == (4, 16, 256)
 
 
+# A minute on 2 free cores.
+@pytest.mark.large
+def test_agents(guide):
+    names = guide("agents.md")
+    assert names["share"][names["GTrXL"]] > 0.98
+    assert names["share"][names["LSTM"]] == pytest.approx(0.5, abs=0.1)
+
+
+def test_agents_in_seconds(run):
+    names = run(
+        GUIDES["agents.md"].replace("update % 50", "update % 2").replace(
+            "num_updates=600", "num_updates=2"
+        )
+    )
+    assert all(0 <= share <= 1 for share in names["share"].values())
+
+
 def test_beyond(guide):
     assert guide("beyond.md")["model"].backbone.memory_source == "outputs"
 

@@ -10,10 +10,13 @@ from stored_models import GOLDEN
 from stored_models import stored_config
 
 from txl_keras.checkpoints import load_tf1
+from txl_keras.checkpoints import load_tf1_mean_square
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.tf1 import tf1_layout
+from txl_keras.evaluation import DynamicEvaluator
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.weights import weights_by_name
 
 NAME = "lm1b_large_like"
 
@@ -35,26 +38,48 @@ def save(tensors, prefix):
     )
 
 
-def test_what_an_optimizer_left_is_ignored(tmp_path):
+@pytest.fixture
+def of_training(tmp_path):
+    """The prefix of a stored checkpoint with what Adam keeps."""
     reader = tf.train.load_checkpoint(str(GOLDEN / NAME / "model.ckpt"))
     tensors = {
         name: reader.get_tensor(name)
         for name in reader.get_variable_to_shape_map()
     }
     for name, tensor in [*tensors.items()]:
-        tensors[f"{name}/Adam"] = tensors[f"{name}/Adam_1"] = tensor + 1
+        tensors[f"{name}/Adam"] = tensor + 1
+        tensors[f"{name}/Adam_1"] = tensor**2
     tensors |= {
         "beta1_power": np.float32(0.9),
         "beta2_power": np.float32(0.99),
         "global_step": np.int64(7),
     }
     save(tensors, tmp_path / "model.ckpt-7")
-    model = load_tf1(tmp_path / "model.ckpt-7", stored_config(NAME))
+    return tmp_path / "model.ckpt-7"
+
+
+def test_what_an_optimizer_left_is_ignored(of_training):
+    model = load_tf1(of_training, stored_config(NAME))
     expected = load_tf1(GOLDEN / NAME / "model.ckpt", stored_config(NAME))
     for ours, weights in zip(
         model.get_weights(), expected.get_weights(), strict=True
     ):
         np.testing.assert_array_equal(ours, weights)
+
+
+def test_the_mean_squares_of_adam_are_statistics(of_training):
+    model = load_tf1(of_training, stored_config(NAME))
+    mean_square = load_tf1_mean_square(of_training, stored_config(NAME))
+    weights = weights_by_name(model)
+    assert set(mean_square) == set(weights)
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(mean_square[name], weight.numpy() ** 2)
+    DynamicEvaluator(model, 1e-5, mean_square, batch_size=1, segment_length=8)
+
+
+def test_a_checkpoint_without_adam_has_no_statistics():
+    with pytest.raises(ValueError, match="must hold the state of Adam"):
+        load_tf1_mean_square(GOLDEN / NAME / "model.ckpt", stored_config(NAME))
 
 
 @pytest.mark.parametrize("name", ["", "model.ckpt", "model.ckpt.index"])

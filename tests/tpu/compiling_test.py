@@ -111,6 +111,7 @@ def generation_step(model):
 # --- What is traced
 
 
+GATES = {"normalize_first": True, "gate": "gru"}
 SHAW = {"attention_type": "shaw", "max_positions": 12}
 ABSOLUTE = {
     "attention_type": "al_rfou",
@@ -128,6 +129,12 @@ STEPS = {
     "lamb": lambda: train_step(make_model(), optimizer="lamb"),
     "blocks": lambda: train_step(
         make_model(num_layers=2), intermediate_loss_steps=9
+    ),
+    "gates": lambda: train_step(make_model(**GATES)),
+    "gates, generation": lambda: generation_step(make_model(**GATES)),
+    "outputs": lambda: train_step(make_model(memory_source="outputs")),
+    "outputs, generation": lambda: generation_step(
+        make_model(memory_source="outputs")
     ),
     "evaluation": lambda: evaluation_step(make_model(**CLUSTERS)),
     "generation": lambda: generation_step(make_model(**CLUSTERS)),

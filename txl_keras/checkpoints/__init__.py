@@ -7,6 +7,7 @@ from txl_keras.checkpoints.hugging_face_xlnet import load_hugging_face_xlnet
 from txl_keras.checkpoints.pytorch import load_pytorch
 from txl_keras.checkpoints.rllib import load_rllib
 from txl_keras.checkpoints.tf1 import load_tf1
+from txl_keras.checkpoints.tf1 import load_tf1_mean_square
 
 # Vocabularies of published models.
 from txl_keras.checkpoints.vocabularies import load_vocabulary
@@ -17,6 +18,7 @@ __all__ = [
     "load_pytorch",
     "load_rllib",
     "load_tf1",
+    "load_tf1_mean_square",
     "load_vocabulary",
     "save_hugging_face",
 ]

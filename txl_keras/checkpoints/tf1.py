@@ -6,6 +6,7 @@ Names and shapes are those of its `model.py`, scope `transformer`.
 import pathlib
 import re
 
+import numpy as np
 import tensorflow as tf
 
 from txl_keras.checkpoints.configuration import Plan
@@ -17,9 +18,11 @@ from txl_keras.checks import shown
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import open_checked
 from txl_keras.tensor_files import Tensors
+from txl_keras.weights import weights_by_name
 
 # Variables of a training checkpoint besides the weights.
-_NOT_WEIGHTS = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power(_1)?|global_step)$")
+_SCALARS = re.compile(r"(.*/)?(beta[12]_power(_1)?|global_step)$")
+_SLOTS = re.compile(r"(.*/)?Adam(_1)?$")
 _DEFAULTS = {
     "tie_projs": None,
     "proj_share_all_but_first": False,
@@ -62,10 +65,53 @@ def load_tf1(prefix, config, dtype=None, **overrides):
     model = load_tf1("lm1b/model.ckpt-1191000", "lm1b.json", memory_length=128)
     ```
     """
+    return _load(prefix, config, dtype, overrides)
+
+
+def load_tf1_mean_square(prefix, config):
+    """Loads Adam's mean squares of gradients from a TensorFlow 1 checkpoint.
+
+    They are statistics for dynamic evaluation with the weights of the same
+    checkpoint. The published script of Krause et al., 2019, uses these, and not
+    those that it collects.
+
+    Args:
+        prefix, config: See `load_tf1`.
+
+    Returns:
+        Dictionary of float32 arrays by the names of weights, for
+        `DynamicEvaluator(mean_square=...)`.
+
+    Raises:
+        ValueError: As `load_tf1`, or if the checkpoint does not hold the state
+            of Adam, as checkpoints that were made for evaluation do not.
+
+    Example, with files that are not part of the package:
+
+    ```
+    model = load_tf1("model.ckpt-0", "config.json")
+    mean_square = load_tf1_mean_square("model.ckpt-0", "config.json")
+    evaluator = DynamicEvaluator(
+        model, 1e-5, mean_square, batch_size=1, segment_length=128
+    )
+    ```
+
+    Reference:
+        [Krause et al., 2019](https://arxiv.org/abs/1904.08378).
+    """
+    model = _load(prefix, config, None, {}, slot="/Adam_1")
+    return {
+        name: np.asarray(weight, np.float32)
+        for name, weight in weights_by_name(model).items()
+    }
+
+
+def _load(prefix, config, dtype, overrides, slot=""):
+    """Builds a model of the weights, or of what Adam keeps of each."""
     config = read_config(config, overrides, _DEFAULTS)
     prefix = _find_prefix(prefix)
     try:
-        tensors = _tensors(prefix)
+        tensors = _tensors(prefix, slot)
         plan = Plan(
             config,
             overrides,
@@ -136,14 +182,20 @@ def _latest(folder):
     return prefix if tf.io.gfile.exists(f"{prefix}.index") else None
 
 
-def _tensors(prefix):
+def _tensors(prefix, slot):
     open_checked(f"{prefix}.index", MAX_BYTES).close()
     reader = tf.train.load_checkpoint(prefix)
     dtypes = {
         name: dtype
         for name, dtype in reader.get_variable_to_dtype_map().items()
-        if not _NOT_WEIGHTS.match(name)
+        if (name.endswith(slot) if slot else not _SLOTS.match(name))
+        and not _SCALARS.match(name)
     }
+    if slot and not dtypes:
+        raise ValueError(
+            f"{prefix} must hold the state of Adam, variables that end with "
+            f"{slot}, as checkpoints of a training do. Received: none"
+        )
     not_floats = [name for name in dtypes if not dtypes[name].is_floating]
     if not_floats:
         raise ValueError(
@@ -152,11 +204,12 @@ def _tensors(prefix):
         )
     shapes = reader.get_variable_to_shape_map()
     files = tf.io.gfile.glob(f"{prefix}.data-*")
-    return Tensors(
+    tensors = Tensors(
         {name: shapes[name] for name in dtypes},
         reader.get_tensor,
         sum(tf.io.gfile.stat(file).length for file in files),
     )
+    return tensors.renamed(lambda name: name.removesuffix(slot))
 
 
 def tf1_layout(model):

@@ -5,6 +5,7 @@ from absl import flags
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
 from txl_keras.layers.decoder_block import ATTENTION_TYPES
+from txl_keras.layers.gate import GATES
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -123,6 +124,11 @@ def define_model_flags(has_softmax=True):
     _define(
         boolean, "normalize_first",
         "Apply layer norm before each sublayer (pre-norm), not after it.",
+    )  # fmt: skip
+    _define(
+        enum, "gate",
+        "Gate of GTrXL in place of each residual sum; needs normalize_first.",
+        enum_values=GATES,
     )  # fmt: skip
     _define(
         boolean, "normalize_output",

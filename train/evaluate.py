@@ -53,7 +53,6 @@ from absl import flags
 from tqdm import tqdm
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import shown
 from txl_keras.data import Segments
 from txl_keras.data import SlidingWindows
 from txl_keras.data.corpora.corpus import SPLITS
@@ -72,8 +71,6 @@ from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import with_result
 from txl_keras.evaluation.surprise_page import surprise_page
 from txl_keras.evaluation.token_file import create_token_file
-from txl_keras.json_files import MAX_VOCABULARY_BYTES
-from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import dynamic_flags
 from txl_keras.scripts import running
@@ -186,7 +183,7 @@ def _evaluate(stop):
         config = workdir.read_config()
         # Check that the scores can be written before they are computed.
         workdir.check_writable()
-        _read_results(workdir)
+        workdir.read_evaluations(FLAGS.split)
     model, tokenizer, checkpoint = _load_model(workdir)
     settings = _settings(model.backbone, config["flags"])
     name, text, split = _prepare_text(config, tokenizer)
@@ -250,22 +247,6 @@ def _refuse_files():
             "`preset`, which has none; --token_nll_path=FILE can be given. "
             f"Received: {', '.join(given)}"
         )
-
-
-def _read_results(workdir):
-    """Reads the results of earlier evaluations of the split."""
-    path = workdir.file(f"evaluation_{FLAGS.split}.json")
-    if not tf.io.gfile.exists(path):
-        return []
-    results = read_json(path, (dict, list), MAX_VOCABULARY_BYTES)
-    if isinstance(results, list):
-        for result in results:
-            if not isinstance(result, dict):
-                raise ValueError(
-                    f"{path} is damaged: it must be a list of results. Remove "
-                    f"or rename it. Received: {shown(result)}"
-                )
-    return results
 
 
 def _load_model(workdir):
@@ -453,7 +434,7 @@ def _speed(times, num_tokens):
 
 def _write(workdir, result, unit):
     # Read again, because another process may have added a result meanwhile.
-    results = with_result(_read_results(workdir), result)
+    results = with_result(workdir.read_evaluations(FLAGS.split), result)
     write_json(results, workdir.file(f"evaluation_{FLAGS.split}.json"))
     if FLAGS.position_curve:
         path = workdir.file(f"evaluation_{FLAGS.split}_positions.png")

@@ -437,14 +437,13 @@ def _learning_curve(workdir):
 
 def _test_scores(workdir):
     """Returns the test loss of the latest evaluation, or of the training."""
-    path = workdir.file("evaluation_test.json")
-    if tf.io.gfile.exists(path):
-        scores = read_json(path)[-1]
+    evaluations = workdir.read_evaluations("test")
+    if evaluations:
+        scores = evaluations[-1]
+    elif workdir.is_finished():
+        scores = workdir.read_results()["test"]
     else:
-        path = workdir.file("results.json")
-        if not tf.io.gfile.exists(path):
-            return {}  # the run is not finished
-        scores = read_json(path)["test"]
+        return {}
     names = ("nll", "num_tokens", "segment_length", "memory_length", "dynamic")
     return {"test": {n: scores[n] for n in names if n in scores}}
 

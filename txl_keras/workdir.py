@@ -20,11 +20,13 @@ import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import check_vocabulary
+from txl_keras.checks import shown
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.file_lock import CAN_LOCK
 from txl_keras.file_lock import lock
+from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import check_fields
 from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
@@ -262,6 +264,26 @@ class Workdir(RunFolder):
         path = self.file("results.json")
         results = read_json(path)
         check_fields(results, _RESULTS_FIELDS, path)
+        return results
+
+    def read_evaluations(self, split):
+        """Returns the results of `txl evaluate` on a split, the latest last.
+
+        Raises:
+            ValueError: If their file is damaged.
+        """
+        path = self.file(f"evaluation_{split}.json")
+        if not tf.io.gfile.exists(path):
+            return []
+        results = read_json(path, (dict, list), MAX_VOCABULARY_BYTES)
+        if isinstance(results, dict):  # older versions wrote a single result
+            return [results]
+        for result in results:
+            if not isinstance(result, dict):
+                raise ValueError(
+                    f"{path} is damaged: it must be a list of results. Remove "
+                    f"or rename it. Received: {shown(result)}"
+                )
         return results
 
     def write_sample(self, text):

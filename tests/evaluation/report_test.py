@@ -187,10 +187,6 @@ def test_results_of_other_settings_stay():
     # Not measured again, but still so.
     again = {"memory_length": 20, "step": 5, "nll": 1.5}
     assert with_result(results, again)[-1] == second
-    # What an older version wrote is one dictionary.
-    assert with_result({"nll": 3.0, "step": 4}, second) == [
-        {"nll": 3.0, "step": 4}, second
-    ]  # fmt: skip
 
 
 def test_a_token_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):

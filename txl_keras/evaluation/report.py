@@ -298,8 +298,6 @@ def with_result(results, result):
 
     Other results lose `token_nll` if `result` has overwritten that file.
     """
-    if isinstance(results, dict):  # older versions wrote a single result
-        results = [results]
     overwritten = result.get("token_nll")
     others = []
     for other in results:

@@ -7,6 +7,7 @@ import tensorflow as tf
 from matplotlib import colormaps
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from txl_keras.evaluation.recl import recl_label
 from txl_keras.evaluation.report import measure
@@ -259,8 +260,16 @@ def plot_learning_curves(curves, path, unit="token", x_label="step"):
             axes.fill_between(
                 x_valid, least, greatest, color=color, alpha=0.2, lw=0
             )
+    losses = {
+        split: [convert(n) for curve in curves.values() for n in curve[split][1]]
+        for split in ("train", "valid")
+    }
     if name == "ppl":  # it starts at about the size of the vocabulary
         axes.set_yscale("log")
+    elif losses["valid"]:  # these, and not the first steps, fill the picture
+        lowest = min(losses["train"] + losses["valid"])
+        axes.set_ylim(0.95 * lowest, 1.1 * max(losses["valid"]))
+    axes.xaxis.set_major_formatter(EngFormatter())
     axes.legend()
     _save(figure, path)
 

@@ -104,6 +104,10 @@ class TransformerXLBackbone(RecurrentBackbone):
             reset before reading; or `(B, T)`, true for the first steps of new
             texts or episodes, from which nothing before them is seen, neither
             memory nor segment. The latter needs `cold_start="masked"`.
+        mask: Optional boolean tensor `(B, T)`, false at padding, which may be
+            anywhere: it is neither attended to nor remembered, and does not
+            count in distances. Its hidden states have no meaning, and later
+            layers and losses get their mask.
         training: Boolean, for dropout.
         dropout_seed: Optional uint32 scalar. If given, dropout depends only on
             it and on the number of the row.
@@ -256,6 +260,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.cold_start = cold_start
         self.memory_source = memory_source
         self.stateful = stateful
+        self.supports_masking = True  # of the hidden states
 
         self.token_embedding = None
         if vocabulary_size is not None:
@@ -389,6 +394,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         token_ids=None,
         memory=None,
         reset=None,
+        mask=None,
         training=None,
         dropout_seed=None,
         first_row=0,
@@ -407,6 +413,12 @@ class TransformerXLBackbone(RecurrentBackbone):
             memory = stack.read(batch_size)
         episodes, reset = self._episodes(reset, inputs)
         memory = self._begin_memory(memory, batch_size, reset)
+        mask = check_mask("mask", mask, ops.shape(inputs)[:2])
+        padding = None
+        if mask is not None:
+            padding = _Padding(mask)
+            inputs = padding.at_the_end(inputs)
+            mask = padding.at_the_end(mask)
         if not (self.dropout or self.attention_dropout):
             # Unused hashes of seeds would be a seventh of the operations in a
             # small model's training step, and take seconds to compile.
@@ -429,13 +441,17 @@ class TransformerXLBackbone(RecurrentBackbone):
         memory_mask = memory.mask()
         attention_mask = None
         if episodes is not None:
-            attention_mask = _same_episode(episodes, memory.length)
+            in_order = episodes
+            if padding is not None:
+                in_order = padding.at_the_end(episodes)
+            attention_mask = _same_episode(in_order, memory.length)
 
         states, scores = [x], []
         for i, block in enumerate(self.blocks):
             x = block(
                 x,
                 memory=memory.states[i],
+                inputs_mask=mask,
                 memory_mask=memory_mask,
                 attention_mask=attention_mask,
                 training=training,
@@ -451,19 +467,21 @@ class TransformerXLBackbone(RecurrentBackbone):
         def finish(x):
             if self._output_norm is not None:
                 x = self._output_norm(x)
-            return self._dropout(
+            x = self._dropout(
                 x,
                 training=training,
                 dropout_seed=fold_in(row_seeds, self.num_layers + 1),
             )
+            return x if padding is None else padding.in_place(x)
 
         hidden = finish(x)
         if return_blocks:
             hidden = (*map(finish, states[1:-1]), hidden)
         remembered = states[:-1] if self.has_finite_reach else states[1:]
-        memory = memory.extend(remembered)
+        lengths = None if padding is None else padding.lengths
+        memory = memory.extend(remembered, lengths)
         if episodes is not None:
-            memory = _only_last_episode(memory, episodes)
+            memory = _only_last_episode(memory, episodes, padding)
         if stack is not None:
             stack.write(memory)
         if return_attention_scores:
@@ -638,11 +656,30 @@ def _same_episode(episodes, memory_length):
     return episodes[:, :, None] == keys[:, None, :]
 
 
-def _only_last_episode(memory, episodes):
+def _only_last_episode(memory, episodes, padding):
     """Masks what a memory holds of episodes that ended in the segment."""
     last = episodes[:, -1]
-    steps = tf.reduce_sum(tf.cast(episodes == last[:, None], tf.int32), axis=1)
+    is_last = episodes == last[:, None]
+    if padding is not None:
+        is_last &= padding.mask
+    steps = tf.reduce_sum(tf.cast(is_last, tf.int32), axis=1)
     valid_length = tf.where(last > 0, steps, memory.valid_length)
     return memory._replace(
         valid_length=tf.minimum(valid_length, memory.valid_length)
     )
+
+
+class _Padding:
+    """Moves padding `(B, T)` to the end of each row, and back."""
+
+    def __init__(self, mask):
+        self.mask = mask
+        self.lengths = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1)
+        self._order = tf.argsort(tf.cast(~mask, tf.int32), axis=1, stable=True)
+
+    def at_the_end(self, x):
+        return tf.gather(x, self._order, axis=1, batch_dims=1)
+
+    def in_place(self, x):
+        inverse = tf.argsort(self._order, axis=1)
+        return tf.gather(x, inverse, axis=1, batch_dims=1)

@@ -63,7 +63,7 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
         )
         return Memory(states, tf.where(reset, self.length, self.valid_length))
 
-    def extend(self, hidden_states):
+    def extend(self, hidden_states, lengths=None):
         """Appends a segment and keeps the last M entries.
 
         Gradients do not flow into memory (section 3.2 of Dai et al., 2019):
@@ -76,24 +76,31 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
         Args:
             hidden_states: L tensors `(B, T, D)`, what every block
                 remembers: its inputs or its outputs.
+            lengths: Optional int32 tensor `(B,)`, how many entries of each row
+                are real; the rest, padding at the end, is not remembered.
 
         Returns:
             `Memory` of the same shapes.
         """
         length = tf.shape(hidden_states[0])[1]
         states = tuple(
-            _keep_last(state, hidden, self.length)
+            _keep_last(state, hidden, self.length, lengths)
             for state, hidden in zip(self.states, hidden_states, strict=True)
         )
-        valid_length = tf.minimum(self.valid_length + length, self.length)
+        added = length if lengths is None else lengths
+        valid_length = tf.minimum(self.valid_length + added, self.length)
         return Memory(states, valid_length)
 
 
-def _keep_last(state, hidden, length):
+def _keep_last(state, hidden, length, lengths):
     hidden = tf.cast(tf.stop_gradient(hidden), state.dtype)
     extended = tf.concat([state, hidden], axis=1)  # [B, M + T, D]
-    # Not `[:, -M:]`, which would keep everything if M is 0.
-    kept = extended[:, tf.shape(extended)[1] - length :]
+    if lengths is None:
+        # Not `[:, -M:]`, which would keep everything if M is 0.
+        kept = extended[:, tf.shape(extended)[1] - length :]
+    else:
+        places = lengths[:, None] + tf.range(length)
+        kept = tf.gather(extended, places, axis=1, batch_dims=1)
     return tf.ensure_shape(kept, state.shape)
 
 

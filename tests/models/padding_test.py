@@ -1,0 +1,113 @@
+"""Padding anywhere in a segment: `mask` of shape (B, T)."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras.models import TransformerXLBackbone
+
+B, T, M, D = 4, 9, 6, 16
+# No padding; at the end; at the start and inside; nothing but padding.
+MASK = np.ones((B, T), bool)
+MASK[1, 5:] = False
+MASK[2, [0, 1, 4, 7]] = False
+MASK[3] = False
+
+
+def backbone_of(**settings):
+    keras.utils.set_random_seed(3)
+    sizes = {
+        "num_layers": 2, "num_heads": 2, "hidden_dim": D, "head_dim": 6,
+        "intermediate_dim": 20, "memory_length": M, "initializer_stddev": 0.4,
+    }  # fmt: skip
+    return TransformerXLBackbone(None, **{**sizes, **settings})
+
+
+def random_embeddings(length, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.normal(size=(B, length, D)).astype("float32")
+
+
+@pytest.fixture(params=["relative", "shaw", "outputs", "same_length", "gate"])
+def backbone(request):
+    settings = {
+        "relative": {},
+        "shaw": {"attention_type": "shaw", "max_positions": M + T},
+        "outputs": {"memory_source": "outputs"},
+        "same_length": {"same_length": True},
+        "gate": {"normalize_first": True, "gate": "gru"},
+    }[request.param]
+    return backbone_of(**settings)
+
+
+def test_a_row_reads_as_if_there_were_no_padding(backbone):
+    before, x, after = (random_embeddings(T, seed) for seed in range(3))
+    _, memory = backbone(embeddings=before)
+    x = np.where(MASK[..., None], x, 1e3)  # would be seen
+    hidden, padded = backbone(embeddings=x, memory=memory, mask=MASK)
+    later, _ = backbone(embeddings=after, memory=padded)
+    for row, mask in enumerate(MASK):
+        alone = memory._replace(
+            states=tuple(state[row : row + 1] for state in memory.states),
+            valid_length=memory.valid_length[row : row + 1],
+        )
+        if mask.any():
+            expected, alone = backbone(
+                embeddings=x[row : row + 1, mask], memory=alone
+            )
+            np.testing.assert_allclose(
+                hidden[row][mask], expected[0], atol=1e-5
+            )
+        expected, _ = backbone(embeddings=after[row : row + 1], memory=alone)
+        np.testing.assert_allclose(later[row], expected[0], atol=1e-5)
+
+
+def test_only_what_is_real_fills_the_memory():
+    _, memory = backbone_of()(embeddings=random_embeddings(T), mask=MASK)
+    np.testing.assert_array_equal(memory.valid_length, [M, 5, 5, 0])
+
+
+def test_an_episode_may_begin_at_padding():
+    backbone = backbone_of()
+    x = random_embeddings(T)
+    reset = np.zeros((B, T), bool)
+    reset[1, 6] = reset[2, 4] = True  # at padding: at the end, and inside
+    _, before = backbone(embeddings=random_embeddings(T, 1))
+    hidden, memory = backbone(
+        embeddings=x, memory=before, mask=MASK, reset=reset
+    )
+    # Nothing follows in row 1; in row 2 the steps 5, 6 and 8, alone.
+    np.testing.assert_array_equal(memory.valid_length, [M, 0, 3, M])
+    alone, _ = backbone(embeddings=x[2:3, [5, 6, 8]])
+    found = hidden[2].numpy()[[5, 6, 8]]
+    np.testing.assert_allclose(found, alone[0], atol=1e-5)
+
+
+def test_no_gradient_reaches_padding(backbone):
+    x = tf.constant(random_embeddings(T))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        hidden, _ = backbone(embeddings=x, mask=MASK)
+        scores = hidden * random_embeddings(T, 1)
+        loss = tf.reduce_sum(tf.where(MASK[..., None], scores, 0.0))
+    gradient = tape.gradient(loss, x).numpy()
+    assert (gradient[~MASK] == 0).all()
+    assert (np.abs(gradient[MASK]).sum(axis=-1) > 0).all()
+
+
+def test_the_loss_of_a_keras_model_leaves_out_padding():
+    embeddings = keras.Input((T, D))
+    mask = keras.Input((T,), dtype="bool")
+    hidden, _ = backbone_of()(embeddings=embeddings, mask=mask)
+    model = keras.Model([embeddings, mask], hidden)
+    model.compile(loss="mae")
+    x = random_embeddings(T)
+    found = model.evaluate([x, MASK], np.zeros_like(x), batch_size=B, verbose=0)
+    expected = np.abs(model([x, MASK])[MASK]).mean()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_mask_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match="`mask`"):
+        backbone_of()(embeddings=random_embeddings(T), mask=MASK[:, 1:])

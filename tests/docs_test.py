@@ -182,9 +182,9 @@ def test_agents(guide):
 
 def test_agents_in_seconds(run):
     names = run(
-        GUIDES["agents.md"].replace("update % 50", "update % 2").replace(
-            "num_updates=600", "num_updates=2"
-        )
+        GUIDES["agents.md"]
+        .replace("update % 50", "update % 2")
+        .replace("num_updates=600", "num_updates=2")
     )
     assert all(0 <= share <= 1 for share in names["share"].values())
 

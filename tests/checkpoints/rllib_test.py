@@ -97,9 +97,7 @@ def test_a_policy_has_other_tensors_and_a_prefix(golden, loaded):
     state["_logits_branch._model.0.weight"] = np.ones((3, 16), np.float32)
     projection, backbone = load_rllib(state, memory_length=9)
     assert backbone.memory_length == 9
-    for ours, theirs in zip(
-        (projection, backbone), loaded, strict=True
-    ):
+    for ours, theirs in zip((projection, backbone), loaded, strict=True):
         for a, b in zip(ours.weights, theirs.weights, strict=True):
             np.testing.assert_array_equal(a, b)
 

@@ -67,9 +67,7 @@ def test_an_episode_sees_nothing_of_what_was_before():
     hidden, memory = backbone(embeddings=x, memory=before, reset=RESET)
     for row, start, stop in ((1, 4, T), (2, 0, 7), (2, 7, 8), (2, 8, T - 1)):
         alone, _ = backbone(embeddings=x[row : row + 1, start:stop])
-        np.testing.assert_allclose(
-            hidden[row, start:stop], alone[0], atol=1e-5
-        )
+        np.testing.assert_allclose(hidden[row, start:stop], alone[0], atol=1e-5)
     # The last episode of row 2 has one step, all others went into memory.
     np.testing.assert_array_equal(memory.valid_length, [M, M, 1])
     # Without a new episode nothing changes.
@@ -109,9 +107,7 @@ def test_a_keras_model_learns_with_episodes(gate, tmp_path):
     x = np.random.default_rng(0).normal(size=(2 * B, T, F)).astype("float32")
     # The first value of the episode, to be remembered.
     resets = np.concatenate([RESET, RESET])
-    starts = np.maximum.accumulate(
-        np.where(resets, np.arange(T), 0), axis=1
-    )
+    starts = np.maximum.accumulate(np.where(resets, np.arange(T), 0), axis=1)
     y = np.take_along_axis(x[..., :1], starts[..., None], axis=1)
     history = model.fit(
         [x, resets], y, batch_size=B, epochs=8, shuffle=False, verbose=0

@@ -17,7 +17,9 @@ from txl_keras.checks import check_integer
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.tensor_files import Tensors
 
-_PROJECTION = re.compile(r"(?P<prefix>(?:.*\.)?)linear_layer\._model\.0\.weight")
+_PROJECTION = re.compile(
+    r"(?P<prefix>(?:.*\.)?)linear_layer\._model\.0\.weight"
+)
 # The gate's kernels: names in RLlib and ours. Both are `(in, out)`.
 _GATE = {
     "_w_r": "w_reset",
@@ -121,7 +123,9 @@ def _tensors_of_arrays(state):
 
 def _network(tensors, source):
     """Returns the tensors of the network, without a policy's prefix."""
-    found = [match for name in tensors if (match := _PROJECTION.fullmatch(name))]
+    found = [
+        match for name in tensors if (match := _PROJECTION.fullmatch(name))
+    ]
     if len(found) != 1:
         raise ValueError(
             f"{source} must hold the tensors of one GTrXLNet, with one "
@@ -245,9 +249,7 @@ def _block(sizes, hidden_dim, i):
     ):
         name = f"{feed_forward}._layer.{number}"
         yield linear(name, [f"feed_forward_{part}"], shape)
-        yield vector(
-            _absent_bias(name), f"feed_forward_{part}/bias", shape[1:]
-        )
+        yield vector(_absent_bias(name), f"feed_forward_{part}/bias", shape[1:])
     for layer, gate in (
         (attention, "attention_gate"),
         (feed_forward, "feed_forward_gate"),

@@ -100,7 +100,8 @@ class Playground:
         Args:
             question: Dictionary of `prompt`, `max_tokens`, `temperature`,
                 `top_k`, `top_p`, `repetition_penalty`, `seed` and
-                `other_memory_length`. The last one may be one of `describe()["other_memory_lengths"]`.
+                `other_memory_length`. The last one may be one of
+                `describe()["other_memory_lengths"]`.
 
         Yields:
             `{"note": text}` on words that the vocabulary lacks, and

@@ -261,7 +261,9 @@ def plot_learning_curves(curves, path, unit="token", x_label="step"):
                 x_valid, least, greatest, color=color, alpha=0.2, lw=0
             )
     losses = {
-        split: [convert(n) for curve in curves.values() for n in curve[split][1]]
+        split: [
+            convert(n) for curve in curves.values() for n in curve[split][1]
+        ]
         for split in ("train", "valid")
     }
     if name == "ppl":  # it starts at about the size of the vocabulary

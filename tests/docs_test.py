@@ -183,8 +183,8 @@ def test_agents(guide):
 def test_agents_in_seconds(run):
     names = run(
         GUIDES["agents.md"]
-        .replace("update % 50", "update % 2")
-        .replace("num_updates=600", "num_updates=2")
+        .replace("update % 50", "update % 10")
+        .replace("num_updates=600", "num_updates=20")
     )
     assert all(0 <= share <= 1 for share in names["share"].values())
 

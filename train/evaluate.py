@@ -29,7 +29,7 @@ the workdir. With several values of --dynamic_learning_rate or --dynamic_decay,
 the best pair on valid is taken:
 
     txl evaluate --workdir=runs/quickstart --dynamic=rms \
-        --dynamic_learning_rate=1e-4,3e-4,1e-3 --dynamic_decay=0,0.03
+        --dynamic_learning_rate=1e-5,3e-5,1e-4 --dynamic_decay=0,0.03
 
 Stopped by SIGTERM or Ctrl-C while it scores a run, the same command goes on
 where it was.

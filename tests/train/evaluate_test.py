@@ -19,7 +19,7 @@ def test_evaluate_agrees_with_training_and_takes_longer_memory(run, succeed):
     trained = results_of(workdir)["test"]
     printed = succeed("evaluate.py", f"--workdir={workdir}", "--batch_size=3")
     same = evaluation_of(workdir)
-    assert f"test: {same['bits_per_token']:.4f} bits per byte" in printed
+    assert f"test: {same['bits_per_token']:.3f} bits per byte" in printed
     assert same["nll"] == pytest.approx(trained["nll"], abs=1e-5)
     assert same["num_tokens"] == trained["num_tokens"]
     assert same["memory_length"] == 12

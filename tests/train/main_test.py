@@ -29,7 +29,7 @@ def test_a_run_leaves_all_it_promises(run):
     workdir, printed, _ = run
     results = results_of(workdir)
     test = results["test"]
-    assert f"test: {test['bits_per_token']:.4f} bits per byte" in printed
+    assert f"test: {test['bits_per_token']:.3f} bits per byte" in printed
     assert f"gzip -9 {test['compressors']['gzip -9']:.3f}" in printed
     assert (workdir / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
     assert (workdir / "sample.txt").read_text("utf-8") in printed
@@ -357,7 +357,7 @@ def test_subwords_are_trained_and_scored_by_the_byte(corpus, succeed, tmp_path):
     num_bytes = len(text.removeprefix(first))  # the first is not scored
     bits = test["nll"] * test["num_tokens"] / np.log(2) / num_bytes
     assert test["bits_per_byte"] == pytest.approx(bits)
-    assert f"ppl over {test['num_tokens']:,} tokens, {bits:.4f} bits" in printed
+    assert f"ppl over {test['num_tokens']:,} tokens, {bits:.3f} bits" in printed
     written = succeed("generate.py", f"--workdir={tmp_path}", "--prompt=é")
     assert written.startswith("é")
     flags = (f"--workdir={tmp_path}", "--raw_text", "--max_batch_size=3")

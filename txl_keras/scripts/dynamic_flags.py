@@ -27,7 +27,7 @@ DYNAMIC_FLAGS = (
     "dynamic", "dynamic_learning_rate", "dynamic_decay", "dynamic_epsilon",
     "dynamic_segments", "dynamic_weights", "dynamic_search_tokens",
 )  # fmt: skip
-_LEARNING_RATES = {"sgd": [0.03, 0.1, 0.3], "rms": [1e-4, 3e-4, 1e-3]}
+_LEARNING_RATES = {"sgd": [0.01, 0.03, 0.1], "rms": [3e-6, 1e-5, 3e-5, 1e-4]}
 
 
 def define_dynamic_flags():
@@ -41,7 +41,7 @@ def define_dynamic_flags():
     flags.DEFINE_list(
         "dynamic_learning_rate", None,
         "Learning rate of --dynamic, or several to try on valid. Default: "
-        "0.03,0.1,0.3 for sgd and 1e-4,3e-4,1e-3 for rms.",
+        "0.01,0.03,0.1 for sgd and 3e-6,1e-5,3e-5,1e-4 for rms.",
     )  # fmt: skip
     flags.DEFINE_list(
         "dynamic_decay", ["0"],
@@ -229,4 +229,11 @@ def _search(evaluator, valid, pairs, tokenizer):
             f"Received: {', '.join(f'{rate:g}' for rate, _ in pairs)}"
         )
     best = min(losses, key=losses.get)
+    rates = sorted({rate for rate, _ in pairs})
+    if len(rates) > 1 and best[0] in (rates[0], rates[-1]):
+        which = "lowest" if best[0] == rates[0] else "highest"
+        print(
+            f"The {which} learning rate was the best: another beyond it may "
+            "be better (--dynamic_learning_rate)."
+        )
     evaluator.learning_rate, evaluator.decay = best

@@ -101,9 +101,7 @@ def load_rllib(state, memory_length, dtype=None):
             **sizes,
         )
 
-    return projection, read(
-        build, layout, _with_biases(tensors, layout), source
-    )
+    return projection, read(build, layout, tensors, source)
 
 
 def _tensors_of_arrays(state):
@@ -249,7 +247,8 @@ def _block(sizes, hidden_dim, i):
     ):
         name = f"{feed_forward}._layer.{number}"
         yield linear(name, [f"feed_forward_{part}"], shape)
-        yield vector(_absent_bias(name), f"feed_forward_{part}/bias", shape[1:])
+        # RLlib has no biases here; ours begin as zeros.
+        yield Entry((), (f"{ours}/feed_forward_{part}/bias",), shape[1:])
     for layer, gate in (
         (attention, "attention_gate"),
         (feed_forward, "feed_forward_gate"),
@@ -259,27 +258,3 @@ def _block(sizes, hidden_dim, i):
             yield vector(
                 f"{layer}._fan_in_layer.{name}", f"{gate}/{weight}", shape
             )
-
-
-def _absent_bias(name):
-    return f"{name} has no bias"
-
-
-def _with_biases(tensors, layout):
-    """Adds zeros for the biases that RLlib's network does not have."""
-    biases = {
-        name: entry.shape
-        for entry in layout
-        for name in entry.names
-        if name.endswith("no bias")
-    }
-
-    def load(name):
-        if name in biases:
-            return np.zeros(biases[name], np.float32)
-        return tensors[name]
-
-    num_bytes = 4 * sum(size for (size,) in biases.values())
-    return Tensors(
-        {**tensors.shapes, **biases}, load, tensors.num_bytes + num_bytes
-    )

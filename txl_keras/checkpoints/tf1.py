@@ -21,8 +21,7 @@ from txl_keras.tensor_files import Tensors
 from txl_keras.weights import weights_by_name
 
 # Variables of a training checkpoint besides the weights.
-_SCALARS = re.compile(r"(.*/)?(beta[12]_power(_1)?|global_step)$")
-_SLOTS = re.compile(r"(.*/)?Adam(_1)?$")
+_NOT_WEIGHTS = re.compile(r"(.*/)?(Adam(_1)?|beta[12]_power(_1)?|global_step)$")
 _DEFAULTS = {
     "tie_projs": None,
     "proj_share_all_but_first": False,
@@ -188,8 +187,7 @@ def _tensors(prefix, slot):
     dtypes = {
         name: dtype
         for name, dtype in reader.get_variable_to_dtype_map().items()
-        if (name.endswith(slot) if slot else not _SLOTS.match(name))
-        and not _SCALARS.match(name)
+        if (name.endswith(slot) if slot else not _NOT_WEIGHTS.match(name))
     }
     if slot and not dtypes:
         raise ValueError(

@@ -22,11 +22,13 @@ def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, capsys):
 
 
 def test_workers_that_are_not_the_chief_show_nothing(monkeypatch, capsys):
-    shown = progress.Progress(9, 64, str, str, is_shown=False)
+    formatted = []  # which may take seconds
+    shown = progress.Progress(9, 64, str, formatted.append, is_shown=False)
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", -1)
     shown.update({"step": 1, "loss": None, "tokens_per_second": 2.0})
     shown.score(1, 2.0, is_best=False)
     assert capsys.readouterr() == ("", "")
+    assert not formatted
 
 
 def test_a_log_has_one_line_for_a_sample(capsys):

@@ -74,6 +74,8 @@ class Progress:
 
     def score(self, step, nll, is_best):
         """Shows a validation score, in nats per token."""
+        if not self._is_shown:  # formatting may compress the text
+            return
         best = " (best)" if is_best else ""
         self._write(f"step {step}: valid {self._format_valid(nll)}{best}")
 

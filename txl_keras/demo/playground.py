@@ -25,6 +25,13 @@ MAX_NEW_TOKENS = 2_000
 MAX_TEXT_TOKENS = 5_000
 _SEGMENT_LENGTH = 64
 _SHORTER_MEMORIES = (0, 4, 16, 64, 256, 1024)
+# The settings of the sampler, at values that stand for null.
+_NO_EFFECT = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+}
 _WRITE_FIELDS = {
     "prompt": "a string",
     "max_tokens": "an integer",
@@ -73,10 +80,7 @@ class Playground:
             ]
         # Variables, because other numbers would need another compilation.
         self._settings = {
-            "temperature": tf.Variable(1.0),
-            "top_k": tf.Variable(0),
-            "top_p": tf.Variable(1.0),
-            "repetition_penalty": tf.Variable(1.0),
+            name: tf.Variable(value) for name, value in _NO_EFFECT.items()
         }
         self._sampler = Sampler(**self._settings)
         self._generators = {}
@@ -167,10 +171,9 @@ class Playground:
                 f"`prompt` must have at most {MAX_PROMPT_TOKENS:,} tokens. "
                 f"Received: a prompt of {received:,} tokens"
             )
-        off = {"top_k": 0, "top_p": 1, "repetition_penalty": 1}
         for name, variable in self._settings.items():
             value = numbers[name]
-            variable.assign(off[name] if value is None else value)
+            variable.assign(_NO_EFFECT[name] if value is None else value)
         streams = [self._stream(request) for request in requests]
         for parts in itertools.zip_longest(*streams, fillvalue=""):
             yield {"texts": list(parts)}

@@ -108,6 +108,12 @@ def test_the_loss_of_a_keras_model_leaves_out_padding():
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_absolute_positions_take_no_padding():
+    backbone = backbone_of(attention_type="vaswani", memory_length=0)
+    with pytest.raises(ValueError, match="must have relative positions"):
+        backbone(embeddings=random_embeddings(T), mask=MASK)
+
+
 def test_a_mask_of_another_shape_is_refused():
     with pytest.raises(ValueError, match="`mask`"):
         backbone_of()(embeddings=random_embeddings(T), mask=MASK[:, 1:])

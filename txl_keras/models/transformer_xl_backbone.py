@@ -107,14 +107,15 @@ class TransformerXLBackbone(RecurrentBackbone):
         mask: Optional boolean tensor `(B, T)`, false at padding, which may be
             anywhere: it is neither attended to nor remembered, and does not
             count in distances. Its hidden states have no meaning, and later
-            layers and losses get their mask.
+            layers and losses get their mask. Needs relative positions.
         training: Boolean, for dropout.
         dropout_seed: Optional uint32 scalar. If given, dropout depends only on
             it and on the number of the row.
         first_row: Integer, the number of the first row, if the batch is a
             replica's part of a larger one.
         return_blocks: Boolean, return the outputs of all blocks.
-        return_attention_scores: Boolean, return attention probabilities.
+        return_attention_scores: Boolean, return attention probabilities. With
+            a `mask`, the padding of each row is at the end of its segment.
         embeddings: Float tensor of shape `(B, T, D)`, passed by name instead of
             `token_ids`. Unlike the embeddings of tokens, they are not
             multiplied by `sqrt(D)`.
@@ -416,6 +417,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         mask = check_mask("mask", mask, ops.shape(inputs)[:2])
         padding = None
         if mask is not None:
+            self.check_takes_padding()
             padding = _Padding(mask)
             inputs = padding.at_the_end(inputs)
             mask = padding.at_the_end(mask)

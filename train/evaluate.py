@@ -117,6 +117,11 @@ flags.DEFINE_integer(
     "Default: as in training.", lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_integer(
+    "compressed_length", None,
+    "Compressed slots of a model with compression. Default: as in training.",
+    lower_bound=1,
+)  # fmt: skip
+flags.DEFINE_integer(
     "max_eval_tokens", None,
     "Score only this many tokens from the start of the split. Default: all.",
     lower_bound=2,
@@ -158,7 +163,7 @@ flags.adopt_module_key_flags(dynamic_flags)
 _MAX_PAGE_TOKENS = 5000
 # What a preset has in place of a run's config.json.
 _NO_RUN = {"flags": {"segment_length": 128}, "corpus": {}, "data": {}}
-_ATTENTION_FLAGS = ("same_length", "clamp_length")
+_ATTENTION_FLAGS = ("same_length", "clamp_length", "compressed_length")
 # Options that identify a text; the location of its files is not among them.
 _TEXT_FLAGS = ("corpus", "document_separator", "text_key")
 
@@ -332,7 +337,7 @@ def _settings(backbone, run_flags):
         check_slides(backbone, memory_length)
     warmup = 0
     if FLAGS.warmup == "memory":
-        warmup = -(-memory_length // segment_length)
+        warmup = -(-backbone.past_tokens(memory_length) // segment_length)
     elif FLAGS.warmup == "exact":
         warmup = warmup_segments(backbone, segment_length, memory_length)
     return {
@@ -348,6 +353,7 @@ def _settings(backbone, run_flags):
             name: getattr(backbone, name)
             for name in _ATTENTION_FLAGS
             if hasattr(backbone, name)
+            and (name != "compressed_length" or backbone.compression)
         },
     }
 

@@ -224,6 +224,10 @@ def _check_exportable(model):
             f"memory_source={backbone.memory_source!r}: must be 'inputs'",
         ),
         (
+            backbone.compression is not None,
+            f"compression={backbone.compression!r}: must be None",
+        ),
+        (
             backbone.cold_start != "zeros",
             f"cold_start={backbone.cold_start!r}: its memory starts as zeros; "
             "load the model with cold_start='zeros'",

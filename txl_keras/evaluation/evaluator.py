@@ -378,8 +378,9 @@ def warmup_segments(backbone, segment_length, memory_length=None):
         Integer, for `Segments(..., warmup_segments=...)`.
 
     Raises:
-        ValueError: If a token depends on all earlier ones, as in an LSTM or
-            with `memory_source="outputs"`, or `segment_length` is not positive.
+        ValueError: If a token depends on all earlier ones or on where reading
+            began, as in an LSTM, with `memory_source="outputs"` or with
+            `compression`; or if `segment_length` is not positive.
 
     Example:
 
@@ -392,9 +393,10 @@ def warmup_segments(backbone, segment_length, memory_length=None):
     """
     if not backbone.has_finite_reach:
         raise ValueError(
-            "`backbone` must have a finite reach: the state of an LSTM, and "
-            "memory of outputs (memory_source='outputs'), depend on all "
-            "earlier segments, so no number of warm-up segments is enough. "
+            "`backbone` must have a finite reach: the state of an LSTM and "
+            "memory of outputs (memory_source='outputs') depend on all "
+            "earlier segments, and compressed memory on where reading began, "
+            "so no number of warm-up segments is enough. "
             f"Received: {type(backbone).__name__}"
         )
     check_integer("segment_length", segment_length, 1)

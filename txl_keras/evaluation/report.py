@@ -14,7 +14,8 @@ COMPRESSED_BYTES = 1 << 25  # xz takes about a minute for 32 MiB
 SETTINGS = (
     "checkpoint", "step", "corpus", "fingerprint", "split", "max_eval_tokens",
     "reset_documents", "batch_size", "segment_length", "stride", "warmup",
-    "memory_length", "same_length", "clamp_length", "dynamic",
+    "memory_length", "same_length", "clamp_length", "compressed_length",
+    "dynamic",
 )  # fmt: skip
 _BLOCK = 1 << 20  # tokens processed at once
 

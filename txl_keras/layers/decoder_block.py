@@ -278,7 +278,12 @@ class DecoderBlock(keras.layers.Layer):
         return (outputs, *scores) if return_attention_scores else outputs
 
     def attend_projected(
-        self, inputs, past, positions=(), attention_biases=None
+        self,
+        inputs,
+        past,
+        positions=(),
+        attention_biases=None,
+        return_attention_scores=False,
     ):
         """Computes the block for a past whose keys and values are cached.
 
@@ -289,10 +294,12 @@ class DecoderBlock(keras.layers.Layer):
             past: `Past`, the cached keys and values of earlier tokens.
             positions: Tuple of tensors from `project_positions`.
             attention_biases: See `RelativeMultiHeadAttention`.
+            return_attention_scores: Boolean, also returns the probabilities.
 
         Returns:
             Triple of the outputs `(B, T, D)` and the keys and values of the
-            segment, each `(B, N, T, H)`.
+            segment, each `(B, N, T, H)`; with `return_attention_scores=True`
+            also the probabilities `(B, N, T, S)`.
         """
         projected = []
 
@@ -302,7 +309,11 @@ class DecoderBlock(keras.layers.Layer):
 
         def attention(x):
             attended, *key_value = self.attention.attend_projected(
-                x, past, *positions, **biases
+                x,
+                past,
+                *positions,
+                return_attention_scores=return_attention_scores,
+                **biases,
             )
             projected.extend(key_value)
             return attended
@@ -333,6 +344,51 @@ class DecoderBlock(keras.layers.Layer):
             Pair of keys and values, each `(B, N, M, H)`.
         """
         return self.attention.project(self._attention_inputs(memory))
+
+    def reconstruction_loss(self, inputs, evicted, num_groups, rate):
+        """Computes how much attention changes when states are compressed.
+
+        The mean squared difference of attention, by content alone, to evicted
+        states and to their compressed ones: Rae et al. (2020), algorithm 2. All
+        but the compressed states are constants, also the block's weights.
+
+        Args:
+            inputs: Tensor of shape `(B, T, D)`, the segment that evicts them.
+            evicted: `Evicted`.
+            num_groups: int32 `(B,)`, the number of real compressed states.
+            rate: Integer, states per compressed state.
+
+        Returns:
+            float32 tensor `(B,)`, 0 for rows where nothing was evicted.
+        """
+        constants = [
+            (weight, tf.stop_gradient(tf.convert_to_tensor(weight.value)))
+            for layer in (self.attention, self._attention_norm)
+            for weight in layer.weights
+        ]
+        with keras.StatelessScope(state_mapping=constants):
+            query = self._attention_inputs(tf.stop_gradient(inputs))
+
+            def attend(states, num_real):
+                places = tf.range(tf.shape(states)[1])[None, :]
+                return tf.cast(
+                    self.attention.attend_by_content(
+                        query,
+                        self._attention_inputs(states),
+                        places < num_real[:, None],
+                    ),
+                    "float32",
+                )
+
+            expected = attend(
+                tf.stop_gradient(evicted.states), rate * num_groups
+            )
+            found = attend(evicted.compressed, num_groups)
+        loss = tf.reduce_mean(
+            tf.math.squared_difference(tf.stop_gradient(expected), found),
+            axis=(1, 2, 3),
+        )
+        return tf.where(num_groups > 0, loss, 0.0)
 
     def _attention_inputs(self, states):
         """Normalizes the states that attention receives, with pre-norm."""

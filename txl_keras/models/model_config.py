@@ -106,8 +106,9 @@ def _backbone_arguments(content, field, backbone_class, path):
     for name in field.split("."):
         arguments = arguments[name]
     arguments = _arguments(content, arguments, backbone_class, field, path)
-    memory_length = arguments.get("memory_length", 0)
-    check_limit(f"{field}.memory_length", memory_length, MAX_LENGTH, path)
+    for name in ("memory_length", "compressed_length", "compression_rate"):
+        length = arguments.get(name) or 0
+        check_limit(f"{field}.{name}", length, MAX_LENGTH, path)
     return arguments
 
 
@@ -168,7 +169,7 @@ def weight_shapes(config, model_class, path, max_layers):
     finally:
         random.setstate(state)
     return {
-        re.sub(r"^(block|lstm)_0/", rf"\g<1>_{layer}/", name): shape
+        re.sub(r"^(block|lstm|compression)_0/", rf"\g<1>_{layer}/", name): shape
         for name, shape in shapes.items()
         for layer in range(sizes["num_layers"])
     }
@@ -198,6 +199,10 @@ def _arguments(config, arguments, model_class, field, path):
     if model_class is TransformerXLBackbone:
         # `None` for inputs that are no tokens.
         kinds["vocabulary_size"] = "an integer or null"
+        kinds |= dict.fromkeys(("gate", "compression"), "a string or null")
+        kinds |= dict.fromkeys(
+            ("compression_rate", "compressed_length"), "an integer or null"
+        )
     unknown = sorted(arguments.keys() - kinds)
     if unknown:
         raise ValueError(

@@ -28,6 +28,7 @@ _CHARACTERS_LARGE = {
     "dropout": 0.15,
     "attention_dropout": 0.15,
 }
+_COMPRESSED = {"compression": "conv"}
 _WIKITEXT103 = {
     "vocabulary_size": 267_735,
     "cutoffs": (20_000, 40_000, 200_000),
@@ -87,6 +88,16 @@ _PRESETS = {
     },
     # 277,231,820
     "enwik8_large": {"vocabulary_size": 204, **_CHARACTERS_LARGE},
+    # Rae et al. (2020), sections 4.2 and 5: layers, tiers and rates are theirs.
+    # They say no widths, which here are those of Transformer-XL large.
+    # 352,763,084
+    "enwik8_compressive": {
+        "vocabulary_size": 204,
+        **_CHARACTERS_LARGE,
+        **_COMPRESSED,
+        "compression_rate": 3,
+        "compressed_length": 1152,
+    },
     # 40,964,635
     "text8_base": {"vocabulary_size": 27, **_CHARACTERS_BASE},
     # 277,050,395
@@ -108,6 +119,24 @@ _PRESETS = {
         **_WIKITEXT103,
         **_WIKITEXT103_LARGE,
         "tie_attention_biases": False,
+    },
+    "wikitext103_compressive": {
+        **_WIKITEXT103,
+        **_WIKITEXT103_LARGE,
+        **_COMPRESSED,
+        "memory_length": 512,
+        "compression_rate": 4,
+        "compressed_length": 512,
+    },
+    # Subwords of PG-19. Widths of enwik8_compressive.
+    "pg19_compressive": {
+        "vocabulary_size": 32_000,
+        **_CHARACTERS_LARGE,
+        **_COMPRESSED,
+        "num_layers": 36,
+        "memory_length": 512,
+        "compression_rate": 2,
+        "compressed_length": 512,
     },
     # 191,950,298
     "wikitext103_nvidia_base": {

@@ -55,6 +55,8 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
     has_parts = False
     # True if calls without a memory go on from the last call.
     stateful = False
+    # See `Memory`: an integer if memory is compressed.
+    num_pending = None
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -153,10 +155,11 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         return initial_memory(
             self.num_states,
             batch_size,
-            self._memory_length(memory_length),
+            self.past_length(memory_length),
             self.hidden_dim,
             self.cold_start,
             self.compute_dtype,
+            self.num_pending,
         )
 
     def memory_stack(self, batch_size, memory_length=None, name=None):
@@ -174,9 +177,10 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         return MemoryStack(
             self.num_states,
             batch_size,
-            self._memory_length(memory_length),
+            self.past_length(memory_length),
             self.hidden_dim,
             cold_start=self.cold_start,
+            num_pending=self.num_pending,
             dtype=self.dtype_policy,
             name=name,
         )
@@ -191,11 +195,35 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
             memory._replace(valid_length=memory.valid_length * memory_length)
         )
 
-    def _memory_length(self, memory_length):
+    def past_length(self, memory_length=None):
+        """Returns how many entries before a segment its queries attend to.
+
+        They are those of a memory of `memory_length`, by default
+        `self.memory_length`.
+        """
         if memory_length is None:
             return self.memory_length
         self.check_remembers(memory_length)
         return memory_length
+
+    def past_tokens(self, memory_length=None):
+        """Returns how many tokens the entries of `past_length` stand for."""
+        return self.past_length(memory_length)
+
+    def append(self, memory, entries, lengths=None, **kwargs):
+        """Appends entries of `call_projected` to a projected memory.
+
+        Args:
+            memory: What `project_memory` or this method returned.
+            entries: The values after the first of `call_projected`.
+            lengths: Optional int32 `(B,)`, how many tokens of each row are
+                real. The others are padding at the end.
+            **kwargs: Other arguments of the memory's `append`.
+
+        Returns:
+            The new memory.
+        """
+        return memory.append(*entries, lengths=lengths, **kwargs)
 
     def _positions(self, x, memory, training, dropout_seed):
         """Computes R, `(S, D)`, with one dropout mask for all rows."""
@@ -254,6 +282,14 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
                     f"`memory.states[{i}]` must be of floats, as calls of the "
                     f"model return. Received: dtype {state.dtype}"
                 )
+        if len(memory.pending) != (
+            0 if self.num_pending is None else self.num_states
+        ):
+            raise ValueError(
+                "`memory` must be compressed if and only if the model has a "
+                f"`compression`. Received: {len(memory.pending)} states of "
+                f"pending tokens. {_REMEDY}"
+            )
         valid_length = check_token_ids(
             "memory.valid_length", memory.valid_length, memory.length + 1
         )

@@ -71,7 +71,9 @@ class SegmentReader:
         backbone.check_positions(segment_length)
         self._backbone = backbone
         self._segment_length = segment_length
-        self._num_distances = memory_length + segment_length
+        self._num_distances = (
+            backbone.past_length(memory_length) + segment_length
+        )
         self._memory_length = memory_length
 
         def project_memory():
@@ -183,7 +185,7 @@ class SegmentReader:
             lengths: Optional int32 tensor `(B,)`, the number of real tokens at
                 the start of each row; the others are padding. By default all.
         """
-        memory = self.memory().append(*entries, lengths=lengths)
+        memory = self._backbone.append(self.memory(), entries, lengths)
         _assign(self._holder.memory, memory)
 
     def compile(self, function):

@@ -24,6 +24,9 @@ from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_attention_type
 from txl_keras.layers.decoder_block import check_remembers
 from txl_keras.layers.gate import num_kernels
+from txl_keras.layers.memory.compression import Compression
+from txl_keras.layers.memory.compressive import CompressiveCache
+from txl_keras.layers.memory.compressive import extend_compressed
 from txl_keras.layers.memory.memory_stack import check_batches
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
@@ -91,6 +94,14 @@ class TransformerXLBackbone(RecurrentBackbone):
             section 3.2). Then a token can depend on all earlier segments, but
             scores depend on how a text is cut into segments, and the weights of
             a model that was trained with the other choice do not fit.
+        compression: Optional string, the function of a `Compression` layer per
+            block: the memory of the Compressive Transformer (Rae et al., 2020).
+            What leaves the `memory_length` tokens is compressed into a second,
+            older part of the memory. The reach grows to
+            `L (memory_length + compression_rate compressed_length)` tokens.
+        compression_rate: Integer, how many tokens become one compressed slot.
+        compressed_length: Integer, the number of compressed slots. Each counts
+            as one position. It may be larger in inference than in training.
         stateful: Boolean, as in `keras.layers.RNN`: without a `memory`
             argument, row r of a batch continues row r of the batch before it.
             For a model of your own: pass `callbacks=[ResetMemory()]` and
@@ -116,6 +127,9 @@ class TransformerXLBackbone(RecurrentBackbone):
         return_blocks: Boolean, return the outputs of all blocks.
         return_attention_scores: Boolean, return attention probabilities. With
             a `mask`, the padding of each row is at the end of its segment.
+        return_reconstruction_loss: Boolean, return the loss that trains the
+            convolutions of `compression`, see `DecoderBlock`. By default it is
+            added to `losses` in training, as Keras layers do.
         embeddings: Float tensor of shape `(B, T, D)`, passed by name instead of
             `token_ids`. Unlike the embeddings of tokens, they are not
             multiplied by `sqrt(D)`.
@@ -124,7 +138,9 @@ class TransformerXLBackbone(RecurrentBackbone):
         The pair of hidden states `(B, T, D)` and the new `Memory`. With
         `return_blocks=True` the first is a tuple of L hidden states, one per
         block. With `return_attention_scores=True` a third value is a tuple of
-        L float32 tensors `(B, N, T, S)`, the probabilities of each block.
+        L float32 tensors `(B, N, T, S)`, the probabilities of each block. With
+        `return_reconstruction_loss=True` the last value is float32 `(B,)`, the
+        sum over blocks.
 
     Raises:
         ValueError: If a size is out of its range, arguments do not fit
@@ -169,6 +185,7 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     Reference:
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3;
+        [Rae et al., 2020](https://arxiv.org/abs/1911.05507);
         [Ding et al., 2021](https://arxiv.org/abs/2012.15688).
     """
 
@@ -205,6 +222,9 @@ class TransformerXLBackbone(RecurrentBackbone):
         projection_initializer_stddev=None,
         cold_start="masked",
         memory_source="inputs",
+        compression=None,
+        compression_rate=None,
+        compressed_length=None,
         stateful=False,
         **kwargs,
     ):
@@ -244,6 +264,10 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.intermediate_dim = intermediate_dim
         self.head_dim = head_dim
         self.attention_type = attention_type
+        self.compression = compression
+        self.compression_rate = compression_rate
+        self.compressed_length = compressed_length
+        self._check_compression(memory_source)
         self.check_remembers(memory_length)
         self.memory_length = memory_length
         self.max_positions = max_positions
@@ -281,6 +305,17 @@ class TransformerXLBackbone(RecurrentBackbone):
             clamp_length, name="position_encoding"
         )
         self.blocks = [self._block(i) for i in range(num_layers)]
+        self.compressions = []
+        if compression is not None:
+            self.compressions = [
+                Compression(
+                    compression,
+                    compression_rate,
+                    dtype=self.dtype_policy,
+                    name=f"compression_{i}",
+                )
+                for i in range(num_layers)
+            ]
         self._output_norm = None
         if normalize_output:
             self._output_norm = layer_norm(self, "output_norm")
@@ -333,8 +368,8 @@ class TransformerXLBackbone(RecurrentBackbone):
         hidden_shape = (*token_ids_shape, self.hidden_dim)
         if self.token_embedding is not None:
             self.token_embedding.build(token_ids_shape)
-        for block in self.blocks:
-            block.build(hidden_shape)
+        for layer in (*self.blocks, *self.compressions):
+            layer.build(hidden_shape)
         if self._output_norm is not None:
             self._output_norm.build(hidden_shape)
         if self._shares_attention_biases:
@@ -359,6 +394,64 @@ class TransformerXLBackbone(RecurrentBackbone):
         """Raises `ValueError` if the model cannot have such a memory."""
         received = f"memory_length={memory_length}"
         check_remembers(self.attention_type, memory_length, received)
+        if self.compression is not None and memory_length < 1:
+            raise ValueError(
+                "`memory_length` must be at least 1 with `compression`, which "
+                f"compresses what leaves that memory. Received: {received}"
+            )
+
+    def _check_compression(self, memory_source):
+        """Checks the arguments about compression and what excludes it."""
+        sizes = {
+            "compression_rate": self.compression_rate,
+            "compressed_length": self.compressed_length,
+        }
+        if self.compression is None:
+            for name, value in sizes.items():
+                if value is not None:
+                    raise ValueError(
+                        f"`{name}` must be None without `compression`. "
+                        f"Received: {name}={value}"
+                    )
+            return
+        for (name, value), minimum in zip(sizes.items(), (2, 1), strict=True):
+            check_integer(name, value, minimum)
+        if memory_source != "inputs":
+            raise ValueError(
+                "`memory_source` must be 'inputs' with `compression`. "
+                f"Received: memory_source={memory_source!r}, "
+                f"compression={self.compression!r}"
+            )
+
+    def past_length(self, memory_length=None):
+        """Returns how many entries before a segment its queries attend to."""
+        return super().past_length(memory_length) + (
+            self.compressed_length or 0
+        )
+
+    def past_tokens(self, memory_length=None):
+        num_slots = self.compressed_length or 0
+        more = ((self.compression_rate or 1) - 1) * num_slots
+        return self.past_length(memory_length) + more
+
+    @property
+    def num_pending(self):
+        """Returns the places for tokens that wait for compression, or `None`.
+
+        There are none with `"most_used"`, which is not in groups.
+        """
+        if self.compression is None:
+            return None
+        return (
+            0 if self.compression == "most_used" else self.compression_rate - 1
+        )
+
+    @property
+    def compression_variables(self):
+        """Returns the weights that only the reconstruction loss trains."""
+        return [
+            w for layer in self.compressions for w in layer.trainable_weights
+        ]
 
     @property
     def remembers(self):
@@ -370,11 +463,14 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     @property
     def has_finite_reach(self):
-        return self.memory_source == "inputs"
+        # Which tokens are compressed together depends on where reading began.
+        return self.memory_source == "inputs" and self.compression is None
 
     def layer_flops(self, segment_length, memory_length):
         """Returns the forward FLOPs of one layer and row: see `model_flops`."""
-        flops = super().layer_flops(segment_length, memory_length)
+        flops = super().layer_flops(
+            segment_length, self.past_length(memory_length)
+        )
         if self.gate is None:
             return flops
         kernels = 2 * num_kernels(self.gate)  # two gates
@@ -401,6 +497,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         first_row=0,
         return_blocks=False,
         return_attention_scores=False,
+        return_reconstruction_loss=False,
         embeddings=None,
     ):
         inputs = self._check_inputs(token_ids, embeddings)
@@ -448,6 +545,7 @@ class TransformerXLBackbone(RecurrentBackbone):
                 in_order = padding.at_the_end(episodes)
             attention_mask = _same_episode(in_order, memory.length)
 
+        uses_scores = self.compression == "most_used"
         states, scores = [x], []
         for i, block in enumerate(self.blocks):
             x = block(
@@ -458,10 +556,10 @@ class TransformerXLBackbone(RecurrentBackbone):
                 attention_mask=attention_mask,
                 training=training,
                 dropout_seed=fold_in(row_seeds, i + 1),
-                return_attention_scores=return_attention_scores,
+                return_attention_scores=return_attention_scores or uses_scores,
                 **positions,
             )
-            if return_attention_scores:
+            if return_attention_scores or uses_scores:
                 x, probabilities = x
                 scores.append(probabilities)
             states.append(x)
@@ -479,16 +577,48 @@ class TransformerXLBackbone(RecurrentBackbone):
         hidden = finish(x)
         if return_blocks:
             hidden = (*map(finish, states[1:-1]), hidden)
-        remembered = states[:-1] if self.has_finite_reach else states[1:]
+        remembers_inputs = self.memory_source == "inputs"
+        remembered = states[:-1] if remembers_inputs else states[1:]
         lengths = None if padding is None else padding.lengths
-        memory = memory.extend(remembered, lengths)
+        reconstruction_loss = tf.zeros((batch_size,))
+        if self.compression is None:
+            memory = memory.extend(remembered, lengths)
+        else:
+            memory, evicted, num_groups = extend_compressed(
+                memory,
+                remembered,
+                self.compressions,
+                self.compressed_length,
+                lengths,
+                [_usage(found, mask) for found in scores]
+                if uses_scores
+                else (),
+            )
+            if self.compression_variables and (
+                training or return_reconstruction_loss
+            ):
+                reconstruction_loss = tf.add_n(
+                    [
+                        block.reconstruction_loss(
+                            x, parts, num_groups, self.compression_rate
+                        )
+                        for block, x, parts in zip(
+                            self.blocks, states[:-1], evicted, strict=True
+                        )
+                    ]
+                )
+                if not return_reconstruction_loss:
+                    self.add_loss(tf.reduce_mean(reconstruction_loss))
         if episodes is not None:
             memory = _only_last_episode(memory, episodes, padding)
         if stack is not None:
             stack.write(memory)
+        outputs = [hidden, memory]
         if return_attention_scores:
-            return hidden, memory, tuple(scores)
-        return hidden, memory
+            outputs.append(tuple(scores))
+        if return_reconstruction_loss:
+            outputs.append(reconstruction_loss)
+        return tuple(outputs)
 
     def _episodes(self, reset, inputs):
         """Splits `reset` into episode numbers `(B, T)` and resets of rows.
@@ -558,22 +688,44 @@ class TransformerXLBackbone(RecurrentBackbone):
         """
         x = self._embed(token_ids)
         biases = self._attention_biases()
-        if target.current().is_cpu:
-            # On a CPU it is cheaper to reorder keys and values once than to
-            # reorder the scores, which are more bytes.
-            memory = memory.in_order()
-        keys, values = [], []
+        # On a CPU it is cheaper to reorder keys and values once than to
+        # reorder the scores, which are more bytes.
+        in_order = target.current().is_cpu
+        if self.compression is not None:
+            pasts = memory.pasts(self.compression_rate, in_order)
+        else:
+            pasts = (memory.in_order() if in_order else memory).pasts()
+        uses_scores = self.compression == "most_used"
+        keys, values, inputs, attention = [], [], [], []
         for block, past, position in zip(
-            self.blocks, memory.pasts(), positions, strict=True
+            self.blocks, pasts, positions, strict=True
         ):
-            x, key, value = block.attend_projected(x, past, position, biases)
-            if not self.has_finite_reach:
+            inputs.append(x)
+            x, key, value, *scores = block.attend_projected(
+                x, past, position, biases, return_attention_scores=uses_scores
+            )
+            attention += [tf.reduce_mean(found, axis=1) for found in scores]
+            if self.memory_source == "outputs":
                 key, value = block.project(x)
             keys.append(key)
             values.append(value)
         if self._output_norm is not None:
             x = self._output_norm(x)
-        return x, tuple(keys), tuple(values)
+        entries = [keys, values]
+        if self.compression is not None:
+            entries += [inputs, attention]
+        return x, *map(tuple, entries)
+
+    def append(self, memory, entries, lengths=None, **kwargs):
+        if self.compression is None:
+            return super().append(memory, entries, lengths, **kwargs)
+        return memory.append(
+            *entries,
+            lengths=lengths,
+            compressions=self.compressions,
+            project=lambda i, states: self.blocks[i].project(states),
+            **kwargs,
+        )
 
     def project_memory(self, memory):
         """Projects a memory of hidden states.
@@ -582,7 +734,8 @@ class TransformerXLBackbone(RecurrentBackbone):
             memory: `Memory`.
 
         Returns:
-            `ProjectedMemory`, a ring buffer with the oldest entry first.
+            `ProjectedMemory`, a ring buffer with the oldest entry first; with
+            compression a `CompressiveCache`.
         """
         keys, values = zip(
             *(
@@ -591,8 +744,21 @@ class TransformerXLBackbone(RecurrentBackbone):
             ),
             strict=True,
         )
+        if self.compression is not None:
+            return CompressiveCache.of(
+                memory,
+                keys,
+                values,
+                self.compressed_length,
+                self.compression_rate,
+            )
         oldest = ops.zeros_like(memory.valid_length)
         return ProjectedMemory(keys, values, oldest, memory.valid_length)
+
+    def empty_projected_memory(self, memory_length):
+        if self.compression is None:
+            return super().empty_projected_memory(memory_length)
+        return self.project_memory(self.initial_memory(1, memory_length))
 
     def project_positions(self, num_distances):
         """Projects the encodings of distances, once per block.
@@ -645,10 +811,31 @@ class TransformerXLBackbone(RecurrentBackbone):
             "cold_start": self.cold_start,
             # Absent by default, so that runs begun before they were added
             # resume.
-            **({} if self.has_finite_reach else {"memory_source": "outputs"}),
+            **(
+                {"memory_source": "outputs"}
+                if self.memory_source == "outputs"
+                else {}
+            ),
             **({"gate": self.gate} if self.gate else {}),
+            **(
+                {
+                    "compression": self.compression,
+                    "compression_rate": self.compression_rate,
+                    "compressed_length": self.compressed_length,
+                }
+                if self.compression
+                else {}
+            ),
             **({"stateful": True} if self.stateful else {}),
         }
+
+
+def _usage(scores, mask):
+    """Returns the attention `(B, S)` that keys receive from real queries."""
+    scores = tf.reduce_mean(scores, axis=1)  # [B, T, S]
+    if mask is not None:
+        scores = tf.where(mask[..., None], scores, 0)
+    return tf.reduce_sum(scores, axis=1)
 
 
 def _same_episode(episodes, memory_length):
@@ -666,9 +853,14 @@ def _only_last_episode(memory, episodes, padding):
         is_last &= padding.mask
     steps = tf.reduce_sum(tf.cast(is_last, tf.int32), axis=1)
     valid_length = tf.where(last > 0, steps, memory.valid_length)
-    return memory._replace(
+    memory = memory._replace(
         valid_length=tf.minimum(valid_length, memory.valid_length)
     )
+    if memory.pending:
+        memory = memory._replace(
+            pending_length=tf.where(last > 0, 0, memory.pending_length)
+        )
+    return memory
 
 
 class _Padding:

@@ -165,6 +165,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         training=False,
         dropout_seed=None,
         first_row=0,
+        return_reconstruction_loss=False,
     ):
         """Computes the negative log-likelihood of every target.
 
@@ -178,20 +179,27 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 before reading.
             training: Boolean, for dropout.
             dropout_seed, first_row: See `TransformerXLBackbone`.
+            return_reconstruction_loss: Boolean, also return the loss that
+                trains the `compression` of the backbone.
 
         Returns:
             The pair `(nll, memory)`: float32 `(B, T)` in nats, and the new
-            `Memory`.
+            `Memory`. With `return_reconstruction_loss=True` also that loss,
+            float32 `(B,)`.
         """
-        hidden, memory = self.backbone(
+        more = {}
+        if return_reconstruction_loss:
+            more = {"return_reconstruction_loss": True}
+        hidden, memory, *losses = self.backbone(
             inputs,
             memory=memory,
             reset=reset,
             training=training,
             dropout_seed=dropout_seed,
             first_row=first_row,
+            **more,
         )
-        return self.softmax(hidden, targets), memory
+        return self.softmax(hidden, targets), memory, *losses
 
     def score_blocks(self, inputs, targets, weights, is_scored, **kwargs):
         """Computes the loss of every block's output with the same softmax.

@@ -6,6 +6,7 @@ from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
 from txl_keras.layers.decoder_block import ATTENTION_TYPES
 from txl_keras.layers.gate import GATES
+from txl_keras.layers.memory.compression import COMPRESSIONS
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -113,6 +114,21 @@ def define_model_flags(has_softmax=True):
         "What each block remembers: its inputs, as Transformer-XL does, or its "
         "outputs (same-layer recurrence), with which scores depend on the "
         "segment length.", enum_values=MEMORY_SOURCES,
+    )  # fmt: skip
+    _define(
+        enum, "compression",
+        "How tokens that leave the memory are compressed into a second, older "
+        "part of it, as in the Compressive Transformer.",
+        enum_values=COMPRESSIONS,
+    )  # fmt: skip
+    _define(
+        integer, "compression_rate",
+        "Number of tokens that are compressed to one slot.",
+    )  # fmt: skip
+    _define(
+        integer, "compressed_length",
+        "Number of compressed slots; may be larger in evaluation than in "
+        "training.",
     )  # fmt: skip
     _define(
         integer, "clamp_length",

@@ -253,6 +253,12 @@ def _served(
             "`model` must have a TransformerXLBackbone to be exported. "
             f"Received: backbone={type(model.backbone).__name__}"
         )
+    if model.backbone.compression is not None:
+        raise ValueError(
+            "`model` must have no `compression` to be exported: the signatures "
+            "have one memory. Received: compression="
+            f"{model.backbone.compression!r}"
+        )
     if memory_length is None:
         memory_length = model.backbone.memory_length
     check_integer("memory_length", memory_length, 0)

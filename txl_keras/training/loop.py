@@ -219,6 +219,9 @@ class TrainingLoop:
             "gradient_norm": norm,
             "learning_rate": float(results["learning_rate"][-1]),
         }
+        if "reconstruction_loss" in results and applied.any():
+            errors = results["reconstruction_loss"][applied]
+            metrics["reconstruction_loss"] = float(errors.mean())
         if "skipped" in results:
             metrics["loss_scale"] = float(results["loss_scale"][-1])
             # The total so far.

@@ -81,10 +81,12 @@ def _bytes_of(variables):
 
 
 def _memory_bytes(backbone, rows):
-    entries = backbone.memory_length * backbone.hidden_dim
-    state = entries * tf.as_dtype(backbone.compute_dtype).size
-    # Plus one int32 per row: the number of valid entries.
-    return backbone.num_states * rows * (state + 4)
+    num_lengths = 1 if backbone.num_pending is None else 2
+    entries = backbone.past_length() + (backbone.num_pending or 0)
+    size = tf.as_dtype(backbone.compute_dtype).size
+    # Plus int32 numbers of valid entries per row.
+    state = entries * backbone.hidden_dim * size + 4 * num_lengths
+    return backbone.num_states * rows * state
 
 
 def _activation_bytes(model, segment_length):
@@ -101,7 +103,7 @@ def _activation_bytes(model, segment_length):
 def _block_bytes(backbone, segment_length):
     """Returns the bytes of the activations of all blocks, for one row."""
     size = tf.as_dtype(backbone.compute_dtype).size
-    num_keys = backbone.memory_length + segment_length
+    num_keys = backbone.past_length() + segment_length
     width = backbone.num_heads * backbone.head_dim
     scores = backbone.num_heads * segment_length * num_keys
     # float32 probabilities, attention weights, and weights after dropout.

@@ -14,7 +14,6 @@ from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.pallas import TILE_QUERIES
 from txl_keras.layers.compute.pallas import check_lengths
-from txl_keras.layers.memory.memory_stack import Memory
 from txl_keras.tpu.compiling import VERSIONS
 from txl_keras.tpu.compiling import check_packages
 from txl_keras.training.compilation import compile_layers
@@ -41,6 +40,10 @@ class Trainer:
     A model with the policy `mixed_float16` is trained with a loss scale: a step
     whose summed gradient is not finite is skipped by all replicas. It counts as
     a step, but not as an update of the optimizer.
+
+    The reconstruction loss of a backbone with `compression` trains nothing else
+    than the compression. The gradient of that part has a norm of its own, which
+    is clipped apart.
 
     Batches come from `Segments` for a `TransformerXLCausalLM`, and from
     `PermutedSegments` for an `XLNetPermutationLM`. All of their entries except
@@ -153,6 +156,16 @@ class Trainer:
                 f"{intermediate_loss_steps}, a {type(model.backbone).__name__} "
                 f"of num_layers={model.backbone.num_layers}"
             )
+        self._compression = {
+            id(variable)
+            for variable in getattr(model.backbone, "compression_variables", ())
+        }
+        if self._compression and intermediate_loss_steps:
+            raise ValueError(
+                "`intermediate_loss_steps` must be 0 with a `compression` that "
+                "is trained. Received: intermediate_loss_steps="
+                f"{intermediate_loss_steps}"
+            )
         if report and (accumulate_steps > 1 or intermediate_loss_steps):
             raise ValueError(
                 "`report` must be None with `accumulate_steps` or "
@@ -181,6 +194,8 @@ class Trainer:
         self.stopped = False
         self._report = report
         names = ["loss", "gradient_norm", "learning_rate"]
+        if self._compression:
+            names.append("reconstruction_loss")
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
             self.memory = model.backbone.memory_stack(self._rows)
@@ -231,8 +246,10 @@ class Trainer:
         Returns:
             Dictionary of NumPy vectors with one entry per step: `num_steps`, or
             fewer if stopped. `loss` is in nats per token, `gradient_norm` is
-            before clipping, and `learning_rate` is that of the step. In float16
-            also `loss_scale`, and `skipped`, 1 if the step applied nothing.
+            before clipping, and `learning_rate` is that of the step. With a
+            `compression` that is trained also `reconstruction_loss`, the mean
+            over rows. In float16 also `loss_scale`, and `skipped`, 1 if the
+            step applied nothing.
 
         Raises:
             FloatingPointError: If a loss or gradient is not finite and the loss
@@ -244,7 +261,9 @@ class Trainer:
         results = {name: value.numpy() for name, value in results.items()}
         self.stopped = bool(results.pop("stop").any())
         is_fatal = np.zeros(len(results["loss"]), bool)
-        for name in ("loss", "gradient_norm"):
+        for name in ("loss", "gradient_norm", "reconstruction_loss"):
+            if name not in results:
+                continue
             is_fatal |= ~np.isfinite(results[name])
         if self.loss_scale:
             is_fatal &= results["loss_scale"] <= LossScale.SMALLEST
@@ -274,21 +293,23 @@ class Trainer:
         """
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
-        loss, nll, gradients = self._compiled_gradients(
+        losses, nll, gradients = self._compiled_gradients(
             batch, self.step, first_row
         )
         if self._report:
             self._report(batch, nll)
         # The only communication of replicas: one all-reduce of the gradients,
-        # the loss and `stop`. (`tf.identity`, because a sum over workers needs
-        # the device of a tensor, which loop variables do not have.)
-        *gradients, loss, stop = context.all_reduce(
-            "SUM", [*gradients, loss, tf.identity(stop)]
+        # the losses and `stop`. (`tf.identity`, because a sum over workers
+        # needs the device of a tensor, which loop variables do not have.)
+        gradients, losses, stop = context.all_reduce(
+            "SUM", (gradients, losses, tf.identity(stop))
         )
         results, is_applied = self._compiled_update(gradients)
         self.optimizer.iterations.assign_add(tf.cast(is_applied, tf.int64))
         self.step.assign_add(1)
-        return {**results, "loss": loss, "stop": stop}
+        names = ("loss", "reconstruction_loss")[: len(losses)]
+        losses = dict(zip(names, losses, strict=True))
+        return {**results, **losses, "stop": stop}
 
     @tf.autograph.experimental.do_not_convert
     def _update(self, gradients):
@@ -297,22 +318,38 @@ class Trainer:
         results = {"learning_rate": tf.identity(self.optimizer.learning_rate)}
         if self.loss_scale:
             gradients = self.loss_scale.unscale(gradients)
-        norm = self._norm(gradients)
+        variables = self.model.trainable_variables
+        parts = [
+            [
+                i
+                for i, v in enumerate(variables)
+                if self._is_compressing(v) == which
+            ]
+            for which in (False, True)
+        ]
+        norms = [
+            self._norm([gradients[i] for i in part]) for part in parts if part
+        ]
+        norm = norms[0]
         if self.loss_scale:
-            is_finite = tf.math.is_finite(norm)
+            is_finite = tf.reduce_all(tf.math.is_finite(norms))
             results["loss_scale"] = self.loss_scale.value.read_value()
             results["skipped"] = 1.0 - tf.cast(is_finite, tf.float32)
             self.loss_scale.update(is_finite)
 
         def apply():
-            clipped = gradients
-            if self.clip_norm is not None:
-                clipped, _ = tf.clip_by_global_norm(
-                    gradients, self.clip_norm, use_norm=norm
+            clipped = list(gradients)
+            for part, part_norm in zip(filter(None, parts), norms, strict=True):
+                if self.clip_norm is None:
+                    break
+                found, _ = tf.clip_by_global_norm(
+                    [gradients[i] for i in part],
+                    self.clip_norm,
+                    use_norm=part_norm,
                 )
-            apply_gradients(
-                self.optimizer, clipped, self.model.trainable_variables
-            )
+                for i, gradient in zip(part, found, strict=True):
+                    clipped[i] = gradient
+            apply_gradients(self.optimizer, clipped, variables)
 
         if self.loss_scale:
             tf.cond(is_finite, apply, lambda: None)
@@ -320,9 +357,12 @@ class Trainer:
             apply()
         return {**results, "gradient_norm": norm}, is_finite
 
+    def _is_compressing(self, variable):
+        return id(variable) in self._compression
+
     @tf.autograph.experimental.do_not_convert
     def _gradients(self, batch, step, first_row):
-        """Returns this replica's part of loss and gradient, and its losses."""
+        """Returns this replica's parts of losses and gradient, and its nll."""
         seed = fold_in(tf.cast(self.seed, tf.uint32), step)
         batch = dict(batch)
         # The loss is the mean over all targets of the step, on all replicas.
@@ -339,9 +379,9 @@ class Trainer:
             first_row=first_row,
         )
         if bucket is None:
-            loss, nll, memory, gradients = compute(batch)
+            losses, nll, memory, gradients = compute(batch)
         else:
-            loss, nll, memory, gradients = tf.switch_case(
+            losses, nll, memory, gradients = tf.switch_case(
                 bucket,
                 [
                     functools.partial(compute, _truncate(batch, length))
@@ -349,16 +389,16 @@ class Trainer:
                 ],
             )
         self.memory.write(memory)
-        return loss, nll, gradients
+        return losses, nll, gradients
 
     def _accumulated_gradients(self, batch, memory, seed, first_row):
         """Computes `_gradients_of_rows` with gradient accumulation."""
         rows = self.micro_batch_rows
 
-        def add_micro_batch(i, loss, gradients, kept):
+        def add_micro_batch(i, losses, gradients, kept):
             start = i * rows
             take_rows = functools.partial(_rows_from, start=start, rows=rows)
-            new_loss, _, new_memory, new_gradients = self._gradients_of_rows(
+            new_losses, _, new_memory, new_gradients = self._gradients_of_rows(
                 tf.nest.map_structure(take_rows, batch),
                 tf.nest.map_structure(take_rows, memory),
                 seed,
@@ -366,7 +406,7 @@ class Trainer:
             )
             return (
                 i + 1,
-                loss + new_loss,
+                tf.nest.map_structure(tf.add, losses, new_losses),
                 tf.nest.map_structure(tf.add, gradients, new_gradients),
                 [
                     array.write(i, value)
@@ -376,12 +416,12 @@ class Trainer:
                 ],
             )
 
-        _, loss, gradients, kept = tf.while_loop(
+        _, losses, gradients, kept = tf.while_loop(
             lambda i, *_: i < self.accumulate_steps,
             add_micro_batch,
             (
                 0,
-                0.0,
+                (0.0,) * (2 if self._compression else 1),
                 [tf.zeros(v.shape) for v in self.model.trainable_variables],
                 [
                     tf.TensorArray(
@@ -398,12 +438,12 @@ class Trainer:
             tf.reshape(array.stack(), value.shape)
             for array, value in zip(kept, tf.nest.flatten(memory), strict=True)
         ]
-        return loss, (), tf.nest.pack_sequence_as(memory, values), gradients
+        return losses, (), tf.nest.pack_sequence_as(memory, values), gradients
 
     def _gradients_of_rows(self, batch, memory, seed, first_row):
-        """Returns the loss, all losses, new memory and gradient of some rows.
+        """Returns the losses, nll, new memory and gradient of some rows.
 
-        All losses, one per target, are left out if there is no `report`.
+        The nll of every target is left out if there is no `report`.
         """
         batch = dict(batch)
         weights = batch.pop("weights")
@@ -415,6 +455,7 @@ class Trainer:
             "first_row": first_row,
         }
         with tf.GradientTape() as tape:
+            errors = []
             if self.intermediate_loss_steps:
                 losses, memory = self.model.score_blocks(
                     weights=weights,
@@ -422,9 +463,13 @@ class Trainer:
                     **arguments,
                 )
             else:
-                nll, memory = self.model.score(**arguments)
+                if self._compression:
+                    arguments["return_reconstruction_loss"] = True
+                nll, memory, *errors = self.model.score(**arguments)
                 losses = [tf.reduce_sum(nll * weights)]
-            target = tf.add_n(losses)
+                # The mean over the rows of all replicas.
+                errors = [tf.reduce_sum(x) / self.batch_size for x in errors]
+            target = tf.add_n([*losses, *errors])
             if self.loss_scale:
                 target = self.loss_scale.scale(target)
         variables = self.model.trainable_variables
@@ -435,7 +480,8 @@ class Trainer:
             # Segments of all lengths must give tensors of one shape.
             width = (self.segment_lengths or nll.shape)[-1]
             nll = tf.pad(nll, [[0, 0], [0, width - nll.shape[1]]])
-        return losses[-1], nll if self._report else (), memory, [
+        reported = (losses[-1], *errors)
+        return reported, nll if self._report else (), memory, [
             # Token type weights have no gradient without token types.
             tf.zeros(variable.shape) if gradient is None
             # Sparse gradients repeat the row of a repeated token, so that
@@ -519,6 +565,5 @@ def _reset_overflows(memory, cold_start):
         tf.where(is_finite[:, None, None], state, tf.zeros((), state.dtype))
         for state in memory.states
     )
-    return Memory(states, memory.valid_length).reset_rows(
-        ~is_finite, cold_start
-    )
+    # What is pending was in memory before, and so it is finite.
+    return memory._replace(states=states).reset_rows(~is_finite, cold_start)

@@ -14,6 +14,7 @@ from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
 from txl_keras.layers import compute
 from txl_keras.layers.compute import definition
+from txl_keras.layers.compute.problem import MASKED_SCORE
 from txl_keras.layers.compute.problem import Dropout
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
@@ -262,7 +263,30 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             attention_mask=attention_mask,
         )
 
-    def attend_projected(self, query, past):
+    def attend_by_content(self, query, states, mask):
+        """Computes attention of a segment to states, without positions.
+
+        Neither causal nor followed by the output projection, for the loss of
+        compressed memory: Rae et al. (2020), algorithm 2.
+
+        Args:
+            query: Tensor of shape `(B, T, D)`.
+            states: Tensor of shape `(B, S, D)`.
+            mask: Boolean `(B, S)`, false at padding.
+
+        Returns:
+            Tensor of shape `(B, T, N, H)`.
+        """
+        (query,) = project_heads(query, self._query_dense)
+        keys, values = project_heads(states, self._key_dense, self._value_dense)
+        scores = ops.einsum("nbth,nbsh->nbts", self._scaled(query), keys)
+        scores = tf.where(
+            mask[:, None], tf.cast(scores, "float32"), MASKED_SCORE
+        )
+        weights = tf.cast(tf.nn.softmax(scores), values.dtype)
+        return ops.einsum("nbts,nbsh->btnh", weights, values)
+
+    def attend_projected(self, query, past, return_attention_scores=False):
         """Computes attention to a past whose keys and values are cached.
 
         For inference only. The output equals that of a call, but each token
@@ -272,14 +296,24 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         Args:
             query: Tensor of shape `(B, T, D)`, the segment.
             past: `Past`, the cached keys and values of earlier tokens.
+            return_attention_scores: Boolean, also returns the probabilities.
 
         Returns:
             Triple of the output `(B, T, D)` and the keys and values of the
-            segment, each `(B, N, T, H)`, to be appended to the cache.
+            segment, each `(B, N, T, H)`, to be appended to the cache; with
+            `return_attention_scores=True` also the float32 probabilities
+            `(B, N, T, S)`, keys in text order.
         """
-        return self._attend_projected(query, past)
+        return self._attend_projected(query, past, return_attention_scores)
 
-    def _attend_projected(self, query, past, content_bias=None, positions=None):
+    def _attend_projected(
+        self,
+        query,
+        past,
+        return_attention_scores,
+        content_bias=None,
+        positions=None,
+    ):
         projected = ops.transpose(self._query_dense(query), (2, 0, 1, 3))
         key, value = self.project(query)
         num_memory = past.keys.shape[2]
@@ -301,6 +335,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             batch_first=True,
             order=past.order if num_memory else None,
         )
+        if return_attention_scores:
+            attended, probabilities = definition.attend(problem)
+            return self._output_dense(attended), key, value, probabilities
         return self._output_dense(compute.attend(problem)), key, value
 
     def project(self, states):

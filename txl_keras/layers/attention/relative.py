@@ -186,12 +186,18 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         return self._project_encoding(encoding)
 
     def attend_projected(
-        self, query, past, position_keys, attention_biases=None
+        self,
+        query,
+        past,
+        position_keys,
+        attention_biases=None,
+        return_attention_scores=False,
     ):
         """Computes attention to a past whose keys and values are cached.
 
         Args:
-            query, past: See `CausalMultiHeadAttention.attend_projected`.
+            query, past, return_attention_scores: See
+                `CausalMultiHeadAttention.attend_projected`.
             position_keys: Tensor `(N, R, H)` from `project_positions`, for at
                 least M + T distances.
             attention_biases: See the call arguments.
@@ -201,7 +207,11 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         """
         u, v = self._attention_biases(attention_biases)
         return self._attend_projected(
-            query, past, u, Positions((position_keys,), v)
+            query,
+            past,
+            return_attention_scores,
+            u,
+            Positions((position_keys,), v),
         )
 
     def _attention_biases(self, attention_biases):

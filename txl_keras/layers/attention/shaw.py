@@ -151,11 +151,19 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             ops.cast(ops.transpose(biases), self.compute_dtype),
         )
 
-    def attend_projected(self, query, past, position_keys, position_biases):
+    def attend_projected(
+        self,
+        query,
+        past,
+        position_keys,
+        position_biases,
+        return_attention_scores=False,
+    ):
         """Computes attention to a past whose keys and values are cached.
 
         Args:
-            query, past: See `CausalMultiHeadAttention.attend_projected`.
+            query, past, return_attention_scores: See
+                `CausalMultiHeadAttention.attend_projected`.
             position_keys, position_biases: Tensors from `project_positions`,
                 for at least M + T distances.
 
@@ -164,7 +172,11 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         """
         positions = self._positions((position_keys, position_biases))
         return self._attend_projected(
-            query, past, self._content_bias(), positions
+            query,
+            past,
+            return_attention_scores,
+            self._content_bias(),
+            positions,
         )
 
     def _distances(self, num_keys):

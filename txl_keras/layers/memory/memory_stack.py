@@ -18,14 +18,25 @@ from txl_keras.checks import check_shape_in_graph
 COLD_STARTS = ("masked", "zeros")
 
 
-class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
+class Memory(
+    collections.namedtuple(
+        "Memory",
+        ["states", "valid_length", "pending", "pending_length"],
+        defaults=[(), ()],
+    )
+):
     """Holds the memory of a model as immutable tensors.
 
     Attributes:
         states: Tuple of L tensors `(B, M, D)`: the last M inputs (or outputs)
-            of every block, oldest first.
+            of every block, oldest first. With compression they are
+            `(B, C + M, D)`, where C compressed slots come first.
         valid_length: int32 tensor `(B,)`. Only the newest `valid_length`
             entries of a row are real. The entries before them are masked.
+        pending: With compression, a tuple of L tensors `(B, P, D)`: what left
+            the M entries and is not compressed yet, newest last.
+        pending_length: With compression, int32 tensor `(B,)`, how many of the
+            pending entries are real.
     """
 
     __slots__ = ()
@@ -53,15 +64,23 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
         Returns:
             `Memory` of the same shapes.
         """
+        memory = self
+        if self.pending:
+            memory = self._replace(
+                pending_length=tf.where(reset, 0, self.pending_length)
+            )
         if cold_start == "masked":
-            return self._replace(
+            return memory._replace(
                 valid_length=tf.where(reset, 0, self.valid_length)
             )
         states = tuple(
             tf.where(reset[:, None, None], tf.zeros((), state.dtype), state)
             for state in self.states
         )
-        return Memory(states, tf.where(reset, self.length, self.valid_length))
+        return memory._replace(
+            states=states,
+            valid_length=tf.where(reset, self.length, self.valid_length),
+        )
 
     def extend(self, hidden_states, lengths=None):
         """Appends a segment and keeps the last M entries.
@@ -84,7 +103,7 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
         """
         length = tf.shape(hidden_states[0])[1]
         states = tuple(
-            _keep_last(state, hidden, self.length, lengths)
+            keep_last(state, hidden, self.length, lengths)
             for state, hidden in zip(self.states, hidden_states, strict=True)
         )
         added = length if lengths is None else lengths
@@ -92,7 +111,8 @@ class Memory(collections.namedtuple("Memory", ["states", "valid_length"])):
         return Memory(states, valid_length)
 
 
-def _keep_last(state, hidden, length, lengths):
+def keep_last(state, hidden, length, lengths):
+    """Returns the last entries of a state `(B, M, D)` and what is appended."""
     hidden = tf.cast(tf.stop_gradient(hidden), state.dtype)
     extended = tf.concat([state, hidden], axis=1)  # [B, M + T, D]
     if lengths is None:
@@ -111,10 +131,12 @@ def initial_memory(
     hidden_dim,
     cold_start="masked",
     dtype="float32",
+    num_pending=None,
 ):
     """Returns `Memory` of zeros, before anything is read.
 
-    See `MemoryStack` for `cold_start`.
+    See `MemoryStack` for `cold_start`. With compression, `num_pending` is the
+    number of pending entries P, and `memory_length` counts C + M.
     """
     _check_cold_start(cold_start)
     if not tf.is_tensor(batch_size):
@@ -122,7 +144,14 @@ def initial_memory(
     check_memory_length(memory_length)
     zeros = tf.zeros((batch_size, memory_length, hidden_dim), dtype)
     valid_length = memory_length if cold_start == "zeros" else 0
-    return Memory((zeros,) * num_layers, tf.fill((batch_size,), valid_length))
+    memory = Memory((zeros,) * num_layers, tf.fill((batch_size,), valid_length))
+    if num_pending is None:
+        return memory
+    pending = tf.zeros((batch_size, num_pending, hidden_dim), dtype)
+    return memory._replace(
+        pending=(pending,) * num_layers,
+        pending_length=tf.fill((batch_size,), 0),
+    )
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -154,6 +183,8 @@ class MemoryStack(keras.layers.Layer):
         cold_start: `"masked"` or `"zeros"`. With `"masked"`, entries not yet
             written are masked. With `"zeros"` they are attended to as zeros,
             like in the original TensorFlow code, whose checkpoints expect it.
+        num_pending: Optional integer P, for a backbone with compression, which
+            creates its own stack: see `Memory`. Such a stack has no calls.
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`, the input of block `layer`.
@@ -191,6 +222,7 @@ class MemoryStack(keras.layers.Layer):
         memory_length,
         hidden_dim,
         cold_start="masked",
+        num_pending=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -205,32 +237,41 @@ class MemoryStack(keras.layers.Layer):
         self.memory_length = memory_length
         self.hidden_dim = hidden_dim
         self.cold_start = cold_start
+        self.num_pending = num_pending
         # In XLA a variable cannot change its shape.
         self.supports_jit = batch_size is not None
         self.built = True
         # Keras and tf.train.Checkpoint do not track a `SimpleNamespace`. They
         # would save the memory of the first replica only.
+        # Each block has its own lengths, so that blocks can be called one by
+        # one.
         self._holder = types.SimpleNamespace(
-            states=[
-                replica_variable(
-                    (batch_size, memory_length, hidden_dim), self.compute_dtype
-                )
-                for _ in range(num_layers)
-            ],
-            # One per block, so that blocks can be called one by one.
-            valid_lengths=[
-                replica_variable((batch_size,), "int32")
-                for _ in range(num_layers)
-            ],
+            layers=[self._variables() for _ in range(num_layers)]
         )
         self.reset_state()
 
     @property
     def state_variables(self):
         """Returns all variables, states first, for use in checkpoints."""
-        return self._holder.states + self._holder.valid_lengths
+        parts = zip(*map(tf.nest.flatten, self._holder.layers), strict=True)
+        return [variable for part in parts for variable in part]
+
+    def _variables(self):
+        """Creates the variables of one block, with the structure of memory."""
+
+        def variable(value):
+            shape = (self.batch_size, *value.shape[1:])
+            return replica_variable(shape, value.dtype.name)
+
+        return tf.nest.map_structure(variable, self._empty(1))
 
     def call(self, inputs, layer=None):
+        if self.num_pending is not None:
+            raise ValueError(
+                "`num_pending` must be None to call a MemoryStack: only a "
+                "backbone compresses. Received: num_pending="
+                f"{self.num_pending}"
+            )
         layer = self._checked_layer(layer)
         check_shape("inputs", inputs, (None, None, self.hidden_dim))
         check_batches(self.batch_size)
@@ -253,8 +294,10 @@ class MemoryStack(keras.layers.Layer):
             `Memory` of L states.
         """
         layers = [self._read_layer(i, rows) for i in range(self.num_layers)]
-        states = tuple(memory.states[0] for memory in layers)
-        return Memory(states, layers[0].valid_length)
+        return layers[0]._replace(
+            states=tuple(memory.states[0] for memory in layers),
+            pending=tuple(x for memory in layers for x in memory.pending),
+        )
 
     def write(self, memory):
         """Writes the memory of all blocks.
@@ -265,16 +308,22 @@ class MemoryStack(keras.layers.Layer):
         """
         rows = tf.shape(memory.valid_length)[0]
         for layer, state in enumerate(memory.states):
-            layer_memory = Memory((state,), memory.valid_length)
+            layer_memory = memory._replace(
+                states=(state,), pending=memory.pending[layer : layer + 1]
+            )
             self._write_layer(layer, layer_memory, rows)
 
     def reset_state(self):
         """Resets all memory to a cold start."""
         empty = self._empty(self.batch_size or 0)
-        for state in self._holder.states:
-            state.assign(tf.cast(empty.states[0], state.dtype))
-        for valid_length in self._holder.valid_lengths:
-            valid_length.assign(empty.valid_length)
+        for variables in self._holder.layers:
+            tf.nest.map_structure(
+                lambda variable, value: variable.assign(
+                    tf.cast(value, variable.dtype)
+                ),
+                variables,
+                empty,
+            )
 
     def _checked_layer(self, layer):
         if layer is None and self.num_layers > 1:
@@ -295,6 +344,7 @@ class MemoryStack(keras.layers.Layer):
             self.hidden_dim,
             self.cold_start,
             self.compute_dtype,
+            self.num_pending,
         )
 
     def _check_batch_size(self, inputs):
@@ -311,26 +361,30 @@ class MemoryStack(keras.layers.Layer):
         return check_shape_in_graph("inputs", inputs, expected, remedy=remedy)
 
     def _read_layer(self, layer, rows):
-        state = tf.cast(
-            self._holder.states[layer].read_value(), self.compute_dtype
-        )
-        valid_length = self._holder.valid_lengths[layer].read_value()
+        def read(variable):
+            value = variable.read_value()
+            if value.dtype.is_floating:
+                value = tf.cast(value, self.compute_dtype)
+            return value
+
+        memory = tf.nest.map_structure(read, self._holder.layers[layer])
         if self.batch_size is None and rows is not None:
-            new = self._empty(tf.maximum(rows - tf.shape(state)[0], 0))
-            state = tf.concat([state, new.states[0]], axis=0)[:rows]
-            valid_length = tf.concat([valid_length, new.valid_length], axis=0)
-            valid_length = valid_length[:rows]
-        return Memory((state,), valid_length)
+            missing = tf.maximum(rows - tf.shape(memory.valid_length)[0], 0)
+            memory = tf.nest.map_structure(
+                lambda value, new: tf.concat([value, new], axis=0)[:rows],
+                memory,
+                self._empty(missing),
+            )
+        return memory
 
     def _write_layer(self, layer, memory, rows):
-        for variable, value in (
-            (self._holder.states[layer], memory.states[0]),
-            (self._holder.valid_lengths[layer], memory.valid_length),
-        ):
+        def write(variable, value):
             value = tf.cast(value, variable.dtype)
             if self.batch_size is None:
                 value = tf.concat([value, variable[rows:]], axis=0)
             variable.assign(value)
+
+        tf.nest.map_structure(write, self._holder.layers[layer], memory)
 
     def compute_output_spec(self, inputs, layer=None):
         self._checked_layer(layer)
@@ -352,6 +406,7 @@ class MemoryStack(keras.layers.Layer):
             "memory_length": self.memory_length,
             "hidden_dim": self.hidden_dim,
             "cold_start": self.cold_start,
+            "num_pending": self.num_pending,
         }
 
 

@@ -157,7 +157,7 @@ class ProjectedMemory(
             update, next_slot = _keep_last, None
         else:
             ring = RingWrite(self.next_slot, self.length, keys[0], lengths)
-            write = write or _scatter
+            write = write or scatter
 
             def update(state, new):
                 return write(state, ring, ring.values(new, state))
@@ -171,7 +171,8 @@ class ProjectedMemory(
         )
 
 
-def _scatter(state, ring, entries):
+def scatter(state, ring, entries):
+    """Returns a copy of a state with new entries."""
     return tf.tensor_scatter_nd_update(state, ring.indices, entries)
 
 

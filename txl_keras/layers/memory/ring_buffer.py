@@ -33,10 +33,20 @@ class RingWrite:
     the rows of the state that are written, by default the first B.
 
     `indices`, int32 `(B, N, W, 3)`, are for `tf.tensor_scatter_nd_update` of a
-    state `(rows, N, M, H)`.
+    state `(rows, N, M, H)`. The ring may be a part of a state with `num_slots`
+    slots, from `first_slot` on.
     """
 
-    def __init__(self, next_slot, length, entries, lengths=None, rows=None):
+    def __init__(
+        self,
+        next_slot,
+        length,
+        entries,
+        lengths=None,
+        rows=None,
+        first_slot=0,
+        num_slots=None,
+    ):
         batch = tf.shape(next_slot)[0]
         num_heads, num_new = entries.shape[1:3]
         if num_new is None:
@@ -44,7 +54,7 @@ class RingWrite:
             window = tf.minimum(num_new, length)
         else:
             window = min(num_new, length)
-        self._sizes = num_heads, length
+        self._sizes = num_heads, num_slots or length
         self._all_real = lengths is None
         self._start = num_new - window
         ends = num_new if self._all_real else lengths[:, None]
@@ -52,7 +62,7 @@ class RingWrite:
         self._entry_indices = tf.broadcast_to(
             ends - window + tf.range(window), (batch, window)
         )
-        slots = tf.math.floormod(
+        slots = first_slot + tf.math.floormod(
             next_slot[:, None] + self._entry_indices, length
         )
         rows = tf.range(batch) if rows is None else rows
@@ -70,9 +80,9 @@ class RingWrite:
     @functools.cached_property
     def flat_indices(self):
         """Returns `indices` of a state in the shape `(rows N M, H)`."""
-        num_heads, length = self._sizes
+        num_heads, num_slots = self._sizes
         row, head, slot = tf.unstack(self.indices, axis=-1)
-        return tf.reshape((row * num_heads + head) * length + slot, (-1,))
+        return tf.reshape((row * num_heads + head) * num_slots + slot, (-1,))
 
     def values(self, entries, state=None):
         """Returns the entries to write, `(B, N, W, H)`.

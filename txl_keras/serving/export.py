@@ -248,16 +248,12 @@ def _served(
     max_generate_length,
 ):
     check_path(path)
-    if not model.backbone.has_attention:
+    if not model.backbone.can_be_exported:
         raise ValueError(
-            "`model` must have a TransformerXLBackbone to be exported. "
-            f"Received: backbone={type(model.backbone).__name__}"
-        )
-    if model.backbone.compression is not None:
-        raise ValueError(
-            "`model` must have no `compression` to be exported: the signatures "
-            "have one memory. Received: compression="
-            f"{model.backbone.compression!r}"
+            "`model` must have a TransformerXLBackbone without compression to "
+            "be exported. Received: backbone="
+            f"{type(model.backbone).__name__}, "
+            f"num_pending={model.backbone.num_pending}"
         )
     if memory_length is None:
         memory_length = model.backbone.memory_length

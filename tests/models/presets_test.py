@@ -17,6 +17,9 @@ from txl_keras.models.presets import names
 from txl_keras.models.presets import preset_config
 
 _NUM_WEIGHTS = {
+    "enwik8_compressive": 352_753_868,
+    "wikitext103_compressive": 360_686_410,
+    "pg19_compressive": 523_867_392,
     "enwik8_base": 41_055_436,
     "enwik8_large": 277_231_820,
     "text8_base": 40_964_635,
@@ -53,6 +56,7 @@ def num_weights(
     project_same_dim=True,
     tie_projections=True,
     tie_attention_biases=True,
+    compression_rate=None,
     **_,
 ):
     """Counted by hand, for embeddings as large as the hidden size."""
@@ -63,6 +67,9 @@ def num_weights(
     layer_norms = 2 * 2 * hidden_dim
     biases = 2 * num_heads * head_dim
     total = num_layers * (attention + feed_forward + layer_norms)
+    if compression_rate:
+        convolution = compression_rate * hidden_dim**2 + hidden_dim
+        total += num_layers * convolution
     total += biases if tie_attention_biases else num_layers * biases
     total += vocabulary_size + len(cutoffs) * (hidden_dim + 1)
     bounds = [0, *cutoffs, vocabulary_size]
@@ -132,6 +139,8 @@ def test_all_models_have_the_published_number_of_weights(name):
 @pytest.mark.parametrize("name", names())
 def test_each_has_a_config_that_says_how_it_was_run(name):
     root = pathlib.Path(__file__).parents[2]
+    if name.endswith("compressive"):
+        name = f"beyond/{name}"
     path = root / "train" / "configs" / f"{name}.flags"
     lines = path.read_text("utf-8").splitlines()
     command = f"# python train/main.py --flagfile=train/configs/{name}.flags"
@@ -139,7 +148,7 @@ def test_each_has_a_config_that_says_how_it_was_run(name):
     said = "\n".join(line for line in lines if line.startswith("#"))
     assert "# Hardware: " in said
     assert "Ours: " in said
-    assert f"--preset={name}" in lines
+    assert f"--preset={path.stem}" in lines
 
 
 def test_arguments_take_the_place_of_the_presets_own():

@@ -112,6 +112,11 @@ def generation_step(model):
 
 
 GATES = {"normalize_first": True, "gate": "gru"}
+COMPRESSED = {
+    "compression": "conv",
+    "compression_rate": 3,
+    "compressed_length": 4,
+}
 SHAW = {"attention_type": "shaw", "max_positions": 12}
 ABSOLUTE = {
     "attention_type": "al_rfou",
@@ -136,6 +141,9 @@ STEPS = {
     "outputs, generation": lambda: generation_step(
         make_model(memory_source="outputs")
     ),
+    "compressed": lambda: train_step(make_model(**COMPRESSED)),
+    "compressed, generation": lambda: generation_step(make_model(**COMPRESSED)),
+    "compressed, evaluation": lambda: evaluation_step(make_model(**COMPRESSED)),
     "evaluation": lambda: evaluation_step(make_model(**CLUSTERS)),
     "generation": lambda: generation_step(make_model(**CLUSTERS)),
     "no memory": lambda: evaluation_step(make_model(memory_length=0)),

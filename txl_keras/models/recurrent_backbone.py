@@ -55,6 +55,8 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
     has_parts = False
     # True if calls without a memory go on from the last call.
     stateful = False
+    # The number of later tokens that a block attends to.
+    look_ahead = 0
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

@@ -86,6 +86,22 @@ def test_memory_goes_on():
     np.testing.assert_allclose(nll[..., 1], found[..., 0], atol=1e-5)
 
 
+def test_a_text_may_begin_inside_a_segment():
+    model = model_of()
+    ids = random_steps(B, T)
+    reset = np.zeros((B, T), bool)
+    reset[1, 2] = True
+    alone = model(ids[1:2, 2:])
+    model(random_steps(B, T, seed=1))
+    found = model({"token_ids": ids, "reset": reset})
+    for name in SIZES:
+        np.testing.assert_allclose(
+            found[name][1, 2:], alone[name][0], atol=1e-5
+        )
+    with pytest.raises(ValueError, match="dictionary of 'token_ids' and"):
+        model({"token_ids": ids})
+
+
 def test_generated_steps_are_the_likeliest_by_score():
     model = model_of()
     prompt = random_steps(B, T)

@@ -57,7 +57,9 @@ class TransformerXLStreamLM(keras.Model):
             projection to logits, which has the same outputs.)
 
     Call arguments:
-        token_ids: Integer tensor of shape `(B, T, F)`.
+        token_ids: Integer tensor of shape `(B, T, F)`; or a dictionary of it,
+            `"token_ids"`, and of `"reset"`, booleans `(B, T)` or `(B,)`, true
+            at first steps of texts, from which nothing before them is seen.
         training: Boolean, for dropout.
 
     Returns:
@@ -157,8 +159,12 @@ class TransformerXLStreamLM(keras.Model):
             }
 
     def call(self, token_ids, training=None):
+        reset = None
+        if isinstance(token_ids, dict):
+            _check_names(token_ids)
+            token_ids, reset = token_ids["token_ids"], token_ids["reset"]
         hidden, _ = self.backbone(
-            embeddings=self.embedding(token_ids), training=training
+            embeddings=self.embedding(token_ids), reset=reset, training=training
         )
         return self._logits(hidden)
 
@@ -263,8 +269,9 @@ class TransformerXLStreamLM(keras.Model):
 
         Args:
             x: Integer array `(N * B, T, F)`: with a batch size of B, rows r,
-                B + r, 2 B + r are one text. Or what else `keras.Model.fit`
-                takes.
+                B + r, 2 B + r continue each other. Or a dictionary of
+                `"token_ids"` and `"reset"`, see the call arguments. Or what
+                else `keras.Model.fit` takes.
             y: Integer array like `x`, the steps that follow.
             batch_size: Integer `B`.
             epochs, **kwargs: See `keras.Model.fit`. `sample_weight` is of shape
@@ -298,6 +305,9 @@ class TransformerXLStreamLM(keras.Model):
 
     def _check_array(self, x):
         """Checks ids before XLA compiles the steps, which drops checks."""
+        if isinstance(x, dict):
+            _check_names(x)
+            x = x["token_ids"]
         if isinstance(x, np.ndarray):
             self._check_ids("x", x)
 
@@ -447,6 +457,14 @@ def _check_backbone(backbone):
             "`backbone` must be a TransformerXLBackbone with vocabulary_size="
             "None, stateful=True, relative positions and look_ahead=0. "
             f"Received: backbone={shown(backbone)}"
+        )
+
+
+def _check_names(inputs):
+    if set(inputs) != {"token_ids", "reset"}:
+        raise ValueError(
+            "Inputs must be token ids, or a dictionary of 'token_ids' and "
+            f"'reset'. Received: a dictionary of {sorted(inputs)}"
         )
 
 

@@ -209,6 +209,8 @@ def test_wrong_calls_are_refused():
         model.score(ids, wrong)
     for call in (
         lambda: model.fit(wrong, ids, B),
+        lambda: model.fit(ids, wrong, B),
+        lambda: model.fit(ids, wrong, B, sample_weight=np.ones((B, T))),
         lambda: model.evaluate(wrong, ids, B),
         lambda: model.predict(wrong),
         lambda: model.generate(wrong, 2),
@@ -222,7 +224,7 @@ def test_wrong_calls_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             model.generate(ids, 2, sampler)
-    with pytest.raises(ValueError, match="number of steps of `prompt`"):
+    with pytest.raises(ValueError, match="`prompt` must have at least one"):
         model.generate(ids[:, :0], 2)
     model.compile("adam", "mse")
     with pytest.raises(ValueError, match="`loss` must not be passed"):

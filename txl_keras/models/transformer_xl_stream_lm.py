@@ -251,12 +251,9 @@ class TransformerXLStreamLM(keras.Model):
             )
         weights = tf.ones(tf.shape(y), tf.float32)
         if sample_weight is not None:
-            given = tf.cast(sample_weight, tf.float32)
-            for _ in range(3 - len(given.shape)):
-                given = given[..., None]
-            weights *= given
-        # Targets that do not count may be anything, such as -1.
-        y = tf.where(weights != 0, y, tf.zeros_like(y))
+            weights *= _by_stream(tf.cast(sample_weight, tf.float32))
+            # Targets that do not count may be anything, such as -1.
+            y = tf.where(weights != 0, y, tf.zeros_like(y))
         nll = self._nll(y_pred, y)
         for i, metric in enumerate(self._nats):
             metric.update_state(nll[..., i], weights[..., i])
@@ -286,7 +283,7 @@ class TransformerXLStreamLM(keras.Model):
                 range.
         """
         kwargs.setdefault("shuffle", False)
-        self._check_array(x)
+        self._check_arrays(x, y, kwargs.get("sample_weight"))
         return super().fit(x, y, batch_size, epochs, **_with_reset(kwargs))
 
     def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
@@ -295,21 +292,26 @@ class TransformerXLStreamLM(keras.Model):
         See `fit` for the data. With `return_dict=True` the result has the nats
         of each stream by name.
         """
-        self._check_array(x)
+        self._check_arrays(x, y, kwargs.get("sample_weight"))
         return super().evaluate(x, y, batch_size, **_with_reset(kwargs))
 
     def predict(self, x, batch_size=None, **kwargs):
         """Predicts like `keras.Model.predict`, from a cold start."""
-        self._check_array(x)
+        self._check_arrays(x)
         return super().predict(x, batch_size, **_with_reset(kwargs))
 
-    def _check_array(self, x):
+    def _check_arrays(self, x, y=None, sample_weight=None):
         """Checks ids before XLA compiles the steps, which drops checks."""
         if isinstance(x, dict):
             _check_names(x)
             x = x["token_ids"]
         if isinstance(x, np.ndarray):
             self._check_ids("x", x)
+        if isinstance(y, np.ndarray):
+            if sample_weight is not None:
+                counts = _by_stream(np.asarray(sample_weight)) != 0
+                y = np.where(counts, y, 0)
+            self._check_ids("y", y)
 
     def _check_ids(self, argument, ids):
         """Raises `ValueError` if an id of an array `(B, T, F)` is unknown."""
@@ -348,7 +350,11 @@ class TransformerXLStreamLM(keras.Model):
         """
         prompt = np.asarray(prompt)
         self._check_ids("prompt", prompt)
-        check_integer("the number of steps of `prompt`", prompt.shape[1], 1)
+        if not prompt.shape[1]:
+            raise ValueError(
+                "`prompt` must have at least one step. Received: "
+                f"prompt.shape={prompt.shape}"
+            )
         check_integer("max_new_steps", max_new_steps, 0)
         chosen = self._samplers(sampler)
         limit = np.iinfo(np.int32).max - len(prompt)
@@ -466,6 +472,11 @@ def _check_names(inputs):
             "Inputs must be token ids, or a dictionary of 'token_ids' and "
             f"'reset'. Received: a dictionary of {sorted(inputs)}"
         )
+
+
+def _by_stream(weights):
+    """Expands weights `(B,)`, `(B, T)` or `(B, T, F)` to three axes."""
+    return weights[(..., *[None] * (3 - len(weights.shape)))]
 
 
 def _with_reset(kwargs):

@@ -57,7 +57,7 @@ class StreamEmbedding(keras.layers.Layer):
     ```
 
     Reference:
-        [Hsiao et al., 2021](https://arxiv.org/abs/2101.02402), section 4.2.
+        [Hsiao et al., 2021](https://arxiv.org/abs/2101.02402).
     """
 
     def __init__(

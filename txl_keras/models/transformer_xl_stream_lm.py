@@ -52,9 +52,9 @@ class TransformerXLStreamLM(keras.Model):
             embeddings, see `StreamEmbedding`. By default the `hidden_dim` of
             the backbone.
         first: Optional name of the stream that is drawn first. The logits of
-            the others get a learned row `(V,)` for each of its ids. (In the
-            paper its embedding is concatenated to the hidden state before the
-            projection to logits, which has the same outputs.)
+            the others get a learned row `(V,)` for each of its ids. (The
+            paper's code concatenates its embedding to the hidden state before
+            linear projections to logits, which is also a sum of both.)
 
     Call arguments:
         token_ids: Integer tensor of shape `(B, T, F)`; or a dictionary of it,
@@ -91,7 +91,7 @@ class TransformerXLStreamLM(keras.Model):
     ```
 
     Reference:
-        [Hsiao et al., 2021](https://arxiv.org/abs/2101.02402), section 4.
+        [Hsiao et al., 2021](https://arxiv.org/abs/2101.02402).
     """
 
     def __init__(

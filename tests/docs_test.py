@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from script_flags import flags_of
 
@@ -189,8 +190,20 @@ def test_agents_in_seconds(run):
     assert all(0 <= share <= 1 for share in names["share"].values())
 
 
+# Half a minute on a free core.
+@pytest.mark.large
 def test_beyond(guide):
-    assert guide("beyond.md")["model"].backbone.memory_source == "outputs"
+    names = guide("beyond.md")
+    assert names["right"].min() > 0.95
+    assert names["nats"]["pitch_nats"] < 0.3
+
+
+def test_beyond_in_seconds(run):
+    names = run(GUIDES["beyond.md"].replace("range(40)", "range(1)"))
+    assert names["model"].backbone.memory_source == "outputs"
+    differs = np.abs(names["hidden"] - names["changed"]).max(axis=(0, 2))
+    np.testing.assert_array_equal(np.flatnonzero(differs), np.arange(4, 16))
+    assert names["written"].shape == (8, 80, 3)
 
 
 def test_troubleshooting(guide):

@@ -58,7 +58,8 @@ def attend(layer, query, memory, allowed, score):
         logits = np.full(num_keys, -math.inf)
         for j in range(num_keys):
             distance = num_memory + i - j
-            if distance >= 0 and allowed(b, i, j, distance):
+            is_early = distance >= -layer.look_ahead
+            if is_early and allowed(b, i, j, distance):
                 k = context[b, j] @ w["key"][:, n]
                 logits[j] = score(q, k, n, distance) / math.sqrt(key_dim)
         p = np.exp(logits - logits.max())

@@ -60,8 +60,9 @@ def test_acting_step_by_step_equals_learning_on_segments(attention_type):
             np.testing.assert_allclose(a * mask, b * mask, atol=1e-5)
 
 
-def test_an_episode_sees_nothing_of_what_was_before():
-    backbone = backbone_of()
+@pytest.mark.parametrize("look_ahead", [0, 2])
+def test_an_episode_sees_nothing_of_others(look_ahead):
+    backbone = backbone_of(look_ahead=look_ahead)
     _, before = backbone(embeddings=random_embeddings(M, seed=1))
     x = random_embeddings(T)
     hidden, memory = backbone(embeddings=x, memory=before, reset=RESET)

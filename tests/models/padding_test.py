@@ -29,7 +29,9 @@ def random_embeddings(length, seed=0):
     return generator.normal(size=(B, length, D)).astype("float32")
 
 
-@pytest.fixture(params=["relative", "shaw", "outputs", "same_length", "gate"])
+@pytest.fixture(
+    params=["relative", "shaw", "outputs", "same_length", "gate", "look_ahead"]
+)
 def backbone(request):
     settings = {
         "relative": {},
@@ -37,6 +39,7 @@ def backbone(request):
         "outputs": {"memory_source": "outputs"},
         "same_length": {"same_length": True},
         "gate": {"normalize_first": True, "gate": "gru"},
+        "look_ahead": {"look_ahead": 2},
     }[request.param]
     return backbone_of(**settings)
 

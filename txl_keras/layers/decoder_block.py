@@ -73,7 +73,7 @@ class DecoderBlock(keras.layers.Layer):
             Required by `"shaw"`, for distances, and by `"al_rfou"`, where it
             is the longest segment length.
         clamp_length: Optional integer, used by `"relative"` and `"shaw"`.
-        same_length: See `CausalMultiHeadAttention`.
+        same_length, look_ahead: See `CausalMultiHeadAttention`.
         tie_attention_biases: Boolean, used by `"relative"`: see
             `RelativeMultiHeadAttention`.
         gate: Optional string, the kind of `Gate`; needs `normalize_first`.
@@ -127,6 +127,7 @@ class DecoderBlock(keras.layers.Layer):
         max_positions=None,
         clamp_length=None,
         same_length=False,
+        look_ahead=0,
         tie_attention_biases=False,
         gate=None,
         kernel_initializer="glorot_uniform",
@@ -147,6 +148,7 @@ class DecoderBlock(keras.layers.Layer):
         self.max_positions = max_positions
         self.clamp_length = clamp_length
         self.same_length = same_length
+        self.look_ahead = look_ahead  # checked by the attention
         self.tie_attention_biases = tie_attention_biases
         if gate is not None:
             check_gate(gate)
@@ -187,6 +189,7 @@ class DecoderBlock(keras.layers.Layer):
             "key_dim": self.head_dim,
             "dropout": self.attention_dropout,
             "same_length": self.same_length,
+            "look_ahead": self.look_ahead,
             "kernel_initializer": self.kernel_initializer.clone(),
             "dtype": self.dtype_policy,
             "name": "attention",
@@ -469,6 +472,7 @@ class DecoderBlock(keras.layers.Layer):
             "max_positions": self.max_positions,
             "clamp_length": self.clamp_length,
             "same_length": self.same_length,
+            "look_ahead": self.look_ahead,
             "tie_attention_biases": self.tie_attention_biases,
             "gate": self.gate,
             "kernel_initializer": keras.initializers.serialize(

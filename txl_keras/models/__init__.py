@@ -4,6 +4,7 @@ from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
+from txl_keras.models.transformer_xl_stream_lm import TransformerXLStreamLM
 from txl_keras.models.transformer_xl_text_classifier import (
     TransformerXLTextClassifier,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "SegmentReader",
     "TransformerXLBackbone",
     "TransformerXLCausalLM",
+    "TransformerXLStreamLM",
     "TransformerXLTextClassifier",
     "XLNetBackbone",
     "XLNetPermutationLM",

@@ -72,6 +72,12 @@ class TransformerXLBackbone(RecurrentBackbone):
         same_length: `False`, `True` or `"pytorch"`. Unless `False`, every
             query attends to the same number of keys: see
             `CausalMultiHeadAttention` for the two ways to count them.
+        look_ahead: Integer, the number of later tokens of the segment that each
+            block attends to, see `CausalMultiHeadAttention`. With L blocks a
+            hidden state depends on `L * look_ahead` later tokens, and on fewer
+            at the end of a segment, so a stream that is cut into other segments
+            has other hidden states. Memory stays causal. For language models,
+            whose targets it would show, it must be 0.
         tie_attention_biases: Boolean, all blocks share one `u` and one `v`.
         normalize_first: Boolean, pre-norm rather than the paper's post-norm.
         gate: Optional string, the kind of `Gate` of GTrXL in place of residual
@@ -213,6 +219,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         attention_dropout=0.0,
         clamp_length=None,
         same_length=False,
+        look_ahead=0,
         tie_attention_biases=True,
         normalize_first=False,
         gate=None,
@@ -275,6 +282,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.attention_dropout = attention_dropout
         self.clamp_length = clamp_length
         self.same_length = same_length
+        self.look_ahead = check_integer("look_ahead", look_ahead, 0)
         self.tie_attention_biases = tie_attention_biases
         self.normalize_first = normalize_first
         self.gate = gate
@@ -302,7 +310,10 @@ class TransformerXLBackbone(RecurrentBackbone):
                 name="token_embedding",
             )
         self._position_encoding = RelativePositionEncoding(
-            clamp_length, name="position_encoding"
+            clamp_length,
+            # Absolute positions are those of the tokens themselves.
+            look_ahead=look_ahead if attention_type == "relative" else 0,
+            name="position_encoding",
         )
         self.blocks = [self._block(i) for i in range(num_layers)]
         self.compressions = []
@@ -357,6 +368,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             max_positions=self.max_positions,
             clamp_length=self.clamp_length,
             same_length=self.same_length,
+            look_ahead=self.look_ahead,
             tie_attention_biases=self.tie_attention_biases,
             gate=self.gate,
             kernel_initializer=self.kernel_initializer(),
@@ -826,6 +838,7 @@ class TransformerXLBackbone(RecurrentBackbone):
                 if self.compression
                 else {}
             ),
+            **({"look_ahead": self.look_ahead} if self.look_ahead else {}),
             **({"stateful": True} if self.stateful else {}),
         }
 

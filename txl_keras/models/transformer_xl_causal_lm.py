@@ -115,6 +115,12 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 f"LSTMBackbone. Received: backbone={type(backbone).__name__}"
             )
         backbone.check_reads_tokens()
+        if backbone.look_ahead:
+            raise ValueError(
+                "`backbone` must have look_ahead=0, because the tokens after a "
+                "position include the one that is predicted. Received: "
+                f"look_ahead={backbone.look_ahead}"
+            )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         check_dtype_policy(self.dtype_policy)

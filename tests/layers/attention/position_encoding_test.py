@@ -28,15 +28,17 @@ def sinusoids(distances, hidden_dim, clamp_length=None):
 
 
 @pytest.mark.parametrize(
-    "clamp_length, bidirectional", [(None, False), (3, False), (None, True)]
+    "clamp_length, bidirectional, look_ahead",
+    [(None, False, 0), (3, False, 1), (None, True, 0)],
 )
-def test_keras_layer(tmp_path, clamp_length, bidirectional):
+def test_keras_layer(tmp_path, clamp_length, bidirectional, look_ahead):
     check_layer(
         RelativePositionEncoding,
         {
             "clamp_length": clamp_length,
             "max_wavelength": 500.0,
             "bidirectional": bidirectional,
+            "look_ahead": look_ahead,
         },
         {
             "inputs": np.ones((2, 3, 8), "float32"),
@@ -66,6 +68,20 @@ def test_distances_beyond_clamp_length_are_encoded_as_it():
     encoding = RelativePositionEncoding(clamp_length=2)(np.zeros((3, 5, 4)))
     np.testing.assert_allclose(encoding, loops(5, 4, 2), atol=1e-6)
     np.testing.assert_array_equal(encoding[0], encoding[2])
+
+
+@pytest.mark.parametrize("look_ahead, rows", [(1, 1), (2, 2), (9, 2)])
+def test_look_ahead_adds_negative_distances(look_ahead, rows):
+    encoding = RelativePositionEncoding(look_ahead=look_ahead)(
+        np.zeros((2, 3, 6)), np.zeros((2, 4, 6))
+    )
+    expected = sinusoids(range(6, -1 - rows, -1), 6)
+    np.testing.assert_allclose(encoding, expected, atol=1e-6)
+
+
+def test_one_kind_of_negative_distances_is_chosen():
+    with pytest.raises(ValueError, match="`look_ahead` must be 0 with"):
+        RelativePositionEncoding(bidirectional=True, look_ahead=2)
 
 
 @pytest.mark.parametrize("clamp_length", [None, 2])

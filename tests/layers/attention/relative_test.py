@@ -17,6 +17,7 @@ from attention_loops import with_random_weights
 from layer_checks import check_layer
 
 from txl_keras.layers import RelativeMultiHeadAttention
+from txl_keras.layers import RelativePositionEncoding
 
 B, T, M, D, N, H = 2, 3, 5, 8, 4, 7
 
@@ -58,7 +59,7 @@ def test_keras_layer(tmp_path, with_memory):
     config = {"tie_attention_biases": False}
     if with_memory:
         inputs["memory"] = memory
-        config = {"same_length": True, "clamp_length": 4}
+        config = {"same_length": True, "clamp_length": 4, "look_ahead": 1}
     check_layer(
         RelativeMultiHeadAttention,
         {"num_heads": N, "key_dim": H, "dropout": 0.25, "seed": 9, **config},
@@ -93,6 +94,24 @@ def test_memory_of_no_entries_is_no_memory():
     query, memory = segment_and_memory(0)
     layer = attention()
     np.testing.assert_array_equal(layer(query, memory=memory), layer(query))
+
+
+@pytest.mark.parametrize("look_ahead", [1, T - 1, T + 2])
+@pytest.mark.parametrize("clamp_length", [None, 1])
+def test_keys_after_a_query_have_negative_distances(look_ahead, clamp_length):
+    query, memory = segment_and_memory()
+    layer = attention(look_ahead=look_ahead, clamp_length=clamp_length)
+    assert_equals_paper(
+        layer, query, memory, everything, clamp_length=clamp_length
+    )
+    encoding = RelativePositionEncoding(clamp_length, look_ahead=look_ahead)
+    np.testing.assert_array_equal(
+        layer(query, memory, position_encoding=encoding(query, memory)),
+        layer(query, memory),
+    )
+    causal = RelativePositionEncoding(clamp_length)(query, memory)
+    with pytest.raises(ValueError, match="`position_encoding` must have"):
+        layer(query, memory, position_encoding=causal)
 
 
 @pytest.mark.parametrize("memory_length", [1, 2])

@@ -33,6 +33,8 @@ def assert_equals_reference(
 
     def score(q, k, n, distance):
         row = min(distance, num_rows - 1)
+        if distance < 0:
+            row = P - 1 - distance
         a = w["position_keys"][row, n]
         return q @ k + u[n] @ k + q @ a + w["position_biases"][row, n]
 
@@ -46,6 +48,7 @@ def test_keras_layer(tmp_path, with_memory):
     if with_memory:
         inputs["memory"] = memory
         config = {"max_positions": 9, "clamp_length": 9, "same_length": True}
+        config["look_ahead"] = T - 1
     check_layer(
         ShawMultiHeadAttention,
         {"num_heads": N, "key_dim": H, "dropout": 0.25, "seed": 9, **config},
@@ -73,6 +76,15 @@ def test_equals_loops(memory_length):
     if memory_length is None:
         memory = None
     assert_equals_reference(attention(), query, memory)
+
+
+@pytest.mark.parametrize("look_ahead", [1, T + 2])
+@pytest.mark.parametrize("clamp_length", [None, 4])
+def test_keys_after_a_query_have_their_own_rows(look_ahead, clamp_length):
+    query, memory = segment_and_memory()
+    layer = attention(look_ahead=look_ahead, clamp_length=clamp_length)
+    assert by_name(layer)["position_biases"].shape == (P + look_ahead, N)
+    assert_equals_reference(layer, query, memory, num_rows=clamp_length or P)
 
 
 @pytest.mark.parametrize("max_positions", [1, 2, 5, 8, 9])

@@ -34,6 +34,9 @@ VISIBLE = {
     "alike": {"attention_mask": tf.constant(random(1, 1, M + T) > -0.5)},
     "by_query": {"attention_mask": tf.constant(random(B, T, M + T) > -0.5)},
     "by_row": {"attention_mask": tf.constant(random(B, 1, M + T) > -1)},
+    "ahead": {"look_ahead": 1},
+    "ahead_of_block": {"look_ahead": 3, "max_distance": 2},
+    "all_ahead": {"look_ahead": T + 1, "key_mask": tf.constant(KEY_MASK)},
 }
 
 
@@ -42,18 +45,18 @@ def with_row_biases(query, rows, biases):
 
 
 POSITIONS = {
-    "none": lambda t: {},
-    "relative": lambda t: {
+    "none": lambda t, R: {},
+    "relative": lambda t, R: {
         "content_bias": t(N, H),
-        "positions": Positions((t(N, M + T, H),), t(N, H)),
+        "positions": Positions((t(N, R, H),), t(N, H)),
     },
-    "clamped": lambda t: {"positions": Positions((t(N, 6, H),), t(N, H))},
-    "more rows": lambda t: {"positions": Positions((t(N, M + T + 3, H),))},
-    "shaw": lambda t: {
+    "clamped": lambda t, R: {
+        "positions": Positions((t(N, R - 6, H),), t(N, H))
+    },
+    "more rows": lambda t, R: {"positions": Positions((t(N, R + 3, H),))},
+    "shaw": lambda t, R: {
         "content_bias": t(N, H),
-        "positions": Positions(
-            (t(N, M + T, H), t(N, M + T)), scores=with_row_biases
-        ),
+        "positions": Positions((t(N, R, H), t(N, R)), scores=with_row_biases),
     },
 }
 
@@ -67,15 +70,17 @@ def make(positions="relative", num_memory=M, rate=0.0, t=random, **visible):
 
     lengths = [num_memory] * (num_memory > 0) + [T]
     dropout = Dropout(rate, tf.constant([3, 4], tf.uint32)) if rate else None
+    visible = Visible(num_memory, T, **visible)
+    num_distances = visible.num_keys - visible.nearest
     return Problem(
         query=tensor(N, B, T, H),
         parts=[
             (tensor(N, B, length, H), tensor(N, B, length, H))
             for length in lengths
         ],
-        visible=Visible(num_memory, T, **visible),
+        visible=visible,
         dropout=dropout,
-        **POSITIONS[positions](tensor),
+        **POSITIONS[positions](tensor, num_distances),
     )
 
 
@@ -119,9 +124,11 @@ def way(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.parametrize("look_ahead", [0, 2])
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_positions_and_their_gradients(way, positions):
-    assert_is_definition(way.attend, make(positions, rate=0.3))
+def test_positions_and_their_gradients(way, positions, look_ahead):
+    problem = make(positions, rate=0.3, look_ahead=look_ahead)
+    assert_is_definition(way.attend, problem)
 
 
 @pytest.mark.parametrize("visible", VISIBLE)
@@ -142,7 +149,7 @@ def test_memories_of_any_length(way, num_memory):
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_graphs(way, jit_compile):
-    problem = make(rate=0.3, max_distance=4)
+    problem = make(rate=0.3, max_distance=4, look_ahead=1)
     compiled = tf.function(
         lambda: output_and_gradients(way.attend, problem),
         jit_compile=jit_compile,
@@ -224,11 +231,10 @@ def test_both_directions_and_scores_of_other_things():
     num_memory = M
     sees = tf.constant(random(B, T, M + T, seed=1) > -0.5)
     problem = dataclasses.replace(
-        make("none", rate=0.3, causal=False, attention_mask=sees),
+        make("none", rate=0.3, look_ahead=None, attention_mask=sees),
         positions=Positions(
             (tf.constant(random(N, num_memory + 2 * T, H, seed=51)),),
             tf.constant(random(N, H, seed=52)),
-            nearest=1 - T,
         ),
         score_bias=tf.constant(random(N, B, T, M + T, seed=53)),
     )
@@ -282,11 +288,13 @@ def test_each_target_has_its_way(monkeypatch):
         (make(), Target("gpu"), tiles),
         (make(), Target("tpu"), tiles),
         (make(), Target("cpu"), blocks),
-        (make(causal=False), Target("cpu"), tiles),
+        (make(look_ahead=2), Target("cpu"), blocks),
+        (make(look_ahead=None), Target("cpu"), tiles),
         (tiled(), Target("tpu", kernel=True), pallas),
         (tiled(), Target("cpu", kernel=True), pallas),
         (tiled(positions="shaw"), Target("tpu", kernel=True), tiles),
         (tiled(**VISIBLE["alike"]), Target("tpu", kernel=True), tiles),
+        (tiled(look_ahead=2), Target("tpu", kernel=True), tiles),
     ]
     for problem, target, way in cases:
         assert ways_of(problem, target, monkeypatch) == [way]

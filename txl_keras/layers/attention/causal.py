@@ -46,6 +46,10 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             as in the original TensorFlow code and in NVIDIA's. `"pytorch"`:
             to one key fewer, as in the original PyTorch code and Hugging
             Face. Both need a `memory` in each call.
+        look_ahead: Integer, the number of keys after each query, inside of the
+            segment, that it also attends to: the right context of streaming
+            speech recognition. With T - 1 or more it attends to the whole
+            segment.
         kernel_initializer: Initializer of all kernels and biases.
         seed: Optional integer, seeds dropout.
 
@@ -57,7 +61,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             automatically.
         memory_mask: Optional boolean `(B, M)`, false where memory is empty.
         attention_mask: Optional boolean that broadcasts to `(B, T, S)`,
-            combined with the causal mask.
+            combined with the mask of later keys.
         training: Boolean. Dropout is applied only if it is true.
         dropout_seed: Optional uint32 `(B,)`, see `RowDropout`.
         return_attention_scores: Boolean, also returns the probabilities.
@@ -67,8 +71,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         the float32 probabilities `(B, N, T, S)`, before dropout.
 
     Raises:
-        ValueError: If a size is not positive, `same_length` is unknown, or
-            `same_length` is set and a call has no `memory`.
+        ValueError: If a size is not positive, `look_ahead` is negative,
+            `same_length` is unknown, or `same_length` is set and a call has no
+            `memory`.
 
     Example:
 
@@ -91,6 +96,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         key_dim,
         dropout=0.0,
         same_length=False,
+        look_ahead=0,
         kernel_initializer="glorot_uniform",
         seed=None,
         **kwargs,
@@ -107,6 +113,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         self.key_dim = key_dim
         self.dropout = check_dropout("dropout", dropout)
         self.same_length = same_length
+        self.look_ahead = check_integer("look_ahead", look_ahead, 0)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
         self.supports_masking = True
@@ -258,6 +265,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         return Visible(
             num_memory,
             length,
+            look_ahead=self.look_ahead,
             max_distance=self._max_distance(num_memory),
             key_mask=key_mask,
             attention_mask=attention_mask,
@@ -348,7 +356,18 @@ class CausalMultiHeadAttention(keras.layers.Layer):
 
         Returns:
             Pair of keys and values, each `(B, N, S, H)`.
+
+        Raises:
+            ValueError: With `look_ahead`. A token that is read cannot attend
+                to those that are read later.
         """
+        if self.look_ahead:
+            raise ValueError(
+                "`look_ahead` must be 0 where keys and values are cached, as "
+                "in `SegmentReader` and in generation: pass a `memory` of "
+                "hidden states to calls instead. Received: look_ahead="
+                f"{self.look_ahead}"
+            )
         key, value = self._key_dense(states), self._value_dense(states)
         heads_first = (0, 2, 1, 3)
         return ops.transpose(key, heads_first), ops.transpose(
@@ -409,6 +428,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             "key_dim": self.key_dim,
             "dropout": self.dropout,
             "same_length": self.same_length,
+            "look_ahead": self.look_ahead,
             "kernel_initializer": keras.initializers.serialize(
                 self.kernel_initializer
             ),

@@ -8,6 +8,7 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
+from txl_keras.layers.compute.problem import Visible
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -22,7 +23,10 @@ class RelativePositionEncoding(keras.layers.Layer):
         d    = min(S - 1 - j, clamp_length)
         w_i  = max_wavelength ** (-2 i / D)
 
-    With `bidirectional=True` a query may also attend to the keys after it
+    With `look_ahead=k`, rows for the distances -1 to -k follow, those of keys
+    after the query (no more than T - 1 rows).
+
+    With `bidirectional=True` a query may attend to all keys after it
     (section 2.4 of Yang et al., 2019, and its code). There are S + T rows, and
     row `j` encodes `S - j`. The first row, `S`, is the distance of no key; it
     is needed by the shift (see `shift_to_keys`). The last, `1 - T`, is the
@@ -39,8 +43,10 @@ class RelativePositionEncoding(keras.layers.Layer):
             nothing.
         max_wavelength: Float, the base of the wavelengths (10,000 in the
             paper); the longest is about `2 pi` times it.
-        bidirectional: Boolean, also encodes the negative distances of keys
+        bidirectional: Boolean, also encodes the negative distances of all keys
             after a query.
+        look_ahead: Integer, the number of keys after a query whose distances
+            are also encoded.
 
     Call arguments:
         inputs: Tensor of shape `(B, T, D)`, the segment. Only its shape is
@@ -48,10 +54,13 @@ class RelativePositionEncoding(keras.layers.Layer):
         memory: Optional tensor of shape `(B, M, D)`. Only its shape is used.
 
     Returns:
-        Tensor of shape `(S, D)`, or `(S + T, D)` if bidirectional, float32.
+        Tensor of shape `(S, D)`, float32. Of its rows there are
+        `S + min(look_ahead, T - 1)` with `look_ahead`, and `S + T` if
+        bidirectional.
 
     Raises:
-        ValueError: If `D` is odd or `clamp_length` is not positive.
+        ValueError: If `D` is odd, `clamp_length` is not positive, or
+            `look_ahead` is negative or used with `bidirectional`.
 
     Example:
 
@@ -74,6 +83,7 @@ class RelativePositionEncoding(keras.layers.Layer):
         clamp_length=None,
         max_wavelength=10000.0,
         bidirectional=False,
+        look_ahead=0,
         **kwargs,
     ):
         # Only shapes are read, so a cast of the inputs would be wasted.
@@ -85,13 +95,21 @@ class RelativePositionEncoding(keras.layers.Layer):
             "max_wavelength", max_wavelength, 0, exclusive=True
         )
         self.bidirectional = bidirectional
+        self.look_ahead = check_integer("look_ahead", look_ahead, 0)
+        if bidirectional and look_ahead:
+            raise ValueError(
+                "`look_ahead` must be 0 with `bidirectional=True`, which "
+                "encodes all distances. Received: look_ahead="
+                f"{look_ahead}"
+            )
         self.built = True
 
     def call(self, inputs, memory=None):
         length = num_keys = ops.shape(inputs)[1]
         if memory is not None:
             num_keys = num_keys + ops.shape(memory)[1]
-        distance = num_keys - 1 - ops.arange(num_keys)
+        num_rows = num_keys + self._rows_ahead(length)
+        distance = num_keys - 1 - ops.arange(num_rows)
         if self.bidirectional:
             distance = num_keys - ops.arange(num_keys + length)
         distance = ops.cast(distance, "float32")
@@ -110,10 +128,15 @@ class RelativePositionEncoding(keras.layers.Layer):
             lengths.append(memory.shape[1])
         if self.bidirectional:
             lengths.append(inputs.shape[1])
-        num_rows = None if None in lengths else sum(lengths)
+        num_rows = None
+        if None not in lengths:
+            num_rows = sum(lengths) + self._rows_ahead(inputs.shape[1])
         return keras.KerasTensor(
             (num_rows, _even_hidden_dim(inputs.shape)), dtype="float32"
         )
+
+    def _rows_ahead(self, length):
+        return -Visible(0, length, self.look_ahead).nearest
 
     def get_config(self):
         return {
@@ -121,6 +144,7 @@ class RelativePositionEncoding(keras.layers.Layer):
             "clamp_length": self.clamp_length,
             "max_wavelength": self.max_wavelength,
             "bidirectional": self.bidirectional,
+            "look_ahead": self.look_ahead,
         }
 
 

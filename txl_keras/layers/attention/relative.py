@@ -14,6 +14,7 @@ from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
 from txl_keras.layers.compute.problem import Positions
+from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.sublayers import heads_dense
 
 
@@ -36,8 +37,8 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
     the keys by the shift of appendix B (see `relative_shift`).
 
     Args:
-        num_heads, key_dim, dropout, same_length, kernel_initializer, seed:
-            See `CausalMultiHeadAttention`.
+        num_heads, key_dim, dropout, same_length, look_ahead,
+            kernel_initializer, seed: See `CausalMultiHeadAttention`.
         clamp_length: Optional integer. Larger distances are treated as equal
             to it.
         tie_attention_biases: Boolean. If true, the layer has no `u` and `v`
@@ -49,8 +50,8 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             dropout_seed, return_attention_scores: See
             `CausalMultiHeadAttention`.
         position_encoding: Optional tensor `(S, D)`, the output of
-            `RelativePositionEncoding`. Pass it to several layers so that it is
-            computed only once.
+            `RelativePositionEncoding`, with more rows if there is `look_ahead`.
+            Pass it to several layers so that it is computed only once.
         attention_biases: Pair `(u, v)`, each `(N, H)`. Required with
             `tie_attention_biases=True`, and not allowed otherwise.
 
@@ -59,8 +60,9 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         the float32 probabilities `(B, N, T, S)`, before dropout.
 
     Raises:
-        ValueError: If a size is not positive, `same_length` is set and a call
-            has no `memory`, or `attention_biases` are missing or not expected.
+        ValueError: If a size is not positive, `look_ahead` is negative,
+            `same_length` is set and a call has no `memory`, or
+            `attention_biases` are missing or not expected.
 
     Example:
 
@@ -88,6 +90,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         dropout=0.0,
         clamp_length=None,
         same_length=False,
+        look_ahead=0,
         tie_attention_biases=False,
         kernel_initializer="glorot_uniform",
         seed=None,
@@ -98,6 +101,7 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             key_dim,
             dropout=dropout,
             same_length=same_length,
+            look_ahead=look_ahead,
             kernel_initializer=kernel_initializer,
             seed=seed,
             **kwargs,
@@ -105,9 +109,9 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         self.clamp_length = clamp_length
         self.tie_attention_biases = tie_attention_biases
         self._encode_positions = RelativePositionEncoding(
-            clamp_length, name="position_encoding"
+            clamp_length, look_ahead=look_ahead, name="position_encoding"
         )
-        # "r" is the axis of the S distances, which has no batch.
+        # "r" is the axis of the distances, which has no batch.
         self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
 
     def build(self, query_shape):
@@ -157,9 +161,9 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
 
     def _check_encoding(self, encoding, query, memory):
         """Checks that the encoding has one row per distance."""
-        num_rows = ops.shape(query)[1]
-        if memory is not None:
-            num_rows += ops.shape(memory)[1]
+        num_memory = 0 if memory is None else ops.shape(memory)[1]
+        visible = Visible(num_memory, ops.shape(query)[1], self.look_ahead)
+        num_rows = visible.num_keys - visible.nearest
         check_shape("position_encoding", encoding, (num_rows, query.shape[-1]))
 
     def _project_encoding(self, encoding):

@@ -1,7 +1,7 @@
 """Multi-head attention with a learned key for each distance.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads,
-`H` head size, `P` rows of the tables.
+`H` head size, `P` distances of the tables.
 """
 
 import keras
@@ -10,6 +10,7 @@ from keras import ops
 from txl_keras.checks import check_integer
 from txl_keras.layers.attention.causal import CausalMultiHeadAttention
 from txl_keras.layers.compute.problem import Positions
+from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import dot_product
 
 
@@ -23,22 +24,23 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
 
         A[i,j] =  q_i . k_j  +  u . k_j  +  q_i . a_{i-j}  +  b_{i-j}
 
-    Larger distances than the tables have use the last row. Nothing is added
-    to the values.
+    Larger distances than the tables have use the row of the largest one.
+    With `look_ahead`, the tables have as many rows more, for the distances -1
+    and below. Nothing is added to the values.
 
     Args:
-        num_heads, key_dim, dropout, same_length, kernel_initializer, seed:
-            See `CausalMultiHeadAttention`.
-        max_positions: Integer `P`, the number of rows of the tables; M + T of
-            training in the original.
+        num_heads, key_dim, dropout, same_length, look_ahead,
+            kernel_initializer, seed: See `CausalMultiHeadAttention`.
+        max_positions: Integer `P`, the number of distances from 0 on in the
+            tables; M + T of training in the original.
         clamp_length: Optional integer. Only so many rows are used.
 
     Call arguments, returns:
         See `CausalMultiHeadAttention`.
 
     Raises:
-        ValueError: If a size is not positive, or `same_length` is set and a
-            call has no `memory`.
+        ValueError: If a size is not positive, `look_ahead` is negative, or
+            `same_length` is set and a call has no `memory`.
 
     Example:
 
@@ -62,6 +64,7 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         dropout=0.0,
         clamp_length=None,
         same_length=False,
+        look_ahead=0,
         kernel_initializer="glorot_uniform",
         seed=None,
         **kwargs,
@@ -71,6 +74,7 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             key_dim,
             dropout=dropout,
             same_length=same_length,
+            look_ahead=look_ahead,
             kernel_initializer=kernel_initializer,
             seed=seed,
             **kwargs,
@@ -87,12 +91,13 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         self.content_attention_bias = self._parameter(
             "content_attention_bias", heads, self.key_dim
         )
-        # Row `d` is for distance `d`.
+        # Row `d` is for distance `d`, and row `P - 1 + a` for distance `-a`.
+        num_rows = self.max_positions + self.look_ahead
         self.position_keys = self._parameter(
-            "position_keys", self.max_positions, heads, self.key_dim
+            "position_keys", num_rows, heads, self.key_dim
         )
         self.position_biases = self._parameter(
-            "position_biases", self.max_positions, heads
+            "position_biases", num_rows, heads
         )
 
     def call(
@@ -108,7 +113,9 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
     ):
         self._check_states(query, memory)
         num_memory = 0 if memory is None else ops.shape(memory)[1]
-        positions = self.project_positions(num_memory + ops.shape(query)[1])
+        length = ops.shape(query)[1]
+        nearest = Visible(num_memory, length, self.look_ahead).nearest
+        positions = self._rows(num_memory + length, nearest)
         return self._attend(
             query,
             memory,
@@ -143,9 +150,16 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             Pair of tensors `(N, R, H)` and `(N, R)`, the largest distance
             first.
         """
-        distance = self._distances(num_distances)
-        keys = ops.take(self.position_keys, distance, axis=0)
-        biases = ops.take(self.position_biases, distance, axis=0)
+        return self._rows(num_distances, 0)
+
+    def _rows(self, num_distances, nearest):
+        """Returns rows of distances `num_distances - 1` down to `nearest`."""
+        distance = num_distances - 1 - ops.arange(num_distances - nearest)
+        limit = min(self.clamp_length or self.max_positions, self.max_positions)
+        past, ahead = ops.minimum(distance, limit - 1), -distance
+        row = ops.where(distance < 0, self.max_positions - 1 + ahead, past)
+        keys = ops.take(self.position_keys, row, axis=0)
+        biases = ops.take(self.position_biases, row, axis=0)
         return (
             ops.cast(ops.transpose(keys, (1, 0, 2)), self.compute_dtype),
             ops.cast(ops.transpose(biases), self.compute_dtype),
@@ -178,13 +192,6 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             self._content_bias(),
             positions,
         )
-
-    def _distances(self, num_keys):
-        """Returns the table row of each of the distances S - 1, ..., 0."""
-        num_rows = min(
-            self.clamp_length or self.max_positions, self.max_positions
-        )
-        return ops.minimum(num_keys - 1 - ops.arange(num_keys), num_rows - 1)
 
     def get_config(self):
         return {

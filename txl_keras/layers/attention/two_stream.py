@@ -291,11 +291,11 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
                 visible=Visible(
                     num_keys - length,
                     length,
-                    causal=False,
+                    look_ahead=None,
                     attention_mask=mask,
                 ),
                 content_bias=u,
-                positions=Positions((keys.positions,), v, nearest=1 - length),
+                positions=Positions((keys.positions,), v),
                 score_bias=segment_scores,
                 dropout=dropout,
             )

@@ -1,11 +1,12 @@
-"""Causal attention for CPUs, one block of queries after another.
+"""Attention for CPUs, one block of queries after another.
 
 No tensor of all queries and all keys is ever created, and keys that are masked
 for a whole block are skipped. The backward pass recomputes the scores instead
 of storing them, as FlashAttention does (Dao et al., 2022).
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
-head size; `t` queries of a block, `s` keys up to its last query.
+head size; `t` queries of a block, `s` keys up to the last visible one, `r`
+distances.
 """
 
 import itertools
@@ -34,21 +35,27 @@ class Block(typing.NamedTuple):
     end: int  # index after the last query
     num_memory: int  # M
     max_distance: int | None  # see `Visible`
+    nearest: int  # see `Visible`
     rate: float  # dropout rate
     sizes: tuple  # N, T, S
 
     @property
     def num_keys(self):
-        """Returns the number of keys up to the last query, `s`."""
-        return self.num_memory + self.end
+        """Returns the number of keys up to the last visible one, `s`."""
+        return min(self.num_memory + self.end - self.nearest, self.sizes[2])
+
+    @property
+    def num_distances(self):
+        """Returns the number of distances of the last query, `r`."""
+        return self.num_memory + self.end - self.nearest
 
     def mask(self):
         """Returns the mask by distance, boolean `(t, s)`."""
         query = self.num_memory + tf.range(self.first, self.end)[:, None]
         distance = query - tf.range(self.num_keys)
         if self.max_distance is None:
-            return distance >= 0
-        return (distance >= 0) & (distance <= self.max_distance)
+            return distance >= self.nearest
+        return (distance >= self.nearest) & (distance <= self.max_distance)
 
     def drop(self, weights, seeds):
         """Sets to 0 the elements of `(N, B, t, s)` that dropout drops."""
@@ -67,7 +74,7 @@ def supports(problem, target):
     """Returns whether `attend` can solve this problem on this target."""
     return (
         target.is_cpu
-        and problem.visible.causal
+        and problem.visible.look_ahead is not None
         and problem.has_static_sizes
         and problem.score_bias is None
         and problem.order is None
@@ -96,6 +103,7 @@ def split_queries(problem):
             end,
             visible.num_memory,
             visible.max_distance,
+            visible.nearest,
             problem.rate,
             (problem.query.shape[0], length, num_keys),
         )
@@ -112,12 +120,13 @@ def _slice_mask(mask, block):
     return mask[None]
 
 
-def _position_operands(problem, num_keys):
+def _position_operands(problem):
     """Returns the position scoring function with its queries and rows."""
     positions = problem.positions
     if positions is None:
         return None, (), []
-    rows = [_pad_rows(x, num_keys) for x in positions.rows]
+    num_distances = problem.visible.num_keys - problem.visible.nearest
+    rows = [_pad_rows(x, num_distances) for x in positions.rows]
     return positions.scores, (problem.position_query(),), rows
 
 
@@ -128,9 +137,7 @@ def _attend(problem, blocks, extra_masks):
         for parts in zip(*problem.parts, strict=True)
     )
     seeds = problem.seeds
-    distance_scores, position_query, rows = _position_operands(
-        problem, problem.visible.num_keys
-    )
+    distance_scores, position_query, rows = _position_operands(problem)
 
     @tf.custom_gradient
     def attended(values, *tensors):
@@ -185,12 +192,11 @@ def _attend_to_cache(problem, blocks, extra_masks):
     """
     query, parts = problem.content_query(), problem.parts
     *memory, segment = parts
-    distance_scores, position_query, rows = _position_operands(
-        problem, problem.visible.num_keys
-    )
+    distance_scores, position_query, rows = _position_operands(problem)
     outputs = []
     for block, extra_mask in zip(blocks, extra_masks, strict=True):
-        visible_parts = [*memory, [x[:, :, : block.end] for x in segment]]
+        end = block.num_keys - block.num_memory
+        visible_parts = [*memory, [x[:, :, :end] for x in segment]]
         zero = tf.cast(_zero_depending_on_all(outputs[-1:]), query.dtype)
         block_query, *block_positions = (
             x[:, :, block.first : block.end] + zero
@@ -202,7 +208,7 @@ def _attend_to_cache(problem, blocks, extra_masks):
         ]
         position_scores = []
         if distance_scores is not None:
-            nearest = [x[:, -block.num_keys - 1 :] for x in rows]
+            nearest = [x[:, -block.num_distances - 1 :] for x in rows]
             position_scores = [distance_scores(*block_positions, *nearest)]
         weights, total = _weights_of_parts(
             content, position_scores, extra_mask, block
@@ -219,10 +225,13 @@ def _attend_to_cache(problem, blocks, extra_masks):
     return tf.concat(outputs, axis=2)
 
 
-def _pad_rows(positions, num_keys):
-    """Pads or slices `(N, R, ...)` to `(N, S + 1, ...)`, see `_shift`."""
-    positions = positions[:, -num_keys:]
-    missing = num_keys + 1 - positions.shape[1]
+def _pad_rows(positions, num_distances):
+    """Pads or slices the rows `(N, R, ...)` to one more than the distances.
+
+    The first row is the padding of `_shift`.
+    """
+    positions = positions[:, -num_distances:]
+    missing = num_distances + 1 - positions.shape[1]
     padding = tf.repeat(positions[:, :1], missing, axis=1)
     return tf.concat([padding, positions], axis=1)
 
@@ -252,13 +261,13 @@ def _slice_operands(block, zero, values, keys, query, *positions):
     queries = [
         x[:, :, block.first : block.end] for x in (query, *positions[:1])
     ]
-    nearest = [x[:, -block.num_keys - 1 :] for x in positions[1:]]
+    nearest = [x[:, -block.num_distances - 1 :] for x in positions[1:]]
     zero = tf.cast(zero, values.dtype)
     return [x + zero for x in (*visible, *queries, *nearest)]
 
 
 def _scores(distance_scores, keys, query, *positions):
-    """Computes scores `(N, B, t, s)`, then any by distance, `s + 1` wide."""
+    """Computes scores `(N, B, t, s)`, then any by distance, `r + 1` wide."""
     content = tf.matmul(query, keys, transpose_b=True)
     return [content, distance_scores(*positions)] if positions else [content]
 
@@ -277,7 +286,8 @@ def _block_gradients(
         output_gradient,
         *softmax,
     )
-    score_gradients = [score_gradient, _unshift(score_gradient)]
+    num_distances = softmax[-1].num_distances
+    score_gradients = [score_gradient, _unshift(score_gradient, num_distances)]
     return [
         tf.matmul(weights, output_gradient, transpose_a=True),
         *tape.gradient(
@@ -293,8 +303,8 @@ def _block_gradients(
 def _add_to(sums, block_gradients):
     """Adds the gradients of a block to those of the blocks before it.
 
-    A later block has more keys, appended at the end, and larger distances, at
-    the start. Its queries follow those of the earlier blocks.
+    A later block may have more keys, appended at the end, and has larger
+    distances, at the start. Its queries follow those of the earlier blocks.
     """
     queries = slice(2, 4)
     joined = [
@@ -315,7 +325,7 @@ def _add_first(fewer, more):
 
 @fused
 def _add_last(fewer, more):
-    """Adds `(N, s, ...)` to the last rows of a longer tensor."""
+    """Adds `(N, r + 1, ...)` to the last rows of a longer tensor."""
     missing = more.shape[1] - fewer.shape[1]
     rest = [[0, 0]] * (more.shape.rank - 2)
     return more + tf.pad(fewer, [[0, 0], [missing, 0], *rest])
@@ -337,10 +347,13 @@ def _weights_of_parts(content, position_scores, extra_mask, block):
     """Computes exponentials `(B, N, t, S_i)` and their sum `(B, N, t, 1)`.
 
     `content` has a tensor `(B, N, t, S_i)` per part of the keys, and
-    `position_scores` has `(N, B, t, s + 1)` by distance or is empty.
+    `position_scores` has `(N, B, t, r + 1)` by distance or is empty.
     """
     mask = tf.transpose(block.mask() & extra_mask, (1, 0, 2, 3))
-    shifted = [tf.transpose(_shift(x), (1, 0, 2, 3)) for x in position_scores]
+    shifted = [
+        tf.transpose(_shift(x, block.num_keys), (1, 0, 2, 3))
+        for x in position_scores
+    ]
     lengths = [part.shape[-1] for part in content]
     masked_scores = []
     for end, part in zip(itertools.accumulate(lengths), content, strict=True):
@@ -395,33 +408,42 @@ def _mask_scores(scores, extra_mask, block):
     """Returns the summed and masked scores `(N, B, t, s)`, and the mask."""
     total = tf.cast(scores[0], tf.float32)
     if len(scores) > 1:
-        total += tf.cast(_shift(scores[1]), tf.float32)
+        total += tf.cast(_shift(scores[1], block.num_keys), tf.float32)
     mask = block.mask() & extra_mask
     return tf.where(mask, total, MASKED_SCORE), mask
 
 
-def _shift(scores):
-    """Shifts `(N, B, t, s + 1)` by distance to `(N, B, t, s)` by key.
+def _shift(scores, num_keys):
+    """Shifts `(N, B, t, r + 1)` by distance to `(N, B, t, s)` by key.
 
     This is `relative_shift` with the padding already in column 0. In row-major
     order, leaving out the first t numbers aligns every row with its keys. For
-    t = 3 and s = 5, where numbers are distances, `-` is padding, and `x` marks
-    keys after the query:
+    t = 3 and r = s = 5, where numbers are distances, `-` is padding, and `x`
+    marks keys after the query:
 
         - 4 3 2 1 0
         - 4 3 2 1 0   ->   (- 4 3) 2 1 0 - 4   ->   2 1 0 x x
         - 4 3 2 1 0        3 2 1 0 - 4 3 2 1 0      3 2 1 0 x
                                                     4 3 2 1 0
+
+    With look-ahead there are negative distances too. Those of the last query
+    may be of keys beyond the segment, which are cut off.
     """
     heads, batch, length, columns = scores.shape
     flat = tf.reshape(scores, (heads, batch, length * columns))
-    return tf.reshape(flat[:, :, length:], (heads, batch, length, columns - 1))
+    by_key = tf.reshape(
+        flat[:, :, length:], (heads, batch, length, columns - 1)
+    )
+    return by_key[..., :num_keys]
 
 
-def _unshift(scores):
+def _unshift(scores, num_distances):
     """Computes the gradient of `_shift`."""
     heads, batch, length, num_keys = scores.shape
-    flat = tf.reshape(scores, (heads, batch, length * num_keys))
     # Not `tf.pad`, into which XLA would fuse a recomputation of the scores.
+    if num_distances > num_keys:
+        missing = (heads, batch, length, num_distances - num_keys)
+        scores = tf.concat([scores, tf.zeros(missing, scores.dtype)], -1)
+    flat = tf.reshape(scores, (heads, batch, length * num_distances))
     flat = tf.concat([tf.zeros((heads, batch, length), flat.dtype), flat], -1)
-    return tf.reshape(flat, (heads, batch, length, num_keys + 1))
+    return tf.reshape(flat, (heads, batch, length, num_distances + 1))

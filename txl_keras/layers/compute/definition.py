@@ -62,9 +62,9 @@ def _gather_by_key(by_distance, problem):
     """Gathers scores by distance, `(N, B, T, R)`, to `(N, B, T, S)` by key."""
     num_rows = ops.shape(by_distance)[-1]
     distance = problem.visible.distances(0, problem.visible.num_keys)
-    row = num_rows - 1 - (distance - problem.positions.nearest)
-    # Keys after a causal query have no row and are masked later. Keys beyond
-    # the largest distance use its row.
+    row = num_rows - 1 - (distance - problem.visible.nearest)
+    # Keys after the last visible one have no row and are masked later. Keys
+    # beyond the largest distance use its row.
     row = ops.clip(row, 0, num_rows - 1)  # [T, S]
     row = tf.broadcast_to(
         row, tf.concat([tf.shape(by_distance)[:2], tf.shape(row)], axis=0)

@@ -34,7 +34,7 @@ def supports(problem, target):
     visible, positions = problem.visible, problem.positions
     is_supported = (
         target.kernel
-        and visible.causal
+        and visible.look_ahead == 0
         and visible.attention_mask is None
         and problem.has_static_sizes
         and len(problem.parts) == 2

@@ -28,17 +28,14 @@ def dot_product(query, rows):
 class Positions:
     """Describes the scores by distance, terms (b) and (d) of the paper."""
 
-    # Tensors [N, R, ...], one row per distance, the largest distance first.
-    # Keys at larger distances use the first row.
+    # Tensors [N, R, ...], one row per distance, the largest distance first
+    # and `Visible.nearest` last. Keys at larger distances use the first row.
     rows: tuple
     # `v`: [N, H] or None, added to the queries that `scores` receives.
     bias: object = None
     # Function of queries [N, B, T, H] and of `rows` or slices of them.
     # Returns [N, B, T, R].
     scores: typing.Callable = dot_product
-    # The distance of the last row: 0, or 1 - T if keys after a query are
-    # visible.
-    nearest: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,17 +43,19 @@ class Visible:
     """Describes the attention mask of a `Problem`.
 
     Query `i` is at position `M + i`. For T = 3 and M = 2, where 1 is visible,
-    `.` is masked, and `s` is masked with `max_distance=2`:
+    `.` is masked, `a` is masked without `look_ahead=1`, and `s` is masked with
+    `max_distance=2`:
 
              memory | segment
-        i=0   1  1  |  1  .  .
-        i=1   s  1  |  1  1  .
+        i=0   1  1  |  1  a  .
+        i=1   s  1  |  1  1  a
         i=2   s  s  |  1  1  1
     """
 
     num_memory: object  # M, an integer or a scalar tensor
     length: object  # T, an integer or a scalar tensor
-    causal: bool = True  # masks the keys after a query
+    # The number of visible keys after a query, or None for all of them.
+    look_ahead: int | None = 0
     max_distance: object = None  # masks keys at larger distances, or None
     key_mask: object = None  # boolean [B, S], false at padding, or None
     attention_mask: object = None  # boolean, broadcasts to [B, T, S], or None
@@ -65,6 +64,21 @@ class Visible:
     def num_keys(self):
         """Returns the number of keys, `S`."""
         return self.num_memory + self.length
+
+    @property
+    def nearest(self):
+        """Returns the smallest distance of a visible key.
+
+        It is negative with look-ahead, and an integer if `T` is one.
+        """
+        if self.look_ahead == 0:
+            return 0
+        farthest_ahead = self.length - 1
+        if self.look_ahead is None:
+            return -farthest_ahead
+        # Python's `min` of integers keeps shapes static.
+        smaller = min if isinstance(farthest_ahead, int) else tf.minimum
+        return -smaller(self.look_ahead, farthest_ahead)
 
     def distances(self, first, end):
         """Returns the distances of keys `first` to `end - 1`, `(T, keys)`."""
@@ -81,8 +95,8 @@ class Visible:
         if self.max_distance is not None:
             conditions.append(self.distances(first, end) <= self.max_distance)
         # Memory is before all queries, so no causal mask is needed for it.
-        if self.causal and not self._is_memory(end):
-            conditions.append(self.distances(first, end) >= 0)
+        if self.look_ahead is not None and not self._is_memory(end):
+            conditions.append(self.distances(first, end) >= -self.look_ahead)
         return functools.reduce(ops.logical_and, conditions)
 
     def extra_mask(self, first, end):

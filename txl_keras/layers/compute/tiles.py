@@ -88,7 +88,7 @@ def _position_scores(problem, lengths):
     if _are_tiles(problem, lengths) and num_rows == num_keys:
         return _tiles_by_key(positions, query, lengths)
     by_distance = positions.scores(query, *positions.rows)
-    shifted = shift_to_keys(by_distance, num_keys, positions.nearest)
+    shifted = shift_to_keys(by_distance, num_keys, problem.visible.nearest)
     return _by_slot(problem, _split(problem.in_key_layout(shifted), lengths))
 
 
@@ -145,7 +145,7 @@ def _are_tiles(problem, lengths):
     return (
         are_static
         and max(lengths) == problem.visible.length
-        and problem.visible.causal
+        and problem.visible.look_ahead == 0
         and not problem.batch_first
     )
 

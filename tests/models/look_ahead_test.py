@@ -1,0 +1,88 @@
+"""Attention to later tokens of the segment: `look_ahead`."""
+
+import keras
+import numpy as np
+import pytest
+from factories import random_ids
+from factories import small_backbone
+
+from txl_keras.models import SegmentReader
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import TransformerXLTextClassifier
+
+T, M, D = 9, 6, 16
+
+
+def backbone_of(**settings):
+    keras.utils.set_random_seed(3)
+    sizes = {
+        "num_layers": 2, "num_heads": 2, "hidden_dim": D, "head_dim": 6,
+        "intermediate_dim": 20, "memory_length": M, "initializer_stddev": 0.4,
+    }  # fmt: skip
+    return TransformerXLBackbone(None, **{**sizes, **settings})
+
+
+def embeddings_of(rows, length, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.normal(size=(rows, length, D)).astype("float32")
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"attention_type": "relative"},
+        {"attention_type": "shaw", "max_positions": M + T},
+        {"attention_type": "vaswani", "memory_length": 0},
+        {"attention_type": "al_rfou", "memory_length": 0, "max_positions": T},
+    ],
+    ids=lambda settings: settings["attention_type"],
+)
+def test_layers_add_up_what_they_look_ahead(settings, num_layers):
+    backbone = backbone_of(num_layers=num_layers, look_ahead=2, **settings)
+    memory = None
+    if backbone.remembers:
+        _, memory = backbone(embeddings=np.repeat(embeddings_of(1, M), T, 0))
+    x = np.repeat(embeddings_of(1, T, seed=1), T, axis=0)
+    hidden, after = backbone(embeddings=x, memory=memory)
+    # Another token j in row j.
+    j = np.arange(T)[:, None]
+    x[np.arange(T), np.arange(T)] *= -1
+    changed, _ = backbone(embeddings=x, memory=memory)
+    differs = np.abs(hidden - changed).max(axis=-1) > 1e-5
+    np.testing.assert_array_equal(differs, np.arange(T) >= j - 2 * num_layers)
+    if memory is not None:
+        # The memory of the first block is its inputs, as ever.
+        tail = after.states[0][0, -M:]
+        np.testing.assert_allclose(tail, embeddings_of(1, T, 1)[0, -M:])
+
+
+def test_only_runs_with_look_ahead_have_it_in_their_config():
+    assert "look_ahead" not in backbone_of().get_config()
+    original = backbone_of(look_ahead=2)
+    config = original.get_config()
+    assert config["look_ahead"] == 2
+    copy = TransformerXLBackbone.from_config(config)
+    assert copy.get_config() == config
+    copy.set_weights(original.get_weights())
+    x = embeddings_of(3, T)
+    np.testing.assert_allclose(
+        copy(embeddings=x)[0], original(embeddings=x)[0], atol=1e-6
+    )
+
+
+def test_a_classifier_may_look_ahead():
+    backbone = small_backbone(look_ahead=2)
+    model = TransformerXLTextClassifier(backbone, 3, segment_length=4)
+    assert model(random_ids(2, 7)).shape == (2, 3)
+
+
+def test_what_would_show_targets_is_refused():
+    backbone = small_backbone(look_ahead=1)
+    with pytest.raises(ValueError, match="`backbone` must have look_ahead=0"):
+        TransformerXLCausalLM(backbone)
+    with pytest.raises(ValueError, match="`look_ahead` must be 0 where keys"):
+        SegmentReader(backbone, batch_size=2, segment_length=4)
+    with pytest.raises(ValueError, match="`look_ahead` must be an integer"):
+        backbone_of(look_ahead=-1)

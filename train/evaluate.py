@@ -50,7 +50,6 @@ import txl_keras.scripts.quiet  # noqa: F401
 import numpy as np
 import tensorflow as tf
 from absl import flags
-from tqdm import tqdm
 
 from txl_keras.checks import check_integer
 from txl_keras.data import Segments
@@ -75,6 +74,7 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import dynamic_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
+from txl_keras.scripts.progress_bar import progress_bar
 from txl_keras.training.bundles import saved_steps
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
@@ -405,13 +405,13 @@ def _token_nll(workdir, num_tokens):
 
 
 def _score(evaluator, segments, nll, options):
-    """Scores with a progress bar; measures tokens/s without compilation."""
+    """Scores and shows progress; measures tokens/s without compilation."""
     times = {0: time.monotonic()}
-    with tqdm(total=len(segments), unit="segment", disable=None) as bar:
+    with progress_bar(len(segments), "segment") as show:
 
         def on_progress(done, _):
             times[done] = time.monotonic()
-            bar.update(done - bar.n)
+            show(done)
 
         scores = evaluator.evaluate(
             segments, on_progress=on_progress, token_nll=nll, **options

@@ -52,7 +52,6 @@ import txl_keras.scripts.quiet  # noqa: F401
 import numpy as np
 import tensorflow as tf
 from absl import flags
-from tqdm import tqdm
 
 from txl_keras.checks import check_integer
 from txl_keras.data import Segments
@@ -81,6 +80,7 @@ from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
+from txl_keras.scripts.progress_bar import progress_bar
 from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
@@ -386,7 +386,7 @@ def _lengths(backbone, run_flags):
 
 
 def _progress(run, total, unit):
-    return tqdm(total=total, desc=run.facts["label"], unit=unit, disable=None)
+    return progress_bar(total, unit, run.facts["label"])
 
 
 def _measure_learning_curves():
@@ -455,7 +455,7 @@ def _measure_context_losses():
         len(split.tokens), FLAGS.num_positions, max(lengths, default=1)
     )
     for run in runs:
-        with _progress(run, len(lengths) * len(positions), "reading") as bar:
+        with _progress(run, len(lengths) * len(positions), "reading") as show:
             losses = context_losses(
                 run.model,
                 split.tokens,
@@ -464,7 +464,7 @@ def _measure_context_losses():
                 run.facts["segment_length"],
                 run.facts["memory_length"],
                 FLAGS.batch_size,
-                lambda done, _: bar.update(done - bar.n),
+                show,
             )
         run.facts["nll"] = losses.mean(axis=1, dtype=float).tolist()
     return {
@@ -541,10 +541,8 @@ def _evaluate(run, split, memory_length):
         memory_length,
     )
     nll = np.empty(len(tokens), np.float32)
-    with _progress(run, len(segments), "segment") as bar:
-        scores = evaluator.evaluate(
-            segments, None, lambda done, _: bar.update(done - bar.n), nll
-        )
+    with _progress(run, len(segments), "segment") as show:
+        scores = evaluator.evaluate(segments, None, show, nll)
     return scores, nll, segments
 
 
@@ -594,7 +592,7 @@ def _measure_attention_by_distance():
             max(1, first_start),
         )
         layers, heads = _layers_and_heads(run.model.backbone)
-        with _progress(run, len(starts), "segment") as bar:
+        with _progress(run, len(starts), "segment") as show:
             means = mean_attention_by_distance(
                 run.model,
                 split.tokens,
@@ -602,7 +600,7 @@ def _measure_attention_by_distance():
                 length,
                 memory_length,
                 FLAGS.batch_size,
-                lambda done: bar.update(done - bar.n),
+                show,
             )
         run.facts |= {
             "layers": layers,

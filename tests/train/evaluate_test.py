@@ -76,6 +76,13 @@ def test_weights_follow_the_text_in_dynamic_evaluation(run, succeed, fail):
     assert path.stat().st_mtime_ns == written
     same = evaluation_of(run[0])
     assert same["nll"] == pytest.approx(static["nll"], abs=1e-5)
+    whole = path.read_bytes()
+    not_a_number = np.float32(np.nan).tobytes()
+    for damaged in (whole[:-5], whole[:-4] + not_a_number):
+        path.write_bytes(damaged)
+        error = fail(*command, *rms, "--dynamic_learning_rate=0")
+        assert f"{path} is damaged" in error
+        assert "Remove it" in error
 
     error = fail(*command, "--dynamic_decay=0.1")
     assert "`dynamic_decay` can only be given with --dynamic" in error

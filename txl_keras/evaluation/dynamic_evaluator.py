@@ -142,9 +142,7 @@ class DynamicEvaluator:
         )
         self._mean_square = None
         if mean_square is not None:
-            self._mean_square = _checked_mean_square(
-                mean_square, self._gradients.variables
-            )
+            self._mean_square = checked_mean_square(mean_square, model, weights)
         self._stop = stop or StopRequest()
         self._compiled_update = compile_replica_function(
             self._update, tf.distribute.get_strategy()
@@ -518,12 +516,12 @@ def _chosen(model, pattern):
     return found
 
 
-def _checked_mean_square(mean_square, variables):
+def checked_mean_square(mean_square, model, weights=None):
     """Returns tensors by name, after checks of names, shapes and values."""
     saved = getattr(mean_square, "shapes", None) or {
         name: np.shape(value) for name, value in mean_square.items()
     }
-    expected = shapes_of(variables)
+    expected = shapes_of(_chosen(model, weights))
     check_shapes("`mean_square`", {k: tuple(saved[k]) for k in saved}, expected)
     found = {}
     for name in expected:

@@ -14,6 +14,7 @@ from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
 from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
 from txl_keras.evaluation.dynamic_evaluator import check_pattern
+from txl_keras.evaluation.dynamic_evaluator import checked_mean_square
 from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
 from txl_keras.evaluation.dynamic_evaluator import load_mean_square
 from txl_keras.evaluation.dynamic_evaluator import save_mean_square
@@ -205,7 +206,15 @@ def _mean_square(model, workdir, train, settings):
         save_mean_square(mean_square, unfinished)
         tf.io.gfile.rename(unfinished, path, overwrite=True)
     print(f"Statistics of gradients: {os.path.basename(path)}")
-    return load_mean_square(path)
+    try:
+        return checked_mean_square(
+            load_mean_square(path), model, FLAGS.dynamic_weights
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged, or of another model. Remove it: the same "
+            f"command computes it again. ({error})"
+        ) from error
 
 
 def _search(evaluator, valid, pairs, tokenizer):

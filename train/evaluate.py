@@ -302,11 +302,10 @@ def _prepare_text(config, tokenizer):
     if split.fingerprint() == expected:  # even if the files were moved
         return f"{corpus.name} (the text of the run)", {}, split
     if expected and is_run_text:
-        raise ValueError(
-            f"The {FLAGS.split} split of {corpus.name} is not what it "
-            "was when the run began: the text was changed, or Python was "
-            f"updated. Expected {expected}. Received: {split.fingerprint()}"
-        )
+        data_flags.check_run_text(
+            split, expected, corpus, FLAGS.workdir,
+            "Bring it back, or score another text with --corpus",
+        )  # fmt: skip
     text = {"corpus": options["corpus"], "fingerprint": split.fingerprint()}
     name = corpus.name
     if run_corpus:

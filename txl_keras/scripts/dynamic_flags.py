@@ -163,13 +163,10 @@ def _segments(config, tokenizer, split, sizes, reset_documents):
     corpus = data_flags.load_corpus(options)
     folder = token_folder(options["data_dir"])
     prepared = prepare(corpus, tokenizer, folder, [split])[split]
-    expected = config["data"].get(split)
-    if prepared.fingerprint() != expected:
-        raise ValueError(
-            f"The {split} split of {corpus.name} is not what it was when the "
-            "run began, so it cannot give statistics or compare rates. "
-            f"Expected {expected}. Received: {prepared.fingerprint()}"
-        )
+    data_flags.check_run_text(
+        prepared, config["data"].get(split), corpus, FLAGS.workdir,
+        "Bring it back: --dynamic reads it for statistics or to compare rates",
+    )  # fmt: skip
     limit = FLAGS.dynamic_search_tokens if split == "valid" else None
     tokens, documents = prepared.head(limit)
     return Segments(

@@ -74,6 +74,7 @@ def test_an_error_shows_little_of_the_text():
 
 def test_fields_have_the_types_that_they_must():
     content = {"model": {"name": "x", "size": 3, "rate": 0.5}, "on": True}
+    content["rows"] = [[0.5, 2], []]
     kinds = {
         "model": "an object",
         "model.name": "a string",
@@ -82,12 +83,14 @@ def test_fields_have_the_types_that_they_must():
         "model.other": "a list or null",
         "on.off": "a string or null",
         "on": "a boolean",
+        "rows": "a list of lists of numbers",
     }
     check_fields(content, kinds, "a file")
     for field, kind, received in [
         ("on", "an integer", "Received: True"),
         ("model.rate", "an integer", "Received: 0.5"),
         ("model.size", "a list or null", "Received: 3"),
+        ("rows", "a list of numbers", "Received: "),
         ("model.other", "a number", "Received: null, or no such field"),
     ]:
         message = f"a file .* `{field}` must be {kind}. {received}"

@@ -26,7 +26,9 @@ Face's Transformer-XL, eager and through torch.compile, always in float32, in
 an environment of its own (--peer_python; see train/peers/hugging_face.py).
 Each experiment is described in its file in train/benchmarks.
 
-Prints a table and one JSON object; --output=FILE appends the object to a file.
+Prints a table, with the least and the greatest time beside the median, and one
+JSON object; --output=FILE appends the object to a file, in the experiment
+growth after each point. Warns if other programs keep the processors busy.
 """
 
 import contextlib
@@ -34,6 +36,7 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -50,6 +53,7 @@ from benchmarks import long_generation
 from benchmarks import training
 from benchmarks.model import build_model
 from benchmarks.peer import open_peer
+from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation.plots import FORMATS
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
@@ -161,6 +165,8 @@ flags.DEFINE_string(
 )  # fmt: skip
 
 _ENDINGS = tuple(f".{name}" for name in FORMATS)
+# Share of the processors. This process itself has used one for some seconds.
+_BUSY = 0.5
 _PEERS = pathlib.Path(__file__).parent / "peers"
 
 
@@ -169,14 +175,46 @@ def main(_):
     _check_contenders()
     _check_peer()
     _check_files()  # before anything is timed
+    _warn_if_busy()
     model = build_model(FLAGS)
+    options = {}
+    if FLAGS.experiment == "growth" and FLAGS.output:
+        options = {"save": _saver(model)}
     with _peer(model) as peer:
-        results = _EXPERIMENTS[FLAGS.experiment].run(model, FLAGS, peer)
+        results = _EXPERIMENTS[FLAGS.experiment].run(
+            model, FLAGS, peer, **options
+        )
     line = json.dumps({**_describe(model), **results})
     print(line)
-    if FLAGS.output:
+    if FLAGS.output and not options:
         with _open("output") as file:
             file.write(line + "\n")
+
+
+def _warn_if_busy():
+    if not hasattr(os, "getloadavg"):  # on Windows
+        return
+    load, _, _ = os.getloadavg()
+    if load > _BUSY * os.cpu_count():
+        print(
+            f"The machine is busy (load average {load:.1f} on "
+            f"{os.cpu_count()} processors): times will be too long and vary. "
+            "Ratios between contenders vary less. Stop other programs, and "
+            "measure again.",
+            file=sys.stderr,
+        )
+
+
+def _saver(model):
+    """Returns a function that writes results so far as the last line."""
+    path = FLAGS.output
+    earlier = pathlib.Path(path).read_text("utf-8")
+
+    def save(results):
+        line = json.dumps({**_describe(model), **results})
+        write_text(f"{earlier}{line}\n", path)
+
+    return save
 
 
 def _check_backbone():

@@ -50,7 +50,6 @@ import txl_keras.scripts.quiet  # noqa: F401
 import numpy as np
 import tensorflow as tf
 from absl import flags
-from tqdm import tqdm
 
 from txl_keras.checks import check_integer
 from txl_keras.data import Segments
@@ -75,6 +74,7 @@ from txl_keras.scripts import data_flags
 from txl_keras.scripts import dynamic_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
+from txl_keras.scripts.progress_bar import progress_bar
 from txl_keras.training.bundles import saved_steps
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
@@ -307,11 +307,10 @@ def _prepare_text(config, tokenizer):
     if split.fingerprint() == expected:  # even if the files were moved
         return f"{corpus.name} (the text of the run)", {}, split
     if expected and is_run_text:
-        raise ValueError(
-            f"The {FLAGS.split} split of {corpus.name} is not what it "
-            "was when the run began: the text was changed, or Python was "
-            f"updated. Expected {expected}. Received: {split.fingerprint()}"
-        )
+        data_flags.check_run_text(
+            split, expected, corpus, FLAGS.workdir,
+            "Bring it back, or score another text with --corpus",
+        )  # fmt: skip
     text = {"corpus": options["corpus"], "fingerprint": split.fingerprint()}
     name = corpus.name
     if run_corpus:
@@ -411,13 +410,13 @@ def _token_nll(workdir, num_tokens):
 
 
 def _score(evaluator, segments, nll, options):
-    """Scores with a progress bar; measures tokens/s without compilation."""
+    """Scores and shows progress; measures tokens/s without compilation."""
     times = {0: time.monotonic()}
-    with tqdm(total=len(segments), unit="segment", disable=None) as bar:
+    with progress_bar(len(segments), "segment") as show:
 
         def on_progress(done, _):
             times[done] = time.monotonic()
-            bar.update(done - bar.n)
+            show(done)
 
         scores = evaluator.evaluate(
             segments, on_progress=on_progress, token_nll=nll, **options

@@ -46,13 +46,13 @@ import io
 import math
 import os
 import zipfile
+import zlib
 
 import txl_keras.scripts.quiet  # noqa: F401
 
 import numpy as np
 import tensorflow as tf
 from absl import flags
-from tqdm import tqdm
 
 from txl_keras.checks import check_integer
 from txl_keras.data import Segments
@@ -65,6 +65,7 @@ from txl_keras.evaluation.attention_maps import warmup_length
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.evaluation.picture_numbers import check_numbers
 from txl_keras.evaluation.plots import FORMATS
 from txl_keras.evaluation.plots import plot_attention_by_distance
 from txl_keras.evaluation.plots import plot_attention_maps
@@ -77,10 +78,12 @@ from txl_keras.evaluation.report import measure
 from txl_keras.evaluation.report import merge_positions
 from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import open_checked
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
+from txl_keras.scripts.progress_bar import progress_bar
 from txl_keras.workdir import Workdir
 from txl_keras.workdir import write_json
 
@@ -194,25 +197,13 @@ _ONLY_FOR = {
 }  # fmt: skip
 
 
-# Errors of reading numbers that are missing or have another type.
-_DAMAGED = (
-    LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile,
-)  # fmt: skip
-
-
 def main(_):
     endings = tuple(f".{name}" for name in FORMATS)
     output = several_runs.output_path(endings, "the type of the picture")
     measure_runs, draw = _PICTURES[FLAGS.picture]
     _check_flags()
     if FLAGS.numbers:
-        try:
-            draw(_read(), output)
-        except _DAMAGED as error:
-            raise ValueError(
-                f"`numbers` {','.join(FLAGS.numbers)} is damaged: it lacks a "
-                f"part of a file of {FLAGS.picture} ({error!r})"
-            ) from error
+        draw(_read(), output)
     else:
         path = os.path.splitext(output)[0]
         several_runs.check_replaces(
@@ -290,12 +281,34 @@ def _read():
         for model, label in zip(models, _labels(names), strict=True):
             model["label"] = label
     if FLAGS.picture == "attention":
-        path = f"{os.path.splitext(paths[0])[0]}.npz"
-        with tf.io.gfile.GFile(path, "rb") as file:
-            arrays = np.load(io.BytesIO(file.read()))
-        for i, model in enumerate(models):
-            model["maps"] = arrays[f"maps_{i}"]
+        _read_maps(f"{os.path.splitext(paths[0])[0]}.npz", models)
     return numbers
+
+
+def _read_maps(path, models):
+    """Adds the attention maps of a file that `_write` wrote to the models."""
+    try:
+        with open_checked(path, math.inf) as file:
+            arrays = np.load(io.BytesIO(file.read()))
+        maps = [arrays[f"maps_{i}"] for i in range(len(models))]
+    except (
+        ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
+        raise ValueError(
+            f"{path}, the attention maps of `numbers`, is damaged: bring it "
+            f"back as it was written, or measure again ({error!r})"
+        ) from error
+    for model, of_model in zip(models, maps, strict=True):
+        counts = [len(model[name]) for name in ("layers", "heads", "tokens")]
+        shape = of_model.shape
+        fits = len(shape) == 4 and [*shape[:2], shape[3]] == counts
+        if not (fits and of_model.dtype.kind == "f" and shape[2] > 0):
+            raise ValueError(
+                f"{path} must hold the attention maps of `numbers`, floats of "
+                f"shape ({counts[0]}, {counts[1]}, T, {counts[2]}). Received: "
+                f"dtype {of_model.dtype}, shape {shape}"
+            )
+        model["maps"] = of_model
 
 
 def _read_file(path):
@@ -310,6 +323,7 @@ def _read_file(path):
             "`numbers` must be the JSON file of a picture of "
             f"{' or '.join(pictures)}. Received: {path}, of {received}"
         )
+    check_numbers(numbers, FLAGS.picture, path)
     return numbers
 
 
@@ -386,7 +400,7 @@ def _lengths(backbone, run_flags):
 
 
 def _progress(run, total, unit):
-    return tqdm(total=total, desc=run.facts["label"], unit=unit, disable=None)
+    return progress_bar(total, unit, run.facts["label"])
 
 
 def _measure_learning_curves():
@@ -455,7 +469,7 @@ def _measure_context_losses():
         len(split.tokens), FLAGS.num_positions, max(lengths, default=1)
     )
     for run in runs:
-        with _progress(run, len(lengths) * len(positions), "reading") as bar:
+        with _progress(run, len(lengths) * len(positions), "reading") as show:
             losses = context_losses(
                 run.model,
                 split.tokens,
@@ -464,7 +478,7 @@ def _measure_context_losses():
                 run.facts["segment_length"],
                 run.facts["memory_length"],
                 FLAGS.batch_size,
-                lambda done, _: bar.update(done - bar.n),
+                show,
             )
         run.facts["nll"] = losses.mean(axis=1, dtype=float).tolist()
     return {
@@ -541,10 +555,8 @@ def _evaluate(run, split, memory_length):
         memory_length,
     )
     nll = np.empty(len(tokens), np.float32)
-    with _progress(run, len(segments), "segment") as bar:
-        scores = evaluator.evaluate(
-            segments, None, lambda done, _: bar.update(done - bar.n), nll
-        )
+    with _progress(run, len(segments), "segment") as show:
+        scores = evaluator.evaluate(segments, None, show, nll)
     return scores, nll, segments
 
 
@@ -594,7 +606,7 @@ def _measure_attention_by_distance():
             max(1, first_start),
         )
         layers, heads = _layers_and_heads(run.model.backbone)
-        with _progress(run, len(starts), "segment") as bar:
+        with _progress(run, len(starts), "segment") as show:
             means = mean_attention_by_distance(
                 run.model,
                 split.tokens,
@@ -602,7 +614,7 @@ def _measure_attention_by_distance():
                 length,
                 memory_length,
                 FLAGS.batch_size,
-                lambda done: bar.update(done - bar.n),
+                show,
             )
         run.facts |= {
             "layers": layers,

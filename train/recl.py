@@ -20,8 +20,12 @@ boundaries are ignored.
 
 The models must share one tokenizer, and one text unless --corpus gives
 another. Writes the JSON file --output and, beside it, a picture of the same
-name that ends with .png.
+name that ends with .png. Prints a line for each model and context length, and
+saves what it has measured in a folder beside --output until it is finished:
+stopped at any time, the same command goes on where it was.
 """
+
+import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -38,9 +42,13 @@ from txl_keras.evaluation.recl import check_context_lengths
 from txl_keras.evaluation.recl import check_top_r
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import recl_label
+from txl_keras.evaluation.report import score
+from txl_keras.evaluation.saved_losses import SavedLosses
+from txl_keras.evaluation.saved_losses import weights_hash
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
+from txl_keras.scripts.progress_bar import progress_bar
 from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
@@ -135,10 +143,19 @@ def main(_):
             }
         )
 
-    losses = [
-        _losses(model, split.tokens, positions, context_lengths, result)
-        for model, result in zip(models, results, strict=True)
-    ]
+    saved = SavedLosses(
+        f"{output.removesuffix('.json')}_state",
+        (len(models), len(context_lengths), len(positions)),
+        _settings(models, results, text, context_lengths, positions),
+    )
+    if saved.num_rows():
+        print(f"Goes on after {_done(saved)}.", flush=True)
+    for i, model in enumerate(models):
+        _measure(
+            model, split.tokens, positions, context_lengths, results[i],
+            saved, i, tokenizer,
+        )  # fmt: skip
+    losses = saved.losses
     by_share = {
         share: effective_context_lengths(losses, context_lengths, share)
         for share in shares
@@ -155,6 +172,7 @@ def main(_):
         "models": results,
     }
     write_json(written, output)
+    saved.remove()
     picture = output.removesuffix(".json") + ".png"
     by_label = {
         label: {share: by_share[share][i] for share in shares}
@@ -180,12 +198,41 @@ def _lengths(name, least):
     return [check_integer(name, length, least) for length in lengths]
 
 
-def _losses(model, tokens, positions, context_lengths, result):
-    total = len(context_lengths) * len(positions)
-    with tqdm(
-        total=total, desc=result["label"], unit="reading", disable=None
-    ) as bar:
-        return context_losses(
+def _settings(models, results, text, context_lengths, positions):
+    """Returns all that the losses depend on, by names of flags if possible."""
+    return {
+        "workdirs": [result["workdir"] for result in results],
+        "checkpoint": [result["step"] for result in results],
+        "weights": [weights_hash(model) for model in models],
+        "text": text["fingerprint"],
+        "context_lengths": context_lengths,
+        "num_positions": len(positions),
+        "segment_lengths": [result["segment_length"] for result in results],
+        "memory_lengths": [result["memory_length"] for result in results],
+    }
+
+
+def _measure(
+    model, tokens, positions, context_lengths, result, saved, index, tokenizer
+):
+    """Fills the losses of a model; prints and saves those of each length."""
+    losses = saved.losses[index]
+    with progress_bar(losses.size, "reading", result["label"]) as show:
+
+        def on_progress(done, _):
+            show(done)
+            rows, is_unfinished = divmod(done, len(positions))
+            if is_unfinished:
+                return
+            saved.save()
+            nll = losses[rows - 1].mean(dtype=float)
+            tqdm.write(
+                f"{result['label']}, context of {context_lengths[rows - 1]:,}: "
+                f"{score(nll, tokenizer)} ({_done(saved)})"
+            )
+            sys.stdout.flush()
+
+        context_losses(
             model,
             tokens,
             positions,
@@ -193,8 +240,14 @@ def _losses(model, tokens, positions, context_lengths, result):
             result["segment_length"],
             result["memory_length"],
             FLAGS.batch_size,
-            lambda done, _: bar.update(done - bar.n),
+            on_progress,
+            losses,
         )
+
+
+def _done(saved):
+    num_models, num_lengths, _ = saved.losses.shape
+    return f"{saved.num_rows()} of {num_models * num_lengths} measured"
 
 
 def _print_table(results, shares):

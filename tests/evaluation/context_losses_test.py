@@ -70,6 +70,25 @@ def test_a_long_segment_reads_a_window_at_once():
             assert loss == pytest.approx(float(nll[0, -1]), abs=1e-5)
 
 
+def test_rows_that_are_measured_are_not_measured_again():
+    model = small_model()
+    losses = context_losses(model, TEXT, POSITIONS[:3], [2, 7, 9], 4)
+    out = losses.copy()
+    out[0], out[1, 1] = 5.0, np.nan
+    progress = []
+    found = context_losses(
+        model, TEXT, POSITIONS[:3], [2, 7, 9], 4, out=out,
+        on_progress=lambda done, total: progress.append((done, total)),
+    )  # fmt: skip
+    assert found is out
+    np.testing.assert_array_equal(out[0], 5.0)
+    np.testing.assert_array_equal(out[1:], losses[1:])
+    assert progress == [(6, 9)]
+    for wrong in (out.T[:2], out.astype(float), [[1.0]]):
+        with pytest.raises(ValueError, match=r"`out` .*\(3, 3\)"):
+            context_losses(model, TEXT, POSITIONS[:3], [2, 7, 9], 4, out=wrong)
+
+
 def test_positions_are_spread_over_the_text():
     assert spread_positions(107, 4, 7).tolist() == [7, 32, 57, 82]
     assert spread_positions(10, 3, 7).tolist() == [7, 8, 9]

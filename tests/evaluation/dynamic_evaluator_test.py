@@ -7,6 +7,7 @@ from checkpoints.stored_models import GOLDEN
 from checkpoints.stored_models import load_tied
 from checkpoints.stored_models import stored_arrays
 from checkpoints.stored_models import stored_config
+from factories import V
 from factories import random_ids
 from factories import small_model
 
@@ -310,6 +311,20 @@ def test_weights_come_back_after_an_error(model, segments):
     before = values_of(model)
     with pytest.raises(FloatingPointError, match="learning_rate"):
         DynamicEvaluator(model, 1e30, segment_length=5).evaluate(segments)
+    for name, value in values_of(model).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("rate", [0.1, 1])
+def test_a_rate_that_ruins_the_weights_is_a_warning(
+    model, segments, caplog, rate
+):
+    before = values_of(model)
+    scores = DynamicEvaluator(model, rate, segment_length=5).evaluate(segments)
+    assert np.isfinite(scores["nll"])
+    is_ruined = scores["nll"] > np.log(V)
+    assert is_ruined == (rate == 1)
+    assert ("`learning_rate` must be smaller" in caplog.text) == is_ruined
     for name, value in values_of(model).items():
         np.testing.assert_array_equal(value, before[name])
 

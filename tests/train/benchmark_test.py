@@ -102,26 +102,32 @@ def test_benchmark_times_attention_alone_and_batches(
 
 
 def test_benchmark_measures_each_point_of_growth_alone(
-    succeed, fail, tmp_path, monkeypatch
+    succeed, fail, tmp_path, monkeypatch, capsys
 ):
-    points = []
+    points, written = [], []
+    output = tmp_path / "growth.jsonl"
+    output.write_text("earlier\n")
 
     def in_a_child(function, experiment, changes):
         points.append(changes)
+        written.append(output.read_text().splitlines())
         return {
             "contender": changes["contenders"][0], "seconds": 0.5,
+            "spread": [0.25, 0.75],
             "compile_seconds": 1.0, "utilization": 0.25,
             "step_bytes": 2 * 2**20, "peak_bytes": 5 * 2**20,
             "peak_flops": 3e9,
         }  # fmt: skip
 
     monkeypatch.setattr(growth, "in_a_child", in_a_child)
+    monkeypatch.setattr("os.getloadavg", lambda: (99.5, 0.0, 0.0))
     picture = tmp_path / "growth.png"
     growing = ("benchmark.py", "--experiment=growth", *TINY_BENCHMARK)
     printed = succeed(
         *growing,
         *("--segment_lengths=8", "--segment_lengths=4", "--memory_lengths=9"),
         *("--layer_counts=2", "--batch_sizes=5", f"--picture={picture}"),
+        f"--output={output}",
     )
     sizes = [("segment_length", 4), ("segment_length", 8)]
     sizes += [("memory_length", 9), ("num_layers", 2), ("batch_size", 5)]
@@ -133,7 +139,14 @@ def test_benchmark_measures_each_point_of_growth_alone(
     assert "0.250 of 3 GFLOP/s, memory 2.0 MiB per step" in printed
     assert "5 MiB in the process" in printed
     assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert "500.0 ms (250.0 to 750.0)" in printed
+    assert "machine is busy (load average 99.5" in capsys.readouterr().err
     results = json.loads(printed.splitlines()[-1])["results"]
+    # The points so far are in the file before the next is measured.
+    written.append(output.read_text().splitlines())
+    assert [lines[0] for lines in written] == ["earlier"] * 11
+    for i, (_, line) in enumerate(written[1:], start=1):
+        assert json.loads(line)["results"] == results[:i]
     assert [(r["by"], r["size"]) for r in results[::2]] == sizes
 
     points.clear()

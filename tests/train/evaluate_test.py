@@ -76,6 +76,13 @@ def test_weights_follow_the_text_in_dynamic_evaluation(run, succeed, fail):
     assert path.stat().st_mtime_ns == written
     same = evaluation_of(run[0])
     assert same["nll"] == pytest.approx(static["nll"], abs=1e-5)
+    whole = path.read_bytes()
+    not_a_number = np.float32(np.nan).tobytes()
+    for damaged in (whole[:-5], whole[:-4] + not_a_number):
+        path.write_bytes(damaged)
+        error = fail(*command, *rms, "--dynamic_learning_rate=0")
+        assert f"{path} is damaged" in error
+        assert "Remove it" in error
 
     error = fail(*command, "--dynamic_decay=0.1")
     assert "`dynamic_decay` can only be given with --dynamic" in error
@@ -239,7 +246,8 @@ def test_evaluate_slides_a_window_over_a_text(run, corpus, succeed, fail):
 
 def test_a_text_that_changed_is_not_scored(run, corpus, fail, tmp_path):
     changed = tmp_path / "changed.txt"
-    changed.write_bytes(corpus.read_bytes()[:-9] + b"different")
+    # At the start, of train, and at the end, of test.
+    changed.write_bytes(b"different" + corpus.read_bytes()[9:-9] + b"different")
     # The run's own text, as far as it can tell by the path.
     workdir = tmp_path / "run"
     shutil.copytree(run[0], workdir)
@@ -247,8 +255,25 @@ def test_a_text_that_changed_is_not_scored(run, corpus, fail, tmp_path):
     config = json.loads(path.read_text())
     config["corpus"]["corpus"] = str(changed)
     path.write_text(json.dumps(config))
-    error = fail("evaluate.py", f"--workdir={workdir}")
-    assert "is not what it was" in error
+    for script, flags, remedy in (
+        ("evaluate.py", [f"--workdir={workdir}"], "another text with --corpus"),
+        (
+            "evaluate.py",
+            [f"--workdir={workdir}", f"--corpus={corpus}", "--dynamic=rms"],
+            "Bring it back: --dynamic",
+        ),
+        (
+            "plot.py",
+            [
+                f"--workdirs={workdir}", "--picture=positions",
+                f"--output={tmp_path / 'positions.png'}",
+            ],
+            "for all runs with --corpus",
+        ),
+    ):  # fmt: skip
+        error = fail(script, *flags)
+        assert f"is not what it was when the run {workdir} began" in error
+        assert remedy in error
 
 
 @pytest.mark.parametrize("script", ["evaluate.py", "generate.py", "export.py"])

@@ -223,3 +223,74 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
             messages=messages,
         )
     assert not output.exists()
+
+
+def test_damaged_numbers_are_named(fail, tmp_path):
+    path, output = tmp_path / "numbers.json", tmp_path / "picture.svg"
+    recall = {
+        "chance": 0.25, "segment_length": 4,
+        "models": [{"label": "a", "start": [1, 3], "stop": [3, 7],
+                    "accuracy": [0.5, 0.25], "attended": [1, 0], "reach": 9}],
+    }  # fmt: skip
+    one = {"top_r": 0.5, "recl": 20, "bound": None}
+    recl = {
+        "unit": "word",
+        "models": [{"label": x, "recl": [one]} for x in "ab"],
+    }
+    losses = {
+        "unit": "byte", "memory_lengths": [0, 4],
+        "models": [{"label": "a", "nll": [2.5, 2.0]}],
+    }  # fmt: skip
+    distance = {
+        "unit": "byte",
+        "models": [{"workdir": "a", "layers": [0, 2], "segment_length": 3,
+                    "attention": [[0.5, 0.1], [0.25, 0.2]]}],
+    }  # fmt: skip
+
+    for picture, numbers, name, value, *messages in (
+        ("recall", recall, "start", [1, "x"], "a list of integers", "'x'"),
+        ("recall", recall, "accuracy", [0.5], "2 items", "1 items"),
+        ("recall", recall, "attended", None, "a list of numbers", "null"),
+        ("recall", recall, "reach", "far", "an integer", "'far'"),
+        ("recall", recall, "label", 3, "a string"),
+        ("recall", recall, "chance", None, "a number"),
+        ("recall", recall, "models", [], "one or more"),
+        ("recl", recl, "recl", [one, one], "[0.5, 0.5]"),
+        ("recl", recl, "recl", [{**one, "bound": 1}], "bound"),
+        ("recl", recl, "recl", [3], "a list of objects"),
+        ("recl", recl, "unit", 3, "a string"),
+        ("memory_lengths", losses, "nll", [2.5, float("nan")], "of numbers"),
+        ("memory_lengths", losses, "memory_lengths", [4, 0], "ascending"),
+        ("attention_by_distance", distance, "attention", [[1], [1, 2]],
+         "lists of one length"),
+        ("attention_by_distance", distance, "segment_length", 0, "positive"),
+    ):  # fmt: skip
+        numbers = json.loads(json.dumps(numbers))  # a copy
+        of_model = numbers["models"][-1]
+        (of_model if name in of_model else numbers)[name] = value
+        path.write_text(json.dumps({"picture": picture, **numbers}))
+        fail(
+            "plot.py", f"--picture={picture}", f"--numbers={path}",
+            f"--output={output}",
+            messages=[str(path), "damaged", name, *messages, "measure again"],
+        )  # fmt: skip
+    assert not output.exists()
+
+
+def test_damaged_attention_maps_are_named(fail, succeed, tmp_path):
+    path, maps = tmp_path / "numbers.json", tmp_path / "numbers.npz"
+    model = {"label": "a", "layers": [1], "heads": [0, 2], "tokens": ["x"] * 5}
+    numbers = {"picture": "attention", "unit": "byte", "models": [model]}
+    path.write_text(json.dumps(numbers))
+    flags = (
+        "plot.py", "--picture=attention", f"--numbers={path}",
+        f"--output={tmp_path / 'picture.svg'}",
+    )  # fmt: skip
+    np.savez(maps, maps_0=np.full((1, 2, 3, 5), 0.2, np.float32))
+    succeed(*flags)
+    whole = maps.read_bytes()
+    for content in (b"", b"no zip", whole[:-9]):
+        maps.write_bytes(content)
+        fail(*flags, messages=[str(maps), "damaged", "measure again"])
+    np.savez(maps, maps_0=np.zeros((2, 1, 3, 5), np.float32))
+    fail(*flags, messages=[str(maps), "(1, 2, T, 5)", "(2, 1, 3, 5)"])

@@ -36,8 +36,18 @@ def test_context_lengths_of_a_group_are_measured(
         assert [r["top_r"] for r in model["recl"]] == [0.25, 1]
         assert all(len(r["gains"]) == 2 for r in model["recl"])
     assert output.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    lines = printed.splitlines()
+    for line, start in zip(
+        lines, ("far, context of 4: ", "far, context of 8: "), strict=False
+    ):
+        assert line.startswith(start)
+    assert lines[5].endswith(" bits per byte (6 of 6 measured)")
+    # What was saved on the way is gone.
+    assert sorted(path.name for path in output.parent.iterdir()) == [
+        "recl.json", "recl.png",
+    ]  # fmt: skip
     # Weights are random: no context helps.
-    assert [line.split() for line in printed.splitlines()[1:4]] == [
+    assert [line.split() for line in lines[7:10]] == [
         ["model", "r", "=", "0.25", "r", "=", "1"],
         ["far", "<=", "4", "<=", "4"],
         ["near", "<=", "4", "<=", "4"],
@@ -58,6 +68,57 @@ def test_context_lengths_of_a_group_are_measured(
         )
         for text in texts:
             assert f"<!-- {text} -->" in output.read_text("utf-8")
+
+
+def test_a_measurement_that_was_stopped_goes_on(
+    group, corpus, here, succeed, fail, monkeypatch, tmp_path
+):
+    output, whole = tmp_path / "recl.json", tmp_path / "whole.json"
+    state = tmp_path / "recl_state"
+    flags = (
+        f"--workdirs={group[0]},{group[1]}",
+        f"--corpus={corpus}",
+        "--num_positions=7",
+        "--context_lengths=3,5,7",
+    )
+    succeed("recl.py", *flags, f"--output={whole}")
+    printed = []
+
+    def write(line):
+        printed.append(line)
+        if len(printed) == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tqdm.tqdm.write", write)
+        _, code = here("recl.py", *flags, f"--output={output}")
+    assert code == 130
+    assert not output.exists()
+    for changed, message in (
+        ("--num_positions=8", "num_positions was 7, now 8"),
+        ("--context_lengths=3,5", "context_lengths was [3, 5, 7], now [3, 5]"),
+        ("--memory_lengths=6,0", "memory_lengths was [7, 0], now [6, 0]"),
+    ):
+        fail(
+            "recl.py", *flags, changed, f"--output={output}",
+            messages=[str(state), message, "remove the folder"],
+        )  # fmt: skip
+    settings = (state / "settings.json").read_text()
+    (state / "settings.json").write_text("{")
+    fail(
+        "recl.py", *flags, f"--output={output}",
+        messages=[str(state), "is damaged", "Remove the folder"],
+    )  # fmt: skip
+    (state / "settings.json").write_text(settings)
+    # The same memory as without the flag.
+    printed = succeed(
+        "recl.py", *flags, f"--output={output}", "--memory_lengths=7,0"
+    )
+    lines = printed.splitlines()
+    assert lines[0] == "Goes on after 4 of 6 measured."
+    assert lines[1].startswith("none, context of 5: ")
+    assert output.read_text() == whole.read_text()
+    assert not state.exists()
 
 
 def test_what_is_no_group_is_refused_before_any_work(

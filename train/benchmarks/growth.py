@@ -31,9 +31,17 @@ _POINTS = {
 }
 
 
-def run(model, settings, peer=None):
-    """Measures all points, as the package describes."""
+def run(model, settings, peer=None, save=lambda results: None):
+    """Measures all points, as the package describes.
+
+    `save` is called after each point with what `run` would return then.
+    """
     results = []
+    found = {
+        "growth_of": settings.growth_of,
+        "segment_length": settings.segment_length,
+        "results": results,
+    }
     contenders = [
         name for name in settings.contenders if name not in BARE_ATTENTIONS
     ]
@@ -46,21 +54,18 @@ def run(model, settings, peer=None):
     for name, sizes in _POINTS.items():
         for size in sorted(set(getattr(settings, sizes))):
             for contender in contenders:
-                found = in_a_child(
+                point = in_a_child(
                     measure_point,
                     settings.growth_of,
                     {name: size, "contenders": [contender]},
                 )
-                results += [{"by": name, "size": size, **found}]
+                results += [{"by": name, "size": size, **point}]
                 _print(results[-1])
+                save(found)
     if settings.picture:
         plot_growth(results, settings.picture)
         print(f"Written to {settings.picture}")
-    return {
-        "growth_of": settings.growth_of,
-        "segment_length": settings.segment_length,
-        "results": results,
-    }
+    return found
 
 
 def measure_point(experiment, changes):
@@ -81,6 +86,7 @@ def measure_point(experiment, changes):
             key: found[key][name]
             for key in (
                 "seconds",
+                "spread",
                 "compile_seconds",
                 "utilization",
                 "step_bytes",
@@ -93,10 +99,12 @@ def measure_point(experiment, changes):
 
 def _print(result):
     of_step = result["step_bytes"]
+    least, greatest = (1e3 * bound for bound in result["spread"])
     grown = "unknown" if of_step is None else f"{of_step / 2**20:,.1f} MiB"
     print(
         f"{result['by']}={result['size']:<6} {result['contender']:14} "
-        f"{1e3 * result['seconds']:10,.1f} ms, utilization "
+        f"{1e3 * result['seconds']:10,.1f} ms ({least:,.1f} to "
+        f"{greatest:,.1f}), utilization "
         f"{result['utilization']:.3f} of {result['peak_flops'] / 1e9:,.0f} "
         f"GFLOP/s, memory {grown} per step, "
         f"{result['peak_bytes'] / 2**20:,.0f} MiB in the process",

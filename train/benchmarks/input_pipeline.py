@@ -41,6 +41,9 @@ def run(model, settings, peer=None):
             {"txl_keras": timed(take, settings.calls_per_turn)}, settings.turns
         )
     times.seconds["txl_keras"] /= _BATCHES
+    times.spread["txl_keras"] = [
+        seconds / _BATCHES for seconds in times.spread["txl_keras"]
+    ]
     return {
         "segment_length": length,
         "corpus_tokens": settings.corpus_tokens,

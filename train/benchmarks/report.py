@@ -64,14 +64,17 @@ def _print(results, unit):
     utilization = results.get("utilization")
     width = max(14, len(f"ms {unit}"))
     print(
-        f"{'':24} {f'ms {unit}':>{width}} {'times':>7} {'tokens/s':>10} "
+        f"{'':24} {f'ms {unit}':>{width}} {'min to max':>18} {'times':>7} "
+        f"{'tokens/s':>10} "
         + (f"{'utilization':>12} " if utilization else "")
         + f"{'compile s':>10}"
     )
     ours = next(iter(results["seconds"].values()))
     for name, seconds in results["seconds"].items():
+        least, greatest = (1e3 * bound for bound in results["spread"][name])
         print(
-            f"{name:24} {1e3 * seconds:{width},.2f} {seconds / ours:7.2f} "
+            f"{name:24} {1e3 * seconds:{width},.2f} "
+            f"{f'{least:,.2f} to {greatest:,.2f}':>18} {seconds / ours:7.2f} "
             f"{results['tokens_per_s'][name]:10,.0f} "
             + (f"{utilization[name]:12.3f} " if utilization else "")
             + f"{results['compile_seconds'][name]:10.1f}"

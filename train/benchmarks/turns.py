@@ -17,12 +17,13 @@ class CannotRunError(RuntimeError):
 class Times(typing.NamedTuple):
     """Holds the times of contenders, as dictionaries by name.
 
-    `seconds` are medians of the seconds that a contender returned;
-    `compile_seconds` is the first turn less a median one, the time for tracing
-    and compiling.
+    `seconds` are medians of the seconds that a contender returned, and
+    `spread` the least and the greatest; `compile_seconds` is the first turn
+    less a median one, the time for tracing and compiling.
     """
 
     seconds: dict
+    spread: dict
     compile_seconds: dict
 
 
@@ -48,13 +49,15 @@ def take_turns(contenders, num_turns):
     for _ in range(num_turns):
         for name in turns:
             turns[name].append(_turn(contenders[name]))
-    seconds, compile_seconds = {}, {}
+    seconds, spread, compile_seconds = {}, {}, {}
     for name, results in turns.items():
         whole, parts = zip(*results, strict=True)
-        seconds[name] = float(np.median(np.concatenate(parts)))
+        calls = np.concatenate(parts)
+        seconds[name] = float(np.median(calls))
+        spread[name] = [float(calls.min()), float(calls.max())]
         later = float(np.median(whole))
         compile_seconds[name] = max(0.0, firsts[name] - later)
-    return Times(seconds, compile_seconds)
+    return Times(seconds, spread, compile_seconds)
 
 
 def _turn(contender):

@@ -26,6 +26,7 @@ def context_losses(
     memory_length=None,
     batch_size=16,
     on_progress=None,
+    out=None,
 ):
     """Computes the losses of tokens for several context lengths.
 
@@ -53,13 +54,16 @@ def context_losses(
         batch_size: Integer `B`. It does not affect the losses.
         on_progress: Optional function, called with the number of pairs
             (c, t) scored so far and their total number.
+        out: Optional float32 array of shape `(C, P)` to fill. Rows that are
+            finite already are not computed again, so a measurement that was
+            stopped can go on.
 
     Returns:
-        float32 array of shape `(C, P)`, in nats.
+        `out`, or a new float32 array of shape `(C, P)`, in nats.
 
     Raises:
-        ValueError: If a size is too small, or a position has fewer tokens
-            before it than the longest context.
+        ValueError: If a size is too small, a position has fewer tokens before
+            it than the longest context, or `out` has another shape or dtype.
         FloatingPointError: If a loss is not finite; the message names the
             position.
 
@@ -87,16 +91,19 @@ def context_losses(
     windows = np.stack([tokens[t - longest : t + 1] for t in positions])
     check_token_ids("tokens", windows, model.backbone.vocabulary_size)
     scorer = _WindowScorer(model, batch_size, segment_length, memory_length)
-    losses = np.empty((len(context_lengths), len(positions)), np.float32)
+    losses = _output(out, (len(context_lengths), len(positions)))
     done = 0
     for row, length in zip(losses, context_lengths, strict=True):
+        if np.isfinite(row).all():
+            done += len(row)
+            continue
         for start in range(0, len(positions), batch_size):
             batch = slice(start, start + batch_size)
             row[batch] = scorer.score(windows[batch, -length - 1 :])
+            _check_finite(row[batch], positions[batch], length)
             done += len(row[batch])
             if on_progress:
                 on_progress(done, losses.size)
-    _check_finite(losses, positions, context_lengths)
     return losses
 
 
@@ -239,13 +246,25 @@ def _check_positions(positions, longest, num_tokens):
         )
 
 
-def _check_finite(losses, positions, context_lengths):
-    wrong = np.argwhere(~np.isfinite(losses))
+def _output(out, shape):
+    """Returns the array to fill: `out` after checks, or a new one of NaN."""
+    if out is None:
+        return np.full(shape, np.nan, np.float32)
+    received = np.shape(out), getattr(out, "dtype", type(out))
+    if received != (shape, np.float32):
+        raise ValueError(
+            f"`out` must be a float32 array of shape {shape}. Received: shape "
+            f"{received[0]}, dtype {received[1]}"
+        )
+    return out
+
+
+def _check_finite(losses, positions, context_length):
+    wrong = np.flatnonzero(~np.isfinite(losses))
     if len(wrong):
-        i, j = wrong[0]
         raise FloatingPointError(
-            f"The loss of token {positions[j]} of the text (counted from 0) "
-            f"with a context of {context_lengths[i]} tokens must be finite. "
-            f"Received: {losses[i, j]} nats. Weights that are not finite, or "
-            "computation in float16, may be the cause."
+            f"The loss of token {positions[wrong[0]]} of the text (counted "
+            f"from 0) with a context of {context_length} tokens must be "
+            f"finite. Received: {losses[wrong[0]]} nats. Weights that are not "
+            "finite, or computation in float16, may be the cause."
         )

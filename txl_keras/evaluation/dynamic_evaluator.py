@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
@@ -37,6 +38,12 @@ from txl_keras.training.stopping import StopRequest
 from txl_keras.weights import weights_by_name
 
 _SECONDS_BETWEEN_BACKUPS = 300
+# Segments at the end of a text that the original weights score, too, after as
+# many that fill their memory.
+_END_SEGMENTS = 10
+# Nats per token. Rates that help lower the loss of the end; rates that ruin the
+# weights at least double it. What lies between may be due to the text.
+_ASTRAY = 1.25
 
 
 class DynamicEvaluator:
@@ -60,7 +67,8 @@ class DynamicEvaluator:
     model computed while it scored: it is not computed again with the new
     weights.
 
-    After `evaluate` the model has its original weights again. Scores depend on
+    After `evaluate` the model has its original weights again; it warns if these
+    score the end of the text far better than the changed ones. Scores depend on
     the segment length, and with more than one row also on the batch size,
     because all rows share the weights; published results are for one row.
 
@@ -142,9 +150,7 @@ class DynamicEvaluator:
         )
         self._mean_square = None
         if mean_square is not None:
-            self._mean_square = _checked_mean_square(
-                mean_square, self._gradients.variables
-            )
+            self._mean_square = checked_mean_square(mean_square, model, weights)
         self._stop = stop or StopRequest()
         self._compiled_update = compile_replica_function(
             self._update, tf.distribute.get_strategy()
@@ -198,7 +204,10 @@ class DynamicEvaluator:
             run = self._identity(segments, start)
             done, memory = self._restore(backup, run, memory, token_nll)
         # Tensors, because other numbers would be traced again.
-        rates = tf.constant(self.learning_rate), tf.constant(self.decay)
+        rates = [
+            tf.constant(rate, tf.float32)
+            for rate in (self.learning_rate, self.decay)
+        ]
         saved = time.monotonic()
         while done < len(segments):
             nll, memory, gradients = self._gradients(segments, done, memory)
@@ -219,11 +228,43 @@ class DynamicEvaluator:
                 saved = time.monotonic()
             if is_stopped:
                 return None
+        self._warn_if_astray(segments, start, token_nll)
         if backup is not None:
             remove_checkpoints(backup)
         is_scored = ~np.isnan(token_nll)
         total = np.sum(token_nll, where=is_scored, dtype=np.float64)
         return scores_of(total, is_scored.sum())
+
+    def _warn_if_astray(self, segments, start, token_nll):
+        """Warns if the original weights score the end of the text far better.
+
+        The memory that they begin with is empty, which can only hide a warning.
+        """
+        if not self.learning_rate:
+            return
+        for name, variable in self._gradients.variables.items():
+            variable.assign(start[name])
+        first = max(0, len(segments) - 2 * _END_SEGMENTS)
+        memory = self._gradients.initial_memory()
+        sums = np.zeros(2)  # of the changed and of the original weights
+        for step in range(first, len(segments)):
+            nll, memory, _ = self._gradients(segments, step, memory)
+            positions = segments.target_positions(step)
+            is_scored = positions >= 0
+            if step < (first + len(segments)) // 2:
+                continue
+            sums += (
+                np.sum(token_nll[positions[is_scored]], dtype=float),
+                np.sum(nll.numpy()[is_scored], dtype=float),
+            )
+        if sums[0] > _ASTRAY * sums[1]:
+            logging.warning(
+                "Dynamic evaluation has ruined the weights: at the end of the "
+                "text the loss is %.2g times that of the original weights. "
+                "`learning_rate` must be smaller (--dynamic_learning_rate). "
+                "Received: learning_rate=%g, decay=%g",
+                sums[0] / sums[1], self.learning_rate, self.decay,
+            )  # fmt: skip
 
     def _check_finite(self, done, is_finite):
         # Otherwise the weights were not finite before.
@@ -518,12 +559,12 @@ def _chosen(model, pattern):
     return found
 
 
-def _checked_mean_square(mean_square, variables):
+def checked_mean_square(mean_square, model, weights=None):
     """Returns tensors by name, after checks of names, shapes and values."""
     saved = getattr(mean_square, "shapes", None) or {
         name: np.shape(value) for name, value in mean_square.items()
     }
-    expected = shapes_of(variables)
+    expected = shapes_of(_chosen(model, weights))
     check_shapes("`mean_square`", {k: tuple(saved[k]) for k in saved}, expected)
     found = {}
     for name in expected:

@@ -77,7 +77,7 @@ class Evaluator:
             self._stop.variable,
         )
         self._step_with_tokens = tf.function(
-            self._step_of_all_replicas, reduce_retracing=True
+            self._step_of_all_replicas, reduce_retracing=True, autograph=False
         )
 
     @property

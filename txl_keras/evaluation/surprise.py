@@ -48,7 +48,7 @@ class SurpriseReader:
         self._model = model
         self._empty = model.initial_memory(1, memory_length)
         self._num_candidates = min(num_candidates, tokenizer.vocabulary_size)
-        self._score = tf.function(self._find)
+        self._score = tf.function(self._find, autograph=False)
 
     def encode(self, text, max_tokens=MAX_TOKENS):
         """Returns the ids of a text, or ids as they are: int32 `(P,)`."""

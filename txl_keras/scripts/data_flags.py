@@ -165,6 +165,21 @@ def _fill_in(options, defaults):
     options |= taken
 
 
+def check_run_text(split, expected, corpus, run, remedy="Bring it back"):
+    """Checks that a `PreparedSplit` is what it was when a run began.
+
+    `expected` is the fingerprint in the configuration of the run.
+    """
+    received = split.fingerprint()
+    if received != expected:
+        raise ValueError(
+            f"The {split.metadata['split']} split of {corpus.name} is not what "
+            f"it was when the run {run} began: the text was changed (for "
+            "python_stdlib: Python was updated), or the run had another text. "
+            f"{remedy}. Expected: {expected}. Received: {received}"
+        )
+
+
 def load_corpus(options, whole=False):
     """Loads the corpus of `corpus_options`, in splits or as one text."""
     separator = options["document_separator"]

@@ -14,6 +14,7 @@ from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
 from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
 from txl_keras.evaluation.dynamic_evaluator import check_pattern
+from txl_keras.evaluation.dynamic_evaluator import checked_mean_square
 from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
 from txl_keras.evaluation.dynamic_evaluator import load_mean_square
 from txl_keras.evaluation.dynamic_evaluator import save_mean_square
@@ -162,13 +163,10 @@ def _segments(config, tokenizer, split, sizes, reset_documents):
     corpus = data_flags.load_corpus(options)
     folder = token_folder(options["data_dir"])
     prepared = prepare(corpus, tokenizer, folder, [split])[split]
-    expected = config["data"].get(split)
-    if prepared.fingerprint() != expected:
-        raise ValueError(
-            f"The {split} split of {corpus.name} is not what it was when the "
-            "run began, so it cannot give statistics or compare rates. "
-            f"Expected {expected}. Received: {prepared.fingerprint()}"
-        )
+    data_flags.check_run_text(
+        prepared, config["data"].get(split), corpus, FLAGS.workdir,
+        "Bring it back: --dynamic reads it for statistics or to compare rates",
+    )  # fmt: skip
     limit = FLAGS.dynamic_search_tokens if split == "valid" else None
     tokens, documents = prepared.head(limit)
     return Segments(
@@ -205,7 +203,15 @@ def _mean_square(model, workdir, train, settings):
         save_mean_square(mean_square, unfinished)
         tf.io.gfile.rename(unfinished, path, overwrite=True)
     print(f"Statistics of gradients: {os.path.basename(path)}")
-    return load_mean_square(path)
+    try:
+        return checked_mean_square(
+            load_mean_square(path), model, FLAGS.dynamic_weights
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged, or of another model. Remove it: the same "
+            f"command computes it again. ({error})"
+        ) from error
 
 
 def _search(evaluator, valid, pairs, tokenizer):

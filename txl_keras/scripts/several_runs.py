@@ -123,19 +123,15 @@ def prepare_split(paths, configs, tokenizer):
     corpus = data_flags.load_corpus(options)
     folder = token_folder(options["data_dir"])
     split = prepare(corpus, tokenizer, folder, [FLAGS.split])[FLAGS.split]
-    fingerprint = split.fingerprint()
-    for path, config in zip(paths, configs, strict=True):
-        expected = config["data"].get(FLAGS.split)
-        if FLAGS.corpus is None and expected != fingerprint:
-            raise ValueError(
-                "`corpus` must be given unless all runs were trained on the "
-                "same text and it is unchanged. Expected by "
-                f"{path}: {expected}. Received: {fingerprint}, of "
-                f"{options['corpus']}"
-            )
+    if FLAGS.corpus is None:
+        for path, config in zip(paths, configs, strict=True):
+            data_flags.check_run_text(
+                split, config["data"].get(FLAGS.split), corpus, path,
+                "Bring it back, or give one text for all runs with --corpus",
+            )  # fmt: skip
     text = {
         "corpus": options["corpus"],
-        "fingerprint": fingerprint,
+        "fingerprint": split.fingerprint(),
         "split": FLAGS.split,
         "unit": tokenizer.unit,
     }

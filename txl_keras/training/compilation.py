@@ -73,5 +73,8 @@ def compile_replica_function(function, strategy, jit_compile=True):
     """
     is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     return tf.function(
-        function, jit_compile=(jit_compile and not is_tpu) or None
+        function,
+        jit_compile=(jit_compile and not is_tpu) or None,
+        # No Python `if` or loop depends on a tensor; converting takes seconds.
+        autograph=False,
     )

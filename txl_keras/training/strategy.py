@@ -266,6 +266,8 @@ def host_loop(strategy, replica_step, names, stop):
 
     # Not a `tf.function`: `strategy.run` would compile one graph for all
     # replicas, and XLA could not access the variables of the second replica.
+    # Converting takes seconds, and only `run` has a loop over tensors.
+    @tf.autograph.experimental.do_not_convert
     def step(*args):
         return replica_step(*args)
 

@@ -15,7 +15,7 @@ def test_turns_go_around_and_the_first_does_not_count(monkeypatch):
         def turn():
             clock[0] += later if name in order else first
             order.append(name)
-            return [later / 2, later / 2]
+            return [later / 4, later * 3 / 4]
 
         return turn
 
@@ -24,6 +24,7 @@ def test_turns_go_around_and_the_first_does_not_count(monkeypatch):
     )
     assert order == ["a", "b"] * 3
     assert times.seconds == {"a": 1.0, "b": 2.0}
+    assert times.spread == {"a": [0.5, 1.5], "b": [1.0, 3.0]}
     assert times.compile_seconds == {"a": 5.0, "b": 0.0}
 
 

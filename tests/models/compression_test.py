@@ -301,6 +301,31 @@ def test_a_reset_forgets_both_tiers_and_what_is_pending():
     assert np.abs(hidden[1] - expected[1]).max() > 1e-3
 
 
+@pytest.mark.parametrize("length", [5, 9])
+def test_an_episode_that_begins_in_a_segment_sees_no_other(length):
+    backbone = small_backbone(**CONV)
+    memory = None
+    for inputs, _ in segments([7, 7, 6], seed=1):
+        _, memory = backbone(inputs, memory=memory)
+    ((last, _),) = segments([length])
+    begins = np.zeros((2, length), "bool")
+    begins[:, 1] = True
+    found, memory = backbone(last, memory=memory, reset=begins)
+    expected, fresh = backbone(last[:, 1:])
+    np.testing.assert_allclose(found[:, 1:], expected, atol=1e-5)
+    ((more, _),) = segments([4], seed=2)
+    found, _ = backbone(more, memory=memory)
+    # Only the 6 steps of the first part are kept.
+    expected, _ = backbone(
+        more,
+        memory=fresh._replace(
+            valid_length=tf.minimum(fresh.valid_length, 6),
+            pending_length=tf.zeros_like(fresh.pending_length),
+        ),
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

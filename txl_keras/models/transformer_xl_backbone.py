@@ -622,7 +622,12 @@ class TransformerXLBackbone(RecurrentBackbone):
                 if not return_reconstruction_loss:
                     self.add_loss(tf.reduce_mean(reconstruction_loss))
         if episodes is not None:
-            memory = _only_last_episode(memory, episodes, padding)
+            memory = _only_last_episode(
+                memory,
+                episodes,
+                padding,
+                memory.length - (self.compressed_length or 0),
+            )
         if stack is not None:
             stack.write(memory)
         outputs = [hidden, memory]
@@ -858,14 +863,20 @@ def _same_episode(episodes, memory_length):
     return episodes[:, :, None] == keys[:, None, :]
 
 
-def _only_last_episode(memory, episodes, padding):
-    """Masks what a memory holds of episodes that ended in the segment."""
+def _only_last_episode(memory, episodes, padding, size):
+    """Masks what a memory holds of episodes that ended in the segment.
+
+    Of an episode that begins in the segment the last `size` steps are kept, and
+    none of its compressed ones, which may be mixed with other episodes.
+    """
     last = episodes[:, -1]
     is_last = episodes == last[:, None]
     if padding is not None:
         is_last &= padding.mask
     steps = tf.reduce_sum(tf.cast(is_last, tf.int32), axis=1)
-    valid_length = tf.where(last > 0, steps, memory.valid_length)
+    valid_length = tf.where(
+        last > 0, tf.minimum(steps, size), memory.valid_length
+    )
     memory = memory._replace(
         valid_length=tf.minimum(valid_length, memory.valid_length)
     )

@@ -238,7 +238,7 @@ def train(strategy, stop):
         loop.tensorboard.write_text("sample", sample, best_step)
         samples.write_page(best_step, loop.tensorboard)
         loop.tensorboard.close()
-        if model.backbone.can_be_exported:
+        if model.backbone.has_attention:
             _export(workdir)
         workdir.write_results({"step": best_step, **scores})
         log(_describe_results(workdir, tokenizer))

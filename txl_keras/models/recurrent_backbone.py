@@ -79,11 +79,6 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         return self.has_attention
 
     @property
-    def can_be_exported(self):
-        """Returns whether a SavedModel can hold the model's memory."""
-        return self.has_attention and self.num_pending is None
-
-    @property
     def max_segment_length(self):
         """Returns the most tokens that a segment may have, or `None`."""
         return None

@@ -15,6 +15,7 @@ from txl_keras.serving.saved_models import check_path
 from txl_keras.serving.saved_models import write_saved_model
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
+from txl_keras.serving.served_model import ServedCompressiveModel
 from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.signatures import FunctionalSignatures
 from txl_keras.serving.slots import Slots
@@ -52,6 +53,10 @@ def export(
     All sizes except those of the model are free. The batch is the first axis,
     so servers can batch requests.
 
+    With `compression` memory consists of four tensors: `memory`, float32
+    `(B, L, 2, N, C + M, H)`; `states`, float32 `(B, L, W, D)`, what may be
+    compressed later; `num_tokens` and `num_compressed`, int64 `(B,)`.
+
     | signature | in | out |
     |---|---|---|
     | `serving_default` | `ids` `(B, T)`, ... | `log_probs` `(B, T, V)`, ... |
@@ -64,8 +69,9 @@ def export(
     | `step` | `ids` `(B, T)`, `slots` `(B,)` | `log_probs` `(B, V)` |
     | `reset` | `slots` `(B,)` | `slots` |
 
-    Integers are int32; all other tensors are float32. TensorFlow keeps only the
-    lowest 32 bits of larger Python integers before the model receives them.
+    Other integers are int32; all other tensors are float32. TensorFlow keeps
+    only the lowest 32 bits of larger Python integers before the model receives
+    them.
 
     - `generate` takes prompts padded on the right. Rows do not affect each
       other. The returned memory does not include the last generated token; to
@@ -248,12 +254,10 @@ def _served(
     max_generate_length,
 ):
     check_path(path)
-    if not model.backbone.can_be_exported:
+    if not model.backbone.has_attention:
         raise ValueError(
-            "`model` must have a TransformerXLBackbone without compression to "
-            "be exported. Received: backbone="
-            f"{type(model.backbone).__name__}, "
-            f"num_pending={model.backbone.num_pending}"
+            "`model` must have a TransformerXLBackbone to be exported. "
+            f"Received: backbone={type(model.backbone).__name__}"
         )
     if memory_length is None:
         memory_length = model.backbone.memory_length
@@ -270,7 +274,10 @@ def _served(
     largest = np.iinfo(np.int32).max
     check_integer("max_batch_size", max_batch_size, 1, largest)
     check_integer("max_generate_length", max_generate_length, 1, largest)
-    return ServedModel(
+    served_class = ServedModel
+    if model.backbone.num_pending is not None:
+        served_class = ServedCompressiveModel
+    return served_class(
         model,
         memory_length,
         max_segment_length,
@@ -288,7 +295,7 @@ def _write(path, served, endpoints, tracked, own_settings, settings, assets):
     own_settings = {
         "model": served.model.get_config(),
         "memory_length": served.memory_length,
-        "memory_shape": served.memory_shape,
+        **served.memory_settings,
         "max_segment_length": served.max_segment_length,
         "weights_dtype": served.weights_dtype,
         "max_batch_size": served.max_batch_size,

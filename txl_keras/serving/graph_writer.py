@@ -42,7 +42,9 @@ class GraphWriter:
             )
             # Nothing may read the old entries after they are overwritten.
             with tf.control_dependencies([hidden]):
-                memory = memory.append(*entries, write=_write_in_place)
+                memory = self._served.append(
+                    memory, entries, write=_write_in_place
+                )
             token = self._served.model.softmax.sample(
                 hidden[:, 0], sampler, fold_in(seeds, position), seen
             )
@@ -80,7 +82,7 @@ class GraphWriter:
                 ids[:, start:stop], memory, positions
             )
             num_real = tf.clip_by_value(lengths - start, 0, stop - start)
-            return stop, memory.append(*entries, num_real)
+            return stop, self._served.append(memory, entries, num_real)
 
         return tf.while_loop(
             lambda start, _: start < end, read, (tf.constant(0), memory)

@@ -9,6 +9,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
+from txl_keras.layers.memory.compressive import CompressiveCache
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.serving.graph_checks import check
 from txl_keras.serving.graph_checks import check_finite
@@ -45,7 +46,8 @@ class ServedModel:
         self.max_generate_length = max_generate_length
         # False for absolute positions, where M is 0.
         self.remembers = self.backbone.remembers
-        num_distances = memory_length + max_segment_length
+        self._past_length = self.backbone.past_length(memory_length)
+        num_distances = self._past_length + max_segment_length
         self._positions = tf.nest.map_structure(
             lambda value: _constant(_stored(value, weights_dtype)),
             self.backbone.project_positions(num_distances),
@@ -56,14 +58,33 @@ class ServedModel:
                 (weight, _constant(_stored(weight, weights_dtype)))
                 for weight in self._used_weights()
             ]
-        empty = self.backbone.empty_projected_memory(memory_length)
+        self._begin()
+
+    def _begin(self):
+        """Computes the initial memory, and with it the shapes of memory."""
+        empty = self.backbone.empty_projected_memory(self.memory_length)
         self._initial_memory = _constant(self.to_tensors(empty)["memory"][0])
         self._initial_valid_length = int(empty.valid_length[0])
         self.memory_shape = (
             *self._initial_memory.shape[:3],
-            memory_length,
+            self.memory_length,
             self.backbone.head_dim,
         )
+
+    @property
+    def memory_specs(self):
+        """Returns the specs of the tensors that clients pass as memory."""
+        # All sizes are free, so that the checks in the graph can name a wrong
+        # one.
+        return [
+            tf.TensorSpec((None,) * 6, tf.float32, "memory"),
+            tf.TensorSpec((None,), tf.int32, "valid_length"),
+        ]
+
+    @property
+    def memory_settings(self):
+        """Returns what `settings.json` says about memory."""
+        return {"memory_shape": self.memory_shape}
 
     def _used_weights(self):
         """Returns the weights that a call reads: all but those of positions."""
@@ -86,7 +107,7 @@ class ServedModel:
     def positions(self, max_length):
         """Returns projected positions for segments of up to `max_length`."""
         # They are sorted by descending distance, so the nearest are last.
-        start = -(self.memory_length + max_length)
+        start = -(self._past_length + max_length)
 
         def nearest(positions):
             positions = tf.convert_to_tensor(positions)[:, start:]
@@ -104,8 +125,12 @@ class ServedModel:
             positions = self.positions(self.max_segment_length)
         return self.backbone.call_projected(ids, memory, positions)
 
+    def append(self, memory, entries, lengths=None, **kwargs):
+        """Adds what `read` returned behind the hidden states to a memory."""
+        return self.backbone.append(memory, entries, lengths, **kwargs)
+
     def empty(self, batch_size):
-        """Returns the initial memory and its `valid_length` as tensors."""
+        """Returns the initial memory as the tensors of `memory_specs`."""
         shape = tf.concat([[batch_size], self.memory_shape], axis=0)
         memory = tf.broadcast_to(
             tf.convert_to_tensor(self._initial_memory), shape
@@ -121,6 +146,10 @@ class ServedModel:
         ]
         keys, values = zip(*layers, strict=True)
         return ProjectedMemory(keys, values, None, tf.identity(valid_length))
+
+    def ring_from_tensors(self, *tensors):
+        """Builds a memory that `append` can write to in place."""
+        return self.from_tensors(*tensors).as_ring()
 
     def to_tensors(self, memory):
         """Converts `ProjectedMemory` into a dictionary of output tensors."""
@@ -165,6 +194,103 @@ class ServedModel:
     def check_length(self, length):
         """Returns a check of the number of tokens to generate."""
         return check_range("length", length, 0, self.max_generate_length)
+
+
+class ServedCompressiveModel(ServedModel):
+    """Holds a language model with compressed memory.
+
+    Clients pass a `CompressiveCache`: what is in it depends on the number of
+    tokens read, not only on the text, so it stays in the order of its slots.
+    """
+
+    def _begin(self):
+        empty = self.backbone.empty_projected_memory(self.memory_length)
+        self._initial = {
+            name: _constant(value[0])
+            for name, value in self.to_tensors(empty).items()
+        }
+
+    @property
+    def memory_specs(self):
+        return [
+            tf.TensorSpec([None] * (1 + value.shape.rank), value.dtype, name)
+            for name, value in self._initial.items()
+        ]
+
+    @property
+    def memory_settings(self):
+        return {
+            f"{name}_shape": value.shape.as_list()
+            for name, value in self._initial.items()
+        }
+
+    def empty(self, batch_size):
+        return [
+            tf.broadcast_to(value, tf.concat([[batch_size], value.shape], 0))
+            for value in self._initial.values()
+        ]
+
+    def from_tensors(self, *tensors):
+        memory, states, num_tokens, num_compressed = (
+            tf.ensure_shape(tensor, (None, *value.shape))
+            for tensor, value in zip(
+                tensors, self._initial.values(), strict=True
+            )
+        )
+        dtype = self.backbone.compute_dtype
+        layers = [
+            tf.unstack(layer, axis=1)
+            for layer in tf.unstack(tf.cast(memory, dtype), axis=1)
+        ]
+        keys, values = zip(*layers, strict=True)
+        states = tuple(tf.unstack(tf.cast(states, dtype), axis=1))
+        return CompressiveCache(
+            keys, values, states, num_tokens, num_compressed
+        )
+
+    ring_from_tensors = from_tensors
+
+    def to_tensors(self, memory):
+        layers = [
+            tf.stack(layer, axis=1)
+            for layer in zip(memory.keys, memory.values, strict=True)
+        ]
+        return {
+            "memory": tf.cast(tf.stack(layers, axis=1), tf.float32),
+            "states": tf.cast(tf.stack(memory.states, axis=1), tf.float32),
+            "num_tokens": memory.num_tokens,
+            "num_compressed": memory.num_compressed,
+        }
+
+    def check_memory(self, batch_size, *tensors):
+        memory, states, num_tokens, num_compressed = tensors
+        letters = ("(B, L, 2, N, C + M, H)", "(B, L, W, D)", "(B,)", "(B,)")
+        rate = self.backbone.compression_rate
+        evicted = tf.maximum(num_tokens - self.memory_length, 0)
+        return [
+            *(
+                check_shape(
+                    name,
+                    tensor,
+                    tf.concat([[batch_size], value.shape], 0),
+                    meaning,
+                )
+                for tensor, (name, value), meaning in zip(
+                    tensors, self._initial.items(), letters, strict=True
+                )
+            ),
+            check_finite("memory", memory),
+            check_finite("states", states),
+            check(
+                tf.reduce_all(num_tokens >= 0)
+                & tf.reduce_all(num_compressed >= 0)
+                & tf.reduce_all(num_compressed * rate <= evicted),
+                "`num_tokens` and `num_compressed` must be those that a "
+                "signature returned. Received:",
+                num_tokens,
+                num_compressed,
+            ),
+        ]
 
 
 def _constant(value):

@@ -34,26 +34,31 @@ def sampling_specs():
     ]
 
 
-def with_sampling_defaults(function):
-    """Wraps a function so that the sampling parameters have defaults.
+def with_names(function, specs):
+    """Wraps a function, so that its arguments have the names of `specs`.
 
-    Defaults of a signature must be tensors. They are created here, because in
-    the definition of the function they would initialize devices at import.
+    Sampling parameters have defaults. Those of a signature must be tensors.
+    They are created here, because in the definition of the function they would
+    initialize devices at import.
     """
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(
+                spec.name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=tf.constant(_SAMPLING[spec.name])
+                if spec.name in _SAMPLING
+                else inspect.Parameter.empty,
+            )
+            for spec in specs
+        ]
+    )
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        return function(*args, **kwargs)
+        return function(*signature.bind(*args, **kwargs).args)
 
-    signature = inspect.signature(function)
-    call.__signature__ = signature.replace(
-        parameters=[
-            parameter.replace(default=tf.constant(_SAMPLING[name]))
-            if name in _SAMPLING
-            else parameter
-            for name, parameter in signature.parameters.items()
-        ]
-    )
+    call.__signature__ = signature
     return call
 
 
@@ -67,27 +72,31 @@ class FunctionalSignatures:
     def endpoints(self):
         """Returns a dictionary from names to functions and input specs."""
         ids = _spec("ids", None, None)
+        memory = self._served.memory_specs
         endpoints = {
-            "serving_default": (self.serving_default, [ids, *_MEMORY]),
+            "serving_default": (self.serving_default, [ids, *memory]),
             "initial_memory": (self.initial_memory, [_spec("batch_size")]),
             "score": (
                 self.score,
-                [ids, _spec("targets", None, None), *_MEMORY],
+                [ids, _spec("targets", None, None), *memory],
             ),
-            "hidden_states": (self.hidden_states, [ids, *_MEMORY]),
+            "hidden_states": (self.hidden_states, [ids, *memory]),
         }
         if self._served.remembers:
             endpoints["generate"] = (
-                with_sampling_defaults(self.generate),
+                self.generate,
                 [
                     _spec("prompt_ids", None, None),
                     _spec("prompt_length", None),
-                    *_MEMORY,
+                    *memory,
                     _spec("length"),
                     *sampling_specs(),
                 ],
             )
-        return endpoints
+        return {
+            name: (with_names(function, specs), specs)
+            for name, (function, specs) in endpoints.items()
+        }
 
     def initial_memory(self, batch_size):
         """Returns the initial memory of a batch."""
@@ -95,15 +104,20 @@ class FunctionalSignatures:
             "batch_size", batch_size, 0, self._served.max_batch_size
         )
         with tf.control_dependencies([can_be_made]):
-            memory, valid_length = self._served.empty(tf.identity(batch_size))
-        return {"memory": memory, "valid_length": valid_length}
+            tensors = self._served.empty(tf.identity(batch_size))
+        return {
+            spec.name: tensor
+            for spec, tensor in zip(
+                self._served.memory_specs, tensors, strict=True
+            )
+        }
 
-    def serving_default(self, ids, memory, valid_length):
+    def serving_default(self, ids, *memory):
         """Computes log-probabilities of the next token at every position."""
-        hidden, memory = self._read(ids, memory, valid_length)
+        hidden, memory = self._read(ids, memory)
         return {"log_probs": self._softmax.log_probs(hidden), **memory}
 
-    def score(self, ids, targets, memory, valid_length):
+    def score(self, ids, targets, *memory):
         """Computes the negative log-likelihood of every target."""
         checks = [
             check_shape("targets", targets, tf.shape(ids), "that of `ids`"),
@@ -111,56 +125,42 @@ class FunctionalSignatures:
         ]
         with tf.control_dependencies(checks):
             targets = tf.identity(targets)
-        hidden, memory = self._read(ids, memory, valid_length)
+        hidden, memory = self._read(ids, memory)
         return {"nll": self._softmax(hidden, targets), **memory}
 
-    def hidden_states(self, ids, memory, valid_length):
+    def hidden_states(self, ids, *memory):
         """Computes the hidden states of the last layer at every position."""
-        hidden, memory = self._read(ids, memory, valid_length)
+        hidden, memory = self._read(ids, memory)
         return {"hidden_states": tf.cast(hidden, tf.float32), **memory}
 
-    def _read(self, ids, memory, valid_length):
+    def _read(self, ids, memory):
         """Returns hidden states and, as outputs, memory after a segment."""
         checks = self._served.check_segment(ids)
-        checks += self._served.check_memory(
-            tf.shape(ids)[0], memory, valid_length
-        )
+        checks += self._served.check_memory(tf.shape(ids)[0], *memory)
         with tf.control_dependencies(checks):
             ids = tf.identity(ids)
-            past = self._served.from_tensors(memory, valid_length)
+            past = self._served.from_tensors(*map(tf.identity, memory))
         hidden, *entries = self._served.read(ids, past)
-        return hidden, self._served.to_tensors(past.append(*entries))
+        past = self._served.append(past, entries)
+        return hidden, self._served.to_tensors(past)
 
-    def generate(
-        self,
-        prompt_ids,
-        prompt_length,
-        memory,
-        valid_length,
-        length,
-        seed,
-        temperature,
-        top_k,
-        top_p,
-        typical_p,
-        repetition_penalty,
-    ):
-        """Generates tokens after prompts; rows do not affect each other."""
+    def generate(self, prompt_ids, prompt_length, *arguments):
+        """Generates tokens after prompts; rows do not affect each other.
+
+        `arguments` are the memory, the length, and the parameters of sampling.
+        """
+        at = len(self._served.memory_specs)
+        memory, (length, seed, *sampling) = arguments[:at], arguments[at:]
         checks = self._check_prompt(prompt_ids, prompt_length, length)
-        checks += self._served.check_memory(
-            tf.shape(prompt_ids)[0], memory, valid_length
-        )
+        checks += self._served.check_memory(tf.shape(prompt_ids)[0], *memory)
         with tf.control_dependencies(checks):
-            sampler = Sampler(
-                temperature, top_k, top_p, typical_p, repetition_penalty
-            )
             prompt_ids = tf.where(
                 _is_real(prompt_ids, prompt_length), prompt_ids, 0
             )
-            past = self._served.from_tensors(memory, valid_length).as_ring()
+            past = self._served.ring_from_tensors(*map(tf.identity, memory))
             length = tf.identity(length)
         ids, past = GraphWriter(self._served)(
-            prompt_ids, prompt_length, past, length, sampler, seed
+            prompt_ids, prompt_length, past, length, Sampler(*sampling), seed
         )
         return {"ids": ids, **self._served.to_tensors(past)}
 
@@ -186,13 +186,6 @@ class FunctionalSignatures:
 
 def _spec(name, *shape, dtype=tf.int32):
     return tf.TensorSpec(shape, dtype, name)
-
-
-# All sizes are free, so that the checks in the graph can name a wrong one.
-_MEMORY = [
-    _spec("memory", *(None,) * 6, dtype=tf.float32),
-    _spec("valid_length", None),
-]
 
 
 def _is_real(prompt_ids, prompt_length):

@@ -29,20 +29,9 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         super().__init__()
         self._served = served
         self._num_slots = num_slots
-        _, _, *row = served.memory_shape
-        dtype = served.backbone.compute_dtype
-
-        def variables():
-            return tuple(
-                _without_rows(row, dtype)
-                for _ in range(served.backbone.num_layers)
-            )
-
-        self._memory = ProjectedMemory(
-            variables(),
-            variables(),
-            _without_rows((), "int32"),
-            _without_rows((), "int32"),
+        self._memory = tf.nest.map_structure(
+            lambda value: _without_rows(value.shape[1:], value.dtype),
+            self._empty(1),
         )
 
     def _create_resource(self):
@@ -60,8 +49,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         )
 
     def _empty(self, num_rows):
-        memory = self._served.from_tensors(*self._served.empty(num_rows))
-        return memory.as_ring()
+        return self._served.ring_from_tensors(*self._served.empty(num_rows))
 
     def endpoints(self):
         """Returns a dictionary from names to functions and input specs."""
@@ -76,13 +64,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         """Resets slots to the initial memory."""
         with tf.control_dependencies(self._check(slots)):
             slots = tf.identity(slots)
-        tf.nest.map_structure(
-            lambda variable, rows: variable.scatter_nd_update(
-                slots[:, None], rows
-            ),
-            self._memory,
-            self._empty(tf.shape(slots)[0]),
-        )
+        self._replace(slots, self._empty(tf.shape(slots)[0]))
         return {"slots": slots}
 
     def step(self, ids, slots):
@@ -97,11 +79,14 @@ class Slots(tf.saved_model.experimental.TrackableResource):
             past = tf.nest.map_structure(
                 lambda variable: tf.gather(variable, slots), self._memory
             )
-        hidden, keys, values = self._served.read(ids, past)
+        hidden, *entries = self._served.read(ids, past)
         log_probs = self._served.model.softmax.log_probs(hidden[:, -1])
         # Memory is written only after everything that may fail.
-        with tf.control_dependencies([log_probs, *keys, *values]):
-            self._write(slots, past, keys, values)
+        with tf.control_dependencies([log_probs, *tf.nest.flatten(entries)]):
+            if isinstance(past, ProjectedMemory):
+                self._write(slots, past, *entries)
+            else:
+                self._replace(slots, self._served.append(past, entries))
         return {"log_probs": log_probs}
 
     def _check(self, slots):
@@ -109,6 +94,16 @@ class Slots(tf.saved_model.experimental.TrackableResource):
             check_range("slots", slots, 0, self._num_slots - 1),
             check_distinct("slots", slots),
         ]
+
+    def _replace(self, slots, memory):
+        """Writes whole rows."""
+        tf.nest.map_structure(
+            lambda variable, rows: variable.scatter_nd_update(
+                slots[:, None], rows
+            ),
+            self._memory,
+            memory,
+        )
 
     def _write(self, slots, past, keys, values):
         """Writes the last W = min(T, M) entries to the ring buffers."""

@@ -10,7 +10,7 @@ from txl_keras.serving.graph_checks import check
 from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_writer import GraphWriter
 from txl_keras.serving.signatures import sampling_specs
-from txl_keras.serving.signatures import with_sampling_defaults
+from txl_keras.serving.signatures import with_names
 
 
 class TextSignatures:
@@ -22,18 +22,19 @@ class TextSignatures:
 
     def endpoints(self):
         """Returns a dictionary from names to functions and input specs."""
+        prompt = [
+            tf.TensorSpec((None,), tf.string, "prompt"),
+            tf.TensorSpec((), tf.int32, "length"),
+            *sampling_specs(),
+        ]
         return {
             "score_text": (
                 self.score_text,
                 [tf.TensorSpec((None,), tf.string, "text")],
             ),
             "generate_text": (
-                with_sampling_defaults(self.generate_text),
-                [
-                    tf.TensorSpec((None,), tf.string, "prompt"),
-                    tf.TensorSpec((), tf.int32, "length"),
-                    *sampling_specs(),
-                ],
+                with_names(self.generate_text, prompt),
+                prompt,
             ),
         }
 
@@ -64,7 +65,7 @@ class TextSignatures:
             )
             nll = served.model.softmax(hidden, ids[:, start + 1 : stop + 1])
             num_real = tf.clip_by_value(lengths - 1 - start, 0, stop - start)
-            memory = memory.append(*entries, num_real)
+            memory = served.append(memory, entries, num_real)
             return number + 1, memory, parts.write(number, tf.transpose(nll))
 
         num_segments = (num_targets + size - 1) // size
@@ -125,5 +126,4 @@ class TextSignatures:
         }
 
     def _initial_ring(self, batch_size):
-        empty = self._served.empty(batch_size)
-        return self._served.from_tensors(*empty).as_ring()
+        return self._served.ring_from_tensors(*self._served.empty(batch_size))

@@ -17,6 +17,8 @@ memory_128      the same with a memory of 128
 same_length     as transformer_xl, where every token attends to 64 earlier ones
 four_layers     4 narrower layers, a memory of 64
 no_recurrence   as transformer_xl without memory
+outputs         as transformer_xl, whose blocks remember their outputs
+compressive     as transformer_xl with a memory of 32 tokens and 32 slots of 3
 lstm            an LSTM, whose state goes on from segment to segment
 
 Writes the JSON file --output after each model, and beside it a picture of the
@@ -59,6 +61,16 @@ _MODELS = {
     ),
     "no_recurrence": ("no recurrence", {"memory_length": 0}),
     "lstm": ("LSTM", None),
+    "outputs": ("memory 64, of outputs", {"memory_source": "outputs"}),
+    "compressive": (
+        "memory 32 and 32 slots of 3",
+        {
+            "memory_length": 32,
+            "compression": "conv",
+            "compression_rate": 3,
+            "compressed_length": 32,
+        },
+    ),
 }
 _TRANSFORMER_XL = {
     "num_layers": 2,
@@ -189,8 +201,9 @@ def _measure(name, task):
         **{key: [part[key] for part in parts] for key in parts[0]},
     }
     if backbone.has_attention:
-        facts["memory_length"] = backbone.memory_length
+        facts["memory_length"] = backbone.past_tokens()
         facts["attended"] = [_attended(part, backbone) for part in parts]
+    if backbone.has_finite_reach:
         facts["reach"] = largest_reach(
             backbone.num_layers,
             _SEGMENT_LENGTH,
@@ -206,7 +219,7 @@ def _attended(part, backbone):
     shares = attended_share(
         distances,
         _SEGMENT_LENGTH,
-        backbone.memory_length,
+        backbone.past_tokens(),
         backbone.same_length,
     )
     return float(np.average(shares, weights=1 / distances))  # log-uniform

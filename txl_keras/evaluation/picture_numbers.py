@@ -126,7 +126,7 @@ def _check_model(model, numbers, picture, source):
         _check_rows(model["attention"], source)
     if picture == "recl":
         _check_recl(model["recl"], numbers["models"][0]["recl"], source)
-    if picture == "recall" and "attended" in model:
+    if picture == "recall" and "reach" in model:
         check_fields(model, {"reach": "an integer"}, source)
 
 

@@ -150,9 +150,9 @@ def plot_recall(numbers, path):
     Args:
         numbers: Dictionary of `chance`; `segment_length`; and `models`, a list
             of dictionaries: `label`; `start`, `stop` and `accuracy`, lists as
-            `recall_by_distance` measures; and, if the model has attention,
-            `attended`, the list of `attended_share`, and `reach`, the number
-            of `largest_reach`.
+            `recall_by_distance` measures; if the model has attention,
+            `attended`, the list of `attended_share`; and if its reach is
+            finite, `reach`, the number of `largest_reach`.
         path: String, a PNG, SVG or PDF file, local or `gs://`.
 
     Example:
@@ -196,6 +196,7 @@ def plot_recall(numbers, path):
                 middles, attended + (1 - attended) * chance, color=_COLORS[1],
                 linestyle="--", label="direct attention",
             )  # fmt: skip
+        if "reach" in model:
             axes.axvline(
                 model["reach"], color=_COLORS[2], linestyle=":",
                 label="all layers",

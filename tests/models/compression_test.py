@@ -152,7 +152,8 @@ def segments(lengths, rows=2, seed=0):
     [
         *((kind, "masked", False) for kind in KINDS),
         ("conv", "zeros", False),
-        ("conv", "masked", True),
+        # 20 seconds, most of it compiling.
+        pytest.param("conv", "masked", True, marks=pytest.mark.large),
     ],
 )
 def test_cached_reading_equals_calls(kind, cold_start, in_graph):
@@ -236,6 +237,7 @@ def test_training_lowers_the_reconstruction_loss():
         np.testing.assert_allclose(found, results[name], rtol=1e-4)
 
 
+@pytest.mark.large  # 10 seconds; the golden loss test checks its gradients
 def test_the_reconstruction_loss_changes_no_other_gradient():
     """The task's weights move as if the compression were not trained."""
     both, _ = trained(num_steps=3)
@@ -252,16 +254,23 @@ def test_the_reconstruction_loss_changes_no_other_gradient():
             np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_fit_trains_the_compression_with_any_loss():
-    for loss in ("auto", keras.losses.SparseCategoricalCrossentropy(True)):
-        model = small_model(**CONV)
-        before = [w.numpy() for w in model.backbone.compression_variables]
-        model.compile(keras.optimizers.Adam(0.01), loss)
-        x = random_ids(16, 5)
-        model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
-        after = model.backbone.compression_variables
-        for old, new in zip(before, after, strict=True):
-            assert np.abs(old - new.numpy()).max() > 1e-3
+@pytest.mark.parametrize(
+    "loss",
+    [
+        keras.losses.SparseCategoricalCrossentropy(True),
+        # 15 seconds. `Trainer`, which it uses, is tested above.
+        pytest.param("auto", marks=pytest.mark.large),
+    ],
+)
+def test_fit_trains_the_compression_with_any_loss(loss):
+    model = small_model(**CONV)
+    before = [w.numpy() for w in model.backbone.compression_variables]
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    x = random_ids(16, 5)
+    model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
+    after = model.backbone.compression_variables
+    for old, new in zip(before, after, strict=True):
+        assert np.abs(old - new.numpy()).max() > 1e-3
 
 
 # === Configuration ===

@@ -10,6 +10,9 @@ from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
 
+# 25 seconds and a gigabyte. `tests/models/compression_test.py` reads the same
+# cache without a SavedModel.
+pytestmark = pytest.mark.large
 RATE, SLOTS = 3, 4
 
 

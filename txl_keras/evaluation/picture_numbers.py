@@ -105,7 +105,8 @@ def check_numbers(numbers, picture, path):
             _check_model(model, numbers, picture, source)
     except ValueError as error:
         raise ValueError(
-            f"{error}. Bring back the file as it was written, or measure again"
+            f"{error}. `numbers` must be the JSON file of a picture of "
+            f"{picture}: bring it back as it was written, or measure again"
         ) from error
 
 

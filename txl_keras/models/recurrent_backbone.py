@@ -57,6 +57,8 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
     stateful = False
     # See `Memory`: an integer if memory is compressed.
     num_pending = None
+    # The weights that only the reconstruction loss trains.
+    compression_variables = ()
     # The number of later tokens that a block attends to.
     look_ahead = 0
 

@@ -460,7 +460,6 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     @property
     def compression_variables(self):
-        """Returns the weights that only the reconstruction loss trains."""
         return [
             w for layer in self.compressions for w in layer.trainable_weights
         ]
@@ -592,7 +591,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         remembers_inputs = self.memory_source == "inputs"
         remembered = states[:-1] if remembers_inputs else states[1:]
         lengths = None if padding is None else padding.lengths
-        reconstruction_loss = tf.zeros((batch_size,))
+        reconstruction_loss = None
         if self.compression is None:
             memory = memory.extend(remembered, lengths)
         else:
@@ -634,6 +633,8 @@ class TransformerXLBackbone(RecurrentBackbone):
         if return_attention_scores:
             outputs.append(tuple(scores))
         if return_reconstruction_loss:
+            if reconstruction_loss is None:  # nothing is trained by it
+                reconstruction_loss = tf.zeros((batch_size,))
             outputs.append(reconstruction_loss)
         return tuple(outputs)
 

@@ -156,11 +156,13 @@ class Trainer:
                 f"{intermediate_loss_steps}, a {type(model.backbone).__name__} "
                 f"of num_layers={model.backbone.num_layers}"
             )
-        self._compression = {
-            id(variable)
-            for variable in getattr(model.backbone, "compression_variables", ())
-        }
-        if self._compression and intermediate_loss_steps:
+        compressing = {id(v) for v in model.backbone.compression_variables}
+        self._compresses = bool(compressing)
+        # Indices of the gradients that share a norm.
+        self._parts = [[], []] if compressing else [[]]
+        for i, variable in enumerate(model.trainable_variables):
+            self._parts[id(variable) in compressing].append(i)
+        if compressing and intermediate_loss_steps:
             raise ValueError(
                 "`intermediate_loss_steps` must be 0 with a `compression` that "
                 "is trained. Received: intermediate_loss_steps="
@@ -194,7 +196,7 @@ class Trainer:
         self.stopped = False
         self._report = report
         names = ["loss", "gradient_norm", "learning_rate"]
-        if self._compression:
+        if compressing:
             names.append("reconstruction_loss")
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -261,9 +263,8 @@ class Trainer:
         results = {name: value.numpy() for name, value in results.items()}
         self.stopped = bool(results.pop("stop").any())
         is_fatal = np.zeros(len(results["loss"]), bool)
-        for name in ("loss", "gradient_norm", "reconstruction_loss"):
-            if name not in results:
-                continue
+        names = {"loss", "gradient_norm", "reconstruction_loss"}
+        for name in names & results.keys():
             is_fatal |= ~np.isfinite(results[name])
         if self.loss_scale:
             is_fatal &= results["loss_scale"] <= LossScale.SMALLEST
@@ -318,19 +319,8 @@ class Trainer:
         results = {"learning_rate": tf.identity(self.optimizer.learning_rate)}
         if self.loss_scale:
             gradients = self.loss_scale.unscale(gradients)
-        variables = self.model.trainable_variables
-        parts = [
-            [
-                i
-                for i, v in enumerate(variables)
-                if self._is_compressing(v) == which
-            ]
-            for which in (False, True)
-        ]
-        norms = [
-            self._norm([gradients[i] for i in part]) for part in parts if part
-        ]
-        norm = norms[0]
+        parts = [[gradients[i] for i in part] for part in self._parts]
+        norms = [self._norm(part) for part in parts]
         if self.loss_scale:
             is_finite = tf.reduce_all(tf.math.is_finite(norms))
             results["loss_scale"] = self.loss_scale.value.read_value()
@@ -338,27 +328,26 @@ class Trainer:
             self.loss_scale.update(is_finite)
 
         def apply():
-            clipped = list(gradients)
-            for part, part_norm in zip(filter(None, parts), norms, strict=True):
-                if self.clip_norm is None:
-                    break
-                found, _ = tf.clip_by_global_norm(
-                    [gradients[i] for i in part],
-                    self.clip_norm,
-                    use_norm=part_norm,
-                )
-                for i, gradient in zip(part, found, strict=True):
-                    clipped[i] = gradient
-            apply_gradients(self.optimizer, clipped, variables)
+            clipped = dict(enumerate(gradients))
+            if self.clip_norm is not None:
+                for indices, part, norm in zip(
+                    self._parts, parts, norms, strict=True
+                ):
+                    part, _ = tf.clip_by_global_norm(
+                        part, self.clip_norm, use_norm=norm
+                    )
+                    clipped.update(zip(indices, part, strict=True))
+            apply_gradients(
+                self.optimizer,
+                clipped.values(),
+                self.model.trainable_variables,
+            )
 
         if self.loss_scale:
             tf.cond(is_finite, apply, lambda: None)
         else:
             apply()
-        return {**results, "gradient_norm": norm}, is_finite
-
-    def _is_compressing(self, variable):
-        return id(variable) in self._compression
+        return {**results, "gradient_norm": norms[0]}, is_finite
 
     @tf.autograph.experimental.do_not_convert
     def _gradients(self, batch, step, first_row):
@@ -421,7 +410,7 @@ class Trainer:
             add_micro_batch,
             (
                 0,
-                (0.0,) * (2 if self._compression else 1),
+                (0.0,) * (2 if self._compresses else 1),
                 [tf.zeros(v.shape) for v in self.model.trainable_variables],
                 [
                     tf.TensorArray(
@@ -463,7 +452,7 @@ class Trainer:
                     **arguments,
                 )
             else:
-                if self._compression:
+                if self._compresses:
                     arguments["return_reconstruction_loss"] = True
                 nll, memory, *errors = self.model.score(**arguments)
                 losses = [tf.reduce_sum(nll * weights)]

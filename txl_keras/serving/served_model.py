@@ -140,11 +140,7 @@ class ServedModel:
     def from_tensors(self, memory, valid_length):
         """Builds `ProjectedMemory` from the tensors that clients pass."""
         memory = tf.ensure_shape(memory, (None, *self.memory_shape))
-        memory = tf.cast(memory, self.backbone.compute_dtype)
-        layers = [
-            tf.unstack(layer, axis=1) for layer in tf.unstack(memory, axis=1)
-        ]
-        keys, values = zip(*layers, strict=True)
+        keys, values = self._unstacked(memory)
         return ProjectedMemory(keys, values, None, tf.identity(valid_length))
 
     def ring_from_tensors(self, *tensors):
@@ -154,14 +150,17 @@ class ServedModel:
     def to_tensors(self, memory):
         """Converts `ProjectedMemory` into a dictionary of output tensors."""
         memory = memory.in_order()
-        layers = [
-            tf.stack(layer, axis=1)
-            for layer in zip(memory.keys, memory.values, strict=True)
-        ]
         return {
-            "memory": tf.cast(tf.stack(layers, axis=1), tf.float32),
+            "memory": _stacked(memory),
             "valid_length": memory.valid_length,
         }
+
+    def _unstacked(self, memory):
+        """Returns L keys and L values of `(B, L, 2, N, M, H)`."""
+        layers = tf.unstack(
+            tf.cast(memory, self.backbone.compute_dtype), axis=1
+        )
+        return zip(*(tf.unstack(x, axis=1) for x in layers), strict=True)
 
     def check_ids(self, name, ids):
         """Returns a check that all ids are in the vocabulary."""
@@ -237,26 +236,21 @@ class ServedCompressiveModel(ServedModel):
                 tensors, self._initial.values(), strict=True
             )
         )
-        dtype = self.backbone.compute_dtype
-        layers = [
-            tf.unstack(layer, axis=1)
-            for layer in tf.unstack(tf.cast(memory, dtype), axis=1)
-        ]
-        keys, values = zip(*layers, strict=True)
-        states = tuple(tf.unstack(tf.cast(states, dtype), axis=1))
+        keys, values = self._unstacked(memory)
+        states = tf.cast(states, self.backbone.compute_dtype)
         return CompressiveCache(
-            keys, values, states, num_tokens, num_compressed
+            keys,
+            values,
+            tuple(tf.unstack(states, axis=1)),
+            num_tokens,
+            num_compressed,
         )
 
     ring_from_tensors = from_tensors
 
     def to_tensors(self, memory):
-        layers = [
-            tf.stack(layer, axis=1)
-            for layer in zip(memory.keys, memory.values, strict=True)
-        ]
         return {
-            "memory": tf.cast(tf.stack(layers, axis=1), tf.float32),
+            "memory": _stacked(memory),
             "states": tf.cast(tf.stack(memory.states, axis=1), tf.float32),
             "num_tokens": memory.num_tokens,
             "num_compressed": memory.num_compressed,
@@ -291,6 +285,15 @@ class ServedCompressiveModel(ServedModel):
                 num_compressed,
             ),
         ]
+
+
+def _stacked(memory):
+    """Returns keys and values as one tensor `(B, L, 2, N, M, H)`, float32."""
+    layers = [
+        tf.stack(layer, axis=1)
+        for layer in zip(memory.keys, memory.values, strict=True)
+    ]
+    return tf.cast(tf.stack(layers, axis=1), tf.float32)
 
 
 def _constant(value):

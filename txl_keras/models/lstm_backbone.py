@@ -4,6 +4,7 @@ Letters: `B` batch, `T` segment, `D` hidden size, `V` vocabulary, `L` layers.
 """
 
 import collections
+import functools
 
 import keras
 import tensorflow as tf
@@ -13,6 +14,7 @@ from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.memory.projected_memory import choose_rows
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.models.presets import PRESETS
@@ -233,9 +235,7 @@ class _States(collections.namedtuple("_States", ["states"])):
     __slots__ = ()
 
     def reset_rows(self, reset, empty):
-        def choose(new, old):
-            return tf.where(reset[:, None, None], new, old)
-
+        choose = functools.partial(choose_rows, reset)
         return _States(tuple(map(choose, empty.states, self.states)))
 
     def append(self, states, lengths=None):

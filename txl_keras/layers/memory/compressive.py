@@ -15,11 +15,13 @@ compression rate, `P` places for pending tokens, `D` hidden size, `N` heads,
 """
 
 import collections
+import functools
 
 import tensorflow as tf
 
 from txl_keras.layers.memory.memory_stack import keep_last
 from txl_keras.layers.memory.projected_memory import Past
+from txl_keras.layers.memory.projected_memory import choose_rows
 from txl_keras.layers.memory.projected_memory import scatter
 from txl_keras.layers.memory.ring_buffer import RingWrite
 from txl_keras.layers.memory.ring_buffer import age_order
@@ -66,6 +68,10 @@ def extend_compressed(
         memory.pending_length + num_tokens + num_new - size, 0
     )
     num_groups = num_evicted // rate
+    # The pending tokens, those of memory and the segment follow each other.
+    end = places + num_new  # of what is not kept in memory
+    window = places + hidden_states[0].shape[1]
+    first = end - num_evicted
     states, pending, evicted = [], [], []
     for i, (state, hidden) in enumerate(
         zip(memory.states, hidden_states, strict=True)
@@ -76,19 +82,11 @@ def extend_compressed(
             state[:, num_compressed:],
         )
         stream = tf.concat([memory.pending[i], tokens, hidden], axis=1)
-        end = places + num_new  # of what is not kept in memory
-        window = places + hidden.shape[1]
-        first = end - num_evicted
-
-        def take(x, first=first, length=window):
-            indices = first[:, None] + tf.range(length)
-            indices = tf.minimum(indices, tf.shape(x)[1] - 1)
-            return tf.gather(x, indices, axis=1, batch_dims=1)
-
         used = {}
         if usage:  # without pending tokens
-            used = {"usage": take(usage[i][:, num_compressed:])}
-        old = take(stream)
+            keys = usage[i][:, num_compressed:]
+            used = {"usage": _take(keys, first, window)}
+        old = _take(stream, first, window)
         new = compressions[i](old, lengths=num_evicted, **used)
         evicted.append(Evicted(old, new))
         states.append(
@@ -100,7 +98,7 @@ def extend_compressed(
                 axis=1,
             )
         )
-        pending.append(take(stream, end - places, places))
+        pending.append(_take(stream, num_new, places))
     num_compressed_before = memory.valid_length - num_tokens
     return (
         memory._replace(
@@ -206,11 +204,7 @@ class CompressiveCache(
 
     def reset_rows(self, reset, empty):
         """Clears rows, as `ProjectedMemory.reset_rows` does."""
-
-        def choose(new, old):
-            shape = (-1, *(1 for _ in old.shape[1:]))
-            return tf.where(tf.reshape(reset, shape), new, old)
-
+        choose = functools.partial(choose_rows, reset)
         return tf.nest.map_structure(choose, empty, self)
 
     def append(
@@ -254,7 +248,7 @@ class CompressiveCache(
             first = self.num_compressed * rate
             window += rate - 1
         old = [
-            self._take(*pair, first, window)
+            self._tokens(*pair, first, window)
             for pair in zip(self.states, states, strict=True)
         ]
         counts = tf.cast(after - first, tf.int32)
@@ -318,7 +312,7 @@ class CompressiveCache(
             self.num_compressed + tf.cast(num_groups, tf.int64),
         )
 
-    def _take(self, ring, new, first, length):
+    def _tokens(self, ring, new, first, length):
         """Returns `length` states `(B, length, D)` from token `first` on."""
         tokens = first[:, None] + tf.range(length, dtype=tf.int64)
         in_ring = tf.math.floormod(tokens, ring.shape[1])
@@ -344,6 +338,16 @@ class CompressiveCache(
         empty = tf.maximum(size - self.num_tokens, 0)
         keys = num_slots + empty[:, None] + queries
         return tf.gather(usage, keys, axis=1, batch_dims=1)
+
+
+def _take(x, first, length):
+    """Returns `length` entries of each row from its `first` on.
+
+    Entries beyond the end of `x` repeat the last one.
+    """
+    indices = first[:, None] + tf.range(length)
+    indices = tf.minimum(indices, tf.shape(x)[1] - 1)
+    return tf.gather(x, indices, axis=1, batch_dims=1)
 
 
 def _ring_order(of_ring, num_compressed, num_slots, num_tokens, size):

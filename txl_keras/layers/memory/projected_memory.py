@@ -5,6 +5,7 @@ Letters: `B` batch, `T` segment, `M` memory, `N` heads, `H` head size,
 """
 
 import collections
+import functools
 
 import tensorflow as tf
 
@@ -123,10 +124,7 @@ class ProjectedMemory(
             `ProjectedMemory` of the same shapes.
         """
 
-        def choose(new, old):
-            shape = (-1, *(1 for _ in old.shape[1:]))
-            return tf.where(tf.reshape(reset, shape), new, old)
-
+        choose = functools.partial(choose_rows, reset)
         return ProjectedMemory(
             tuple(map(choose, empty.keys, self.keys)),
             tuple(map(choose, empty.values, self.values)),
@@ -169,6 +167,12 @@ class ProjectedMemory(
             next_slot,
             valid_length,
         )
+
+
+def choose_rows(chosen, new, old):
+    """Returns `new` in chosen rows, boolean `(B,)`, and `old` in the others."""
+    shape = (-1, *(1 for _ in old.shape[1:]))
+    return tf.where(tf.reshape(chosen, shape), new, old)
 
 
 def scatter(state, ring, entries):

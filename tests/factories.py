@@ -3,6 +3,7 @@
 Sizes differ, so that swapped axes fail.
 """
 
+import keras
 import numpy as np
 
 from txl_keras.data import ByteTokenizer
@@ -32,6 +33,16 @@ def small_backbone(dtype=None, make=TransformerXLBackbone, **config):
             "memory_length": M,
         }
     return make(dtype=dtype, **{**sizes, **config})
+
+
+def feature_backbone(**config):
+    """Backbone of vectors `(B, T, 16)` with a memory of 6, equal every time."""
+    keras.utils.set_random_seed(3)
+    sizes = {
+        "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "head_dim": 6,
+        "intermediate_dim": 20, "memory_length": 6, "initializer_stddev": 0.4,
+    }  # fmt: skip
+    return TransformerXLBackbone(None, **{**sizes, **config})
 
 
 def small_model(dtype=None, make=TransformerXLBackbone, **config):

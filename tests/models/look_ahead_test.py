@@ -1,8 +1,8 @@
 """Attention to later tokens of the segment: `look_ahead`."""
 
-import keras
 import numpy as np
 import pytest
+from factories import feature_backbone
 from factories import random_ids
 from factories import small_backbone
 
@@ -12,15 +12,6 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 
 T, M, D = 9, 6, 16
-
-
-def backbone_of(**settings):
-    keras.utils.set_random_seed(3)
-    sizes = {
-        "num_layers": 2, "num_heads": 2, "hidden_dim": D, "head_dim": 6,
-        "intermediate_dim": 20, "memory_length": M, "initializer_stddev": 0.4,
-    }  # fmt: skip
-    return TransformerXLBackbone(None, **{**sizes, **settings})
 
 
 def embeddings_of(rows, length, seed=0):
@@ -40,7 +31,7 @@ def embeddings_of(rows, length, seed=0):
     ids=lambda settings: settings["attention_type"],
 )
 def test_layers_add_up_what_they_look_ahead(settings, num_layers):
-    backbone = backbone_of(num_layers=num_layers, look_ahead=2, **settings)
+    backbone = feature_backbone(num_layers=num_layers, look_ahead=2, **settings)
     memory = None
     if backbone.remembers:
         _, memory = backbone(embeddings=np.repeat(embeddings_of(1, M), T, 0))
@@ -59,8 +50,8 @@ def test_layers_add_up_what_they_look_ahead(settings, num_layers):
 
 
 def test_only_runs_with_look_ahead_have_it_in_their_config():
-    assert "look_ahead" not in backbone_of().get_config()
-    original = backbone_of(look_ahead=2)
+    assert "look_ahead" not in feature_backbone().get_config()
+    original = feature_backbone(look_ahead=2)
     config = original.get_config()
     assert config["look_ahead"] == 2
     copy = TransformerXLBackbone.from_config(config)
@@ -85,4 +76,4 @@ def test_what_would_show_targets_is_refused():
     with pytest.raises(ValueError, match="`look_ahead` must be 0 where keys"):
         SegmentReader(backbone, batch_size=2, segment_length=4)
     with pytest.raises(ValueError, match="`look_ahead` must be an integer"):
-        backbone_of(look_ahead=-1)
+        feature_backbone(look_ahead=-1)

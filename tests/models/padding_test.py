@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from txl_keras.models import TransformerXLBackbone
+from factories import feature_backbone
 
 B, T, M, D = 4, 9, 6, 16
 # No padding; at the end; at the start and inside; nothing but padding.
@@ -13,15 +12,6 @@ MASK = np.ones((B, T), bool)
 MASK[1, 5:] = False
 MASK[2, [0, 1, 4, 7]] = False
 MASK[3] = False
-
-
-def backbone_of(**settings):
-    keras.utils.set_random_seed(3)
-    sizes = {
-        "num_layers": 2, "num_heads": 2, "hidden_dim": D, "head_dim": 6,
-        "intermediate_dim": 20, "memory_length": M, "initializer_stddev": 0.4,
-    }  # fmt: skip
-    return TransformerXLBackbone(None, **{**sizes, **settings})
 
 
 def random_embeddings(length, seed=0):
@@ -41,7 +31,7 @@ def backbone(request):
         "gate": {"normalize_first": True, "gate": "gru"},
         "look_ahead": {"look_ahead": 2},
     }[request.param]
-    return backbone_of(**settings)
+    return feature_backbone(**settings)
 
 
 def test_a_row_reads_as_if_there_were_no_padding(backbone):
@@ -67,12 +57,12 @@ def test_a_row_reads_as_if_there_were_no_padding(backbone):
 
 
 def test_only_what_is_real_fills_the_memory():
-    _, memory = backbone_of()(embeddings=random_embeddings(T), mask=MASK)
+    _, memory = feature_backbone()(embeddings=random_embeddings(T), mask=MASK)
     np.testing.assert_array_equal(memory.valid_length, [M, 5, 5, 0])
 
 
 def test_an_episode_may_begin_at_padding():
-    backbone = backbone_of()
+    backbone = feature_backbone()
     x = random_embeddings(T)
     reset = np.zeros((B, T), bool)
     reset[1, 6] = reset[2, 4] = True  # at padding: at the end, and inside
@@ -102,7 +92,7 @@ def test_no_gradient_reaches_padding(backbone):
 def test_the_loss_of_a_keras_model_leaves_out_padding():
     embeddings = keras.Input((T, D))
     mask = keras.Input((T,), dtype="bool")
-    hidden, _ = backbone_of()(embeddings=embeddings, mask=mask)
+    hidden, _ = feature_backbone()(embeddings=embeddings, mask=mask)
     model = keras.Model([embeddings, mask], hidden)
     model.compile(loss="mae")
     x = random_embeddings(T)
@@ -112,11 +102,11 @@ def test_the_loss_of_a_keras_model_leaves_out_padding():
 
 
 def test_absolute_positions_take_no_padding():
-    backbone = backbone_of(attention_type="vaswani", memory_length=0)
+    backbone = feature_backbone(attention_type="vaswani", memory_length=0)
     with pytest.raises(ValueError, match="must have relative positions"):
         backbone(embeddings=random_embeddings(T), mask=MASK)
 
 
 def test_a_mask_of_another_shape_is_refused():
     with pytest.raises(ValueError, match="`mask`"):
-        backbone_of()(embeddings=random_embeddings(T), mask=MASK[:, 1:])
+        feature_backbone()(embeddings=random_embeddings(T), mask=MASK[:, 1:])

@@ -28,7 +28,6 @@ _CHARACTERS_LARGE = {
     "dropout": 0.15,
     "attention_dropout": 0.15,
 }
-_COMPRESSED = {"compression": "conv"}
 _WIKITEXT103 = {
     "vocabulary_size": 267_735,
     "cutoffs": (20_000, 40_000, 200_000),
@@ -88,13 +87,13 @@ _PRESETS = {
     },
     # 277,231,820
     "enwik8_large": {"vocabulary_size": 204, **_CHARACTERS_LARGE},
-    # Rae et al. (2020), sections 4.2 and 5: layers, tiers and rates are theirs.
-    # They say no widths, which here are those of Transformer-XL large.
+    # Layers, lengths and rates of Rae et al. (2020). The widths are those of
+    # Transformer-XL large.
     # 352,753,868
     "enwik8_compressive": {
         "vocabulary_size": 204,
         **_CHARACTERS_LARGE,
-        **_COMPRESSED,
+        "compression": "conv",
         "compression_rate": 3,
         "compressed_length": 1152,
     },
@@ -124,7 +123,7 @@ _PRESETS = {
     "wikitext103_compressive": {
         **_WIKITEXT103,
         **_WIKITEXT103_LARGE,
-        **_COMPRESSED,
+        "compression": "conv",
         "memory_length": 512,
         "compression_rate": 4,
         "compressed_length": 512,
@@ -133,7 +132,7 @@ _PRESETS = {
     "pg19_compressive": {
         "vocabulary_size": 32_000,
         **_CHARACTERS_LARGE,
-        **_COMPRESSED,
+        "compression": "conv",
         "num_layers": 36,
         "memory_length": 512,
         "compression_rate": 2,

@@ -155,7 +155,8 @@ class SegmentReader:
         """Reads a segment without changing the memory.
 
         Args:
-            token_ids: Integer tensor of shape `(B, T)`.
+            token_ids: Integer tensor of shape `(B, T)`; or floats
+                `(B, T, D)`, the `embeddings` of a `TransformerXLBackbone`.
 
         Returns:
             The pair of hidden states `(B, T, D)` and the entries to pass to

@@ -33,6 +33,8 @@ from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.sublayers import layer_norm
+from txl_keras.models.episodes import Episodes
+from txl_keras.models.padding import Padding
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
@@ -526,7 +528,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         padding = None
         if mask is not None:
             self.check_takes_padding()
-            padding = _Padding(mask)
+            padding = Padding(mask)
             inputs = padding.at_the_end(inputs)
             mask = padding.at_the_end(mask)
         if not (self.dropout or self.attention_dropout):
@@ -551,10 +553,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         memory_mask = memory.mask()
         attention_mask = None
         if episodes is not None:
-            in_order = episodes
-            if padding is not None:
-                in_order = padding.at_the_end(episodes)
-            attention_mask = _same_episode(in_order, memory.length)
+            attention_mask = episodes.attention_mask(memory.length, padding)
 
         uses_scores = self.compression == "most_used"
         states, scores = [x], []
@@ -588,45 +587,16 @@ class TransformerXLBackbone(RecurrentBackbone):
         hidden = finish(x)
         if return_blocks:
             hidden = (*map(finish, states[1:-1]), hidden)
-        remembers_inputs = self.memory_source == "inputs"
-        remembered = states[:-1] if remembers_inputs else states[1:]
-        lengths = None if padding is None else padding.lengths
-        reconstruction_loss = None
-        if self.compression is None:
-            memory = memory.extend(remembered, lengths)
-        else:
-            memory, evicted, num_groups = extend_compressed(
-                memory,
-                remembered,
-                self.compressions,
-                self.compressed_length,
-                lengths,
-                [_usage(found, mask) for found in scores]
-                if uses_scores
-                else (),
-            )
-            if self.compression_variables and (
-                training or return_reconstruction_loss
-            ):
-                reconstruction_loss = tf.add_n(
-                    [
-                        block.reconstruction_loss(
-                            x, parts, num_groups, self.compression_rate
-                        )
-                        for block, x, parts in zip(
-                            self.blocks, states[:-1], evicted, strict=True
-                        )
-                    ]
-                )
-                if not return_reconstruction_loss:
-                    self.add_loss(tf.reduce_mean(reconstruction_loss))
+        memory, reconstruction_loss = self._remember(
+            memory,
+            states,
+            [_usage(found, mask) for found in scores] if uses_scores else (),
+            None if padding is None else padding.lengths,
+            training or return_reconstruction_loss,
+        )
         if episodes is not None:
-            memory = _only_last_episode(
-                memory,
-                episodes,
-                padding,
-                memory.length - (self.compressed_length or 0),
-            )
+            size = memory.length - (self.compressed_length or 0)
+            memory = episodes.keep_last(memory, size, padding)
         if stack is not None:
             stack.write(memory)
         outputs = [hidden, memory]
@@ -636,13 +606,41 @@ class TransformerXLBackbone(RecurrentBackbone):
             if reconstruction_loss is None:  # nothing is trained by it
                 reconstruction_loss = tf.zeros((batch_size,))
             outputs.append(reconstruction_loss)
+        elif reconstruction_loss is not None:
+            self.add_loss(tf.reduce_mean(reconstruction_loss))
         return tuple(outputs)
 
-    def _episodes(self, reset, inputs):
-        """Splits `reset` into episode numbers `(B, T)` and resets of rows.
+    def _remember(self, memory, states, usage, lengths, computes_loss):
+        """Returns the new memory, and the reconstruction loss `(B,)` or `None`.
 
-        The episode that memory belongs to has the number 0. Either is `None`.
+        `states` are the inputs of the blocks and the output of the last.
         """
+        if self.compression is None:
+            reads_inputs = self.memory_source == "inputs"
+            remembered = states[:-1] if reads_inputs else states[1:]
+            return memory.extend(remembered, lengths), None
+        memory, evicted, num_groups = extend_compressed(
+            memory,
+            states[:-1],
+            self.compressions,
+            self.compressed_length,
+            lengths,
+            usage,
+        )
+        if not (computes_loss and self.compression_variables):
+            return memory, None
+        losses = [
+            block.reconstruction_loss(
+                x, parts, num_groups, self.compression_rate
+            )
+            for block, x, parts in zip(
+                self.blocks, states[:-1], evicted, strict=True
+            )
+        ]
+        return memory, tf.add_n(losses)
+
+    def _episodes(self, reset, inputs):
+        """Splits `reset` into `Episodes` and resets of rows; one is `None`."""
         if reset is None or ops.ndim(reset) != 2:
             return None, reset
         if self.cold_start != "masked":
@@ -652,7 +650,7 @@ class TransformerXLBackbone(RecurrentBackbone):
                 f"attend to. Received: reset of shape {ops.shape(reset)}"
             )
         reset = check_mask("reset", reset, ops.shape(inputs)[:2])
-        return tf.cumsum(tf.cast(reset, tf.int32), axis=1), None
+        return Episodes(reset), None
 
     def _check_inputs(self, token_ids, embeddings):
         """Returns ids `(B, T)` or embeddings `(B, T, D)`."""
@@ -677,13 +675,14 @@ class TransformerXLBackbone(RecurrentBackbone):
                 "`embeddings` must be floats. Token ids are passed as "
                 f"`token_ids`. Received: dtype {embeddings.dtype.name}"
             )
-        return tf.cast(embeddings, self.compute_dtype)
+        return embeddings
 
     def _embed(self, inputs):
         """Returns the first block's input `(B, T, D)`."""
-        x = inputs
         if len(inputs.shape) == 2:
             x = self.token_embedding(inputs) * self.hidden_dim**0.5
+        else:
+            x = tf.cast(inputs, self.compute_dtype)
         if self.attention_type == "vaswani":
             x = x + ops.cast(self._position_encoding(x), x.dtype)
         return x
@@ -696,7 +695,8 @@ class TransformerXLBackbone(RecurrentBackbone):
         that computed `memory` and `positions`. `SegmentReader` ensures this.
 
         Args:
-            token_ids: Integer tensor of shape `(B, T)`.
+            token_ids: Integer tensor of shape `(B, T)`, or `embeddings` of
+                shape `(B, T, D)`.
             memory: `ProjectedMemory`.
             positions: The result of `project_positions`.
 
@@ -855,50 +855,3 @@ def _usage(scores, mask):
     if mask is not None:
         scores = tf.where(mask[..., None], scores, 0)
     return tf.reduce_sum(scores, axis=1)
-
-
-def _same_episode(episodes, memory_length):
-    """Returns a mask `(B, T, M + T)`, true for keys of the query's episode."""
-    in_memory = tf.zeros((tf.shape(episodes)[0], memory_length), tf.int32)
-    keys = tf.concat([in_memory, episodes], axis=1)
-    return episodes[:, :, None] == keys[:, None, :]
-
-
-def _only_last_episode(memory, episodes, padding, size):
-    """Masks what a memory holds of episodes that ended in the segment.
-
-    Of an episode that begins in the segment the last `size` steps are kept, and
-    none of its compressed ones, which may be mixed with other episodes.
-    """
-    last = episodes[:, -1]
-    is_last = episodes == last[:, None]
-    if padding is not None:
-        is_last &= padding.mask
-    steps = tf.reduce_sum(tf.cast(is_last, tf.int32), axis=1)
-    valid_length = tf.where(
-        last > 0, tf.minimum(steps, size), memory.valid_length
-    )
-    memory = memory._replace(
-        valid_length=tf.minimum(valid_length, memory.valid_length)
-    )
-    if memory.pending:
-        memory = memory._replace(
-            pending_length=tf.where(last > 0, 0, memory.pending_length)
-        )
-    return memory
-
-
-class _Padding:
-    """Moves padding `(B, T)` to the end of each row, and back."""
-
-    def __init__(self, mask):
-        self.mask = mask
-        self.lengths = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1)
-        self._order = tf.argsort(tf.cast(~mask, tf.int32), axis=1, stable=True)
-
-    def at_the_end(self, x):
-        return tf.gather(x, self._order, axis=1, batch_dims=1)
-
-    def in_place(self, x):
-        inverse = tf.argsort(self._order, axis=1)
-        return tf.gather(x, inverse, axis=1, batch_dims=1)

@@ -1,6 +1,7 @@
 """Settings and fixtures that all tests share."""
 
 import contextlib
+import gc
 import io
 import os
 import runpy
@@ -22,6 +23,7 @@ import pytest  # noqa: E402
 from absl import flags as absl_flags  # noqa: E402
 from script_runs import TRAIN  # noqa: E402
 from script_runs import made_once  # noqa: E402
+from tensorflow.python.framework import ops  # noqa: E402
 
 from txl_keras.data import ByteTokenizer  # noqa: E402
 from txl_keras.models import TransformerXLCausalLM  # noqa: E402
@@ -41,6 +43,20 @@ def own_data_dir(tmp_path_factory):
         folder = str(tmp_path_factory.mktemp("tensorflow_datasets"))
         patch.setenv("TFDS_DATA_DIR", folder)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def graphs_are_freed():
+    """Half the memory of a traced step is held by its custom gradients.
+
+    TensorFlow registers each one by name forever, with the graph around it. No
+    graph of a finished file is differentiated again.
+    """
+    yield
+    registry = ops.gradient_registry._registry
+    for name in [x for x in registry if x.startswith("CustomGradient-")]:
+        del registry[name]
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from factories import V
 from factories import random_ids
+from factories import rewinder
 from factories import small_model as model_of
 
 from txl_keras.data import ByteTokenizer
@@ -61,6 +62,17 @@ def compiled(model=None, learning_rate=0.01, **config):
     return model
 
 
+@pytest.fixture(scope="module")
+def rewind():
+    return rewinder(compiled())
+
+
+@pytest.fixture
+def model(rewind):
+    """Compiled model that tests share, with the weights it had at first."""
+    return rewind()
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -83,8 +95,7 @@ def test_fit_learns_a_text_that_repeats(policy):
     assert {w.dtype for w in model.weights} == {"float32"}
 
 
-def test_evaluate_reads_the_text_in_order_with_memory():
-    model = compiled()
+def test_evaluate_reads_the_text_in_order_with_memory(model):
     ids, x, y = hard_text()
     expected = functional_nll(model, ids)
     result = model.evaluate(x, y, batch_size=B, verbose=0, return_dict=True)
@@ -96,8 +107,7 @@ def test_evaluate_reads_the_text_in_order_with_memory():
     assert abs(np.mean(without_memory) - expected) > 1e-3
 
 
-def test_evaluate_gives_the_same_number_again_and_again():
-    model = compiled()
+def test_evaluate_gives_the_same_number_again_and_again(model):
     _, x, y = hard_text()
     first = model.evaluate(x, y, batch_size=B, verbose=0)
     model(x[:2])
@@ -116,8 +126,8 @@ def test_fit_and_evaluate_compute_no_logits(monkeypatch):
         model.fit(x, y, batch_size=B, verbose=0)
 
 
-def test_sample_weights_weight_the_loss():
-    model = compiled(learning_rate=0.0)
+def test_sample_weights_weight_the_loss(model):
+    model.optimizer.learning_rate = 0.0
     _, x, y = hard_text()
     weights = np.zeros(x.shape, "float32")
     weights[:, 2] = 2.0
@@ -146,8 +156,7 @@ def _memories(model, x):
         _, memory = model.backbone(x[start : start + B], memory=memory)
 
 
-def test_predict_gives_logits_with_memory():
-    model = compiled()
+def test_predict_gives_logits_with_memory(model):
     ids, x, _ = hard_text()
     logits = model.predict(x, batch_size=B, verbose=0)
     assert logits.shape == (BATCHES * B, T, V)
@@ -167,9 +176,9 @@ def test_predict_gives_logits_with_memory():
 
 
 @pytest.mark.large
-def test_datasets_give_what_arrays_give():
+def test_datasets_give_what_arrays_give(model):
     _, x, y = hard_text()
-    model = compiled(learning_rate=0.0)
+    model.optimizer.learning_rate = 0.0
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(B)
     from_arrays = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
     from_dataset = model.fit(dataset, verbose=0).history["loss"]
@@ -189,8 +198,7 @@ def test_datasets_give_what_arrays_give():
 @pytest.mark.parametrize(
     "as_dataset", [True, pytest.param(False, marks=pytest.mark.large)]
 )
-def test_the_last_batch_may_have_fewer_rows(as_dataset):
-    model = compiled()
+def test_the_last_batch_may_have_fewer_rows(model, as_dataset):
     _, x, y = hard_text()
     x, y = x[:-1], y[:-1]
     if as_dataset:
@@ -213,17 +221,16 @@ def test_the_last_batch_may_have_fewer_rows(as_dataset):
     assert np.isfinite(history.history["loss"]).all()
 
 
-def test_fit_reads_memory_and_forgets_at_every_epoch():
+def test_fit_reads_memory_and_forgets_at_every_epoch(model):
     # Nothing is learned, so every epoch is the same reading of the text.
-    model = compiled(learning_rate=0.0)
+    model.optimizer.learning_rate = 0.0
     ids, x, y = hard_text()
     model(x[:B], training=True)
     losses = model.fit(x, y, batch_size=B, epochs=3, verbose=0).history["loss"]
     np.testing.assert_allclose(losses, functional_nll(model, ids), atol=1e-5)
 
 
-def test_shuffling_is_an_error():
-    model = compiled()
+def test_shuffling_is_an_error(model):
     _, x, y = hard_text()
     for shuffle in (True, "batch"):
         with pytest.raises(ValueError, match=f"shuffle={shuffle}"):
@@ -231,8 +238,7 @@ def test_shuffling_is_an_error():
     model.fit(x, y, batch_size=B, shuffle=False, verbose=0)
 
 
-def test_arrays_need_their_number_of_rows():
-    model = compiled()
+def test_arrays_need_their_number_of_rows(model):
     _, x, y = hard_text()
     # The default of Keras, 32, would read other samples as one text.
     for run in (
@@ -245,8 +251,7 @@ def test_arrays_need_their_number_of_rows():
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
-def test_ids_outside_of_the_vocabulary_never_reach_the_weights(name):
-    model = compiled()
+def test_ids_outside_of_the_vocabulary_never_reach_the_weights(model, name):
     _, x, y = hard_text()
     before = model.get_weights()
     for bad in (V, -1):
@@ -291,8 +296,7 @@ def test_validation_does_not_disturb_training():
     )
 
 
-def test_callbacks_of_the_user_are_called():
-    model = compiled()
+def test_callbacks_of_the_user_are_called(model):
     _, x, y = hard_text()
     epochs, ends = [], []
     one = keras.callbacks.LambdaCallback(
@@ -306,8 +310,7 @@ def test_callbacks_of_the_user_are_called():
     assert (epochs, ends) == ([0, 1, 0], ["end"])
 
 
-def test_a_best_model_is_saved_while_fitting(tmp_path):
-    model = compiled()
+def test_a_best_model_is_saved_while_fitting(model, tmp_path):
     x, y = easy_text()
     path = tmp_path / "best.keras"
     history = model.fit(
@@ -409,9 +412,8 @@ def test_a_tokenizer_is_saved_with_the_model(tmp_path):
         type(model)(small_model().backbone, tokenizer=ByteTokenizer())
 
 
-def test_weights_fit_a_model_of_another_memory_and_batch(tmp_path):
+def test_weights_fit_a_model_of_another_memory_and_batch(model, tmp_path):
     ids, x, y = hard_text()
-    model = compiled()
     model.fit(x, y, batch_size=B, verbose=0)
     path = tmp_path / "model.weights.h5"
     model.save_weights(path)
@@ -424,8 +426,7 @@ def test_weights_fit_a_model_of_another_memory_and_batch(tmp_path):
     assert memory.length == 11
 
 
-def test_sample_weights_leave_padding_out():
-    model = compiled()
+def test_sample_weights_leave_padding_out(model):
     _, x, y = hard_text()
     weights = np.ones((BATCHES * B, T), "float32")
     weights[:, 5:] = 0
@@ -457,18 +458,20 @@ def test_sample_weights_leave_padding_out():
         {"metrics": ["accuracy"]},
     ],
 )
-def test_other_ways_to_run_a_step_read_the_same(config):
+def test_other_ways_to_run_a_step_read_the_same(model, config):
     _, x, y = hard_text()
-    model = compiled(learning_rate=0.0)
+    model.optimizer.learning_rate = 0.0
     expected = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
-    compiled(model, learning_rate=0.0, **config)
-    got = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
+    other = small_model()
+    other.set_weights(model.get_weights())
+    compiled(other, learning_rate=0.0, **config)
+    got = other.fit(x, y, batch_size=B, verbose=0).history["loss"]
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-def test_train_on_batch_goes_on_from_batch_to_batch():
+def test_train_on_batch_goes_on_from_batch_to_batch(model):
     ids, x, y = hard_text()
-    model = compiled(learning_rate=0.0)
+    model.optimizer.learning_rate = 0.0
     losses = [
         model.train_on_batch(
             x[k * B : (k + 1) * B], y[k * B : (k + 1) * B], return_dict=True

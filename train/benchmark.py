@@ -11,7 +11,7 @@ r"""Times the model on this machine and compares it with other implementations.
         --contenders=txl_keras --contenders=plain --picture=growth.png
     python train/benchmark.py --experiment=generation \
         --preset=wikitext103_large --memory_length=1600 --clamp_length=1000 \
-        --same_length
+        --same_length --openvino_weights=float32 --openvino_weights=int8
     python train/benchmark.py --experiment=long_generation \
         --preset=enwik8_base --memory_length=2100 --calls_per_turn=10000
     python train/benchmark.py --experiment=evaluation_speed \
@@ -55,6 +55,7 @@ from benchmarks.model import build_model
 from benchmarks.peer import open_peer
 from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation.plots import FORMATS
+from txl_keras.models.generation.openvino_decoder import WEIGHTS
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
@@ -115,6 +116,11 @@ flags.DEFINE_multi_enum(
     "(evaluation only); bare TensorFlow; bare TensorFlow with plain attention. "
     "Default: all that the experiment has, and txl_keras and plain for growth.",
 )  # fmt: skip
+flags.DEFINE_multi_enum(
+    "openvino_weights", [], WEIGHTS,
+    "Dtypes of weights with which OpenVINO generates, too, in the experiment "
+    "generation; may be repeated. Default: none.",
+)  # fmt: skip
 flags.DEFINE_enum(
     "peer", None, ["hugging_face"],
     "Another library to compare with, in the experiments "
@@ -174,6 +180,7 @@ def main(_):
     _check_backbone()
     _check_contenders()
     _check_peer()
+    _check_weights()
     _check_files()  # before anything is timed
     _warn_if_busy()
     model = build_model(FLAGS)
@@ -265,6 +272,16 @@ def _check_peer():
         raise ValueError(
             "`peer_python` must be the path of an executable Python. "
             f"Received: --peer_python={FLAGS.peer_python}"
+        )
+
+
+def _check_weights():
+    if FLAGS.openvino_weights and FLAGS.experiment != "generation":
+        raise ValueError(
+            "`openvino_weights` can only be given with "
+            "--experiment=generation. Received: "
+            f"--openvino_weights={','.join(FLAGS.openvino_weights)}, "
+            f"--experiment={FLAGS.experiment}"
         )
 
 

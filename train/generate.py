@@ -31,6 +31,8 @@ from absl import flags
 from txl_keras.data import IdTokenizer
 from txl_keras.data.corpora.id_files import is_id_file
 from txl_keras.data.corpora.id_files import read_ids
+from txl_keras.models.generation.openvino_decoder import ENGINES
+from txl_keras.models.generation.openvino_decoder import WEIGHTS
 from txl_keras.samplers import Sampler
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
@@ -89,6 +91,16 @@ flags.DEFINE_integer(
     "seed", 0, "Seed of sampling; the same seed writes the same text.",
     lower_bound=0,
 )  # fmt: skip
+flags.DEFINE_enum(
+    "engine", "tensorflow", ENGINES,
+    "What decodes token by token: TensorFlow, or OpenVINO, which is faster on "
+    "CPUs and needs the package openvino.",
+)  # fmt: skip
+flags.DEFINE_enum(
+    "weights", "float32", WEIGHTS,
+    "Dtype of the weights of --engine=openvino: fewer bytes are faster and "
+    "change the log-probabilities slightly.",
+)  # fmt: skip
 
 
 def main(_):
@@ -113,6 +125,8 @@ def main(_):
         sampler=sampler,
         seed=FLAGS.seed,
         memory_length=memory_length,
+        engine=FLAGS.engine,
+        weights=FLAGS.weights,
     )
     if is_text and len(prompts) == 1:
         parts = generate(prompts[0], stream=True)

@@ -27,6 +27,12 @@ def run(model, settings, peer=None):
     batch_size, num_tokens = settings.batch_size, settings.calls_per_turn
     contenders = {
         "txl_keras": _projected(model, batch_size, num_tokens),
+        **{
+            f"openvino {weights}": _projected(
+                model, batch_size, num_tokens, "openvino", weights
+            )
+            for weights in settings.openvino_weights
+        },
         "training path": _unprojected(model, batch_size, num_tokens),
         "bandwidth": _read_memory,
     }
@@ -42,10 +48,12 @@ def run(model, settings, peer=None):
     results = report(times, "per token", batch_size)
     bound = num_bytes / bandwidth
     print(
-        f"Each token reads {num_bytes / 1e6:,.0f} MB, which takes at least "
-        f"{1e3 * bound:.1f} ms at {bandwidth / 1e9:.1f} GB/s; txl_keras takes "
-        f"{seconds['txl_keras'] / bound:.2f} times as long"
+        f"Each token reads {num_bytes / 1e6:,.0f} MB in {model.compute_dtype}, "
+        f"which takes at least {1e3 * bound:.1f} ms at {bandwidth / 1e9:.1f} "
+        "GB/s. Times as long:"
     )
+    for name, time_per_token in seconds.items():
+        print(f"{name:24} {time_per_token / bound:.2f}")
     return {**results, "bytes": num_bytes, "bytes_per_s": bandwidth}
 
 
@@ -55,8 +63,8 @@ def prompts(model, batch_size):
     return ids[:, None]
 
 
-def _projected(model, batch_size, num_tokens):
-    write = Generator(model, Sampler(temperature=0))
+def _projected(model, batch_size, num_tokens, *engine):
+    write = Generator(model, Sampler(temperature=0), None, *engine)
     start = prompts(model, batch_size)
     return lambda: time_items(write(start, num_tokens))
 

@@ -4,18 +4,18 @@ Letters: `D` hidden size, `P` tokens of one text.
 """
 
 import numpy as np
-import tensorflow as tf
 
 from txl_keras import samplers
 from txl_keras.models.generation.beam_search import BeamSearch
 from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.request import Request
 from txl_keras.models.generation.request import check_has_tokenizer
+from txl_keras.models.keeps_compiled import KeepsCompiled
 from txl_keras.models.text_scoring import TextScorer
 from txl_keras.models.text_scoring import default_batch_size
 
 
-class TextMethods:
+class TextMethods(KeepsCompiled):
     """Adds text in and text out to `TransformerXLCausalLM`.
 
     Attributes:
@@ -24,7 +24,6 @@ class TextMethods:
     """
 
     sampler = samplers.Sampler()
-    _kept = None
 
     def generate(
         self,
@@ -38,14 +37,17 @@ class TextMethods:
         seed=None,
         stream=False,
         memory_length=None,
+        engine="tensorflow",
+        weights="float32",
     ):
         """Continues prompts of text or token ids.
 
         Keys and values of the last tokens are cached, so time per token is
         constant (see `Generator`). The rows of a batch do not affect each
         other. What is compiled is kept for the next call with as many prompts,
-        an equal sampler and the same memory length. The weights of a call are
-        those at its start; finish a stream before they change.
+        an equal sampler, and the same memory length, engine and dtype of
+        weights. The weights of a call are those at its start; finish a stream
+        before they change.
 
         Args:
             prompts: String or list of strings, for a model with a `tokenizer`;
@@ -71,6 +73,7 @@ class TextMethods:
             memory_length: Optional integer `M`, see `Generator`. By default
                 the model's own, or its number of positions. A model with
                 neither needs it: pass the segment length of training.
+            engine, weights: See `Generator`. A `BeamSampler` needs TensorFlow.
 
         Returns:
             A string, or an int32 array, of prompt and continuation; for a batch
@@ -81,8 +84,10 @@ class TextMethods:
 
         Raises:
             ValueError: If a prompt is empty or not in the vocabulary, a string
-                is given to a model without tokenizer, or an argument is out of
-                range. Arguments are checked before anything is computed.
+                is given to a model without tokenizer, an argument is out of
+                range, or `engine` does not support the model. Arguments are
+                checked before anything is computed.
+            ImportError: If `engine` is not installed.
             FloatingPointError: If the model returns NaN.
 
         Example:
@@ -111,12 +116,19 @@ class TextMethods:
             memory_length,
         )
         if isinstance(sampler, samplers.BeamSampler):
+            if engine != "tensorflow":
+                raise ValueError(
+                    "`engine` must be 'tensorflow' with a BeamSampler, which "
+                    f"reorders the memory. Received: engine={engine!r}"
+                )
             search = self._keep(
                 BeamSearch, sampler.num_beams, request.memory_length
             )
             steps = search(request.ids, request.continuations())
         else:
-            write = self._keep(Generator, sampler, request.memory_length)
+            write = self._keep(
+                Generator, sampler, request.memory_length, engine, weights
+            )
             tokens = write(request.ids, request.num_new_tokens, request.seed)
             steps = request.continue_with(tokens)
         if stream:
@@ -230,42 +242,3 @@ class TextMethods:
             segment_length,
             memory_length,
         )
-
-    def _keep(self, make, *settings):
-        """Returns `make(self, *settings)`, the same object for the same call.
-
-        A new one is made if the model has other variables, as after
-        `quantize`; new values of the variables need none.
-        """
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if replicas > 1:
-            raise RuntimeError(
-                "Text is read and written on one device. Call this method "
-                "outside of `strategy.scope()`. Received: a strategy of "
-                f"{replicas} replicas"
-            )
-        variables = [*self.backbone.weights, *self.softmax.weights]
-        if self._kept is None:
-            self._kept = _Kept()
-        return self._kept.get(
-            make, settings, variables, lambda: make(self, *settings)
-        )
-
-
-class _Kept:
-    """Holds the last object of each kind, with what it was made of.
-
-    Keras tracks what is in a dictionary, but not what is in this object.
-    """
-
-    def __init__(self):
-        self._found = {}
-
-    def get(self, kind, settings, variables, make):
-        ids = [id(variable) for variable in variables]
-        before, ids_before, _, found = self._found.get(kind, (None,) * 4)
-        if before != settings or ids_before != ids:
-            found = make()
-            # The variables, too, so that no new one gets their id.
-            self._found[kind] = settings, ids, variables, found
-        return found

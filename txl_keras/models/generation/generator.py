@@ -3,12 +3,16 @@
 Letters: `B` batch, `P` prompt, `T` segment, `M` memory, `V` vocabulary.
 """
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import shown
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.models.generation.openvino_decoder import OpenVinoDecoder
+from txl_keras.models.generation.openvino_decoder import check_engine
 from txl_keras.models.generation.token_reader import TokenReader
 from txl_keras.models.generation.token_reader import WindowReader
 from txl_keras.models.generation.token_reader import check_prompts
@@ -29,11 +33,19 @@ class Generator:
             model with absolute positions (see `attention_type`) has no memory:
             for every new token it reads the last M tokens again, and M must
             not exceed its number of positions.
+        engine: String, what decodes token by token: `"tensorflow"`, or
+            `"openvino"`, which is faster on CPUs. It needs the package
+            openvino and a model with relative attention. TensorFlow reads the
+            prompts and samples in either case.
+        weights: String, the dtype of the weights of OpenVINO: `"float32"`,
+            `"bfloat16"`, or `"int8"`, rounded with one scale per output.
 
     Raises:
-        ValueError: If `sampler` is not a `Sampler`, or `memory_length` is
+        ValueError: If `sampler` is not a `Sampler`, `memory_length` is
             negative or exceeds the number of positions of a model with
-            absolute positions.
+            absolute positions, or `engine` does not support the model or
+            `weights`.
+        ImportError: If `engine` is `"openvino"`, which is not installed.
 
     Example:
 
@@ -48,7 +60,14 @@ class Generator:
     ```
     """
 
-    def __init__(self, model, sampler=None, memory_length=None):
+    def __init__(
+        self,
+        model,
+        sampler=None,
+        memory_length=None,
+        engine="tensorflow",
+        weights="float32",
+    ):
         self._model = model
         self._sampler = Sampler() if sampler is None else sampler
         if not isinstance(self._sampler, Sampler):
@@ -65,6 +84,8 @@ class Generator:
             0,
             model.backbone.max_segment_length,
         )
+        check_engine(engine, weights, model, self._memory_length)
+        self._weights = None if engine == "tensorflow" else weights
         self._window = WindowReader(model, self._memory_length)
         self._step = None
         self._num_weights = len(model.weights)
@@ -100,7 +121,7 @@ class Generator:
                 f"`enable_lora`. Received: {len(self._model.weights)} weights, "
                 f"{self._num_weights} before"
             )
-        prompts = check_prompts(prompts, self._model.backbone.vocabulary_size)
+        prompts = self._check_prompts(prompts)
         check_integer("max_tokens", max_tokens, 0)
         check_integer("seed", seed, 0, np.iinfo(np.int32).max - len(prompts))
         seeds = row_seeds(seed, len(prompts))
@@ -110,14 +131,18 @@ class Generator:
             tokens = self._with_window(prompts, max_tokens, seeds)
         return self._checked_tokens(tokens)
 
+    def _check_prompts(self, prompts):
+        return check_prompts(prompts, self._model.backbone.vocabulary_size)
+
     def _checked_tokens(self, tokens):
         """Yields tokens, and raises an error at the id -1."""
         for position, token in enumerate(tokens):
             if token.min() < 0:
+                row = token.argmin() // token[0].size
                 raise FloatingPointError(
-                    f"Token {position} after the prompt of row "
-                    f"{token.argmin()} cannot be drawn, because the model "
-                    "returned NaN. Check that its weights are finite."
+                    f"Token {position} after the prompt of row {row} cannot be "
+                    "drawn, because the model returned NaN. Check that its "
+                    "weights are finite."
                 )
             yield token
 
@@ -136,7 +161,7 @@ class Generator:
         if not self._model.backbone.remembers:
             ids = tf.repeat(rows, self._window.length, axis=1)
             return self._window.predict, (ids,)
-        step = _Step(self._model, self._sampler, num_rows, self._memory_length)
+        step = self._make_step(num_rows)
         seeds, position = row_seeds(0, num_rows), tf.constant(0)
         return step, (
             tf.constant(rows[:, 0]),
@@ -145,15 +170,19 @@ class Generator:
             self._seen(rows),
         )
 
+    def _make_step(self, num_rows):
+        settings = (self._model, self._sampler, num_rows, self._memory_length)
+        if self._weights is None:
+            return Step(*settings)
+        return _OpenVinoStep(*settings, self._weights)
+
     def _with_memory(self, prompts, max_tokens, seeds):
         """Yields tokens from a model with memory."""
         # Taken out, so that an iterator started meanwhile creates its own step
         # and memory.
         step, self._step = self._step, None
         if step is None or step.num_rows != len(prompts):
-            step = _Step(
-                self._model, self._sampler, len(prompts), self._memory_length
-            )
+            step = self._make_step(len(prompts))
         try:
             # The first step reads the last token of each prompt.
             step.begin(prompts)
@@ -195,7 +224,7 @@ def row_seeds(seed, num_rows):
     return fold_in(rows, 0)
 
 
-class _Step(TokenReader):
+class Step(TokenReader):
     """Reads one token per row and draws the next one."""
 
     def __init__(self, model, sampler, num_rows, memory_length):
@@ -207,13 +236,65 @@ class _Step(TokenReader):
     def __call__(self, token, seeds, position, seen):
         token, entries = self._draw(token, seeds, position, seen)
         self._remember(entries)
-        if seen is not None:
-            seen = seen | tf.one_hot(token, seen.shape[1], True, False)
-        return token, seen
+        return token, _add_seen(seen, token)
 
     def _read_and_draw(self, token, seeds, position, seen):
-        hidden, entries = self._reader.read(token[:, None])
-        token = self._model.softmax.sample(
-            hidden[:, 0], self._sampler, fold_in(seeds, position), seen
-        )
+        hidden, entries = self._reader.read(self.embed(token[:, None]))
+        token = self.sample(hidden[:, 0], fold_in(seeds, position), seen)
         return token, entries
+
+    def sample(self, hidden, seeds, seen):
+        """Draws the tokens `(B,)` after hidden states `(B, D)`."""
+        return self._model.softmax.sample(hidden, self._sampler, seeds, seen)
+
+
+class _OpenVinoStep(TokenReader):
+    """Reads one token per row by OpenVINO and draws the next one.
+
+    TensorFlow reads the prompts, whose memory OpenVINO goes on from.
+    """
+
+    def __init__(self, model, sampler, num_rows, memory_length, weights):
+        super().__init__(model, num_rows, memory_length)
+        self._sampler = sampler
+        self._make_decoder = functools.partial(
+            OpenVinoDecoder, model, num_rows, memory_length, weights
+        )
+        self._decoder = self._sums = None
+        self._draw = tf.function(
+            self._draw_token, jit_compile=True, autograph=False
+        )
+
+    def begin(self, prompts):
+        super().begin(prompts)
+        sums = _checksums([w.value for w in self._model.weights]).numpy()
+        if not np.array_equal(sums, self._sums):
+            # The graph has the values of the weights.
+            self._decoder, self._sums = self._make_decoder(), sums
+        self._decoder.begin(self._reader.memory())
+
+    def __call__(self, token, seeds, position, seen):
+        log_probs = self._decoder(token.numpy())
+        return self._draw(tf.constant(log_probs), seeds, position, seen)
+
+    def _draw_token(self, log_probs, seeds, position, seen):
+        token = self._sampler(log_probs, fold_in(seeds, position), seen)
+        return token, _add_seen(seen, token)
+
+
+def _add_seen(seen, token):
+    """Adds the tokens `(B,)` to those seen `(B, V)`, unless that is None."""
+    if seen is None:
+        return None
+    return seen | tf.one_hot(token, seen.shape[1], True, False)
+
+
+@tf.function(autograph=False, jit_compile=True)
+def _checksums(weights):
+    """Returns an integer per tensor that depends on its values and order."""
+
+    def checksum(x):
+        bits = tf.reshape(tf.bitcast(x, tf.int32), [-1])
+        return tf.reduce_sum(bits * (2 * tf.range(tf.size(bits)) + 1))
+
+    return tf.stack([checksum(x) for x in weights])

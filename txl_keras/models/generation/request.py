@@ -57,17 +57,16 @@ class Request:
         lengths = [len(ids) for ids in self.ids]
         self._num_new = _num_new_tokens(lengths, max_length, max_new_tokens)
         self.num_new_tokens = max(self._num_new)
-        self._stop_token_ids = _stop_ids(stop_token_ids, vocabulary_size)
+        self._stop_token_ids = check_stop_ids(
+            "stop_token_ids", stop_token_ids, vocabulary_size
+        )
         self._stop = check_stop(stop)
         if self._tokenizer is None and self._stop:
             raise ValueError(
                 "`stop` must be empty for prompts of token ids. Use "
                 f"`stop_token_ids`, or prompts of text. Received: stop={stop!r}"
             )
-        seed_limit = np.iinfo(np.int32).max - len(self.ids)
-        if seed is None:
-            seed = random.randrange(seed_limit)
-        self.seed = check_integer("seed", seed, 0, seed_limit)
+        self.seed = generation_seed(seed, len(self.ids))
         self.memory_length = generation_memory_length(
             model.backbone, memory_length
         )
@@ -207,12 +206,21 @@ def _num_new_tokens(lengths, max_length, max_new_tokens):
     return [max_length - length for length in lengths]
 
 
-def _stop_ids(stop_token_ids, vocabulary_size):
-    check_list("stop_token_ids", stop_token_ids)
+def check_stop_ids(name, stop_token_ids, vocabulary_size):
+    """Returns the ids that end a row, as a set."""
+    check_list(name, stop_token_ids)
     if not len(stop_token_ids):
         return frozenset()
-    ids = check_token_ids("stop_token_ids", stop_token_ids, vocabulary_size)
+    ids = check_token_ids(name, stop_token_ids, vocabulary_size)
     return frozenset(np.asarray(ids).ravel().tolist())
+
+
+def generation_seed(seed, num_rows):
+    """Returns the seed of the first row, by default a random one."""
+    limit = np.iinfo(np.int32).max - num_rows
+    if seed is None:
+        seed = random.randrange(limit)
+    return check_integer("seed", seed, 0, limit)
 
 
 def generation_memory_length(backbone, memory_length):

@@ -1,0 +1,201 @@
+"""Generation with `engine="openvino"`, compared with TensorFlow."""
+
+import inspect
+import sys
+import textwrap
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from factories import small_model
+
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import SegmentReader
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.generation.openvino_decoder import OpenVinoDecoder
+from txl_keras.samplers import BeamSampler
+from txl_keras.samplers import Sampler
+from txl_keras.serving import Generator
+
+B, M, V = 3, 7, 600
+CONFIGS = {
+    "one table, post-norm": {"vocabulary_size": 11},
+    # The first projection is square, and used in both directions.
+    "tied": {
+        "cutoffs": (280, 410), "div_val": 2, "hidden_dim": 16,
+        "clamp_length": 4, "same_length": True, "tie_projections": True,
+    },
+    "untied, pre-norm": {
+        "cutoffs": (280, 410), "embedding_dim": 10, "hidden_dim": 14,
+        "tie_embeddings": False, "tie_projections": False,
+        "tie_attention_biases": False, "same_length": "pytorch",
+        "normalize_first": True, "normalize_output": True,
+    },
+    "zeros, square kernels": {
+        "cutoffs": (280,), "div_val": 2, "hidden_dim": 16, "head_dim": 8,
+        "intermediate_dim": 16, "tie_projections": "all_but_first",
+        "cold_start": "zeros",
+    },
+}  # fmt: skip
+
+
+def model_of(config):
+    return small_model(**{"vocabulary_size": V, "num_layers": 2, **config})
+
+
+def both_log_probs(model, weights, num_steps):
+    """Yields those of TensorFlow and of OpenVINO, `(B, V)`, token by token.
+
+    The texts before have 3 tokens, 1 and none.
+    """
+    reader = SegmentReader(model.backbone, B, 3, M)
+    reader.begin()
+
+    def read(ids, lengths=None):
+        hidden, entries = reader.read(tf.constant(ids))
+        reader.remember(entries, lengths)
+        return model.softmax.log_probs(hidden[:, -1]).numpy()
+
+    size = model.backbone.vocabulary_size
+    ids = np.random.default_rng(2).integers(0, size, (B, 3 + num_steps))
+    read(ids[:, :3], tf.constant([3, 1, 0]))
+    decoder = OpenVinoDecoder(model, B, M, weights)
+    decoder.begin(reader.memory())
+    for column in ids[:, 3:].T.astype("int32"):
+        yield read(column[:, None]), decoder(column)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_log_probs_equal_those_of_tensorflow(name):
+    pytest.importorskip("openvino")
+    model = model_of(CONFIGS[name])
+    # The ring buffer wraps around twice.
+    for expected, found in both_log_probs(model, "float32", 2 * M + 2):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("weights", "tolerance"), [("bfloat16", 0.01), ("int8", 0.02)]
+)
+def test_weights_in_fewer_bytes_are_close(weights, tolerance):
+    openvino = pytest.importorskip("openvino")
+    capabilities = openvino.Core().get_property(
+        "CPU", "OPTIMIZATION_CAPABILITIES"
+    )
+    if weights == "bfloat16" and "BF16" not in capabilities:
+        pytest.skip("The processor has no bfloat16 instructions.")
+    model = model_of({**CONFIGS["tied"], "initializer_stddev": 0.1})
+    for expected, found in both_log_probs(model, weights, M + 2):
+        divergence = np.sum(np.exp(expected) * (expected - found), axis=-1)
+        assert 0 < divergence.max() < tolerance
+
+
+@pytest.mark.large  # half a minute
+@pytest.mark.parametrize(
+    ("weights", "limit"),
+    [("float32", 1e-6), ("bfloat16", 1e-3), ("int8", 5e-3)],
+)
+def test_a_trained_model_predicts_nearly_as_well(weights, limit):
+    """Compares the nats per token of a text, read token by token."""
+    pytest.importorskip("openvino")
+    model = TransformerXLCausalLM.from_preset("python_stdlib_small")
+    ids = model.tokenizer.encode(inspect.getsource(textwrap)[:3000])
+    ids = ids[:, None].astype("int32")
+    memory_length = model.backbone.memory_length
+    reader = SegmentReader(model.backbone, 1, 1, memory_length)
+    reader.begin()
+    decoder = OpenVinoDecoder(model, 1, memory_length, weights)
+    decoder.begin(reader.memory())
+
+    @reader.compile
+    def read(token):
+        hidden, entries = reader.read(token[:, None])
+        return model.softmax.log_probs(hidden[:, 0]), entries
+
+    nats = np.zeros(2)
+    for token, (target,) in zip(ids, ids[1:], strict=False):
+        log_probs, entries = read(tf.constant(token))
+        reader.remember(entries)
+        for i, found in enumerate((log_probs.numpy(), decoder(token))):
+            nats[i] -= found[0, target]
+    print(f"{weights}: {nats[1] / nats[0] - 1:+.3%} of {nats[0]:.1f} nats")
+    assert abs(nats[1] / nats[0] - 1) < limit
+
+
+def test_generator_and_generate_write_what_tensorflow_writes():
+    pytest.importorskip("openvino")
+    model = model_of({"vocabulary_size": 11})
+    prompts = [[3, 1, 4], [1]]
+    sampler = Sampler(temperature=0, repetition_penalty=1.2)
+    generators = [
+        Generator(model, sampler, M, engine)
+        for engine in ("tensorflow", "openvino")
+    ]
+
+    def written(write):
+        return np.stack(list(write(prompts, 12)), axis=1)
+
+    first = written(generators[0])
+    np.testing.assert_array_equal(written(generators[1]), first)
+    rows = model.generate(
+        prompts,
+        max_new_tokens=12,
+        strip_prompt=True,
+        sampler=sampler,
+        memory_length=M,
+        engine="openvino",
+    )
+    np.testing.assert_array_equal(rows, first)
+    # New weights are used in the next call.
+    for weight in model.weights:
+        weight.assign(-weight)
+    second = written(generators[0])
+    assert (second != first).any()
+    np.testing.assert_array_equal(written(generators[1]), second)
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"make": LSTMBackbone}, "attention_type=None"),
+        ({"attention_type": "shaw", "max_positions": 9}, "'shaw'"),
+        ({"gate": "gru", "normalize_first": True}, "gate='gru'"),
+        (
+            {
+                "compression": "mean_pool",
+                "compression_rate": 2,
+                "compressed_length": 4,
+            },
+            "compression='mean_pool'",
+        ),
+        ({"memory_source": "outputs"}, "memory_source='outputs'"),
+        ({"memory_length": 0}, "memory_length=0"),
+        ({"cutoffs": (4, 7), "div_val": 8}, "embeddings of size 0"),
+    ],
+)
+def test_models_that_only_tensorflow_decodes_are_refused(config, part):
+    model = small_model(num_layers=1, **config)
+    with pytest.raises(
+        ValueError, match=f"Received: engine='openvino'.*{part}"
+    ):
+        Generator(model, engine="openvino")
+
+
+def test_bad_engines_are_refused(monkeypatch):
+    model = small_model(num_layers=1)
+    with pytest.raises(ValueError, match="engine='onnx'"):
+        Generator(model, engine="onnx")
+    with pytest.raises(ValueError, match="weights='int4'"):
+        Generator(model, engine="openvino", weights="int4")
+    with pytest.raises(ValueError, match="engine='openvino', or.*'int8'$"):
+        Generator(model, weights="int8")
+    with pytest.raises(ValueError, match="with a BeamSampler"):
+        model.generate([1], sampler=BeamSampler(2), engine="openvino")
+    for module in (None, types.SimpleNamespace(__version__="2026.3.1-1-x")):
+        monkeypatch.setitem(sys.modules, "openvino", module)
+        with pytest.raises(ImportError, match=r"2026\.4 or newer: pip"):
+            Generator(model, engine="openvino")
+    model.backbone.enable_lora(rank=2)
+    with pytest.raises(ValueError, match="a model with LoRA or int8 kernels"):
+        Generator(model, engine="openvino")

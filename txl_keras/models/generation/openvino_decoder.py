@@ -1,0 +1,188 @@
+"""Decoding by OpenVINO, for CPUs.
+
+A token costs about what it takes to read weights and caches. TensorFlow and
+XLA gain nothing from weights in fewer bytes, OpenVINO does.
+
+Letters: `B` rows, `M` memory, `N` heads, `H` head size, `V` vocabulary, `L`
+layers.
+"""
+
+import importlib
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.models.generation.openvino_graph import OpenVinoGraph
+
+ENGINES = ("tensorflow", "openvino")
+WEIGHTS = ("float32", "bfloat16", "int8")
+# 2026.0 computes wrong numbers in bfloat16 (see setup.py).
+_OLDEST_RELEASE = (2026, 4)
+
+
+def check_engine(engine, weights, model, memory_length):
+    """Checks an engine, the dtype of its weights, and what it has to decode.
+
+    Raises `ValueError`, or `ImportError` if OpenVINO is missing.
+    """
+    for name, value, known in (
+        ("engine", engine, ENGINES),
+        ("weights", weights, WEIGHTS),
+    ):
+        if value not in known:
+            raise ValueError(
+                f"`{name}` must be one of {known}. Received: {name}={value!r}"
+            )
+    if engine == "tensorflow":
+        if weights != "float32":
+            raise ValueError(
+                "`weights` must be 'float32' with engine='tensorflow', which "
+                "gains nothing from fewer bytes. Use engine='openvino', or "
+                f"`model.quantize('int8')`. Received: weights={weights!r}"
+            )
+        return
+    unsupported = _unsupported_parts(model, memory_length)
+    if unsupported:
+        raise ValueError(
+            "`engine` must be 'tensorflow' unless the model has relative "
+            "attention, remembers the inputs of its blocks, and has a memory "
+            f"and float weights. Received: engine={engine!r} and a model with "
+            f"{unsupported}"
+        )
+    openvino = _import_openvino()
+    if weights == "bfloat16" and not _has_bfloat16(openvino):
+        raise ValueError(
+            "`weights` must be 'float32' or 'int8' on a processor without "
+            f"bfloat16 instructions. Received: weights={weights!r}"
+        )
+
+
+def _unsupported_parts(model, memory_length):
+    """Names the parts of a model that the graph below lacks; "" if none."""
+    backbone = model.backbone
+    attention = getattr(backbone, "attention_type", None)
+    if attention != "relative":
+        return f"attention_type={attention!r}"
+    is_changed = any(
+        "lora" in weight.path or weight.dtype == "int8"
+        for weight in backbone.weights
+    )
+    parts = {
+        f"gate={backbone.gate!r}": backbone.gate,
+        f"compression={backbone.compression!r}": backbone.compression,
+        "memory_source='outputs'": backbone.memory_source == "outputs",
+        "memory_length=0": memory_length == 0,
+        "embeddings of size 0": 0 in backbone.token_embedding.dims,
+        "LoRA or int8 kernels": is_changed,
+    }
+    return ", ".join(name for name, is_used in parts.items() if is_used)
+
+
+def _import_openvino():
+    try:
+        openvino = importlib.import_module("openvino")
+        found = openvino.__version__
+    except ImportError as error:
+        openvino, found = None, error
+    if openvino is None or _release(found) < _OLDEST_RELEASE:
+        oldest = ".".join(map(str, _OLDEST_RELEASE))
+        raise ImportError(
+            f"`engine='openvino'` needs openvino {oldest} or newer: pip "
+            f'install "txl_keras[openvino]". Received: {found}'
+        )
+    return openvino
+
+
+def _release(version):
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _has_bfloat16(openvino):
+    capabilities = openvino.Core().get_property(
+        "CPU", "OPTIMIZATION_CAPABILITIES"
+    )
+    return "BF16" in capabilities
+
+
+class OpenVinoDecoder:
+    """Reads one token per row and returns what may follow, by OpenVINO.
+
+    The graph takes the caches as inputs. They are arrays of this object, which
+    OpenVINO reads where they are, and into which the new keys and values are
+    written. As a state of OpenVINO, with `ReadValue` and `Assign`, they would
+    be copied for every token (version 2026.4). All rows write to the same
+    slot, so their memory begins in text order.
+
+    `weights` is one of `WEIGHTS`. Unless it is `"float32"`, caches and
+    activations are bfloat16 if the processor has the instructions.
+    """
+
+    def __init__(self, model, num_rows, memory_length, weights="float32"):
+        openvino = _import_openvino()
+        is_short = weights != "float32" and _has_bfloat16(openvino)
+        dtype = tf.bfloat16 if is_short else tf.float32
+        cache_type = openvino.Type.bf16 if is_short else openvino.Type.f32
+        backbone = model.backbone
+        sizes = (num_rows, backbone.num_heads, memory_length, backbone.head_dim)
+        # Keys and values of each block, [2 L, B, N, M, H].
+        self._caches = np.zeros(
+            (2 * backbone.num_layers, *sizes), dtype.as_numpy_dtype
+        )
+        self._positions = [
+            tf.cast(rows, dtype).numpy()
+            for (rows,) in backbone.project_positions(memory_length + 1)
+        ]
+        self._ids = np.zeros(num_rows, np.int32)
+        self._slot = np.zeros(1, np.int32)
+        self._valid_length = np.zeros((num_rows, 1), np.int32)
+        graph = OpenVinoGraph(openvino, model, weights == "int8").build(
+            sizes, self._positions[0].shape, cache_type
+        )
+        compiled = openvino.compile_model(
+            graph,
+            "CPU",
+            {
+                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": "bf16" if is_short else "f32",
+            },
+        )
+        self._request = compiled.create_infer_request()
+        arrays = (
+            self._ids,
+            self._slot,
+            self._valid_length,
+            *self._caches,
+            *self._positions,
+        )
+        for number, array in enumerate(arrays):
+            # As bytes, because OpenVINO's bfloat16 is not NumPy's.
+            tensor = openvino.Tensor(
+                array.view(np.uint8),
+                array.shape,
+                graph.input(number).element_type,
+            )
+            self._request.set_input_tensor(number, tensor)
+
+    def begin(self, memory):
+        """Copies the `ProjectedMemory` of the text that was read so far."""
+        memory = memory.in_order()
+        for i, pair in enumerate(zip(memory.keys, memory.values, strict=True)):
+            self._caches[2 * i : 2 * i + 2] = [x.numpy() for x in pair]
+        self._slot[:] = 0
+        self._valid_length[:, 0] = memory.valid_length.numpy()
+
+    def __call__(self, ids):
+        """Returns log-probabilities `(B, V)` of the tokens after `ids` `(B,)`.
+
+        The next call overwrites them.
+        """
+        self._ids[:] = ids
+        self._request.infer()
+        log_probs, entries = (
+            tensor.data for tensor in self._request.output_tensors
+        )
+        self._caches[..., self._slot[0], :] = entries
+        length = self._caches.shape[3]
+        self._slot[:] = (self._slot + 1) % length
+        np.minimum(self._valid_length + 1, length, out=self._valid_length)
+        return log_probs

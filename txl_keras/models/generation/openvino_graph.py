@@ -1,0 +1,250 @@
+"""The graph of one decoding step of a language model, for OpenVINO.
+
+Letters: `B` rows, `M` memory, `S` = M + 1 keys, `N` heads, `H` head size, `D`
+hidden size, `R` distances, `V` vocabulary, `L` layers.
+"""
+
+import functools
+import importlib
+
+import numpy as np
+
+from txl_keras.layers.compute.problem import MASKED_SCORE
+
+
+class OpenVinoGraph:
+    """Builds the graph from the weights of a model, rounded if `is_int8`."""
+
+    def __init__(self, openvino, model, is_int8):
+        self._make_model = openvino.Model
+        self._op = importlib.import_module("openvino.opset13")
+        self._backbone, self._softmax = model.backbone, model.softmax
+        self._embedding = model.backbone.token_embedding
+        self._is_int8 = is_int8
+        self._weights = {
+            weight.path.split("/", 1)[1]: weight
+            for weight in (*model.backbone.weights, *model.softmax.weights)
+        }
+
+    def build(self, sizes, position_sizes, cache_type):
+        """Returns the graph.
+
+        Its inputs are ids `(B,)`, the slot `(1,)` of the oldest entry, valid
+        lengths `(B, 1)`, then keys and values `(B, N, M, H)` of each block, and
+        the positions `(N, R, H)` of each. Its outputs are log-probabilities
+        `(B, V)` and the new keys and values `(2 L, B, N, H)`.
+        """
+        op, num_rows, length = self._op, sizes[0], sizes[2]
+        ids = op.parameter([num_rows], np.int32)
+        slot = op.parameter([1], np.int32)
+        valid_length = op.parameter([num_rows, 1], np.int32)
+        num_layers = self._backbone.num_layers
+        caches = [
+            op.parameter(sizes, cache_type) for _ in range(2 * num_layers)
+        ]
+        positions = [
+            op.parameter(position_sizes, cache_type) for _ in range(num_layers)
+        ]
+        tables = [
+            self._matrix(self._value(f"token_embedding/embeddings_{i}"))
+            for i in range(self._embedding.num_clusters)
+        ]
+        distances, mask = self._distances(slot, valid_length, length)
+        x, entries = self._embed(ids, tables), []
+        for i, rows in enumerate(positions):
+            *past, rows = (
+                op.convert(x, np.float32)
+                for x in (*caches[2 * i : 2 * i + 2], rows)
+            )
+            x, *new = self._block(x, f"block_{i}/", past, rows, distances, mask)
+            entries += [op.unsqueeze(entry, 0) for entry in new]
+        if self._backbone.normalize_output:
+            x = self._norm(x, "output_norm")
+        outputs = [self._log_probs(x, tables), op.concat(entries, 0)]
+        return self._make_model(
+            [op.result(output) for output in outputs],
+            [ids, slot, valid_length, *caches, *positions],
+        )
+
+    def _distances(self, slot, valid_length, length):
+        """Returns distances `(S,)`, 0 the last, and the mask `(B, 1, 1, S)`."""
+        op = self._op
+        age = op.floor_mod(
+            op.subtract(np.arange(length, dtype=np.int32), slot),
+            np.int32(length),
+        )
+        own = np.zeros(1, np.int32)
+        distances = op.concat([op.subtract(np.int32(length), age), own], 0)
+        farthest = valid_length
+        if self._backbone.same_length == "pytorch":
+            farthest = op.minimum(farthest, np.int32(length - 1))
+        mask = op.less_equal(op.unsqueeze(distances, 0), farthest)
+        return distances, op.unsqueeze(mask, np.array([1, 2]))
+
+    def _embed(self, ids, tables):
+        """Returns the first block's input `(B, D)`."""
+        op, bounds = self._op, np.array(self._embedding.bounds, np.int32)
+        parts = []
+        for i, table in enumerate(tables):
+            inside = op.clamp(ids, int(bounds[i]), int(bounds[i + 1] - 1))
+            row = op.gather(table, op.subtract(inside, bounds[i]), np.int32(0))
+            row = self._dense(row, self._projection(i, of_embedding=True))
+            is_inside = op.unsqueeze(op.equal(inside, ids), 1)
+            parts.append(op.select(is_inside, row, np.float32(0)))
+        x = functools.reduce(op.add, parts)
+        return op.multiply(x, np.float32(self._backbone.hidden_dim**0.5))
+
+    def _block(self, x, name, past, rows, distances, mask):
+        """Returns the outputs `(B, D)`, the new key and value `(B, N, H)`.
+
+        `past` are keys and values `(B, N, M, H)`, and `rows` the projected
+        positions `(N, R, H)`, the largest distance first.
+        """
+        is_pre_norm = self._backbone.normalize_first
+        op, add = self._op, self._op.add
+
+        def normalized(x, norm):
+            return self._norm(x, f"{name}{norm}_norm")
+
+        def attention(x):
+            return self._attention(
+                x, f"{name}attention/", past, rows, distances, mask
+            )
+
+        def feed_forward(x):
+            inner = self._dense(x, f"{name}feed_forward_intermediate/kernel")
+            return self._dense(
+                op.relu(inner), f"{name}feed_forward_output/kernel"
+            )
+
+        if is_pre_norm:
+            attended, *new = attention(normalized(x, "attention"))
+            x = add(x, attended)
+            return add(x, feed_forward(normalized(x, "feed_forward"))), *new
+        attended, *new = attention(x)
+        x = normalized(add(x, attended), "attention")
+        return normalized(add(x, feed_forward(x)), "feed_forward"), *new
+
+    def _attention(self, x, name, past, rows, distances, mask):
+        """Computes section 3.3 of the paper, as `compute.definition` does."""
+        op, (num_heads, num_rows, head_dim) = self._op, rows.get_output_shape(0)
+        scale = head_dim**-0.5
+        heads = np.array([0, num_heads, 1, head_dim])
+        query, key, value = (
+            op.reshape(self._dense(x, f"{name}{part}/kernel"), heads, True)
+            for part in ("query", "key", "value")
+        )
+        shared = "" if self._backbone.tie_attention_biases else name
+        content, position = (
+            op.multiply(
+                op.add(query, self._value(shared + bias)[:, None]),
+                np.float32(scale),
+            )
+            for bias in ("content_attention_bias", "positional_attention_bias")
+        )
+        last_axis = np.array([3])
+        scores = op.concat(
+            [
+                op.matmul(content, past[0], False, True),
+                op.reduce_sum(op.multiply(content, key), last_axis, True),
+            ],
+            3,
+        )
+        # One matmul per head for all rows, which share the positions.
+        swap = np.array([2, 1, 0, 3])
+        by_distance = op.matmul(op.transpose(position, swap), rows, False, True)
+        farthest = np.int32(num_rows - 1)
+        index = op.subtract(farthest, op.minimum(distances, farthest))
+        scores = op.add(
+            scores,
+            op.gather(op.transpose(by_distance, swap), index, last_axis[0]),
+        )
+        scores = op.select(mask, scores, np.float32(MASKED_SCORE))
+        past_weights, own_weight = op.variadic_split(
+            op.softmax(scores, 3), last_axis[0], np.array([-1, 1])
+        ).outputs()
+        attended = op.add(
+            op.matmul(past_weights, past[1], False, False),
+            op.multiply(own_weight, value),
+        )
+        attended = op.reshape(attended, np.array([0, -1]), True)
+        return (
+            self._dense(attended, f"{name}output/kernel"),
+            *(op.squeeze(new, np.array([2])) for new in (key, value)),
+        )
+
+    def _log_probs(self, x, tables):
+        """Computes log-probabilities `(B, V)` from hidden states `(B, D)`."""
+        op, softmax = self._op, self._softmax
+        if not softmax.tie_embeddings:
+            tables = [
+                self._matrix(self._value(f"softmax/kernel_{i}"))
+                for i in range(len(tables))
+            ]
+        hidden = [
+            self._dense(x, self._projection(i, is_tied), is_transposed=True)
+            for i, is_tied in enumerate(softmax.tie_projections)
+        ]
+        head, *tails = (
+            op.add(
+                op.matmul(projected, table, False, True),
+                self._value(f"softmax/bias_{i}"),
+            )
+            for i, (projected, table) in enumerate(
+                zip(hidden, tables, strict=True)
+            )
+        )
+        if not tails:
+            return op.log_softmax(head, 1)
+        kernel = self._value("softmax/cluster_kernel")
+        entries = op.add(
+            op.matmul(hidden[0], kernel, False, True),
+            self._value("softmax/cluster_bias"),
+        )
+        head = op.log_softmax(op.concat([head, entries], 1), 1)
+        sizes = np.array([-1, *(1 for _ in tails)])
+        words, *entries = op.variadic_split(head, np.int32(1), sizes).outputs()
+        inside = (op.log_softmax(tail, 1) for tail in tails)
+        return op.concat([words, *map(op.add, inside, entries)], 1)
+
+    def _projection(self, cluster, of_embedding):
+        """Returns the name of a cluster's projection, which may not exist."""
+        owner = "token_embedding" if of_embedding else "softmax"
+        is_shared = of_embedding and self._embedding.div_val == 1
+        return f"{owner}/projection_{0 if is_shared else cluster}"
+
+    def _norm(self, x, name):
+        op, epsilon = self._op, self._backbone.layer_norm_epsilon
+        x = op.mvn(x, np.array([1]), True, epsilon, "inside_sqrt")
+        x = op.multiply(x, self._value(f"{name}/gamma"))
+        return op.add(x, self._value(f"{name}/beta"))
+
+    def _dense(self, x, name, is_transposed=False):
+        """Multiplies by a kernel and adds its bias, if the model has them.
+
+        Rows of a kernel are inputs, or outputs if it `is_transposed`.
+        """
+        if name not in self._weights:
+            return x
+        kernel = self._value(name)
+        if not is_transposed:
+            # One row per output; kernels with heads become matrices.
+            kernel = kernel.reshape(x.get_output_shape(0)[-1], -1).T
+        x = self._op.matmul(x, self._matrix(kernel), False, True)
+        bias = name.removesuffix("kernel") + "bias"
+        if bias not in self._weights:
+            return x
+        return self._op.add(x, self._value(bias))
+
+    def _matrix(self, rows):
+        """Returns a constant, as int8 with one scale per row if asked for."""
+        op = self._op
+        if not self._is_int8:
+            return op.constant(np.ascontiguousarray(rows))
+        largest = np.abs(rows).max(axis=1, keepdims=True)
+        scale = np.maximum(largest / 127, np.finfo(np.float32).tiny)
+        rounded = np.rint(rows / scale).astype(np.int8)
+        return op.multiply(op.convert(op.constant(rounded), np.float32), scale)
+
+    def _value(self, name):
+        return self._weights[name].numpy()

@@ -194,7 +194,8 @@ def test_agents_in_seconds(run):
 @pytest.mark.large
 def test_beyond(guide):
     names = guide("beyond.md")
-    assert names["right"].min() > 0.95
+    assert names["right"].min() > 0.85
+    assert len(names["bar"]) == 31 + 4
     assert names["nats"]["pitch_nats"] < 0.3
 
 
@@ -203,7 +204,7 @@ def test_beyond_in_seconds(run):
     assert names["model"].backbone.memory_source == "outputs"
     differs = np.abs(names["hidden"] - names["changed"]).max(axis=(0, 2))
     np.testing.assert_array_equal(np.flatnonzero(differs), np.arange(4, 16))
-    assert names["written"].shape == (8, 80, 3)
+    assert np.shape(names["written"]) == (8, 80, 3)
 
 
 def test_troubleshooting(guide):

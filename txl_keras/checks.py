@@ -260,14 +260,15 @@ def check_vocabulary(tokenizer, vocabulary_size):
         )
 
 
-def check_token_ids(name, token_ids, vocabulary_size, first=0):
+def check_token_ids(name, token_ids, vocabulary_size, first=0, remedy=""):
     """Checks that integers (token ids) are in `[first, vocabulary_size)`.
 
     Arrays, nested lists and eager tensors are checked at once, with a
     `ValueError`. Symbolic tensors are checked when the graph runs, with an
     `InvalidArgumentError`; XLA cannot raise errors, so it drops that check.
     Returns the ids: an array for lists, and for a symbolic tensor one with a
-    control dependency on the check. `vocabulary_size` may be a scalar tensor.
+    control dependency on the check. `vocabulary_size` may be a scalar tensor;
+    `remedy` ends the message about ids that are out of range.
     """
     token_ids = _as_array_or_tensor(name, token_ids)
     dtype = keras.backend.standardize_dtype(token_ids.dtype)
@@ -287,6 +288,7 @@ def check_token_ids(name, token_ids, vocabulary_size, first=0):
         if ids.size and (ids.min() < first or ids.max() >= vocabulary_size):
             raise ValueError(
                 f"{limits} Received: from {ids.min()} to {ids.max()}"
+                + (remedy and f". {remedy}")
             )
         return token_ids
     if _is_compiled_by_xla():
@@ -296,6 +298,7 @@ def check_token_ids(name, token_ids, vocabulary_size, first=0):
     received = [tf.reduce_min(ids), "to", tf.reduce_max(ids)]
     if is_symbolic:
         received += ["with a limit of", limit]
+    received += filter(None, [remedy])
     return _checked(
         token_ids,
         tf.reduce_all((ids >= first) & (ids < limit)),

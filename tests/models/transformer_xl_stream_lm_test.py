@@ -102,35 +102,80 @@ def test_a_text_may_begin_inside_a_segment():
         model({"token_ids": ids})
 
 
-def test_generated_steps_are_the_likeliest_by_score():
-    model = model_of()
-    prompt = random_steps(B, T)
-    written = model.generate(prompt, 6, sampler="greedy")
-    assert written.shape == (B, T + 6, 3)
-    np.testing.assert_array_equal(written[:, :T], prompt)
-    inputs, targets = written[:, :-1], written[:, 1:]
-    best, _ = model.score(inputs, targets)
-    for i, size in enumerate(SIZES.values()):
-        other = targets.copy()
-        for new in range(size):
-            # With another type the other streams would be given it.
-            other[..., i] = new
-            nll, _ = model.score(inputs, other)
-            worse = np.array(nll - best)[:, T - 1 :, i]
-            assert worse.min() > -1e-5
+@pytest.fixture(scope="module")
+def writer():
+    """A model with a short memory; its greedy steps are compiled once."""
+    return model_of(memory_length=6)
 
 
-def test_every_stream_has_its_sampler():
-    model = model_of(num_layers=1)
-    prompt = random_steps(B, T)
-    greedy = model.generate(prompt, 1, sampler="greedy")
+# One is longer than the memory, and the other is not.
+PROMPTS = [random_steps(1, length, seed=length)[0] for length in (11, 3)]
+
+
+def test_generated_steps_are_the_likeliest_of_calls(writer):
+    written = writer.generate(PROMPTS, 8, sampler="greedy")
+    given = {
+        int(weight.path[-1]): weight.numpy()
+        for weight in writer.trainable_variables
+        if "given" in weight.path
+    }
+    for prompt, row in zip(PROMPTS, written, strict=True):
+        size = len(prompt)
+        assert row.shape == (size + 8, 3)
+        np.testing.assert_array_equal(row[:size], prompt)
+        # All but the last step of the prompt is one segment.
+        reset = np.arange(size - 1)[None] == 0
+        writer({"token_ids": row[None, : size - 1], "reset": reset})
+        for now, later in zip(row[size - 1 : -1], row[size:], strict=True):
+            logits = writer(now[None, None])
+            for i, name in enumerate(SIZES):
+                scores = np.array(logits[name])[0, 0]
+                if i in given:
+                    scores = scores + given[i][later[1]]
+                assert scores[later[i]] >= scores.max() - 1e-5
+
+
+def test_rows_end_before_a_stop_id_of_a_stream(writer):
+    whole = writer.generate(PROMPTS, 8, sampler="greedy")
+    stop = {"pitch": [int(whole[0][14, 0])], "length": []}
+    rows = writer.generate(PROMPTS, 8, stop, sampler="greedy")
+    for prompt, row, expected in zip(PROMPTS, rows, whole, strict=True):
+        is_stop = expected[len(prompt) :, 0] == stop["pitch"][0]
+        end = len(prompt) + (is_stop.argmax() if is_stop.any() else 8)
+        np.testing.assert_array_equal(row, expected[:end])
+    assert len(rows[0]) <= 14
+
+
+def test_nan_is_an_error_of_generation(writer):
+    bias = next(
+        weight
+        for weight in writer.trainable_variables
+        if weight.path.endswith("logits_2/bias")
+    )
+    before = bias.numpy()
+    bias.assign(np.full_like(before, np.nan))
+    with pytest.raises(FloatingPointError, match="of row 0 cannot be drawn"):
+        writer.generate(PROMPTS, 8, sampler="greedy")
+    bias.assign(before)
+
+
+def test_every_stream_has_its_sampler(writer):
+    greedy = writer.generate(PROMPTS, 1, sampler="greedy")
     cool = {"type": "greedy", "pitch": Sampler(top_k=1)}
-    drawn = [model.generate(prompt, 1, cool, seed=s)[:, -1] for s in range(9)]
-    for ids in drawn:
-        np.testing.assert_array_equal(ids[:, :2], greedy[:, -1, :2])
-    assert len({tuple(ids[:, 2]) for ids in drawn}) > 1
-    again = model.generate(prompt, 4, cool, seed=5)
-    np.testing.assert_array_equal(again[:, T], drawn[5])
+    drawn = []
+    for seed in range(9):
+        rows = writer.generate(PROMPTS, 1, sampler=cool, seed=seed)
+        drawn.append([row[-1] for row in rows])
+        for row, expected in zip(rows, greedy, strict=True):
+            np.testing.assert_array_equal(row[-1, :2], expected[-1, :2])
+    assert len(np.unique(np.array(drawn)[..., 2], axis=0)) > 1
+    again = writer.generate(PROMPTS, 4, sampler=cool, seed=5)
+    np.testing.assert_array_equal([row[-4] for row in again], drawn[5])
+
+
+def test_a_single_prompt_gives_an_array(writer):
+    prompt = PROMPTS[0][:1]
+    np.testing.assert_array_equal(writer.generate(prompt, 0), prompt)
 
 
 def test_fit_learns_all_streams_and_scores_each(tmp_path):
@@ -187,12 +232,22 @@ def test_low_precision_is_used():
     np.testing.assert_allclose(found, expected, atol=0.3)
 
 
+def test_int8_is_kept_by_the_config():
+    model = model_of(num_layers=1)
+    with pytest.warns(UserWarning, match="does not have a `quantize` method"):
+        model.quantize("int8")
+    loaded = TransformerXLStreamLM.from_config(model.get_config())
+    dtypes = [[w.dtype for w in m.weights] for m in (loaded, model)]
+    assert "int8" in dtypes[0] and dtypes[0] == dtypes[1]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"stateful": False}, "`backbone` must be a TransformerXLBackbone"),
         ({"look_ahead": 1}, "look_ahead=0"),
         ({"sizes": [7, 2, 4]}, "`vocabulary_sizes` must be a dictionary"),
+        ({"sizes": {7: 2}}, "`vocabulary_sizes` must be a dictionary"),
         ({"first": "key"}, "`first` must be None or one of the streams"),
     ],
 )
@@ -205,27 +260,41 @@ def test_wrong_calls_are_refused():
     model = model_of(num_layers=1)
     ids = random_steps(B, T)
     wrong = np.where(np.arange(3) == 2, 4, ids)
-    with pytest.raises(ValueError, match="targets of length"):
+    with pytest.raises(ValueError, match="Change the ids of 'length', or"):
         model.score(ids, wrong)
     for call in (
         lambda: model.fit(wrong, ids, B),
         lambda: model.fit(ids, wrong, B),
         lambda: model.fit(ids, wrong, B, sample_weight=np.ones((B, T))),
+        lambda: model.fit(ids, ids, B, validation_data=(ids, wrong)),
         lambda: model.evaluate(wrong, ids, B),
-        lambda: model.predict(wrong),
+        lambda: model.predict(wrong, B),
         lambda: model.generate(wrong, 2),
     ):
         with pytest.raises(ValueError, match=r"\[..., 2\]` must hold integers"):
             call()
-    for sampler, message in (
-        ({"key": "greedy"}, "names of streams"),
-        (BeamSampler(2), "`sampler` must be of"),
-        (Sampler(repetition_penalty=2), "`sampler` must be of"),
+    for call in (
+        lambda: model.fit(ids, ids),
+        lambda: model.evaluate(ids, ids),
+        lambda: model.predict(ids),
+    ):
+        with pytest.raises(ValueError, match="`batch_size` must be given"):
+            call()
+    for settings, message in (
+        ({"sampler": {"key": "greedy"}}, "`sampler` must be .* names of str"),
+        ({"sampler": BeamSampler(2)}, "`sampler` must be of"),
+        ({"sampler": Sampler(repetition_penalty=2)}, "`sampler` must be of"),
+        ({"stop_token_ids": {"key": [0]}}, "must be .*'pitch', 'type', 'leng"),
+        ({"stop_token_ids": [0]}, "`stop_token_ids` must be a dictionary"),
+        ({"stop_token_ids": {"type": [2]}}, r"\['type'\]` must .* \[0, 2\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            model.generate(ids, 2, sampler)
-    with pytest.raises(ValueError, match="`prompt` must have at least one"):
-        model.generate(ids[:, :0], 2)
+            model.generate(ids, 2, **settings)
+    for prompts in (ids[:, :0], [], ids[:0]):
+        with pytest.raises(ValueError, match="`prompts` must have at least on"):
+            model.generate(prompts, 2)
+    with pytest.raises(ValueError, match=r"`prompts\[1\]` must have the shape"):
+        model.generate([ids[0], ids[0, :, :2]], 2)
     model.compile("adam", "mse")
     with pytest.raises(ValueError, match="`loss` must not be passed"):
         model.fit(ids, ids, B, verbose=0)

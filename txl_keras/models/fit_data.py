@@ -111,6 +111,18 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
     )
 
 
+def check_batch_size(batch_size):
+    """Raises `ValueError` unless arrays come with a batch size."""
+    if batch_size is None:
+        raise ValueError(
+            "`batch_size` must be given with arrays: samples r, r + "
+            "batch_size, r + 2 batch_size are read as one text. Pass the "
+            "batch size of `Segments`, or len(x) if each sample is a text "
+            "of its own. Received: batch_size=None"
+        )
+    check_integer("batch_size", batch_size, 1)
+
+
 def check_arrays(x, y, batch_size, vocabulary_size):
     """Checks arrays for mistakes that Keras would not report."""
     x, y = (
@@ -121,14 +133,7 @@ def check_arrays(x, y, batch_size, vocabulary_size):
     )
     if not isinstance(x, (np.ndarray, tf.Tensor)):
         return
-    if batch_size is None:
-        raise ValueError(
-            "`batch_size` must be given with arrays: samples r, r + "
-            "batch_size, r + 2 batch_size are read as one text. Pass the "
-            "batch size of `Segments`, or len(x) if each sample is a text "
-            "of its own. Received: batch_size=None"
-        )
-    check_integer("batch_size", batch_size, 1)
+    check_batch_size(batch_size)
     check_shape("x", x, (None, None))
     if 0 in x.shape:
         raise ValueError(

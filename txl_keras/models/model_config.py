@@ -18,6 +18,7 @@ from txl_keras.checks import shown
 from txl_keras.json_files import check_fields
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import TransformerXLStreamLM
 from txl_keras.models import XLNetBackbone
 from txl_keras.weights import weights_by_name
 
@@ -142,12 +143,14 @@ def weight_shapes(config, model_class, path, max_layers):
 
     An entry is such as `{"block_0/attention/query/kernel": (16, 2, 8)}`.
     `config` is the result of `check_model_config`. Raises `ValueError` if it
-    describes no model or one with more than `max_layers` layers or clusters.
+    describes no model or one with more than `max_layers` layers, clusters or
+    streams.
     """
     sizes = backbone_config(config)
     for name, number in (
         ("num_layers", sizes["num_layers"]),
         ("cutoffs", len(sizes.get("cutoffs", ()))),
+        ("vocabulary_sizes", len(config.get("vocabulary_sizes", ()))),
     ):
         check_limit(name, number, max_layers, path)
     one_layer = copy.deepcopy(config)
@@ -203,6 +206,12 @@ def _arguments(config, arguments, model_class, field, path):
         kinds |= dict.fromkeys(
             ("compression_rate", "compressed_length"), "an integer or null"
         )
+    if model_class is TransformerXLStreamLM:
+        kinds |= {
+            "vocabulary_sizes": "an object",
+            "embedding_dims": "a list or null",
+            "first": "a string or null",
+        }
     unknown = sorted(arguments.keys() - kinds)
     if unknown:
         raise ValueError(

@@ -4,8 +4,6 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `F` streams, `V`
 vocabulary of a stream.
 """
 
-import random
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -13,18 +11,27 @@ from keras import ops
 
 from txl_keras import samplers
 from txl_keras.callbacks import ResetMemory
+from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_list
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.stream_embedding import StreamEmbedding
-from txl_keras.models.generation.generator import row_seeds
+from txl_keras.models.fit_data import check_batch_size
+from txl_keras.models.generation.request import check_stop_ids
 from txl_keras.models.generation.request import generation_memory_length
+from txl_keras.models.generation.request import generation_seed
+from txl_keras.models.generation.stream_generator import StreamGenerator
+from txl_keras.models.keeps_compiled import KeepsCompiled
+from txl_keras.models.preset_model import PresetModel
+from txl_keras.models.quantization import quantization_config
+from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLStreamLM(keras.Model):
+class TransformerXLStreamLM(KeepsCompiled, PresetModel):
     """Predicts the next step of several token streams, a softmax for each.
 
     A step has one id per stream, such as the type, pitch and duration of a
@@ -87,12 +94,14 @@ class TransformerXLStreamLM(keras.Model):
     ids = np.stack([np.arange(18) % 3, np.arange(18) + 50], axis=1)[None]
     model.fit(ids[:, :-1], ids[:, 1:], batch_size=1, verbose=0)
     nll, memory = model.score(ids[:, :-1], ids[:, 1:])  # (1, 17, 2)
-    more = model.generate(ids, 4, sampler={"pitch": "top_p"})  # (1, 22, 2)
+    more = model.generate(ids[0], 4, sampler={"pitch": "top_p"})  # (22, 2)
     ```
 
     Reference:
         [Hsiao et al., 2021](https://arxiv.org/abs/2101.02402).
     """
+
+    backbone_class = TransformerXLBackbone
 
     def __init__(
         self,
@@ -102,24 +111,18 @@ class TransformerXLStreamLM(keras.Model):
         first=None,
         **kwargs,
     ):
-        kwargs.setdefault("dtype", getattr(backbone, "dtype_policy", None))
-        super().__init__(**kwargs)
         _check_backbone(backbone)
-        if not isinstance(vocabulary_sizes, dict) or not vocabulary_sizes:
+        _check_names(vocabulary_sizes)
+        if first is not None and first not in vocabulary_sizes:
             raise ValueError(
-                "`vocabulary_sizes` must be a dictionary of sizes by the names "
-                "of streams, such as {'type': 3, 'pitch': 128}. Received: "
-                f"vocabulary_sizes={shown(vocabulary_sizes)}"
+                "`first` must be None or one of the streams, "
+                f"{list(vocabulary_sizes)}. Received: first={shown(first)}"
             )
-        names = list(vocabulary_sizes)
-        if first is not None and first not in names:
-            raise ValueError(
-                f"`first` must be None or one of the streams, {names}. "
-                f"Received: first={first!r}"
-            )
+        kwargs.setdefault("dtype", backbone.dtype_policy)
+        super().__init__(**kwargs)
+        check_dtype_policy(self.dtype_policy)
         self.backbone = backbone
-        self.streams = names
-        self._last_step = None
+        self.streams = list(vocabulary_sizes)
         self.first = first
         self.embedding = StreamEmbedding(
             list(vocabulary_sizes.values()),
@@ -137,8 +140,16 @@ class TransformerXLStreamLM(keras.Model):
             )
             for i, size in enumerate(self.embedding.vocabulary_sizes)
         ]
-        self._nats = [keras.metrics.Mean(f"{name}_nats") for name in names]
-        self.build((None, None, len(names)))
+        self._nats = [
+            keras.metrics.Mean(f"{name}_nats") for name in self.streams
+        ]
+        self.build((None, None, len(self.streams)))
+
+    @property
+    def vocabulary_sizes(self):
+        """Returns the number of ids of each stream, by name."""
+        sizes = self.embedding.vocabulary_sizes
+        return dict(zip(self.streams, sizes, strict=True))
 
     def build(self, token_ids_shape):
         self.embedding.build(token_ids_shape)
@@ -146,22 +157,21 @@ class TransformerXLStreamLM(keras.Model):
             head.build((None, None, self.backbone.hidden_dim))
         self._rows = {}
         if self.first is not None:
-            sizes = self.embedding.vocabulary_sizes
-            first = sizes[self.streams.index(self.first)]
+            sizes = self.vocabulary_sizes
             self._rows = {
                 name: self.add_weight(
-                    shape=(first, size), initializer="zeros", name=f"given_{i}"
+                    shape=(sizes[self.first], size),
+                    initializer="zeros",
+                    name=f"given_{i}",
                 )
-                for i, (name, size) in enumerate(
-                    zip(self.streams, sizes, strict=True)
-                )
+                for i, (name, size) in enumerate(sizes.items())
                 if name != self.first
             }
 
     def call(self, token_ids, training=None):
         reset = None
         if isinstance(token_ids, dict):
-            _check_names(token_ids)
+            _check_inputs(token_ids)
             token_ids, reset = token_ids["token_ids"], token_ids["reset"]
         hidden, _ = self.backbone(
             embeddings=self.embedding(token_ids), reset=reset, training=training
@@ -214,20 +224,11 @@ class TransformerXLStreamLM(keras.Model):
 
     def _nll(self, logits, targets):
         """Computes the negative log-likelihoods `(B, T, F)` of targets."""
-        check_shape("targets", targets, (None, None, len(self.streams)))
-        ids = {
-            name: tf.cast(
-                check_token_ids(f"targets of {name}", targets[..., i], size),
-                tf.int32,
-            )
-            for i, (name, size) in enumerate(
-                zip(self.streams, self.embedding.vocabulary_sizes, strict=True)
-            )
-        }
+        ids = self._split("targets", targets)
         return tf.stack(
             [
                 tf.nn.sparse_softmax_cross_entropy_with_logits(
-                    ids[name],
+                    tf.cast(ids[name], tf.int32),
                     self._given(name, logits[name], ids.get(self.first)),
                 )
                 for name in self.streams
@@ -283,7 +284,11 @@ class TransformerXLStreamLM(keras.Model):
                 range.
         """
         kwargs.setdefault("shuffle", False)
-        self._check_arrays(x, y, kwargs.get("sample_weight"))
+        validation = kwargs.get("validation_data")
+        if isinstance(validation, (tuple, list)):
+            rows = kwargs.get("validation_batch_size") or batch_size
+            self._check_arrays(rows, *validation)
+        self._check_arrays(batch_size, x, y, kwargs.get("sample_weight"))
         return super().fit(x, y, batch_size, epochs, **_with_reset(kwargs))
 
     def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
@@ -292,121 +297,153 @@ class TransformerXLStreamLM(keras.Model):
         See `fit` for the data. With `return_dict=True` the result has the nats
         of each stream by name.
         """
-        self._check_arrays(x, y, kwargs.get("sample_weight"))
+        self._check_arrays(batch_size, x, y, kwargs.get("sample_weight"))
         return super().evaluate(x, y, batch_size, **_with_reset(kwargs))
 
     def predict(self, x, batch_size=None, **kwargs):
         """Predicts like `keras.Model.predict`, from a cold start."""
-        self._check_arrays(x)
+        self._check_arrays(batch_size, x)
         return super().predict(x, batch_size, **_with_reset(kwargs))
 
-    def _check_arrays(self, x, y=None, sample_weight=None):
+    def _check_arrays(self, batch_size, x, y=None, sample_weight=None):
         """Checks ids before XLA compiles the steps, which drops checks."""
         if isinstance(x, dict):
-            _check_names(x)
+            _check_inputs(x)
             x = x["token_ids"]
-        if isinstance(x, np.ndarray):
-            self._check_ids("x", x)
+        if isinstance(x, (np.ndarray, tf.Tensor)):
+            check_batch_size(batch_size)
+            self._split("x", x)
         if isinstance(y, np.ndarray):
             if sample_weight is not None:
                 counts = _by_stream(np.asarray(sample_weight)) != 0
                 y = np.where(counts, y, 0)
-            self._check_ids("y", y)
+            self._split("y", y)
 
-    def _check_ids(self, argument, ids):
-        """Raises `ValueError` if an id of an array `(B, T, F)` is unknown."""
+    def _split(self, argument, ids):
+        """Checks ids `(B, T, F)` and returns those of each stream by name."""
         check_shape(argument, ids, (None, None, len(self.streams)))
-        for i, size in enumerate(self.embedding.vocabulary_sizes):
-            check_token_ids(f"{argument}[..., {i}]", ids[..., i], size)
+        return {
+            name: check_token_ids(
+                f"{argument}[..., {i}]",
+                ids[..., i],
+                size,
+                remedy=f"Change the ids of {name!r}, or build the model with "
+                "larger `vocabulary_sizes`.",
+            )
+            for i, (name, size) in enumerate(self.vocabulary_sizes.items())
+        }
 
     def generate(
         self,
-        prompt,
+        prompts,
         max_new_steps,
+        stop_token_ids=None,
         sampler="random",
         seed=None,
         memory_length=None,
     ):
-        """Continues texts step by step, each stream with its own sampler.
+        """Continues prompts step by step, each stream with its own sampler.
 
-        The memory is a value, so that of `fit` and calls stays as it is.
+        Keys and values of the last steps are cached, so time per step is
+        constant. The memory of `fit` and of calls stays as it is. What is
+        compiled is kept for the next call with as many prompts, equal samplers
+        and the same memory length.
 
         Args:
-            prompt: Integer array `(B, P, F)`, with at least one step.
-            max_new_steps: Integer, the number of steps to add.
+            prompts: Integer array `(P, F)` of one prompt; an array
+                `(B, P, F)`; or a list of B arrays, which may differ in P. Each
+                has at least one step.
+            max_new_steps: Integer, the most steps after each prompt.
+            stop_token_ids: Optional dictionary of lists of ids by the names of
+                streams, such as `{"type": [0]}`. A row ends before the first
+                step that has one of them.
             sampler: A `Sampler` or its name, see `txl_keras.samplers.get`; or a
                 dictionary of them by the names of streams, where a missing one
                 is `"random"`. A `BeamSampler` or a repetition penalty is not
                 possible.
-            seed: Optional integer. The same seed draws the same steps.
+            seed: Optional integer. Row r draws with `seed + r`. By default a
+                new one in each call.
             memory_length: Optional integer, the number of steps to attend to;
                 by default that of the backbone.
 
         Returns:
-            int32 array of shape `(B, P + max_new_steps, F)`.
+            int32 array `(N, F)` of prompt and continuation; for a batch a list
+            of them.
 
         Raises:
             ValueError: If an argument is out of its range or unknown.
+            FloatingPointError: If the model returns NaN.
         """
-        prompt = np.asarray(prompt)
-        self._check_ids("prompt", prompt)
-        if not prompt.shape[1]:
-            raise ValueError(
-                "`prompt` must have at least one step. Received: "
-                f"prompt.shape={prompt.shape}"
-            )
+        prompts, is_single = self._check_prompts(prompts)
         check_integer("max_new_steps", max_new_steps, 0)
-        chosen = self._samplers(sampler)
-        limit = np.iinfo(np.int32).max - len(prompt)
-        if seed is None:
-            seed = random.randrange(limit)
-        seeds = row_seeds(check_integer("seed", seed, 0, limit), len(prompt))
-        length = generation_memory_length(self.backbone, memory_length)
-        memory = self.initial_memory(len(prompt), length)
-
-        # A long prompt is read in segments, or scores would fill the memory.
-        for start in range(0, prompt.shape[1], max(length, 1)):
-            segment = prompt[:, start : start + max(length, 1)]
-            hidden, memory = self._read(segment, memory)
-        step = self._step(chosen)
-        steps = [*np.swapaxes(prompt, 0, 1)]
-        for position in range(max_new_steps):
-            ids, hidden, memory = step(
-                hidden, memory, fold_in(seeds, tf.constant(position))
-            )
-            steps.append(ids.numpy())
-        return np.stack(steps, axis=1).astype("int32")
-
-    def _read(self, ids, memory):
-        """Returns the hidden states `(B, D)` of the last steps, and memory."""
-        hidden, memory = self.backbone(
-            embeddings=self.embedding(ids), memory=memory
+        stop_ids = self._stop_ids(stop_token_ids or {})
+        write = self._keep(
+            StreamGenerator,
+            self._samplers(sampler),
+            generation_memory_length(self.backbone, memory_length),
         )
-        return hidden[:, -1], memory
+        seed = generation_seed(seed, len(prompts))
+        rows = [list(prompt) for prompt in prompts]
+        is_ended = [False] * len(rows)
+        for steps in write(prompts, max_new_steps, seed):
+            for i, step in enumerate(steps):
+                is_ended[i] |= any(map(_contains, stop_ids, step))
+                if not is_ended[i]:
+                    rows[i].append(step)
+            if all(is_ended):
+                break
+        rows = [np.stack(row) for row in rows]
+        return rows[0] if is_single else rows
 
-    def _step(self, chosen):
-        """Returns the function that draws a step and reads it.
+    def _check_prompts(self, prompts):
+        """Returns prompts as int32 arrays, and whether it is a single one."""
+        check_list("prompts", prompts)
+        is_single = len(prompts) > 0 and np.ndim(prompts[0]) < 2
+        rows = list(map(np.asarray, [prompts] if is_single else prompts))
+        for i, row in enumerate(rows):
+            check_shape(f"prompts[{i}]", row, (None, len(self.streams)))
+            self._split(f"prompts[{i}]", row[None])
+        if not rows or not all(map(len, rows)):
+            raise ValueError(
+                "`prompts` must have at least one row, of at least one step "
+                f"each. Received: lengths {shown(list(map(len, rows)))}"
+            )
+        return [row.astype("int32") for row in rows], is_single
 
-        The last one is kept, since tracing takes seconds.
+    def _stop_ids(self, stop_token_ids):
+        """Returns for each stream the set of ids that end a row."""
+        self._check_streams("stop_token_ids", stop_token_ids)
+        return [
+            check_stop_ids(
+                f"stop_token_ids[{name!r}]", stop_token_ids.get(name, ()), size
+            )
+            for name, size in self.vocabulary_sizes.items()
+        ]
+
+    def _check_streams(self, argument, values):
+        if not isinstance(values, dict) or not values.keys() <= {*self.streams}:
+            raise ValueError(
+                f"`{argument}` must be a dictionary by the names of streams, "
+                f"{self.streams}. Received: {argument}={shown(values)}"
+            )
+
+    def sample(self, hidden, stream_samplers, seeds):
+        """Draws the ids of one step.
+
+        Args:
+            hidden: Hidden states of shape `(B, D)`.
+            stream_samplers: Sequence of a `Sampler` for each stream.
+            seeds: uint32 tensor `(B,)`, one per row.
+
+        Returns:
+            int32 tensor of shape `(B, F)`.
         """
-        if self._last_step is None or self._last_step[0] != chosen:
-
-            @tf.function(autograph=False)
-            def step(hidden, memory, seeds):
-                ids = self._draw(hidden, chosen, seeds)
-                return ids, *self._read(ids[:, None], memory)
-
-            self._last_step = (chosen, step)
-        return self._last_step[1]
-
-    def _draw(self, hidden, chosen, seeds):
-        """Draws the ids `(B, F)` of one step."""
         logits, ids = self._logits(hidden), {}
         # The first stream before those that depend on it.
         for name in sorted(self.streams, key=lambda name: name != self.first):
             scores = self._given(name, logits[name], ids.get(self.first))
             stream = self.streams.index(name)
-            ids[name] = chosen[stream](
+            ids[name] = stream_samplers[stream](
                 tf.nn.log_softmax(scores), fold_in(seeds, stream)
             )
         return tf.stack([ids[name] for name in self.streams], axis=-1)
@@ -415,12 +452,7 @@ class TransformerXLStreamLM(keras.Model):
         """Returns a tuple of a `Sampler` for each stream."""
         if not isinstance(sampler, dict):
             sampler = dict.fromkeys(self.streams, sampler)
-        unknown = set(sampler) - set(self.streams)
-        if unknown:
-            raise ValueError(
-                f"`sampler` must have names of streams, {self.streams}. "
-                f"Received: {sorted(map(str, unknown))}"
-            )
+        self._check_streams("sampler", sampler)
         chosen = tuple(
             samplers.get(sampler.get(name, "random")) for name in self.streams
         )
@@ -436,19 +468,14 @@ class TransformerXLStreamLM(keras.Model):
         return chosen
 
     def get_config(self):
-        sizes = self.embedding.vocabulary_sizes
         return {
             **super().get_config(),
             "backbone": keras.saving.serialize_keras_object(self.backbone),
-            "vocabulary_sizes": dict(zip(self.streams, sizes, strict=True)),
+            "vocabulary_sizes": self.vocabulary_sizes,
             "embedding_dims": self.embedding.embedding_dims,
             "first": self.first,
+            **quantization_config(self),
         }
-
-    @classmethod
-    def from_config(cls, config):
-        backbone = keras.saving.deserialize_keras_object(config["backbone"])
-        return cls(**{**config, "backbone": backbone})
 
 
 def _check_backbone(backbone):
@@ -466,7 +493,24 @@ def _check_backbone(backbone):
         )
 
 
-def _check_names(inputs):
+def _check_names(vocabulary_sizes):
+    if (
+        not isinstance(vocabulary_sizes, dict)
+        or not vocabulary_sizes
+        or not all(isinstance(name, str) and name for name in vocabulary_sizes)
+    ):
+        raise ValueError(
+            "`vocabulary_sizes` must be a dictionary of sizes by the names of "
+            "streams, such as {'type': 3, 'pitch': 128}. Received: "
+            f"vocabulary_sizes={shown(vocabulary_sizes)}"
+        )
+
+
+def _contains(ids, token):
+    return int(token) in ids
+
+
+def _check_inputs(inputs):
     if set(inputs) != {"token_ids", "reset"}:
         raise ValueError(
             "Inputs must be token ids, or a dictionary of 'token_ids' and "

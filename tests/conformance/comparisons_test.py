@@ -2,6 +2,7 @@
 
 import pathlib
 
+import numpy as np
 import pytest
 from script_flags import flags_of
 
@@ -19,6 +20,9 @@ EXPECTED = {
     "comparison/shaw": (XL, 256, "shaw", False),
     "comparison/vanilla": (XL, 0, "al_rfou", False),
     "comparison/lstm": ("lstm", None, None, False),
+    "comparison_words/transformer_xl": (XL, 256, RELATIVE, False),
+    "comparison_words/vanilla": (XL, 0, "al_rfou", False),
+    "comparison_words/lstm": ("lstm", None, None, False),
     "table_6/transformer_xl": (XL, 128, RELATIVE, False),
     "table_6/shaw": (XL, 128, "shaw", False),
     "table_6/half_loss": (XL, 128, RELATIVE, True),
@@ -33,7 +37,6 @@ EXPECTED = {
     "table_7/shaw": (XL, None, "shaw", False),
     "table_7/no_recurrence": (XL, 0, RELATIVE, False),
 }
-COMPARED = [name for name in EXPECTED if name.startswith("comparison/")]
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +50,10 @@ def parse():
 
 
 def test_each_is_expected_here():
-    files = CONFIGS.glob("[ct]*_*/*.flags"), CONFIGS.glob("comparison/*.flags")
+    files = CONFIGS.glob("table_*/*.flags"), CONFIGS.glob("comparison*/*.flags")
     names = {f"{p.parent.name}/{p.stem}" for paths in files for p in paths}
-    assert names - {"comparison/common"} == set(EXPECTED)
+    common = {"comparison/common", "comparison_words/common"}
+    assert names - common == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -75,11 +79,21 @@ def test_it_is_the_model_of_its_name(name, parse):
     assert lines[1].startswith(f"#     --workdir=runs/{name}")
 
 
-def test_those_that_are_compared_have_as_many_weights(parse):
+@pytest.mark.parametrize(
+    ("folder", "vocabulary_size"),
+    [("comparison", 204), ("comparison_words", 71_415)],
+)
+def test_those_that_are_compared_have_as_many_weights(
+    parse, folder, vocabulary_size
+):
     weights, steps = [], set()
-    for name in COMPARED:
+    ranks = np.arange(vocabulary_size)
+    tokens = np.repeat(ranks, 1 + 10**5 // (ranks + 1))
+    for name in EXPECTED:
+        if not name.startswith(f"{folder}/"):
+            continue
         flags = parse(name)
-        model = model_flags.build_model(204, None, "float32")
+        model = model_flags.build_model(vocabulary_size, tokens, "float32")
         weights.append(model.count_params())
         steps.add((flags.max_steps, flags.batch_size, flags.segment_length))
     assert max(weights) < 1.005 * min(weights)

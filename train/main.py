@@ -279,7 +279,7 @@ def _export(workdir):
     """Exports the best weights."""
     # Copied to one device, because the trained model may be on several.
     served, step = workdir.load_model("best")
-    export_run(workdir, served, step, workdir.file(f"export/{step}"))
+    export_run(workdir, served, step)
 
 
 def _prompt(test, tokenizer):

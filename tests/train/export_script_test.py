@@ -1,5 +1,6 @@
 """Runs train/export.py."""
 
+import re
 import subprocess
 import sys
 
@@ -9,10 +10,26 @@ import pytest
 from txl_keras.workdir import Workdir
 
 
-def test_an_option_without_effect_on_an_export_is_refused(fail, tmp_path):
-    flags = (f"--workdir={tmp_path}", "--raw_text", "--num_slots=3")
-    error = fail("export.py", *flags)
-    assert "`num_slots` must be left out with --raw_text" in error
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--raw_text", "--num_slots=3"], "`num_slots` .* with --raw_text"),
+        (["--num_rows=2"], "`num_rows` .* with --format=saved_model"),
+        (
+            ["--format=openvino", "--max_batch_size=3"],
+            "`max_batch_size` .* with --format=openvino",
+        ),
+        (
+            ["--format=openvino", "--raw_text"],
+            "`raw_text` .* with --format=openvino",
+        ),
+    ],
+)
+def test_an_option_without_effect_on_an_export_is_refused(
+    flags, message, fail, tmp_path
+):
+    error = fail("export.py", f"--workdir={tmp_path}", *flags)
+    assert re.search(message.replace(".*", "must be left out"), error)
 
 
 @pytest.mark.large

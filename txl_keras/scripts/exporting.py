@@ -1,19 +1,29 @@
-"""Export of a run as a SavedModel."""
+"""Export of a run."""
 
 import tensorflow as tf
 
 from txl_keras.serving import export
+from txl_keras.serving import export_openvino
 from txl_keras.serving import export_text
 
 
 def export_run(
-    workdir, model, step, path, raw_text=False, memory_length=None, **options
+    workdir,
+    model,
+    step,
+    path=None,
+    kind="export",
+    memory_length=None,
+    **options,
 ):
-    """Writes a run's SavedModel with its tokenizer and config as assets.
+    """Writes the model of a run, with its tokenizer and config as assets.
 
-    Calls `export_text` for `raw_text`, else `export`. The default memory
-    length is the one that train/generate.py uses.
+    `kind` is the function of `txl_keras.serving` that writes it. The default
+    path is WORKDIR/KIND/STEP, and the default memory length is the one that
+    train/generate.py uses. Returns the path.
     """
+    if path is None:
+        path = workdir.file(f"{kind}/{step}")
     if memory_length is None:
         memory_length = 0
         if model.backbone.remembers:
@@ -27,10 +37,13 @@ def export_run(
         "assets": assets,
         **options,
     }
-    if raw_text:
+    if kind == "export_text":
         export_text(model, workdir.load_tokenizer(), path, **options)
+    elif kind == "export_openvino":
+        export_openvino(model, path, **options)
     else:
         export(model, path, **options)
+    return path
 
 
 def loading_note(tokenizer):

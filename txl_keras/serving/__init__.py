@@ -6,6 +6,7 @@ from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.export import export
 from txl_keras.serving.export import export_text
 from txl_keras.serving.export_classifier import export_classifier
+from txl_keras.serving.export_openvino import export_openvino
 
 __all__ = [
     "Generator",
@@ -13,5 +14,6 @@ __all__ = [
     "TextStream",
     "export",
     "export_classifier",
+    "export_openvino",
     "export_text",
 ]

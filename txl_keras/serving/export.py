@@ -10,9 +10,9 @@ import numpy as np
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
+from txl_keras.serving.export_folders import check_path
+from txl_keras.serving.export_folders import write_saved_model
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
-from txl_keras.serving.saved_models import check_path
-from txl_keras.serving.saved_models import write_saved_model
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
 from txl_keras.serving.served_model import ServedCompressiveModel
@@ -92,8 +92,8 @@ def export(
 
     Args:
         model: `TransformerXLCausalLM`.
-        path: String, a new folder, or an existing SavedModel, which is
-            replaced; local, or of any file system that TensorFlow supports.
+        path: String, a new folder, or an earlier export, which is replaced;
+            local, or of any file system that TensorFlow supports.
         memory_length: Optional integer `M`; by default the model's own.
         max_segment_length: Optional integer, the longest T, up to 65,536; by
             default 512, or as many as the model has absolute positions.
@@ -114,7 +114,7 @@ def export(
             the time of one request.
 
     Raises:
-        ValueError: If `path` exists and is not a SavedModel, an argument is
+        ValueError: If `path` exists and is no earlier export, an argument is
             out of range, or `settings` or `assets` contain a name that the
             export writes itself.
 

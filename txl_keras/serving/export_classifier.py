@@ -7,10 +7,10 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_vocabulary
+from txl_keras.serving.export_folders import check_path
+from txl_keras.serving.export_folders import write_saved_model
 from txl_keras.serving.graph_checks import check_not_empty
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
-from txl_keras.serving.saved_models import check_path
-from txl_keras.serving.saved_models import write_saved_model
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 
 

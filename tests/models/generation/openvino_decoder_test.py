@@ -194,7 +194,9 @@ def test_bad_engines_are_refused(monkeypatch):
         model.generate([1], sampler=BeamSampler(2), engine="openvino")
     for module in (None, types.SimpleNamespace(__version__="2026.3.1-1-x")):
         monkeypatch.setitem(sys.modules, "openvino", module)
-        with pytest.raises(ImportError, match=r"2026\.4 or newer: pip"):
+        with pytest.raises(
+            ImportError, match=r"2026\.4 or newer is needed: pip"
+        ):
             Generator(model, engine="openvino")
     model.backbone.enable_lora(rank=2)
     with pytest.raises(ValueError, match="a model with LoRA or int8 kernels"):

@@ -7,17 +7,14 @@ Letters: `B` rows, `M` memory, `N` heads, `H` head size, `V` vocabulary, `L`
 layers.
 """
 
-import importlib
-
 import numpy as np
-import tensorflow as tf
 
+from txl_keras.models.generation.openvino_graph import WEIGHTS
 from txl_keras.models.generation.openvino_graph import OpenVinoGraph
+from txl_keras.models.generation.openvino_graph import import_openvino
+from txl_keras.models.generation.openvino_graph import unsupported_parts
 
 ENGINES = ("tensorflow", "openvino")
-WEIGHTS = ("float32", "bfloat16", "int8")
-# 2026.0 computes wrong numbers in bfloat16 (see setup.py).
-_OLDEST_RELEASE = (2026, 4)
 
 
 def check_engine(engine, weights, model, memory_length):
@@ -41,7 +38,7 @@ def check_engine(engine, weights, model, memory_length):
                 f"`model.quantize('int8')`. Received: weights={weights!r}"
             )
         return
-    unsupported = _unsupported_parts(model, memory_length)
+    unsupported = unsupported_parts(model, memory_length)
     if unsupported:
         raise ValueError(
             "`engine` must be 'tensorflow' unless the model has relative "
@@ -49,52 +46,12 @@ def check_engine(engine, weights, model, memory_length):
             f"and float weights. Received: engine={engine!r} and a model with "
             f"{unsupported}"
         )
-    openvino = _import_openvino()
+    openvino = import_openvino()
     if weights == "bfloat16" and not _has_bfloat16(openvino):
         raise ValueError(
             "`weights` must be 'float32' or 'int8' on a processor without "
             f"bfloat16 instructions. Received: weights={weights!r}"
         )
-
-
-def _unsupported_parts(model, memory_length):
-    """Names the parts of a model that the graph below lacks; "" if none."""
-    backbone = model.backbone
-    attention = getattr(backbone, "attention_type", None)
-    if attention != "relative":
-        return f"attention_type={attention!r}"
-    is_changed = any(
-        "lora" in weight.path or weight.dtype == "int8"
-        for weight in backbone.weights
-    )
-    parts = {
-        f"gate={backbone.gate!r}": backbone.gate,
-        f"compression={backbone.compression!r}": backbone.compression,
-        "memory_source='outputs'": backbone.memory_source == "outputs",
-        "memory_length=0": memory_length == 0,
-        "embeddings of size 0": 0 in backbone.token_embedding.dims,
-        "LoRA or int8 kernels": is_changed,
-    }
-    return ", ".join(name for name, is_used in parts.items() if is_used)
-
-
-def _import_openvino():
-    try:
-        openvino = importlib.import_module("openvino")
-        found = openvino.__version__
-    except ImportError as error:
-        openvino, found = None, error
-    if openvino is None or _release(found) < _OLDEST_RELEASE:
-        oldest = ".".join(map(str, _OLDEST_RELEASE))
-        raise ImportError(
-            f"`engine='openvino'` needs openvino {oldest} or newer: pip "
-            f'install "txl_keras[openvino]". Received: {found}'
-        )
-    return openvino
-
-
-def _release(version):
-    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _has_bfloat16(openvino):
@@ -118,28 +75,22 @@ class OpenVinoDecoder:
     """
 
     def __init__(self, model, num_rows, memory_length, weights="float32"):
-        openvino = _import_openvino()
+        openvino = import_openvino()
         is_short = weights != "float32" and _has_bfloat16(openvino)
-        dtype = tf.bfloat16 if is_short else tf.float32
-        cache_type = openvino.Type.bf16 if is_short else openvino.Type.f32
-        backbone = model.backbone
-        sizes = (num_rows, backbone.num_heads, memory_length, backbone.head_dim)
+        graph = OpenVinoGraph(
+            openvino, model, num_rows, memory_length, weights, is_short
+        )
+        network = graph.build()
         # Keys and values of each block, [2 L, B, N, M, H].
         self._caches = np.zeros(
-            (2 * backbone.num_layers, *sizes), dtype.as_numpy_dtype
+            (2 * len(graph.positions), *network.input("key_0").shape),
+            graph.positions[0].dtype,
         )
-        self._positions = [
-            tf.cast(rows, dtype).numpy()
-            for (rows,) in backbone.project_positions(memory_length + 1)
-        ]
         self._ids = np.zeros(num_rows, np.int32)
         self._slot = np.zeros(1, np.int32)
         self._valid_length = np.zeros((num_rows, 1), np.int32)
-        graph = OpenVinoGraph(openvino, model, weights == "int8").build(
-            sizes, self._positions[0].shape, cache_type
-        )
         compiled = openvino.compile_model(
-            graph,
+            network,
             "CPU",
             {
                 "PERFORMANCE_HINT": "LATENCY",
@@ -152,14 +103,14 @@ class OpenVinoDecoder:
             self._slot,
             self._valid_length,
             *self._caches,
-            *self._positions,
+            *graph.positions,
         )
         for number, array in enumerate(arrays):
             # As bytes, because OpenVINO's bfloat16 is not NumPy's.
             tensor = openvino.Tensor(
                 array.view(np.uint8),
                 array.shape,
-                graph.input(number).element_type,
+                network.input(number).element_type,
             )
             self._request.set_input_tensor(number, tensor)
 
@@ -181,6 +132,7 @@ class OpenVinoDecoder:
         log_probs, entries = (
             tensor.data for tensor in self._request.output_tensors
         )
+        entries = entries.view(self._caches.dtype)
         self._caches[..., self._slot[0], :] = entries
         length = self._caches.shape[3]
         self._slot[:] = (self._slot + 1) % length

@@ -8,62 +8,139 @@ import functools
 import importlib
 
 import numpy as np
+import tensorflow as tf
 
 from txl_keras.layers.compute.problem import MASKED_SCORE
 
+WEIGHTS = ("float32", "bfloat16", "int8")
+# 2026.0 computes wrong numbers in bfloat16 (see setup.py).
+_OLDEST_RELEASE = (2026, 4)
+
+
+def import_openvino():
+    """Returns the package, or raises `ImportError` if it cannot be used."""
+    try:
+        openvino = importlib.import_module("openvino")
+        found = openvino.__version__
+    except ImportError as error:
+        openvino, found = None, error
+    if openvino is None or _release(found) < _OLDEST_RELEASE:
+        oldest = ".".join(map(str, _OLDEST_RELEASE))
+        raise ImportError(
+            f"OpenVINO {oldest} or newer is needed: pip install "
+            f'"txl_keras[openvino]". Received: {found}'
+        )
+    return openvino
+
+
+def _release(version):
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def unsupported_parts(model, memory_length):
+    """Names the parts of a model that the graph lacks; "" if there are none."""
+    backbone = model.backbone
+    attention = getattr(backbone, "attention_type", None)
+    if attention != "relative":
+        return f"attention_type={attention!r}"
+    is_changed = any(
+        "lora" in weight.path or weight.dtype == "int8"
+        for weight in backbone.weights
+    )
+    parts = {
+        f"gate={backbone.gate!r}": backbone.gate,
+        f"compression={backbone.compression!r}": backbone.compression,
+        "memory_source='outputs'": backbone.memory_source == "outputs",
+        "memory_length=0": memory_length == 0,
+        "embeddings of size 0": 0 in backbone.token_embedding.dims,
+        "LoRA or int8 kernels": is_changed,
+    }
+    return ", ".join(name for name, is_used in parts.items() if is_used)
+
 
 class OpenVinoGraph:
-    """Builds the graph from the weights of a model, rounded if `is_int8`."""
+    """Builds the graph from a model whose weights have one of `WEIGHTS`.
 
-    def __init__(self, openvino, model, is_int8):
-        self._make_model = openvino.Model
+    Caches and positions are bfloat16 if `is_short`, otherwise float32.
+
+    Attributes:
+        positions: List of the projected positions of each block, arrays
+            `(N, R, H)`. They are inputs, because OpenVINO multiplies by
+            constants more slowly (version 2026.4).
+    """
+
+    def __init__(
+        self, openvino, model, num_rows, memory_length, weights, is_short
+    ):
+        self._openvino = openvino
         self._op = importlib.import_module("openvino.opset13")
+        backbone = model.backbone
+        self._cache_type = openvino.Type.f32
+        dtype = tf.float32
+        if is_short:
+            self._cache_type, dtype = openvino.Type.bf16, tf.bfloat16
+        self._sizes = (
+            num_rows,
+            backbone.num_heads,
+            memory_length,
+            backbone.head_dim,
+        )
+        self.positions = [
+            tf.cast(rows, dtype).numpy()
+            for (rows,) in backbone.project_positions(memory_length + 1)
+        ]
         self._backbone, self._softmax = model.backbone, model.softmax
         self._embedding = model.backbone.token_embedding
-        self._is_int8 = is_int8
+        self._dtype = weights
         self._weights = {
             weight.path.split("/", 1)[1]: weight
             for weight in (*model.backbone.weights, *model.softmax.weights)
         }
 
-    def build(self, sizes, position_sizes, cache_type):
+    def build(self):
         """Returns the graph.
 
-        Its inputs are ids `(B,)`, the slot `(1,)` of the oldest entry, valid
-        lengths `(B, 1)`, then keys and values `(B, N, M, H)` of each block, and
-        the positions `(N, R, H)` of each. Its outputs are log-probabilities
-        `(B, V)` and the new keys and values `(2 L, B, N, H)`.
+        Its inputs are `ids` `(B,)`, the `slot` `(1,)` of the oldest entry,
+        `valid_length` `(B, 1)`, then `key_0`, `value_0` to those of the last
+        block, `(B, N, M, H)`, and `position_0` to that of the last block,
+        `(N, R, H)`. Its outputs are `log_probs` `(B, V)` and the new keys and
+        values, `entries` `(2 L, B, N, H)`, of the type of the caches.
         """
-        op, num_rows, length = self._op, sizes[0], sizes[2]
+        op, num_rows, length = self._op, self._sizes[0], self._sizes[2]
         ids = op.parameter([num_rows], np.int32)
         slot = op.parameter([1], np.int32)
         valid_length = op.parameter([num_rows, 1], np.int32)
-        num_layers = self._backbone.num_layers
-        caches = [
-            op.parameter(sizes, cache_type) for _ in range(2 * num_layers)
-        ]
-        positions = [
-            op.parameter(position_sizes, cache_type) for _ in range(num_layers)
-        ]
+        inputs = {"ids": ids, "slot": slot, "valid_length": valid_length}
+        for i in range(len(self.positions)):
+            for name in ("key", "value"):
+                inputs[f"{name}_{i}"] = op.parameter(
+                    self._sizes, self._cache_type
+                )
+        for i, rows in enumerate(self.positions):
+            inputs[f"position_{i}"] = op.parameter(rows.shape, self._cache_type)
         tables = [
             self._matrix(self._value(f"token_embedding/embeddings_{i}"))
             for i in range(self._embedding.num_clusters)
         ]
         distances, mask = self._distances(slot, valid_length, length)
         x, entries = self._embed(ids, tables), []
-        for i, rows in enumerate(positions):
+        for i in range(len(self.positions)):
             *past, rows = (
-                op.convert(x, np.float32)
-                for x in (*caches[2 * i : 2 * i + 2], rows)
+                op.convert(inputs[f"{name}_{i}"], np.float32)
+                for name in ("key", "value", "position")
             )
             x, *new = self._block(x, f"block_{i}/", past, rows, distances, mask)
             entries += [op.unsqueeze(entry, 0) for entry in new]
         if self._backbone.normalize_output:
             x = self._norm(x, "output_norm")
-        outputs = [self._log_probs(x, tables), op.concat(entries, 0)]
-        return self._make_model(
-            [op.result(output) for output in outputs],
-            [ids, slot, valid_length, *caches, *positions],
+        outputs = {
+            "log_probs": self._log_probs(x, tables),
+            "entries": op.convert(op.concat(entries, 0), self._cache_type),
+        }
+        for name, node in {**inputs, **outputs}.items():
+            node.output(0).set_names({name})
+        return self._openvino.Model(
+            [op.result(node) for node in outputs.values()], [*inputs.values()]
         )
 
     def _distances(self, slot, valid_length, length):
@@ -237,10 +314,18 @@ class OpenVinoGraph:
         return self._op.add(x, self._value(bias))
 
     def _matrix(self, rows):
-        """Returns a constant, as int8 with one scale per row if asked for."""
-        op = self._op
-        if not self._is_int8:
-            return op.constant(np.ascontiguousarray(rows))
+        """Returns a constant; as int8 it has one scale per row."""
+        op, rows = self._op, np.ascontiguousarray(rows)
+        if self._dtype == "float32":
+            return op.constant(rows)
+        if self._dtype == "bfloat16":
+            # As bytes, because OpenVINO's bfloat16 is not NumPy's.
+            rows = tf.cast(rows, tf.bfloat16).numpy()
+            tensor = self._openvino.Tensor(
+                rows.view(np.uint8), rows.shape, self._openvino.Type.bf16
+            )
+            constant = self._openvino.op.Constant(tensor, shared_memory=False)
+            return op.convert(constant, np.float32)
         largest = np.abs(rows).max(axis=1, keepdims=True)
         scale = np.maximum(largest / 127, np.finfo(np.float32).tiny)
         rounded = np.rint(rows / scale).astype(np.int8)

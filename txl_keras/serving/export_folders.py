@@ -1,4 +1,4 @@
-"""Writing of SavedModels through a temporary folder."""
+"""Writing of exported models through a temporary folder."""
 
 import contextlib
 import json
@@ -11,24 +11,28 @@ from txl_keras.checks import shown
 from txl_keras.serving.graph_checks import with_checked_inputs
 
 _SETTINGS = "settings.json"
+# The files that servers look for: of a SavedModel, and of OpenVINO.
+_MODEL_FILES = ("saved_model.pb", "model.xml")
 
 
 def check_path(path):
-    """Raises `ValueError` unless a SavedModel may be written to a path."""
+    """Raises `ValueError` unless an export may be written to a path."""
     if not path or path.startswith("~"):
         raise ValueError(
             "`path` must be the full name of a folder, without `~`. "
             f"Received: path={path!r}"
         )
-    if tf.io.gfile.exists(path) and not _is_saved_model(path):
+    if tf.io.gfile.exists(path) and not _is_export(path):
         raise ValueError(
-            "`path` must be a new folder, or a SavedModel, which is replaced. "
-            f"Received: path={path}"
+            "`path` must be a new folder, or an earlier export, which is "
+            f"replaced. Received: path={path}"
         )
 
 
-def _is_saved_model(path):
-    return tf.io.gfile.exists(os.path.join(path, "saved_model.pb"))
+def _is_export(path):
+    return any(
+        tf.io.gfile.exists(os.path.join(path, name)) for name in _MODEL_FILES
+    )
 
 
 def write_saved_model(
@@ -40,9 +44,6 @@ def write_saved_model(
     the first is also `serving_default`. `tracked` are the objects that the
     functions use, except for weights. `assets` maps file names to sources.
     """
-    assets = assets or {}
-    description = _description(settings, more_settings or {})
-    _check_assets(assets)
     archive = keras.export.ExportArchive()
     for part in tracked:
         archive.track(part)
@@ -51,8 +52,18 @@ def write_saved_model(
             function, specs, settings["max_batch_size"]
         )
         archive.add_endpoint(name, checked, specs)
-    with _atomic_folder(path) as unfinished:
+    with export_folder(path, settings, more_settings, assets) as unfinished:
         archive.write_out(unfinished, verbose=False)
+
+
+@contextlib.contextmanager
+def export_folder(path, settings, more_settings=None, assets=None):
+    """Yields a folder to write to, which gets the assets and becomes `path`."""
+    assets = assets or {}
+    description = _description(settings, more_settings or {})
+    _check_assets(assets)
+    with _atomic_folder(path) as unfinished:
+        yield unfinished
         _write_assets(unfinished, description, assets)
 
 
@@ -123,7 +134,7 @@ def _move(source, target):
     for folder, _, names in sorted(gfile.walk(source), reverse=True):
         new_folder = target + folder[len(source) :]
         gfile.makedirs(new_folder)
-        for name in sorted(names, key="saved_model.pb".__eq__):
+        for name in sorted(names, key=_MODEL_FILES.__contains__):
             gfile.copy(
                 os.path.join(folder, name), os.path.join(new_folder, name)
             )

@@ -151,8 +151,36 @@ def test_evaluate_prints_the_same_score_of_a_preset(
         ([preset], "`corpus` must be given"),
         ([preset, text, "--html"], "left out with `preset`.*Received: --html"),
         ([preset, text, f"--workdir={run[0]}"], "Either `workdir` or `preset`"),
+        (
+            [preset, text, "--split=all", "--dynamic=rms"],
+            "`split` must be valid or test .* Received: --split=all",
+        ),
     ):
         assert re.search(message, fail("evaluate.py", *wrong))
+
+
+def test_statistics_of_a_preset_are_those_of_its_corpus(
+    run, corpus, succeed, tmp_path
+):
+    """The text of the run, so the numbers are those of the run."""
+    TransformerXLCausalLM.from_preset(run[0]).save_to_preset(tmp_path)
+    flags = (
+        "--segment_length=8",
+        "--max_eval_tokens=200",
+        "--dynamic=rms",
+        "--dynamic_segments=7",
+        "--dynamic_learning_rate=0,3e-4",
+        "--dynamic_search_tokens=200",
+    )
+    printed = [
+        succeed("evaluate.py", *source, *flags)
+        for source in (
+            [f"--workdir={run[0]}"],
+            [f"--preset={tmp_path}", f"--corpus={corpus}"],
+        )
+    ]
+    scores = [re.findall(r"[0-9.]+ bits per byte", text) for text in printed]
+    assert scores[0] == scores[1] and len(scores[0]) == 3
 
 
 def test_evaluate_writes_nats_and_a_curve_of_any_text(

@@ -10,6 +10,7 @@ from absl import flags
 
 from txl_keras.checks import check_number
 from txl_keras.data import Segments
+from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
 from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
@@ -103,8 +104,9 @@ def build_evaluator(model, tokenizer, settings, config, workdir, stop):
 
     `settings` are those of `txl evaluate`, with the checkpoint; `config` and
     `workdir` are those of a run. Statistics are read from the workdir if an
-    earlier evaluation with the same settings wrote them. Returns the evaluator
-    and a dictionary of what identifies its rule.
+    earlier evaluation with the same settings wrote them. Without a run they are
+    those of --corpus. Returns the evaluator and a dictionary of what identifies
+    its rule.
     """
     sizes = settings["batch_size"], settings["segment_length"]
     mean_square, resets = None, settings["reset_documents"]
@@ -152,21 +154,29 @@ def _decays():
 
 
 def _segments(config, tokenizer, split, sizes, reset_documents):
-    """Returns the segments of a split of the text of the run."""
-    if not config["corpus"]:
+    """Returns the segments of a split of the text of the run, if any."""
+    run_corpus = config["corpus"]
+    if not run_corpus and FLAGS.split == WHOLE:
         raise ValueError(
-            "`dynamic` must be sgd with one --dynamic_learning_rate without "
-            "the text of a run, which gives statistics and compares rates. "
-            f"Received: --dynamic={FLAGS.dynamic}"
+            "`split` must be valid or test with --preset and --dynamic, unless "
+            "it is sgd with one --dynamic_learning_rate: statistics are those "
+            "of the train split of --corpus, and rates are compared on valid. "
+            f"Received: --split={FLAGS.split}, --dynamic={FLAGS.dynamic}"
         )
-    options = data_flags.run_corpus_options(config["corpus"])
+    options = (
+        data_flags.run_corpus_options(run_corpus)
+        if run_corpus
+        else data_flags.corpus_options()
+    )
     corpus = data_flags.load_corpus(options)
     folder = token_folder(options["data_dir"])
     prepared = prepare(corpus, tokenizer, folder, [split])[split]
-    data_flags.check_run_text(
-        prepared, config["data"].get(split), corpus, FLAGS.workdir,
-        "Bring it back: --dynamic reads it for statistics or to compare rates",
-    )  # fmt: skip
+    if run_corpus:
+        data_flags.check_run_text(
+            prepared, config["data"].get(split), corpus, FLAGS.workdir,
+            "Bring it back: --dynamic reads it for statistics or to compare "
+            "rates",
+        )  # fmt: skip
     limit = FLAGS.dynamic_search_tokens if split == "valid" else None
     tokens, documents = prepared.head(limit)
     return Segments(
@@ -180,6 +190,8 @@ def _segments(config, tokenizer, split, sizes, reset_documents):
 
 def _mean_square(model, workdir, train, settings):
     """Collects the statistics, or reads those of the same settings."""
+    if workdir is None:
+        return _collect(model, train, settings)
     facts = {
         **settings,
         "dynamic_segments": FLAGS.dynamic_segments,
@@ -191,16 +203,8 @@ def _mean_square(model, workdir, train, settings):
     name = f"mean_square_{digest.hexdigest()[:12]}.safetensors"
     path = workdir.file(name)
     if not tf.io.gfile.exists(path):
-        print(f"Collecting statistics of {FLAGS.dynamic_segments} segments.")
-        mean_square = collect_mean_square(
-            model,
-            train,
-            min(FLAGS.dynamic_segments, len(train)),
-            settings["memory_length"],
-            FLAGS.dynamic_weights,
-        )
         unfinished = f"{path}.incomplete"
-        save_mean_square(mean_square, unfinished)
+        save_mean_square(_collect(model, train, settings), unfinished)
         tf.io.gfile.rename(unfinished, path, overwrite=True)
     print(f"Statistics of gradients: {os.path.basename(path)}")
     try:
@@ -212,6 +216,17 @@ def _mean_square(model, workdir, train, settings):
             f"{path} is damaged, or of another model. Remove it: the same "
             f"command computes it again. ({error})"
         ) from error
+
+
+def _collect(model, train, settings):
+    print(f"Collecting statistics of {FLAGS.dynamic_segments} segments.")
+    return collect_mean_square(
+        model,
+        train,
+        min(FLAGS.dynamic_segments, len(train)),
+        settings["memory_length"],
+        FLAGS.dynamic_weights,
+    )
 
 
 def _search(evaluator, valid, pairs, tokenizer):

@@ -252,10 +252,11 @@ def plot_learning_curves(curves, path, unit="token", x_label="step"):
             x, [*map(convert, train)], color=color, alpha=0.5, linewidth=1,
             label=f"{label}, train",
         )  # fmt: skip
-        axes.plot(
-            x_valid, [*map(convert, valid)], color=color, marker=marker,
-            markersize=4, label=f"{label}, valid",
-        )  # fmt: skip
+        if x_valid:
+            axes.plot(
+                x_valid, [*map(convert, valid)], color=color, marker=marker,
+                markersize=4, label=f"{label}, valid",
+            )  # fmt: skip
         if bounds:
             least, greatest = ([*map(convert, bound)] for bound in bounds)
             axes.fill_between(

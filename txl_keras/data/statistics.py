@@ -72,7 +72,7 @@ def describe_split(split):
 
 def document_lengths(split):
     """Returns the tokens per document of a `PreparedSplit`: `(D,)`, int64."""
-    return np.diff(split.documents, append=split.metadata["num_tokens"])
+    return np.diff(split.documents[:], append=split.metadata["num_tokens"])
 
 
 def plot_statistics(splits, counts, cutoffs, file):

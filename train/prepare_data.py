@@ -59,9 +59,11 @@ def main(_):
         data_flags.check_outside_text("output", FLAGS.output)
         path = os.path.join(FLAGS.output, "statistics.json")
         data_flags.check_writable("output", path)
-    corpus, tokenizer, splits = data_flags.prepare_text(beam=_make_beam())
-    for split in splits.values():
-        check_hash(split)
+    beam = _make_beam()
+    corpus, tokenizer, splits = data_flags.prepare_text(beam=beam)
+    if beam is None:  # otherwise one machine would read what many have written
+        for split in splits.values():
+            check_hash(split)
     size = tokenizer.vocabulary_size
     counts = token_counts(splits["train"].tokens, size)
     cutoffs = choose_cutoffs(counts)

@@ -98,6 +98,20 @@ def test_several_files_are_read_as_one(place, tmp_path, monkeypatch):
         tokens[26:30]
 
 
+@pytest.mark.parametrize("place", ["disk", "bucket", "slice", "array"])
+def test_blocks_are_all_ids(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_files, "BLOCK", 7)
+    ids = np.arange(50, dtype=np.uint16)
+    path = "ram://blocks" if place == "bucket" else str(tmp_path / "ids")
+    write(path, ids)
+    tokens = ids if place == "array" else open_token_file(path, np.uint16)
+    if place == "slice":
+        tokens, ids = tokens[9:40], ids[9:40]
+    blocks = list(token_files.blocks_of(tokens))
+    assert {len(block) for block in blocks[:-1]} == {7}
+    np.testing.assert_array_equal(np.concatenate(blocks), ids)
+
+
 class HugeFile:
     """A file of so many ids that no disk has room for them."""
 

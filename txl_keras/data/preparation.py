@@ -230,7 +230,7 @@ def open_split(folder, tokenizer):
     _check_same(split, "split", os.path.basename(folder))
     is_local = not is_remote(folder)
     if is_local and isinstance(tokens, ShardedTokens):
-        for number in range(len(lengths)):
+        for number in range(tokens.num_shards):
             tokens.shard(number)  # checks its length
     newest = max(map(modification_time, split.paths)) if is_local else 0
     is_newer = newest > modification_time(metadata_path)

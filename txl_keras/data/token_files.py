@@ -1,6 +1,7 @@
 """Files of token ids: little-endian integers without a header."""
 
 import functools
+import mmap
 import os
 
 import numpy as np
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from txl_keras.data.corpora.files import is_remote
 
+BLOCK = 1 << 22  # ids that `blocks_of` yields at once
 # Bytes per read from a bucket, and pages in the cache: 64 MiB in all.
 PAGE_BYTES = 1 << 16
 NUM_PAGES = 1024
@@ -126,6 +128,10 @@ class ShardedTokens:
             for number, begin in enumerate(starts, start=first)
         )
 
+    @property
+    def num_shards(self):
+        return len(self._paths)
+
     def shard(self, number):
         """Returns the ids of one file, after a check of its length."""
         if number not in self._opened:
@@ -143,6 +149,26 @@ class ShardedTokens:
                 f"Expected: {expected} ids. Received: {len(ids)}"
             )
         return ids
+
+
+def blocks_of(tokens):
+    """Yields all ids in arrays, without keeping those of a file in memory."""
+    if isinstance(tokens, ShardedTokens):
+        for number in range(tokens.num_shards):
+            yield from blocks_of(tokens.shard(number))
+        return
+    # A whole file, as only slices of it have another array as their base.
+    is_file = isinstance(getattr(tokens, "base", None), mmap.mmap)
+    for start in range(0, len(tokens), BLOCK):
+        if is_file:
+            # Pages of `tokens` would stay in memory as long as it does.
+            length = min(BLOCK, len(tokens) - start)
+            offset = tokens.offset + start * tokens.itemsize
+            yield np.memmap(
+                tokens.filename, tokens.dtype, "r", offset, (length,)
+            )
+        else:
+            yield tokens[start : start + BLOCK]
 
 
 def page_cache():

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from txl_keras.data.parallel import map_blocks
 from txl_keras.data.token_files import ShardedTokens
+from txl_keras.data.token_files import blocks_of
 from txl_keras.data.token_files import open_shards
 from txl_keras.data.token_files import shard_paths
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import smallest_dtype
 
 DOCUMENTS_FILE = "documents.bin"
-BLOCK = 1 << 22  # ids hashed at once
 WHOLE_HASH_BYTES = 1 << 34
 
 
@@ -88,8 +88,8 @@ def hash_shards(tokens, digests):
 def hash_ids(ids):
     """Returns the SHA-256 of the bytes of ids, read block by block."""
     digest = hashlib.sha256()
-    for start in range(0, len(ids), BLOCK):
-        digest.update(ids[start : start + BLOCK].tobytes())
+    for block in blocks_of(ids):
+        digest.update(block.tobytes())
     return digest.hexdigest()
 
 

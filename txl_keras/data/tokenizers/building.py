@@ -1,6 +1,5 @@
 """Builds, saves and loads the tokenizer of a corpus."""
 
-import collections
 import functools
 import itertools
 import json
@@ -17,6 +16,7 @@ from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import count_symbols
+from txl_keras.data.tokenizers.counting import add_up
 from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
@@ -269,22 +269,22 @@ def _check_not_counted(*names, **options):
 
 
 def _count(function, corpus, splits, beam, min_count=1, num_kept=None):
-    """Adds up `function(text)`, a `Counter`, over splits.
+    """Adds up `function(text)`, a `Counter` of strings, over splits.
 
-    With a `beam`, what occurs less than `min_count` times is left out, and all
-    but the `num_kept` most frequent ones.
+    What occurs less than `min_count` times may be left out, and so may all but
+    the `num_kept` most frequent ones.
     """
     if beam is not None:
         sections = itertools.chain.from_iterable(map(corpus.sections, splits))
         return beam.count(function, sections, min_count, num_kept)
-    total = collections.Counter()
-    for split in splits:
-        counts = map_blocks(
+    counts = (
+        map_blocks(
             lambda block: function(block.text), corpus, split, "Counting"
         )
-        for block_counts in counts:
-            total.update(block_counts)
-    return total
+        for split in splits
+    )
+    counts = itertools.chain.from_iterable(counts)
+    return add_up(counts, min_count, num_kept)
 
 
 _BUILDERS = {

@@ -110,6 +110,9 @@ setup(
         *SUBWORDS,
     ],
     extras_require={
+        # For --beam_runner. Beam needs an older protobuf than sentencepiece
+        # 0.2.3 does, and so it is not among the tests' packages.
+        "beam": ["apache-beam>=2.70", "sentencepiece<0.2.3"],
         # For --corpus=enwik8 and other published texts, and tfds:NAME.
         "datasets": DATASETS,
         # For docs/website.py and docs/generate.py --execute.

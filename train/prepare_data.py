@@ -5,6 +5,9 @@ r"""Prepares text for training and prints statistics of its tokens.
     txl prepare --corpus=articles.txt --tokenizer=words \
         --min_count=5
 
+    txl prepare --corpus="gs://BUCKET/text/*.gz" --data_dir=gs://BUCKET/ids \
+        --beam_runner=DataflowRunner --beam_options="--project=PROJECT ..."
+
 This step is optional: training prepares its text itself, and reuses what this
 script has prepared in the same folder.
 """
@@ -17,7 +20,10 @@ import txl_keras.scripts.quiet  # noqa: F401
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.data.beam import Beam
+from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.preparation import check_hash
+from txl_keras.data.preparation import token_folder
 from txl_keras.data.statistics import describe_split
 from txl_keras.data.statistics import plot_statistics
 from txl_keras.data.statistics import token_counts
@@ -35,6 +41,17 @@ flags.DEFINE_string(
     "Folder for statistics.json and statistics.png. Default: the folder of the "
     "token ids.",
 )  # fmt: skip
+flags.DEFINE_string(
+    "beam_runner", None,
+    "Runner of Apache Beam that reads and encodes the text, such as "
+    "DirectRunner, DataflowRunner or FlinkRunner. The result is the same. "
+    "Default: this machine does, without Beam.",
+)  # fmt: skip
+flags.DEFINE_string(
+    "beam_options", None,
+    "Options of Apache Beam and of --beam_runner, such as "
+    "'--direct_num_workers=4 --direct_running_mode=multi_processing'.",
+)  # fmt: skip
 
 
 def main(_):
@@ -42,9 +59,11 @@ def main(_):
         data_flags.check_outside_text("output", FLAGS.output)
         path = os.path.join(FLAGS.output, "statistics.json")
         data_flags.check_writable("output", path)
-    corpus, tokenizer, splits = data_flags.prepare_text()
-    for split in splits.values():
-        check_hash(split)
+    beam = _make_beam()
+    corpus, tokenizer, splits = data_flags.prepare_text(beam=beam)
+    if beam is None:  # otherwise one machine would read what many have written
+        for split in splits.values():
+            check_hash(split)
     size = tokenizer.vocabulary_size
     counts = token_counts(splits["train"].tokens, size)
     cutoffs = choose_cutoffs(counts)
@@ -57,6 +76,27 @@ def main(_):
     }
     _print_statistics(statistics, _most_frequent(tokenizer, counts))
     _write(statistics, splits, counts)
+
+
+def _make_beam():
+    """Returns the `Beam` that the flags describe, or None."""
+    if FLAGS.beam_runner is None:
+        if FLAGS.beam_options is not None:
+            raise ValueError(
+                "`beam_options` needs `beam_runner`, such as "
+                "--beam_runner=DirectRunner. "
+                f"Received: --beam_options={FLAGS.beam_options!r}"
+            )
+        return None
+    options = data_flags.corpus_options()
+    folder = token_folder(options["data_dir"])
+    if "dataflow" in FLAGS.beam_runner.lower() and not is_remote(folder):
+        raise ValueError(
+            "`data_dir` must be in a bucket for a `beam_runner` whose workers "
+            f"are other machines. Received: --data_dir={FLAGS.data_dir}, "
+            f"--beam_runner={FLAGS.beam_runner}"
+        )
+    return Beam(FLAGS.beam_runner, FLAGS.beam_options or "")
 
 
 def _most_frequent(tokenizer, counts, number=20):

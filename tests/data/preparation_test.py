@@ -14,6 +14,7 @@ from txl_keras.data import CharacterTokenizer
 from txl_keras.data import Corpus
 from txl_keras.data import WordTokenizer
 from txl_keras.data import preparation
+from txl_keras.data import token_writer
 from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.corpora import files as files_module
 from txl_keras.data.corpora import load_corpus
@@ -65,7 +66,7 @@ def test_ids_and_documents_of_a_corpus(place, tmp_path):
     train = splits["train"]
     expected = [2, 3, 0, 2, 1, 0, 3, 0, 2, 2, 0, 3]
     assert train.tokens[:].tolist() == expected
-    assert train.documents.tolist() == [0, 6, 8]
+    assert train.documents[:].tolist() == [0, 6, 8]
     assert train.metadata["num_unknown"] == 1
     assert train.metadata["num_bytes"] == 31
     assert train.metadata["num_documents"] == 3
@@ -252,6 +253,82 @@ def test_documents_that_were_changed_are_refused(tmp_path):
         file.write((1).to_bytes(8, "little"))
     with pytest.raises(ValueError, match="changed after it.*documents_sha256"):
         open_split(train.folder, WORDS)
+
+
+@pytest.fixture
+def text_of_sections(tmp_path, monkeypatch):
+    """A corpus of files, with sections of about 40 bytes, and its tokenizer."""
+    monkeypatch.setattr(corpus_module.Corpus.sections, "__defaults__", (40,))
+    folder = tmp_path / "texts"
+    for split in ("train", "valid", "test"):
+        (folder / split).mkdir(parents=True)
+        for i in range(3):
+            lines = [f"the cat {split} {i}"] * (i * 4) + [
+                "a " * 25,
+                " the  cat",
+            ]
+            (folder / split / f"{i}.txt").write_text("\n".join(lines))
+    corpus = load_corpus(folder)
+    return corpus, prepare_tokenizer("words", corpus, str(tmp_path / "ids"))
+
+
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_ids_of_many_sections_are_those_of_the_whole_text(
+    place, text_of_sections, tmp_path, monkeypatch
+):
+    corpus, tokenizer = text_of_sections
+    number = len(corpus.sections("train"))
+    assert number == 9
+    assert corpus.read("train") == b"".join(
+        b"".join(document) for document in corpus.documents("train")
+    )
+    folder = str(tmp_path / "a") if place == "disk" else "ram://sections"
+    train = prepare(corpus, tokenizer, folder)["train"]
+    assert len(train.paths) == len(train.metadata["shards"]) == number
+    check_hash(train)
+    monkeypatch.setattr(corpus_module.Corpus.sections, "__defaults__", (999,))
+    whole = prepare(corpus, tokenizer, str(tmp_path / "b"))["train"]
+    assert "shards" not in whole.metadata
+    np.testing.assert_array_equal(train.tokens[:], whole.tokens)
+    np.testing.assert_array_equal(train.documents[:], whole.documents)
+    assert train.fingerprint() == whole.fingerprint()
+
+
+def test_a_large_text_is_identified_by_the_hashes_of_its_files(
+    text_of_sections, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(token_writer, "WHOLE_HASH_BYTES", 3)
+    train = prepare(*text_of_sections, str(tmp_path / "a"))["train"]
+    check_hash(train)
+    with open(train.paths[2], "r+b") as file:
+        file.write(b"\x07")
+    with pytest.raises(ValueError, match="changed after it was.*sha256"):
+        check_hash(train)
+
+
+def test_files_of_ids_that_were_changed_are_refused(text_of_sections, tmp_path):
+    corpus, tokenizer = text_of_sections
+    train = prepare(corpus, tokenizer, str(tmp_path / "a"))["train"]
+    path = pathlib.Path(train.folder, "metadata.json")
+    metadata = json.loads(path.read_text())
+    for wrong in (
+        [],
+        [[train.metadata["num_tokens"], 3]],
+        [["4", "f"]],
+        [[-1, "f"], [train.metadata["num_tokens"] + 1, "f"]],
+        [["../../secret", "f"]],
+        {"a": 1},
+        7,
+    ):
+        path.write_text(json.dumps({**metadata, "shards": wrong}))
+        with pytest.raises(ValueError, match="metadata.json is damaged"):
+            open_split(train.folder, tokenizer)
+    path.write_text(json.dumps(metadata))
+    with open(train.paths[1], "ab") as file:
+        file.write(b"\0")
+    message = "tokens-00001-of-00009.bin was changed.*Expected: "
+    with pytest.raises(ValueError, match=message):
+        open_split(train.folder, tokenizer)
 
 
 def test_splits_are_not_taken_for_each_other(tmp_path):

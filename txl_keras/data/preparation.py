@@ -7,6 +7,9 @@ FOLDER/enwik8_bytes-1f0c.../train/tokens.bin     the ids, see `token_files`
 FOLDER/enwik8_bytes-1f0c.../train/documents.bin  int64, document positions
 FOLDER/enwik8_bytes-1f0c.../train/metadata.json  sizes, dtype, hashes
 
+The ids of a large text are in several files, one per section of the text:
+tokens-00000-of-00031.bin and so on. Their sizes are in metadata.json.
+
 A tokenizer whose vocabulary was built from the text is stored, too. All of
 these files can be deleted: they are made again when needed.
 
@@ -30,9 +33,13 @@ import tensorflow as tf
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import modification_time
+from txl_keras.data.token_files import ShardedTokens
+from txl_keras.data.token_files import open_shards
 from txl_keras.data.token_files import open_token_file
+from txl_keras.data.token_files import shard_paths
 from txl_keras.data.token_writer import DOCUMENTS_FILE
-from txl_keras.data.token_writer import TOKENS_FILE
+from txl_keras.data.token_writer import hash_ids
+from txl_keras.data.token_writer import hash_shards
 from txl_keras.data.token_writer import write_tokens
 from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
@@ -41,7 +48,7 @@ from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.data.tokenizers.building import check_kind
 from txl_keras.file_lock import lock
 
-# Must be increased when the same text and tokenizer give different files.
+# Must be increased when files of older versions must not be used any more.
 FORMAT = 2
 METADATA_FILE = "metadata.json"
 METADATA = (
@@ -50,7 +57,6 @@ METADATA = (
     "tokenizer",
 )  # fmt: skip
 _HOME_DATA_DIR = "~/tensorflow_datasets"
-BLOCK = 1 << 22  # ids hashed at once
 # Larger files are hashed only if they are newer than their metadata, and files
 # in a bucket never, because hashing reads all of a file.
 HASHED_BYTES = 1 << 30
@@ -61,19 +67,21 @@ class PreparedSplit:
     """Holds the token ids of a split, which are stored on disk.
 
     Args:
-        tokens: Ids of shape `(n,)`: a read-only `np.memmap`, or for a bucket an
-            object whose slices are arrays.
-        documents: int64 array of shape `(D,)`, the position of the first token
-            of each document.
+        tokens: Ids of shape `(n,)`: a read-only `np.memmap`, or for a bucket or
+            several files an object whose slices are arrays.
+        documents: int64, shape `(D,)`, the position of the first token of each
+            document: an array, or for a bucket an object whose slices are
+            arrays.
         metadata: Dict of `num_tokens`, `num_documents`, `num_bytes`,
             `num_unknown`, `vocabulary_size`, `dtype`, `sha256` and
-            `documents_sha256` (hashes of the two files), `split`, and
-            `tokenizer` (the hash of the tokenizer).
+            `documents_sha256` (hashes of ids and positions), `split`, and
+            `tokenizer` (the hash of the tokenizer). If the ids are in several
+            files, also `shards`, a list of the length and hash of each.
         folder: String, the folder of the files.
     """
 
     tokens: object
-    documents: np.ndarray
+    documents: object
     metadata: dict
     folder: str
 
@@ -86,9 +94,20 @@ class PreparedSplit:
         Returns:
             The pair of `tokens` and `documents`.
         """
-        tokens = self.tokens[:num_tokens]
-        begun = np.searchsorted(self.documents, len(tokens))
-        return tokens, self.documents[:begun]
+        tokens, documents = self.tokens[:num_tokens], self.documents[:]
+        begun = np.searchsorted(documents, len(tokens))
+        return tokens, documents[:begun]
+
+    @property
+    def shards(self):
+        """Returns pairs of the length and the hash of each file of ids."""
+        whole = [self.metadata["num_tokens"], self.metadata["sha256"]]
+        return self.metadata.get("shards", [whole])
+
+    @property
+    def paths(self):
+        """Returns the paths of the files of ids."""
+        return shard_paths(self.folder, len(self.shards))
 
     def fingerprint(self):
         """Returns a dict that identifies the ids in a run's configuration."""
@@ -96,13 +115,14 @@ class PreparedSplit:
         return {name: self.metadata[name] for name in names}
 
 
-def prepare_tokenizer(name, corpus, folder, **options):
+def prepare_tokenizer(name, corpus, folder, beam=None, **options):
     """Builds the tokenizer of a corpus, or loads it if it was built before.
 
     Args:
         name: String, as for `build_tokenizer`.
         corpus: A `Corpus`.
         folder: String. The folder where prepared text is stored.
+        beam: Optional `txl_keras.data.beam.Beam`, whose workers read the text.
         **options: As for `build_tokenizer`.
 
     Returns:
@@ -120,14 +140,18 @@ def prepare_tokenizer(name, corpus, folder, **options):
     with _lock(parent):
         if tf.io.gfile.exists(path):
             return load_tokenizer(path)
-        tokenizer = build_tokenizer(name, corpus, **options)
-        corpus.check_unchanged()  # otherwise `path` has the wrong hash
+        with contextlib.ExitStack() as stack:
+            if beam is not None:
+                work = f"{parent}/beam"
+                beam = stack.enter_context(beam.working_in(work))
+            tokenizer = build_tokenizer(name, corpus, beam, **options)
+            corpus.check_unchanged()  # otherwise `path` has the wrong hash
         tf.io.gfile.makedirs(parent)
         save_tokenizer(tokenizer, path)
         return tokenizer
 
 
-def prepare(corpus, tokenizer, folder, splits=SPLITS):
+def prepare(corpus, tokenizer, folder, splits=SPLITS, beam=None):
     """Encodes splits of a corpus and stores the ids, or opens existing ones.
 
     Args:
@@ -136,6 +160,8 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS):
         folder: String, local or in a bucket. The folder where prepared text is
             stored.
         splits: Sequence of strings.
+        beam: Optional `txl_keras.data.beam.Beam`, whose workers encode the text
+            to the same files as without.
 
     Returns:
         Dict of split to `PreparedSplit`.
@@ -150,14 +176,37 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS):
     check_kind(corpus, isinstance(tokenizer, IdTokenizer))
     key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
     parent = _folder(folder, f"{corpus.name}_{tokenizer.unit}s", key)
-    prepared = {}
-    for split in splits:
-        path = os.path.join(parent, split)
-        with _lock(parent):
-            if not tf.io.gfile.exists(os.path.join(path, METADATA_FILE)):
-                _write_split(corpus, split, tokenizer, path)
-        prepared[split] = open_split(path, tokenizer)
-    return prepared
+    paths = {split: os.path.join(parent, split) for split in splits}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_lock(parent))
+        missing = {
+            split: path
+            for split, path in paths.items()
+            if not tf.io.gfile.exists(os.path.join(path, METADATA_FILE))
+        }
+        unfinished = {
+            split: _unfinished_folder(path, beam)
+            for split, path in missing.items()
+        }
+        try:
+            write_shards = None
+            if missing and beam is not None:
+                beam = stack.enter_context(beam.working_in(f"{parent}/beam"))
+                write_shards = beam.encode(corpus, tokenizer, unfinished)
+            for split, path in missing.items():
+                place = unfinished[split]
+                _write_split(
+                    corpus, split, tokenizer, path, place, write_shards
+                )
+                del unfinished[split]
+        except BaseException as error:
+            # What Beam has finished is kept, unless the text is refused.
+            if beam is None or isinstance(error, ValueError):
+                for folder in unfinished.values():
+                    with contextlib.suppress(tf.errors.OpError):
+                        tf.io.gfile.rmtree(folder)
+            raise
+    return {split: open_split(path, tokenizer) for split, path in paths.items()}
 
 
 def open_split(folder, tokenizer):
@@ -171,25 +220,32 @@ def open_split(folder, tokenizer):
             "its vocabulary or options differ. "
             f"Expected: {metadata['tokenizer']}. Received: {expected}"
         )
-    tokens_path = os.path.join(folder, TOKENS_FILE)
-    tokens = open_token_file(tokens_path, metadata["dtype"])
+    split = PreparedSplit(None, None, metadata, folder)
+    lengths = [length for length, _ in split.shards]
+    tokens = open_shards(split.paths, lengths, metadata["dtype"])
     documents = open_token_file(os.path.join(folder, DOCUMENTS_FILE), np.int64)
-    split = PreparedSplit(tokens, documents[:], metadata, folder)
+    split = dataclasses.replace(split, tokens=tokens, documents=documents)
     for name in ("tokens", "documents"):
         _check_same(split, f"num_{name}", len(getattr(split, name)))
     _check_same(split, "split", os.path.basename(folder))
-    _check_same(split, "documents_sha256", _hash_ids(split.documents))
-    if not is_remote(folder):
-        written = modification_time(tokens_path)
-        small = len(tokens) * tokens.dtype.itemsize <= HASHED_BYTES
-        if small or written > modification_time(metadata_path):
-            check_hash(split)
+    is_local = not is_remote(folder)
+    if is_local and isinstance(tokens, ShardedTokens):
+        for number in range(tokens.num_shards):
+            tokens.shard(number)  # checks its length
+    newest = max(map(modification_time, split.paths)) if is_local else 0
+    is_newer = newest > modification_time(metadata_path)
+    if is_newer or documents.nbytes <= HASHED_BYTES:
+        _check_same(split, "documents_sha256", hash_ids(documents))
+    if is_newer or (is_local and tokens.nbytes <= HASHED_BYTES):
+        check_hash(split)
     return split
 
 
 def check_hash(split):
     """Raises ValueError if the ids of a split were changed since `prepare`."""
-    _check_same(split, "sha256", _hash_ids(split.tokens))
+    tokens = split.tokens
+    digests = (hash_ids(tokens.shard(i)) for i in range(len(split.shards)))
+    _check_same(split, "sha256", hash_shards(tokens, digests))
 
 
 def _check_same(split, key, received):
@@ -199,13 +255,6 @@ def _check_same(split, key, received):
             "it will be prepared again. "
             f"Expected: {key} {split.metadata[key]}. Received: {received}"
         )
-
-
-def _hash_ids(ids):
-    digest = hashlib.sha256()
-    for start in range(0, len(ids), BLOCK):
-        digest.update(ids[start : start + BLOCK].tobytes())
-    return digest.hexdigest()
 
 
 def token_folder(data_dir=None):
@@ -223,17 +272,33 @@ def tokenizer_hash(tokenizer):
     return _hash([type(tokenizer).__name__, tokenizer.get_config()])
 
 
-def _write_split(corpus, split, tokenizer, path):
+def _unfinished_folder(path, beam):
+    """Names the folder to write a split to, and removes those of killed runs.
+
+    `_lock` ensures that no other run is alive. Only Beam continues what it has
+    written.
+    """
+    if beam is None:
+        beam_folder = os.path.join(os.path.dirname(path), "beam")
+        if tf.io.gfile.exists(beam_folder):
+            tf.io.gfile.rmtree(beam_folder)
     unfinished = path
     if not is_remote(path):
-        unfinished = f"{path}.incomplete-{os.getpid()}"
-        # Left by killed runs; `_lock` ensures that no other one is running.
+        name = os.getpid() if beam is None else "beam"
+        unfinished = f"{path}.incomplete-{name}"
         for folder in tf.io.gfile.glob(f"{path}.incomplete-*"):
-            tf.io.gfile.rmtree(folder)
+            if folder != unfinished:
+                tf.io.gfile.rmtree(folder)
+    return unfinished
+
+
+def _write_split(corpus, split, tokenizer, path, unfinished, write_shards):
     tf.io.gfile.makedirs(unfinished)
     try:
         corpus.check_unchanged()
-        metadata = write_tokens(corpus, split, tokenizer, unfinished)
+        metadata = write_tokens(
+            corpus, split, tokenizer, unfinished, write_shards
+        )
         corpus.check_unchanged()
         metadata |= {"split": split, "tokenizer": tokenizer_hash(tokenizer)}
         if not metadata["num_tokens"]:
@@ -248,16 +313,12 @@ def _write_split(corpus, split, tokenizer, path):
             if tf.io.gfile.exists(path):  # incomplete: has no metadata
                 tf.io.gfile.rmtree(path)
             tf.io.gfile.rename(unfinished, path)
-    except BaseException as error:
-        with contextlib.suppress(tf.errors.OpError):
-            tf.io.gfile.rmtree(unfinished)
-        if isinstance(error, tf.errors.ResourceExhaustedError):
-            raise OSError(
-                f"The ids of {corpus.name} could not be written to {path}. "
-                "Free some disk space or choose another --data_dir, and run "
-                f"again. {error.message}"
-            ) from error
-        raise
+    except tf.errors.ResourceExhaustedError as error:
+        raise OSError(
+            f"The ids of {corpus.name} could not be written to {path}. "
+            "Free some disk space or choose another --data_dir, and run "
+            f"again. {error.message}"
+        ) from error
 
 
 def _read_metadata(path):
@@ -274,7 +335,23 @@ def _read_metadata(path):
         missing = error
     if missing:
         raise ValueError(f"{path} is damaged: delete its folder. ({missing})")
+    shards = metadata.get("shards", [[metadata["num_tokens"], ""]])
+    if not _are_shards(shards, metadata["num_tokens"]):
+        raise ValueError(
+            f"{path} is damaged: delete its folder. (`shards` must be pairs of "
+            "a length and a hash, whose lengths add up to `num_tokens`)"
+        )
     return metadata
+
+
+def _are_shards(shards, num_tokens):
+    try:
+        lengths = [length for length, digest in shards if digest + "" == digest]
+        return len(lengths) == len(shards) and (
+            min(lengths) >= 0 and sum(lengths) == num_tokens
+        )
+    except (TypeError, ValueError):
+        return False
 
 
 _THREAD_LOCK = threading.Lock()

@@ -56,8 +56,8 @@ class Segments(StepBatches):
             epoch scores every prediction once, and the ends of rows are padded
             with token 0 and weight 0.
         documents: Optional integer array of shape `(D,)`, the positions where
-            documents begin, starting with 0. It may be a `np.memmap`. Used only
-            by `order="shuffle"` and `reset_documents`.
+            documents begin, starting with 0, or an object such as `tokens`. It
+            is read only for `order="shuffle"` and `reset_documents`.
         order: String. `"sequential"`: as described above. For training there
             are also `"roll"`, which starts every row at a random offset in each
             epoch and wraps around (see `layouts.Roll`), and `"shuffle"`, which
@@ -135,8 +135,9 @@ class Segments(StepBatches):
         self.seed = check_integer("seed", seed, 0)
         if documents is not None:
             documents = _check_integers("documents", documents)
-            documents = documents.astype(np.int64, copy=False)
         self._check_combination(documents)
+        if reset_documents or order == "shuffle":
+            documents = documents[:].astype(np.int64, copy=False)
         self._layout = self._make_layout(documents)
 
     @property

@@ -3,14 +3,13 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-BLOCK = 1 << 22  # tokens read at once
+from txl_keras.data.token_files import blocks_of
 
 
 def token_counts(tokens, vocabulary_size):
     """Counts how often each id occurs: int64, `(V,)`."""
     counts = np.zeros(vocabulary_size, np.int64)
-    for start in range(0, len(tokens), BLOCK):
-        block = tokens[start : start + BLOCK]
+    for block in blocks_of(tokens):
         counts += np.bincount(block, minlength=vocabulary_size)
     return counts
 
@@ -72,7 +71,7 @@ def describe_split(split):
 
 def document_lengths(split):
     """Returns the tokens per document of a `PreparedSplit`: `(D,)`, int64."""
-    return np.diff(split.documents, append=split.metadata["num_tokens"])
+    return np.diff(split.documents[:], append=split.metadata["num_tokens"])
 
 
 def plot_statistics(splits, counts, cutoffs, file):

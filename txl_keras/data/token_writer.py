@@ -8,61 +8,143 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.parallel import map_blocks
+from txl_keras.data.token_files import ShardedTokens
+from txl_keras.data.token_files import blocks_of
+from txl_keras.data.token_files import open_shards
+from txl_keras.data.token_files import shard_paths
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import smallest_dtype
 
-TOKENS_FILE = "tokens.bin"
 DOCUMENTS_FILE = "documents.bin"
+WHOLE_HASH_BYTES = 1 << 34
 
 
-def write_tokens(corpus, split, tokenizer, folder):
-    """Encodes a split on all cores, block by block, and writes ids to `folder`.
+def write_tokens(corpus, split, tokenizer, folder, write_shards=None):
+    """Encodes a split and writes ids and document positions to `folder`.
+
+    Each section of the text becomes one file of ids. They are encoded on all
+    cores, block by block, or by `write_shards`, which `Beam.encode` returns.
 
     Returns a dict that describes the files: see `PreparedSplit.metadata`.
     """
+    write_shards = write_shards or _write_shards
     dtype = smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
-    digest, documents_digest = hashlib.sha256(), hashlib.sha256()
-    num_tokens = num_documents = num_bytes = num_unknown = 0
+    sections = corpus.sections(split)
+    paths = shard_paths(folder, len(sections))
+    digest = hashlib.sha256()
+    totals = dict.fromkeys(("num_bytes", "num_unknown"), 0)
+    num_tokens = num_documents = 0
     starts = np.zeros(0, np.int64)
-    encoded = map_blocks(
-        _Encoder(tokenizer), corpus, split, "Encoding", tokenizer.releases_gil
-    )
-    with (
-        tf.io.gfile.GFile(os.path.join(folder, TOKENS_FILE), "wb") as ids_file,
-        tf.io.gfile.GFile(
-            os.path.join(folder, DOCUMENTS_FILE), "wb"
-        ) as starts_file,
-    ):
+    shards = []
+    with tf.io.gfile.GFile(
+        os.path.join(folder, DOCUMENTS_FILE), "wb"
+    ) as starts_file:
         try:
-            for block in encoded:
-                ids = block.ids.astype(dtype, copy=False).tobytes()
-                digest.update(ids)
-                ids_file.write(ids)
-                starts = np.append(starts, num_tokens + block.document_starts)
-                num_tokens += len(block.ids)
+            for shard in write_shards(corpus, split, tokenizer, paths):
+                starts = np.append(starts, num_tokens + shard.documents)
+                num_tokens += shard.num_tokens
                 # Documents without tokens are dropped.
                 begun = np.unique(starts[starts < num_tokens])
                 begun_bytes = begun.astype("<i8").tobytes()
-                documents_digest.update(begun_bytes)
+                digest.update(begun_bytes)
                 starts_file.write(begun_bytes)
                 starts = starts[starts >= num_tokens]
                 num_documents += len(begun)
-                num_bytes += block.num_bytes
-                num_unknown += block.num_unknown
+                for name in totals:
+                    totals[name] += getattr(shard, name)
+                shards.append([shard.num_tokens, shard.sha256])
         except UnknownSymbolError as error:
             raise corpus.unknown_symbol_error(
                 split, error.symbol, num_tokens + error.position
             ) from error
-    return {
+    lengths, digests = zip(*shards, strict=True)
+    sha256 = digests[0]
+    if len(shards) > 1:
+        sha256 = hash_shards(open_shards(paths, lengths, dtype), digests)
+    metadata = {
         "num_tokens": num_tokens,
         "num_documents": num_documents,
-        "num_bytes": num_bytes,
-        "num_unknown": num_unknown,
+        **totals,
         "vocabulary_size": tokenizer.vocabulary_size,
         "dtype": dtype.name,
-        "sha256": digest.hexdigest(),
-        "documents_sha256": documents_digest.hexdigest(),
+        "sha256": sha256,
+        "documents_sha256": digest.hexdigest(),
     }
+    return metadata if len(shards) == 1 else {**metadata, "shards": shards}
+
+
+def hash_shards(tokens, digests):
+    """Returns a SHA-256 of ids in several files with these `digests`.
+
+    It is that of all ids, however they are divided. Only if one machine would
+    need minutes to read them it is that of the digests.
+    """
+    is_sharded = isinstance(tokens, ShardedTokens)
+    if is_sharded and tokens.nbytes > WHOLE_HASH_BYTES:
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
+    return hash_ids(tokens)
+
+
+def hash_ids(ids):
+    """Returns the SHA-256 of the bytes of ids, read block by block."""
+    digest = hashlib.sha256()
+    for block in blocks_of(ids):
+        digest.update(block.tobytes())
+    return digest.hexdigest()
+
+
+@dataclasses.dataclass
+class Shard:
+    """Describes a file of ids. `documents` begin at these ids, `(D,)`."""
+
+    num_tokens: int
+    num_bytes: int
+    num_unknown: int
+    sha256: str
+    documents: np.ndarray
+
+
+def write_shard(encoded_blocks, dtype, path):
+    """Writes the ids of encoded blocks to a file and returns its `Shard`."""
+    digest = hashlib.sha256()
+    num_tokens = num_bytes = num_unknown = 0
+    starts = [np.zeros(0, np.int64)]
+    with tf.io.gfile.GFile(path, "wb") as file:
+        try:
+            for block in encoded_blocks:
+                ids = block.ids.astype(dtype, copy=False).tobytes()
+                digest.update(ids)
+                file.write(ids)
+                starts.append(num_tokens + block.document_starts)
+                num_tokens += len(block.ids)
+                num_bytes += block.num_bytes
+                num_unknown += block.num_unknown
+        except UnknownSymbolError as error:
+            raise UnknownSymbolError(
+                error.symbol, num_tokens + error.position
+            ) from error
+    documents = np.concatenate(starts)
+    return Shard(
+        num_tokens, num_bytes, num_unknown, digest.hexdigest(), documents
+    )
+
+
+def _write_shards(corpus, split, tokenizer, paths):
+    """Encodes the blocks of all sections on all cores; yields `Shard`s."""
+    dtype = smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
+    encoded = map_blocks(
+        Encoder(tokenizer), corpus, split, "Encoding", tokenizer.releases_gil
+    )
+    following = next(encoded, None)
+
+    def blocks_of(section):
+        nonlocal following
+        while following is not None and following.section == section:
+            yield following
+            following = next(encoded, None)
+
+    for section, path in enumerate(paths):
+        yield write_shard(blocks_of(section), dtype, path)
 
 
 @dataclasses.dataclass
@@ -71,9 +153,10 @@ class _EncodedBlock:
     document_starts: np.ndarray
     num_bytes: int
     num_unknown: int
+    section: int
 
 
-class _Encoder:
+class Encoder:
     """Encodes a `Block` and finds the positions where its documents begin."""
 
     def __init__(self, tokenizer):
@@ -86,7 +169,9 @@ class _Encoder:
         num_unknown = 0
         if unknown_id is not None:
             num_unknown = int(np.count_nonzero(ids == unknown_id))
-        return _EncodedBlock(ids, starts, block.num_bytes, num_unknown)
+        return _EncodedBlock(
+            ids, starts, block.num_bytes, num_unknown, block.section
+        )
 
     def _encode_at_once(self, block):
         """Encodes all pieces in one call, because one call per piece is slow.

@@ -195,8 +195,8 @@ def load_corpus(options, whole=False):
     )
 
 
-def prepare_text(tokenizer=None):
-    """Prepares the text that the flags name.
+def prepare_text(tokenizer=None, beam=None):
+    """Prepares the text that the flags name, with a `Beam` if one is given.
 
     Returns the corpus, the tokenizer (by default that of the flags), and a
     dictionary of `PreparedSplit`s.
@@ -205,8 +205,8 @@ def prepare_text(tokenizer=None):
     folder = token_folder(options["data_dir"])
     check_outside_text("data_dir", folder)
     corpus = load_corpus(options)
-    tokenizer = tokenizer or make_tokenizer(corpus, folder)
-    return corpus, tokenizer, prepare(corpus, tokenizer, folder)
+    tokenizer = tokenizer or make_tokenizer(corpus, folder, beam)
+    return corpus, tokenizer, prepare(corpus, tokenizer, folder, beam=beam)
 
 
 def check_outside_text(name, folder):
@@ -245,7 +245,7 @@ def _default_tokenizer(corpus):
     return "bytes" if corpus.encoding == "latin-1" else "sentencepiece"
 
 
-def make_tokenizer(corpus, folder):
+def make_tokenizer(corpus, folder, beam=None):
     """Builds the tokenizer that the flags name, or reads it from `folder`."""
     options = {name: FLAGS[name].value for name in TOKENIZER_FLAGS}
     name = options.pop("tokenizer") or _default_tokenizer(corpus)
@@ -275,5 +275,5 @@ def make_tokenizer(corpus, folder):
             ) from error
     vocabulary = vocabulary and load_vocabulary(vocabulary)
     return prepare_tokenizer(
-        name, corpus, folder, vocabulary=vocabulary, **options
+        name, corpus, folder, beam, vocabulary=vocabulary, **options
     )

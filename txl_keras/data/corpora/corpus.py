@@ -8,6 +8,7 @@ SPLITS = ("train", "valid", "test")
 WHOLE = "all"  # the only split of an undivided text
 ENCODINGS = ("utf-8", "latin-1")
 BLOCK_BYTES = 1 << 20
+SECTION_BYTES = 1 << 27
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Corpus:
             or None. A document that is too large for memory is an iterable of
             `bytes`. `bytes` alone are one document. Documents are concatenated
             as they are, so each should end with a newline unless the next one
-            continues its last line.
+            continues its last line. An object may have a method
+            `sections(size)` that returns a list of `Section`s.
         encoding: String, the unit of a symbol. `"utf-8"`: a character.
             `"latin-1"`: a byte, as in enwik8 and text8, whose published results
             count bytes.
@@ -80,6 +82,25 @@ class Corpus:
         """Returns the approximate bytes of a split, or None if unknown."""
         return _num_bytes(self.splits[split])
 
+    def sections(self, split, size=SECTION_BYTES):
+        """Returns the parts of a split that can be read independently.
+
+        They depend on the text and not on the machine: each becomes one file of
+        ids.
+
+        Args:
+            split: String, one of `splits`.
+            size: Integer, the approximate number of bytes per section.
+
+        Returns:
+            List of `Section`s, in order. Only one if the text cannot be cut
+            without reading it.
+        """
+        text = self.splits[split]
+        if hasattr(text, "sections"):
+            return text.sections(size)
+        return [Section((text,) if isinstance(text, bytes) else text)]
+
     def blocks(self, split, size=BLOCK_BYTES):
         """Yields the text of a split in `Block`s of about equal size.
 
@@ -90,7 +111,9 @@ class Corpus:
         Yields:
             `Block`s, whose concatenation is the text, byte for byte.
         """
-        return _blocks(self.documents(split), size)
+        for number, section in enumerate(self.sections(split)):
+            for block in section.blocks(size):
+                yield dataclasses.replace(block, section=number)
 
     def read(self, split):
         """Returns the whole text of a split as `bytes`."""
@@ -143,17 +166,36 @@ class Corpus:
 
 
 @dataclasses.dataclass(frozen=True)
+class Section:
+    """Reads some documents of a split, or a part of a large one.
+
+    If `continues`, the first of `documents` continues the last document of the
+    previous section; if `amid_line`, also its last line.
+    """
+
+    documents: object
+    continues: bool = False
+    amid_line: bool = False
+
+    def blocks(self, size=BLOCK_BYTES):
+        """Yields the text in `Block`s of about `size` bytes."""
+        return _blocks(iter(self.documents), size, self)
+
+
+@dataclasses.dataclass(frozen=True)
 class Block:
     """Holds a part of a split's text, which ends at a line end if possible.
 
     Each of `pieces`, non-empty `bytes`, is a document or its beginning. If
     `continues`, the first piece continues the last document of the previous
-    block; if `amid_line`, also its last line.
+    block; if `amid_line`, also its last line. `section` is the number of its
+    `Section`.
     """
 
     pieces: tuple
     continues: bool
     amid_line: bool
+    section: int = 0
 
     @property
     def text(self):
@@ -178,11 +220,10 @@ def _is_empty(text):
     return isinstance(text, (bytes, list)) and not any(text)
 
 
-def _blocks(documents, size):
+def _blocks(documents, size, section):
     pieces, filled = [], 0
-    continues = amid_line = False
+    continued, ends_line = section.continues, not section.amid_line
     for document in documents:
-        continued, ends_line = False, True
         for piece in _pieces(document, size):
             if not pieces:
                 continues, amid_line = continued, continued and not ends_line
@@ -197,6 +238,7 @@ def _blocks(documents, size):
             if filled >= size:
                 yield Block(tuple(pieces), continues, amid_line)
                 pieces, filled = [], 0
+        continued, ends_line = False, True
     if pieces:
         yield Block(tuple(pieces), continues, amid_line)
 

@@ -11,9 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import BLOCK_BYTES
+from txl_keras.data.corpora.corpus import SECTION_BYTES
 from txl_keras.data.corpora.corpus import Block
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.splitting import HELD_OUT_FRACTION
+from txl_keras.data.corpora.splitting import grouped
 
 ID_SUFFIXES = (".npy", ".npz")
 MAX_ID = 2**31 - 2  # so that ids and the size of the vocabulary are int32
@@ -50,19 +52,9 @@ class IdCorpus(Corpus):
     def num_bytes(self, split):
         return None  # those of `.npz` files are unknown
 
-    def blocks(self, split, size=BLOCK_BYTES):
-        for part in self.splits[split].parts:
-            documents = document_starts(part.path)
-            start = part.start
-            for ids in read_ids(part.path, part.start, part.stop, size):
-                first, last = np.searchsorted(
-                    documents, (start, start + len(ids))
-                )
-                inside = documents[first:last] - start
-                is_start = start == part.start or 0 in inside[:1]
-                pieces = np.split(ids, inside[inside > 0])
-                yield Block(tuple(pieces), not is_start, amid_line=False)
-                start += len(ids)
+    def sections(self, split, size=SECTION_BYTES):
+        parts = self.splits[split].parts
+        return [IdSection(tuple(group)) for group in grouped(parts, size)]
 
     def unknown_symbol_error(self, split, symbol, position):
         for part in self.splits[split].parts:
@@ -76,6 +68,28 @@ class IdCorpus(Corpus):
             f"--vocabulary_size. Received: {symbol} at position "
             f"{part.start + position}"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class IdSection:
+    """Reads the ids of some parts of files."""
+
+    parts: tuple
+
+    def blocks(self, size=BLOCK_BYTES):
+        """Yields the ids in `Block`s of about `size` bytes."""
+        for part in self.parts:
+            documents = document_starts(part.path)
+            start = part.start
+            for ids in read_ids(part.path, part.start, part.stop, size):
+                first, last = np.searchsorted(
+                    documents, (start, start + len(ids))
+                )
+                inside = documents[first:last] - start
+                is_start = start == part.start or 0 in inside[:1]
+                pieces = np.split(ids, inside[inside > 0])
+                yield Block(tuple(pieces), not is_start, amid_line=False)
+                start += len(ids)
 
 
 def is_id_file(path):

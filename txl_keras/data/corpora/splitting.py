@@ -72,6 +72,33 @@ def split_file(path, delimiter=None, fraction=HELD_OUT_FRACTION):
     }
 
 
+def cuts(path, start, stop, size, delimiter=None):
+    """Returns where pieces of about `size` of bytes `[start, stop)` begin.
+
+    Cuts as `split_file` does. The positions do not include `start`.
+    """
+    found = [start]
+    for place in range(start + size, stop - size // 2, size):
+        end = min(place + size, stop)
+        found.append(max(found[-1], _cut(path, place, end, stop, delimiter)))
+    return sorted({*found} - {start, stop})
+
+
+def grouped(parts, size):
+    """Groups consecutive parts of files until a group has `size` bytes.
+
+    A part that continues a document begins a group.
+    """
+    groups, filled = [], size
+    for part in parts:
+        if filled >= size or part.continues:
+            groups.append([])
+            filled = 0
+        groups[-1].append(part)
+        filled += part.num_bytes
+    return groups
+
+
 def _cut(path, place, end, size, delimiter):
     """Returns the first byte from `place` on where a split may begin."""
     if delimiter is None:

@@ -1,6 +1,7 @@
 """The user's own text or token ids: files on disk or in a bucket."""
 
 import dataclasses
+import itertools
 import json
 import os
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.corpus import Section
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import modification_time
 from txl_keras.data.corpora.files import read_bytes
@@ -18,7 +20,9 @@ from txl_keras.data.corpora.id_files import ID_SUFFIXES
 from txl_keras.data.corpora.id_files import IdCorpus
 from txl_keras.data.corpora.id_files import is_id_file
 from txl_keras.data.corpora.id_files import split_ids
+from txl_keras.data.corpora.splitting import cuts
 from txl_keras.data.corpora.splitting import drop_duplicates
+from txl_keras.data.corpora.splitting import grouped
 from txl_keras.data.corpora.splitting import split_file
 from txl_keras.data.corpora.splitting import split_groups
 
@@ -81,7 +85,7 @@ def load(path, document_separator=None, text_key="text", whole=False):
             f"Received: {error.object!r}"
         ) from error
     splits = {
-        split: TextFiles(tuple(parts), separator, text_key)
+        split: TextFiles(tuple(parts), separator, text_key, len(parts) > 1)
         for split, parts in parts.items()
     }
     is_ids = _are_ids(path, splits)
@@ -122,11 +126,17 @@ def _are_ids(path, splits):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Holds bytes or ids `[start, stop)` of a file; `stop` None is its end."""
+    """Holds bytes or ids `[start, stop)` of a file; `stop` None is its end.
+
+    If `continues`, these continue the document of the part before; if
+    `continued`, the part after continues this one.
+    """
 
     path: str
     start: int = 0
     stop: int = None
+    continues: bool = False
+    continued: bool = False
 
     @property
     def num_bytes(self):
@@ -138,11 +148,15 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """Reads the documents of some files of text, again in each iteration."""
+    """Reads the documents of some files of text, again in each iteration.
+
+    With `ends_lines`, files that are documents end with a newline.
+    """
 
     parts: tuple
     separator: bytes
     text_key: str
+    ends_lines: bool
 
     @property
     def num_bytes(self):
@@ -158,6 +172,23 @@ class TextFiles:
         options = [self.separator and self.separator.decode(), self.text_key]
         return [files, options]
 
+    def sections(self, size):
+        """Returns `Section`s of about `size` bytes; cuts files at line ends.
+
+        Neither `.gz` files nor JSON lines nor texts between separators are cut.
+        """
+        parts = [
+            piece for part in self.parts for piece in self._cut(part, size)
+        ]
+        return [
+            Section(
+                dataclasses.replace(self, parts=tuple(group)),
+                group[0].continues,
+                group[0].continues and not _begins_line(group[0]),
+            )
+            for group in grouped(parts, size)
+        ]
+
     def __iter__(self):
         for part in self.parts:
             if _is_json_lines(part.path):
@@ -165,7 +196,25 @@ class TextFiles:
             elif self.separator:
                 yield from _separated_documents(part, self.separator)
             else:
-                yield _whole_file(part, ends_line=len(self.parts) > 1)
+                ends_line = self.ends_lines and not part.continued
+                yield _whole_file(part, ends_line)
+
+    def _cut(self, part, size):
+        """Yields the pieces of a part, each of about `size` bytes."""
+        delimiter = _delimiter(part.path, self.separator)
+        begins = []
+        if not part.path.lower().endswith(".gz"):
+            stop = part.start + part.num_bytes
+            begins = cuts(part.path, part.start, stop, size, delimiter)
+        bounds = [part.start, *begins, part.stop]
+        for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            yield dataclasses.replace(
+                part,
+                start=start,
+                stop=stop,
+                continues=delimiter is None and number > 0,
+                continued=delimiter is None and number < len(begins),
+            )
 
 
 def _split(path, separator, whole):
@@ -191,11 +240,12 @@ def _split(path, separator, whole):
         }
     splits = {split: [] for split in SPLITS}
     for file in files:
-        delimiter = b"\n" if _is_json_lines(file) else separator
-        cuts = (
-            split_ids(file) if is_id_file(file) else split_file(file, delimiter)
+        places = (
+            split_ids(file)
+            if is_id_file(file)
+            else split_file(file, _delimiter(file, separator))
         )
-        for split, (start, stop) in cuts.items():
+        for split, (start, stop) in places.items():
             if start < stop:
                 splits[split].append(Part(file, start, stop))
     return splits
@@ -273,6 +323,15 @@ def _files_below(folder, above=()):
 
 def _is_json_lines(path):
     return path.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+
+
+def _delimiter(path, separator):
+    """Returns what separates the documents of a file, or None."""
+    return b"\n" if _is_json_lines(path) else separator
+
+
+def _begins_line(part):
+    return b"".join(read_bytes(part.path, part.start - 1, part.start)) == b"\n"
 
 
 def _whole_file(part, ends_line):

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.corpus import Section
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.published_files import file_digest
 from txl_keras.data.corpora.published_files import find_sources
@@ -22,6 +23,7 @@ from txl_keras.data.corpora.published_files import sources_in_archive
 
 try:
     import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import shuffle
     from tensorflow_datasets.core.download import downloader
     from tensorflow_datasets.core.download.util import DownloadError
 except ImportError as error:
@@ -33,6 +35,11 @@ except ImportError as error:
 
 # The default of TFDS, 10 retries, takes 200 seconds without a network.
 DOWNLOAD_RETRIES = 3
+# Records that TFDS keeps in memory until it writes them. Its default is 1 GB.
+BUFFER_BYTES = 1 << 26
+# TFDS then sorts records on disk into 1000 parts of [0, 2**128) by their keys
+# and reads one part at a time, so the keys are distributed over that range.
+_KEY_SHIFT = 108
 
 
 class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -145,8 +152,8 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         }
 
     def _generate_examples(self, source, split):
-        for key, text in enumerate(self.records(source, split)):
-            yield key, {"text": text}
+        for number, text in enumerate(self.records(source, split)):
+            yield number << _KEY_SHIFT, {"text": text}
 
     def _download(self, dl_manager, folder, archive):
         failures = []
@@ -190,6 +197,28 @@ class Records:
         """Returns the bytes of the split, or None for a part of a split."""
         info = self._builder.info.splits[self._split]
         return getattr(info, "num_bytes", None)
+
+    def sections(self, size):
+        """Returns `Section`s of about `size` bytes, for texts of examples."""
+        splits = self._builder.info.splits
+        (part,) = tfds.core.ReadInstruction.from_spec(self._split).to_absolute(
+            splits
+        )
+        info = splits[part.splitname]
+        number = max(1, size * info.num_examples // (info.num_bytes + 1))
+        start = part.from_ or 0
+        stop = info.num_examples if part.to is None else part.to
+        return [
+            Section(
+                type(self)(
+                    self._builder,
+                    f"{part.splitname}[{first}:{min(first + number, stop)}]",
+                    self._key,
+                    self._read_at_once,
+                )
+            )
+            for first in range(start, stop, number)
+        ]
 
     def __iter__(self):
         dataset = self._builder.as_dataset(
@@ -253,7 +282,7 @@ def _prepare(make_builder, manual_dir):
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
     try:
-        with _fewer_retries():
+        with _lean_settings():
             builder.download_and_prepare(
                 download_config=tfds.download.DownloadConfig(
                     manual_dir=manual_dir
@@ -285,16 +314,19 @@ def _check_writable(data_dir):
 
 
 @contextlib.contextmanager
-def _fewer_retries():
-    retries = downloader.MAX_RETRIES
+def _lean_settings():
+    """Lets TFDS retry less often and keep less text in memory."""
+    retries, buffer = downloader.MAX_RETRIES, shuffle.MAX_MEM_BUFFER_SIZE
     log = logging.getLogger("urllib3")  # logs a warning for each retry
     level = log.level
     downloader.MAX_RETRIES = DOWNLOAD_RETRIES
+    shuffle.MAX_MEM_BUFFER_SIZE = BUFFER_BYTES
     log.setLevel(logging.ERROR)
     try:
         yield
     finally:
         downloader.MAX_RETRIES = retries
+        shuffle.MAX_MEM_BUFFER_SIZE = buffer
         log.setLevel(level)
 
 

@@ -1,7 +1,7 @@
 """Builds, saves and loads the tokenizer of a corpus."""
 
-import collections
 import functools
+import itertools
 import json
 import os
 
@@ -16,10 +16,15 @@ from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import count_symbols
+from txl_keras.data.tokenizers.counting import add_up
 from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
+from txl_keras.data.tokenizers.subword_tokenizer import MAX_LINES
+from txl_keras.data.tokenizers.subword_tokenizer import draw_sentences
+from txl_keras.data.tokenizers.subword_tokenizer import sample_sentences
+from txl_keras.data.tokenizers.subword_tokenizer import sentences_of
 from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
@@ -51,7 +56,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def build_tokenizer(name, corpus, **options):
+def build_tokenizer(name, corpus, beam=None, **options):
     """Builds the tokenizer of a corpus, on all cores.
 
     The vocabulary of `"characters"` contains every symbol of all three splits,
@@ -64,6 +69,7 @@ def build_tokenizer(name, corpus, **options):
         name: String, `"bytes"`, `"characters"`, `"words"`, `"sentencepiece"`,
             `"wordpiece"` or `"ids"`.
         corpus: A `Corpus`.
+        beam: Optional `Beam` with a folder, whose workers read the text.
         **options: Options of this tokenizer, see its class, its `from_counts`
             and its `train`; options that are None are ignored. `vocabulary` is
             a sequence of words to use instead of counting them, or for subwords
@@ -100,7 +106,7 @@ def build_tokenizer(name, corpus, **options):
             + ", ".join(f"{key}={extra[key]!r:.40}" for key in sorted(extra))
         )
     check_kind(corpus, name == "ids")
-    return _BUILDERS[name](corpus, **options)
+    return _BUILDERS[name](corpus, beam, **options)
 
 
 def check_kind(corpus, takes_ids):
@@ -115,13 +121,16 @@ def check_kind(corpus, takes_ids):
         )
 
 
-def _build_characters(corpus, drop_newlines=False):
+def _build_characters(corpus, beam, drop_newlines=False):
     options = (corpus.encoding, drop_newlines)
-    counts = _count(count_symbols, options, corpus, SPLITS)
+    function = functools.partial(
+        count_symbols, encoding=corpus.encoding, drop_newlines=drop_newlines
+    )
+    counts = _count(function, corpus, SPLITS, beam)
     return CharacterTokenizer.from_counts(counts, *options)
 
 
-def _build_words(corpus, vocabulary=None, **options):
+def _build_words(corpus, beam, vocabulary=None, **options):
     options = {key: None if v == "" else v for key, v in options.items()}
     if vocabulary is not None:
         counted = sorted({"min_count", "vocabulary_size"} & {*options})
@@ -131,13 +140,30 @@ def _build_words(corpus, vocabulary=None, **options):
                 "because its words are used as they are."
             )
         return WordTokenizer(vocabulary, **options)
-    lower_case = (options.get("lower_case", False),)
-    counts = _count(count_words, lower_case, corpus, ("train",))
+    function = functools.partial(
+        count_words, lower_case=options.get("lower_case", False)
+    )
+    num_kept = options.get("vocabulary_size")
+    if num_kept is not None:
+        num_kept += 2  # `line_end` and `line_start` may be among the words
+    counts = _count(
+        function,
+        corpus,
+        ("train",),
+        beam,
+        options.get("min_count", 1),
+        num_kept,
+    )
     return WordTokenizer.from_counts(counts, **options)
 
 
 def _build_subwords(
-    tokenizer_class, corpus, vocabulary=None, vocabulary_size=None, **options
+    tokenizer_class,
+    corpus,
+    beam,
+    vocabulary=None,
+    vocabulary_size=None,
+    **options,
 ):
     if vocabulary is not None:
         trained = {"vocabulary_size": vocabulary_size, **options}
@@ -158,18 +184,64 @@ def _build_subwords(
             "`vocabulary`: the model that is trained here encodes newlines. "
             f"Received: line_end={shown(options['line_end'])}"
         )
-    texts = map_blocks(
-        lambda block: block.text, corpus, "train", "Reading", threads=True
+    if beam is None:
+        texts = map_blocks(
+            lambda block: block.text, corpus, "train", "Reading", threads=True
+        )
+        sentences = sample_sentences(texts, MAX_LINES)
+    else:
+        sentences = _sample_with(beam, corpus)
+    size = max(1, len(sentences))
+    return tokenizer_class.train(
+        _in_texts(sentences), vocabulary_size, max_lines=size, **options
     )
-    return tokenizer_class.train(texts, vocabulary_size, **options)
 
 
-def _build_ids(corpus, vocabulary_size=None):
+def _in_texts(sentences, size=10_000):
+    """Yields texts of many sentences and drops them from the list."""
+    for start in range(0, len(sentences), size):
+        chosen = slice(start, start + size)
+        yield "\n".join(sentences[chosen])
+        sentences[chosen] = [None] * len(sentences[chosen])
+
+
+def _sample_with(beam, corpus):
+    """Returns the sample that `sample_sentences` draws, from all workers."""
+    sections = dict(enumerate(corpus.sections("train")))
+    numbers = beam.map("sentences", _num_sentences, sections)
+    *firsts, total = itertools.accumulate(numbers, initial=0)
+    draw = functools.partial(_drawn_sentences, total)
+    items = zip(sections.values(), firsts, strict=True)
+    samples = beam.map("sample", draw, dict(enumerate(items)))
+    return list(itertools.chain.from_iterable(samples))
+
+
+def _num_sentences(section):
+    return sum(len(sentences_of(block.text)) for block in section.blocks())
+
+
+def _drawn_sentences(total, numbered_section):
+    section, first = numbered_section
+    kept = []
+    for block in section.blocks():
+        sentences = sentences_of(block.text)
+        kept += draw_sentences(sentences, first, MAX_LINES, total)[0]
+        first += len(sentences)
+    return kept
+
+
+def _build_ids(corpus, beam, vocabulary_size=None):
     if vocabulary_size is not None:
         return IdTokenizer(vocabulary_size)
     largest = 0
     for split in corpus.splits:
-        found = map_blocks(_largest_id, corpus, split, "Counting", threads=True)
+        if beam is None:
+            found = map_blocks(
+                _largest_id, corpus, split, "Counting", threads=True
+            )
+        else:
+            sections = dict(enumerate(corpus.sections(split)))
+            found = beam.map(split, _largest_of, sections)
         largest = max([largest, *found])
     if largest > _MAX_FOUND_ID:
         raise ValueError(
@@ -183,6 +255,10 @@ def _largest_id(block):
     return max(int(ids.max(initial=0)) for ids in block.pieces)
 
 
+def _largest_of(section):
+    return max(map(_largest_id, section.blocks()), default=0)
+
+
 def _check_not_counted(*names, **options):
     given = [name for name in names if options.get(name) is not None]
     if given:
@@ -192,20 +268,27 @@ def _check_not_counted(*names, **options):
         )
 
 
-def _count(count, options, corpus, splits):
-    """Counts symbols or words over splits, by `count(text, *options)`."""
-    total = collections.Counter()
-    for split in splits:
-        counts = map_blocks(
-            lambda block: count(block.text, *options), corpus, split, "Counting"
+def _count(function, corpus, splits, beam, min_count=1, num_kept=None):
+    """Adds up `function(text)`, a `Counter` of strings, over splits.
+
+    What occurs less than `min_count` times may be left out, and so may all but
+    the `num_kept` most frequent ones.
+    """
+    if beam is not None:
+        sections = itertools.chain.from_iterable(map(corpus.sections, splits))
+        return beam.count(function, sections, min_count, num_kept)
+    counts = (
+        map_blocks(
+            lambda block: function(block.text), corpus, split, "Counting"
         )
-        for block_counts in counts:
-            total.update(block_counts)
-    return total
+        for split in splits
+    )
+    counts = itertools.chain.from_iterable(counts)
+    return add_up(counts, min_count, num_kept)
 
 
 _BUILDERS = {
-    "bytes": lambda corpus, **options: ByteTokenizer(**options),
+    "bytes": lambda corpus, beam, **options: ByteTokenizer(**options),
     "characters": _build_characters,
     "words": _build_words,
     "sentencepiece": functools.partial(_build_subwords, SentencePieceTokenizer),

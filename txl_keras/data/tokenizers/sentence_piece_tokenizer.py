@@ -10,6 +10,7 @@ from google.protobuf import empty_pb2
 from google.protobuf import message
 from google.protobuf import unknown_fields
 
+from txl_keras.data.tokenizers.subword_tokenizer import MAX_LINES
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
 from txl_keras.data.tokenizers.subword_tokenizer import split_lines
@@ -131,7 +132,7 @@ class SentencePieceTokenizer:
         vocabulary_size=None,
         model_type="bpe",
         character_coverage=0.9995,
-        max_lines=1_000_000,
+        max_lines=MAX_LINES,
     ):
         """Trains a lossless model, deterministically.
 
@@ -148,8 +149,9 @@ class SentencePieceTokenizer:
             character_coverage: Float. The share of the text covered by
                 characters that get a piece; other characters are encoded as
                 bytes.
-            max_lines: Integer. If there are more lines, a sample of this size
-                is used. Lines of more than 1000 characters count as several.
+            max_lines: Integer. If there are more lines, a sample of about this
+                size is used. Lines of more than 1000 characters count as
+                several.
 
         Returns:
             A `SentencePieceTokenizer`.

@@ -4,12 +4,12 @@ import collections
 import importlib
 import io
 import math
-import random
 import re
 
 import numpy as np
 
 from txl_keras.checks import check_integer
+from txl_keras.data.layouts import draw
 from txl_keras.data.tokenizers.token_ids import as_bytes
 from txl_keras.data.tokenizers.token_ids import decode_utf8
 
@@ -21,6 +21,9 @@ _SENTENCE = re.compile(rf"{_CHARACTER}{{1,1000}}(?!\S)|{_CHARACTER}{{1,1000}}")
 # The default number of pieces, by the root of the number of characters.
 _PIECES_PER_ROOT = 1.2
 _FEWEST_PIECES, _MOST_PIECES = 500, 8000
+# If there are more sentences, a sample of about this size is used.
+MAX_LINES = 1_000_000
+_SEED = 7
 
 
 def import_extra(name):
@@ -65,7 +68,7 @@ def train_pieces(texts, vocabulary_size, max_lines, **options):
     check_integer("max_lines", max_lines, 1)
     sentencepiece = import_extra("sentencepiece")
     protos = import_extra("sentencepiece.sentencepiece_model_pb2")
-    sentences = _sample(_sentences(texts), max_lines)
+    sentences = sample_sentences(texts, max_lines)
     if not sentences:
         raise ValueError("`texts` must contain text. Received: none")
     if vocabulary_size is None:
@@ -120,21 +123,43 @@ def _default_size(sentences, character_coverage):
     return size
 
 
-def _sentences(texts):
-    for text in texts:
-        yield from _SENTENCE.findall(decode_utf8(as_bytes(text)))
+def sentences_of(text):
+    """Returns what sentencepiece is trained on: lines, long ones in parts."""
+    return _SENTENCE.findall(decode_utf8(as_bytes(text)))
 
 
-def _sample(items, size):
-    """Draws a uniform sample of at most `size` items, with a fixed seed."""
+def sample_sentences(texts, size):
+    """Draws about `size` of the sentences of texts, in order.
+
+    All if there are no more. Whether a sentence is drawn depends on its number
+    and on how many there are, so machines that have a part of the texts each
+    draw the same.
+    """
     # sentencepiece's own sample differs in every run.
-    generator = random.Random(0)
-    kept = []
-    for i, item in enumerate(items):
-        if i < size:
-            kept.append(item)
-            continue
-        place = int(generator.random() * (i + 1))
-        if place < size:
-            kept[place] = item
-    return kept
+    kept, keys, total = [], np.zeros(0, np.uint64), 0
+    for text in texts:
+        sentences = sentences_of(text)
+        drawn, found = draw_sentences(sentences, total, size, total or 1)
+        kept += drawn
+        keys = np.append(keys, found)
+        total += len(sentences)
+        if len(kept) > size + size // 4:
+            kept, keys = _below(kept, keys, size, total)
+    return _below(kept, keys, size, total or 1)[0]
+
+
+def draw_sentences(sentences, first, size, total):
+    """Draws about a share `size / total` of sentences.
+
+    The first of them has the number `first` among all. Also returns the random
+    keys of those that were drawn.
+    """
+    keys = draw(_SEED, np.arange(first, first + len(sentences)))
+    return _below(sentences, keys, size, total)
+
+
+def _below(sentences, keys, size, total):
+    """Keeps the sentences whose keys are in the lowest share `size / total`."""
+    limit = np.uint64(min((1 << 64) - 1, (size << 64) // total))
+    chosen = np.flatnonzero(keys <= limit)
+    return [sentences[i] for i in chosen], keys[chosen]

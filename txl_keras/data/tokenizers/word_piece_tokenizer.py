@@ -4,6 +4,7 @@ import pathlib
 
 import tensorflow as tf
 
+from txl_keras.data.tokenizers.subword_tokenizer import MAX_LINES
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
 from txl_keras.data.tokenizers.subword_tokenizer import split_lines
@@ -138,7 +139,7 @@ class WordPieceTokenizer:
         lower_case=False,
         line_end="[EOS]",
         character_coverage=0.9995,
-        max_lines=1_000_000,
+        max_lines=MAX_LINES,
     ):
         """Learns a vocabulary, deterministically.
 
@@ -157,8 +158,9 @@ class WordPieceTokenizer:
             character_coverage: Float. The share of the text covered by
                 characters in the vocabulary; words with other characters are
                 `unknown`.
-            max_lines: Integer. If there are more lines, a sample of this size
-                is used. Lines of more than 1000 characters count as several.
+            max_lines: Integer. If there are more lines, a sample of about this
+                size is used. Lines of more than 1000 characters count as
+                several.
 
         Returns:
             A `WordPieceTokenizer`.

@@ -1,0 +1,332 @@
+import filecmp
+import functools
+import gzip
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from txl_keras.data import CharacterTokenizer
+from txl_keras.data import Corpus
+from txl_keras.data import WordTokenizer
+from txl_keras.data import prepare
+from txl_keras.data import prepare_tokenizer
+from txl_keras.data.corpora import corpus as corpus_module
+from txl_keras.data.corpora import files as files_module
+from txl_keras.data.corpora import load_corpus
+from txl_keras.data.tokenizers import building
+
+pytest.importorskip("apache_beam")
+from txl_keras.data import beam as beam_module  # noqa: E402
+from txl_keras.data.beam import Beam  # noqa: E402
+
+# Repeats a bundle that fails, as the runners of clusters do.
+RETRYING = "apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
+
+
+@pytest.fixture(autouse=True)
+def small_sections(monkeypatch):
+    """Sections and blocks so small that a short text has many."""
+    monkeypatch.setattr(corpus_module.Corpus.sections, "__defaults__", (700,))
+    for kind in (corpus_module.Corpus.blocks, corpus_module.Section.blocks):
+        monkeypatch.setattr(kind, "__defaults__", (90,))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Texts of all kinds: paths by name."""
+    folder = tmp_path_factory.mktemp("texts")
+    generator = random.Random(3)
+    words = ["a", "Bé", "c\td", "𝄞", "<eos>", "zwölf", " "]
+
+    def line():
+        size = generator.randint(0, 9)
+        return " ".join(generator.choices(words, range(7, 0, -1), k=size))
+
+    def lines(number):
+        return "".join(line() + "\n" for _ in range(number))
+
+    file = folder / "one.txt"
+    file.write_text(lines(150) + "x" * 2500 + "\n" + lines(90) + "no newline")
+    many = folder / "many"
+    many.mkdir()
+    for i in range(7):
+        (many / f"{i}.txt").write_text(lines(5 + 13 * i))
+    (many / "empty.txt").write_text("")
+    with gzip.open(many / "z.txt.gz", "wt") as packed:
+        packed.write(lines(60))
+    records = folder / "records.jsonl"
+    documents = [lines(generator.randint(0, 4)) for _ in range(160)]
+    records.write_text(
+        "".join(json.dumps({"body": text}) + "\n" for text in documents)
+    )
+    return {
+        "file": functools.partial(load_corpus, file),
+        "folder": functools.partial(load_corpus, many),
+        "separated": functools.partial(
+            load_corpus, file, document_separator="\n"
+        ),
+        "records": functools.partial(load_corpus, records, text_key="body"),
+    }
+
+
+def same_files(one, other):
+    """Checks that two folders have the same files, byte for byte."""
+
+    def files(folder):
+        paths = pathlib.Path(folder).rglob("*")
+        return sorted(str(p.relative_to(folder)) for p in paths if p.is_file())
+
+    names = files(one)
+    assert files(other) == names
+    assert any("train" in name for name in names)
+    different = filecmp.cmpfiles(one, other, names, shallow=False)[1:]
+    assert different == ([], [])
+
+
+def prepare_both(corpus, name, folder, runner="DirectRunner", **options):
+    """Prepares a text with and without Beam, in two folders of `folder`."""
+    prepared = {}
+    for place, beam in (("local", None), ("beam", Beam(runner))):
+        path = str(folder / place)
+        tokenizer = prepare_tokenizer(name, corpus, path, beam, **options)
+        prepared[place] = prepare(corpus, tokenizer, path, beam=beam)
+    return prepared
+
+
+@pytest.mark.parametrize(
+    "text,name,options",
+    [
+        ("file", "words", {"min_count": 3, "line_start": "<s>"}),
+        ("folder", "words", {"vocabulary_size": 5, "lower_case": True}),
+        ("records", "words", {}),
+        ("separated", "characters", {"drop_newlines": True}),
+        ("folder", "bytes", {}),
+        ("folder", "sentencepiece", {"vocabulary_size": 290}),
+        ("records", "wordpiece", {"vocabulary_size": 36}),
+    ],
+)
+def test_beam_writes_the_files_that_one_machine_writes(
+    text, name, options, texts, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(building, "MAX_LINES", 57)  # fewer than there are
+    corpus = texts[text]()
+    prepared = prepare_both(corpus, name, tmp_path, **options)
+    same_files(tmp_path / "local", tmp_path / "beam")
+    train = prepared["beam"]["train"]
+    assert len(train.paths) >= 4
+    local = prepared["local"]["train"]
+    np.testing.assert_array_equal(train.tokens[:], local.tokens[:])
+
+
+def test_ids_are_found_and_copied_by_beam(tmp_path):
+    for split, size in (("train", 5), ("valid", 1), ("test", 2)):
+        (tmp_path / "ids" / split).mkdir(parents=True)
+        for i in range(size):
+            ids = np.arange(i, 300 + i * 7)
+            np.save(tmp_path / "ids" / split / f"{i}.npy", ids)
+    corpus = load_corpus(tmp_path / "ids")
+    train = prepare_both(corpus, "ids", tmp_path)["beam"]["train"]
+    same_files(tmp_path / "local", tmp_path / "beam")
+    assert train.metadata["vocabulary_size"] == 328
+    assert train.metadata["num_documents"] == 5
+
+
+def test_text_in_memory_is_one_section(tmp_path):
+    splits = {"train": [b"to be\n", b"or not\n"], "valid": b"to\n"}
+    corpus = Corpus("c", {**splits, "test": b"be\n"})
+    prepared = prepare_both(corpus, "words", tmp_path)["beam"]["train"]
+    same_files(tmp_path / "local", tmp_path / "beam")
+    assert prepared.documents[:].tolist() == [0, 3]
+
+
+def test_a_bucket_has_the_files_of_a_disk(texts, tmp_path):
+    corpus = texts["file"]()
+    beam = Beam("DirectRunner")
+    tokenizer = prepare_tokenizer("words", corpus, "ram://ids", beam)
+    remote = prepare(corpus, tokenizer, "ram://ids", beam=beam)["train"]
+    local = prepare(corpus, tokenizer, str(tmp_path))["train"]
+    np.testing.assert_array_equal(remote.tokens[:], local.tokens[:])
+    assert remote.metadata == local.metadata
+
+
+class FailsOnce:
+    """A function that fails in the middle the first time it is called."""
+
+    def __init__(self, function, marker):
+        self.function = function
+        self.marker = marker
+
+    def __call__(self, *arguments):
+        if not os.path.exists(self.marker):
+            pathlib.Path(self.marker).touch()
+            raise OSError("a disk that was away for a moment")
+        return self.function(*arguments)
+
+
+@pytest.mark.parametrize("place", ["write_shard", "_write_json", "_rank"])
+def test_work_that_beam_repeats_gives_the_same_files(
+    place, texts, tmp_path, monkeypatch
+):
+    corpus = texts["file"]()
+    inner = getattr(beam_module, place)
+
+    def write_half(blocks, dtype, path):
+        blocks = iter(blocks)
+        if not (tmp_path / "marker").exists():
+            inner([next(blocks)], dtype, path)
+        return FailsOnce(inner, tmp_path / "marker")(blocks, dtype, path)
+
+    failing = FailsOnce(inner, tmp_path / "marker")
+    if place == "write_shard":
+        failing = write_half
+    monkeypatch.setattr(beam_module, place, failing)
+    options = {"vocabulary_size": 7, "min_count": 2}
+    prepare_both(corpus, "words", tmp_path, RETRYING, **options)
+    assert (tmp_path / "marker").exists()
+    same_files(tmp_path / "local", tmp_path / "beam")
+
+
+def test_a_run_that_beam_gave_up_continues(texts, tmp_path, monkeypatch):
+    corpus = texts["file"]()
+    tokenizer = WordTokenizer(["<eos>", "<unk>", "a", "𝄞"])
+    beam = Beam("DirectRunner")
+    folder = str(tmp_path / "beam")
+    encoded = []
+    inner = beam_module.write_shard
+
+    def write_some(blocks, dtype, path):
+        encoded.append(path)
+        if len(encoded) == 3:
+            raise OSError("no machines")
+        return inner(blocks, dtype, path)
+
+    monkeypatch.setattr(beam_module, "write_shard", write_some)
+    with pytest.raises(RuntimeError, match="no machines(.|\n)*same command"):
+        prepare(corpus, tokenizer, folder, beam=beam)
+    prepare(corpus, tokenizer, folder, beam=beam)
+    sections = sum(len(corpus.sections(split)) for split in corpus.splits)
+    assert len(encoded) == sections + 1  # none of them twice but the failed one
+    prepare(corpus, tokenizer, str(tmp_path / "local"))
+    same_files(tmp_path / "local", tmp_path / "beam")
+
+
+def test_one_machine_begins_again_after_beam(texts, tmp_path, monkeypatch):
+    corpus = texts["folder"]()
+    tokenizer = WordTokenizer(["<eos>", "<unk>", "a", "𝄞"])
+    folder = str(tmp_path / "beam")
+    with monkeypatch.context() as context:
+        context.setattr(beam_module, "write_shard", None)
+        with pytest.raises(RuntimeError, match="run the same command again"):
+            prepare(corpus, tokenizer, folder, beam=Beam("DirectRunner"))
+    for place in (folder, str(tmp_path / "local")):
+        prepare(corpus, tokenizer, place)
+    same_files(tmp_path / "local", tmp_path / "beam")
+
+
+def files_in(folder):
+    found = pathlib.Path(folder).rglob("*")
+    return [p for p in found if p.is_file() and p.suffix != ".lock"]
+
+
+@pytest.mark.parametrize("step", ["words", "sentencepiece", "ids"])
+def test_a_damaged_text_is_named_and_nothing_is_kept(step, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    packed = gzip.compress(random.Random(5).randbytes(9000).hex().encode())
+    for i in range(4):
+        data = packed[: len(packed) - 99 * i] if i == 3 else packed
+        (folder / f"{i}.txt.gz").write_bytes(data + b"")
+    corpus = Corpus(
+        "c",
+        dict.fromkeys(
+            ("train", "valid", "test"), files_of(folder.glob("*.gz"))
+        ),
+        identity={"version": 7},
+    )
+    beam = Beam("DirectRunner")
+    ids = str(tmp_path / "ids")
+    with pytest.raises(ValueError, match="3.txt.gz is truncated or damaged"):
+        if step == "ids":
+            prepare(corpus, CharacterTokenizer("0123456789abcdef"), ids,
+                    beam=beam)  # fmt: skip
+        else:
+            prepare_tokenizer(step, corpus, ids, beam)
+    assert files_in(ids) == []
+
+
+class files_of:  # noqa: N801
+    """Whole files as documents."""
+
+    num_bytes = None
+
+    def __init__(self, paths):
+        self.paths = sorted(map(str, paths))
+
+    def __iter__(self):
+        return map(files_module.read_text, self.paths)
+
+
+def test_json_without_the_key_and_unknown_symbols_are_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    line = json.dumps({"text": "ab ba " * 9}) + "\n"
+    path.write_text(line * 60 + json.dumps({"body": "b"}) + "\n" + line * 9)
+    corpus = load_corpus(path)
+    ids = str(tmp_path / "ids")
+    beam = Beam("DirectRunner")
+    with pytest.raises(ValueError, match="a.jsonl, line .*`text_key`.*'text'"):
+        prepare_tokenizer("words", corpus, ids, beam)
+    path.write_text(line * 70 + json.dumps({"text": "c"}) + "\n" + line * 40)
+    corpus = load_corpus(path)
+    messages = []
+    for driver in (None, beam):
+        with pytest.raises(ValueError, match="train split .* has 'c'") as error:
+            prepare(corpus, CharacterTokenizer("ab \n"), ids, beam=driver)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert files_in(ids) == []
+
+
+def test_a_runner_or_an_option_that_beam_refuses_is_named():
+    with pytest.raises(ValueError, match="`beam_runner`.*=Nonsense.*Direct"):
+        Beam("Nonsense")
+    with pytest.raises(ValueError, match="`beam_runner`.*=no.such.Runner"):
+        Beam("no.such.Runner")
+    options = "--direct_num_workers=many"
+    with pytest.raises(ValueError, match="`beam_options`.*many.*invalid int"):
+        Beam("DirectRunner", options)
+    with pytest.raises(ValueError, match="`beam_options`.*quotation"):
+        Beam("DirectRunner", "--job_name='x")
+
+
+def test_without_beam_the_extra_is_named():
+    code = """
+import sys
+sys.modules["apache_beam"] = None  # as if it were not installed
+from txl_keras.data.beam import Beam
+try:
+    Beam("DirectRunner")
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    assert 'pip install -e ".[beam]"' in done.stdout, done.stderr
+
+
+@pytest.mark.large
+def test_processes_write_the_files_that_one_machine_writes(texts, tmp_path):
+    corpus = texts["folder"]()
+    options = "--direct_num_workers=2 --direct_running_mode=multi_processing"
+    beam = Beam("DirectRunner", options)
+    tokenizer = prepare_tokenizer("words", corpus, str(tmp_path / "beam"), beam)
+    prepare(corpus, tokenizer, str(tmp_path / "beam"), beam=beam)
+    again = prepare_tokenizer("words", corpus, str(tmp_path / "local"))
+    prepare(corpus, again, str(tmp_path / "local"))
+    same_files(tmp_path / "local", tmp_path / "beam")

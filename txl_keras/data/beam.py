@@ -1,0 +1,299 @@
+"""Prepares text on the workers of Apache Beam.
+
+A step is a function of one section of the text. Its result is a JSON file with
+the number of the section in its name, which is written under another name and
+renamed once it is complete. Work that Beam repeats therefore gives the same
+file again, and a run that was killed continues where it stopped.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import io
+import itertools
+import json
+import os
+import shlex
+import uuid
+
+import numpy as np
+import tensorflow as tf
+
+from txl_keras.data.token_files import shard_paths
+from txl_keras.data.token_writer import Encoder
+from txl_keras.data.token_writer import Shard
+from txl_keras.data.token_writer import write_shard
+from txl_keras.data.tokenizers.building import load_tokenizer
+from txl_keras.data.tokenizers.building import save_tokenizer
+from txl_keras.data.vocabulary import UnknownSymbolError
+from txl_keras.data.vocabulary import smallest_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Beam:
+    """Runs the steps of a preparation on Apache Beam.
+
+    Args:
+        runner: String, the name of a runner of Beam, such as `"DirectRunner"`.
+        options: String, options of Beam as on a command line.
+        folder: Optional string. Where results of steps are written, in files
+            that all workers can reach.
+
+    Raises:
+        ImportError: If Beam is not installed.
+        ValueError: If there is no such runner, or what it needs is not
+            installed, or Beam refuses the options.
+    """
+
+    runner: str
+    options: str = ""
+    folder: str = None
+
+    def __post_init__(self):
+        self._make_runner()
+        self._make_options()
+
+    @contextlib.contextmanager
+    def working_in(self, folder):
+        """Returns a `Beam` with a `folder` that is removed when all is done.
+
+        Also if the text is refused, but not if Beam fails or is interrupted.
+        """
+        try:
+            tf.io.gfile.makedirs(folder)
+            yield dataclasses.replace(self, folder=folder)
+        except BaseException as error:
+            if isinstance(error, ValueError):
+                tf.io.gfile.rmtree(folder)
+            raise
+        tf.io.gfile.rmtree(folder)
+
+    def map(self, step, function, items):
+        """Returns an iterator over `function(item)`, JSON values, in order.
+
+        The names of `step` and items, the keys of a dict, are those of the
+        files with the results. A ValueError of the function is raised here:
+        Beam would repeat the work.
+        """
+        done = {*tf.io.gfile.listdir(self.folder)}
+        names = {name: f"{step}-{name}.json" for name in items}
+        left = [
+            (item, os.path.join(self.folder, names[name]))
+            for name, item in items.items()
+            if names[name] not in done
+        ]
+        if left:
+            task = functools.partial(_write_result, function)
+            with self._pipeline() as pipeline:
+                _ = _spread(pipeline, left) | _beam().Map(task)
+        paths = (os.path.join(self.folder, name) for name in names.values())
+        return map(_read_result, paths)
+
+    def count(self, function, sections, min_count=1, num_kept=None):
+        """Adds up `function(text)`, a `Counter` of strings, of all sections.
+
+        Returns a `Counter` of those that occur `min_count` times, the
+        `num_kept` most frequent ones, in the order of their first occurrence.
+        """
+        beam = _beam()
+        path = os.path.join(self.folder, "counts.json")
+        refused = f"{path}.refused"
+        if not tf.io.gfile.exists(path):
+            task = functools.partial(_count_section, function, refused)
+            all_or_most = beam.combiners.ToList()
+            if num_kept is not None:
+                all_or_most = beam.combiners.Top.Of(num_kept, key=_rank)
+            with self._pipeline() as pipeline:
+                _ = (
+                    _spread(pipeline, list(enumerate(sections)))
+                    | beam.FlatMap(task)
+                    | beam.CombinePerKey(_add_counts)
+                    | beam.Filter(_is_frequent, min_count)
+                    | all_or_most
+                    | beam.Map(_write_json, path)
+                )
+        if tf.io.gfile.exists(refused):
+            _read_result(refused)  # raises
+        counts = sorted(_read_json(path), key=lambda item: item[1][1])
+        return collections.Counter({word: count for word, (count, _) in counts})
+
+    def encode(self, corpus, tokenizer, folders):
+        """Encodes splits, in one pipeline, to files of ids in their folders.
+
+        Args:
+            corpus: A `Corpus`.
+            tokenizer: A tokenizer.
+            folders: Dict of split to the folder of its ids.
+
+        Returns:
+            A function that returns an iterator over the `Shard`s of the next
+            split, as `write_tokens` needs it.
+        """
+        tokenizer_path = os.path.join(self.folder, "tokenizer.json")
+        save_tokenizer(tokenizer, tokenizer_path)
+        items = {}
+        for split, folder in folders.items():
+            tf.io.gfile.makedirs(folder)
+            sections = corpus.sections(split)
+            paths = shard_paths(folder, len(sections))
+            for number, item in enumerate(zip(sections, paths, strict=True)):
+                items[f"{split}-{number}"] = item
+        encode = functools.partial(_encode_section, tokenizer_path)
+        results = self.map("encode", encode, items)
+
+        def write_shards(corpus, split, tokenizer, paths):
+            for result in itertools.islice(results, len(paths)):
+                if "symbol" in result:
+                    raise UnknownSymbolError(**result)
+                documents = np.array(result.pop("documents"), np.int64)
+                yield Shard(**result, documents=documents)
+
+        return write_shards
+
+    def _make_runner(self):
+        create = _beam().runners.create_runner
+        name = self.runner
+        if name.lower() == "directrunner":
+            name = "FnApiRunner"  # the other one is downloaded when it is used
+        try:
+            return create(name)
+        except (ValueError, AttributeError, ImportError) as error:
+            raise ValueError(
+                "`beam_runner` must be a runner of Apache Beam whose extras "
+                "are installed. "
+                f"Received: --beam_runner={self.runner} ({error})"
+            ) from error
+
+    def _make_options(self):
+        module = _beam().options.pipeline_options
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(printed):
+                options = module.PipelineOptions(shlex.split(self.options))
+                options.get_all_options()
+        except (SystemExit, ValueError) as error:
+            reason = printed.getvalue().strip().split("error: ")[-1] or error
+            raise ValueError(
+                "`beam_options` must be options of Apache Beam, such as "
+                "--beam_options='--direct_num_workers=2'. "
+                f"Received: --beam_options={self.options!r} ({reason})"
+            ) from error
+        return options
+
+    @contextlib.contextmanager
+    def _pipeline(self):
+        """Makes a pipeline, which runs when the context ends."""
+        try:
+            with _beam().Pipeline(
+                self._make_runner(), self._make_options()
+            ) as pipeline:
+                yield pipeline
+        except Exception as error:
+            raise RuntimeError(
+                f"Apache Beam failed: {type(error).__name__}: {error}\n"
+                "What was finished is kept: run the same command again."
+            ) from error
+
+
+def _beam():
+    try:
+        import apache_beam
+        import apache_beam.options.pipeline_options
+        import apache_beam.runners
+    except ImportError as error:
+        raise ImportError(
+            "`beam_runner` needs Apache Beam, which cannot be imported: "
+            f'{error}. Install the extra: `pip install -e ".[beam]"`, or '
+            "`pip install apache-beam`."
+        ) from error
+    return apache_beam
+
+
+def _spread(pipeline, items):
+    """Returns a collection whose items go to workers one by one."""
+    return pipeline | _beam().Create(items) | _beam().Reshuffle()
+
+
+def _write_result(function, item_and_path):
+    item, path = item_and_path
+    try:
+        result = {"value": function(item)}
+    except ValueError as error:
+        result = {"refused": str(error)}
+    _write_json(result, path)
+
+
+def _read_result(path):
+    result = _read_json(path)
+    if "refused" in result:
+        raise ValueError(result["refused"])
+    return result["value"]
+
+
+def _write_json(content, path):
+    with (
+        _renamed_when_complete(path) as temporary,
+        tf.io.gfile.GFile(temporary, "w") as file,
+    ):
+        file.write(json.dumps(content))
+
+
+def _read_json(path):
+    with tf.io.gfile.GFile(path, "rb") as file:
+        return json.loads(file.read())
+
+
+@contextlib.contextmanager
+def _renamed_when_complete(path, folder=None):
+    """Returns a name that no other attempt at the same file writes to."""
+    folder = folder or os.path.dirname(path)
+    temporary = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
+    yield temporary
+    tf.io.gfile.rename(temporary, path, overwrite=True)
+
+
+def _count_section(function, refused, numbered_section):
+    """Yields pairs of a string, and its count and first place in the text."""
+    number, section = numbered_section
+    counts = collections.Counter()
+    try:
+        for block in section.blocks():
+            counts.update(function(block.text))
+    except ValueError as error:
+        _write_json({"refused": str(error)}, refused)
+        return
+    for place, (word, count) in enumerate(counts.items()):
+        yield word, (count, (number << 40) + place)
+
+
+def _add_counts(values):
+    counts, places = zip(*values, strict=True)
+    return sum(counts), min(places)
+
+
+def _is_frequent(item, min_count):
+    return item[1][0] >= min_count
+
+
+def _rank(item):
+    count, place = item[1]
+    return count, -place
+
+
+_load_tokenizer = functools.lru_cache(1)(load_tokenizer)
+
+
+def _encode_section(tokenizer_path, section_and_path):
+    """Writes the ids of a section; returns its `Shard` for JSON."""
+    section, path = section_and_path
+    tokenizer = _load_tokenizer(tokenizer_path)
+    dtype = smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
+    encoded = map(Encoder(tokenizer), section.blocks())
+    work = os.path.dirname(tokenizer_path)
+    try:
+        with _renamed_when_complete(path, work) as temporary:
+            shard = write_shard(encoded, dtype, temporary)
+    except UnknownSymbolError as error:
+        return {"symbol": error.symbol, "position": error.position}
+    return vars(shard) | {"documents": shard.documents.tolist()}

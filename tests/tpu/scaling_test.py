@@ -206,7 +206,7 @@ def test_a_run_by_hand():
     assert found.utilization == pytest.approx(30 / 275 / seconds)
     assert found.tokens_per_second == pytest.approx(2000)
     assert found.chip_hours == pytest.approx(16 * 1000 * seconds / 3600)
-    assert found.days == pytest.approx(1000 * seconds / 3600 / 24)
+    assert found.hours == pytest.approx(1000 * seconds / 3600)
 
 
 @pytest.mark.parametrize("feeding_rate, waiting", [(1000, 0), (50, 0.6133)])
@@ -230,7 +230,7 @@ def test_more_chips_are_faster_and_cost_more():
         estimate(report(), slice_of(f"v4-{n}"), 384, 10, 1e9, Assumptions())
         for n in (8, 16, 32, 64)
     ]
-    times = [run.days for run in found]
+    times = [run.hours for run in found]
     costs = [run.chip_hours for run in found]
     assert times == sorted(times, reverse=True)
     assert costs == sorted(costs)

@@ -89,7 +89,7 @@ class Estimate:
         utilization: Nominal model FLOPs over `step_seconds` and the peak.
         tokens_per_second: The most that the slice can read, at `bound_seconds`
             per step.
-        days, chip_hours: The expected time and cost of all steps, without
+        hours, chip_hours: The expected time and cost of all steps, without
             evaluation, checkpoints and compilation.
     """
 
@@ -102,7 +102,7 @@ class Estimate:
     efficiency: float
     utilization: float
     tokens_per_second: float
-    days: float
+    hours: float
     chip_hours: float
 
 
@@ -298,6 +298,6 @@ def estimate(report, slice_, batch_size, max_steps, feeding_rate, assumptions):
         efficiency=computing / seconds,
         utilization=model_flops / (seconds * slice_.flops),
         tokens_per_second=tokens / bound["bound_seconds"],
-        days=hours / 24,
+        hours=hours,
         chip_hours=hours * slice_.num_chips,
     )

@@ -37,7 +37,7 @@ OPENVINO = "openvino>=2026.4,<2027"
 TENSORFLOW = ">=2.20,<2.22"
 
 # Scripts for developers, which need a checkout.
-CHECKOUT_ONLY = {"benchmark", "tpu_table"}
+CHECKOUT_ONLY = {"benchmark", "scaling_table", "tpu_table"}
 
 
 class BuildScripts(build_py):

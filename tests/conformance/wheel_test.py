@@ -127,6 +127,10 @@ def test_a_wheel_has_all_configs_and_no_tools_of_developers(installed):
     assert names[-1] == names[-2]
     scripts = {path.name for path in (ROOT / "train").glob("*.py")}
     kept = {path.name for path in (package / "train").glob("*.py")}
-    assert scripts - kept == {"benchmark.py", "tpu_table.py"}
+    assert scripts - kept == {
+        "benchmark.py",
+        "scaling_table.py",
+        "tpu_table.py",
+    }
     assert not (package / "train" / "benchmarks").exists()
     assert not (package / "train" / "peers").exists()

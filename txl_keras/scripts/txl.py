@@ -9,8 +9,8 @@ import pathlib
 import runpy
 import sys
 
-# Module of `txl_keras.train` by command; train/benchmark.py and
-# train/tpu_table.py need a checkout.
+# Module of `txl_keras.train` by command; train/benchmark.py,
+# train/scaling_table.py and train/tpu_table.py need a checkout.
 COMMANDS = {
     "train": "main",
     "evaluate": "evaluate",

@@ -88,6 +88,20 @@ def test_the_log_of_tensorflow_can_be_shown():
     assert "This TensorFlow binary" in done.stderr
 
 
+def test_packages_that_no_script_needs_are_not_imported():
+    code = (
+        "import txl_keras.scripts.quiet, sys\n"
+        "assert 'keras' in sys.modules\n"
+        "print(sorted({'jax', 'sklearn'} & {*sys.modules}))\n"
+        "import sklearn  # they are still there"
+    )
+    pytest.importorskip("sklearn")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
 def refuse():
     raise ValueError("`sizes` must be others")
 

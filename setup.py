@@ -30,7 +30,7 @@ SUBWORDS = [
     f"{package}; sys_platform != 'win32'"
     for package in ("sentencepiece", "tensorflow-text>=2.20,<2.22")
 ]
-# 2026.0 computes wrong numbers in bfloat16; openvino_decoder.py refuses it.
+# 2026.0 computes wrong numbers in bfloat16; openvino_graph.py refuses it.
 OPENVINO = "openvino>=2026.4,<2027"
 
 # TensorFlow 2.20 is the latest version with a TPU build.

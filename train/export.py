@@ -157,6 +157,11 @@ def _kind():
             )
     elif FLAGS.raw_text:
         kind, used = "export_text", "--raw_text"
+    if FLAGS.weights_dtype == "int8" and kind != "export_openvino":
+        raise ValueError(
+            "`weights_dtype` must be float32 or bfloat16 without "
+            "--format=openvino. Received: --weights_dtype=int8"
+        )
     for name in sorted(set().union(*_OPTIONS.values()) - {*_OPTIONS[kind]}):
         if FLAGS[name].present:
             raise ValueError(

@@ -138,7 +138,8 @@ def test_what_cannot_be_exported_is_refused(
 
 
 def test_other_folders_are_not_replaced(tmp_path):
-    (tmp_path / "mine.txt").write_text("kept")
+    # The model of another program.
+    (tmp_path / "model.xml").write_text("kept")
     with pytest.raises(ValueError, match="or an earlier export"):
         export_openvino(small_model(num_layers=1), str(tmp_path))
-    assert (tmp_path / "mine.txt").exists()
+    assert (tmp_path / "model.xml").read_text() == "kept"

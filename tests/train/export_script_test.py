@@ -19,6 +19,7 @@ from txl_keras.workdir import Workdir
             ["--format=openvino", "--max_batch_size=3"],
             "`max_batch_size` .* with --format=openvino",
         ),
+        (["--weights_dtype=int8"], "`weights_dtype` must be float32 or bfl"),
         (
             ["--format=openvino", "--raw_text"],
             "`raw_text` .* with --format=openvino",

@@ -56,9 +56,10 @@ class Beam:
 
     @contextlib.contextmanager
     def working_in(self, folder):
-        """Returns a `Beam` with a `folder` that is removed when all is done.
+        """Yields a `Beam` with a `folder` that is removed when all is done.
 
-        Also if the text is refused, but not if Beam fails or is interrupted.
+        The folder is also removed if the text is refused. It is kept if Beam
+        fails or is interrupted, so that the next run continues.
         """
         try:
             tf.io.gfile.makedirs(folder)
@@ -246,7 +247,7 @@ def _read_json(path):
 
 @contextlib.contextmanager
 def _renamed_when_complete(path, folder=None):
-    """Returns a name that no other attempt at the same file writes to."""
+    """Yields a name that no other attempt at the same file writes to."""
     folder = folder or os.path.dirname(path)
     temporary = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
     yield temporary

@@ -33,6 +33,7 @@ import tensorflow as tf
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import modification_time
+from txl_keras.data.corpora.files import remove_link
 from txl_keras.data.token_files import ShardedTokens
 from txl_keras.data.token_files import open_shards
 from txl_keras.data.token_files import open_token_file
@@ -94,7 +95,9 @@ class PreparedSplit:
         Returns:
             The pair of `tokens` and `documents`.
         """
-        tokens, documents = self.tokens[:num_tokens], self.documents[:]
+        tokens, documents = self.tokens, self.documents[:]
+        if num_tokens is not None:  # a slice of several files is a copy
+            tokens = tokens[:num_tokens]
         begun = np.searchsorted(documents, len(tokens))
         return tokens, documents[:begun]
 
@@ -280,16 +283,22 @@ def _unfinished_folder(path, beam):
     """
     if beam is None:
         beam_folder = os.path.join(os.path.dirname(path), "beam")
-        if tf.io.gfile.exists(beam_folder):
-            tf.io.gfile.rmtree(beam_folder)
+        _remove_folder(beam_folder)
     unfinished = path
     if not is_remote(path):
         name = os.getpid() if beam is None else "beam"
         unfinished = f"{path}.incomplete-{name}"
         for folder in tf.io.gfile.glob(f"{path}.incomplete-*"):
             if folder != unfinished:
-                tf.io.gfile.rmtree(folder)
+                _remove_folder(folder)
     return unfinished
+
+
+def _remove_folder(path):
+    """Removes a folder, but of a link to one only the link."""
+    remove_link(path)
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.rmtree(path)
 
 
 def _write_split(corpus, split, tokenizer, path, unfinished, write_shards):
@@ -310,8 +319,7 @@ def _write_split(corpus, split, tokenizer, path, unfinished, write_shards):
         with tf.io.gfile.GFile(metadata_path, "w") as file:
             file.write(json.dumps(metadata, indent=1) + "\n")
         if unfinished != path:
-            if tf.io.gfile.exists(path):  # incomplete: has no metadata
-                tf.io.gfile.rmtree(path)
+            _remove_folder(path)  # incomplete: has no metadata
             tf.io.gfile.rename(unfinished, path)
     except tf.errors.ResourceExhaustedError as error:
         raise OSError(
@@ -345,13 +353,16 @@ def _read_metadata(path):
 
 
 def _are_shards(shards, num_tokens):
-    try:
-        lengths = [length for length, digest in shards if digest + "" == digest]
-        return len(lengths) == len(shards) and (
-            min(lengths) >= 0 and sum(lengths) == num_tokens
-        )
-    except (TypeError, ValueError):
+    if not isinstance(shards, list) or not all(map(_is_shard, shards)):
         return False
+    return sum(length for length, _ in shards) == num_tokens
+
+
+def _is_shard(pair):
+    if not isinstance(pair, list) or len(pair) != 2:
+        return False
+    length, digest = pair
+    return type(length) is int and length >= 0 and isinstance(digest, str)
 
 
 _THREAD_LOCK = threading.Lock()

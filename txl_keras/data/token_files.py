@@ -88,6 +88,12 @@ class RemoteTokens:
         )
         return ids[start - first * size : stop - first * size]
 
+    def blocks(self):
+        """Yields all ids in arrays, by one read from start to end."""
+        with tf.io.gfile.GFile(self.path, "rb") as file:
+            while block := file.read(BLOCK * self.dtype.itemsize):
+                yield np.frombuffer(block, self.dtype)
+
 
 class ShardedTokens:
     """Reads ids in several files as if they were one array.
@@ -156,6 +162,9 @@ def blocks_of(tokens):
     if isinstance(tokens, ShardedTokens):
         for number in range(tokens.num_shards):
             yield from blocks_of(tokens.shard(number))
+        return
+    if isinstance(tokens, RemoteTokens):
+        yield from tokens.blocks()
         return
     # A whole file, as only slices of it have another array as their base.
     is_file = isinstance(getattr(tokens, "base", None), mmap.mmap)

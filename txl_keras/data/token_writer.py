@@ -137,14 +137,14 @@ def _write_shards(corpus, split, tokenizer, paths):
     )
     following = next(encoded, None)
 
-    def blocks_of(section):
+    def blocks_in(section):
         nonlocal following
         while following is not None and following.section == section:
             yield following
             following = next(encoded, None)
 
     for section, path in enumerate(paths):
-        yield write_shard(blocks_of(section), dtype, path)
+        yield write_shard(blocks_in(section), dtype, path)
 
 
 @dataclasses.dataclass

@@ -13,6 +13,11 @@ from txl_keras.serving.graph_checks import with_checked_inputs
 _SETTINGS = "settings.json"
 # The files that servers look for: of a SavedModel, and of OpenVINO.
 _MODEL_FILES = ("saved_model.pb", "model.xml")
+# Those by which an earlier export is known. Others write a model.xml, too.
+_EXPORTS = (
+    ["saved_model.pb"],
+    ["model.xml", "positions.npz", f"assets/{_SETTINGS}"],
+)
 
 
 def check_path(path):
@@ -31,7 +36,8 @@ def check_path(path):
 
 def _is_export(path):
     return any(
-        tf.io.gfile.exists(os.path.join(path, name)) for name in _MODEL_FILES
+        all(tf.io.gfile.exists(os.path.join(path, name)) for name in names)
+        for names in _EXPORTS
     )
 
 

@@ -142,7 +142,7 @@ class Part:
     def num_bytes(self):
         """Returns the bytes to read; for a whole `.gz` the compressed size."""
         if self.stop is None:
-            return tf.io.gfile.stat(self.path).length
+            return tf.io.gfile.stat(self.path).length - self.start
         return self.stop - self.start
 
 

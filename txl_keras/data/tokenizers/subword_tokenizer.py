@@ -139,13 +139,13 @@ def sample_sentences(texts, size):
     kept, keys, total = [], np.zeros(0, np.uint64), 0
     for text in texts:
         sentences = sentences_of(text)
-        drawn, found = draw_sentences(sentences, total, size, total or 1)
+        drawn, found = draw_sentences(sentences, total, size, total)
         kept += drawn
         keys = np.append(keys, found)
         total += len(sentences)
         if len(kept) > size + size // 4:
             kept, keys = _below(kept, keys, size, total)
-    return _below(kept, keys, size, total or 1)[0]
+    return _below(kept, keys, size, total)[0]
 
 
 def draw_sentences(sentences, first, size, total):
@@ -160,6 +160,6 @@ def draw_sentences(sentences, first, size, total):
 
 def _below(sentences, keys, size, total):
     """Keeps the sentences whose keys are in the lowest share `size / total`."""
-    limit = np.uint64(min((1 << 64) - 1, (size << 64) // total))
+    limit = np.uint64(min((1 << 64) - 1, (size << 64) // max(total, 1)))
     chosen = np.flatnonzero(keys <= limit)
     return [sentences[i] for i in chosen], keys[chosen]

@@ -291,10 +291,17 @@ def _add_seen(seen, token):
 
 @tf.function(autograph=False, jit_compile=True)
 def _checksums(weights):
-    """Returns an integer per tensor that depends on its values and order."""
+    """Returns a hash of each float32 tensor's values and their order."""
 
     def checksum(x):
-        bits = tf.reshape(tf.bitcast(x, tf.int32), [-1])
-        return tf.reduce_sum(bits * (2 * tf.range(tf.size(bits)) + 1))
+        # The last steps of MurmurHash3, since a sum of the bits themselves
+        # would not notice a new sign or scale.
+        h = tf.reshape(tf.bitcast(x, tf.uint32), [-1])
+        places = tf.cast(tf.range(tf.size(h)), tf.uint32)
+        h = tf.bitwise.bitwise_xor(h, places * np.uint32(0x9E3779B9))
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+            shifted = tf.bitwise.right_shift(h, np.uint32(shift))
+            h = tf.bitwise.bitwise_xor(h, shifted) * np.uint32(factor)
+        return tf.reduce_sum(h)
 
     return tf.stack([checksum(x) for x in weights])

@@ -43,9 +43,11 @@ def unsupported_parts(model, memory_length):
     attention = getattr(backbone, "attention_type", None)
     if attention != "relative":
         return f"attention_type={attention!r}"
+    if backbone.vocabulary_size is None or not hasattr(model, "softmax"):
+        return "no token embedding or no softmax"
     is_changed = any(
-        "lora" in weight.path or weight.dtype == "int8"
-        for weight in backbone.weights
+        "lora" in weight.path or weight.dtype != "float32"
+        for weight in (*backbone.weights, *model.softmax.weights)
     )
     parts = {
         f"gate={backbone.gate!r}": backbone.gate,
@@ -53,7 +55,7 @@ def unsupported_parts(model, memory_length):
         "memory_source='outputs'": backbone.memory_source == "outputs",
         "memory_length=0": memory_length == 0,
         "embeddings of size 0": 0 in backbone.token_embedding.dims,
-        "LoRA or int8 kernels": is_changed,
+        "LoRA or weights that are not float32": is_changed,
     }
     return ", ".join(name for name, is_used in parts.items() if is_used)
 

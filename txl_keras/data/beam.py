@@ -23,11 +23,11 @@ import tensorflow as tf
 from txl_keras.data.token_files import shard_paths
 from txl_keras.data.token_writer import Encoder
 from txl_keras.data.token_writer import Shard
+from txl_keras.data.token_writer import token_dtype
 from txl_keras.data.token_writer import write_shard
 from txl_keras.data.tokenizers.building import load_tokenizer
 from txl_keras.data.tokenizers.building import save_tokenizer
 from txl_keras.data.vocabulary import UnknownSymbolError
-from txl_keras.data.vocabulary import smallest_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +289,7 @@ def _encode_section(tokenizer_path, section_and_path):
     """Writes the ids of a section; returns its `Shard` for JSON."""
     section, path = section_and_path
     tokenizer = _load_tokenizer(tokenizer_path)
-    dtype = smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
+    dtype = token_dtype(tokenizer)
     encoded = map(Encoder(tokenizer), section.blocks())
     work = os.path.dirname(tokenizer_path)
     try:

@@ -28,7 +28,7 @@ def write_tokens(corpus, split, tokenizer, folder, write_shards=None):
     Returns a dict that describes the files: see `PreparedSplit.metadata`.
     """
     write_shards = write_shards or _write_shards
-    dtype = smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
+    dtype = token_dtype(tokenizer)
     sections = corpus.sections(split)
     paths = shard_paths(folder, len(sections))
     digest = hashlib.sha256()
@@ -71,6 +71,11 @@ def write_tokens(corpus, split, tokenizer, folder, write_shards=None):
         "documents_sha256": digest.hexdigest(),
     }
     return metadata if len(shards) == 1 else {**metadata, "shards": shards}
+
+
+def token_dtype(tokenizer):
+    """Returns the dtype of the ids of a tokenizer in files."""
+    return smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
 
 
 def hash_shards(tokens, digests):
@@ -131,7 +136,7 @@ def write_shard(encoded_blocks, dtype, path):
 
 def _write_shards(corpus, split, tokenizer, paths):
     """Encodes the blocks of all sections on all cores; yields `Shard`s."""
-    dtype = smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
+    dtype = token_dtype(tokenizer)
     encoded = map_blocks(
         Encoder(tokenizer), corpus, split, "Encoding", tokenizer.releases_gil
     )

@@ -125,7 +125,7 @@ i-th of the keys and values |
             f"Received: weights_dtype={weights_dtype!r}"
         )
     if memory_length is None:
-        memory_length = model.backbone.past_length(None)
+        memory_length = model.backbone.memory_length
     check_integer("memory_length", memory_length, 0)
     check_integer("num_rows", num_rows, 1)
     unsupported = unsupported_parts(model, memory_length)

@@ -33,6 +33,8 @@ SUBWORDS = [
 # 2026.0 computes wrong numbers in bfloat16; openvino_graph.py refuses it.
 OPENVINO = "openvino>=2026.4,<2027"
 
+BEAM = "apache-beam>=2.70"
+
 # TensorFlow 2.20 is the latest version with a TPU build.
 TENSORFLOW = ">=2.20,<2.22"
 
@@ -110,9 +112,8 @@ setup(
         *SUBWORDS,
     ],
     extras_require={
-        # For --beam_runner. Beam needs an older protobuf than sentencepiece
-        # 0.2.3 does, and so it is not among the tests' packages.
-        "beam": ["apache-beam>=2.70", "sentencepiece<0.2.3"],
+        # For --beam_runner.
+        "beam": [BEAM],
         # For --corpus=enwik8 and other published texts, and tfds:NAME.
         "datasets": DATASETS,
         # For docs/website.py and docs/generate.py --execute.
@@ -133,6 +134,7 @@ setup(
         # For --compile_only.
         "tpu_compile": TPU_COMPILER,
         "tests": [
+            BEAM,
             # Runs a SavedModel without TensorFlow, too.
             OPENVINO,
             *TPU_COMPILER,

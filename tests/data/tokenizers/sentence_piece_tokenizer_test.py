@@ -335,10 +335,19 @@ def test_a_map_that_leads_out_of_itself_is_refused(number, characters):
         SentencePieceTokenizer(model)
 
 
-@pytest.mark.parametrize("field", [b"\x1a\x02\x10\x05", b"\x0a\x02\x08\x05"])
-def test_fields_of_another_kind_are_no_model(field):
+def test_a_piece_without_text_is_no_model():
+    piece_of_another_kind = message_of(1, b"\x08\x05")
     with pytest.raises(ValueError, match="not a SentencePiece model"):
-        SentencePieceTokenizer(train_foreign() + field)
+        SentencePieceTokenizer(train_foreign() + piece_of_another_kind)
+
+
+def test_fields_of_another_kind_are_ignored_as_native_code_does():
+    map_of_another_kind = message_of(3, b"\x10\x05")
+    model = train_foreign()
+    changed = SentencePieceTokenizer(model + map_of_another_kind)
+    np.testing.assert_array_equal(
+        changed.encode("a cat"), SentencePieceTokenizer(model).encode("a cat")
+    )
 
 
 def test_wrong_text_and_ids_are_errors(lossless):

@@ -6,10 +6,12 @@ import threading
 
 import numpy as np
 import tensorflow as tf
-from google.protobuf import empty_pb2
 from google.protobuf import message
-from google.protobuf import unknown_fields
 
+from txl_keras.data.tokenizers.sentence_piece_model import BYTE
+from txl_keras.data.tokenizers.sentence_piece_model import CONTROL
+from txl_keras.data.tokenizers.sentence_piece_model import UNKNOWN
+from txl_keras.data.tokenizers.sentence_piece_model import SentencePieceModel
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_LINES
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
@@ -21,14 +23,10 @@ from txl_keras.data.vocabulary import smallest_dtype
 # sentencepiece's symbol for a space.
 _SPACE = "\u2581"
 _LOADING = threading.Lock()
-# Field numbers and piece types of sentencepiece's `ModelProto`.
-_PIECES, _NORMALIZER, _DENORMALIZER = 1, 3, 5
-_PIECE, _TYPE = 1, 3
-_CHARSMAP = 2
-_ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES = 3, 4
-_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 # Appended to a serialized model, this overrides its `add_dummy_prefix`.
-_NO_DUMMY_PREFIX = bytes([_NORMALIZER << 3 | 2, 2, _ADD_DUMMY_PREFIX << 3, 0])
+_NO_DUMMY_PREFIX = SentencePieceModel(
+    normalizer_spec={"add_dummy_prefix": False}
+).SerializeToString()
 
 
 class SentencePieceTokenizer:
@@ -91,15 +89,15 @@ class SentencePieceTokenizer:
         self.line_end = line_end
         self.vocabulary_size = len(pieces)
         types = [kind for _, kind in pieces]
-        self.unknown_id = types.index(_UNKNOWN) if _UNKNOWN in types else None
+        self.unknown_id = types.index(UNKNOWN) if UNKNOWN in types else None
         self._texts = [_piece_text(piece, kind) for piece, kind in pieces]
         self._line_end_id = None
         self.newline_id = names.index("\n") if "\n" in names else None
         if line_end is not None:
             self._line_end_id = self.newline_id = names.index(line_end)
             self._texts[self._line_end_id] = b"\n"
-        self._has_prefix = bool(normalizer.get(_ADD_DUMMY_PREFIX, True))
-        self._trims = bool(normalizer.get(_REMOVE_EXTRA_WHITESPACES, True))
+        self._has_prefix = normalizer.add_dummy_prefix
+        self._trims = normalizer.remove_extra_whitespaces
         try:
             _load(model)
         except tf.errors.OpError as error:
@@ -184,7 +182,7 @@ class SentencePieceTokenizer:
         # Pieces with real spaces distinguish the two.
         model.normalizer_spec.escape_whitespaces = False
         for piece in model.pieces:
-            piece.piece = piece.piece.replace(_SPACE, " ")
+            piece.piece = piece.piece.replace(_SPACE.encode(), b" ")
         return cls(model.SerializeToString(deterministic=True))
 
     def encode(self, text, begins_line=True):
@@ -283,29 +281,14 @@ def _tokenize(lines, model):
 def _read_model(model):
     """Parses a model without sentencepiece, which is only needed for training.
 
-    Returns a list of pairs of piece and type, and the fields of the normalizer.
+    Returns a list of pairs of piece and type, and the normalizer.
     """
-    pieces = []
-    normalizer, denormalizer = {}, {}
     try:
-        for number, data in _fields(model):
-            if number == _PIECES:
-                piece = dict(_fields(data))
-                kind = piece.get(_TYPE, _NORMAL)
-                pieces.append((piece[_PIECE].decode("utf-8"), kind))
-            elif number == _NORMALIZER:
-                normalizer.update(_fields(data))
-            elif number == _DENORMALIZER:
-                denormalizer.update(_fields(data))
-        for fields in (normalizer, denormalizer):
-            _check_charsmap(fields.get(_CHARSMAP, b""))
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-        message.DecodeError,
-    ) as error:
+        read = SentencePieceModel.FromString(model)
+        pieces = [(x.piece.decode("utf-8"), x.type) for x in read.pieces]
+        for normalizer in (read.normalizer_spec, read.denormalizer_spec):
+            _check_charsmap(normalizer.precompiled_charsmap)
+    except (ValueError, message.DecodeError) as error:
         raise ValueError(
             f"`model` is not a SentencePiece model: {error!r}"
         ) from error
@@ -313,7 +296,7 @@ def _read_model(model):
         raise ValueError(
             "`model` is not a SentencePiece model: it has no pieces."
         )
-    return pieces, normalizer
+    return pieces, read.normalizer_spec
 
 
 def _check_charsmap(data):
@@ -340,15 +323,9 @@ def _check_charsmap(data):
         raise ValueError("its character map is damaged")
 
 
-def _fields(data):
-    """Returns number and value of every field of a serialized message."""
-    fields = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(data))
-    return [(field.field_number, field.data) for field in fields]
-
-
 def _piece_text(piece, kind):
-    if kind == _CONTROL:
+    if kind == CONTROL:
         return b""
-    if kind == _BYTE:
+    if kind == BYTE:
         return bytes([int(piece.strip("<>"), 16)])
     return piece.replace(_SPACE, " ").encode("utf-8")

@@ -10,6 +10,7 @@ import numpy as np
 
 from txl_keras.checks import check_integer
 from txl_keras.data.layouts import draw
+from txl_keras.data.tokenizers.sentence_piece_model import SentencePieceModel
 from txl_keras.data.tokenizers.token_ids import as_bytes
 from txl_keras.data.tokenizers.token_ids import decode_utf8
 
@@ -58,7 +59,7 @@ def join_lines(tokens, line_end_id):
 
 
 def train_pieces(texts, vocabulary_size, max_lines, **options):
-    """Trains a sentencepiece `ModelProto` on texts, deterministically.
+    """Trains a `SentencePieceModel` on texts, deterministically.
 
     With a `vocabulary_size` of None the size of the texts determines it.
     `options` are those of sentencepiece's trainer.
@@ -67,7 +68,6 @@ def train_pieces(texts, vocabulary_size, max_lines, **options):
         check_integer("vocabulary_size", vocabulary_size, 1)
     check_integer("max_lines", max_lines, 1)
     sentencepiece = import_extra("sentencepiece")
-    protos = import_extra("sentencepiece.sentencepiece_model_pb2")
     sentences = sample_sentences(texts, max_lines)
     if not sentences:
         raise ValueError("`texts` must contain text. Received: none")
@@ -102,7 +102,7 @@ def train_pieces(texts, vocabulary_size, max_lines, **options):
             f"`vocabulary_size` must be at {bound} {limit[2]} for these texts. "
             f"Received: vocabulary_size={vocabulary_size}"
         ) from error
-    return protos.ModelProto.FromString(model.getvalue())
+    return SentencePieceModel.FromString(model.getvalue())
 
 
 def _default_size(sentences, character_coverage):

@@ -4,6 +4,7 @@ import pathlib
 
 import tensorflow as tf
 
+from txl_keras.data.tokenizers.sentence_piece_model import NORMAL
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_LINES
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
@@ -14,7 +15,6 @@ from txl_keras.data.vocabulary import WordVocabulary
 
 # sentencepiece's symbol for a space, and its type of ordinary pieces.
 _SPACE = "\u2581"
-_NORMAL = 1
 
 
 class WordPieceTokenizer:
@@ -180,7 +180,7 @@ class WordPieceTokenizer:
             character_coverage=character_coverage,
             hard_vocab_limit=False,
         )
-        pieces = [p.piece for p in model.pieces if p.type == _NORMAL]
+        pieces = [x.piece.decode() for x in model.pieces if x.type == NORMAL]
         special = [mark for mark in (line_end, unknown) if mark is not None]
         words = _vocabulary_words(pieces, special, suffix_indicator)
         num_needed = len(special) + 2 * len(_characters(pieces))

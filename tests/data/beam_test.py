@@ -114,7 +114,7 @@ def prepare_both(corpus, name, folder, runner="DirectRunner", **options):
 def test_beam_writes_the_files_that_one_machine_writes(
     text, name, options, texts, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(building, "MAX_LINES", 57)  # fewer than there are
+    monkeypatch.setattr(building, "MAX_CHARACTERS", 2000)  # of more
     corpus = texts[text]()
     prepared = prepare_both(corpus, name, tmp_path, **options)
     same_files(tmp_path / "local", tmp_path / "beam")

@@ -214,7 +214,7 @@ import hashlib
 from txl_keras.data.tokenizers import sentence_piece_tokenizer as module
 train = module.SentencePieceTokenizer.train
 for kind in "unigram", "bpe":
-    model = train([{TEXT!r}], 290, kind, max_lines=9).model
+    model = train([{TEXT!r}], 290, kind, max_characters=700).model
     print(hashlib.sha256(model).hexdigest())
 """
     here, there = io.StringIO(), subprocess.PIPE
@@ -234,6 +234,16 @@ def test_blocks_of_text_are_one_text(lossless):
         for texts in ([TEXT.encode()], TEXT.splitlines(keepends=True))
     ]
     assert models.count(lossless.model) == 2 == len({*models})
+
+
+def test_a_sample_of_a_long_text_is_the_same_for_any_blocks(lossless):
+    lines = [f"{line}{i % 7}\n" for i in range(9) for line in TEXT.split("\n")]
+    models = {
+        SentencePieceTokenizer.train(texts, 295, max_characters=2000).model
+        for texts in (["".join(lines)], lines)
+    }
+    everything = SentencePieceTokenizer.train(lines, 295).model
+    assert len(models) == 1 and everything not in models
 
 
 def test_threads_encode_at_once_whatever_keras_resets(lossless):

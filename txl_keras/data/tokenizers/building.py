@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import os
+import sys
 
 import tensorflow as tf
 
@@ -21,8 +22,9 @@ from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
-from txl_keras.data.tokenizers.subword_tokenizer import MAX_LINES
+from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
 from txl_keras.data.tokenizers.subword_tokenizer import draw_sentences
+from txl_keras.data.tokenizers.subword_tokenizer import num_characters
 from txl_keras.data.tokenizers.subword_tokenizer import sample_sentences
 from txl_keras.data.tokenizers.subword_tokenizer import sentences_of
 from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
@@ -188,12 +190,14 @@ def _build_subwords(
         texts = map_blocks(
             lambda block: block.text, corpus, "train", "Reading", threads=True
         )
-        sentences = sample_sentences(texts, MAX_LINES)
+        sentences = sample_sentences(texts, MAX_CHARACTERS)
     else:
         sentences = _sample_with(beam, corpus)
-    size = max(1, len(sentences))
     return tokenizer_class.train(
-        _in_texts(sentences), vocabulary_size, max_lines=size, **options
+        _in_texts(sentences),
+        vocabulary_size,
+        max_characters=sys.maxsize,  # they are a sample already
+        **options,
     )
 
 
@@ -208,16 +212,22 @@ def _in_texts(sentences, size=10_000):
 def _sample_with(beam, corpus):
     """Returns the sample that `sample_sentences` draws, from all workers."""
     sections = dict(enumerate(corpus.sections("train")))
-    numbers = beam.map("sentences", _num_sentences, sections)
-    *firsts, total = itertools.accumulate(numbers, initial=0)
-    draw = functools.partial(_drawn_sentences, total)
-    items = zip(sections.values(), firsts, strict=True)
+    sizes = list(beam.map("sentences", _size_of, sections))
+    firsts = itertools.accumulate((size[0] for size in sizes), initial=0)
+    draw = functools.partial(_drawn_sentences, sum(size[1] for size in sizes))
+    items = zip(sections.values(), firsts)  # noqa: B905, one more than sections
     samples = beam.map("sample", draw, dict(enumerate(items)))
     return list(itertools.chain.from_iterable(samples))
 
 
-def _num_sentences(section):
-    return sum(len(sentences_of(block.text)) for block in section.blocks())
+def _size_of(section):
+    """Returns the numbers of sentences and of their characters."""
+    number = characters = 0
+    for block in section.blocks():
+        sentences = sentences_of(block.text)
+        number += len(sentences)
+        characters += num_characters(sentences)
+    return number, characters
 
 
 def _drawn_sentences(total, numbered_section):
@@ -225,7 +235,7 @@ def _drawn_sentences(total, numbered_section):
     kept = []
     for block in section.blocks():
         sentences = sentences_of(block.text)
-        kept += draw_sentences(sentences, first, MAX_LINES, total)[0]
+        kept += draw_sentences(sentences, first, MAX_CHARACTERS, total)[0]
         first += len(sentences)
     return kept
 

@@ -12,7 +12,7 @@ from txl_keras.data.tokenizers.sentence_piece_model import BYTE
 from txl_keras.data.tokenizers.sentence_piece_model import CONTROL
 from txl_keras.data.tokenizers.sentence_piece_model import UNKNOWN
 from txl_keras.data.tokenizers.sentence_piece_model import SentencePieceModel
-from txl_keras.data.tokenizers.subword_tokenizer import MAX_LINES
+from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
 from txl_keras.data.tokenizers.subword_tokenizer import split_lines
@@ -130,7 +130,7 @@ class SentencePieceTokenizer:
         vocabulary_size=None,
         model_type="bpe",
         character_coverage=0.9995,
-        max_lines=MAX_LINES,
+        max_characters=MAX_CHARACTERS,
     ):
         """Trains a lossless model, deterministically.
 
@@ -147,9 +147,9 @@ class SentencePieceTokenizer:
             character_coverage: Float. The share of the text covered by
                 characters that get a piece; other characters are encoded as
                 bytes.
-            max_lines: Integer. If there are more lines, a sample of about this
-                size is used. Lines of more than 1000 characters count as
-                several.
+            max_characters: Integer. If the text has more, a random sample of
+                its lines, with about this number of characters, is used. Parts
+                of 1000 characters of longer lines count as lines.
 
         Returns:
             A `SentencePieceTokenizer`.
@@ -168,7 +168,7 @@ class SentencePieceTokenizer:
         model = train_pieces(
             texts,
             vocabulary_size,
-            max_lines,
+            max_characters,
             model_type=model_type,
             character_coverage=character_coverage,
             byte_fallback=True,

@@ -22,8 +22,9 @@ _SENTENCE = re.compile(rf"{_CHARACTER}{{1,1000}}(?!\S)|{_CHARACTER}{{1,1000}}")
 # The default number of pieces, by the root of the number of characters.
 _PIECES_PER_ROOT = 1.2
 _FEWEST_PIECES, _MOST_PIECES = 500, 8000
-# If there are more sentences, a sample of about this size is used.
-MAX_LINES = 1_000_000
+# Of a longer text, a sample of about this size is used: training takes about
+# 15 bytes of memory per character.
+MAX_CHARACTERS = 50_000_000
 _SEED = 7
 
 
@@ -58,7 +59,7 @@ def join_lines(tokens, line_end_id):
     return np.insert(ids, tokens.row_splits.numpy()[1:-1], line_end_id)
 
 
-def train_pieces(texts, vocabulary_size, max_lines, **options):
+def train_pieces(texts, vocabulary_size, max_characters, **options):
     """Trains a `SentencePieceModel` on texts, deterministically.
 
     With a `vocabulary_size` of None the size of the texts determines it.
@@ -66,9 +67,9 @@ def train_pieces(texts, vocabulary_size, max_lines, **options):
     """
     if vocabulary_size is not None:
         check_integer("vocabulary_size", vocabulary_size, 1)
-    check_integer("max_lines", max_lines, 1)
+    check_integer("max_characters", max_characters, 1)
     sentencepiece = import_extra("sentencepiece")
-    sentences = sample_sentences(texts, max_lines)
+    sentences = sample_sentences(texts, max_characters)
     if not sentences:
         raise ValueError("`texts` must contain text. Received: none")
     if vocabulary_size is None:
@@ -78,7 +79,7 @@ def train_pieces(texts, vocabulary_size, max_lines, **options):
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
+            sentence_iterator=_consumed(sentences),
             model_writer=model,
             vocab_size=vocabulary_size,
             # Normalization would be lossy.
@@ -128,34 +129,42 @@ def sentences_of(text):
     return _SENTENCE.findall(decode_utf8(as_bytes(text)))
 
 
-def sample_sentences(texts, size):
-    """Draws about `size` of the sentences of texts, in order.
+def sample_sentences(texts, max_characters):
+    """Draws sentences of about `max_characters` from texts, in order.
 
     All if there are no more. Whether a sentence is drawn depends on its number
-    and on how many there are, so machines that have a part of the texts each
+    and on the characters of all, so machines that have a part of the texts each
     draw the same.
     """
     # sentencepiece's own sample differs in every run.
-    kept, keys, total = [], np.zeros(0, np.uint64), 0
+    kept, keys = [], np.zeros(0, np.uint64)
+    number = total = num_kept = 0
     for text in texts:
         sentences = sentences_of(text)
-        drawn, found = draw_sentences(sentences, total, size, total)
+        total += num_characters(sentences)
+        drawn, found = draw_sentences(sentences, number, max_characters, total)
+        number += len(sentences)
         kept += drawn
         keys = np.append(keys, found)
-        total += len(sentences)
-        if len(kept) > size + size // 4:
-            kept, keys = _below(kept, keys, size, total)
-    return _below(kept, keys, size, total)[0]
+        num_kept += num_characters(drawn)
+        if num_kept > max_characters + max_characters // 4:
+            kept, keys = _below(kept, keys, max_characters, total)
+            num_kept = num_characters(kept)
+    return _below(kept, keys, max_characters, total)[0]
 
 
-def draw_sentences(sentences, first, size, total):
-    """Draws about a share `size / total` of sentences.
+def num_characters(sentences):
+    return sum(map(len, sentences))
+
+
+def draw_sentences(sentences, first, max_characters, total):
+    """Draws about a share `max_characters / total` of sentences.
 
     The first of them has the number `first` among all. Also returns the random
     keys of those that were drawn.
     """
     keys = draw(_SEED, np.arange(first, first + len(sentences)))
-    return _below(sentences, keys, size, total)
+    return _below(sentences, keys, max_characters, total)
 
 
 def _below(sentences, keys, size, total):
@@ -163,3 +172,10 @@ def _below(sentences, keys, size, total):
     limit = np.uint64(min((1 << 64) - 1, (size << 64) // max(total, 1)))
     chosen = np.flatnonzero(keys <= limit)
     return [sentences[i] for i in chosen], keys[chosen]
+
+
+def _consumed(items):
+    """Yields the items of a list in order and frees each of them."""
+    items.reverse()
+    while items:
+        yield items.pop()

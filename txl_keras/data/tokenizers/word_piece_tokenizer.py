@@ -5,7 +5,7 @@ import pathlib
 import tensorflow as tf
 
 from txl_keras.data.tokenizers.sentence_piece_model import NORMAL
-from txl_keras.data.tokenizers.subword_tokenizer import MAX_LINES
+from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
 from txl_keras.data.tokenizers.subword_tokenizer import split_lines
@@ -139,7 +139,7 @@ class WordPieceTokenizer:
         lower_case=False,
         line_end="[EOS]",
         character_coverage=0.9995,
-        max_lines=MAX_LINES,
+        max_characters=MAX_CHARACTERS,
     ):
         """Learns a vocabulary, deterministically.
 
@@ -158,9 +158,9 @@ class WordPieceTokenizer:
             character_coverage: Float. The share of the text covered by
                 characters in the vocabulary; words with other characters are
                 `unknown`.
-            max_lines: Integer. If there are more lines, a sample of about this
-                size is used. Lines of more than 1000 characters count as
-                several.
+            max_characters: Integer. If the text has more, a random sample of
+                its lines, with about this number of characters, is used. Parts
+                of 1000 characters of longer lines count as lines.
 
         Returns:
             A `WordPieceTokenizer`.
@@ -175,7 +175,7 @@ class WordPieceTokenizer:
         model = train_pieces(
             _spaced_words(texts, lower_case),
             vocabulary_size,
-            max_lines,
+            max_characters,
             model_type="bpe",
             character_coverage=character_coverage,
             hard_vocab_limit=False,

@@ -7,6 +7,8 @@ r"""Times the model on this machine and compares it with other implementations.
         --clamp_length=400 --same_length --batch_size=10
     python train/benchmark.py --experiment=attention --preset=enwik8_base
     python train/benchmark.py --experiment=input_pipeline --batch_size=16
+    python train/benchmark.py --experiment=feeding --preset=enwik8_large \
+        --batch_size=64 --segment_length=768 --hosts=4
     python train/benchmark.py --experiment=growth --preset=quickstart \
         --contenders=txl_keras --contenders=plain --picture=growth.png
     python train/benchmark.py --experiment=generation \
@@ -46,6 +48,7 @@ from absl import flags
 from benchmarks import attention
 from benchmarks import evaluation
 from benchmarks import evaluation_speed
+from benchmarks import feeding
 from benchmarks import generation
 from benchmarks import growth
 from benchmarks import input_pipeline
@@ -54,6 +57,7 @@ from benchmarks import training
 from benchmarks.model import build_model
 from benchmarks.peer import open_peer
 from txl_keras.data.corpora.files import write_text
+from txl_keras.data.segments import ORDERS
 from txl_keras.evaluation.plots import FORMATS
 from txl_keras.models.generation.openvino_decoder import WEIGHTS
 from txl_keras.scripts import model_flags
@@ -67,6 +71,7 @@ _EXPERIMENTS = {
     "evaluation": evaluation,
     "attention": attention,
     "input_pipeline": input_pipeline,
+    "feeding": feeding,
     "growth": growth,
     "generation": generation,
     "long_generation": long_generation,
@@ -100,7 +105,7 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "calls_per_turn", 10,
     "Timed calls in each turn of a contender: training steps, segments to "
-    "score, tokens to write, or hundreds of batches (input_pipeline).",
+    "score, tokens to write, or hundreds of batches (input_pipeline, feeding).",
     lower_bound=2,
 )  # fmt: skip
 flags.DEFINE_integer(
@@ -135,6 +140,15 @@ flags.DEFINE_integer(
     "corpus_tokens", 90_000_000,
     "Tokens in the synthetic text of the experiment input_pipeline.",
     lower_bound=1,
+)  # fmt: skip
+flags.DEFINE_integer(
+    "hosts", 4, "Hosts to send batches to in the experiment feeding.",
+    lower_bound=1,
+)  # fmt: skip
+flags.DEFINE_enum(
+    "order", "sequential", ORDERS,
+    "Order of the synthetic text in the experiment feeding. For shuffle, a "
+    "document has 30 tokens.",
 )  # fmt: skip
 flags.DEFINE_enum(
     "growth_of", "training", ["training", "evaluation"],

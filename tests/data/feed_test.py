@@ -50,14 +50,26 @@ def test_hosts_without_python_are_sent_their_rows(monkeypatch):
         raise AssertionError("Python does not run there")
 
     monkeypatch.setattr(tf, "numpy_function", no_python)
-    feed = Feed(make_segments(), strategy, first_step=3)
+    segments, read = make_segments(), []
+    make_batch = segments.batch
+
+    def batch(step, *rows):
+        read.append(step)
+        return make_batch(step, *rows)
+
+    monkeypatch.setattr(segments, "batch", batch)
+    feed = Feed(segments, strategy, first_step=3, num_steps=11)
     batches = []
-    for num_steps in (2, 1, 4):
+    for num_steps in (2, 2, 1, 3, 3):
         iterator = feed.next(num_steps)
         batches += take(iterator, num_steps)
         with pytest.raises((StopIteration, tf.errors.OutOfRangeError)):
             next(iterator)
-    assert_steps(batches, range(3, 10))
+    assert_steps(batches, range(3, 14))
+    # Each call was guessed to be followed by one of as many steps: wrong for
+    # the third and the fourth, and there is none after the last.
+    guessed = [*range(3, 7), 7, 8, 7, 8, 8, 9, 10, 11, 12, 13]
+    assert sorted(read) == sorted(guessed)
 
 
 @pytest.mark.parametrize("host", [0, 1])

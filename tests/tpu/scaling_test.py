@@ -199,8 +199,8 @@ def test_a_run_by_hand():
     assert found.bound_seconds == pytest.approx(0.12)
     assert found.sent_bytes == pytest.approx(13.5e9)
     assert found.all_reduce_seconds == pytest.approx(0.1)
-    # 240 tokens, which several hosts get from one: 0.01 s.
-    seconds = 0.12 / 0.5 + 0.75 * 0.1 + 0.01
+    # Feeding 240 tokens takes 10 ms of the step before.
+    seconds = 0.12 / 0.5 + 0.75 * 0.1
     assert found.step_seconds == pytest.approx(seconds)
     assert found.efficiency == pytest.approx(0.24 / seconds)
     assert found.utilization == pytest.approx(30 / 275 / seconds)
@@ -210,9 +210,9 @@ def test_a_run_by_hand():
 
 
 @pytest.mark.parametrize("feeding_rate, waiting", [(1000, 0), (50, 0.6133)])
-def test_one_host_reads_while_the_chips_compute(feeding_rate, waiting):
-    # 4 chips with 2 links: 66.7 ms to compute, 120 ms to reduce. One host reads
-    # 40 tokens in 40 or 800 ms.
+def test_chips_wait_for_what_feeding_exceeds_a_step_by(feeding_rate, waiting):
+    # 4 chips with 2 links: 66.7 ms to compute, 120 ms to reduce. 40 tokens are
+    # fed in 40 or 800 ms.
     found = estimate(
         report(rows=2, flops=18.3425e12, hbm_bytes_accessed=1.0),
         slice_of("v4-8"),

@@ -101,6 +101,30 @@ def test_benchmark_times_attention_alone_and_batches(
     assert batches["tokens_per_s"]["txl_keras"] > 0
 
 
+@pytest.mark.large  # half a minute: five processes import TensorFlow
+def test_benchmark_feeds_hosts_in_other_processes(tmp_path):
+    output = tmp_path / "feeding.jsonl"
+    output_of_script(
+        "benchmark.py",
+        "--experiment=feeding",
+        f"--output={output}",
+        *TINY_BENCHMARK,
+        *("--batch_size=6", "--hosts=2", "--order=shuffle"),
+    )
+    line = json.loads(output.read_text())
+    # What the hosts take is compared with the text before it is timed.
+    assert list(line["seconds"]) == ["read", "sent", "service"]
+    # The service reads elsewhere.
+    assert line["computing_s"]["service"] < line["computing_s"]["read"]
+
+
+def test_benchmark_feeds_as_many_rows_to_each_host(fail):
+    error = fail(
+        "benchmark.py", "--experiment=feeding", *TINY_BENCHMARK, "--hosts=2"
+    )
+    assert "`hosts` must divide `batch_size`. Received: hosts=2" in error
+
+
 def test_benchmark_measures_each_point_of_growth_alone(
     succeed, fail, tmp_path, monkeypatch, capsys
 ):

@@ -1,5 +1,7 @@
 """Feeds the segments of each host call to the replicas of any strategy."""
 
+from concurrent import futures
+
 import tensorflow as tf
 
 
@@ -10,6 +12,7 @@ class Feed:
     own rows in the background with one infinite iterator. The hosts of a TPU
     slice that is driven by one other machine run TensorFlow but no Python. For
     them, this machine reads the requested steps and sends each host its rows.
+    While they are consumed, it sends as many steps in advance.
     """
 
     def __init__(self, segments, strategy, first_step=0, num_steps=None):
@@ -21,16 +24,34 @@ class Feed:
             self._iterator = iter(
                 segments.distribute(strategy, first_step, num_steps)
             )
+            return
+        self._end = None if num_steps is None else first_step + num_steps
+        self._sender = futures.ThreadPoolExecutor(1)
+        self._sent = {}  # futures of iterators, by first step and number
 
     def next(self, num_steps):
         """Returns an iterator over the next steps; all must be consumed."""
         if self._iterator is not None:
             return self._iterator
-        dataset = self._segments.distribute(
-            self._strategy, self._step, num_steps, in_memory=True
-        )
+        steps = self._step, num_steps
+        # The guess is wrong only where the loop stops early for something.
+        sent = self._sent.get(steps) or self._sender.submit(self._send, *steps)
         self._step += num_steps
-        return iter(dataset)
+        self._sent = {}
+        if self._end is None or self._step < self._end:
+            ahead = self._step, num_steps
+            self._sent[ahead] = self._sender.submit(self._send, *ahead)
+        return sent.result()
+
+    def _send(self, first_step, num_steps):
+        # Leaving the scope waits for the hosts: otherwise a step could run
+        # before its host has made the iterator, and fail.
+        with tf.experimental.async_scope():
+            return iter(
+                self._segments.distribute(
+                    self._strategy, first_step, num_steps, in_memory=True
+                )
+            )
 
 
 def _has_hosts_without_python(strategy):

@@ -21,8 +21,6 @@ LINK_BYTES_PER_SECOND = {
     "v5p": 100e9,
     "v6e": 100e9,
 }
-# Of the largest host. A larger slice has several hosts.
-CHIPS_PER_HOST = {"v3": 4, "v4": 4, "v5e": 8, "v5p": 4, "v6e": 8}
 # int32 inputs and targets, float32 weights.
 BYTES_PER_TOKEN = 12
 
@@ -253,9 +251,9 @@ def estimate(report, slice_, batch_size, max_steps, feeding_rate, assumptions):
 
         computing = bound / achieved_share
         exposed = (1 - overlap) all_reduce
-        waiting = tokens / feeding_rate  on several hosts, where the first host
-            reads the tokens of a call before the call (`data/feed.py`); on one
-            host it reads during the steps, and only what exceeds them counts
+        waiting = what feeding, at `tokens / feeding_rate`, exceeds the others
+            by: the steps of the next call are read and sent during a call
+            (`data/feed.py`)
 
     and the efficiency is the share of `computing`.
 
@@ -263,7 +261,8 @@ def estimate(report, slice_, batch_size, max_steps, feeding_rate, assumptions):
         report: The report of a compiled step, of any rows.
         slice_: A `TpuType`.
         batch_size, max_steps: Integers, of the run.
-        feeding_rate: The tokens per second that the first host can read.
+        feeding_rate: The tokens per second that the first host can read and
+            send to the others.
         assumptions: `Assumptions`.
 
     Returns:
@@ -282,9 +281,7 @@ def estimate(report, slice_, batch_size, max_steps, feeding_rate, assumptions):
     computing = bound["bound_seconds"] / assumptions.achieved_share
     exposed = (1 - assumptions.overlap) * reducing
     tokens = batch_size * report["segment_length"]
-    waiting = tokens / feeding_rate
-    if slice_.num_chips <= CHIPS_PER_HOST[slice_.chip.name]:
-        waiting = max(0.0, waiting - computing - exposed)
+    waiting = max(0.0, tokens / feeding_rate - computing - exposed)
     seconds = computing + exposed + waiting
 
     model_flops = report["model_flops"] * rows / report["rows"]

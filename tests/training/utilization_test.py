@@ -95,6 +95,16 @@ def test_a_peak_is_measured_in_every_precision(dtype, monkeypatch):
     assert np.isfinite(peak) and peak > 0
 
 
+def test_a_peak_is_measured_without_other_workers(monkeypatch):
+    """They would have to make the same calls, whatever their clocks tell."""
+    strategy = tf.distribute.get_strategy()
+    for name in ("reduce", "gather"):
+        monkeypatch.setattr(type(strategy), name, None)
+    monkeypatch.setattr(utilization, "_SIZES", (32,))
+    monkeypatch.setattr(utilization, "_SECONDS_PER_TRIAL", 1e-3)
+    assert peak_flops("float32", strategy) > 0
+
+
 def test_the_peak_of_a_cpu_is_the_process_s():
     before = device_memory()["peak"]
     held = np.ones(2**26, "int8")  # 64 MiB

@@ -81,10 +81,9 @@ def choose_max_steps(workdir, build, segments):
     trainer = build()
     strategy = trainer.strategy
     seconds = _seconds_per_step(trainer, Feed(segments, strategy))
-    steps = max(1, int(60 * FLAGS.minutes * _TRAINING_SHARE / seconds))
-    # All workers must take the same number.
-    found = gather_integers(strategy, lambda: tf.constant(steps, tf.int64))
-    FLAGS.max_steps = int(found.min())
+    FLAGS.max_steps = max(
+        1, int(60 * FLAGS.minutes * _TRAINING_SHARE / seconds)
+    )
     # Names and weights are those of a run with this --max_steps.
     del trainer
     keras.utils.clear_session()
@@ -96,17 +95,26 @@ def choose_max_steps(workdir, build, segments):
 
 
 def _seconds_per_step(trainer, feed):
+    """Times training; returns the same number on all workers."""
     trainer.train(feed.next(1), 1)  # compiles
-    num_steps, found, begin = 1, [], time.monotonic()
-    while time.monotonic() - begin < _TIMED_SECONDS:
+    num_steps, found, total = 1, [], 0.0
+    while total < _TIMED_SECONDS:
         start = time.monotonic()
         trainer.train(feed.next(num_steps), num_steps)
-        seconds = time.monotonic() - start
+        # All workers must go on, or end, after the same step.
+        seconds = _longest(trainer.strategy, time.monotonic() - start)
+        total += seconds
         found.append(seconds / num_steps)
         if 2 * seconds < _TIMED_SECONDS / 4:
             num_steps = min(2 * num_steps, FLAGS.steps_per_execution)
     # Those after the number of steps in a call has grown.
     return float(np.median(found[len(found) // 2 :]))
+
+
+def _longest(strategy, seconds):
+    """Returns the largest of the durations of all workers."""
+    nanoseconds = tf.constant(int(1e9 * seconds), tf.int64)
+    return int(gather_integers(strategy, lambda: nanoseconds).max()) / 1e9
 
 
 def chief_print(strategy):

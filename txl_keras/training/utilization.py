@@ -86,8 +86,10 @@ def _softmax_flops(embedding):
 def peak_flops(dtype, strategy):
     """Measures the operations per second of the fastest matmul of a dtype.
 
-    The matmuls run on all replicas at once, so that logical devices that share
-    one CPU add up to that CPU. Takes about a second on a small CPU.
+    The matmuls run on all replicas of this worker at once, so that logical
+    devices that share one CPU add up to that CPU. Other workers are taken to be
+    as fast, but are not waited for: by the clock, each worker chooses sizes and
+    numbers of matmuls of its own. Takes about a second on a small CPU.
 
     Example:
 
@@ -103,7 +105,7 @@ def peak_flops(dtype, strategy):
     ```
     """
 
-    multiply = _multiply_on_all_replicas(dtype, strategy)
+    multiply = _multiply_on_local_replicas(dtype, strategy)
     best = 0.0
     for size in _SIZES:
         _seconds(multiply, size, 1)  # traces
@@ -118,7 +120,7 @@ def peak_flops(dtype, strategy):
     return best * strategy.num_replicas_in_sync
 
 
-def _multiply_on_all_replicas(dtype, strategy):
+def _multiply_on_local_replicas(dtype, strategy):
     """Returns a `tf.function(size, num_matmuls)` that ends when all is done."""
 
     def multiply(size, num_matmuls):
@@ -130,11 +132,12 @@ def _multiply_on_all_replicas(dtype, strategy):
         return tf.cast(product[0, 0], tf.float32)
 
     @tf.function
-    def on_all_replicas(size, num_matmuls):
+    def on_local_replicas(size, num_matmuls):
         shares = strategy.run(multiply, args=(size, num_matmuls))
-        return strategy.reduce("SUM", shares, axis=None)
+        # Not `reduce`, for which all workers must make the same calls.
+        return tf.add_n(strategy.experimental_local_results(shares))
 
-    return on_all_replicas
+    return on_local_replicas
 
 
 def _seconds(multiply, size, num_matmuls):

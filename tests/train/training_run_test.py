@@ -1,0 +1,22 @@
+import types
+
+import numpy as np
+
+from txl_keras.scripts import training_run
+
+
+def test_the_slowest_worker_decides_how_long_a_step_takes(monkeypatch):
+    lengths = []
+    trainer = types.SimpleNamespace(
+        strategy=None, train=lambda _, num_steps: lengths.append(num_steps)
+    )
+    feed = types.SimpleNamespace(next=lambda num_steps: None)
+    # Nanoseconds of this worker, which takes no time, and of another one.
+    monkeypatch.setattr(
+        training_run,
+        "gather_integers",
+        lambda _, value: np.array([int(value()), 1_500_000_000]),
+    )
+    assert training_run._seconds_per_step(trainer, feed) == 1.5
+    # The first step compiles. Four seconds are timed.
+    assert lengths == [1, 1, 1, 1]

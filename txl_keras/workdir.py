@@ -31,6 +31,7 @@ from txl_keras.json_files import check_fields
 from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 from txl_keras.json_files import read_json
+from txl_keras.missing_folder import when_present
 from txl_keras.models.run_folder import RunFolder
 from txl_keras.training.bundles import save_weights
 
@@ -303,6 +304,21 @@ class Workdir(RunFolder):
         """
         with tf.io.gfile.GFile(self.metrics, "a") as file:
             file.write(json.dumps(metrics) + "\n")
+
+    def when_present(self, function):
+        """Calls a function, once the folder of this claimed run is there.
+
+        Args:
+            function: Function without arguments. It is called again if it
+                fails while the folder is missing.
+
+        Returns:
+            What `function` returns.
+
+        Raises:
+            OSError: If the folder is missing for five minutes.
+        """
+        return when_present(self.file("config.json"), function)
 
     def drop_metrics_after(self, step):
         """Removes lines after `step`, which a resumed run will write again."""

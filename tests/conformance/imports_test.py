@@ -14,6 +14,7 @@ PARTS = [
     "checks",
     "json_files",
     "file_lock",
+    "missing_folder",
     "tensor_files",
     "weights",
     "metrics",

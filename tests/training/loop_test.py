@@ -1,7 +1,9 @@
 """What is written when; that a kill changes nothing is in conformance/."""
 
 import shutil
+import threading
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -43,6 +45,7 @@ class Run:
             stop=self.stop,
         )
         path.mkdir(exist_ok=True)
+        (path / "config.json").write_text("{}")
         self.workdir = Workdir(str(path))
         self.scores = iter(nlls)
         self.drawn = []
@@ -56,6 +59,7 @@ class Run:
                 self.workdir.checkpoints,
                 self.trainer,
                 best_directory=self.workdir.best,
+                run=0,
             ),
             **{**SETTINGS, **settings},
             progress=Progress(12, 8, str, str, is_shown=False),
@@ -96,6 +100,37 @@ def test_lines_scores_and_checkpoints_come_where_they_are_due(tmp_path):
     # The second score was the best.
     assert saved_steps(run.workdir.best) == [8]
     assert run.loop.score_at(8) == {"nll": 1.0}
+
+
+def test_a_folder_that_goes_away_is_waited_for(tmp_path, caplog):
+    path, away = tmp_path / "run", tmp_path / "away"
+    whole = Run(tmp_path / "whole", [3.0, 2.0, 1.0])
+    whole.loop.restore()
+    whole.loop.run()
+
+    def scores():
+        yield 3.0
+        path.rename(away)
+        timer.start()
+        yield 2.0  # the best weights and a line are written after it
+        yield 1.0
+
+    def bring_back():
+        was_written.append(path.exists())
+        away.rename(path)
+
+    was_written = []
+    timer = threading.Timer(0.5, bring_back)
+    keras.utils.set_random_seed(3)  # as that of the first run
+    run = Run(path, scores())
+    run.loop.restore()
+    assert run.loop.run()
+    assert was_written == [False]
+    assert f"{path} is missing" in caplog.text
+    for name in ("metrics.jsonl", "best/ckpt-12.index"):
+        expected = (tmp_path / "whole" / name).read_bytes()
+        assert (path / name).read_bytes() == expected
+    assert saved_steps(run.workdir.checkpoints) == [6, 12]
 
 
 @pytest.mark.large

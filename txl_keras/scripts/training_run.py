@@ -231,7 +231,9 @@ def score_best(loop, trainer, workdir, evaluate_test, stop):
 
     Returns the best step and the scores by split, or `None` if stopped.
     """
-    best_step = workdir.restore_weights(trainer.model, "best")
+    best_step = workdir.when_present(
+        lambda: workdir.restore_weights(trainer.model, "best")
+    )
     scores = {"valid": loop.score_at(best_step)}
     with stop.deferred():
         scores["test"] = evaluate_test()

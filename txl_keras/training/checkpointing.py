@@ -18,10 +18,13 @@ Letters: `B` batch over all replicas.
 """
 
 import concurrent.futures
+import functools
+import os
 
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.missing_folder import when_present
 from txl_keras.training.bundles import checkpoint_path
 from txl_keras.training.bundles import copies
 from txl_keras.training.bundles import read_newest
@@ -51,7 +54,9 @@ class Checkpoints:
         trainer: The `Trainer` to save and restore.
         max_to_keep: Integer, the number of checkpoints to keep.
         best_directory: Optional string, where `save_best` writes.
-        run: Optional integer that identifies the run: `Workdir.run_hash`.
+        run: Optional integer that identifies the run: `Workdir.run_hash`. Then
+            writing waits while the config.json of the run, beside `directory`,
+            is missing.
     """
 
     def __init__(
@@ -107,9 +112,7 @@ class Checkpoints:
             state[f"memory/{i:03}"] = value
         for name, values in (results or {}).items():
             state[f"results/{name}"] = values
-        self._writing = self._writer.submit(
-            write_checkpoint, self._directory, state, self._max_to_keep
-        )
+        self._begin_writing(self._directory, state, self._max_to_keep)
 
     def save_best(self):
         """Writes the weights in place of the best ones so far.
@@ -127,9 +130,16 @@ class Checkpoints:
             state = weights_state(
                 self._trainer.model, self._trainer.step.numpy(), self._run
             )
-            self._writing = self._writer.submit(
-                write_checkpoint, self._best_directory, state, max_to_keep=1
-            )
+            self._begin_writing(self._best_directory, state, max_to_keep=1)
+
+    def _begin_writing(self, directory, state, max_to_keep):
+        write = functools.partial(
+            write_checkpoint, directory, state, max_to_keep
+        )
+        if self._run is not None:
+            config = os.path.join(os.path.dirname(directory), "config.json")
+            write = functools.partial(when_present, config, write)
+        self._writing = self._writer.submit(write)
 
     def wait(self):
         """Waits until everything is written; raises the errors of `save`."""

@@ -229,8 +229,7 @@ class TrainingLoop:
                 self._trainer.optimizer.iterations.numpy()
             )
         self._check_divergence(step, loss)
-        if self._is_chief:
-            self._workdir.append_metrics(metrics)
+        self._write(lambda: self._workdir.append_metrics(metrics))
         self._report(metrics)
 
     def _check_divergence(self, step, loss):
@@ -260,9 +259,8 @@ class TrainingLoop:
             / self._peak_flops,
         }
         self._progress.update({**metrics, **speed})
-        self.tensorboard.write(
-            {**metrics, **speed, "device_memory_bytes": device_memory()}
-        )
+        speed["device_memory_bytes"] = device_memory()
+        self._write(lambda: self.tensorboard.write({**metrics, **speed}))
 
     def _lacks_score(self, step):
         """Returns whether a run was stopped before validation at this step."""
@@ -299,12 +297,17 @@ class TrainingLoop:
             self._best = scores["nll"]
             self._checkpoints.save_best()
         metrics = {"step": step, "valid": scores}
-        if self._is_chief:
-            self._workdir.append_metrics(metrics)
-        self.tensorboard.write({**metrics, "memory": self._memory_statistics()})
+        self._write(lambda: self._workdir.append_metrics(metrics))
+        # All workers must take part.
+        statistics = {**metrics, "memory": self._memory_statistics()}
+        self._write(lambda: self.tensorboard.write(statistics))
         self._progress.score(step, scores["nll"], is_best)
         return True
 
     def _show(self, step):
+        self._write(lambda: self._on_score(step))
+
+    def _write(self, function):
+        """Calls a function that writes files, if they are this worker's."""
         if self._is_chief:
-            self._on_score(step)
+            self._workdir.when_present(function)

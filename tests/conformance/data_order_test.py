@@ -15,8 +15,8 @@ from print_rows import ORDERS
 from print_rows import RESUMED_AT
 from print_rows import SEGMENT_LENGTH
 from print_rows import make_segments
-from two_workers import start
-from two_workers import tf_configs
+from workers import start
+from workers import tf_configs
 
 SCRIPT = "print_rows.py"
 REPLICAS = [1, 2, 4]

@@ -10,8 +10,8 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from two_workers import start
-from two_workers import tf_configs
+from workers import start
+from workers import tf_configs
 
 ALL_OPTIMIZERS = ("adam", "adamw", "lamb", "muon", "sgd", "adagrad")
 # Of the script: the rows of the batch, the variables of its memory (states and

@@ -3,10 +3,12 @@
 pytest -m large -n 0 -s tests/conformance/preemption_test.py
 """
 
+import contextlib
 import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from two_workers import tf_configs
+from workers import tf_configs
 
 from txl_keras.training.bundles import saved_steps
 from txl_keras.training.stopping import EXIT_CODE
@@ -193,9 +195,45 @@ def test_a_run_killed_twenty_times_equals_one_that_was_not(
     assert_same_run(workdir, tmp_path / "whole")
 
 
-def start_workers(workdir, flags):
-    """Two workers of one run, each with a text of its own to prepare."""
-    return [start(workdir, flags, TF_CONFIG=config) for config in tf_configs()]
+def start_workers(workdir, flags, num_workers=2):
+    """Workers of one run, each with a text of its own to prepare."""
+    return [
+        start(workdir, flags, TF_CONFIG=config)
+        for config in tf_configs(num_workers)
+    ]
+
+
+def finish_workers(workdir, flags, num_workers=2):
+    for process in start_workers(workdir, flags, num_workers):
+        assert process.wait() == 0, pathlib.Path(f"{workdir}.log").read_text()
+
+
+@contextlib.contextmanager
+def running_workers(workdir, flags, num_workers=2, lines=1):
+    """Workers that have written so many more lines; kills what is left."""
+    end = lines_of(workdir) + lines
+    processes = start_workers(workdir, flags, num_workers)
+    try:
+        wait_for_lines(workdir, end, processes[0])
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def assert_all_end(workdir, processes, lost):
+    """All but the lost worker end by themselves, and tell which one it is."""
+    start = time.monotonic()
+    for index, process in enumerate(processes):
+        if index != lost:
+            code = process.wait(90)
+            log = pathlib.Path(f"{workdir}.log").read_text()
+            assert code == EXIT_CODE, log
+    print(f"worker {lost} lost, noticed in {time.monotonic() - start:.0f} s")
+    messages = pathlib.Path(f"{workdir}.log").read_text().split("Error: ")
+    last = messages[-len(processes) + 1 :]
+    assert all(x.startswith(f"worker {lost} of TF_CONFIG") for x in last), last
 
 
 @pytest.mark.large
@@ -207,19 +245,116 @@ def test_two_workers_stop_together_and_lose_nothing(corpus, tmp_path):
         "--checkpoint_every=35",
     )
     whole, workdir = tmp_path / "whole", tmp_path / "stopped"
-    for process in start_workers(whole, flags):
-        assert process.wait() == 0, pathlib.Path(f"{whole}.log").read_text()
+    finish_workers(whole, flags)
     # The signal comes to one of them: first the chief, then the other.
     for index in (0, 1):
-        processes = start_workers(workdir, flags)
-        wait_for_lines(workdir, lines_of(workdir) + 20, processes[0])
-        processes[index].send_signal(signal.SIGTERM)
-        codes = [process.wait() for process in processes]
-        log = pathlib.Path(f"{workdir}.log").read_text()
-        assert codes == [EXIT_CODE, EXIT_CODE], log
-    for process in start_workers(workdir, flags):
-        assert process.wait() == 0
+        with running_workers(workdir, flags, lines=20) as processes:
+            processes[index].send_signal(signal.SIGTERM)
+            codes = [process.wait() for process in processes]
+            log = pathlib.Path(f"{workdir}.log").read_text()
+            assert codes == [EXIT_CODE, EXIT_CODE], log
+    finish_workers(workdir, flags)
     assert_same_run(workdir, whole)
+
+
+@pytest.fixture(scope="module")
+def four_workers(corpus, tmp_path_factory):
+    """A run of four workers that nothing disturbed, and its flags."""
+    workdir = tmp_path_factory.mktemp("runs") / "four"
+    flags = (
+        f"--corpus={corpus}",
+        "--max_steps=500",
+        "--eval_every=100",
+        "--checkpoint_every=14",
+        "--num_layers=1",
+        "--max_eval_tokens=500",
+        "--progress_sample_tokens=0",
+    )
+    finish_workers(workdir, flags, 4)
+    return workdir, flags
+
+
+@pytest.mark.large  # 1 minute
+def test_four_workers_wait_for_a_workdir_that_goes_away(four_workers, tmp_path):
+    whole, flags = four_workers
+    workdir, away = tmp_path / "gone", tmp_path / "away"
+    with running_workers(workdir, flags, 4, lines=9) as processes:
+        workdir.rename(away)
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            assert not workdir.exists()  # nobody writes in its place
+            time.sleep(0.1)
+        away.rename(workdir)
+        assert [process.wait() for process in processes] == [0] * 4
+    assert f"{workdir} is missing" in pathlib.Path(f"{workdir}.log").read_text()
+    assert_same_run(workdir, whole)
+
+
+@pytest.mark.large  # 10 minutes
+def test_four_workers_killed_ten_times_equal_four_that_were_not(
+    four_workers, tmp_path
+):
+    whole, flags = four_workers
+    workdir = tmp_path / "killed"
+    draw = random.Random(0)
+    # Each of them at least twice, the first worker is the chief.
+    for index in draw.sample([0, 1, 2, 3] * 3, 10):
+        with running_workers(
+            workdir, flags, 4, lines=draw.randint(1, 4)
+        ) as processes:
+            time.sleep(draw.uniform(0, 0.1))
+            processes[index].kill()
+            assert_all_end(workdir, processes, lost=index)
+    finish_workers(workdir, flags, 4)
+    assert_same_run(workdir, whole)
+
+
+@pytest.mark.large  # 2 minutes
+def test_a_slow_worker_is_waited_for_and_a_hanging_one_for_a_while(
+    four_workers, tmp_path
+):
+    whole, flags = four_workers
+    workdir = tmp_path / "hanging"
+    with running_workers(workdir, flags, 4) as processes:
+        # Worker 2 hangs for some seconds, and then is a slow machine.
+        for seconds in (10, *[0.3] * 20):
+            processes[2].send_signal(signal.SIGSTOP)
+            time.sleep(seconds)
+            processes[2].send_signal(signal.SIGCONT)
+            time.sleep(0.1)
+        wait_for_lines(workdir, lines_of(workdir) + 1, processes[0])
+        assert [process.poll() for process in processes] == [None] * 4
+        # The chief hangs for longer than the others wait.
+        processes[0].send_signal(signal.SIGSTOP)
+        assert_all_end(workdir, processes, lost=0)
+        processes[0].send_signal(signal.SIGCONT)
+        assert processes[0].wait(90) == EXIT_CODE
+    finish_workers(workdir, flags, 4)
+    assert_same_run(workdir, whole)
+
+
+@pytest.mark.large  # 2 minutes
+def test_four_workers_have_the_losses_of_one(four_workers, tmp_path):
+    whole, flags = four_workers
+    finish(tmp_path / "one", flags)
+    losses = [
+        [json.loads(line).get("loss", 0.0) for line in path.open()]
+        for path in (tmp_path / "one/metrics.jsonl", whole / "metrics.jsonl")
+    ]
+    assert losses[0][-2] < losses[0][0] - 0.5
+    difference = np.abs(np.subtract(*losses)) / np.maximum(losses[0], 1)
+    print(f"losses of one and of four workers: {difference.max():.0e}")
+    assert difference.max() < 1e-4
+
+
+@pytest.mark.large  # 1 minute
+def test_four_workers_agree_on_the_steps_that_fit(corpus, tmp_path):
+    flags = (f"--corpus={corpus}", "--minutes=0.05", "--max_sample_tokens=0")
+    finish_workers(tmp_path / "timed", flags, 4)
+    log = (tmp_path / "timed.log").read_text()
+    (steps,) = re.findall(r"^([\d,]+) steps of", log, re.M)
+    last = state_of(tmp_path / "timed")["step"]
+    assert last == int(steps.replace(",", "")) > 1
 
 
 @pytest.mark.large  # 2 minutes each

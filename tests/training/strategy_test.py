@@ -1,4 +1,5 @@
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import tensorflow as tf
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.training import strategy as strategies
 from txl_keras.training.compilation import describe
+from txl_keras.training.stopping import EXIT_CODE
 
 
 class RecordedTpu:
@@ -202,6 +204,7 @@ def test_workers_that_all_answer_are_mirrored(monkeypatch):
     monkeypatch.setattr(
         tf.distribute, "MultiWorkerMirroredStrategy", lambda: "many"
     )
+    monkeypatch.setattr(strategies, "_bound_waiting", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as other:
         with socket.create_server(("127.0.0.1", 0)) as own:
             port = own.getsockname()[1]
@@ -237,3 +240,74 @@ def test_a_tf_config_that_makes_no_sense_is_shown(monkeypatch, config):
     with pytest.raises(ValueError, match="TF_CONFIG must be") as error:
         strategies.create_strategy()
     assert config in str(error.value)
+
+
+# As TensorFlow 2.21 raises them, shortened.
+HANGS = (
+    "Collective ops is aborted by: Error reported from /job:worker/task:2: The "
+    "following tasks are unhealthy (stopped sending heartbeats):\n"
+    "/job:worker/replica:0/task:2\nThe tasks have crashed."
+)
+ENDED = (
+    "recvmsg:Connection reset by peer\nAdditional GRPC error information from "
+    "remote target /job:worker/replica:0/task:2 while calling /tensorflow."
+    "WorkerService/RecvBuf:"
+)
+CASES = {
+    HANGS: 2,
+    ENDED: 2,
+    # Told by the worker before it, which was told by another one.
+    f"remote target /job:worker/replica:0/task:3: {ENDED}": 2,
+    HANGS.replace("\n", "\\\\n") + ENDED.replace("task:2", "task:1"): 2,
+    "Barrier timed out. Some timed out task names:\n/job:worker/replica:0/"
+    "task:1\n\nremote target /job:worker/replica:0/task:0": 1,
+    ENDED.replace("worker/replica:0/task:2", "chief/replica:0/task:0"): 0,
+    # Told by a worker whose heartbeats the first one did not answer.
+    "remote target /job:worker/replica:0/task:2 while calling /tensorflow."
+    "WorkerService/RecvBuf: Deadline Exceeded\\n\\nRPC: /tensorflow."
+    "CoordinationService/Heartbeat": 0,
+    "Deadline Exceeded": None,
+}
+
+
+@pytest.mark.parametrize("message", CASES)
+def test_an_error_tells_which_worker_was_lost(message, monkeypatch):
+    tf_config(monkeypatch, {"worker": ["a:1", "b:1", "c:1", "d:1"]}, index=1)
+    error = tf.errors.UnavailableError(None, None, message)
+    assert strategies.lost_worker(error) == CASES[message]
+    # The chief comes before all workers.
+    tf_config(monkeypatch, {"chief": ["a:1"], "worker": ["b:1", "c:1", "d:1"]})
+    if CASES[message] and "worker" in message:
+        assert strategies.lost_worker(error) == CASES[message] + 1
+
+
+@pytest.mark.large  # 20 s
+def test_a_worker_that_ends_while_others_connect_is_named():
+    code = (
+        "from txl_keras.scripts import running\n"
+        "from txl_keras.training import strategy\n"
+        "strategy.WORKER_TIMEOUT = 3\n"
+        "running.run(lambda _: strategy.create_strategy())"
+    )
+    # Both answer at first. TensorFlow connects all to the first worker.
+    for index in (0, 1):
+        with socket.create_server(("127.0.0.1", 0)) as own:
+            port = own.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            gone = f"127.0.0.1:{other.getsockname()[1]}"
+            workers = [f"127.0.0.1:{port}", gone]
+            config = {
+                "cluster": {"worker": workers if index == 0 else workers[::-1]},
+                "task": {"type": "worker", "index": index},
+            }
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "TF_CONFIG": json.dumps(config)},
+            )
+            other.accept()[0].close()
+        _, errors = process.communicate()
+        assert process.returncode == EXIT_CODE, errors
+        message = f"Error: worker {1 - index} of TF_CONFIG, {gone}, ended"
+        assert message in errors

@@ -17,6 +17,8 @@ from txl_keras.scripts.flagfiles import expand_flagfiles
 from txl_keras.scripts.help_topics import define_help_flag
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
+from txl_keras.training.strategy import lost_worker
+from txl_keras.training.strategy import workers_of_environment
 
 # Errors caused by bad input or a full machine. Any other error is a bug, whose
 # traceback is shown.
@@ -166,13 +168,28 @@ def _run(main, argv):
             raise
         if os.environ.get("TF_CONFIG") and isinstance(error, _PEER_ERRORS):
             print(
-                "Error: another worker ended or cannot be reached; see its "
-                "log for the reason. Run the same command on all workers to "
+                f"Error: {_describe_lost(lost_worker(error))}; see its log "
+                "for the reason. Run the same command on all workers to "
                 f"resume. TensorFlow's error: {error}",
                 file=sys.stderr,
+                flush=True,
             )
-            sys.exit(EXIT_CODE)
+            # Not `sys.exit`: before the process ends, TensorFlow would wait
+            # for an answer of the worker that is lost.
+            sys.stdout.flush()
+            os._exit(EXIT_CODE)
         sys.exit(f"Error: {error}")
+
+
+def _describe_lost(index):
+    """Describes the worker of this index, `None` if it is not known."""
+    workers, own_index = workers_of_environment()
+    if index is None:
+        return "another worker ended or cannot be reached"
+    name = f"worker {index} of TF_CONFIG, {workers[index]},"
+    if index == own_index:
+        return f"{name} which is this one, did not answer the others in time"
+    return f"{name} ended, hangs or cannot be reached"
 
 
 def _check_flags():

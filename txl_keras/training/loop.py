@@ -5,6 +5,7 @@ import math
 import time
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import check_integer
@@ -173,6 +174,10 @@ class TrainingLoop:
                 f"{self._checkpoints.latest or 'none yet'}. Lower "
                 "--learning_rate or raise --warmup_steps, in a new --workdir."
             ) from error
+        except tf.errors.OpError:
+            # Another worker was lost, and the process may end at once.
+            self._checkpoints.wait()
+            raise
         finally:
             self._profile.close()
             self._progress.close()

@@ -4,18 +4,25 @@ import contextlib
 import functools
 import json
 import os
+import re
 import socket
 import time
 import zlib
 
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import use
 from txl_keras.training.compilation import describe
 
-WORKER_TIMEOUT = 50  # seconds
+# Seconds to wait for all workers at the start, twice: until they answer, and
+# until TensorFlow has connected them.
+WORKER_TIMEOUT = 50
+# Seconds without a sign of life after which the others give up on a worker that
+# hangs. One that ends is noticed earlier, as its connections close.
+_HEARTBEAT_TIMEOUT = 30
 
 
 def create_strategy(tpu=None, num_cpu_devices=None):
@@ -48,6 +55,8 @@ def create_strategy(tpu=None, num_cpu_devices=None):
             malformed.
         RuntimeError: If the TPU cannot be reached, a worker does not answer
             within 50 seconds, or the CPU can no longer be split.
+        tf.errors.DeadlineExceededError: If TensorFlow cannot connect the
+            workers within another 50 seconds, because one has ended.
 
     Example:
 
@@ -60,7 +69,7 @@ def create_strategy(tpu=None, num_cpu_devices=None):
         model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
     ```
     """
-    workers, index = _workers()
+    workers, index = workers_of_environment()
     given = {
         "tpu": tpu,
         "num_cpu_devices": num_cpu_devices,
@@ -79,6 +88,7 @@ def create_strategy(tpu=None, num_cpu_devices=None):
         return _cpu_strategy(num_cpu_devices)
     if workers:
         _wait_for_workers(workers, index)
+        _bound_waiting()
         return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if len(gpus) > 1:
@@ -124,7 +134,7 @@ def _cpu_strategy(num_cpu_devices):
     )
 
 
-def _workers():
+def workers_of_environment():
     """Returns the addresses of the workers in TF_CONFIG and this index."""
     text = os.environ.get("TF_CONFIG", "").strip()
     if not text:
@@ -187,6 +197,59 @@ def _wait_for_workers(workers, index):
             "and make sure that they can reach each other. This is worker "
             f"{index}, {workers[index]}."
         )
+
+
+def _bound_waiting():
+    """Limits how long TensorFlow waits for a worker that ends or hangs.
+
+    By default it waits an hour for workers to connect, and no signal and no
+    other thread can end that. It keeps these settings if it finds them.
+    """
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    job = "chief" if cluster.get("chief") else "worker"
+    context = eager_context.context()
+    context.configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{job}/replica:0/task:0",
+        cluster_register_timeout_in_ms=1000 * WORKER_TIMEOUT,
+        heartbeat_timeout_in_ms=1000 * _HEARTBEAT_TIMEOUT,
+        coordinated_jobs=[
+            eager_context.coordination_config_pb2.CoordinatedJob(
+                name=name, num_tasks=len(addresses)
+            )
+            for name, addresses in cluster.items()
+            if addresses
+        ],
+    )
+    # Otherwise the timeout is only that of reaching the first worker.
+    context.coordination_service.cluster_register_with_barrier = True
+
+
+# How TensorFlow names workers: those that hang or did not connect, and those
+# that a call could not reach. A call that failed in the worker that was called
+# has the error of that worker in its own, so that the last name counts. All
+# send heartbeats to the first worker, which is not named.
+_TASK = r"/job:(\w+)/replica:\d+/task:(\d+)"
+_MISSING_TASKS = rf"(?:heartbeats\)|task names):(?:\s|\\+n)*{_TASK}"
+_CALLED_TASK = rf"remote target {_TASK}"
+_HEARTBEAT = "CoordinationService/Heartbeat"
+
+
+def lost_worker(error):
+    """Returns the index of the worker that an error is about, or `None`.
+
+    `error` is what TensorFlow raised on this worker because of another one.
+    """
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    message = str(error)
+    found = re.findall(_MISSING_TASKS, message)
+    if not found and _HEARTBEAT in message:
+        return 0
+    found = found or re.findall(_CALLED_TASK, message)
+    if not found:
+        return None
+    job, task = found[-1]
+    return int(task) + (len(cluster.get("chief", [])) if job == "worker" else 0)
 
 
 def _is_reachable(address):

@@ -21,12 +21,12 @@ def start(script, *arguments, **environment):
     )
 
 
-def tf_configs():
+def tf_configs(num_workers=2):
     """The `TF_CONFIG` of each, on ports that were free."""
     with contextlib.ExitStack() as stack:
         listeners = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            for _ in range(2)
+            for _ in range(num_workers)
         ]
         workers = [f"127.0.0.1:{x.getsockname()[1]}" for x in listeners]
     return [
@@ -36,5 +36,5 @@ def tf_configs():
                 "task": {"type": "worker", "index": index},
             }
         )
-        for index in range(2)
+        for index in range(num_workers)
     ]

@@ -207,10 +207,6 @@ def test_beyond_in_seconds(run):
     assert np.shape(names["written"]) == (8, 80, 3)
 
 
-def test_scaling(guide):
-    assert min(guide("scaling.md")["rates"]) > 0
-
-
 def test_troubleshooting(guide):
     assert guide("troubleshooting.md")["keras"].backend.backend() == (
         "tensorflow"

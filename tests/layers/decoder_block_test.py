@@ -203,3 +203,21 @@ def test_the_places_of_dropout_have_masks_of_their_own():
     assert abs(fed_forward.mean() - 0.5) < 0.06
     assert abs(attended.mean() - 0.5) < 0.06
     assert abs((fed_forward == attended).mean() - 0.5) < 0.06
+
+
+def test_biases_have_exact_gradients_in_bfloat16():
+    rows, length = 32, 61
+    x = random(rows, length, D)
+    upstream = random(rows, length, D, seed=1)
+    gradients = {}
+    for dtype in ("float32", "mixed_bfloat16"):
+        layer = block(dtype=dtype, normalize_first=True)
+        output_bias = layer.trainable_variables[-1]
+        assert output_bias.path.endswith("feed_forward_output/bias")
+        with tf.GradientTape() as tape:
+            y = tf.cast(layer(x), tf.float32)
+            loss = tf.reduce_sum(y * upstream)
+        gradients[dtype] = tape.gradient(loss, output_bias.value).numpy()
+    # Each rounds `upstream` only.
+    error = gradients["mixed_bfloat16"] - gradients["float32"]
+    assert np.linalg.norm(error) < 0.005 * np.linalg.norm(gradients["float32"])

@@ -19,6 +19,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.stream_embedding import StreamEmbedding
+from txl_keras.layers.sublayers import Dense
 from txl_keras.models.fit_data import check_batch_size
 from txl_keras.models.generation.request import check_stop_ids
 from txl_keras.models.generation.request import generation_memory_length
@@ -132,7 +133,7 @@ class TransformerXLStreamLM(KeepsCompiled, PresetModel):
             name="embedding",
         )
         self._heads = [
-            keras.layers.Dense(
+            Dense(
                 size,
                 kernel_initializer=backbone.kernel_initializer(),
                 dtype=self.dtype_policy,

@@ -17,8 +17,8 @@ from txl_keras.scripts.flagfiles import expand_flagfiles
 from txl_keras.scripts.help_topics import define_help_flag
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
-from txl_keras.training.strategy import lost_worker
-from txl_keras.training.strategy import workers_of_environment
+from txl_keras.training.workers import lost_worker
+from txl_keras.training.workers import read_cluster
 
 # Errors caused by bad input or a full machine. Any other error is a bug, whose
 # traceback is shown.
@@ -166,9 +166,10 @@ def _run(main, argv):
     except _USER_ERRORS as error:
         if logging.level_debug():
             raise
-        if os.environ.get("TF_CONFIG") and isinstance(error, _PEER_ERRORS):
+        is_of_peer = isinstance(error, _PEER_ERRORS)
+        if is_of_peer and (cluster := read_cluster()) is not None:
             print(
-                f"Error: {_describe_lost(lost_worker(error))}; see its log "
+                f"Error: {_describe_lost(error, cluster)}; see its log "
                 "for the reason. Run the same command on all workers to "
                 f"resume. TensorFlow's error: {error}",
                 file=sys.stderr,
@@ -181,13 +182,13 @@ def _run(main, argv):
         sys.exit(f"Error: {error}")
 
 
-def _describe_lost(index):
-    """Describes the worker of this index, `None` if it is not known."""
-    workers, own_index = workers_of_environment()
+def _describe_lost(error, cluster):
+    """Describes the worker of a `Cluster` that an error is about."""
+    index = lost_worker(error, cluster)
     if index is None:
         return "another worker ended or cannot be reached"
-    name = f"worker {index} of TF_CONFIG, {workers[index]},"
-    if index == own_index:
+    name = f"worker {index} of TF_CONFIG, {cluster.addresses[index]},"
+    if index == cluster.index:
         return f"{name} which is this one, did not answer the others in time"
     return f"{name} ended, hangs or cannot be reached"
 

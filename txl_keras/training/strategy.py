@@ -1,28 +1,17 @@
 """Distribution strategies, and functions that run on all of their replicas."""
 
-import contextlib
 import functools
-import json
-import os
-import re
-import socket
-import time
 import zlib
 
 import tensorflow as tf
-from tensorflow.python.eager import context as eager_context
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import use
 from txl_keras.training.compilation import describe
-
-# Seconds to wait for all workers at the start, twice: until they answer, and
-# until TensorFlow has connected them.
-WORKER_TIMEOUT = 50
-# Seconds without a sign of life after which the others give up on a worker that
-# hangs. One that ends is noticed earlier, as its connections close.
-_HEARTBEAT_TIMEOUT = 30
+from txl_keras.training.workers import bound_waiting
+from txl_keras.training.workers import read_cluster
+from txl_keras.training.workers import wait_for_workers
 
 
 def create_strategy(tpu=None, num_cpu_devices=None):
@@ -69,11 +58,11 @@ def create_strategy(tpu=None, num_cpu_devices=None):
         model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
     ```
     """
-    workers, index = workers_of_environment()
+    cluster = read_cluster()
     given = {
         "tpu": tpu,
         "num_cpu_devices": num_cpu_devices,
-        "TF_CONFIG": workers or None,
+        "TF_CONFIG": cluster and cluster.addresses,
     }
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) > 1:
@@ -86,9 +75,9 @@ def create_strategy(tpu=None, num_cpu_devices=None):
         return _tpu_strategy(tpu)
     if num_cpu_devices is not None:
         return _cpu_strategy(num_cpu_devices)
-    if workers:
-        _wait_for_workers(workers, index)
-        _bound_waiting()
+    if cluster is not None:
+        wait_for_workers(cluster)
+        bound_waiting(cluster)
         return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if len(gpus) > 1:
@@ -132,131 +121,6 @@ def _cpu_strategy(num_cpu_devices):
     return tf.distribute.MirroredStrategy(
         [f"CPU:{i}" for i in range(num_cpu_devices)]
     )
-
-
-def workers_of_environment():
-    """Returns the addresses of the workers in TF_CONFIG and this index."""
-    text = os.environ.get("TF_CONFIG", "").strip()
-    if not text:
-        return [], 0
-    try:
-        config = json.loads(text)
-        cluster = config["cluster"]
-        chiefs, workers = cluster.get("chief", []), cluster.get("worker", [])
-        if set(cluster) - {"chief", "worker"}:
-            raise ValueError("the only jobs are chief and worker")
-        addresses = [*chiefs, *workers]
-        for address in addresses:
-            _host_and_port(address)
-        if len(set(addresses)) < len(addresses):
-            raise ValueError("an address appears twice")
-        task = config["task"]
-        # A chief is the first worker under another name.
-        index = addresses.index(cluster[task["type"]][task["index"]])
-    # It may hold anything: a list, a number, an index out of range.
-    except Exception as error:
-        raise ValueError(
-            "TF_CONFIG must be JSON such as "
-            '{"cluster": {"worker": ["HOST:PORT", ...]}, '
-            '"task": {"type": "worker", "index": 0}}. '
-            f"Received: {text} ({type(error).__name__}: {error})"
-        ) from error
-    return (addresses if len(addresses) > 1 else []), index
-
-
-def _host_and_port(address):
-    host, port = address.rsplit(":", 1)
-    return host.strip("[]"), int(port)
-
-
-def _wait_for_workers(workers, index):
-    """Waits until all workers answer, where TensorFlow would wait without end.
-
-    Each worker listens at its port until TensorFlow's own server takes it over.
-    """
-    _, port = _host_and_port(workers[index])
-    missing = [w for i, w in enumerate(workers) if i != index]
-    deadline = time.monotonic() + WORKER_TIMEOUT
-    try:
-        listener = socket.create_server(("", port), backlog=len(workers))
-    except OSError as error:
-        raise RuntimeError(
-            f"Worker {index} of TF_CONFIG cannot listen on port {port} of "
-            f"{workers[index]}: {error}"
-        ) from error
-    with listener:
-        while missing and time.monotonic() < deadline:
-            missing = [w for w in missing if not _is_reachable(w)]
-            if missing:
-                time.sleep(0.2)
-    if missing:
-        raise RuntimeError(
-            f"These workers of TF_CONFIG did not answer within "
-            f"{WORKER_TIMEOUT} seconds: {', '.join(missing)}. Start the same "
-            "command on every worker, each with its own task in TF_CONFIG, "
-            "and make sure that they can reach each other. This is worker "
-            f"{index}, {workers[index]}."
-        )
-
-
-def _bound_waiting():
-    """Limits how long TensorFlow waits for a worker that ends or hangs.
-
-    By default it waits an hour for workers to connect, and no signal and no
-    other thread can end that. It keeps these settings if it finds them.
-    """
-    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-    job = "chief" if cluster.get("chief") else "worker"
-    context = eager_context.context()
-    context.configure_coordination_service(
-        service_type="standalone",
-        service_leader=f"/job:{job}/replica:0/task:0",
-        cluster_register_timeout_in_ms=1000 * WORKER_TIMEOUT,
-        heartbeat_timeout_in_ms=1000 * _HEARTBEAT_TIMEOUT,
-        coordinated_jobs=[
-            eager_context.coordination_config_pb2.CoordinatedJob(
-                name=name, num_tasks=len(addresses)
-            )
-            for name, addresses in cluster.items()
-            if addresses
-        ],
-    )
-    # Otherwise the timeout is only that of reaching the first worker.
-    context.coordination_service.cluster_register_with_barrier = True
-
-
-# How TensorFlow names workers: those that hang or did not connect, and those
-# that a call could not reach. A call that failed in the worker that was called
-# has the error of that worker in its own, so that the last name counts. All
-# send heartbeats to the first worker, which is not named.
-_TASK = r"/job:(\w+)/replica:\d+/task:(\d+)"
-_MISSING_TASKS = rf"(?:heartbeats\)|task names):(?:\s|\\+n)*{_TASK}"
-_CALLED_TASK = rf"remote target {_TASK}"
-_HEARTBEAT = "CoordinationService/Heartbeat"
-
-
-def lost_worker(error):
-    """Returns the index of the worker that an error is about, or `None`.
-
-    `error` is what TensorFlow raised on this worker because of another one.
-    """
-    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-    message = str(error)
-    found = re.findall(_MISSING_TASKS, message)
-    if not found and _HEARTBEAT in message:
-        return 0
-    found = found or re.findall(_CALLED_TASK, message)
-    if not found:
-        return None
-    job, task = found[-1]
-    return int(task) + (len(cluster.get("chief", [])) if job == "worker" else 0)
-
-
-def _is_reachable(address):
-    with contextlib.suppress(OSError):
-        socket.create_connection(_host_and_port(address), timeout=2).close()
-        return True
-    return False
 
 
 def is_chief(strategy):

@@ -31,6 +31,7 @@ from txl_keras.evaluation.report import measure_text
 from txl_keras.evaluation.report import score
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
+from txl_keras.scripts import minutes
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
@@ -119,17 +120,6 @@ def train(strategy, stop):
         origin and origin.load_tokenizer()
     )
     segments = training_flags.training_segments(splits["train"])
-    held_out = {
-        name: splits[name].head(FLAGS.max_eval_tokens)
-        for name in ("valid", "test")
-    }
-    valid, test = (
-        training_flags.held_out_segments(*held_out[name]) for name in held_out
-    )
-
-    @functools.cache  # compressing takes seconds
-    def text_of(name):
-        return measure_text(tokenizer, held_out[name][0])
 
     def build_model():
         model = model_flags.build_model(
@@ -152,7 +142,19 @@ def train(strategy, stop):
         )
 
     if FLAGS.minutes is not None:
-        training_run.choose_max_steps(workdir, build, segments)
+        minutes.choose(strategy, workdir, build, segments)
+    held_out = {
+        name: splits[name].head(FLAGS.max_eval_tokens)
+        for name in ("valid", "test")
+    }
+    valid, test = (
+        training_flags.held_out_segments(*held_out[name]) for name in held_out
+    )
+
+    @functools.cache  # compressing takes seconds
+    def text_of(name):
+        return measure_text(tokenizer, held_out[name][0])
+
     trainer = build()
     model = trainer.model
     evaluator = Evaluator(

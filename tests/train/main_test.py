@@ -302,15 +302,23 @@ def test_any_order_of_the_text_is_learned(
 
 
 @pytest.mark.large
-def test_minutes_choose_the_number_of_steps(corpus, succeed, tmp_path):
+def test_minutes_choose_steps_and_dropout(corpus, succeed, tmp_path):
     flags = (f"--corpus={corpus}", *TINY, "--max_sample_tokens=0")
     timed, counted = tmp_path / "timed", tmp_path / "counted"
     printed = succeed("main.py", f"--workdir={timed}", *flags, "--minutes=0.05")
-    steps = Workdir(str(timed)).read_config()["flags"]["max_steps"]
-    assert steps != 60
-    assert re.search(rf"^{steps:,} steps of \d+ ms fit in 0.05 min", printed)
-    # The run is the one of so many steps.
-    succeed("main.py", f"--workdir={counted}", *flags, f"--max_steps={steps}")
+    config = Workdir(str(timed)).read_config()
+    steps = config["flags"]["max_steps"]
+    dropout = config["model"]["backbone"]["config"]["dropout"]
+    precision = config["flags"]["precision"]
+    line = (
+        rf"^--minutes=0.05: {steps:,} steps of \d+ ms in {precision}, "
+        rf"[\d.]+ epochs of [\d,]+ tokens; dropout {dropout:g}\.$"
+    )
+    assert re.search(line, printed, re.MULTILINE)
+    # The run is the one with these flags.
+    chosen = {"max_steps": steps, "dropout": dropout, "precision": precision}
+    chosen = [f"--{name}={value}" for name, value in chosen.items()]
+    succeed("main.py", f"--workdir={counted}", *flags, *chosen)
     metrics = (Workdir(str(path)).read_metrics() for path in (timed, counted))
     of_timed, of_counted = (
         [line["loss"] for line in lines if "loss" in line] for lines in metrics
@@ -318,6 +326,23 @@ def test_minutes_choose_the_number_of_steps(corpus, succeed, tmp_path):
     assert of_timed == of_counted
     printed = succeed("main.py", f"--workdir={timed}", *flags, "--minutes=9")
     assert "The run is finished" in printed
+
+
+@pytest.mark.large
+def test_minutes_do_not_read_a_short_text_without_end(
+    corpus, succeed, tmp_path
+):
+    lines = corpus.read_text("utf-8").splitlines(keepends=True)
+    short = tmp_path / "short.txt"
+    short.write_text("".join(lines[:60]), "utf-8")
+    printed = succeed(
+        "main.py",
+        f"--corpus={short}",
+        f"--workdir={tmp_path / 'run'}",
+        *(flag for flag in TINY if not flag.startswith("--dropout")),
+        "--minutes=1",
+    )
+    assert "enough for so short a text; dropout 0.3." in printed
 
 
 @pytest.mark.large

@@ -70,8 +70,9 @@ def _define_language_model_flags():
     flags.DEFINE_float(
         "minutes", None,
         "Minutes to train, about: times some steps at the start and chooses "
-        "max_steps accordingly. A run that resumes keeps its number of steps. "
-        "Default: max_steps counts.", lower_bound=0.01,
+        "max_steps accordingly, and for a short text fewer; dropout, precision "
+        "and max_eval_tokens, too, unless they are given. A run that resumes "
+        "keeps what was chosen. Default: max_steps counts.", lower_bound=0.01,
     )  # fmt: skip
     flags.DEFINE_bool(
         "varlen", False,

@@ -1,13 +1,8 @@
 """Steps of a training run that are the same for every model."""
 
-import time
-
 import keras
-import numpy as np
-import tensorflow as tf
 from absl import flags
 
-from txl_keras.data.feed import Feed
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.plots import plot_learning_curve
@@ -17,7 +12,6 @@ from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
-from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
 from txl_keras.training.tensorboard import TensorBoard
@@ -25,10 +19,6 @@ from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
-
-_TIMED_SECONDS = 4
-# Of the minutes of a run; the rest is for scores, checkpoints and pictures.
-_TRAINING_SHARE = 0.9
 
 
 def begin(strategy):
@@ -67,54 +57,6 @@ def build_trainer(strategy, build_model, stop, **options):
         stop=stop,
         **options,
     )
-
-
-def choose_max_steps(workdir, build, segments):
-    """Sets `--max_steps` to what `--minutes` allow, by timing some steps.
-
-    A run that resumes keeps its number. `build` builds a `Trainer`; this one
-    is not the one that the run will use.
-    """
-    if workdir.is_claimed():
-        FLAGS.max_steps = workdir.read_config()["flags"]["max_steps"]
-        return
-    trainer = build()
-    strategy = trainer.strategy
-    seconds = _seconds_per_step(trainer, Feed(segments, strategy))
-    FLAGS.max_steps = max(
-        1, int(60 * FLAGS.minutes * _TRAINING_SHARE / seconds)
-    )
-    # Names and weights are those of a run with this --max_steps.
-    del trainer
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(FLAGS.seed)
-    chief_print(strategy)(
-        f"{FLAGS.max_steps:,} steps of {1e3 * seconds:.0f} ms fit in "
-        f"{FLAGS.minutes:g} minutes, with scoring of valid."
-    )
-
-
-def _seconds_per_step(trainer, feed):
-    """Times training; returns the same number on all workers."""
-    trainer.train(feed.next(1), 1)  # compiles
-    num_steps, found, total = 1, [], 0.0
-    while total < _TIMED_SECONDS:
-        start = time.monotonic()
-        trainer.train(feed.next(num_steps), num_steps)
-        # All workers must go on, or end, after the same step.
-        seconds = _longest(trainer.strategy, time.monotonic() - start)
-        total += seconds
-        found.append(seconds / num_steps)
-        if 2 * seconds < _TIMED_SECONDS / 4:
-            num_steps = min(2 * num_steps, FLAGS.steps_per_execution)
-    # Those after the number of steps in a call has grown.
-    return float(np.median(found[len(found) // 2 :]))
-
-
-def _longest(strategy, seconds):
-    """Returns the largest of the durations of all workers."""
-    nanoseconds = tf.constant(int(1e9 * seconds), tf.int64)
-    return int(gather_integers(strategy, lambda: nanoseconds).max()) / 1e9
 
 
 def chief_print(strategy):

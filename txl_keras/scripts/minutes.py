@@ -50,7 +50,9 @@ def choose(strategy, workdir, build, segments):
     chosen = _dropout_for(_epochs_in(seconds, segments))
     if not dropout and FLAGS.dropout is None and chosen:
         FLAGS.dropout = chosen
-        seconds, dropout = _time_training(build, segments)
+        # It takes time, too, and fewer epochs may need less of it.
+        seconds, _ = _time_training(build, segments)
+        FLAGS.dropout = dropout = _dropout_for(_epochs_in(seconds, segments))
     epochs = min(_epochs_in(seconds, segments), _MOST_EPOCHS)
     FLAGS.max_steps = max(1, int(epochs * segments.steps_per_epoch))
     limit = ""

@@ -265,9 +265,9 @@ def _load_model(workdir):
         model = trained_model.load_given_preset(**overrides)
         return model, model.tokenizer, {"preset": FLAGS.preset}
     tokenizer = workdir.load_tokenizer()
-    config = workdir.read_model_config()["backbone"]["config"]
+    config = workdir.read_model_config(checkpoint=FLAGS.checkpoint)
     for name, value in overrides.items():
-        if name not in config:
+        if name not in config["backbone"]["config"]:
             raise ValueError(
                 f"`{name}` can only be given for models with attention. "
                 f"Received: {name}={value}, and an LSTM"

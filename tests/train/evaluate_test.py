@@ -127,6 +127,16 @@ def test_evaluate_scores_all_of_a_text_of_ones_own(
     assert "published corpora have splits" in error
 
 
+def test_the_best_weights_are_enough(run, succeed, tmp_path):
+    folder = tmp_path / "kept"
+    shutil.copytree(run[0], folder)
+    shutil.rmtree(folder / "checkpoints")
+    flags = (f"--workdir={folder}", "--max_eval_tokens=100")
+    assert "test: " in succeed("evaluate.py", *flags)
+    (scores,) = json.loads((folder / "evaluation_test.json").read_text())
+    assert scores["checkpoint"] == "best"
+
+
 def test_evaluate_prints_the_same_score_of_a_preset(
     run, corpus, succeed, fail, tmp_path
 ):

@@ -2,7 +2,7 @@ import types
 
 import numpy as np
 
-from txl_keras.scripts import training_run
+from txl_keras.scripts import minutes
 
 
 def test_the_slowest_worker_decides_how_long_a_step_takes(monkeypatch):
@@ -13,10 +13,10 @@ def test_the_slowest_worker_decides_how_long_a_step_takes(monkeypatch):
     feed = types.SimpleNamespace(next=lambda num_steps: None)
     # Nanoseconds of this worker, which takes no time, and of another one.
     monkeypatch.setattr(
-        training_run,
+        minutes,
         "gather_integers",
         lambda _, value: np.array([int(value()), 1_500_000_000]),
     )
-    assert training_run._seconds_per_step(trainer, feed) == 1.5
+    assert minutes._seconds_per_step(trainer, feed) == 1.5
     # The first step compiles. Four seconds are timed.
     assert lengths == [1, 1, 1, 1]

@@ -308,6 +308,7 @@ def test_minutes_choose_steps_and_dropout(corpus, succeed, tmp_path):
     printed = succeed("main.py", f"--workdir={timed}", *flags, "--minutes=0.05")
     config = Workdir(str(timed)).read_config()
     steps = config["flags"]["max_steps"]
+    assert steps != 60
     dropout = config["model"]["backbone"]["config"]["dropout"]
     precision = config["flags"]["precision"]
     line = (

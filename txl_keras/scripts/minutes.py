@@ -23,8 +23,8 @@ _TRAINING_SHARE = 0.9
 # gained: by the trials in docs/training.md.
 _DROPOUTS = ((8, 0.0), (14, 0.1), (20, 0.2), (28, 0.3), (math.inf, 0.4))
 _MOST_EPOCHS = 40
-# Tokens of valid to score, per token of training between two scores. They take
-# a third of the time.
+# Tokens of valid to score, per token of training between two scores. Scoring a
+# token takes a third of the time of training on it.
 _SCORED_SHARE = 0.15
 
 

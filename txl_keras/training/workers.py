@@ -42,10 +42,6 @@ class Cluster(NamedTuple):
         """The addresses of all workers."""
         return [address for job in self.jobs.values() for address in job]
 
-    def index_of(self, job, task):
-        """Returns the index among all workers of a task of a job."""
-        return self.addresses.index(self.jobs[job][task])
-
 
 def read_cluster():
     """Reads the `Cluster` of TF_CONFIG; `None` unless it lists two or more."""
@@ -65,7 +61,8 @@ def read_cluster():
             _host_and_port(address)
         if len(set(cluster.addresses)) < len(cluster.addresses):
             raise ValueError("an address appears twice")
-        index = cluster.index_of(task["type"], task["index"])
+        own = jobs[task["type"]][task["index"]]
+        index = cluster.addresses.index(own)
     # It may hold anything: a list, a number, an index out of range.
     except Exception as error:
         raise ValueError(
@@ -156,4 +153,5 @@ def lost_worker(error, cluster):
     if not found:
         return None
     job, task = found[-1]
-    return cluster.index_of(job, int(task)) if job in cluster.jobs else None
+    first = len(cluster.jobs.get("chief", [])) if job == "worker" else 0
+    return first + int(task)

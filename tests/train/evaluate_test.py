@@ -129,8 +129,8 @@ def test_evaluate_scores_all_of_a_text_of_ones_own(
 
 def test_the_best_weights_are_enough(run, succeed, tmp_path):
     folder = tmp_path / "kept"
-    shutil.copytree(run[0], folder)
-    shutil.rmtree(folder / "checkpoints")
+    left_out = shutil.ignore_patterns("checkpoints", "evaluation_*")
+    shutil.copytree(run[0], folder, ignore=left_out)
     flags = (f"--workdir={folder}", "--max_eval_tokens=100")
     assert "test: " in succeed("evaluate.py", *flags)
     (scores,) = json.loads((folder / "evaluation_test.json").read_text())

@@ -154,8 +154,9 @@ def export(
     endpoints = FunctionalSignatures(served).endpoints()
     tracked = []
     if num_slots:
-        tracked = [Slots(served, num_slots)]
-        endpoints.update(tracked[0].endpoints())
+        slots = Slots(served, num_slots)
+        tracked = [slots, *slots.variables]
+        endpoints.update(slots.endpoints())
     own_settings = {"num_slots": num_slots}
     _write(path, served, endpoints, tracked, own_settings, settings, assets)
 
@@ -302,6 +303,7 @@ def _write(path, served, endpoints, tracked, own_settings, settings, assets):
         "max_generate_length": served.max_generate_length,
         **own_settings,
     }
+    tracked = [*served.variables, *tracked]
     write_saved_model(path, endpoints, tracked, own_settings, settings, assets)
 
 

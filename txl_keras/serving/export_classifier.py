@@ -104,7 +104,7 @@ def export_classifier(
     write_saved_model(
         path,
         {"classify": (classify, [tf.TensorSpec((None,), tf.string, "text")])},
-        [encoder],
+        [encoder, *(weight.value for weight in model.weights)],
         {
             "model": model.get_config(),
             "tokenizer": type(tokenizer).__name__,

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 
-import keras
 import tensorflow as tf
 
 from txl_keras.checks import shown
@@ -47,19 +46,23 @@ def write_saved_model(
     """Writes a SavedModel, with `settings.json` and files in `assets/`.
 
     `endpoints` maps the name of a signature to a function and its input specs;
-    the first is also `serving_default`. `tracked` are the objects that the
-    functions use, except for weights. `assets` maps file names to sources.
+    the first is also `serving_default`. `tracked` are the variables, tables and
+    other resources that the functions use. `assets` maps file names to sources.
     """
-    archive = keras.export.ExportArchive()
-    for part in tracked:
-        archive.track(part)
+    # Not `keras.export.ExportArchive`, which traces each function once more.
+    module = tf.Module()
+    module.tracked = tracked
+    signatures = {}
     for name, (function, specs) in endpoints.items():
         checked = with_checked_inputs(
             function, specs, settings["max_batch_size"]
         )
-        archive.add_endpoint(name, checked, specs)
+        traced = tf.function(checked, specs, autograph=False)
+        setattr(module, name, traced)
+        signatures[name] = traced
+    signatures["serving_default"] = next(iter(signatures.values()))
     with export_folder(path, settings, more_settings, assets) as unfinished:
-        archive.write_out(unfinished, verbose=False)
+        tf.saved_model.save(module, unfinished, signatures)
 
 
 @contextlib.contextmanager

@@ -63,10 +63,11 @@ class ServedModel:
     def _begin(self):
         """Computes the initial memory, and with it the shapes of memory."""
         empty = self.backbone.empty_projected_memory(self.memory_length)
-        self._initial_memory = _constant(self.to_tensors(empty)["memory"][0])
+        memory = _constant(self.to_tensors(empty)["memory"][0])
+        self._initial = {"memory": memory}
         self._initial_valid_length = int(empty.valid_length[0])
         self.memory_shape = (
-            *self._initial_memory.shape[:3],
+            *memory.shape[:3],
             self.memory_length,
             self.backbone.head_dim,
         )
@@ -85,6 +86,16 @@ class ServedModel:
     def memory_settings(self):
         """Returns what `settings.json` says about memory."""
         return {"memory_shape": self.memory_shape}
+
+    @property
+    def variables(self):
+        """Returns all variables that signatures read."""
+        weights = [stored for _, stored in self._weights]
+        return [
+            *(weights or [weight.value for weight in self._used_weights()]),
+            *tf.nest.flatten(self._positions),
+            *self._initial.values(),
+        ]
 
     def _used_weights(self):
         """Returns the weights that a call reads: all but those of positions."""
@@ -133,7 +144,7 @@ class ServedModel:
         """Returns the initial memory as the tensors of `memory_specs`."""
         shape = tf.concat([[batch_size], self.memory_shape], axis=0)
         memory = tf.broadcast_to(
-            tf.convert_to_tensor(self._initial_memory), shape
+            tf.convert_to_tensor(self._initial["memory"]), shape
         )
         return memory, tf.fill((batch_size,), self._initial_valid_length)
 

@@ -34,6 +34,11 @@ class Slots(tf.saved_model.experimental.TrackableResource):
             self._empty(1),
         )
 
+    @property
+    def variables(self):
+        """Returns the variables of the memory."""
+        return tf.nest.flatten(self._memory)
+
     def _create_resource(self):
         # A dummy: only the initialization of the resource is used.
         return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=())

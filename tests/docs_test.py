@@ -222,9 +222,12 @@ VALUES = {
         abs(total - 1).max() < 1e-4 and difference < 1e-4
     ),
     # Chance is 0.25.
-    "recall.md": lambda accuracy: (
-        min(accuracy[24][:2]) > 0.9
-        and max(accuracy[24][3:] + accuracy[0][1:]) < 0.4
+    "recall.md": lambda models: (
+        models[0]["accuracy"][2] > 0.9
+        and models[1]["accuracy"][2] > 0.9
+        and max(models[0]["accuracy"][4:] + models[1]["accuracy"][3:]) < 0.4
+        and max(models[2]["accuracy"][1:]) < 0.4
+        and models[3]["accuracy"][4] > 0.5
     ),
     "serving.md": lambda loaded, scores: scores["lengths"].numpy() == [2],
 }

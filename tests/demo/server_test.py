@@ -86,6 +86,7 @@ def test_the_page_needs_no_other_site(server):
         (415, "POST", "/write", "{}", {"Content-Type": "text/plain"}),
         (403, "POST", "/write", "{}", {**JSON, "Origin": "http://a.example"}),
         (403, "POST", "/write", "{}", {**JSON, "Origin": "null"}),
+        (403, "POST", "/write", "{}", {**JSON, "Origin": "http://["}),
         (403, "GET", "/", None, {"Host": "a.example"}),
         (403, "GET", "/", None, {"Host": "[::1"}),
     ],
@@ -108,6 +109,20 @@ def test_a_visitor_who_leaves_is_not_waited_for(server):
         assert connection.recv(100).startswith(b"HTTP/1.0 200")
     *_, end = events_of(server, "/write", QUESTION)
     assert end == {"done": True}
+
+
+@pytest.mark.parametrize(
+    ("error", "is_printed"),
+    [(BrokenPipeError("the visitor left"), False), (ValueError("a bug"), True)],
+)
+def test_only_errors_of_the_program_are_printed(
+    server, capsys, error, is_printed
+):
+    try:
+        raise error
+    except type(error):
+        server.handle_error(None, ("127.0.0.1", 9))
+    assert (str(error) in capsys.readouterr().err) == is_printed
 
 
 def test_a_port_in_use_is_an_error(server):

@@ -103,6 +103,22 @@ def test_the_text_of_a_stranger_is_no_part_of_the_page(page):
     assert "http:" not in page and "https:" not in page
 
 
+@pytest.mark.parametrize(
+    ("data", "texts"),
+    [
+        (b"ab\xc3\xa9", ["a", "b", "", "é"]),
+        (b"\xffa", ["\ufffd", "a"]),  # no byte of a character
+        (b"a\xc3", ["a", "\ufffd"]),  # a character that is cut off
+    ],
+)
+def test_each_token_has_its_text(model, data, texts):
+    page = surprise_page(
+        model, np.frombuffer(data, "uint8"), ByteTokenizer(), segment_length=T
+    )
+    tokens = _Elements(page).data["tokens"]
+    assert [token["text"] for token in tokens] == texts
+
+
 def test_ids_and_the_tokenizer_of_the_model_will_do(model, page):
     ids = np.frombuffer(TEXT.encode(), "uint8")
     model.tokenizer = ByteTokenizer()

@@ -12,6 +12,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
 from txl_keras.models.generation.request import check_has_tokenizer
+from txl_keras.models.generation.text_stream import TextStream
 
 # A page holds everything for each token, about 200 bytes.
 MAX_TOKENS = 20_000
@@ -140,17 +141,9 @@ def surprise_bars(data):
 
 def _texts(tokenizer, ids):
     """Returns the text of each token; a character is that of its last token."""
-    texts, data = [], b""
-    for token in ids:
-        data += tokenizer.decode_bytes([token])
-        try:
-            texts.append(data.decode("utf-8"))
-            data = b""
-        except UnicodeDecodeError as error:
-            # Four bytes are the longest character.
-            is_partial = error.end == len(data) and len(data) < 4
-            texts.append("" if is_partial else data.decode("utf-8", "replace"))
-            data = data if is_partial else b""
+    stream = TextStream(tokenizer.decode_bytes)
+    texts = [stream.add([token]) for token in ids]
+    texts[-1] += stream.finish()
     return texts
 
 

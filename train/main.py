@@ -111,7 +111,7 @@ def main(_):
 
 def train(strategy, stop):
     """Trains and scores test; returns False if it was stopped."""
-    workdir, profile = training_run.begin(strategy)
+    workdir = training_run.begin(strategy)
 
     # Text, model, optimizer.
     origin = _origin(workdir)
@@ -197,7 +197,6 @@ def train(strategy, stop):
         describe=lambda nll: score(nll, tokenizer),
         describe_valid=lambda nll: score(nll, tokenizer, text_of("valid")),
         unit=tokenizer.unit,
-        profile=profile,
         samples=samples,
     )
     step = loop.restore()

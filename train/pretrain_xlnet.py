@@ -78,7 +78,7 @@ def main(_):
 
 def train(strategy, stop):
     """Trains and scores test; returns False if it was stopped."""
-    workdir, profile = training_run.begin(strategy)
+    workdir = training_run.begin(strategy)
 
     # Text, model, optimizer.
     corpus, tokenizer, splits = data_flags.prepare_text()
@@ -115,7 +115,6 @@ def train(strategy, stop):
         },
         describe=_bits,
         unit=f"predicted {tokenizer.unit}",
-        profile=profile,
     )
     log = training_run.chief_print(strategy)
     step = loop.restore()

@@ -22,10 +22,7 @@ FLAGS = flags.FLAGS
 
 
 def begin(strategy):
-    """Seeds, and checks all that is possible before the text is read.
-
-    Returns the `Workdir` and the `Profile` of the run.
-    """
+    """Seeds, checks all that needs no text, and returns the `Workdir`."""
     training_flags.check_workers(strategy)
     keras.utils.set_random_seed(FLAGS.seed)
     replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
@@ -34,8 +31,7 @@ def begin(strategy):
     workdir.check_has_config()
     if is_chief(strategy):
         workdir.check_writable()
-    profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
-    return workdir, profile
+    return workdir
 
 
 def build_trainer(strategy, build_model, stop, **options):
@@ -80,7 +76,6 @@ def begin_loop(
     describe,
     describe_valid=None,
     unit,
-    profile,
     samples=None,
 ):
     """Claims the workdir and makes its `TrainingLoop`, not yet restored.
@@ -100,6 +95,8 @@ def begin_loop(
             samples.show(step, progress, tensorboard)
 
     strategy = trainer.strategy
+    # `--minutes` may have chosen `max_steps`.
+    profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
     _claim(workdir, settings, trainer.model, tokenizer, splits, strategy)
     checkpoints = Checkpoints(
         workdir.checkpoints,

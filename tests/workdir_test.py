@@ -246,6 +246,16 @@ def test_a_run_of_another_model_is_named(model, tmp_path, change, name):
             read()
 
 
+def test_the_lock_of_a_stranger_leads_to_no_other_file(tmp_path):
+    other = tmp_path / "mine.txt"
+    other.write_text("kept")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "lock").symlink_to(other)
+    Workdir(str(folder)).claim(CONFIG)
+    assert other.read_text() == "kept"
+
+
 def test_a_run_is_not_written_over(model, tmp_path):
     workdir = Workdir(str(tmp_path))
     workdir.claim(CONFIG)

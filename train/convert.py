@@ -19,6 +19,7 @@ import re
 
 import txl_keras.scripts.quiet  # noqa: F401
 
+import tensorflow as tf
 from absl import flags
 
 from txl_keras.checkpoints import load_hugging_face
@@ -29,6 +30,7 @@ from txl_keras.checkpoints import save_hugging_face
 from txl_keras.checks import shown
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
+from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.scripts import running
 from txl_keras.workdir import Workdir
@@ -165,7 +167,7 @@ def _config():
         config = Workdir(_input()).read_config()
     if FLAGS.segment_length:
         config["flags"]["segment_length"] = FLAGS.segment_length
-    source = {"format": FLAGS.input_format, "path": os.path.abspath(_input())}
+    source = {"format": FLAGS.input_format, "path": absolute_path(_input())}
     return {**config, "source": source}
 
 
@@ -208,7 +210,7 @@ def _load_tokenizer():
                 f"it. Received: symbols={FLAGS.symbols}, vocabulary=None"
             )
         workdir = Workdir(_input())
-        has_one = os.path.exists(workdir.tokenizer)
+        has_one = tf.io.gfile.exists(workdir.tokenizer)
         if FLAGS.input_format == "workdir" and has_one:
             return workdir.load_tokenizer()
         return None

@@ -56,6 +56,7 @@ from txl_keras.data import Segments
 from txl_keras.data import SlidingWindows
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import WHOLE
+from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import token_folder
@@ -404,7 +405,7 @@ def _token_nll(workdir, num_tokens):
     if FLAGS.token_nll_path is None:
         path = workdir.file(f"evaluation_{FLAGS.split}_tokens.npy")
     else:
-        path = os.path.abspath(os.path.expanduser(FLAGS.token_nll_path))
+        path = absolute_path(FLAGS.token_nll_path)
     with create_token_file(path, num_tokens) as nll:
         yield nll, {"token_nll": path}
 

@@ -14,14 +14,15 @@ results.json      written last, when the run is finished
 import json
 import re
 import sys
-import uuid
 
 import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
+from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import is_remote
+from txl_keras.data.corpora.files import remove_link
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.file_lock import CAN_LOCK
@@ -93,14 +94,8 @@ class Workdir(RunFolder):
         Raises:
             OSError: If they cannot.
         """
-        path = self.file(f"{uuid.uuid4().hex}.tmp")
         try:
-            is_new = not tf.io.gfile.exists(self.path)
-            tf.io.gfile.makedirs(self.path)
-            write_text("", path)
-            tf.io.gfile.remove(path)
-            if is_new and not tf.io.gfile.listdir(self.path):
-                tf.io.gfile.rmtree(self.path)
+            check_can_write(self.path)
         except tf.errors.OpError as error:
             raise OSError(
                 "The folder of a run must be one that can be written to. "
@@ -179,6 +174,7 @@ class Workdir(RunFolder):
                 "process from training in %s at the same time. Run only one.",
                 self.path,
             )
+        remove_link(self.file("lock"))
         # Kept open, as closing the file would release the lock.
         self._lock_file = open(self.file("lock"), "w")  # noqa: SIM115
         try:

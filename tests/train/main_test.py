@@ -146,6 +146,7 @@ def test_a_value_that_is_no_choice_stops_before_any_work(
         (["--corpus={folder}/short.txt"], ["tokens", "--batch_size"]),
         (["--corpus=no/such/path"], ["corpus", "no/such/path"]),
         (["--corpus={folder}"], ["workdir", "folder of the text"]),
+        (["--corpus={folder}/run/*"], ["workdir", "folder of the text"]),
         (["--corpus=tfds:lm2b"], ["lm1b", "'lm2b'"]),
         (["--corpus=ptb", "--manual_dir={folder}/no"], ["manual_dir", "/no'"]),
         (["--varlen", "--order=roll"], ["varlen", "roll"]),

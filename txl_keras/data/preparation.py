@@ -376,6 +376,7 @@ def _lock(path):
         return
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
+        remove_link(path + ".lock")
         file = open(path + ".lock", "w")  # noqa: SIM115
     except OSError as error:
         raise OSError(

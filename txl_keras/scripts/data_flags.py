@@ -10,7 +10,9 @@ from txl_keras.checkpoints.vocabularies import load_vocabulary
 from txl_keras.data import corpora
 from txl_keras.data.corpora import CORPORA
 from txl_keras.data.corpora import corpus_path
-from txl_keras.data.corpora.files import write_text
+from txl_keras.data.corpora.files import absolute_path
+from txl_keras.data.corpora.files import check_can_write
+from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.id_files import IdCorpus
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
@@ -128,8 +130,8 @@ def corpus_options(defaults=None):
     if options["corpus"] is not None:
         options["corpus"] = corpus_path(options["corpus"])
     for name in ("data_dir", "manual_dir"):
-        if options[name] is not None and "://" not in options[name]:
-            options[name] = os.path.abspath(os.path.expanduser(options[name]))
+        if options[name] is not None:
+            options[name] = absolute_path(options[name])
     return options
 
 
@@ -212,11 +214,15 @@ def prepare_text(tokenizer=None, beam=None):
 def check_outside_text(name, folder):
     """Checks that the output folder of flag `name` is outside of the text."""
     text = corpus_options()["corpus"]
-    if not (os.path.isabs(text) and os.path.isdir(text)):
-        return
-    text = os.path.realpath(text)
-    folder = os.path.realpath(os.path.expanduser(folder))
-    if os.path.commonpath([text, folder]) == text:
+    if not (is_remote(text) or os.path.isabs(text)):
+        return  # the name of a corpus
+    folder = _real_path(folder)
+    if tf.io.gfile.isdir(text):
+        is_inside = f"{folder}/".startswith(f"{_real_path(text)}/")
+    else:
+        # Patterns match the files of one folder, not those of its folders.
+        is_inside = "*" in text and folder == _real_path(os.path.dirname(text))
+    if is_inside:
         raise ValueError(
             f"`{name}` must not be in the folder of the text, because the "
             "files written there would be read as text. Received: "
@@ -224,13 +230,18 @@ def check_outside_text(name, folder):
         )
 
 
+def _real_path(path):
+    path = absolute_path(path)
+    return (path if is_remote(path) else os.path.realpath(path)).rstrip("/")
+
+
 def check_writable(name, path):
     """Makes the folder of the file of flag `name` and checks it is writable."""
     path = os.path.expanduser(path)
     try:
-        tf.io.gfile.makedirs(os.path.dirname(path) or ".")
-        write_text("", f"{path}.new")
-        tf.io.gfile.remove(f"{path}.new")
+        folder = os.path.dirname(path) or "."
+        tf.io.gfile.makedirs(folder)
+        check_can_write(folder)
     except tf.errors.OpError as error:
         raise ValueError(
             f"`{name}` must be a writable path. Received: "

@@ -16,6 +16,7 @@ from txl_keras.checks import shown
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files
 from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.corpora.files import is_remote
 
 __all__ = ["CORPORA", "Corpus", "corpus_path", "load_corpus"]
@@ -138,4 +139,4 @@ def corpus_path(name):
     """
     if name in CORPORA or name.startswith(TFDS_PREFIX) or is_remote(name):
         return name
-    return os.path.abspath(os.path.expanduser(name))
+    return absolute_path(name)

@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import os
 import sys
+import uuid
 import zlib
 
 import tensorflow as tf
@@ -37,6 +38,20 @@ def write_text(text, path):
     with tf.io.gfile.GFile(path + ".tmp", "w") as file:
         file.write(text)
     tf.io.gfile.rename(path + ".tmp", path, overwrite=True)
+
+
+def check_can_write(folder):
+    """Raises `tf.errors.OpError` unless files can be written to a folder.
+
+    Leaves nothing there, nor the folder if it did not exist.
+    """
+    is_new = not tf.io.gfile.exists(folder)
+    tf.io.gfile.makedirs(folder)
+    path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
+    write_text("", path)
+    tf.io.gfile.remove(path)
+    if is_new and not tf.io.gfile.listdir(folder):
+        tf.io.gfile.rmtree(folder)
 
 
 def remove_link(path):
@@ -103,9 +118,9 @@ def text_size(path):
 def rough_size(path):
     """Returns the bytes of a text, for `.gz` as stored at the file's end.
 
-    That size is wrong above 4 GiB, for which this is the compressed size, and
-    for several gzip members. The last one is often empty (`bgzip`), so if the
-    size is 0, the text is read.
+    That size is wrong above 4 GiB, where it begins again at 0 (the compressed
+    size is returned if that is above 2 GiB), and for several gzip members. The
+    last one is often empty (`bgzip`), so if the size is 0, the text is read.
     """
     try:
         size = tf.io.gfile.stat(path).length
@@ -125,6 +140,13 @@ def rough_size(path):
 def is_remote(path):
     """Returns whether a path is not a local one, such as `gs://...`."""
     return "://" in path
+
+
+def absolute_path(path):
+    """Returns the full name of a path, without `~`; remote ones as they are."""
+    if is_remote(path):
+        return path
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def modification_time(path):

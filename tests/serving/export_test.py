@@ -595,6 +595,10 @@ def test_only_an_older_savedmodel_is_replaced(model, tmp_path, monkeypatch):
         export(model, str(path))
     assert (path / "notes.txt").read_text() == "mine"
     (path / "saved_model.pb").write_text("an older one")
+    with pytest.raises(ValueError, match="path="):
+        export(model, str(path))  # that of another program
+    (path / "assets").mkdir()
+    (path / "assets/settings.json").write_text("{}")
     # Whatever goes wrong, the older one stays.
     monkeypatch.setattr(tf.io.gfile, "copy", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):

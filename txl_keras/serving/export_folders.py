@@ -12,11 +12,6 @@ from txl_keras.serving.graph_checks import with_checked_inputs
 _SETTINGS = "settings.json"
 # The files that servers look for: of a SavedModel, and of OpenVINO.
 _MODEL_FILES = ("saved_model.pb", "model.xml")
-# Those by which an earlier export is known. Others write a model.xml, too.
-_EXPORTS = (
-    ["saved_model.pb"],
-    ["model.xml", "positions.npz", f"assets/{_SETTINGS}"],
-)
 
 
 def check_path(path):
@@ -34,10 +29,11 @@ def check_path(path):
 
 
 def _is_export(path):
-    return any(
-        all(tf.io.gfile.exists(os.path.join(path, name)) for name in names)
-        for names in _EXPORTS
-    )
+    def has(name):
+        return tf.io.gfile.exists(os.path.join(path, name))
+
+    # Other programs write SavedModels and model.xml, too.
+    return has(f"assets/{_SETTINGS}") and any(map(has, _MODEL_FILES))
 
 
 def write_saved_model(

@@ -209,10 +209,23 @@ def main(_):
         several_runs.check_replaces(
             f"{path}.json", [name for name, (by, _) in _PICTURES.items() if by]
         )
+        if FLAGS.picture == "attention":
+            _check_replaces_maps(path)
         numbers = measure_runs()
         _write(numbers, path)
         draw(numbers, output)
     print(f"Written to {output}")
+
+
+def _check_replaces_maps(path):
+    """Checks that the file of maps is new, or that of an earlier picture."""
+    exists = tf.io.gfile.exists
+    if exists(f"{path}.npz") and not exists(f"{path}.json"):
+        raise ValueError(
+            "`output` must be a new file, or an earlier picture: maps are "
+            f"written beside it. Received: --output={FLAGS.output}, beside "
+            f"{path}.npz"
+        )
 
 
 def _check_flags():
@@ -466,7 +479,7 @@ def _measure_context_losses():
     runs, _, text, split = _open_runs()
     lengths = sorted(several_runs.numbers("context_lengths", int))
     positions = spread_positions(
-        len(split.tokens), FLAGS.num_positions, max(lengths, default=1)
+        len(split.tokens), FLAGS.num_positions, max(lengths)
     )
     for run in runs:
         with _progress(run, len(lengths) * len(positions), "reading") as show:
@@ -544,8 +557,9 @@ def _evaluate(run, split, memory_length):
         drop_remainder=False,
         documents=documents,
         reset_documents=run.reset_documents,
-        warmup_segments=warmup_length(segment_length, memory_length)
-        // segment_length,
+        warmup_segments=-(
+            -run.model.backbone.past_tokens(memory_length) // segment_length
+        ),
     )
     evaluator = Evaluator(
         run.model,

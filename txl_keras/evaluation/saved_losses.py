@@ -52,8 +52,10 @@ class SavedLosses:
 
     def remove(self):
         """Removes the folder, when the result is written elsewhere."""
-        tf.io.gfile.remove(self._settings_path)
+        # In this order: losses without settings would be damaged.
         remove_checkpoints(self._folder)
+        tf.io.gfile.remove(self._settings_path)
+        remove_checkpoints(self._folder)  # the empty folder
 
     def _restore(self, settings):
         remedy = (

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import os
+import uuid
 
 import tensorflow as tf
 from absl import flags
@@ -203,7 +204,8 @@ def _mean_square(model, workdir, train, settings):
     name = f"mean_square_{digest.hexdigest()[:12]}.safetensors"
     path = workdir.file(name)
     if not tf.io.gfile.exists(path):
-        unfinished = f"{path}.incomplete"
+        # Another command may collect the same ones.
+        unfinished = f"{path}.{uuid.uuid4().hex}.incomplete"
         save_mean_square(_collect(model, train, settings), unfinished)
         tf.io.gfile.rename(unfinished, path, overwrite=True)
     print(f"Statistics of gradients: {os.path.basename(path)}")

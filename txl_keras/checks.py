@@ -260,6 +260,16 @@ def check_vocabulary(tokenizer, vocabulary_size):
         )
 
 
+def check_no_empty_text(name, texts, ids):
+    """Raises `ValueError` unless each of some texts has a token."""
+    for i, text in enumerate(ids):
+        if not len(text):
+            raise ValueError(
+                f"`{name}` must have at least one token in each text. "
+                f"Received: {name}[{i}]={texts[i][:40]!r}"
+            )
+
+
 def check_token_ids(name, token_ids, vocabulary_size, first=0, remedy=""):
     """Checks that integers (token ids) are in `[first, vocabulary_size)`.
 
@@ -354,7 +364,6 @@ def check_mask(name, mask, shape, broadcasts=False):
             )
             + shape[rank:]
         )
-    check_shape(name, mask, shape)
     mask = tf.cast(mask, tf.bool)
     return check_shape_in_graph(name, mask, shape, broadcasts)
 

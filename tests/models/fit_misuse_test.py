@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import V
 from factories import random_ids
 from factories import rewinder
 from factories import small_model
@@ -97,6 +98,14 @@ def batches(*sizes):
         (
             {"x": PAIRS, "validation_data": PAIRS.repeat()},
             "`validation_steps` must be",
+        ),
+        (
+            {"x": SEGMENTS, "validation_data": (X, Y)},
+            "`validation_batch_size` as `batch_size`: `batch_size` must be",
+        ),
+        (
+            {**ARRAYS, "validation_data": (X + V, Y)},
+            "In `validation_data`, .*: `x` must hold integers",
         ),
         (
             {"x": DICTS.map(lambda batch: {**batch, "reset": True})},

@@ -274,6 +274,14 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
     assert not tmp_path.joinpath("backup").exists()
 
 
+def test_an_empty_text_is_named():
+    model = small_model(num_layers=1, vocabulary_size=256)
+    model.tokenizer = ByteTokenizer()
+    model.compile("sgd")
+    with pytest.raises(ValueError, match=r"`x` must .* Received: x\[1\]=''"):
+        model.fit(["to be", ""], batch_size=1, segment_length=4)
+
+
 def test_text_is_read_as_segments():
     text, other = "to be or not to be, that is " * 8, "the question: " * 9
     tokenizer = ByteTokenizer()

@@ -8,6 +8,7 @@ from factories import random_ids
 from factories import small_model
 
 from txl_keras.checkpoints import save_hugging_face
+from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
 from txl_keras.evaluation import context_losses
 from txl_keras.evaluation.evaluator import Evaluator
@@ -47,6 +48,14 @@ def test_the_layers_are_those_of_keras():
         ):
             np.testing.assert_allclose(ours[:, 0], theirs, atol=1e-6)
     np.testing.assert_allclose(hidden, x, atol=1e-6)
+
+
+def test_text_is_read_in_segments_and_not_token_by_token():
+    model = make_model(vocabulary_size=256)
+    model.tokenizer = ByteTokenizer()
+    model.compile("sgd")
+    model.fit("to be or not to be, " * 26, batch_size=2, verbose=0)
+    assert model.optimizer.iterations == 2  # of 2 x 128 bytes
 
 
 def test_segments_go_on_where_the_last_one_ended():

@@ -3,6 +3,7 @@
 Letters: `B` batch, `T` segment.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -14,6 +15,7 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_number
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
@@ -146,6 +148,18 @@ def check_arrays(x, y, batch_size, vocabulary_size):
         check_shape("y", y, tuple(x.shape))
 
 
+@contextlib.contextmanager
+def naming_validation():
+    """Says in errors that the arguments are those of `validation_data`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(
+            "In `validation_data`, with `validation_batch_size` as "
+            f"`batch_size`: {error}"
+        ) from error
+
+
 def check_class_weight(class_weight, vocabulary_size):
     """Checks keys, since Keras ignores those that are no token ids."""
     if class_weight is None:
@@ -239,10 +253,9 @@ def text_segments(texts, tokenizer, batch_size, segment_length, is_training):
             "`tokenizer`, and pass the number of rows that are read in "
             f"parallel as `batch_size`. Received: {name}=None"
         )
-    ids = [
-        tokenizer.encode(text)
-        for text in ([texts] if isinstance(texts, str) else texts)
-    ]
+    texts = [texts] if isinstance(texts, str) else texts
+    ids = [tokenizer.encode(text) for text in texts]
+    check_no_empty_text("x", texts, ids)
     options = {}
     if len(ids) > 1:
         starts = np.cumsum([0, *map(len, ids[:-1])])

@@ -15,6 +15,7 @@ from txl_keras.data.segments import Segments
 from txl_keras.models.fit_data import batch_data
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import fit_data
+from txl_keras.models.fit_data import naming_validation
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
@@ -204,7 +205,8 @@ class FitSteps:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
         batch_size = arguments.get("validation_batch_size")
         vocabulary_size = self._model.backbone.vocabulary_size
-        check_arrays(x, y, batch_size, vocabulary_size)
+        with naming_validation():
+            check_arrays(x, y, batch_size, vocabulary_size)
         return self._data(
             {"x": x, "y": y, "sample_weight": weights, "batch_size": batch_size}
         )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_vocabulary
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.training.compilation import compile_layers
@@ -123,7 +124,7 @@ class TextScorer:
             self._encode(text, context)
             for text, context in zip(texts, contexts, strict=True)
         ]
-        _check_no_empty_text(texts, ids)
+        check_no_empty_text("texts", texts, ids)
         whole = [
             np.concatenate(parts) for parts in zip(before, ids, strict=True)
         ]
@@ -149,7 +150,7 @@ class TextScorer:
         """
         _check_list("texts", texts)
         ids = [self._encode(text) for text in texts]
-        _check_no_empty_text(texts, ids)
+        check_no_empty_text("texts", texts, ids)
         return self._read(self._hidden, [(text,) for text in ids])
 
     def _encode(self, text, context=""):
@@ -225,13 +226,4 @@ def _check_list(name, texts):
             raise ValueError(
                 f"`{name}` must be a list of strings. Received: "
                 f"{name}[{i}]={text!r}"
-            )
-
-
-def _check_no_empty_text(texts, ids):
-    for i, text in enumerate(ids):
-        if not len(text):
-            raise ValueError(
-                "`texts` must have at least one token each. Received: "
-                f"texts[{i}]={texts[i][:40]!r}"
             )

@@ -66,7 +66,10 @@ def test_only_runs_with_look_ahead_have_it_in_their_config():
 def test_a_classifier_may_look_ahead():
     backbone = small_backbone(look_ahead=2)
     model = TransformerXLTextClassifier(backbone, 3, segment_length=4)
-    assert model(random_ids(2, 7)).shape == (2, 3)
+    ids = random_ids(2, 7)
+    beside = model((ids, np.array([5, 7])))
+    assert beside.shape == (2, 3)
+    np.testing.assert_allclose(beside[:1], model(ids[:1, :5]), atol=1e-5)
 
 
 def test_what_would_show_targets_is_refused():

@@ -286,6 +286,8 @@ def test_bad_arguments_are_errors():
     )
     with pytest.raises(ValueError, match="attention_type='vaswani'"):
         TransformerXLTextClassifier(absolute, 2)
+    with pytest.raises(ValueError, match="backbone=TransformerXLCausalLM"):
+        TransformerXLTextClassifier(small_model(), 2)
 
 
 def test_bad_inputs_are_errors():
@@ -298,6 +300,7 @@ def test_bad_inputs_are_errors():
         ({"token_ids": ids, "lengths": np.array([6])}, "lengths"),
         ({"token_ids": ids, "sizes": np.array([6, 6])}, "sizes"),
         ((ids, ids, ids), "3 values"),
+        (ids[0], "`token_ids` must have the shape"),
         (ids + V, "`x` must hold integers"),
         (ids + 0.5, "`x` must hold integers"),
     ):

@@ -4,9 +4,12 @@ import types
 
 import keras
 
+from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_model_name
 from txl_keras.data.tokenizers.building import deserialize_tokenizer
+from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.models.presets import build_preset
+from txl_keras.models.quantization import quantization_config
 from txl_keras.models.quantization import quantize_layers
 
 
@@ -26,6 +29,7 @@ class PresetModel(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         check_model_name(self.name)
+        check_dtype_policy(self.dtype_policy)
 
     @classmethod
     def from_preset(cls, preset, load_weights=True, dtype=None, **overrides):
@@ -129,6 +133,15 @@ class PresetModel(keras.Model):
         from txl_keras.preset_folders import save_preset
 
         save_preset(self, folder, training, dtype)
+
+    def get_config(self):
+        config = {**super().get_config(), **quantization_config(self)}
+        if hasattr(self, "backbone"):
+            backbone = keras.saving.serialize_keras_object(self.backbone)
+            config["backbone"] = backbone
+        if getattr(self, "tokenizer", None) is not None:
+            config["tokenizer"] = serialize_tokenizer(self.tokenizer)
+        return config
 
     @classmethod
     def from_config(cls, config):

@@ -7,7 +7,6 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
@@ -20,7 +19,6 @@ from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import initial_memory
 from txl_keras.models.lora import LoraBackbone
 from txl_keras.models.preset_model import PresetModel
-from txl_keras.models.quantization import quantization_config
 
 _REMEDY = (
     "Begin with `memory=None` or `initial_memory(batch_size)` of this model, "
@@ -61,10 +59,6 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
     compression_variables = ()
     # The number of later tokens that a block attends to.
     look_ahead = 0
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        check_dtype_policy(self.dtype_policy)
 
     @property
     def remembers(self):
@@ -299,6 +293,3 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         )
         check_shape("memory.valid_length", valid_length, (batch_size,), _REMEDY)
         return memory._replace(valid_length=tf.cast(valid_length, tf.int32))
-
-    def get_config(self):
-        return {**super().get_config(), **quantization_config(self)}

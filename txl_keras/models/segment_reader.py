@@ -11,7 +11,9 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.layers.memory.memory_stack import assign_variables
 from txl_keras.layers.memory.memory_stack import check_memory_length
+from txl_keras.layers.memory.memory_stack import read_variables
 from txl_keras.layers.memory.memory_stack import replica_variable
 
 
@@ -100,13 +102,13 @@ class SegmentReader:
 
     def begin(self):
         """Resets all rows and projects positions with the current weights."""
-        _assign(self._holder.positions, self._project_positions())
+        assign_variables(self._holder.positions, self._project_positions())
         memory = tf.nest.map_structure(
             lambda variable, row: tf.broadcast_to(row, variable.shape),
             self._holder.memory,
             self._empty_row(),
         )
-        _assign(self._holder.memory, memory)
+        assign_variables(self._holder.memory, memory)
 
     def _empty_row(self):
         return self._backbone.empty_projected_memory(self._memory_length)
@@ -120,7 +122,7 @@ class SegmentReader:
 
         def forget():
             memory = self.memory().reset_rows(reset, self._empty_row())
-            _assign(self._holder.memory, memory)
+            assign_variables(self._holder.memory, memory)
 
         # Conditional, since resets are rare and rewrite the whole memory.
         # Masking the entries is not enough: zero times a NaN is a NaN.
@@ -136,20 +138,14 @@ class SegmentReader:
         memory = tf.nest.map_structure(
             lambda state: tf.gather(state, rows), self.memory()
         )
-        _assign(self._holder.memory, memory)
+        assign_variables(self._holder.memory, memory)
 
     def memory(self):
         """Returns the memory as a value, such as a `ProjectedMemory`."""
         return self._read_variables(self._holder.memory)
 
     def _read_variables(self, variables):
-        def read(variable):
-            value = variable.read_value()
-            if value.dtype.is_floating:
-                value = tf.cast(value, self._backbone.compute_dtype)
-            return value
-
-        return tf.nest.map_structure(read, variables)
+        return read_variables(variables, self._backbone.compute_dtype)
 
     def read(self, token_ids):
         """Reads a segment without changing the memory.
@@ -187,7 +183,7 @@ class SegmentReader:
                 the start of each row; the others are padding. By default all.
         """
         memory = self._backbone.append(self.memory(), entries, lengths)
-        _assign(self._holder.memory, memory)
+        assign_variables(self._holder.memory, memory)
 
     def compile(self, function):
         """Compiles a function that reads single tokens, with XLA.
@@ -243,11 +239,3 @@ def _variables_like(function, batch_size=None):
 
     traced = tf.function(function, autograph=False).get_concrete_function()
     return tf.nest.map_structure(variable, traced.structured_outputs)
-
-
-def _assign(variables, values):
-    tf.nest.map_structure(
-        lambda variable, value: variable.assign(tf.cast(value, variable.dtype)),
-        variables,
-        values,
-    )

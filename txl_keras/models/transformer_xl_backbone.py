@@ -28,6 +28,7 @@ from txl_keras.layers.memory.compression import Compression
 from txl_keras.layers.memory.compressive import CompressiveCache
 from txl_keras.layers.memory.compressive import extend_compressed
 from txl_keras.layers.memory.memory_stack import check_batches
+from txl_keras.layers.memory.memory_stack import check_cold_start
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.row_dropout import RowDropout
@@ -264,6 +265,7 @@ class TransformerXLBackbone(RecurrentBackbone):
                 f"`memory_source` must be one of {MEMORY_SOURCES}. Received: "
                 f"memory_source={memory_source!r}"
             )
+        check_cold_start(cold_start)
         head_dim = check_head_dim(head_dim, hidden_dim, num_heads)
         check_attention_type(attention_type, max_positions, same_length)
         self.vocabulary_size = vocabulary_size

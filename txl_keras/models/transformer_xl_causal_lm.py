@@ -13,20 +13,19 @@ from keras import ops
 from txl_keras import metrics as token_metrics
 from txl_keras import samplers
 from txl_keras.callbacks import ResetMemory
-from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
 from txl_keras.data.segments import Segments
-from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import check_class_weight
 from txl_keras.models.fit_data import check_segment_length
 from txl_keras.models.fit_data import in_batches
 from txl_keras.models.fit_data import is_text
+from txl_keras.models.fit_data import naming_validation
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
 from txl_keras.models.fit_steps import StartEpochs
@@ -123,7 +122,6 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
-        check_dtype_policy(self.dtype_policy)
         self.backbone = backbone
         if tokenizer is not None:
             check_vocabulary(tokenizer, backbone.vocabulary_size)
@@ -402,9 +400,10 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             check_segment_length(x, segment_length)
         else:
             rows = kwargs.get("validation_batch_size")
-            kwargs["validation_data"] = self._text_segments(
-                validation, rows, segment_length, is_training=False
-            )
+            with naming_validation():
+                kwargs["validation_data"] = self._text_segments(
+                    validation, rows, segment_length, is_training=False
+                )
         if is_text(x):
             x = self._text_segments(x, batch_size, segment_length)
         self._check_arrays(x, y, batch_size)
@@ -486,7 +485,10 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
     ):
         """Returns the `Segments` of text, see `fit`."""
         if segment_length is None:
-            segment_length = self.backbone.memory_length or 128
+            segment_length = 128
+            # The memory of an LSTM is one state.
+            if self.backbone.has_attention and self.backbone.memory_length:
+                segment_length = self.backbone.memory_length
         return text_segments(
             texts, self.tokenizer, batch_size, segment_length, is_training
         )
@@ -506,12 +508,8 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         )
 
     def get_config(self):
-        config = {
+        return {
             **super().get_config(),
-            "backbone": keras.saving.serialize_keras_object(self.backbone),
             "tie_embeddings": self.softmax.tie_embeddings,
             "tie_projections": list(self.softmax.tie_projections),
         }
-        if self.tokenizer is not None:
-            config["tokenizer"] = serialize_tokenizer(self.tokenizer)
-        return config

@@ -11,7 +11,6 @@ from keras import ops
 
 from txl_keras import samplers
 from txl_keras.callbacks import ResetMemory
-from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_shape
@@ -21,13 +20,13 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.stream_embedding import StreamEmbedding
 from txl_keras.layers.sublayers import Dense
 from txl_keras.models.fit_data import check_batch_size
+from txl_keras.models.fit_data import naming_validation
 from txl_keras.models.generation.request import check_stop_ids
 from txl_keras.models.generation.request import generation_memory_length
 from txl_keras.models.generation.request import generation_seed
 from txl_keras.models.generation.stream_generator import StreamGenerator
 from txl_keras.models.keeps_compiled import KeepsCompiled
 from txl_keras.models.preset_model import PresetModel
-from txl_keras.models.quantization import quantization_config
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 
@@ -121,7 +120,6 @@ class TransformerXLStreamLM(KeepsCompiled, PresetModel):
             )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
-        check_dtype_policy(self.dtype_policy)
         self.backbone = backbone
         self.streams = list(vocabulary_sizes)
         self.first = first
@@ -288,7 +286,8 @@ class TransformerXLStreamLM(KeepsCompiled, PresetModel):
         validation = kwargs.get("validation_data")
         if isinstance(validation, (tuple, list)):
             rows = kwargs.get("validation_batch_size") or batch_size
-            self._check_arrays(rows, *validation)
+            with naming_validation():
+                self._check_arrays(rows, *validation)
         self._check_arrays(batch_size, x, y, kwargs.get("sample_weight"))
         return super().fit(x, y, batch_size, epochs, **_with_reset(kwargs))
 
@@ -307,7 +306,7 @@ class TransformerXLStreamLM(KeepsCompiled, PresetModel):
         return super().predict(x, batch_size, **_with_reset(kwargs))
 
     def _check_arrays(self, batch_size, x, y=None, sample_weight=None):
-        """Checks ids before XLA compiles the steps, which drops checks."""
+        """Checks ids before anything is trained."""
         if isinstance(x, dict):
             _check_inputs(x)
             x = x["token_ids"]
@@ -471,11 +470,9 @@ class TransformerXLStreamLM(KeepsCompiled, PresetModel):
     def get_config(self):
         return {
             **super().get_config(),
-            "backbone": keras.saving.serialize_keras_object(self.backbone),
             "vocabulary_sizes": self.vocabulary_sizes,
             "embedding_dims": self.embedding.embedding_dims,
             "first": self.first,
-            **quantization_config(self),
         }
 
 

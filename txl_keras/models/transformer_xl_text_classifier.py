@@ -9,17 +9,15 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
-from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.metrics import SparseF1Score
+from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
-from txl_keras.models.quantization import quantization_config
 from txl_keras.models.token_model import TokenModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
@@ -36,7 +34,7 @@ class TransformerXLTextClassifier(TokenModel):
     them to logits.
 
     Texts of a batch are padded on the right. Padding does not change the
-    logits, since the backbone is causal and padding is not pooled.
+    logits: nothing of the text attends to it, and it is not pooled.
 
     No gradient flows through memory (section 3.2 of the paper). With
     `pooling="last"` the backbone therefore learns only from the segment in
@@ -111,9 +109,13 @@ class TransformerXLTextClassifier(TokenModel):
         tokenizer=None,
         **kwargs,
     ):
+        if not isinstance(backbone, (TransformerXLBackbone, LSTMBackbone)):
+            raise ValueError(
+                "`backbone` must be a TransformerXLBackbone or an "
+                f"LSTMBackbone. Received: backbone={type(backbone).__name__}"
+            )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
-        check_dtype_policy(self.dtype_policy)
         backbone.check_reads_tokens()
         backbone.check_takes_padding()
         if pooling not in POOLINGS:
@@ -152,7 +154,7 @@ class TransformerXLTextClassifier(TokenModel):
         is_text = ops.arange(width) < lengths[:, None]
         token_ids = ops.where(is_text, token_ids, 0)
         weights = self._pooling_weights(lengths, is_text)
-        logits = self.logits(self._pool(token_ids, weights, training))
+        logits = self.logits(self._pool(token_ids, is_text, weights, training))
         is_valid = (lengths >= 1) & (lengths <= width)
         return ops.where(is_valid[:, None], logits, float("nan"))
 
@@ -163,19 +165,23 @@ class TransformerXLTextClassifier(TokenModel):
         lengths = ops.maximum(lengths, 1)[:, None]
         return ops.cast(is_text, "float32") / ops.cast(lengths, "float32")
 
-    def _pool(self, token_ids, weights, training):
+    def _pool(self, token_ids, is_text, weights, training):
         """Computes the weighted sum of all hidden states, float32 `(B, D)`."""
         segments = self._segments(token_ids)
+        masks = self._segments(is_text)
         weights = self._segments(weights)
         seed = self._draw_seed() if training else None
         batch_size = tf.shape(token_ids)[0]
 
         def read(number, memory, pooled):
+            # Otherwise padding, which is at the end, is not attended to anyway.
+            masked = {"mask": masks[number]} if self.backbone.look_ahead else {}
             hidden, memory = self.backbone(
                 segments[number],
                 memory=memory,
                 training=training,
                 dropout_seed=fold_in(seed, number),
+                **masked,
             )
             hidden = tf.cast(hidden, tf.float32)
             pooled += tf.einsum("bt,btd->bd", weights[number], hidden)
@@ -268,17 +274,12 @@ class TransformerXLTextClassifier(TokenModel):
         self._checked_labels(y)
 
     def get_config(self):
-        config = {
+        return {
             **super().get_config(),
-            "backbone": keras.saving.serialize_keras_object(self.backbone),
             "num_classes": self.num_classes,
             "segment_length": self.segment_length,
             "pooling": self.pooling,
-            **quantization_config(self),
         }
-        if self.tokenizer is not None:
-            config["tokenizer"] = serialize_tokenizer(self.tokenizer)
-        return config
 
 
 def _check_lengths(lengths, width):
@@ -303,6 +304,7 @@ def _unpack(inputs):
             )
         token_ids, lengths = inputs
     else:
+        check_shape("token_ids", inputs, (None, None))
         width = ops.shape(inputs)[1]
         token_ids, lengths = (
             inputs,

@@ -6,11 +6,9 @@ size, `V` vocabulary.
 
 import keras
 
-from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
-from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.preset_model import PresetModel
 from txl_keras.models.xlnet_backbone import XLNetBackbone
@@ -107,7 +105,6 @@ class XLNetPermutationLM(PresetModel):
             )
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
-        check_dtype_policy(self.dtype_policy)
         self.backbone = backbone
         if tokenizer is not None:
             check_vocabulary(tokenizer, backbone.vocabulary_size)
@@ -221,11 +218,7 @@ class XLNetPermutationLM(PresetModel):
         return query, memory
 
     def get_config(self):
-        config = {
+        return {
             **super().get_config(),
-            "backbone": keras.saving.serialize_keras_object(self.backbone),
             "tie_embeddings": self.softmax.tie_embeddings,
         }
-        if self.tokenizer is not None:
-            config["tokenizer"] = serialize_tokenizer(self.tokenizer)
-        return config

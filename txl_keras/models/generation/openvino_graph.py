@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.layers.compute.problem import MASKED_SCORE
+from txl_keras.weights import weights_by_name
 
 WEIGHTS = ("float32", "bfloat16", "int8")
 # 2026.0 computes wrong numbers in bfloat16 (see setup.py).
@@ -94,10 +95,7 @@ class OpenVinoGraph:
         self._backbone, self._softmax = model.backbone, model.softmax
         self._embedding = model.backbone.token_embedding
         self._dtype = weights
-        self._weights = {
-            weight.path.split("/", 1)[1]: weight
-            for weight in (*model.backbone.weights, *model.softmax.weights)
-        }
+        self._weights = weights_by_name(model)
 
     def build(self):
         """Returns the graph.

@@ -120,6 +120,17 @@ def test_what_cannot_be_expressed_is_refused(changes, message, tmp_path):
     assert not (tmp_path / "export").exists()
 
 
+def test_adapted_and_quantized_models_are_refused(tmp_path):
+    model = load_hugging_face(GOLDEN / NAME)
+    model.backbone.enable_lora(2)
+    with pytest.raises(ValueError, match="LoRA.*from_preset"):
+        save_hugging_face(model, tmp_path / "export")
+    model = load_hugging_face(GOLDEN / NAME)
+    model.quantize("int8")
+    with pytest.raises(ValueError, match="quantized layers"):
+        save_hugging_face(model, tmp_path / "export")
+
+
 def test_only_an_earlier_export_is_replaced(tmp_path):
     model = load_hugging_face(GOLDEN / "hf_plain")
     other = load_hugging_face(GOLDEN / NAME)

@@ -184,6 +184,7 @@ def test_a_graph_checks_that_targets_are_as_many_as_inputs():
         ("memory_length", [None, -1, 1.5, 2**31, 10**12]),
         ("clamp_length", [0, -1, 1.5, np.nan]),
         ("same_length", ["tf", 2]),
+        ("cold_start", [None, "zero"]),
     ],
 )
 def test_sizes_and_rates_that_make_no_model_are_an_error(name, values):

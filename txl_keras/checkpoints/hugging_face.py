@@ -206,6 +206,7 @@ def _check_exportable(model):
             f"TransfoXLLMHeadModel. Received: {type(backbone).__name__}"
         )
     embedding = backbone.token_embedding
+    layers = list(model._flatten_layers())
     checks = [
         (
             backbone.attention_type != "relative",
@@ -241,6 +242,14 @@ def _check_exportable(model):
             embedding.div_val > 1
             and any(p is None for p in embedding.projections),
             "project_same_dim=False: it projects every table if div_val > 1",
+        ),
+        (
+            any(getattr(layer, "lora_enabled", False) for layer in layers),
+            "LoRA: `save_to_preset` merges it; export what `from_preset` loads",
+        ),
+        (
+            any(getattr(layer, "quantization_mode", None) for layer in layers),
+            "quantized layers: export the model before `quantize`",
         ),
     ]
     found = [problem for is_found, problem in checks if is_found]

@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import sys
 
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import read_text
@@ -231,7 +230,7 @@ def _tsv_records(content, has_header, path):
 
 
 def _csv_records(content, has_header, path):
-    limit = csv.field_size_limit(sys.maxsize)  # 128 KiB by default
+    limit = csv.field_size_limit(2**31 - 1)  # 128 KiB by default
     reader = csv.reader(io.StringIO(content, newline=""), strict=True)
     try:
         rows = ((reader.line_num, row) for row in reader if row)

@@ -89,7 +89,8 @@ class SlidingWindows(Segments):
         )
         self.segment_length = segment_length
         self.stride = stride
-        begins = documents if reset_documents else [0]
+        # Documents in a bucket take slices only.
+        begins = documents[:] if reset_documents else [0]
         self._begins = np.asarray(begins, np.int64)
 
     def batch(self, step, first_row=0, num_rows=None):

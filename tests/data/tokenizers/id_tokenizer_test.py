@@ -34,6 +34,7 @@ def test_ids_stay_as_they_are_and_are_written_as_numbers(tmp_path):
         ("5 é", "numbers .*'é'"),
         (f"5 {10**30}", "100000000"),
         ([1, 2], "`text` must be"),
+        (np.array([1.0, 2.7]), "`text` must hold integers.*float64"),
     ],
 )
 def test_what_is_no_id_is_refused(ids, message):

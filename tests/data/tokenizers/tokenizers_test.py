@@ -224,6 +224,11 @@ def test_a_saved_tokenizer_is_readable_json(tmp_path):
             '{"vocabulary": ["a", "a"]}}',
             "`symbols` must be distinct",
         ),
+        (
+            '{"class_name": "WordTokenizer", "config": '
+            '{"vocabulary": ["a"], "unknown": 5, "line_end": null}}',
+            "`unknown` must be None or a word",
+        ),
     ],
 )
 def test_a_wrong_tokenizer_file_is_refused(content, message, tmp_path):

@@ -35,9 +35,7 @@ def add_up(counters, min_count=1, num_kept=None):
             return total
         rest = sorted(_entries(total, len(files) + 1))
         merged = heapq.merge(rest, *map(_read, files))
-        frequent = (
-            item for item in map(_sum, _groups(merged)) if item[0] >= min_count
-        )
+        frequent = (item for item in _sums(merged) if item[0] >= min_count)
         if num_kept is not None:
             frequent = heapq.nlargest(num_kept, frequent)
         kept = sorted(frequent, key=operator.itemgetter(1), reverse=True)
@@ -60,13 +58,8 @@ def _read(file):
     return map(json.loads, file)
 
 
-def _groups(entries):
+def _sums(entries):
+    """Yields a count, minus the first place, and the string."""
     for word, group in itertools.groupby(entries, operator.itemgetter(0)):
-        yield word, list(group)
-
-
-def _sum(group):
-    """Returns a count, minus the first place, and the string."""
-    word, entries = group
-    _, counts, places = zip(*entries, strict=True)
-    return sum(counts), -min(places), word
+        _, counts, places = zip(*group, strict=True)
+        yield sum(counts), -min(places), word

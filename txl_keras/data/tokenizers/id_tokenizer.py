@@ -58,6 +58,10 @@ class IdTokenizer:
                 gives its position. If text has anything but numbers.
         """
         ids = text if isinstance(text, np.ndarray) else self._parse(text)
+        if ids.size and ids.dtype.kind not in "iu":
+            raise ValueError(
+                f"`text` must hold integers. Received: dtype={ids.dtype}"
+            )
         wrong = (ids < 0) | (ids >= self.vocabulary_size)
         if wrong.any():
             position = int(np.argmax(wrong))

@@ -70,12 +70,12 @@ class WordTokenizer:
         for name, mark in ("line_start", line_start), ("line_end", line_end):
             if mark is None:
                 continue
-            if mark not in vocabulary or mark.split() != [mark]:
+            if mark not in vocabulary or str(mark).split() != [mark]:
                 raise ValueError(
                     f"`{name}` must be None or a word of the vocabulary, "
                     f"without spaces. Received: {name}={mark!r}"
                 )
-        if unknown is not None and unknown.split() != [unknown]:
+        if unknown is not None and str(unknown).split() != [unknown]:
             raise ValueError(
                 "`unknown` must be None or a word without spaces. "
                 f"Received: unknown={unknown!r}"

@@ -225,6 +225,23 @@ def trained(
     )
 
 
+def test_a_graph_takes_segments_of_any_length():
+    backbone = small_backbone(**CONV)
+    call = tf.function(
+        backbone, input_signature=[tf.TensorSpec((None, None), tf.int32)]
+    )
+    for length in (5, 13):
+        ids = random_ids(2, length)
+        hidden, memory = backbone(ids)
+        in_graph, of_graph = call(ids)
+        np.testing.assert_allclose(in_graph, hidden, atol=1e-5)
+        tf.nest.map_structure(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+            of_graph,
+            memory,
+        )
+
+
 def test_training_lowers_the_reconstruction_loss():
     _, results = trained(num_steps=16)
     losses = results["reconstruction_loss"]

@@ -171,16 +171,15 @@ class Problem:
 
     def content_query(self):
         """Returns `q + u`, in the layout of the keys."""
-        query = _with_bias(self.query, self.content_bias)
-        return ops.swapaxes(query, 0, 1) if self.batch_first else query
+        return self.in_key_layout(_with_bias(self.query, self.content_bias))
 
     def position_query(self):
         """Returns `q + v`, `(N, B, T, H)`."""
         return _with_bias(self.query, self.positions.bias)
 
-    def in_key_layout(self, scores):
+    def in_key_layout(self, x):
         """Swaps `N` and `B` of a tensor if keys are `batch_first`."""
-        return ops.swapaxes(scores, 0, 1) if self.batch_first else scores
+        return ops.swapaxes(x, 0, 1) if self.batch_first else x
 
     def for_output(self, attended):
         """Transposes an output in the layout of the keys to `(B, T, N, H)`."""

@@ -70,7 +70,8 @@ def extend_compressed(
     num_groups = num_evicted // rate
     # The pending tokens, those of memory and the segment follow each other.
     end = places + num_new  # of what is not kept in memory
-    window = places + hidden_states[0].shape[1]
+    length = hidden_states[0].shape[1] or tf.shape(hidden_states[0])[1]
+    window = places + length
     first = end - num_evicted
     states, pending, evicted = [], [], []
     for i, (state, hidden) in enumerate(

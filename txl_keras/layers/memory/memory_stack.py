@@ -138,7 +138,7 @@ def initial_memory(
     See `MemoryStack` for `cold_start`. With compression, `num_pending` is the
     number of pending entries P, and `memory_length` counts C + M.
     """
-    _check_cold_start(cold_start)
+    check_cold_start(cold_start)
     if not tf.is_tensor(batch_size):
         check_integer("batch_size", batch_size, 0)
     check_memory_length(memory_length)
@@ -226,7 +226,7 @@ class MemoryStack(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        _check_cold_start(cold_start)
+        check_cold_start(cold_start)
         check_integer("num_layers", num_layers, 1)
         if batch_size is not None:
             check_integer("batch_size", batch_size, 1)
@@ -317,13 +317,7 @@ class MemoryStack(keras.layers.Layer):
         """Resets all memory to a cold start."""
         empty = self._empty(self.batch_size or 0)
         for variables in self._holder.layers:
-            tf.nest.map_structure(
-                lambda variable, value: variable.assign(
-                    tf.cast(value, variable.dtype)
-                ),
-                variables,
-                empty,
-            )
+            assign_variables(variables, empty)
 
     def _checked_layer(self, layer):
         if layer is None and self.num_layers > 1:
@@ -361,13 +355,7 @@ class MemoryStack(keras.layers.Layer):
         return check_shape_in_graph("inputs", inputs, expected, remedy=remedy)
 
     def _read_layer(self, layer, rows):
-        def read(variable):
-            value = variable.read_value()
-            if value.dtype.is_floating:
-                value = tf.cast(value, self.compute_dtype)
-            return value
-
-        memory = tf.nest.map_structure(read, self._holder.layers[layer])
+        memory = read_variables(self._holder.layers[layer], self.compute_dtype)
         if self.batch_size is None and rows is not None:
             missing = tf.maximum(rows - tf.shape(memory.valid_length)[0], 0)
             memory = tf.nest.map_structure(
@@ -461,7 +449,8 @@ def check_memory_length(memory_length):
     return check_integer("memory_length", memory_length, 0, 2**31 - 1)
 
 
-def _check_cold_start(cold_start):
+def check_cold_start(cold_start):
+    """Raises `ValueError` unless `cold_start` is one of `COLD_STARTS`."""
     if cold_start not in COLD_STARTS:
         raise ValueError(
             f"`cold_start` must be one of {COLD_STARTS}. "
@@ -473,8 +462,8 @@ def replica_variable(shape, dtype):
     """Creates a variable of zeros with a separate value on each replica.
 
     A size of `None` may change. bfloat16 may be stored as float32, so callers
-    cast what they read and assign: with several workers the initial value is
-    broadcast, which does not support bfloat16.
+    use `read_variables` and `assign_variables`: with several workers the
+    initial value is broadcast, which does not support bfloat16.
     """
     strategy = tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -487,4 +476,23 @@ def replica_variable(shape, dtype):
         # equal on all replicas.
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+
+
+def read_variables(variables, dtype):
+    """Returns the values of a structure of variables, floats as `dtype`."""
+
+    def read(variable):
+        value = variable.read_value()
+        return tf.cast(value, dtype) if value.dtype.is_floating else value
+
+    return tf.nest.map_structure(read, variables)
+
+
+def assign_variables(variables, values):
+    """Assigns a structure of values, cast to the dtypes of the variables."""
+    tf.nest.map_structure(
+        lambda variable, value: variable.assign(tf.cast(value, variable.dtype)),
+        variables,
+        values,
     )

@@ -12,7 +12,6 @@ This step is optional: training prepares its text itself, and reuses what this
 script has prepared in the same folder.
 """
 
-import json
 import os
 
 import txl_keras.scripts.quiet  # noqa: F401
@@ -30,6 +29,7 @@ from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
+from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
 
@@ -143,8 +143,7 @@ def _write(statistics, splits, counts):
     if FLAGS.output is not None:
         folder = os.path.expanduser(FLAGS.output)
     path = os.path.join(folder, "statistics")
-    with tf.io.gfile.GFile(path + ".json", "w") as file:
-        file.write(json.dumps(statistics, indent=1) + "\n")
+    write_json(statistics, path + ".json")
     with tf.io.gfile.GFile(path + ".png", "wb") as file:
         plot_statistics(splits, counts, statistics["cutoffs"], file)
     print(f"Ids are in {statistics['folder']}")

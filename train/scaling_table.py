@@ -127,6 +127,7 @@ def _runs(root, reports, experiment, attention_kernel):
         report["chip"]
         for report in reports
         if report["experiment"] == experiment
+        and report["attention_kernel"] == attention_kernel
     }
     return [
         _run(root, reports, experiment, attention_kernel, slice_)

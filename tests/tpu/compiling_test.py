@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 
 from txl_keras.data import Segments
+from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -200,7 +201,7 @@ def test_an_unknown_type_is_named_with_those_known():
 
 def test_rows_must_divide():
     with pytest.raises(ValueError, match="batch_size=60, 8 replicas"):
-        tpu_types.rows_of_replica(60, tpu_type("v3-8"))
+        replica_batch_size(60, tpu_type("v3-8"))
 
 
 def test_a_tpu_of_another_type_is_told():

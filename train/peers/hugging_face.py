@@ -24,14 +24,13 @@ Each request is a line of JSON on stdin, each answer a line of JSON on stdout.
     {"seconds": [0.53]}
     {"task": "train", "segment_length": 80, "num_steps": 2, "compiled": true}
     {"seconds": [61.4, 0.98]}
-    {"task": "exit"}
 
 A training step is forward, backward, clipping to a norm of 0.25, and Adam.
 `"compiled": true` uses torch.compile, and the first time includes the
 compilation; if it fails, the answer is `{"cannot": message}`. Everything runs
 in float32, because their loss fails under autocast to bfloat16. A bad request
-is answered with `{"error": message}`; `exit`, or the end of stdin, ends the
-program without an answer. `"clamp_length": 0` does not clamp. A model without
+is answered with `{"error": message}`; the end of stdin ends the program.
+`"clamp_length": 0` does not clamp. A model without
 cutoffs needs `"div_val": 1`: with a larger value Hugging Face projects the only
 table from `hidden_dim` to `hidden_dim`.
 """
@@ -67,7 +66,6 @@ REQUEST_LEAST = {
     # The model shifts the labels itself, so one token gives no target.
     "evaluate": {"segment_length": 2, "num_segments": 1},
     "train": {"segment_length": 2, "num_steps": 1},
-    "exit": {},
 }
 # Tasks whose requests have a `compiled` field.
 COMPILED = ("evaluate", "train")
@@ -173,8 +171,6 @@ def main():
             except ValueError as error:
                 _write({"error": str(error)})
                 continue
-            if task == "exit":
-                return
             try:
                 _write({"seconds": getattr(peer, task)(**sizes)})
             except CannotCompile as error:

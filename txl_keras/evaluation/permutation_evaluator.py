@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from txl_keras.data.feed import Feed
 from txl_keras.data.step_batches import replica_batch_size
-from txl_keras.metrics import bits_per_token
-from txl_keras.metrics import perplexity
+from txl_keras.evaluation.evaluator import scores_of
 from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
@@ -105,13 +104,9 @@ class PermutationEvaluator:
                 "`segments` must have at least one target. Received: segments "
                 "in which all drawn tokens are in `not_predicted`"
             )
-        mean = float(sums["nll"] / sums["num_tokens"])
         return {
-            "nll": mean,
-            "bits_per_token": bits_per_token(mean),
-            "perplexity": perplexity(mean),
+            **scores_of(sums["nll"], sums["num_tokens"]),
             "accuracy": float(sums["num_correct"] / sums["num_tokens"]),
-            "num_tokens": int(sums["num_tokens"]),
         }
 
     def _replica_step(self, batch, stop):

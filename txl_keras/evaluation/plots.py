@@ -33,8 +33,7 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
         scores: Optional dictionary, the validation scores in results.json. If
             it has `compressors`, they are drawn as dashed lines.
     """
-    figure = Figure(figsize=(8, 5))  # without the global state of pyplot
-    axes = figure.subplots()
+    figure, axes = _figure("step", f"bits per {unit}")
     curves = {
         "train": [
             (m["step"], m["bits_per_token"])
@@ -59,9 +58,6 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
         axes.plot(*zip(*points, strict=True), label=label)
     for i, (name, value) in enumerate(lines.items()):
         axes.axhline(value, linestyle="--", color=f"C{i + 2}", label=name)
-    axes.set_xlabel("step")
-    axes.set_ylabel(f"bits per {unit}")
-    axes.grid(alpha=0.3)
     axes.legend()
     _save(figure, path)
 
@@ -84,14 +80,11 @@ def plot_position_curve(curve, path, unit="token"):
     plot_position_curve(curve, "positions.png", "byte")
     ```
     """
-    figure = Figure(figsize=(8, 5))
-    axes = figure.subplots()
+    x_label = f"position of the {unit} in its document"
+    figure, axes = _figure(x_label, f"bits per {unit}")
     axes.plot([bucket["bits_per_token"] for bucket in curve], marker="o")
     labels = [_label(bucket) for bucket in curve]
     axes.set_xticks(range(len(curve)), labels, rotation=45, ha="right")
-    axes.set_xlabel(f"position of the {unit} in its document")
-    axes.set_ylabel(f"bits per {unit}")
-    axes.grid(alpha=0.3)
     _save(figure, path)
 
 

@@ -13,6 +13,7 @@ from absl import flags
 
 from txl_keras.data import Segments
 from txl_keras.data.corpora.files import write_text
+from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import presets
 from txl_keras.scripts import model_flags
@@ -29,7 +30,6 @@ from txl_keras.tpu.report import describe
 from txl_keras.tpu.report import report
 from txl_keras.tpu.slices import check_kernel
 from txl_keras.tpu.slices import names
-from txl_keras.tpu.slices import rows_of_replica
 from txl_keras.tpu.slices import tpu_type
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.strategy import for_another_device
@@ -67,8 +67,8 @@ def compile_run():
     without a workdir, to ./tpu_compile_PRESET_TYPE.json.
     """
     slice_ = tpu_type(FLAGS.tpu_type)
-    rows_of_replica(FLAGS.batch_size, slice_)
-    rows_of_replica(FLAGS.eval_batch_size, slice_, "eval_batch_size")
+    replica_batch_size(FLAGS.batch_size, slice_)
+    replica_batch_size(FLAGS.eval_batch_size, slice_, "eval_batch_size")
     if FLAGS.attention_kernel:
         check_kernel(slice_, FLAGS.precision)
     check_compiler()
@@ -170,8 +170,8 @@ class _Run:
     def __init__(self, model, slice_):
         self._model = model
         self._slice = slice_
-        self._rows = rows_of_replica(FLAGS.batch_size, slice_)
-        self._eval_rows = rows_of_replica(FLAGS.eval_batch_size, slice_)
+        self._rows = replica_batch_size(FLAGS.batch_size, slice_)
+        self._eval_rows = replica_batch_size(FLAGS.eval_batch_size, slice_)
         self._segments = _segments(self._rows)
         strategy = tf.distribute.get_strategy()
         self._trainer = Trainer(

@@ -165,7 +165,7 @@ def _define_result_flags():
     )  # fmt: skip
     flags.DEFINE_float(
         "epsilon", None,
-        "Epsilon of adam, adamw and lamb. Default: 1e-9, and 1e-6 for lamb.",
+        "Epsilon of adam, adamw, lamb and muon. Default: 1e-9, 1e-6 for lamb.",
     )  # fmt: skip
     flags.DEFINE_float(
         "clip_norm", 0.25,

@@ -3,6 +3,7 @@
 Letters: `B` batch, `W` tokens of the longest text, `C` classes.
 """
 
+import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
@@ -76,10 +77,11 @@ def export_classifier(
     ```
     """
     check_path(path)
-    check_integer("max_batch_size", max_batch_size, 1)
+    largest = np.iinfo(np.int32).max
+    check_integer("max_batch_size", max_batch_size, 1, largest)
     check_vocabulary(tokenizer, model.backbone.vocabulary_size)
     if max_tokens is not None:
-        check_integer("max_tokens", max_tokens, 1)
+        check_integer("max_tokens", max_tokens, 1, largest)
     if len(label_names) != model.num_classes:
         raise ValueError(
             f"`label_names` must be a list of {model.num_classes} strings, "

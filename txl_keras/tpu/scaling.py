@@ -8,9 +8,9 @@ Letters: `b` rows of one replica, `T` segment, `n` chips of a slice.
 
 import dataclasses
 
+from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.tpu.report import roofline
 from txl_keras.tpu.slices import TpuType
-from txl_keras.tpu.slices import rows_of_replica
 from txl_keras.tpu.slices import tpu_type
 
 # Bytes per second of one link in one direction.
@@ -272,7 +272,7 @@ def estimate(report, slice_, batch_size, max_steps, feeding_rate, assumptions):
         ValueError: If the batch does not divide over the replicas, or if there
             are more replicas than rows.
     """
-    rows = rows_of_replica(batch_size, slice_)
+    rows = replica_batch_size(batch_size, slice_)
     flops, moved = scaled(report, rows)
     bound = roofline(flops, moved, slice_)
     reduced = report["collectives"]["all-reduce"]["bytes"]

@@ -1,8 +1,7 @@
 """TPU slices by the names that gcloud gives them."""
 
 import dataclasses
-
-from txl_keras.data.step_batches import replica_batch_size
+import math
 
 _GIB = 2**30
 
@@ -68,10 +67,7 @@ class TpuType:
 
     @property
     def num_chips(self):
-        chips = 1
-        for length in self.topology.split("x"):
-            chips *= int(length)
-        return chips
+        return math.prod(map(int, self.topology.split("x")))
 
     @property
     def replicas(self):
@@ -138,11 +134,6 @@ def tpu_type(name):
             f"Received: tpu_type={name}"
         )
     return _TYPES[name]
-
-
-def rows_of_replica(batch_size, slice_, name="batch_size"):
-    """Returns the rows per replica of a slice; see `replica_batch_size`."""
-    return replica_batch_size(batch_size, slice_, name)
 
 
 def check_kernel(slice_, precision):

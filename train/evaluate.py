@@ -58,8 +58,6 @@ from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import WHOLE
 from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.corpora.files import write_text
-from txl_keras.data.preparation import prepare
-from txl_keras.data.preparation import token_folder
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import check_slides
 from txl_keras.evaluation.evaluator import warmup_segments
@@ -288,11 +286,6 @@ def _prepare_text(config, tokenizer):
     """
     run_corpus = config["corpus"]
     options = data_flags.corpus_options(run_corpus)
-    if options["corpus"] is None:
-        raise ValueError(
-            "`corpus` must be given, because the model was not trained here "
-            "and has no text. Received: --corpus=None"
-        )
     is_run_text = all(options[n] == run_corpus.get(n) for n in _TEXT_FLAGS)
     if FLAGS.split == WHOLE and _is_same(
         options["corpus"], run_corpus.get("corpus")
@@ -301,9 +294,9 @@ def _prepare_text(config, tokenizer):
             f"`split` {WHOLE} is for text that the model was not trained on. "
             f"Received: --corpus={options['corpus']}, the text of the run"
         )
-    corpus = data_flags.load_corpus(options, whole=FLAGS.split == WHOLE)
-    folder = token_folder(options["data_dir"])
-    split = prepare(corpus, tokenizer, folder, [FLAGS.split])[FLAGS.split]
+    corpus, split = data_flags.prepare_split(
+        options, tokenizer, FLAGS.split, whole=FLAGS.split == WHOLE
+    )
     expected = config["data"].get(FLAGS.split)
     if split.fingerprint() == expected:  # even if the files were moved
         return f"{corpus.name} (the text of the run)", {}, split

@@ -183,6 +183,13 @@ def read_config(config, overrides, defaults, source="`config`"):
     return config
 
 
+def raise_found(message, checks):
+    """Raises `ValueError` that lists the problems of pairs, if any is found."""
+    found = [f"- {problem}" for is_found, problem in checks if is_found]
+    if found:
+        raise ValueError("\n".join([message, *found]))
+
+
 def check_overrides(overrides, allowed):
     """Raises `ValueError` for overrides that the weights depend on."""
     unknown = sorted(set(overrides) - set(allowed))

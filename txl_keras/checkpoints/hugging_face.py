@@ -8,6 +8,7 @@ import numpy as np
 
 from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import check_values
+from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.hugging_face_files import config_path
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
@@ -252,13 +253,11 @@ def _check_exportable(model):
             "quantized layers: export the model before `quantize`",
         ),
     ]
-    found = [problem for is_found, problem in checks if is_found]
-    if found:
-        raise ValueError(
-            "`model` must have only what Hugging Face's TransfoXLLMHeadModel "
-            "supports. Received:\n"
-            + "\n".join(f"- {problem}" for problem in found)
-        )
+    raise_found(
+        "`model` must have only what Hugging Face's TransfoXLLMHeadModel "
+        "supports. Received:",
+        checks,
+    )
 
 
 def _check_replaceable(folder):

@@ -8,6 +8,7 @@ from txl_keras.checkpoints.configuration import check_memory
 from txl_keras.checkpoints.configuration import check_overrides
 from txl_keras.checkpoints.configuration import check_sizes
 from txl_keras.checkpoints.configuration import check_values
+from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.hugging_face_files import config_path
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import Entry
@@ -151,12 +152,7 @@ def _read_config(path, overrides):
             f"ff_activation={shown(config['ff_activation'])}: must be 'gelu'",
         ),
     ]
-    found = [problem for is_found, problem in checks if is_found]
-    if found:
-        raise ValueError(
-            f"{path} has unsupported settings:\n"
-            + "\n".join(f"- {problem}" for problem in found)
-        )
+    raise_found(f"{path} has unsupported settings:", checks)
     return config
 
 

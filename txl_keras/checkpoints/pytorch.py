@@ -1,6 +1,7 @@
 """Import of checkpoints of the original PyTorch code and of NVIDIA's."""
 
 from txl_keras.checkpoints.configuration import Plan
+from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.torch_files import load_torch
@@ -140,9 +141,4 @@ def _check_supported(config, overrides):
             f"must be of size d_model={config['d_model']}",
         ),
     ]
-    found = [problem for is_found, problem in checks if is_found]
-    if found:
-        raise ValueError(
-            "The configuration has unsupported settings:\n"
-            + "\n".join(f"- {problem}" for problem in found)
-        )
+    raise_found("The configuration has unsupported settings:", checks)

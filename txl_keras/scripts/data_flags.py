@@ -127,8 +127,12 @@ def corpus_options(defaults=None):
             raise ValueError(f"`{name}` must not be empty. Received: --{name}=")
     if defaults:
         _fill_in(options, defaults)
-    if options["corpus"] is not None:
-        options["corpus"] = corpus_path(options["corpus"])
+    if options["corpus"] is None:
+        raise ValueError(
+            "`corpus` must be given, because the model was not trained here "
+            "and has no text. Received: --corpus=None"
+        )
+    options["corpus"] = corpus_path(options["corpus"])
     for name in ("data_dir", "manual_dir"):
         if options[name] is not None:
             options[name] = absolute_path(options[name])
@@ -209,6 +213,16 @@ def prepare_text(tokenizer=None, beam=None):
     corpus = load_corpus(options)
     tokenizer = tokenizer or make_tokenizer(corpus, folder, beam)
     return corpus, tokenizer, prepare(corpus, tokenizer, folder, beam=beam)
+
+
+def prepare_split(options, tokenizer, split, whole=False):
+    """Prepares one split of the text of `corpus_options`.
+
+    Returns the corpus and the `PreparedSplit`.
+    """
+    corpus = load_corpus(options, whole)
+    folder = token_folder(options["data_dir"])
+    return corpus, prepare(corpus, tokenizer, folder, [split])[split]
 
 
 def check_outside_text(name, folder):

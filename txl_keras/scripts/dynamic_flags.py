@@ -12,8 +12,6 @@ from absl import flags
 from txl_keras.checks import check_number
 from txl_keras.data import Segments
 from txl_keras.data.corpora.corpus import WHOLE
-from txl_keras.data.preparation import prepare
-from txl_keras.data.preparation import token_folder
 from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
 from txl_keras.evaluation.dynamic_evaluator import check_pattern
 from txl_keras.evaluation.dynamic_evaluator import checked_mean_square
@@ -169,9 +167,7 @@ def _segments(config, tokenizer, split, sizes, reset_documents):
         if run_corpus
         else data_flags.corpus_options()
     )
-    corpus = data_flags.load_corpus(options)
-    folder = token_folder(options["data_dir"])
-    prepared = prepare(corpus, tokenizer, folder, [split])[split]
+    corpus, prepared = data_flags.prepare_split(options, tokenizer, split)
     if run_corpus:
         data_flags.check_run_text(
             prepared, config["data"].get(split), corpus, FLAGS.workdir,

@@ -5,8 +5,6 @@ import os
 import tensorflow as tf
 from absl import flags
 
-from txl_keras.data.preparation import prepare
-from txl_keras.data.preparation import token_folder
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
@@ -115,14 +113,7 @@ def prepare_split(paths, configs, tokenizer):
     `PreparedSplit`.
     """
     options = data_flags.corpus_options(configs[0]["corpus"])
-    if options["corpus"] is None:
-        raise ValueError(
-            "`corpus` must be given, because the first model was not trained "
-            "here and has no text. Received: --corpus=None"
-        )
-    corpus = data_flags.load_corpus(options)
-    folder = token_folder(options["data_dir"])
-    split = prepare(corpus, tokenizer, folder, [FLAGS.split])[FLAGS.split]
+    corpus, split = data_flags.prepare_split(options, tokenizer, FLAGS.split)
     if FLAGS.corpus is None:
         for path, config in zip(paths, configs, strict=True):
             data_flags.check_run_text(

@@ -3,7 +3,9 @@
 import keras
 import tensorflow as tf
 
+from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.preset_model import PresetModel
+from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 
 class TokenModel(PresetModel):
@@ -31,6 +33,16 @@ class TokenModel(PresetModel):
         x = _as_integers(x)
         y = _as_integers(y) if self._has_default_loss() else y
         super()._symbolic_build(data_batch=(x, y, weights))
+
+
+def check_backbone(backbone):
+    """Raises `ValueError` unless a model of tokens can be put on a backbone."""
+    if not isinstance(backbone, (TransformerXLBackbone, LSTMBackbone)):
+        raise ValueError(
+            "`backbone` must be a TransformerXLBackbone or an "
+            f"LSTMBackbone. Received: backbone={type(backbone).__name__}"
+        )
+    backbone.check_reads_tokens()
 
 
 def _as_integers(batch):

@@ -29,11 +29,11 @@ from txl_keras.models.fit_data import naming_validation
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
 from txl_keras.models.fit_steps import StartEpochs
-from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.text_methods import TextMethods
 from txl_keras.models.token_model import TokenModel
+from txl_keras.models.token_model import check_backbone
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.updates import check_supported
 
@@ -108,12 +108,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         tokenizer=None,
         **kwargs,
     ):
-        if not isinstance(backbone, (TransformerXLBackbone, LSTMBackbone)):
-            raise ValueError(
-                "`backbone` must be a TransformerXLBackbone or an "
-                f"LSTMBackbone. Received: backbone={type(backbone).__name__}"
-            )
-        backbone.check_reads_tokens()
+        check_backbone(backbone)
         if backbone.look_ahead:
             raise ValueError(
                 "`backbone` must have look_ahead=0, because the tokens after a "

@@ -15,10 +15,10 @@ from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.metrics import SparseF1Score
-from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.token_model import TokenModel
+from txl_keras.models.token_model import check_backbone
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 POOLINGS = ("last", "mean")
@@ -109,14 +109,9 @@ class TransformerXLTextClassifier(TokenModel):
         tokenizer=None,
         **kwargs,
     ):
-        if not isinstance(backbone, (TransformerXLBackbone, LSTMBackbone)):
-            raise ValueError(
-                "`backbone` must be a TransformerXLBackbone or an "
-                f"LSTMBackbone. Received: backbone={type(backbone).__name__}"
-            )
+        check_backbone(backbone)
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
-        backbone.check_reads_tokens()
         backbone.check_takes_padding()
         if pooling not in POOLINGS:
             raise ValueError(
@@ -168,14 +163,15 @@ class TransformerXLTextClassifier(TokenModel):
     def _pool(self, token_ids, is_text, weights, training):
         """Computes the weighted sum of all hidden states, float32 `(B, D)`."""
         segments = self._segments(token_ids)
-        masks = self._segments(is_text)
+        # Without look-ahead, padding, which is at the end, is not attended to.
+        looks_ahead = self.backbone.look_ahead > 0
+        masks = self._segments(is_text) if looks_ahead else None
         weights = self._segments(weights)
         seed = self._draw_seed() if training else None
         batch_size = tf.shape(token_ids)[0]
 
         def read(number, memory, pooled):
-            # Otherwise padding, which is at the end, is not attended to anyway.
-            masked = {"mask": masks[number]} if self.backbone.look_ahead else {}
+            masked = {"mask": masks[number]} if looks_ahead else {}
             hidden, memory = self.backbone(
                 segments[number],
                 memory=memory,

@@ -9,6 +9,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.data.corpora.files import remove_if_empty
 from txl_keras.json_files import read_json
 from txl_keras.training.bundles import read_newest
 from txl_keras.training.bundles import remove_checkpoints
@@ -55,7 +56,7 @@ class SavedLosses:
         # In this order: losses without settings would be damaged.
         remove_checkpoints(self._folder)
         tf.io.gfile.remove(self._settings_path)
-        remove_checkpoints(self._folder)  # the empty folder
+        remove_if_empty(self._folder)
 
     def _restore(self, settings):
         remedy = (

@@ -1,6 +1,7 @@
 """Flags for text and tokenizers, and functions that load what they name."""
 
 import os
+import pathlib
 import sys
 
 import tensorflow as tf
@@ -230,12 +231,12 @@ def check_outside_text(name, folder):
     text = corpus_options()["corpus"]
     if not (is_remote(text) or os.path.isabs(text)):
         return  # the name of a corpus
-    folder = _real_path(folder)
+    output = _real_path(folder)
     if tf.io.gfile.isdir(text):
-        is_inside = f"{folder}/".startswith(f"{_real_path(text)}/")
+        is_inside = output.is_relative_to(_real_path(text))
     else:
         # Patterns match the files of one folder, not those of its folders.
-        is_inside = "*" in text and folder == _real_path(os.path.dirname(text))
+        is_inside = "*" in text and output == _real_path(os.path.dirname(text))
     if is_inside:
         raise ValueError(
             f"`{name}` must not be in the folder of the text, because the "
@@ -246,7 +247,7 @@ def check_outside_text(name, folder):
 
 def _real_path(path):
     path = absolute_path(path)
-    return (path if is_remote(path) else os.path.realpath(path)).rstrip("/")
+    return pathlib.PurePath(path if is_remote(path) else os.path.realpath(path))
 
 
 def check_writable(name, path):

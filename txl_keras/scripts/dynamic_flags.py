@@ -200,10 +200,15 @@ def _mean_square(model, workdir, train, settings):
     name = f"mean_square_{digest.hexdigest()[:12]}.safetensors"
     path = workdir.file(name)
     if not tf.io.gfile.exists(path):
-        # Another command may collect the same ones.
+        mean_square = _collect(model, train, settings)
+        # Another command may write the same ones.
         unfinished = f"{path}.{uuid.uuid4().hex}.incomplete"
-        save_mean_square(_collect(model, train, settings), unfinished)
-        tf.io.gfile.rename(unfinished, path, overwrite=True)
+        try:
+            save_mean_square(mean_square, unfinished)
+            tf.io.gfile.rename(unfinished, path, overwrite=True)
+        finally:
+            if tf.io.gfile.exists(unfinished):
+                tf.io.gfile.remove(unfinished)
     print(f"Statistics of gradients: {os.path.basename(path)}")
     try:
         return checked_mean_square(

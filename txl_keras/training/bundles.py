@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import check_integer
+from txl_keras.data.corpora.files import remove_if_empty
 from txl_keras.json_files import open_checked
 from txl_keras.weights import weights_by_name
 
@@ -172,8 +173,7 @@ def remove_checkpoints(directory):
     for step in saved_steps(directory):
         _remove(checkpoint_path(directory, step))
     remove_leftovers(directory)
-    if tf.io.gfile.isdir(directory) and not tf.io.gfile.listdir(directory):
-        tf.io.gfile.rmtree(directory)
+    remove_if_empty(directory)
 
 
 def _reason(error):

@@ -50,7 +50,13 @@ def check_can_write(folder):
     path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
     write_text("", path)
     tf.io.gfile.remove(path)
-    if is_new and not tf.io.gfile.listdir(folder):
+    if is_new:
+        remove_if_empty(folder)
+
+
+def remove_if_empty(folder):
+    """Removes a folder that holds nothing, if it is there."""
+    if tf.io.gfile.isdir(folder) and not tf.io.gfile.listdir(folder):
         tf.io.gfile.rmtree(folder)
 
 

@@ -259,7 +259,7 @@ def test_the_lock_of_a_stranger_leads_to_no_other_file(tmp_path):
 def test_a_run_is_not_written_over(model, tmp_path):
     workdir = Workdir(str(tmp_path))
     workdir.claim(CONFIG)
-    with pytest.raises(FileExistsError, match=f"must be new.*{tmp_path}"):
+    with pytest.raises(FileExistsError, match=f"must be a new.*{tmp_path}"):
         workdir.create(model, 3, {})
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "lock"}
     assert workdir.read_config()["flags"] == {"seed": 1}
@@ -288,7 +288,7 @@ def test_a_bucket_is_a_folder_as_any_other(model):
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     path = str(tmp_path / "file" / "run")
-    with pytest.raises(OSError, match=f"folder of a run.*Received: {path}"):
+    with pytest.raises(OSError, match=f"`workdir` must be.*={path} "):
         Workdir(path).check_writable()
 
 

@@ -30,7 +30,7 @@ flags.DEFINE_integer(
 
 def main(_):
     workdir, output = Workdir(FLAGS.workdir), Workdir(FLAGS.output)
-    output.check_new()
+    output.check_new("output")
     config = workdir.read_config()
     tokenizer = workdir.load_tokenizer()
     model = workdir.build_model()

@@ -14,7 +14,6 @@ work with a converted run as with one that was trained here. The content of
 """
 
 import os
-import pathlib
 import re
 
 import txl_keras.scripts.quiet  # noqa: F401
@@ -99,9 +98,10 @@ flags.DEFINE_bool("lower_case", False, "Convert text to lower case first.")
 
 def main(_):
     output = os.path.expanduser(FLAGS.output)
-    _check_output(output)
-    if not FLAGS.input:
-        raise ValueError("`input` must name a file or folder. Received: ''")
+    for name in ("input", "output"):
+        if not FLAGS[name].value:
+            raise ValueError(f"`{name}` must be a path. Received: ''")
+    Workdir(output).check_new("output")
     if FLAGS.vocabulary and FLAGS.output_format == "hugging_face":
         raise ValueError(
             "`vocabulary` must be left out with output_format=hugging_face, "
@@ -127,23 +127,6 @@ def main(_):
         print(
             "The tokenizer is not written, as Hugging Face has another format. "
             f"To convert back, pass --vocabulary={Workdir(_input()).tokenizer}"
-        )
-
-
-def _check_output(output):
-    if not output or (
-        os.path.exists(output)
-        and (not os.path.isdir(output) or os.listdir(output))
-    ):
-        raise ValueError(
-            f"`output` must be a new or empty folder. Received: output={output}"
-        )
-    parents = pathlib.Path(output).absolute().parents
-    parent = next(path for path in parents if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ValueError(
-            "`output` must be in a writable folder, but "
-            f"{parent} is not writable. Received: output={output}"
         )
 
 

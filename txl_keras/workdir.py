@@ -88,8 +88,11 @@ class Workdir(RunFolder):
     ```
     """
 
-    def check_writable(self):
+    def check_writable(self, name="workdir"):
         """Checks that files can be written here, and leaves none.
+
+        Args:
+            name: String, the argument that errors name.
 
         Raises:
             OSError: If they cannot.
@@ -98,8 +101,8 @@ class Workdir(RunFolder):
             check_can_write(self.path)
         except tf.errors.OpError as error:
             raise OSError(
-                "The folder of a run must be one that can be written to. "
-                f"Received: {self.path} ({error.message})"
+                f"`{name}` must be a folder that can be written to. "
+                f"Received: {name}={self.path} ({error.message})"
             ) from error
 
     def check_has_config(self):
@@ -224,8 +227,11 @@ class Workdir(RunFolder):
             self.file("config.json"),
         )
 
-    def check_new(self):
+    def check_new(self, name="workdir"):
         """Checks that `create` can write here.
+
+        Args:
+            name: String, the argument that errors name.
 
         Raises:
             FileExistsError: If the folder is not empty.
@@ -234,10 +240,10 @@ class Workdir(RunFolder):
         gfile = tf.io.gfile
         if gfile.isdir(self.path) and gfile.listdir(self.path):
             raise FileExistsError(
-                "The folder to write must be new or empty. "
-                f"Received: {self.path}"
+                f"`{name}` must be a new or empty folder. "
+                f"Received: {name}={self.path}"
             )
-        self.check_writable()
+        self.check_writable(name)
 
     def is_finished(self):
         """Returns whether results.json was written."""

@@ -93,7 +93,8 @@ def test_an_empty_path_is_not_the_present_folder(here, tmp_path, monkeypatch):
         assert "must not be empty" in error
     (tmp_path / "file").write_text("")
     _, error = here("average.py", "--workdir=.", "--output=file/new")
-    assert "must be one that can be written to. Received: file/new" in error
+    assert "`output` must be a folder that can be written to" in error
+    assert "output=file/new" in error
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_the_average_of_a_run_is_a_run(words_run, succeed, fail, tmp_path):
 
     before = (output / "config.json").read_bytes()
     error = fail(*flags)
-    assert "must be new" in error
+    assert "`output` must be a new or empty folder" in error
     assert str(output) in error
     assert (output / "config.json").read_bytes() == before
 

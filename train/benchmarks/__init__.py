@@ -6,6 +6,7 @@ An experiment is a module with `run(model, settings, peer)`:
     evaluation.py       scoring of one segment
     attention.py        the attention of one block alone
     input_pipeline.py   the input pipeline without a model
+    feeding.py          sending the input to the hosts of a TPU slice
     growth.py           time and memory of a step as T, M, L and B grow
     generation.py       generation, one token after the other
     long_generation.py  generation of a text much longer than the memory

@@ -19,7 +19,9 @@ _TOPICS = {
         "reset_documents", "varlen",
     ),
     "tokenizer": (*TOKENIZER_FLAGS, "vocabulary"),
-    "model": ("memory_length", "same_length", "clamp_length"),
+    "model": (
+        "memory_length", "same_length", "clamp_length", "compressed_length",
+    ),
     "optimization": (
         "initialize_from", "precision", "seed", "max_steps", "minutes",
         "optimizer", "weight_decay", "momentum", "beta_1", "beta_2", "epsilon",

@@ -42,7 +42,9 @@ def choose(strategy, workdir, build, segments):
     if workdir.is_claimed():
         _keep(workdir.read_config())
         return
-    if not FLAGS["precision"].present and _has_bfloat16(strategy):
+    # `--attention_kernel` was checked with the precision that was given.
+    is_free = not FLAGS["precision"].present and not FLAGS.attention_kernel
+    if is_free and _has_bfloat16(strategy):
         FLAGS.precision = "bfloat16"
     if FLAGS.max_eval_tokens is None:
         tokens = FLAGS.eval_every * FLAGS.batch_size * FLAGS.segment_length
@@ -68,11 +70,14 @@ def choose(strategy, workdir, build, segments):
 
 def _keep(config):
     """Sets the flags that are not given to those of a run's config.json."""
-    FLAGS.max_steps = config["flags"]["max_steps"]
+    kept = config["flags"]
+    if "max_steps" not in kept:
+        return  # not of `train/main.py`: `Workdir.claim` refuses it
+    FLAGS.max_steps = kept["max_steps"]
     if not FLAGS["precision"].present:
-        FLAGS.precision = config["flags"]["precision"]
+        FLAGS.precision = kept["precision"]
     if FLAGS.max_eval_tokens is None:
-        FLAGS.max_eval_tokens = config["flags"]["max_eval_tokens"]
+        FLAGS.max_eval_tokens = kept["max_eval_tokens"]
     if FLAGS.dropout is None:
         FLAGS.dropout = config["model"]["backbone"]["config"]["dropout"]
 

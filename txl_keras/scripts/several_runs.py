@@ -1,4 +1,4 @@
-"""Flags and checks of the scripts that compare several runs."""
+"""Checks of the scripts that compare several runs."""
 
 import os
 

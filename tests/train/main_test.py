@@ -347,6 +347,19 @@ def test_minutes_do_not_read_a_short_text_without_end(
     assert "enough for so short a text; dropout 0.4." in printed
 
 
+def test_minutes_do_not_continue_a_model_that_was_not_trained_here(
+    corpus, fail, group
+):
+    fail(
+        "main.py",
+        f"--corpus={corpus}",
+        f"--workdir={group[0]}",
+        *TINY,
+        "--minutes=0.1",
+        messages=["holds a run of another configuration"],
+    )
+
+
 @pytest.mark.large
 def test_absolute_positions_run_to_the_end(corpus, succeed, tmp_path):
     printed = succeed(

@@ -25,9 +25,10 @@ texts that are longer than a segment) and export/STEP, a SavedModel that takes
 raw text.
 """
 
+import contextlib
+import itertools
 import os
 import sys
-import time
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -35,7 +36,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import flags
-from tqdm import tqdm
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.data import Corpus
@@ -52,6 +52,7 @@ from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.exporting import loading_note
+from txl_keras.scripts.progress_bar import progress_bar
 from txl_keras.serving import export_classifier
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.schedules import build_schedule
@@ -172,8 +173,6 @@ flags.DEFINE_integer(
     lower_bound=0, upper_bound=2**32 - 1,
 )  # fmt: skip
 
-_SECONDS_BETWEEN_LINES = 60
-
 
 def main(_):
     _check_flags()
@@ -224,16 +223,23 @@ def main(_):
 
     # Train.
     valid = batches["valid"]
-    history = model.fit(
-        batches["train"].dataset(),
-        epochs=FLAGS.epochs,
-        steps_per_epoch=steps,
-        shuffle=False,  # the batches are shuffled already
-        validation_data=valid.dataset(valid.steps_per_epoch),
-        class_weight=_class_weight(label_ids["train"]),
-        callbacks=_callbacks(workdir, steps),
-        verbose=1 if sys.stdout.isatty() else 2,
-    )
+    is_terminal = sys.stdout.isatty()
+    # On a terminal Keras shows a bar for each epoch.
+    with (
+        contextlib.nullcontext()
+        if is_terminal
+        else progress_bar(FLAGS.epochs * steps, "step")
+    ) as on_progress:
+        history = model.fit(
+            batches["train"].dataset(),
+            epochs=FLAGS.epochs,
+            steps_per_epoch=steps,
+            shuffle=False,  # the batches are shuffled already
+            validation_data=valid.dataset(valid.steps_per_epoch),
+            class_weight=_class_weight(label_ids["train"]),
+            callbacks=_callbacks(workdir, steps, on_progress),
+            verbose=1 if is_terminal else 2,
+        )
     for name in ("loss", "val_loss"):  # the last step may ruin only val_loss
         _check_finite(history.history[name])
 
@@ -442,7 +448,7 @@ def _class_weight(label_ids):
     return dict(enumerate(len(label_ids) / (len(counts) * counts)))
 
 
-def _callbacks(workdir, steps_per_epoch):
+def _callbacks(workdir, steps_per_epoch, on_progress):
     best = {
         "monitor": f"val_{FLAGS.monitor}",
         "mode": "min" if FLAGS.monitor == "loss" else "max",
@@ -452,45 +458,18 @@ def _callbacks(workdir, steps_per_epoch):
         step = (epoch + 1) * steps_per_epoch
         workdir.append_metrics({"step": step, "epoch": epoch + 1, **logs})
 
+    done = itertools.count(1)
+    show = on_progress and (lambda *_: on_progress(next(done)))
     return [
-        _ProgressLines(steps_per_epoch),
         keras.callbacks.TerminateOnNaN(),
-        keras.callbacks.LambdaCallback(on_epoch_end=append),
+        keras.callbacks.LambdaCallback(
+            on_epoch_end=append, on_train_batch_end=show
+        ),
         keras.callbacks.ModelCheckpoint(
             workdir.file("best.keras"), save_best_only=True, **best
         ),
         keras.callbacks.EarlyStopping(patience=FLAGS.patience, **best),
     ]
-
-
-class _ProgressLines(keras.callbacks.Callback):
-    """Prints a line per minute where no terminal shows Keras's progress bar."""
-
-    def __init__(self, steps_per_epoch):
-        super().__init__()
-        self._steps_per_epoch = steps_per_epoch
-        self._is_shown = not sys.stdout.isatty()
-        self._epoch = 0
-        self._start = self._last_line = time.monotonic()
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        now = time.monotonic()
-        is_due = now - self._last_line > _SECONDS_BETWEEN_LINES
-        if not (self._is_shown and is_due):
-            return
-        self._last_line = now
-        done = self._epoch * self._steps_per_epoch + batch + 1
-        steps_left = FLAGS.epochs * self._steps_per_epoch - done
-        left = tqdm.format_interval((now - self._start) / done * steps_left)
-        scores = ", ".join(f"{name} {logs[name]:.3f}" for name in logs)
-        print(
-            f"epoch {self._epoch + 1}/{FLAGS.epochs}, step {batch + 1}/"
-            f"{self._steps_per_epoch}: {scores}, at most {left} left",
-            flush=True,
-        )
 
 
 def _claim(workdir, model, tokenizer, texts, label_names):

@@ -136,7 +136,10 @@ def test_a_published_model_of_bytes_reads_text(succeed, tmp_path):
         (["--line_end=none"], ["`line_end`", "'none'"]),
         (["--output={folder}/full"], ["`output`", "full"]),
         (["--output="], ["`output`"]),
-        (["--output={folder}/text.txt/new"], ["`output`", "text.txt", "ot a directory"]),
+        (
+            ["--output={folder}/text.txt/new"],
+            ["`output`", "text.txt", "ot a directory"],
+        ),
         (["--input="], ["`input`"]),
         (["--unknown=none"], ["`unknown`", "none"]),
         (["--vocabulary=", "--lower_case"], ["'lower_case'", "of words"]),

@@ -18,6 +18,8 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 from absl import flags
 
+from guide_tables import replace
+from guide_tables import table
 from txl_keras.scripts import running
 from txl_keras.tpu import scaling
 
@@ -80,11 +82,7 @@ def main(_):
         "limits": _limits_table(runs),
         "input": _input_table(runs, rates),
     }
-    path = root / "docs" / "scaling.md"
-    text = path.read_text("utf-8")
-    for name, table in tables.items():
-        text = _replaced(text, name, table, path)
-    path.write_text(text, "utf-8")
+    replace(root / "docs" / "scaling.md", tables)
 
 
 def _reports(root):
@@ -152,11 +150,11 @@ def _check_table(root, reports):
             )
         )
     columns = "experiment", "slice", "chips", "published", "computed"
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _run_table(found):
-    return _table(_COLUMNS, [_run_cells(*line) for line in found])
+    return table(_COLUMNS, [_run_cells(*line) for line in found])
 
 
 def _run_cells(slice_, report, result):
@@ -208,7 +206,7 @@ def _limits_table(runs):
         "largest with 50% efficiency", "the same for steps at their bound",
         "largest with a row per replica", "hours", "chip-hours",
     )  # fmt: skip
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _largest(lines, efficiency):
@@ -247,9 +245,7 @@ def _input_table(runs, rates):
         results = {slice_.name: result for slice_, _, result in found}
         for slice_name, cells in lines.items():
             cells += _input_cells(results.get(slice_name), rates[name])
-    return _table(
-        columns, [cells for cells in lines.values() if any(cells[1:])]
-    )
+    return table(columns, [cells for cells in lines.values() if any(cells[1:])])
 
 
 def _input_cells(result, rate):
@@ -291,7 +287,7 @@ def _checkpoint_table(root, reports):
         "weights, GB", "optimizer, GB", "memory of all rows, GB",
         "checkpoint, GB", "seconds to write", "saved every, steps",
     )  # fmt: skip
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _assumptions_table():
@@ -303,7 +299,7 @@ def _assumptions_table():
     rates = ", ".join(
         f"`{name}` {rate / 1e6:g} M" for name, rate in _FEEDING_RATES.items()
     )
-    return _table(
+    return table(
         ("assumption", "value", "source"),
         [
             (
@@ -378,27 +374,6 @@ def _assumptions_table():
 def _described(name):
     experiment, attention_kernel = _TABLES[name]
     return f"`{experiment}`" + (", kernel" if attention_kernel else "")
-
-
-def _table(columns, rows):
-    lines = columns, ["---"] * len(columns), *rows
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
-
-
-def _replaced(text, name, table, path):
-    """Replaces the table between two comments of the guide."""
-    text, count = re.subn(
-        rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)",
-        lambda match: f"{match[1]}{table}{match[2]}",
-        text,
-        flags=re.DOTALL,
-    )
-    if count != 1:
-        raise ValueError(
-            f"{path} must have exactly one pair of <!-- {name} --> and "
-            f"<!-- end of {name} -->. Received: {count}"
-        )
-    return text
 
 
 if __name__ == "__main__":

@@ -18,22 +18,21 @@ exits with code 1.
 
 import csv
 import json
-import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
 
 import txl_keras.scripts.quiet  # noqa: F401
 
-import keras
-import tensorflow as tf
 from absl import flags
 
+from guide_tables import replace
+from guide_tables import table
+from txl_keras.data.corpora.files import write_text
 from txl_keras.scripts import running
-from txl_keras.tpu.compiling import VERSIONS
 from txl_keras.tpu.compiling import check_compiler
+from txl_keras.tpu.compiling import versions
 
 FLAGS = flags.FLAGS
 _SCRIPTS = pathlib.Path(__file__).parent
@@ -60,7 +59,6 @@ _COLUMNS = (
     "GB accessed", "in HBM", "at least, ms", "bound by",
     "tokens/s per chip, at most", "utilization, at most", "compiled in, s",
 )  # fmt: skip
-
 
 # The fields of a report that identify its claim.
 _NAMES = ("slice", "experiment", "accumulate_steps", "attention_kernel")
@@ -138,16 +136,8 @@ def _chosen(claims):
     return chosen
 
 
-def _versions():
-    return {
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-        **VERSIONS,
-    }
-
-
 def _is_current(report):
-    return report is not None and report["versions"] == _versions()
+    return report is not None and report["versions"] == versions()
 
 
 def _compile(root, slice_, experiment, accumulate_steps, attention_kernel):
@@ -201,28 +191,16 @@ def _write_reports(root, claims, reports):
         for claim in claims
         if claim in reports
     ]
-    # Replaced atomically, so that stopping the command loses no report.
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(lines))
-    os.replace(temporary, path)
+    write_text("".join(lines), str(path))
 
 
 def _write_table(root, claims, reports):
     found = [reports[claim] for claim in claims if claim in reports]
-    path = root / "tpu_configs" / "README.md"
-    table = f"{_status(claims, found)}\n\n{_table(found)}"
-    text, count = re.subn(
-        r"(<!-- tpu_table -->\n).*?(<!-- end of tpu_table -->)",
-        lambda match: f"{match[1]}{table}{match[2]}",
-        path.read_text("utf-8"),
-        flags=re.DOTALL,
+    compiled = table(_COLUMNS, map(_cells, found))
+    replace(
+        root / "tpu_configs" / "README.md",
+        {"tpu_table": f"{_status(claims, found)}\n\n{compiled}"},
     )
-    if count != 1:
-        raise ValueError(
-            f"{path} must have exactly one pair of <!-- tpu_table --> and "
-            f"<!-- end of tpu_table -->. Received: {count}"
-        )
-    path.write_text(text, "utf-8")
 
 
 def _status(claims, found):
@@ -232,18 +210,13 @@ def _status(claims, found):
         text = f"Compiled: {len(found)} of {len(claims)} pairs of claims.csv."
     by_versions = {}
     for report in found:
-        versions = ", ".join(f"{k} {v}" for k, v in report["versions"].items())
-        by_versions.setdefault(versions, set()).add(report["date"])
-    for versions, dates in by_versions.items():
+        named = ", ".join(f"{k} {v}" for k, v in report["versions"].items())
+        by_versions.setdefault(named, set()).add(report["date"])
+    for named, dates in by_versions.items():
         first, last = min(dates), max(dates)
         days = first if first == last else f"{first} to {last}"
-        text += f" {days}, {versions}."
+        text += f" {days}, {named}."
     return text
-
-
-def _table(reports):
-    rows = _COLUMNS, ["---"] * len(_COLUMNS), *map(_cells, reports)
-    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
 
 
 def _cells(report):

@@ -1,7 +1,6 @@
 """The `--compile_only` mode: compiles the steps of a run for a TPU slice."""
 
 import datetime
-import json
 import os
 import pathlib
 import tempfile
@@ -12,7 +11,6 @@ import tensorflow as tf
 from absl import flags
 
 from txl_keras.data import Segments
-from txl_keras.data.corpora.files import write_text
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import presets
@@ -21,10 +19,10 @@ from txl_keras.scripts import training_flags
 from txl_keras.scripts.running import end_on_sigterm
 from txl_keras.scripts.running import in_a_child
 from txl_keras.serving import Generator
-from txl_keras.tpu.compiling import VERSIONS
 from txl_keras.tpu.compiling import check_compiler
 from txl_keras.tpu.compiling import compile_hlo
 from txl_keras.tpu.compiling import lower
+from txl_keras.tpu.compiling import versions
 from txl_keras.tpu.report import Step
 from txl_keras.tpu.report import describe
 from txl_keras.tpu.report import report
@@ -36,6 +34,7 @@ from txl_keras.training.strategy import for_another_device
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import model_flops
 from txl_keras.workdir import Workdir
+from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
 STEPS = ("train", "evaluation", "generation")
@@ -83,7 +82,7 @@ def compile_run():
             answer = compile_hlo(hlo, slice_, step.num_replicas)
             facts["steps"].append(report(step, slice_, answer))
             print(describe(facts["steps"][-1]), flush=True)
-            write_text(json.dumps(facts, indent=2) + "\n", path)
+            write_json(facts, path)
     print(f"Written to {path}")
     return all(step["fits"] for step in facts["steps"])
 
@@ -113,11 +112,7 @@ def _facts(model, slice_):
         "vocabulary_size": model.backbone.vocabulary_size,
         "tpu_type": slice_.name,
         "date": datetime.date.today().isoformat(),
-        "versions": {
-            "tensorflow": tf.__version__,
-            "keras": keras.__version__,
-            **VERSIONS,
-        },
+        "versions": versions(),
         "steps": [],
     }
 
@@ -263,12 +258,12 @@ def _batch(segments):
 
 def _describe(facts, model):
     cutoffs = model.get_config()["backbone"]["config"]["cutoffs"]
-    versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
+    compilers = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
     source = "--vocabulary_size" if FLAGS.vocabulary_size else "the preset"
     return (
         f"{FLAGS.preset}, a vocabulary of {facts['vocabulary_size']:,}"
         + (f" (cutoffs {list(cutoffs)})" if cutoffs else "")
         + f" from {source} (a run uses that of its text); "
         f"{model.count_params():,} weights, {FLAGS.optimizer}\n"
-        f"Compiled, not run, by {versions}"
+        f"Compiled, not run, by {compilers}"
     )

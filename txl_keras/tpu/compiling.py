@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 
+import keras
 import tensorflow as tf
 
 from txl_keras.file_lock import lock
@@ -72,6 +73,15 @@ def check_packages(feature, to_install, names):
 def _version(package):
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
+
+
+def versions():
+    """Returns the version of each package that decides what is compiled."""
+    return {
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        **VERSIONS,
+    }
 
 
 def lower(function, arguments, num_replicas):

@@ -22,6 +22,8 @@ from guide_tables import replace
 from guide_tables import table
 from txl_keras.scripts import running
 from txl_keras.tpu import scaling
+from txl_keras.tpu.slices import names
+from txl_keras.tpu.slices import tpu_type
 
 FLAGS = flags.FLAGS
 
@@ -50,7 +52,14 @@ _PUBLISHED = {
     "lm1b_large": ("v3-512", "2 to 5 days"),
 }
 _ASSUMPTIONS = scaling.Assumptions()
-_CHIPS = {slice_.chip.name: slice_.chip for slice_ in scaling.SLICES.values()}
+# Those whose links have a known speed, without half a host of v5e.
+_SLICES = [
+    slice_
+    for slice_ in map(tpu_type, names())
+    if slice_.chip.name in scaling.LINK_BYTES_PER_SECOND
+    and slice_.name != "v5litepod-4"
+]
+_CHIPS = {slice_.chip.name: slice_.chip for slice_ in _SLICES}
 _BOOK = "https://jax-ml.github.io/scaling-book"
 _CLOUD = "https://docs.cloud.google.com/tpu/docs"
 _COLUMNS = (
@@ -129,7 +138,7 @@ def _runs(root, reports, experiment, attention_kernel):
     }
     return [
         _run(root, reports, experiment, attention_kernel, slice_)
-        for slice_ in scaling.SLICES.values()
+        for slice_ in _SLICES
         if slice_.chip.name in compiled - {"v3"}
         and slice_.replicas <= batch_size
     ]
@@ -138,7 +147,7 @@ def _runs(root, reports, experiment, attention_kernel):
 def _check_table(root, reports):
     rows = []
     for experiment, (name, published) in _PUBLISHED.items():
-        slice_ = scaling.slice_of(name)
+        slice_ = tpu_type(name)
         _, _, result = _run(root, reports, experiment, False, slice_)
         rows.append(
             (
@@ -234,7 +243,7 @@ def _cost_cells(slice_, result):
 def _input_table(runs, rates):
     """Makes a table of what each slice reads, and whether a core suffices."""
     columns = ["slice"]
-    lines = {name: [f"`{name}`"] for name in scaling.SLICES}
+    lines = {slice_.name: [f"`{slice_.name}`"] for slice_ in _SLICES}
     for name, found in runs.items():
         described = _described(name)
         columns += [

@@ -10,8 +10,6 @@ import dataclasses
 
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.tpu.report import roofline
-from txl_keras.tpu.slices import TpuType
-from txl_keras.tpu.slices import tpu_type
 
 # Bytes per second of one link in one direction.
 LINK_BYTES_PER_SECOND = {
@@ -23,37 +21,6 @@ LINK_BYTES_PER_SECOND = {
 }
 # int32 inputs and targets, float32 weights.
 BYTES_PER_TOKEN = 12
-
-# By the number in the name. On v3, v4 and v5p it counts cores, two per chip; on
-# v5e and v6e it counts chips.
-_CUBES = {
-    8: "2x2x1",
-    16: "2x2x2",
-    32: "2x2x4",
-    64: "2x4x4",
-    128: "4x4x4",
-    256: "4x4x8",
-}
-_SQUARES = {
-    8: "2x4",
-    16: "4x4",
-    32: "4x8",
-    64: "8x8",
-    128: "8x16",
-    256: "16x16",
-}
-SLICES = {
-    f"{prefix}-{number}": TpuType(f"{prefix}-{number}", chip, topology)
-    for prefix, chip, topologies in (
-        # The slices of the published runs.
-        ("v3", tpu_type("v3-8").chip, {32: "4x4", 512: "16x16"}),
-        ("v4", tpu_type("v4-8").chip, _CUBES),
-        ("v5litepod", tpu_type("v5litepod-8").chip, _SQUARES),
-        ("v5p", tpu_type("v5p-8").chip, _CUBES),
-        ("v6e", tpu_type("v6e-8").chip, _SQUARES),
-    )
-    for number, topology in topologies.items()
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,21 +71,6 @@ class Estimate:
     chip_hours: float
 
 
-def slice_of(name):
-    """Returns the slice of a name; raises `ValueError` for an unknown one.
-
-    Example:
-
-    >>> slice_of("v4-64").num_chips, slice_of("v6e-64").num_chips
-    (32, 64)
-    """
-    if name not in SLICES:
-        raise ValueError(
-            f"`slice` must be one of {', '.join(SLICES)}. Received: {name}"
-        )
-    return SLICES[name]
-
-
 def num_links(slice_):
     """Counts the links over which the worst-placed chip of a slice can send.
 
@@ -130,11 +82,12 @@ def num_links(slice_):
 
     Example:
 
-    >>> num_links(slice_of("v4-32"))  # 2x2x4
+    >>> from txl_keras.tpu.slices import tpu_type
+    >>> num_links(tpu_type("v4-32"))  # 2x2x4
     3
-    >>> num_links(slice_of("v4-128"))  # 4x4x4
+    >>> num_links(tpu_type("v4-128"))  # 4x4x4
     6
-    >>> num_links(slice_of("v6e-128"))  # 8x16
+    >>> num_links(tpu_type("v6e-128"))  # 8x16
     3
     """
     axes = [int(length) for length in slice_.topology.split("x")]
@@ -158,7 +111,8 @@ def sent_bytes(num_bytes, slice_):
 
     Example:
 
-    >>> sent_bytes(800, slice_of("v4-16"))  # 8 chips
+    >>> from txl_keras.tpu.slices import tpu_type
+    >>> sent_bytes(800, tpu_type("v4-16"))  # 8 chips
     1400.0
     """
     n = slice_.num_chips

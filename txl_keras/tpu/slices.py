@@ -95,22 +95,36 @@ class TpuType:
         return self.replicas
 
 
+# Topologies by the number in the name, which counts cores, two per chip, except
+# that of v5e and v6e, which counts chips.
+_CUBES = {
+    8: "2x2x1",
+    16: "2x2x2",
+    32: "2x2x4",
+    64: "2x4x4",
+    128: "4x4x4",
+    256: "4x4x8",
+}
+_SQUARES = {
+    8: "2x4",
+    16: "4x4",
+    32: "4x8",
+    64: "8x8",
+    128: "8x16",
+    256: "16x16",
+}
 _TYPES = {
-    name: TpuType(name, _CHIPS[chip], topology)
-    for name, chip, topology in (
-        ("v2-8", "v2", "2x2"),
-        ("v3-8", "v3", "2x2"),
-        ("v3-32", "v3", "4x4"),
-        ("v3-64", "v3", "4x8"),
-        ("v3-512", "v3", "16x16"),
-        ("v4-8", "v4", "2x2x1"),
-        ("v4-32", "v4", "2x2x4"),
-        ("v5litepod-4", "v5e", "2x2"),
-        ("v5litepod-8", "v5e", "2x4"),
-        ("v5litepod-64", "v5e", "8x8"),
-        ("v5p-8", "v5p", "2x2x1"),
-        ("v6e-8", "v6e", "2x4"),
+    f"{prefix}-{number}": TpuType(f"{prefix}-{number}", _CHIPS[chip], topology)
+    for prefix, chip, topologies in (
+        ("v2", "v2", {8: "2x2"}),
+        # With the slices of the published runs.
+        ("v3", "v3", {8: "2x2", 32: "4x4", 64: "4x8", 512: "16x16"}),
+        ("v4", "v4", _CUBES),
+        ("v5litepod", "v5e", {4: "2x2", **_SQUARES}),
+        ("v5p", "v5p", _CUBES),
+        ("v6e", "v6e", _SQUARES),
     )
+    for number, topology in topologies.items()
 }
 
 

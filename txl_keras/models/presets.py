@@ -211,11 +211,11 @@ def preset_config(name):
     return dict(PRESETS[name])
 
 
-def build_preset(model_class, name, dtype, overrides):
+def build_preset(model_class, name, dtype, overrides, backbone_class=None):
     """Builds a model of the sizes of a preset, with new weights."""
-    own, sizes = split_overrides(model_class, overrides)
+    own, sizes = split_overrides(model_class, overrides, backbone_class)
     check_required(model_class, own)
-    backbone_class = model_class.backbone_class or model_class
+    backbone_class = backbone_class or model_class.backbone_class or model_class
     config = preset_config(name)
     known = inspect.signature(backbone_class).parameters
     kept = {key: config[key] for key in config.keys() & known}

@@ -13,7 +13,6 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
 from txl_keras.models.model_config import warn_of_memory_source
 from txl_keras.models.transformer_xl_backbone import MEMORY_SOURCES
-from txl_keras.models.transformer_xl_causal_lm import SOFTMAX_ARGUMENTS
 
 FLAGS = flags.FLAGS
 
@@ -190,21 +189,18 @@ def build_model(vocabulary_size, train_tokens, dtype, config=None):
         changes["tie_projections"] = _TIES[changes["tie_projections"]]
     changes["vocabulary_size"] = vocabulary_size
     if config is None:
-        arguments = {**presets.preset_config(FLAGS.preset), **changes}
-        ties = {
-            name: arguments[name]
-            for name in SOFTMAX_ARGUMENTS
-            if name in arguments
-        }
-        sizes = {name: v for name, v in changes.items() if name not in ties}
-        backbone = _BACKBONES[FLAGS.backbone].from_preset(
-            FLAGS.preset, dtype=dtype, **sizes
+        return presets.build_preset(
+            TransformerXLCausalLM,
+            FLAGS.preset,
+            dtype,
+            changes,
+            _BACKBONES[FLAGS.backbone],
         )
-        return TransformerXLCausalLM(backbone, **ties)
     backbone = config["backbone"]["config"]
     warn_of_memory_source(backbone, changes)
+    own = presets.own_arguments(TransformerXLCausalLM)
     for name, value in changes.items():
-        (config if name in SOFTMAX_ARGUMENTS else backbone)[name] = value
+        (config if name in own else backbone)[name] = value
     config["dtype"] = backbone["dtype"] = dtype
     return TransformerXLCausalLM.from_config(config)
 

@@ -77,13 +77,19 @@ _EXPERIMENTS = {
     "long_generation": long_generation,
     "evaluation_speed": evaluation_speed,
 }
-_WITH_PEER = ("training", "evaluation", "generation")
-_WITH_PICTURE = ("growth", "evaluation_speed")
 # The contenders of each experiment.
 _CONTENDERS = {
     "training": ["txl_keras", "bare", "plain"],
     "evaluation": ["txl_keras", "training_path", "bare", "plain"],
     "attention": ["txl_keras", "bare", "plain"],
+    "growth": ["txl_keras", "bare", "plain"],
+}
+# The experiments that use a flag.
+_ONLY_FOR = {
+    "contenders": tuple(_CONTENDERS),
+    "peer": ("training", "evaluation", "generation"),
+    "openvino_weights": ("generation",),
+    "picture": ("growth", "evaluation_speed"),
 }
 
 flags.DEFINE_enum(
@@ -129,7 +135,7 @@ flags.DEFINE_multi_enum(
 flags.DEFINE_enum(
     "peer", None, ["hugging_face"],
     "Another library to compare with, in the experiments "
-    f"{', '.join(_WITH_PEER)}. Default: none.",
+    f"{', '.join(_ONLY_FOR['peer'])}. Default: none.",
 )  # fmt: skip
 flags.DEFINE_string(
     "peer_python", None,
@@ -149,10 +155,6 @@ flags.DEFINE_enum(
     "order", "sequential", ORDERS,
     "Order of the synthetic text in the experiment feeding. For shuffle, a "
     "document has 30 tokens.",
-)  # fmt: skip
-flags.DEFINE_enum(
-    "growth_of", "training", ["training", "evaluation"],
-    "The experiment whose step the experiment growth measures.",
 )  # fmt: skip
 for _name, _sizes in {
     "segment_lengths": [128, 256, 512, 1024],
@@ -180,8 +182,9 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string(
     "picture", None,
-    f"Picture to draw in the experiments {' and '.join(_WITH_PICTURE)}, a "
-    f"file of type {', '.join(FORMATS)}. Default: none.",
+    "Picture to draw in the experiments "
+    f"{' and '.join(_ONLY_FOR['picture'])}, a file of type "
+    f"{', '.join(FORMATS)}. Default: none.",
 )  # fmt: skip
 
 _ENDINGS = tuple(f".{name}" for name in FORMATS)
@@ -192,9 +195,9 @@ _PEERS = pathlib.Path(__file__).parent / "peers"
 
 def main(_):
     _check_backbone()
+    running.check_used("experiment", _ONLY_FOR)
     _check_contenders()
     _check_peer()
-    _check_weights()
     _check_files()  # before anything is timed
     _warn_if_busy()
     model = build_model(FLAGS)
@@ -248,17 +251,10 @@ def _check_backbone():
 
 def _check_contenders():
     """Checks `--contenders`, or sets the experiment's default."""
-    is_growth = FLAGS.experiment == "growth"
-    name = FLAGS.growth_of if is_growth else FLAGS.experiment
-    available = _CONTENDERS.get(name, [])
+    available = _CONTENDERS.get(FLAGS.experiment, [])
     if FLAGS.contenders is None:
+        is_growth = FLAGS.experiment == "growth"
         FLAGS.contenders = ["txl_keras", "plain"] if is_growth else available
-    if FLAGS.contenders and not available:
-        raise ValueError(
-            "`contenders` can only be given with "
-            f"--experiment={', '.join(_CONTENDERS)} or growth. Received: "
-            f"--experiment={FLAGS.experiment}"
-        )
     unknown = [name for name in FLAGS.contenders if name not in available]
     if unknown:
         raise ValueError(
@@ -270,12 +266,6 @@ def _check_contenders():
 def _check_peer():
     if not FLAGS.peer:
         return
-    if FLAGS.experiment not in _WITH_PEER:
-        raise ValueError(
-            "`peer` can only be given with "
-            f"--experiment={' or '.join(_WITH_PEER)}. Received: "
-            f"--peer={FLAGS.peer}, --experiment={FLAGS.experiment}"
-        )
     if not FLAGS.peer_python:
         raise ValueError(
             "`peer_python` must be given with `peer`; how to set it up is "
@@ -289,23 +279,7 @@ def _check_peer():
         )
 
 
-def _check_weights():
-    if FLAGS.openvino_weights and FLAGS.experiment != "generation":
-        raise ValueError(
-            "`openvino_weights` can only be given with "
-            "--experiment=generation. Received: "
-            f"--openvino_weights={','.join(FLAGS.openvino_weights)}, "
-            f"--experiment={FLAGS.experiment}"
-        )
-
-
 def _check_files():
-    if FLAGS.picture and FLAGS.experiment not in _WITH_PICTURE:
-        raise ValueError(
-            "`picture` can only be given with "
-            f"--experiment={' or '.join(_WITH_PICTURE)}. Received: "
-            f"--picture={FLAGS.picture}, --experiment={FLAGS.experiment}"
-        )
     if FLAGS.picture and not FLAGS.picture.endswith(_ENDINGS):
         raise ValueError(
             f"`picture` must end with {' or '.join(_ENDINGS)}. Received: "

@@ -230,13 +230,7 @@ def _check_replaces_maps(path):
 
 def _check_flags():
     """Checks the flags before anything is loaded."""
-    for name, pictures in _ONLY_FOR.items():
-        if FLAGS[name].present and FLAGS.picture not in pictures:
-            raise ValueError(
-                f"`{name}` can only be given with "
-                f"--picture={' or '.join(pictures)}. "
-                f"Received: --{name}, --picture={FLAGS.picture}"
-            )
+    running.check_used("picture", _ONLY_FOR)
     measure_runs, _ = _PICTURES[FLAGS.picture]
     if not (measure_runs or FLAGS.numbers):
         raise ValueError(

@@ -132,7 +132,7 @@ def test_benchmark_measures_each_point_of_growth_alone(
     output = tmp_path / "growth.jsonl"
     output.write_text("earlier\n")
 
-    def in_a_child(function, experiment, changes):
+    def in_a_child(function, changes):
         points.append(changes)
         written.append(output.read_text().splitlines())
         return {

@@ -1,4 +1,4 @@
-"""Measures how time and memory of a step grow with T, M, L and B.
+"""Measures how time and memory of training grow with T, M, L and B.
 
 Each point runs in a process of its own, because the peak memory of a process
 never falls. Only one size at a time differs from the flags.
@@ -11,7 +11,6 @@ import io
 
 from absl import flags
 
-from benchmarks import evaluation
 from benchmarks import training
 from benchmarks.model import build_model
 from benchmarks.training import BARE_ATTENTIONS
@@ -21,7 +20,6 @@ from txl_keras.scripts.running import in_a_child
 
 FLAGS = flags.FLAGS
 
-_EXPERIMENTS = {"training": training, "evaluation": evaluation}
 # Each size that is varied, and the flag that lists its values.
 _POINTS = {
     "segment_length": "segment_lengths",
@@ -38,7 +36,6 @@ def run(model, settings, peer=None, save=lambda results: None):
     """
     results = []
     found = {
-        "growth_of": settings.growth_of,
         "segment_length": settings.segment_length,
         "results": results,
     }
@@ -55,9 +52,7 @@ def run(model, settings, peer=None, save=lambda results: None):
         for size in sorted(set(getattr(settings, sizes))):
             for contender in contenders:
                 point = in_a_child(
-                    measure_point,
-                    settings.growth_of,
-                    {name: size, "contenders": [contender]},
+                    measure_point, {name: size, "contenders": [contender]}
                 )
                 results += [{"by": name, "size": size, **point}]
                 _print(results[-1])
@@ -68,8 +63,8 @@ def run(model, settings, peer=None, save=lambda results: None):
     return found
 
 
-def measure_point(experiment, changes):
-    """Runs one experiment of one contender in this process.
+def measure_point(changes):
+    """Measures the training step of one contender in this process.
 
     `changes` maps flags to other values: one size, and `contenders` with one
     name.
@@ -78,7 +73,7 @@ def measure_point(experiment, changes):
         FLAGS[name].value = value
     model = build_model(FLAGS)
     with contextlib.redirect_stdout(io.StringIO()):
-        found = _EXPERIMENTS[experiment].run(model, FLAGS)
+        found = training.run(model, FLAGS)
     ((name, _),) = found["seconds"].items()
     return {
         "contender": name,

@@ -143,6 +143,20 @@ def _call(sender, function, *arguments):
         sender.send((True, error))
 
 
+def check_used(by, users):
+    """Checks that the value of the flag `by` uses the flags that are given.
+
+    `users` has the values that use a flag, by its name.
+    """
+    value = flags.FLAGS[by].value
+    for name, values in users.items():
+        if flags.FLAGS[name].present and value not in values:
+            raise ValueError(
+                f"`{name}` can only be given with --{by}="
+                f"{' or '.join(values)}. Received: --{name}, --{by}={value}"
+            )
+
+
 def end_on_sigterm():
     """Lets SIGTERM raise `SystemExit`, so that clean-up code runs."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -209,19 +209,6 @@ def test_gradients_and_weights_must_be_as_many():
         apply_gradients(optimizer, [tf.zeros((3, 4))], weights)
 
 
-def test_lamb_corrects_the_bias_on_demand():
-    weight = keras.Variable([[3.0, -4.0]])
-    optimizer = optimizers.Lamb(0.1, weight_decay=0.5, bias_correction=True)
-    optimizer.build([weight])
-    w, m, v = weight.numpy().astype("float64"), 0.0, 0.0
-    for step, g in enumerate(np.array([[[0.1, -2.0]], [[0.3, 1.0]]]), 1):
-        apply(optimizer, [g.astype("float32")], [weight])
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-        u = m / (1 - 0.9**step) / np.sqrt(v / (1 - 0.999**step)) + 0.5 * w
-        w = w - 0.1 * np.linalg.norm(w) / np.linalg.norm(u) * u
-        np.testing.assert_allclose(weight.numpy(), w, rtol=1e-4)
-
-
 def test_lamb_bounds_the_norm_of_the_weights():
     weight = keras.Variable([30.0, 40.0])
     optimizer = built("lamb", [weight])
@@ -328,11 +315,6 @@ def test_muon_takes_the_kernels_of_heads_for_matrices(shape, matrix):
     values = np.linalg.svd(updates[0])[1] / (0.1 * 0.2 * np.sqrt(7))
     assert values.min() > 0.6
     assert values.max() < 1.3
-
-
-def test_lamb_keeps_its_bias_correction_in_its_config():
-    config = optimizers.Lamb(bias_correction=True).get_config()
-    assert optimizers.Lamb.from_config(config).bias_correction
 
 
 @pytest.mark.parametrize(

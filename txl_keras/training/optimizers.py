@@ -35,9 +35,6 @@ class Lamb(keras.optimizers.Optimizer):
         beta_1, beta_2: Floats, decay rates of the moving averages.
         epsilon: Float. NVIDIA's documentation gives 1e-8, but its code runs
             with 1e-6.
-        bias_correction: Boolean, whether update `t` divides `m` by `1 -
-            beta_1**t` and `v` by `1 - beta_2**t`, as the first versions of the
-            paper do.
         **kwargs: Arguments of `keras.optimizers.Optimizer`.
 
     Example:
@@ -63,7 +60,6 @@ class Lamb(keras.optimizers.Optimizer):
         beta_1=0.9,
         beta_2=0.999,
         epsilon=1e-6,
-        bias_correction=False,
         **kwargs,
     ):
         super().__init__(learning_rate, **kwargs)
@@ -72,7 +68,6 @@ class Lamb(keras.optimizers.Optimizer):
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
-        self.bias_correction = bias_correction
 
     def build(self, variables):
         if self.built:
@@ -95,19 +90,11 @@ class Lamb(keras.optimizers.Optimizer):
         self.assign(
             v, self.beta_2 * v + (1 - self.beta_2) * ops.square(gradient)
         )
-        step = ops.cast(self.iterations + 1, variable.dtype)
-        numerator = self._unbiased(m, self.beta_1, step)
-        root = ops.sqrt(self._unbiased(v, self.beta_2, step))
-        update = numerator / (root + self.epsilon)
+        update = m / (ops.sqrt(v) + self.epsilon)
         update = update + self._decays[index] * variable
         rate = ops.cast(learning_rate, variable.dtype)
         ratio = self._trust_ratio(variable, update)
         self.assign_sub(variable, rate * ratio * update)
-
-    def _unbiased(self, moment, beta, step):
-        if not self.bias_correction:
-            return ops.convert_to_tensor(moment)
-        return moment / (1 - ops.power(ops.cast(beta, step.dtype), step))
 
     def _trust_ratio(self, variable, update):
         weight_norm = ops.minimum(_norm(variable), _MAX_WEIGHT_NORM)
@@ -121,7 +108,6 @@ class Lamb(keras.optimizers.Optimizer):
             "beta_1": self.beta_1,
             "beta_2": self.beta_2,
             "epsilon": self.epsilon,
-            "bias_correction": self.bias_correction,
         }
 
 

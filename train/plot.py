@@ -42,6 +42,7 @@ picture.
 """
 
 import dataclasses
+import functools
 import io
 import math
 import os
@@ -207,25 +208,14 @@ def main(_):
     else:
         path = os.path.splitext(output)[0]
         several_runs.check_replaces(
-            f"{path}.json", [name for name, (by, _) in _PICTURES.items() if by]
+            f"{path}.json",
+            [name for name, (by, _) in _PICTURES.items() if by],
+            [f"{path}.npz"] if FLAGS.picture == "attention" else (),
         )
-        if FLAGS.picture == "attention":
-            _check_replaces_maps(path)
         numbers = measure_runs()
         _write(numbers, path)
         draw(numbers, output)
     print(f"Written to {output}")
-
-
-def _check_replaces_maps(path):
-    """Checks that the file of maps is new, or that of an earlier picture."""
-    exists = tf.io.gfile.exists
-    if exists(f"{path}.npz") and not exists(f"{path}.json"):
-        raise ValueError(
-            "`output` must be a new file, or an earlier picture: maps are "
-            f"written beside it. Received: --output={FLAGS.output}, beside "
-            f"{path}.npz"
-        )
 
 
 def _check_flags():
@@ -364,6 +354,11 @@ class _Run:
     model: object
     facts: dict
     reset_documents: bool
+
+    @property
+    def lengths(self):
+        """Returns the segment length and the memory length."""
+        return self.facts["segment_length"], self.facts["memory_length"]
 
 
 def _open_runs(check=lambda model: None):
@@ -582,10 +577,7 @@ def _measure_attention():
             f"start={start}"
         )
     for run in runs:
-        length, memory_length = (
-            run.facts["segment_length"],
-            run.facts["memory_length"],
-        )
+        length, memory_length = run.lengths
         layers, heads = _layers_and_heads(run.model.backbone)
         maps = attention_maps_at(
             run.model, split.tokens, [start], length, memory_length
@@ -604,10 +596,7 @@ def _measure_attention_by_distance():
     runs, _, text, split = _open_runs(_check_heads)
     firsts = [_first_start(run, split) for run in runs]
     for run, first_start in zip(runs, firsts, strict=True):
-        length, memory_length = (
-            run.facts["segment_length"],
-            run.facts["memory_length"],
-        )
+        length, memory_length = run.lengths
         starts = spread_positions(
             len(split.tokens) - length + 1,
             -(-FLAGS.num_positions // length),
@@ -635,10 +624,7 @@ def _measure_attention_by_distance():
 
 def _first_start(run, split):
     """Returns the first position at which the memory can be full."""
-    length, memory_length = (
-        run.facts["segment_length"],
-        run.facts["memory_length"],
-    )
+    length, memory_length = run.lengths
     start = warmup_length(length, memory_length)
     if start + length > len(split.tokens):
         raise ValueError(
@@ -738,18 +724,11 @@ def _mean_and_deviation(values):
     return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
-def _draw_context_losses(numbers, path):
-    x = numbers["context_lengths"]
+def _draw_losses(varied, numbers, path):
+    x = numbers[f"{varied}_lengths"]
     curves = {m["label"]: (x, m["nll"]) for m in numbers["models"]}
     unit = numbers["unit"]
-    plot_losses(curves, path, f"context length, {unit}s", unit, x)
-
-
-def _draw_memory_lengths(numbers, path):
-    x = numbers["memory_lengths"]
-    curves = {m["label"]: (x, m["nll"]) for m in numbers["models"]}
-    unit = numbers["unit"]
-    plot_losses(curves, path, f"memory length, {unit}s", unit, x)
+    plot_losses(curves, path, f"{varied} length, {unit}s", unit, x)
 
 
 def _draw_positions(numbers, path):
@@ -763,12 +742,8 @@ def _draw_positions(numbers, path):
     plot_losses(curves, path, x_label, unit)
 
 
-def _draw_attention(numbers, path):
-    plot_attention_maps(numbers["models"], path, numbers["unit"])
-
-
-def _draw_attention_by_distance(numbers, path):
-    plot_attention_by_distance(numbers["models"], path, numbers["unit"])
+def _draw_models(plot, numbers, path):
+    plot(numbers["models"], path, numbers["unit"])
 
 
 def _draw_recl(numbers, path):
@@ -782,12 +757,19 @@ def _draw_recl(numbers, path):
 # The functions that measure and draw each picture.
 _PICTURES = {
     "learning_curves": (_measure_learning_curves, _draw_learning_curves),
-    "context_losses": (_measure_context_losses, _draw_context_losses),
-    "memory_lengths": (_measure_memory_lengths, _draw_memory_lengths),
+    "context_losses": (
+        _measure_context_losses, functools.partial(_draw_losses, "context"),
+    ),
+    "memory_lengths": (
+        _measure_memory_lengths, functools.partial(_draw_losses, "memory"),
+    ),
     "positions": (_measure_positions, _draw_positions),
-    "attention": (_measure_attention, _draw_attention),
+    "attention": (
+        _measure_attention, functools.partial(_draw_models, plot_attention_maps)
+    ),
     "attention_by_distance": (
-        _measure_attention_by_distance, _draw_attention_by_distance,
+        _measure_attention_by_distance,
+        functools.partial(_draw_models, plot_attention_by_distance),
     ),
     "recl": (None, _draw_recl),
     "recall": (None, plot_recall),

@@ -44,6 +44,8 @@ def test_flags_of_pictures_are_checked_before_any_work(
     damaged = tmp_path / "damaged.json"
     damaged.write_text('{"picture": "recl", "models": [{"workdir": "a"}]}')
     config = memory / "config.json"
+    maps = tmp_path / "maps.npz"
+    maps.write_bytes(b"mine")
     for picture, flags, messages in (
         ("positions", [one, "--layers=0"], ["`layers` can only be given"]),
         ("positions", [f"{one},{memory}/"], ["`workdirs`", "different"]),
@@ -53,6 +55,11 @@ def test_flags_of_pictures_are_checked_before_any_work(
             "positions",
             [one, text, f"--output={config.with_suffix('.png')}"],
             ["`output` must not replace", str(config)],
+        ),
+        (
+            "attention",
+            [one, text, f"--output={maps.with_suffix('.png')}"],
+            ["`output` must not replace", str(maps)],
         ),
         ("positions", [one, "--corpus="], ["`corpus` must not be empty"]),
         ("attention", [one, "--heads=x"], ["`heads` must be numbers", "=x"]),

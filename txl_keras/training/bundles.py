@@ -37,7 +37,7 @@ def restore_weights(model, directory, run=None):
     no checkpoint, `ValueError` if none can be read.
     """
     _check_saved(directory)
-    variables = _weight_variables(model)
+    variables = weight_variables(model)
     shapes = {"step": (), **shapes_of(variables)}
     state = read_newest(directory, shapes, run)
     for name, variable in variables.items():
@@ -82,7 +82,7 @@ def average_weights(model, directory, num_checkpoints=None, run=None):
             f"Received: num_checkpoints={num_checkpoints}"
         )
     steps = steps[-(num_checkpoints or 0) :]
-    variables = _weight_variables(model)
+    variables = weight_variables(model)
     sums = {name: np.zeros(v.shape) for name, v in variables.items()}
     for step in steps:
         state = _read(
@@ -187,7 +187,8 @@ def copies(variables):
     return {name: np.array(v.numpy()) for name, v in variables.items()}
 
 
-def _weight_variables(model):
+def weight_variables(model):
+    """Returns the weights of a model by their names in a checkpoint."""
     return {f"weights/{n}": v for n, v in weights_by_name(model).items()}
 
 
@@ -196,7 +197,7 @@ def weights_state(model, step, run=None):
     return {
         "step": np.int64(step),
         **run_state(run),
-        **copies(_weight_variables(model)),
+        **copies(weight_variables(model)),
     }
 
 

@@ -33,11 +33,11 @@ from txl_keras.training.bundles import remove_leftovers
 from txl_keras.training.bundles import run_state
 from txl_keras.training.bundles import saved_steps
 from txl_keras.training.bundles import shapes_of
+from txl_keras.training.bundles import weight_variables
 from txl_keras.training.bundles import weights_state
 from txl_keras.training.bundles import write_checkpoint
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
-from txl_keras.weights import weights_by_name
 
 
 class Checkpoints:
@@ -187,9 +187,7 @@ class Checkpoints:
     def _variables(self):
         """Returns all variables but the memory, which differs by replica."""
         trainer = self._trainer
-        variables = {"step": trainer.step}
-        for name, variable in weights_by_name(trainer.model).items():
-            variables[f"weights/{name}"] = variable
+        variables = {"step": trainer.step, **weight_variables(trainer.model)}
         for i, variable in enumerate(trainer.optimizer.variables):
             variables[f"optimizer/{i:04}"] = variable.value
         if trainer.loss_scale:

@@ -232,11 +232,6 @@ class Trainer:
         self._stop = stop or StopRequest()
         self._run = host_loop(strategy, step, names, self._stop.variable)
 
-    @property
-    def micro_batch_rows(self):
-        """Integer, the rows of one micro-batch of a replica."""
-        return self._rows // self.accumulate_steps
-
     def train(self, iterator, num_steps):
         """Runs steps in one host call.
 
@@ -382,7 +377,7 @@ class Trainer:
 
     def _accumulated_gradients(self, batch, memory, seed, first_row):
         """Computes `_gradients_of_rows` with gradient accumulation."""
-        rows = self.micro_batch_rows
+        rows = self._rows // self.accumulate_steps
 
         def add_micro_batch(i, losses, gradients, kept):
             start = i * rows

@@ -24,9 +24,7 @@ _SECONDS_PER_TRIAL = 0.04
 _TRIALS = 5
 
 
-def model_flops(
-    model, batch_size, segment_length, memory_length=None, training=False
-):
+def model_flops(model, batch_size, segment_length, training=False):
     """Counts the nominal floating-point operations of a step.
 
     A multiplication and an addition count as two. A layer counts, per row,
@@ -50,8 +48,7 @@ def model_flops(
     An XLNet counts its content stream with a softmax for every token, but not
     its query stream, which has only the targets.
 
-    `memory_length` defaults to that of the model. With `training`, the backward
-    pass counts too.
+    With `training`, the backward pass counts too.
 
     Example:
 
@@ -62,12 +59,9 @@ def model_flops(
     3
     """
     backbone = model.backbone
-    if memory_length is None:
-        memory_length = backbone.memory_length
     check_integer("batch_size", batch_size, 1)
     check_integer("segment_length", segment_length, 1)
-    check_integer("memory_length", memory_length, 0)
-    layer = backbone.layer_flops(segment_length, memory_length)
+    layer = backbone.layer_flops(segment_length, backbone.memory_length)
     softmax = segment_length * _softmax_flops(backbone.token_embedding)
     forward = batch_size * (backbone.num_layers * layer + softmax)
     return 3 * forward if training else forward

@@ -240,7 +240,8 @@ def train(strategy, stop):
         samples.write_page(best_step, loop.tensorboard)
         loop.tensorboard.close()
         if model.backbone.has_attention:
-            _export(workdir)
+            # Copied to one device: the trained model may be on several.
+            export_run(workdir, *workdir.load_model("best"))
         workdir.write_results({"step": best_step, **scores})
         log(_describe_results(workdir, tokenizer))
     wait_for_all(strategy)
@@ -274,13 +275,6 @@ def _restore_origin(origin, model):
             "Flags must not change the shapes of the weights of "
             f"`initialize_from`. Received: {', '.join(changes)} ({error})"
         ) from error
-
-
-def _export(workdir):
-    """Exports the best weights."""
-    # Copied to one device, because the trained model may be on several.
-    served, step = workdir.load_model("best")
-    export_run(workdir, served, step)
 
 
 def _prompt(test, tokenizer):

@@ -85,8 +85,12 @@ def train(strategy, stop):
     vocabulary_size = tokenizer.vocabulary_size
     segments = xlnet_flags.training_segments(splits["train"], vocabulary_size)
     valid, test = (
-        xlnet_flags.held_out_segments(
-            *splits[name].head(FLAGS.max_eval_tokens), vocabulary_size
+        xlnet_flags.permuted(
+            training_flags.held_out_segments(
+                *splits[name].head(FLAGS.max_eval_tokens), xlnet_flags.stride()
+            ),
+            vocabulary_size,
+            seed=0,
         )
         for name in ("valid", "test")
     )

@@ -38,30 +38,6 @@ _FINE_TUNING_RATE = 5e-5
 def define_training_flags():
     """Defines the flags for training a language model."""
     define_common_flags()
-    _define_language_model_flags()
-
-
-def define_common_flags():
-    """Defines the flags that training any model has."""
-    _define_device_flags()
-    _define_result_flags()
-    _define_runtime_flags()
-
-
-def _define_device_flags():
-    flags.DEFINE_string(
-        "tpu", None,
-        "Name of the TPU to train on; `local` or empty for the TPU of this "
-        "machine. Default: no TPU.",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "num_cpu_devices", None,
-        "Number of logical devices, each with a replica, to split the CPU "
-        "into. Default: one.", lower_bound=1,
-    )  # fmt: skip
-
-
-def _define_language_model_flags():
     flags.DEFINE_string(
         "initialize_from", None,
         "Workdir of another run to fine-tune: training starts with its model, "
@@ -116,7 +92,18 @@ def define_precision_flag():
     )  # fmt: skip
 
 
-def _define_result_flags():
+def define_common_flags():
+    """Defines the flags that training any model has."""
+    flags.DEFINE_string(
+        "tpu", None,
+        "Name of the TPU to train on; `local` or empty for the TPU of this "
+        "machine. Default: no TPU.",
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "num_cpu_devices", None,
+        "Number of logical devices, each with a replica, to split the CPU "
+        "into. Default: one.", lower_bound=1,
+    )  # fmt: skip
     define_precision_flag()
     flags.DEFINE_integer(
         "seed", 0,
@@ -200,9 +187,6 @@ def _define_result_flags():
         "Score only this many tokens from the start of valid and test. "
         "Default: all.", lower_bound=2,
     )  # fmt: skip
-
-
-def _define_runtime_flags():
     flags.DEFINE_integer(
         "accumulate_steps", 1,
         "Parts into which each replica divides its rows to accumulate their "
@@ -328,12 +312,12 @@ def training_segments(split):
     )
 
 
-def held_out_segments(tokens, documents):
+def held_out_segments(tokens, documents, segment_length=None):
     """Makes the `Segments` to score from the result of `PreparedSplit.head`."""
     return Segments(
         tokens,
         FLAGS.eval_batch_size,
-        FLAGS.segment_length,
+        segment_length or FLAGS.segment_length,
         drop_remainder=False,
         documents=documents,
         reset_documents=FLAGS.reset_documents,

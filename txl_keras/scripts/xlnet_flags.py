@@ -77,7 +77,7 @@ def objective_settings():
 def build_model(vocabulary_size, dtype):
     """Builds the XLNet that the flags describe, with random weights."""
     sizes = {name: FLAGS[name].value for name in _MODEL_FLAGS}
-    reuse_length = _stride() if FLAGS.reuse_half else None
+    reuse_length = stride() if FLAGS.reuse_half else None
     return XLNetPermutationLM(
         XLNetBackbone(
             vocabulary_size, reuse_length=reuse_length, dtype=dtype, **sizes
@@ -90,30 +90,17 @@ def training_segments(split, vocabulary_size):
     segments = Segments(
         split.tokens,
         FLAGS.batch_size,
-        _stride(),
+        stride(),
         drop_remainder=True,
         documents=split.documents,
         order=FLAGS.order,
         reset_documents=FLAGS.reset_documents,
         seed=FLAGS.seed,
     )
-    return _permuted(segments, vocabulary_size, FLAGS.seed)
+    return permuted(segments, vocabulary_size, FLAGS.seed)
 
 
-def held_out_segments(tokens, documents, vocabulary_size):
-    """Makes the `PermutedSegments` to score, with targets of a fixed seed."""
-    segments = Segments(
-        tokens,
-        FLAGS.eval_batch_size,
-        _stride(),
-        drop_remainder=False,
-        documents=documents,
-        reset_documents=FLAGS.reset_documents,
-    )
-    return _permuted(segments, vocabulary_size, seed=0)
-
-
-def _stride():
+def stride():
     """Returns the tokens by which each step advances."""
     length = FLAGS.segment_length
     if not FLAGS.reuse_half:
@@ -126,7 +113,8 @@ def _stride():
     return length // 2
 
 
-def _permuted(segments, vocabulary_size, seed):
+def permuted(segments, vocabulary_size, seed):
+    """Makes `PermutedSegments`, whose targets the seed chooses."""
     return PermutedSegments(
         segments,
         context_factor=FLAGS.context_factor,

@@ -242,19 +242,14 @@ def describe(facts):
         + f", segment {facts['segment_length']}, memory "
         f"{facts['memory_length']}, {facts['precision']}"
     ]
+    sizes = (
+        "weights", "optimizer", "memory", "arguments", "outputs", "aliased",
+        "temporaries", "code", "beside",
+    )  # fmt: skip
     lines += [
-        f"  {name:20} {_mebibytes(facts[key])}"
-        for name, key in (
-            ("weights", "weights"),
-            ("optimizer", "optimizer"),
-            ("memory", "memory"),
-            ("arguments", "arguments"),
-            ("outputs", "outputs"),
-            ("aliased", "aliased"),
-            ("temporaries", "temporaries"),
-            ("code", "code"),
-            ("outside the step", "beside"),
-        )
+        f"  {key.replace('beside', 'outside the step'):20} "
+        f"{_mebibytes(facts[key])}"
+        for key in sizes
         if key in facts
     ]
     if "flops" in facts:
@@ -293,7 +288,7 @@ def _describe_speed(facts):
 
 def verdict(facts):
     """Returns a sentence that tells whether a step fits, with the numbers."""
-    numbers = f"{_gibibytes(facts['peak'])}"
+    numbers = _gibibytes(facts["peak"])
     if facts["beside"]:
         numbers += f", plus {_gibibytes(facts['beside'])} outside the step,"
     limit = USABLE_SHARE * facts["usable"]

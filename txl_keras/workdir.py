@@ -91,6 +91,8 @@ class Workdir(RunFolder):
     def check_writable(self, name="workdir"):
         """Checks that files can be written here, and leaves none.
 
+        New folders above this one are left.
+
         Args:
             name: String, the argument that errors name.
 

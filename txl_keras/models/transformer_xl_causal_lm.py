@@ -37,9 +37,6 @@ from txl_keras.models.token_model import check_backbone
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.training.updates import check_supported
 
-# Arguments of presets that belong to the softmax, not to the backbone.
-SOFTMAX_ARGUMENTS = ("tie_embeddings", "tie_projections")
-
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class TransformerXLCausalLM(TextMethods, TokenModel):

@@ -36,7 +36,6 @@ def test_keras_layer(tmp_path, clamp_length, bidirectional, look_ahead):
         RelativePositionEncoding,
         {
             "clamp_length": clamp_length,
-            "max_wavelength": 500.0,
             "bidirectional": bidirectional,
             "look_ahead": look_ahead,
         },

@@ -8,25 +8,23 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
+from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.layers import compute
+from txl_keras.layers.attention.heads import HeadsAttention
+from txl_keras.layers.attention.heads import check_memory_mask
 from txl_keras.layers.compute import definition
-from txl_keras.layers.compute.problem import MASKED_SCORE
-from txl_keras.layers.compute.problem import Dropout
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
-from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.sublayers import heads_dense
 from txl_keras.layers.sublayers import project_heads
 
 SAME_LENGTHS = (False, True, "pytorch")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class CausalMultiHeadAttention(keras.layers.Layer):
+class CausalMultiHeadAttention(HeadsAttention):
     """A Keras layer for causal attention of a segment to its memory and itself.
 
     Computes scaled dot-product attention, `softmax(Q K^T / sqrt(H)) V W_o`,
@@ -101,45 +99,18 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         seed=None,
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        check_integer("num_heads", num_heads, 1)
-        check_integer("key_dim", key_dim, 1)
-        if same_length not in SAME_LENGTHS:
-            raise ValueError(
-                f"`same_length` must be one of {SAME_LENGTHS}. "
-                f"Received: same_length={same_length!r}"
-            )
-        self.num_heads = num_heads
-        self.key_dim = key_dim
-        self.dropout = check_dropout("dropout", dropout)
-        self.same_length = same_length
+        super().__init__(
+            num_heads, key_dim, dropout, kernel_initializer, seed, **kwargs
+        )
+        self.same_length = check_one_of(
+            "same_length", same_length, SAME_LENGTHS
+        )
         self.look_ahead = check_integer("look_ahead", look_ahead, 0)
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.seed = seed
         self.supports_masking = True
-        self._dropout = RowDropout(
-            dropout, seed=seed, dtype=self.dtype_policy, name="dropout"
-        )
-        self._query_dense = heads_dense(self, "btd,dnh->btnh", "query")
-        self._key_dense = heads_dense(self, "bsd,dnh->bsnh", "key")
-        self._value_dense = heads_dense(self, "bsd,dnh->bsnh", "value")
-        self._output_dense = None  # created in `build`, which knows D
-
-    def _parameter(self, name, *shape):
-        return self.add_weight(
-            shape=shape,
-            initializer=self.kernel_initializer.clone(),
-            name=name,
-        )
 
     def build(self, query_shape):
-        self._hidden_dim = hidden_dim = query_shape[-1]
-        self._output_dense = heads_dense(
-            self, "btnh,nhd->btd", "output", output_shape=[None, hidden_dim]
-        )
-        for dense in (self._query_dense, self._key_dense, self._value_dense):
-            dense.build((None, None, hidden_dim))
-        self._output_dense.build((None, None, self.num_heads, self.key_dim))
+        self._hidden_dim = query_shape[-1]
+        self._build_projections(self._hidden_dim, "btnh,nhd->btd")
 
     def call(
         self,
@@ -152,6 +123,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         dropout_seed=None,
         return_attention_scores=False,
     ):
+        self._check_states(query, memory)
+        content_bias, positions = self._position_terms(query, memory)
         return self._attend(
             query,
             memory,
@@ -161,7 +134,13 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             training=training,
             dropout_seed=dropout_seed,
             return_attention_scores=return_attention_scores,
+            content_bias=content_bias,
+            positions=positions,
         )
+
+    def _position_terms(self, query, memory):
+        """Returns `content_bias` and `positions` of the `Problem` of a call."""
+        return None, None
 
     def _check_states(self, query, memory):
         """Checks that query and memory agree in batch size and hidden size."""
@@ -181,14 +160,13 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         training,
         dropout_seed,
         return_attention_scores,
-        content_bias=None,
-        positions=None,
+        content_bias,
+        positions,
     ):
         """Projects states, poses the `Problem`, and projects what it returns.
 
-        Subclasses add positions: see `Problem` for the last two arguments.
+        See `Problem` for the last two arguments.
         """
-        self._check_states(query, memory)
         if query_mask is None:
             # Keras passes it by name only if there are several tensors.
             query_mask = getattr(query, "_keras_mask", None)
@@ -207,34 +185,22 @@ class CausalMultiHeadAttention(keras.layers.Layer):
                 memory, self._key_dense, self._value_dense
             )
             parts = [memory_part, segment]
-        dropout = None
-        if training and self.dropout:
-            seeds = self._dropout.row_seeds(ops.shape(query)[0], dropout_seed)
-            dropout = Dropout(float(self.dropout), seeds)
         problem = Problem(
             query=self._scaled(projected),
             parts=parts,
             visible=visible,
             content_bias=content_bias,
             positions=positions,
-            dropout=dropout,
+            dropout=self._call_dropout(query, training, dropout_seed),
         )
         if return_attention_scores:
             attended, probabilities = definition.attend(problem)
             return self._output_dense(attended), probabilities
         return self._output_dense(compute.attend(problem))
 
-    def _scaled(self, x):
-        # Scaling queries takes T N H multiplications, scaling scores T S N.
-        return x * self.key_dim**-0.5
-
     def _visible(self, query, memory, query_mask, memory_mask, attention_mask):
         """Checks the masks of a call and combines them into `Visible`."""
-        if memory is None and memory_mask is not None:
-            raise ValueError(
-                "`memory` must be passed with `memory_mask`, which marks its "
-                "real entries. Received: memory=None"
-            )
+        check_memory_mask(memory, memory_mask)
         if memory is None and self.same_length:
             raise ValueError(
                 "`same_length` needs a memory, whose length limits how far "
@@ -261,7 +227,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             )
         key_mask = None
         if query_mask is not None or memory_mask is not None:
-            key_mask = self._key_mask(query, memory, query_mask, memory_mask)
+            key_mask = _key_mask(query, memory, query_mask, memory_mask)
         return Visible(
             num_memory,
             length,
@@ -285,14 +251,14 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         Returns:
             Tensor of shape `(B, T, N, H)`.
         """
+        length, num_keys = ops.shape(query)[1], ops.shape(states)[1]
         (query,) = project_heads(query, self._query_dense)
-        keys, values = project_heads(states, self._key_dense, self._value_dense)
-        scores = ops.einsum("nbth,nbsh->nbts", self._scaled(query), keys)
-        scores = tf.where(
-            mask[:, None], tf.cast(scores, "float32"), MASKED_SCORE
+        problem = Problem(
+            self._scaled(query),
+            [project_heads(states, self._key_dense, self._value_dense)],
+            Visible(num_keys - length, length, look_ahead=None, key_mask=mask),
         )
-        weights = tf.cast(tf.nn.softmax(scores), values.dtype)
-        return ops.einsum("nbts,nbsh->btnh", weights, values)
+        return definition.attend(problem)[0]
 
     def attend_projected(self, query, past, return_attention_scores=False):
         """Computes attention to a past whose keys and values are cached.
@@ -336,7 +302,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
                 num_memory,
                 length,
                 max_distance=self._max_distance(num_memory),
-                key_mask=_append_segment(past.mask, query),
+                key_mask=_key_mask(query, past.mask, None, past.mask),
             ),
             content_bias=content_bias,
             positions=positions,
@@ -389,15 +355,6 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             )
         return num_memory
 
-    def _key_mask(self, query, memory, query_mask, memory_mask):
-        if query_mask is None:
-            query_mask = ops.ones(ops.shape(query)[:2], "bool")
-        if memory is None:
-            return query_mask
-        if memory_mask is None:
-            memory_mask = ops.ones(ops.shape(memory)[:2], "bool")
-        return ops.concatenate([memory_mask, query_mask], axis=1)  # [B, S]
-
     def compute_output_shape(self, query_shape):
         return query_shape
 
@@ -424,19 +381,17 @@ class CausalMultiHeadAttention(keras.layers.Layer):
     def get_config(self):
         return {
             **super().get_config(),
-            "num_heads": self.num_heads,
-            "key_dim": self.key_dim,
-            "dropout": self.dropout,
             "same_length": self.same_length,
             "look_ahead": self.look_ahead,
-            "kernel_initializer": keras.initializers.serialize(
-                self.kernel_initializer
-            ),
-            "seed": self.seed,
         }
 
 
-def _append_segment(memory_mask, query):
-    """Extends a mask `(B, M)` by a segment without padding, to `(B, S)`."""
-    segment_mask = ops.ones(ops.shape(query)[:2], "bool")
-    return ops.concatenate([memory_mask, segment_mask], axis=1)
+def _key_mask(query, memory, query_mask, memory_mask):
+    """Returns the mask `(B, S)` of memory and segment, real without a mask."""
+    if query_mask is None:
+        query_mask = ops.ones(ops.shape(query)[:2], "bool")
+    if memory is None:
+        return query_mask
+    if memory_mask is None:
+        memory_mask = ops.ones(ops.shape(memory)[:2], "bool")
+    return ops.concatenate([memory_mask, query_mask], axis=1)

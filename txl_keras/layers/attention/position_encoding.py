@@ -7,7 +7,6 @@ import keras
 from keras import ops
 
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_number
 from txl_keras.layers.compute.problem import Visible
 
 
@@ -21,7 +20,7 @@ class RelativePositionEncoding(keras.layers.Layer):
 
         R[j] = [sin(d w_0), ..., sin(d w_{D/2-1}), cos(d w_0), ...]
         d    = min(S - 1 - j, clamp_length)
-        w_i  = max_wavelength ** (-2 i / D)
+        w_i  = 10000 ** (-2 i / D)
 
     With `look_ahead=k`, rows for the distances -1 to -k follow, those of keys
     after the query (no more than T - 1 rows).
@@ -41,8 +40,6 @@ class RelativePositionEncoding(keras.layers.Layer):
             `[-clamp_length, clamp_length]`, so that a memory longer than in
             training brings no distance unseen in training. `None` clips
             nothing.
-        max_wavelength: Float, the base of the wavelengths (10,000 in the
-            paper); the longest is about `2 pi` times it.
         bidirectional: Boolean, also encodes the negative distances of all keys
             after a query.
         look_ahead: Integer, the number of keys after a query whose distances
@@ -81,7 +78,6 @@ class RelativePositionEncoding(keras.layers.Layer):
     def __init__(
         self,
         clamp_length=None,
-        max_wavelength=10000.0,
         bidirectional=False,
         look_ahead=0,
         **kwargs,
@@ -91,9 +87,6 @@ class RelativePositionEncoding(keras.layers.Layer):
         if clamp_length is not None:
             check_integer("clamp_length", clamp_length, 1)
         self.clamp_length = clamp_length
-        self.max_wavelength = check_number(
-            "max_wavelength", max_wavelength, 0, exclusive=True
-        )
         self.bidirectional = bidirectional
         self.look_ahead = check_integer("look_ahead", look_ahead, 0)
         if bidirectional and look_ahead:
@@ -118,7 +111,7 @@ class RelativePositionEncoding(keras.layers.Layer):
             distance = ops.clip(distance, -limit, limit)
         hidden_dim = _even_hidden_dim(inputs.shape)
         exponent = ops.arange(0, hidden_dim, 2, dtype="float32") / hidden_dim
-        frequency = ops.power(self.max_wavelength, -exponent)
+        frequency = ops.power(10000.0, -exponent)
         angle = distance[:, None] * frequency[None, :]  # [S, D / 2]
         return ops.concatenate([ops.sin(angle), ops.cos(angle)], axis=-1)
 
@@ -142,7 +135,6 @@ class RelativePositionEncoding(keras.layers.Layer):
         return {
             **super().get_config(),
             "clamp_length": self.clamp_length,
-            "max_wavelength": self.max_wavelength,
             "bidirectional": self.bidirectional,
             "look_ahead": self.look_ahead,
         }

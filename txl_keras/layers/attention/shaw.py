@@ -100,34 +100,11 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             "position_biases", num_rows, heads
         )
 
-    def call(
-        self,
-        query,
-        memory=None,
-        query_mask=None,
-        memory_mask=None,
-        attention_mask=None,
-        training=None,
-        dropout_seed=None,
-        return_attention_scores=False,
-    ):
-        self._check_states(query, memory)
+    def _position_terms(self, query, memory):
         num_memory = 0 if memory is None else ops.shape(memory)[1]
-        length = ops.shape(query)[1]
-        nearest = Visible(num_memory, length, self.look_ahead).nearest
-        positions = self._rows(num_memory + length, nearest)
-        return self._attend(
-            query,
-            memory,
-            query_mask=query_mask,
-            memory_mask=memory_mask,
-            attention_mask=attention_mask,
-            training=training,
-            dropout_seed=dropout_seed,
-            return_attention_scores=return_attention_scores,
-            content_bias=self._content_bias(),
-            positions=self._positions(positions),
-        )
+        visible = Visible(num_memory, ops.shape(query)[1], self.look_ahead)
+        rows = self._rows(visible.num_keys, visible.nearest)
+        return self._content_bias(), self._positions(rows)
 
     def _content_bias(self):
         bias = ops.cast(self.content_attention_bias, self.compute_dtype)

@@ -12,26 +12,24 @@ import dataclasses
 import keras
 from keras import ops
 
-from txl_keras.checks import check_dropout
-from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_shape
 from txl_keras.layers import compute
+from txl_keras.layers.attention.heads import HeadsAttention
+from txl_keras.layers.attention.heads import check_memory_mask
 from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
 from txl_keras.layers.compute.dropout import fold_in
-from txl_keras.layers.compute.problem import Dropout
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
-from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import heads_dense
 from txl_keras.layers.sublayers import project_heads
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TwoStreamRelativeAttention(keras.layers.Layer):
+class TwoStreamRelativeAttention(HeadsAttention):
     """A Keras layer for attention with a content and a query stream.
 
     For a factorization order `z`, section 2.3 of Yang et al., 2019 (and
@@ -119,49 +117,34 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
         seed=None,
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        self.num_heads = check_integer("num_heads", num_heads, 1)
-        self.key_dim = check_integer("key_dim", key_dim, 1)
-        self.dropout = check_dropout("dropout", dropout)
-        self.clamp_length = clamp_length
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.seed = seed
-        self._dropout = RowDropout(
-            dropout, seed=seed, dtype=self.dtype_policy, name="dropout"
+        super().__init__(
+            num_heads, key_dim, dropout, kernel_initializer, seed, **kwargs
         )
+        self.clamp_length = clamp_length
         self._encode_positions = RelativePositionEncoding(
             clamp_length, bidirectional=True, name="position_encoding"
         )
-        self._query_dense = heads_dense(self, "btd,dnh->btnh", "query")
-        self._key_dense = heads_dense(self, "bsd,dnh->bsnh", "key")
-        self._value_dense = heads_dense(self, "bsd,dnh->bsnh", "value")
         # "r" is the axis of distances, which has no batch.
         self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
-        self._output_dense = None  # created in `build`, which knows D
 
     def build(self, content_shape):
         hidden_dim = content_shape[-1]
-        for dense in (self._query_dense, self._key_dense, self._value_dense):
-            dense.build((None, None, hidden_dim))
+        self._build_projections(hidden_dim, "btnh,dnh->btd")
         self._position_dense.build((None, hidden_dim))
-        self._output_dense = heads_dense(
-            self, "btnh,dnh->btd", "output", output_shape=[None, hidden_dim]
-        )
-        self._output_dense.build((None, None, self.num_heads, self.key_dim))
         # u, v and b of the equation above.
-        self.content_attention_bias = self._parameter("content_attention_bias")
-        self.positional_attention_bias = self._parameter(
-            "positional_attention_bias"
+        heads = self.num_heads, self.key_dim
+        self.content_attention_bias = self._parameter(
+            "content_attention_bias", *heads
         )
-        self.segment_attention_bias = self._parameter("segment_attention_bias")
+        self.positional_attention_bias = self._parameter(
+            "positional_attention_bias", *heads
+        )
+        self.segment_attention_bias = self._parameter(
+            "segment_attention_bias", *heads
+        )
         # s: row 0 for the same segment, row 1 for another.
-        self.segment_embeddings = self._parameter("segment_embeddings", 2)
-
-    def _parameter(self, name, *shape):
-        return self.add_weight(
-            shape=(*shape, self.num_heads, self.key_dim),
-            initializer=self.kernel_initializer.clone(),
-            name=name,
+        self.segment_embeddings = self._parameter(
+            "segment_embeddings", 2, *heads
         )
 
     def call(
@@ -208,7 +191,7 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
         content_stream_mask, query_stream_mask = _masks(
             content, memory, content_mask, memory_mask, permutation_mask
         )
-        dropout = self._make_dropout(
+        dropout = self._call_dropout(
             content, training, fold_in(dropout_seed, 0)
         )
         outputs = self._output_dense(
@@ -218,7 +201,7 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
         )
         if query is None:
             return outputs
-        dropout = self._make_dropout(
+        dropout = self._call_dropout(
             content, training, fold_in(dropout_seed, 1)
         )
         return outputs, self._output_dense(
@@ -242,7 +225,7 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
     def _project_query(self, states):
         """Returns scaled queries `(N, B, T, H)`."""
         (query,) = project_heads(states, self._query_dense)
-        return query * self.key_dim**-0.5
+        return self._scaled(query)
 
     def _attend_targets(self, query, target_mapping, keys, mask, dropout):
         """Computes attention of the query stream, `(B, P, N, H)`.
@@ -265,7 +248,7 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
         Shapes: query `(N, B, T, H)`, mask `(B, T, S)`, result `(B, T, N, H)`.
         """
         u, v, b = (
-            ops.cast(bias, self.compute_dtype) * self.key_dim**-0.5
+            self._scaled(ops.cast(bias, self.compute_dtype))
             for bias in (
                 self.content_attention_bias,
                 self.positional_attention_bias,
@@ -301,13 +284,6 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
             )
         )
 
-    def _make_dropout(self, content, training, dropout_seed):
-        """Returns the `Dropout` of a call's probabilities, or `None`."""
-        if not training or not self.dropout:
-            return None
-        seeds = self._dropout.row_seeds(ops.shape(content)[0], dropout_seed)
-        return Dropout(float(self.dropout), seeds)
-
     def compute_output_spec(self, content, query=None, **kwargs):
         outputs = [
             keras.KerasTensor(stream.shape, dtype=self.compute_dtype)
@@ -319,14 +295,7 @@ class TwoStreamRelativeAttention(keras.layers.Layer):
     def get_config(self):
         return {
             **super().get_config(),
-            "num_heads": self.num_heads,
-            "key_dim": self.key_dim,
-            "dropout": self.dropout,
             "clamp_length": self.clamp_length,
-            "kernel_initializer": keras.initializers.serialize(
-                self.kernel_initializer
-            ),
-            "seed": self.seed,
         }
 
 
@@ -398,11 +367,7 @@ def _check_shapes(
                 "targets to positions. Received: query=None"
             )
         num_targets = query.shape[1]
-    if memory is None and memory_mask is not None:
-        raise ValueError(
-            "`memory` must be passed with `memory_mask`, which marks its real "
-            "entries. Received: memory=None"
-        )
+    check_memory_mask(memory, memory_mask)
     for name, tensor, expected in (
         ("query", query, (num_targets, hidden_dim)),
         ("target_mapping", target_mapping, (num_targets, length)),

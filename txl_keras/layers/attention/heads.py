@@ -1,0 +1,86 @@
+"""Base of the attention layers: heads, their projections and dropout.
+
+Letters: `B` batch, `T` segment, `S` keys, `N` heads, `H` head size, `D` hidden
+size.
+"""
+
+import keras
+from keras import ops
+
+from txl_keras.checks import check_dropout
+from txl_keras.checks import check_integer
+from txl_keras.layers.compute.problem import Dropout
+from txl_keras.layers.row_dropout import RowDropout
+from txl_keras.layers.sublayers import heads_dense
+
+
+class HeadsAttention(keras.layers.Layer):
+    """Base class of layers that project states to heads and attend with them.
+
+    A subclass has arguments of these names, calls `_build_projections` in its
+    `build`, and poses a `Problem` in its `call`.
+    """
+
+    def __init__(
+        self, num_heads, key_dim, dropout, kernel_initializer, seed, **kwargs
+    ):
+        super().__init__(**kwargs)
+        self.num_heads = check_integer("num_heads", num_heads, 1)
+        self.key_dim = check_integer("key_dim", key_dim, 1)
+        self.dropout = check_dropout("dropout", dropout)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.seed = seed
+        self._dropout = RowDropout(
+            dropout, seed=seed, dtype=self.dtype_policy, name="dropout"
+        )
+        self._query_dense = heads_dense(self, "btd,dnh->btnh", "query")
+        self._key_dense = heads_dense(self, "bsd,dnh->bsnh", "key")
+        self._value_dense = heads_dense(self, "bsd,dnh->bsnh", "value")
+        self._output_dense = None  # created in `build`, which knows D
+
+    def _build_projections(self, hidden_dim, output_equation):
+        self._output_dense = heads_dense(
+            self, output_equation, "output", output_shape=[None, hidden_dim]
+        )
+        for dense in (self._query_dense, self._key_dense, self._value_dense):
+            dense.build((None, None, hidden_dim))
+        self._output_dense.build((None, None, self.num_heads, self.key_dim))
+
+    def _parameter(self, name, *shape):
+        return self.add_weight(
+            shape=shape,
+            initializer=self.kernel_initializer.clone(),
+            name=name,
+        )
+
+    def _scaled(self, x):
+        # Scaling queries takes T N H multiplications, scaling scores T S N.
+        return x * self.key_dim**-0.5
+
+    def _call_dropout(self, states, training, dropout_seed):
+        """Returns the `Dropout` of a call's probabilities, or `None`."""
+        if not training or not self.dropout:
+            return None
+        seeds = self._dropout.row_seeds(ops.shape(states)[0], dropout_seed)
+        return Dropout(float(self.dropout), seeds)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "key_dim": self.key_dim,
+            "dropout": self.dropout,
+            "kernel_initializer": keras.initializers.serialize(
+                self.kernel_initializer
+            ),
+            "seed": self.seed,
+        }
+
+
+def check_memory_mask(memory, memory_mask):
+    """Raises `ValueError` if there is a mask of a memory that is not there."""
+    if memory is None and memory_mask is not None:
+        raise ValueError(
+            "`memory` must be passed with `memory_mask`, which marks its real "
+            "entries. Received: memory=None"
+        )

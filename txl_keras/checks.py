@@ -88,6 +88,16 @@ def check_integer(name, value, minimum, maximum=None):
     return int(value)
 
 
+def check_one_of(name, value, known):
+    """Returns `value`; raises `ValueError` unless it is one of `known`."""
+    if value not in tuple(known):
+        raise ValueError(
+            f"`{name}` must be one of {tuple(known)}. "
+            f"Received: {name}={shown(value)}"
+        )
+    return value
+
+
 def check_dtype_policy(policy):
     """Checks that a policy has float32 weights and a known compute dtype."""
     if policy.variable_dtype != "float32" or policy.compute_dtype not in (

@@ -297,6 +297,8 @@ def fuzz_sizes(fuzz, seed):
         layers.DecoderBlock,
         {"num_heads": 2, "head_dim": 3, "intermediate_dim": 5},
         {
+            "head_dim": integers(),
+            "intermediate_dim": integers(),
             "dropout": RATES,
             "attention_dropout": RATES,
             "layer_norm_epsilon": POSITIVE,
@@ -310,7 +312,6 @@ def fuzz_sizes(fuzz, seed):
         {},
         {
             "clamp_length": optional_integers(),
-            "max_wavelength": [0, *POSITIVE],
         },
     )
     fuzz.call(

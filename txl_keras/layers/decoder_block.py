@@ -8,14 +8,15 @@ import tensorflow as tf
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.layers.attention.causal import CausalMultiHeadAttention
 from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
 from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.gate import GATES
 from txl_keras.layers.gate import Gate
-from txl_keras.layers.gate import check_gate
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import dense
 from txl_keras.layers.sublayers import layer_norm
@@ -135,8 +136,10 @@ class DecoderBlock(keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.intermediate_dim = intermediate_dim
+        self.head_dim = check_integer("head_dim", head_dim, 1)
+        self.intermediate_dim = check_integer(
+            "intermediate_dim", intermediate_dim, 1
+        )
         self.dropout = check_dropout("dropout", dropout)
         self.attention_dropout = check_dropout(
             "attention_dropout", attention_dropout
@@ -151,7 +154,7 @@ class DecoderBlock(keras.layers.Layer):
         self.look_ahead = look_ahead  # checked by the attention
         self.tie_attention_biases = tie_attention_biases
         if gate is not None:
-            check_gate(gate)
+            check_one_of("gate", gate, GATES)
             if not normalize_first:
                 raise ValueError(
                     "`normalize_first` must be True with a `gate`: the gates "
@@ -165,7 +168,7 @@ class DecoderBlock(keras.layers.Layer):
         self._attention_norm = layer_norm(self, "attention_norm")
         self._feed_forward_norm = layer_norm(self, "feed_forward_norm")
         self._intermediate_dense = dense(
-            self, intermediate_dim, "feed_forward_intermediate", "relu"
+            self, self.intermediate_dim, "feed_forward_intermediate", "relu"
         )
         self._output_dense = None  # created in `build`, which knows D
         self._gates = []
@@ -483,11 +486,7 @@ class DecoderBlock(keras.layers.Layer):
 
 def check_attention_type(attention_type, max_positions, same_length):
     """Checks that these arguments of `DecoderBlock` fit together."""
-    if attention_type not in ATTENTION_TYPES:
-        raise ValueError(
-            f"`attention_type` must be one of {ATTENTION_TYPES}. "
-            f"Received: attention_type={attention_type!r}"
-        )
+    check_one_of("attention_type", attention_type, ATTENTION_TYPES)
     if attention_type in ("shaw", "al_rfou"):
         check_integer("max_positions", max_positions, 1)
     if attention_type in ABSOLUTE_TYPES and same_length:

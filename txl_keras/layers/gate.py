@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from txl_keras.checks import check_number
+from txl_keras.checks import check_one_of
 
 # Kernels of each kind in the notation of the paper: W is multiplied with the
 # sublayer's output and U with the stream, where a gate has both.
@@ -74,10 +75,9 @@ class Gate(keras.layers.Layer):
         self, gate, bias=None, kernel_initializer="glorot_uniform", **kwargs
     ):
         super().__init__(**kwargs)
-        check_gate(gate)
+        self.gate = check_one_of("gate", gate, GATES)
         if bias is not None:
             check_number("bias", bias, -math.inf)
-        self.gate = gate
         self.bias = bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
 
@@ -150,9 +150,3 @@ class Gate(keras.layers.Layer):
 def num_kernels(gate):
     """Returns the number of `(D, D)` kernels of a kind of gate."""
     return len(_KERNELS[gate])
-
-
-def check_gate(gate):
-    """Raises `ValueError` unless `gate` is the name of a gate."""
-    if gate not in GATES:
-        raise ValueError(f"`gate` must be one of {GATES}. Received: {gate=}")

@@ -86,18 +86,9 @@ class RowDropout(keras.layers.Layer):
             uint32 tensor of shape `(B,)`.
         """
         if dropout_seed is None:
-            return self._draw(batch_size)
+            return draw_seeds(self.seed_generator, batch_size)
         check_seeds(dropout_seed, (batch_size,))
         return tf.cast(dropout_seed, tf.uint32)
-
-    def _draw(self, batch_size):
-        return tf.random.stateless_uniform(
-            (batch_size,),
-            seed=tf.cast(self.seed_generator.next(), tf.int32),
-            minval=None,
-            maxval=None,
-            dtype=tf.uint32,
-        )
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
@@ -113,3 +104,14 @@ def _drop(inputs, seeds, rate):
     keep = keep_mask(rate, seeds, shape[1:], indices)
     scale = tf.cast(1 / (1 - rate), inputs.dtype)
     return tf.where(keep, inputs * scale, tf.zeros((), inputs.dtype))
+
+
+def draw_seeds(generator, *shape):
+    """Draws uint32 seeds from a `keras.random.SeedGenerator`."""
+    return tf.random.stateless_uniform(
+        shape,
+        seed=tf.cast(generator.next(), tf.int32),
+        minval=None,
+        maxval=None,
+        dtype=tf.uint32,
+    )

@@ -73,7 +73,7 @@ class TwoStreamBlock(keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         self.num_heads = num_heads
-        self.head_dim = head_dim
+        self.head_dim = check_integer("head_dim", head_dim, 1)
         self.intermediate_dim = check_integer(
             "intermediate_dim", intermediate_dim, 1
         )
@@ -96,7 +96,7 @@ class TwoStreamBlock(keras.layers.Layer):
         self._attention_norm = layer_norm(self, "attention_norm")
         self._feed_forward_norm = layer_norm(self, "feed_forward_norm")
         self._intermediate_dense = dense(
-            self, intermediate_dim, "feed_forward_intermediate", "gelu"
+            self, self.intermediate_dim, "feed_forward_intermediate", "gelu"
         )
         self._output_dense = None  # created in `build`, which knows D
         self._dropout = RowDropout(

@@ -562,7 +562,9 @@ def test_fresh_biases_are_zeros_and_kernels_are_not_alike():
     assert 0.3 < own["kernel_1"].std() < 0.7
 
 
-@pytest.mark.parametrize("tie_projections", ["all", "", [True], [True] * 5, ()])
+@pytest.mark.parametrize(
+    "tie_projections", ["all", "", [True], [True] * 5, (), None, 1]
+)
 def test_tie_projections_must_fit_the_clusters(tie_projections):
     embedding = AdaptiveEmbedding(V, D, **HALF)
     with pytest.raises(ValueError, match="one boolean per cluster, 4 of them"):

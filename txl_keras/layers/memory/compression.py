@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 
 COMPRESSIONS = ("conv", "dilated_conv", "mean_pool", "max_pool", "most_used")
@@ -66,11 +67,7 @@ class Compression(keras.layers.Layer):
 
     def __init__(self, compression, rate, **kwargs):
         super().__init__(**kwargs)
-        if compression not in COMPRESSIONS:
-            raise ValueError(
-                f"`compression` must be one of {COMPRESSIONS}. Received: "
-                f"compression={compression!r}"
-            )
+        check_one_of("compression", compression, COMPRESSIONS)
         self.compression = compression
         self.rate = check_integer("rate", rate, 2)
 
@@ -99,11 +96,11 @@ class Compression(keras.layers.Layer):
             )
         if lengths is None:
             lengths = tf.fill((batch,), size)
+        is_real = tf.range(size)[None, :] < lengths[:, None]
         if self.compression == "most_used":
             check_shape("usage", usage, (batch, size))
-            return self._most_used(inputs, lengths, usage)
+            return self._most_used(inputs, lengths, is_real, usage)
         num_groups = size // self.rate
-        is_real = tf.range(size)[None, :] < lengths[:, None]
         # What is not real may be anything, also NaN.
         inputs = tf.where(is_real[..., None], inputs, 0)
         if self.compression == "dilated_conv":
@@ -127,9 +124,8 @@ class Compression(keras.layers.Layer):
         groups = tf.reshape(groups, (batch, num_groups, self.rate * width))
         return tf.matmul(groups, kernel) + tf.cast(self.bias, inputs.dtype)
 
-    def _most_used(self, inputs, lengths, usage):
+    def _most_used(self, inputs, lengths, is_real, usage):
         size = ops.shape(inputs)[1]
-        is_real = tf.range(size)[None, :] < lengths[:, None]
         usage = tf.where(is_real, tf.cast(usage, "float32"), -1.0)
         # Rank 0 is the most used; of equally used ones the older comes first.
         ranks = tf.argsort(

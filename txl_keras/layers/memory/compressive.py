@@ -189,19 +189,11 @@ class CompressiveCache(
             self.num_tokens,
             num_tokens,
         )
+        pairs = zip(self.keys, self.values, strict=True)
         if not in_order:
-            return [
-                Past(*pair, mask, order)
-                for pair in zip(self.keys, self.values, strict=True)
-            ]
-        return [
-            Past(
-                *(tf.gather(x, order, axis=2, batch_dims=1) for x in pair),
-                mask,
-                None,
-            )
-            for pair in zip(self.keys, self.values, strict=True)
-        ]
+            return [Past(*pair, mask, order) for pair in pairs]
+        sort = functools.partial(tf.gather, indices=order, axis=2, batch_dims=1)
+        return [Past(*map(sort, pair), mask, None) for pair in pairs]
 
     def reset_rows(self, reset, empty):
         """Clears rows, as `ProjectedMemory.reset_rows` does."""

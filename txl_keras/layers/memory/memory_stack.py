@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 
@@ -138,7 +139,7 @@ def initial_memory(
     See `MemoryStack` for `cold_start`. With compression, `num_pending` is the
     number of pending entries P, and `memory_length` counts C + M.
     """
-    check_cold_start(cold_start)
+    check_one_of("cold_start", cold_start, COLD_STARTS)
     if not tf.is_tensor(batch_size):
         check_integer("batch_size", batch_size, 0)
     check_memory_length(memory_length)
@@ -226,17 +227,13 @@ class MemoryStack(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_cold_start(cold_start)
-        check_integer("num_layers", num_layers, 1)
+        self.num_layers = check_integer("num_layers", num_layers, 1)
         if batch_size is not None:
-            check_integer("batch_size", batch_size, 1)
-        check_memory_length(memory_length)
-        check_integer("hidden_dim", hidden_dim, 1)
-        self.num_layers = num_layers
+            batch_size = check_integer("batch_size", batch_size, 1)
         self.batch_size = batch_size
-        self.memory_length = memory_length
-        self.hidden_dim = hidden_dim
-        self.cold_start = cold_start
+        self.memory_length = check_memory_length(memory_length)
+        self.hidden_dim = check_integer("hidden_dim", hidden_dim, 1)
+        self.cold_start = check_one_of("cold_start", cold_start, COLD_STARTS)
         self.num_pending = num_pending
         # In XLA a variable cannot change its shape.
         self.supports_jit = batch_size is not None
@@ -447,15 +444,6 @@ def _remedy(batch_size):
 def check_memory_length(memory_length):
     """Checks that a memory length is at least 0 and fits into int32."""
     return check_integer("memory_length", memory_length, 0, 2**31 - 1)
-
-
-def check_cold_start(cold_start):
-    """Raises `ValueError` unless `cold_start` is one of `COLD_STARTS`."""
-    if cold_start not in COLD_STARTS:
-        raise ValueError(
-            f"`cold_start` must be one of {COLD_STARTS}. "
-            f"Received: cold_start={cold_start!r}"
-        )
 
 
 def replica_variable(shape, dtype):

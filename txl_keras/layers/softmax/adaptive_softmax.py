@@ -423,7 +423,8 @@ def _one_per_cluster(tie_projections, num_clusters):
         return (False,) + (True,) * (num_clusters - 1)
     if isinstance(tie_projections, bool):
         return (tie_projections,) * num_clusters
-    if isinstance(tie_projections, str) or len(tie_projections) != num_clusters:
+    is_list = isinstance(tie_projections, (list, tuple))
+    if not is_list or len(tie_projections) != num_clusters:
         raise ValueError(
             "`tie_projections` must be a boolean, 'all_but_first' or one "
             f"boolean per cluster, {num_clusters} of them. Received: "

@@ -23,6 +23,7 @@ import tensorflow as tf
 from txl_keras.checkpoints import load_hugging_face
 from txl_keras.checkpoints import load_hugging_face_xlnet
 from txl_keras.checkpoints import load_vocabulary
+from txl_keras.checks import check_one_of
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import is_remote
@@ -433,11 +434,7 @@ def save_preset(model, folder, training, dtype):
             "`training` must be None or a dictionary that JSON can hold. "
             f"Received: training={shown(training)}"
         )
-    if dtype not in _WEIGHT_DTYPES:
-        raise ValueError(
-            f"`dtype` must be one of {[*_WEIGHT_DTYPES]}. Received: "
-            f"dtype={shown(dtype)}"
-        )
+    check_one_of("dtype", dtype, _WEIGHT_DTYPES)
     folder = os.path.expanduser(os.fspath(folder))
     name = type(model).__name__
     if _CLASSES.get(name) is not type(model):

@@ -251,4 +251,7 @@ def test_unknown_arguments_are_refused_with_the_known(build):
     message = "'num_layers'.*'vocabulary_size'.*Received: .'num_layer'"
     with pytest.raises(ValueError, match=message):
         build("quickstart", num_layer=1)
-    assert build("quickstart", num_layers=1, trainable=False)
+    model = build("quickstart", num_layers=1, trainable=False, name="mine")
+    assert not model.trainable_variables
+    assert model.name == "mine"
+    assert model.backbone.name != "mine"

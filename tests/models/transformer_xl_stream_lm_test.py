@@ -44,6 +44,20 @@ def random_steps(rows, length, seed=0):
     return rng.integers(list(SIZES.values()), size=(rows, length, len(SIZES)))
 
 
+def test_predictions_see_lora_that_is_enabled_after_the_first():
+    model = model_of(None)
+    ids = random_steps(B, T)
+    before = model.predict(ids, B, verbose=0)
+    model.backbone.enable_lora(3)
+    for weight in model.backbone.trainable_variables:
+        weight.assign(np.ones(weight.shape))
+    after = model.predict(ids, B, verbose=0)
+    expected = model({"token_ids": ids, "reset": np.ones(B, bool)})
+    for name in SIZES:
+        np.testing.assert_allclose(after[name], expected[name], atol=1e-5)
+        assert np.abs(after[name] - before[name]).max() > 0.1
+
+
 @pytest.mark.parametrize("first", [None, "type"])
 def test_scores_are_those_of_each_softmax(first):
     model = model_of(first)

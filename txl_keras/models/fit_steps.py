@@ -376,10 +376,3 @@ class _Reading:
         skipped = min(num_steps, self.steps_to_skip)
         self.steps_to_skip -= skipped
         return num_steps - skipped
-
-
-class StartEpochs(keras.callbacks.Callback):
-    """Tells `FitSteps` when an epoch of `fit` begins."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.model.fit_steps.begin_epoch(epoch)

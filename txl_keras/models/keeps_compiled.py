@@ -1,5 +1,7 @@
 """Keeps what a model compiles from call to call."""
 
+import types
+
 import tensorflow as tf
 
 
@@ -22,26 +24,13 @@ class KeepsCompiled:
                 f"{replicas} replicas"
             )
         if self._kept is None:
-            self._kept = _Kept()
-        return self._kept.get(
-            make, settings, self.weights, lambda: make(self, *settings)
-        )
-
-
-class _Kept:
-    """Holds the last object of each kind, with what it was made of.
-
-    Keras tracks what is in a dictionary, but not what is in this object.
-    """
-
-    def __init__(self):
-        self._found = {}
-
-    def get(self, kind, settings, variables, make):
+            # In a dictionary of the model Keras would track its variables.
+            self._kept = types.SimpleNamespace(made={})
+        variables = self.weights
         ids = [id(variable) for variable in variables]
-        before, ids_before, _, found = self._found.get(kind, (None,) * 4)
-        if before != settings or ids_before != ids:
-            found = make()
+        before, _, found = self._kept.made.get(make, (None,) * 3)
+        if before != (settings, ids):
+            found = make(self, *settings)
             # The variables, too, so that no new one gets their id.
-            self._found[kind] = settings, ids, variables, found
+            self._kept.made[make] = (settings, ids), variables, found
         return found

@@ -126,10 +126,6 @@ class LSTMBackbone(RecurrentBackbone):
         )
         self.build((None, None))
 
-    def kernel_initializer(self):
-        """Returns the initializer of embedding tables."""
-        return keras.initializers.RandomNormal(stddev=self.initializer_stddev)
-
     def projection_initializer(self):
         """Returns the initializer of projections from tables to size D."""
         return self.token_embedding.projection_initializer.clone()

@@ -1,4 +1,4 @@
-"""The base class of models that presets and folders describe."""
+"""The base classes of models that presets and folders describe."""
 
 import types
 
@@ -6,6 +6,7 @@ import keras
 
 from txl_keras.checks import check_dtype_policy
 from txl_keras.checks import check_model_name
+from txl_keras.checks import check_vocabulary
 from txl_keras.data.tokenizers.building import deserialize_tokenizer
 from txl_keras.data.tokenizers.building import serialize_tokenizer
 from txl_keras.models.presets import build_preset
@@ -16,7 +17,7 @@ from txl_keras.models.quantization import quantize_layers
 class PresetModel(keras.Model):
     """Base class of models with `from_preset` and `save_to_preset`.
 
-    A subclass is a backbone, or has arguments `backbone` and `tokenizer`.
+    A subclass is a backbone, or a `BackboneModel`.
     """
 
     # Arguments of the presets by name; their weights are newly initialized.
@@ -94,12 +95,18 @@ class PresetModel(keras.Model):
                 "`load_weights` must be a boolean. Pass all other arguments by "
                 f"name. Received: load_weights={load_weights!r}"
             )
+        trainable = overrides.pop("trainable", None)
         if isinstance(preset, str) and preset in cls.presets:
-            return build_preset(cls, preset, dtype, overrides)
-        # Imported here: it reads models of every class, so it is above them.
-        from txl_keras.preset_folders import load_preset
+            model = build_preset(cls, preset, dtype, overrides)
+        else:
+            # Imported here, because it reads models of all classes.
+            from txl_keras.preset_folders import load_preset
 
-        return load_preset(cls, preset, load_weights, dtype, overrides)
+            model = load_preset(cls, preset, load_weights, dtype, overrides)
+        if trainable is not None:
+            # The constructor would not freeze the layers it makes.
+            model.trainable = trainable
+        return model
 
     def save_to_preset(self, folder, training=None, dtype="float32"):
         """Writes a folder that `from_preset` reads.
@@ -164,3 +171,20 @@ class PresetModel(keras.Model):
         if is_frozen:
             model.trainable = False
         return model
+
+
+class BackboneModel(PresetModel):
+    """Base class of models on a `RecurrentBackbone`, maybe with a tokenizer."""
+
+    def __init__(self, backbone, tokenizer=None, **kwargs):
+        kwargs.setdefault("dtype", backbone.dtype_policy)
+        super().__init__(**kwargs)
+        self.backbone = backbone
+        if tokenizer is not None:
+            check_vocabulary(tokenizer, backbone.vocabulary_size)
+        self.tokenizer = tokenizer
+        backbone.add_owner(self)
+
+    def initial_memory(self, batch_size, memory_length=None):
+        """Returns the memory of a cold start: see `RecurrentBackbone`."""
+        return self.backbone.initial_memory(batch_size, memory_length)

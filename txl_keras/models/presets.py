@@ -247,7 +247,9 @@ def own_arguments(model_class):
 def split_overrides(model_class, overrides, backbone_class=None):
     """Returns overrides of a model and those of its backbone, both checked."""
     backbone_class = backbone_class or model_class.backbone_class or model_class
-    own = own_arguments(model_class)
+    own = set(own_arguments(model_class))
+    if own:  # it is not a backbone
+        own.add("name")
     check_overrides(overrides, backbone_class, *own)
     return (
         {key: value for key, value in overrides.items() if key in own},
@@ -274,7 +276,7 @@ def check_overrides(overrides, model_class, *others):
     parameters = inspect.signature(model_class).parameters.values()
     known = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
     known = sorted({*known, *others, "dtype", "name"})
-    unknown = sorted(overrides.keys() - {*known, "trainable"})
+    unknown = sorted(overrides.keys() - set(known))
     if unknown:
         raise ValueError(
             "Arguments of `from_preset`, and flags of the model, must be those "

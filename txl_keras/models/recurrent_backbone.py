@@ -19,6 +19,7 @@ from txl_keras.layers.memory.memory_stack import MemoryStack
 from txl_keras.layers.memory.memory_stack import initial_memory
 from txl_keras.models.lora import LoraBackbone
 from txl_keras.models.preset_model import PresetModel
+from txl_keras.weights import normal_initializer
 
 _REMEDY = (
     "Begin with `memory=None` or `initial_memory(batch_size)` of this model, "
@@ -31,14 +32,14 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
 
     What a subclass provides:
 
-    - Attributes `vocabulary_size`, `num_layers`, `hidden_dim`, `memory_length`
-      and `token_embedding`, an `AdaptiveEmbedding`; `num_heads`, `head_dim` and
-      `intermediate_dim`, or a `layer_flops` of its own; and any of the class
-      attributes and properties below that differ.
+    - Attributes `vocabulary_size`, `num_layers`, `hidden_dim`, `memory_length`,
+      `initializer_stddev` and `token_embedding`, an `AdaptiveEmbedding`;
+      `num_heads`, `head_dim` and `intermediate_dim`, or a `layer_flops` of its
+      own; and any of the class attributes and properties below that differ.
     - `call(token_ids, memory, reset, training, dropout_seed, first_row)`, which
       begins with `_begin` or its two parts, and returns hidden states and the
       new `Memory`.
-    - `kernel_initializer` and `projection_initializer`, for the softmax.
+    - `projection_initializer`, for the softmax.
     - For `SegmentReader`: `project_memory`, `project_positions` and
       `call_projected`, see `TransformerXLBackbone`. What `project_memory`
       returns has `append` and `reset_rows`, as `ProjectedMemory` has them.
@@ -78,6 +79,10 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
     def max_segment_length(self):
         """Returns the most tokens that a segment may have, or `None`."""
         return None
+
+    def kernel_initializer(self):
+        """Returns the initializer of kernels and embedding tables."""
+        return normal_initializer(self.initializer_stddev)
 
     def target(self, device, training):
         """Returns the `Target` of the layers on a device, without a kernel."""

@@ -8,6 +8,7 @@ import os
 import tensorflow as tf
 from absl import logging
 
+from txl_keras.checks import check_one_of
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.json_files import check_fields
@@ -180,11 +181,7 @@ class RunFolder:
             ValueError: If the model is of another class, or does not match the
                 saved weights.
         """
-        if checkpoint not in CHECKPOINTS:
-            raise ValueError(
-                f"`checkpoint` must be one of {CHECKPOINTS}. "
-                f"Received: checkpoint={checkpoint!r}"
-            )
+        check_one_of("checkpoint", checkpoint, CHECKPOINTS)
         self.check_model_class(model_class)
         path = self.file("config.json")
         config = check_model_config(self.read_config(), model_class, path)

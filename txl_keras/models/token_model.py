@@ -4,11 +4,11 @@ import keras
 import tensorflow as tf
 
 from txl_keras.models.lstm_backbone import LSTMBackbone
-from txl_keras.models.preset_model import PresetModel
+from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 
-class TokenModel(PresetModel):
+class TokenModel(BackboneModel):
     """Base of the models whose inputs, and default targets, are integers."""
 
     def compile_from_config(self, config):

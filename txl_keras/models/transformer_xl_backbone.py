@@ -12,6 +12,7 @@ from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_number
+from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import shown
 from txl_keras.layers.attention.position_encoding import (
@@ -27,8 +28,8 @@ from txl_keras.layers.gate import num_kernels
 from txl_keras.layers.memory.compression import Compression
 from txl_keras.layers.memory.compressive import CompressiveCache
 from txl_keras.layers.memory.compressive import extend_compressed
+from txl_keras.layers.memory.memory_stack import COLD_STARTS
 from txl_keras.layers.memory.memory_stack import check_batches
-from txl_keras.layers.memory.memory_stack import check_cold_start
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.row_dropout import RowDropout
@@ -240,7 +241,9 @@ class TransformerXLBackbone(RecurrentBackbone):
     ):
         super().__init__(**kwargs)
         if vocabulary_size is not None:
-            check_integer("vocabulary_size", vocabulary_size, 1)
+            vocabulary_size = check_integer(
+                "vocabulary_size", vocabulary_size, 1
+            )
         elif cutoffs or embedding_dim is not None:
             raise ValueError(
                 "`vocabulary_size` must be given with `cutoffs` or "
@@ -248,11 +251,14 @@ class TransformerXLBackbone(RecurrentBackbone):
                 f"Received: vocabulary_size=None, cutoffs={cutoffs}, "
                 f"embedding_dim={embedding_dim}"
             )
-        check_integer("num_layers", num_layers, 1)
-        check_integer("num_heads", num_heads, 1)
-        check_integer("hidden_dim", hidden_dim, 2)
-        check_integer("intermediate_dim", intermediate_dim, 1)
-        check_memory_length(memory_length)
+        self.vocabulary_size = vocabulary_size
+        self.num_layers = check_integer("num_layers", num_layers, 1)
+        self.num_heads = check_integer("num_heads", num_heads, 1)
+        self.hidden_dim = check_integer("hidden_dim", hidden_dim, 2)
+        self.intermediate_dim = check_integer(
+            "intermediate_dim", intermediate_dim, 1
+        )
+        self.memory_length = check_memory_length(memory_length)
         check_number("initializer_stddev", initializer_stddev, 0)
         if projection_initializer_stddev is not None:
             check_number(
@@ -260,27 +266,17 @@ class TransformerXLBackbone(RecurrentBackbone):
                 projection_initializer_stddev,
                 0,
             )
-        if memory_source not in MEMORY_SOURCES:
-            raise ValueError(
-                f"`memory_source` must be one of {MEMORY_SOURCES}. Received: "
-                f"memory_source={memory_source!r}"
-            )
-        check_cold_start(cold_start)
-        head_dim = check_head_dim(head_dim, hidden_dim, num_heads)
+        check_one_of("memory_source", memory_source, MEMORY_SOURCES)
+        self.head_dim = check_head_dim(
+            head_dim, self.hidden_dim, self.num_heads
+        )
         check_attention_type(attention_type, max_positions, same_length)
-        self.vocabulary_size = vocabulary_size
-        self.num_layers = num_layers
-        self.num_heads = num_heads
-        self.hidden_dim = hidden_dim
-        self.intermediate_dim = intermediate_dim
-        self.head_dim = head_dim
         self.attention_type = attention_type
         self.compression = compression
         self.compression_rate = compression_rate
         self.compressed_length = compressed_length
         self._check_compression(memory_source)
         self.check_remembers(memory_length)
-        self.memory_length = memory_length
         self.max_positions = max_positions
         self.dropout = dropout
         self.attention_dropout = attention_dropout
@@ -294,7 +290,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.layer_norm_epsilon = layer_norm_epsilon
         self.initializer_stddev = initializer_stddev
         self.projection_initializer_stddev = projection_initializer_stddev
-        self.cold_start = cold_start
+        self.cold_start = check_one_of("cold_start", cold_start, COLD_STARTS)
         self.memory_source = memory_source
         self.stateful = stateful
         self.supports_masking = True  # of the hidden states
@@ -303,7 +299,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         if vocabulary_size is not None:
             self.token_embedding = AdaptiveEmbedding(
                 vocabulary_size,
-                hidden_dim,
+                self.hidden_dim,
                 cutoffs=cutoffs,
                 embedding_dim=embedding_dim,
                 div_val=div_val,
@@ -345,10 +341,6 @@ class TransformerXLBackbone(RecurrentBackbone):
                 None, name="inference_memory"
             )
         self.build((None, None))
-
-    def kernel_initializer(self):
-        """Returns the initializer of kernels and embedding tables."""
-        return normal_initializer(self.initializer_stddev)
 
     def projection_initializer(self):
         """Returns the initializer of projections between tables and size D."""

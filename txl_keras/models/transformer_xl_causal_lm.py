@@ -17,7 +17,6 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
-from txl_keras.checks import check_vocabulary
 from txl_keras.data.segments import Segments
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.fit_data import check_arrays
@@ -28,7 +27,6 @@ from txl_keras.models.fit_data import is_text
 from txl_keras.models.fit_data import naming_validation
 from txl_keras.models.fit_data import text_segments
 from txl_keras.models.fit_steps import FitSteps
-from txl_keras.models.fit_steps import StartEpochs
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.models.text_methods import TextMethods
@@ -112,12 +110,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 "position include the one that is predicted. Received: "
                 f"look_ahead={backbone.look_ahead}"
             )
-        kwargs.setdefault("dtype", backbone.dtype_policy)
-        super().__init__(**kwargs)
-        self.backbone = backbone
-        if tokenizer is not None:
-            check_vocabulary(tokenizer, backbone.vocabulary_size)
-        self.tokenizer = tokenizer
+        super().__init__(backbone, tokenizer, **kwargs)
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,
             tie_embeddings=tie_embeddings,
@@ -127,7 +120,6 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             dtype=self.dtype_policy,
             name="softmax",
         )
-        backbone.add_owner(self)
         self._training_memory = backbone.memory_stack(
             None, name="training_memory"
         )
@@ -147,10 +139,6 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         )
         stack.write(memory)
         return self.softmax.logits(hidden)
-
-    def initial_memory(self, batch_size, memory_length=None):
-        """Returns the memory of a cold start: see `TransformerXLBackbone`."""
-        return self.backbone.initial_memory(batch_size, memory_length)
 
     def score(
         self,
@@ -405,7 +393,10 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         if self.fit_steps is None:
             arguments["callbacks"] = [callbacks, ResetMemory()]
             return super().fit(**in_batches(**arguments))
-        arguments["callbacks"] = [callbacks, StartEpochs()]
+        begin_epoch = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: self.fit_steps.begin_epoch(epoch)
+        )
+        arguments["callbacks"] = [callbacks, begin_epoch]
         try:
             return super().fit(**self.fit_steps.begin_fit(arguments))
         finally:

@@ -26,12 +26,12 @@ from txl_keras.models.generation.request import generation_memory_length
 from txl_keras.models.generation.request import generation_seed
 from txl_keras.models.generation.stream_generator import StreamGenerator
 from txl_keras.models.keeps_compiled import KeepsCompiled
-from txl_keras.models.preset_model import PresetModel
+from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TransformerXLStreamLM(KeepsCompiled, PresetModel):
+class TransformerXLStreamLM(KeepsCompiled, BackboneModel):
     """Predicts the next step of several token streams, a softmax for each.
 
     A step has one id per stream, such as the type, pitch and duration of a
@@ -118,9 +118,7 @@ class TransformerXLStreamLM(KeepsCompiled, PresetModel):
                 "`first` must be None or one of the streams, "
                 f"{list(vocabulary_sizes)}. Received: first={shown(first)}"
             )
-        kwargs.setdefault("dtype", backbone.dtype_policy)
-        super().__init__(**kwargs)
-        self.backbone = backbone
+        super().__init__(backbone, **kwargs)
         self.streams = list(vocabulary_sizes)
         self.first = first
         self.embedding = StreamEmbedding(
@@ -190,10 +188,6 @@ class TransformerXLStreamLM(KeepsCompiled, PresetModel):
         return logits + tf.gather(
             tf.cast(self._rows[name], logits.dtype), first_ids
         )
-
-    def initial_memory(self, batch_size, memory_length=None):
-        """Returns the memory of a cold start: see `TransformerXLBackbone`."""
-        return self.backbone.initial_memory(batch_size, memory_length)
 
     def score(self, inputs, targets, memory=None, reset=None, training=False):
         """Computes the negative log-likelihood of every target.

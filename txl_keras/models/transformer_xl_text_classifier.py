@@ -10,10 +10,11 @@ import tensorflow as tf
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
-from txl_keras.checks import check_vocabulary
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.row_dropout import draw_seeds
 from txl_keras.metrics import SparseF1Score
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
@@ -110,19 +111,9 @@ class TransformerXLTextClassifier(TokenModel):
         **kwargs,
     ):
         check_backbone(backbone)
-        kwargs.setdefault("dtype", backbone.dtype_policy)
-        super().__init__(**kwargs)
+        super().__init__(backbone, tokenizer, **kwargs)
         backbone.check_takes_padding()
-        if pooling not in POOLINGS:
-            raise ValueError(
-                f"`pooling` must be one of {POOLINGS}. "
-                f"Received: pooling={pooling!r}"
-            )
-        self.backbone = backbone
-        if tokenizer is not None:
-            check_vocabulary(tokenizer, backbone.vocabulary_size)
-        self.tokenizer = tokenizer
-        backbone.add_owner(self)
+        check_one_of("pooling", pooling, POOLINGS)
         self.num_classes = check_integer("num_classes", num_classes, 2)
         self.segment_length = check_integer("segment_length", segment_length, 1)
         self.pooling = pooling
@@ -167,7 +158,7 @@ class TransformerXLTextClassifier(TokenModel):
         looks_ahead = self.backbone.look_ahead > 0
         masks = self._segments(is_text) if looks_ahead else None
         weights = self._segments(weights)
-        seed = self._draw_seed() if training else None
+        seed = draw_seeds(self._seed_generator) if training else None
         batch_size = tf.shape(token_ids)[0]
 
         def read(number, memory, pooled):
@@ -207,15 +198,6 @@ class TransformerXLTextClassifier(TokenModel):
         x = tf.pad(x, [[0, 0], [0, -width % self.segment_length]])
         x = tf.reshape(x, (tf.shape(x)[0], -1, self.segment_length))
         return tf.transpose(x, (1, 0, 2))
-
-    def _draw_seed(self):
-        return tf.random.stateless_uniform(
-            (),
-            seed=tf.cast(self._seed_generator.next(), tf.int32),
-            minval=None,
-            maxval=None,
-            dtype=tf.uint32,
-        )
 
     def compile(self, optimizer="adam", loss="auto", **kwargs):
         """Compiles with the loss and the metrics of a classifier.

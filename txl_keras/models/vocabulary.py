@@ -56,7 +56,11 @@ def extend_vocabulary(model, vocabulary_size, tokenizer=None, seed=0):
             "`model` must be a model or a backbone of `txl_keras.models`. "
             f"Received: model={shown(model)}"
         )
-    backbone.check_reads_tokens()
+    if backbone.vocabulary_size is None:
+        raise ValueError(
+            "`model` must have a `vocabulary_size`, and so an embedding of "
+            "tokens. Received: vocabulary_size=None"
+        )
     check_integer("seed", seed, 0)
     old_size = backbone.vocabulary_size
     check_integer("vocabulary_size", vocabulary_size, old_size + 1)

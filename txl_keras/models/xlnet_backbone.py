@@ -11,6 +11,7 @@ from txl_keras.checks import check_head_dim
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_number
+from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
@@ -21,7 +22,6 @@ from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.two_stream_block import TwoStreamBlock
 from txl_keras.models.recurrent_backbone import RecurrentBackbone
-from txl_keras.weights import normal_initializer
 
 # With "uni" no token attends to later tokens.
 ATTENTION_TYPES = ("bi", "uni")
@@ -142,15 +142,13 @@ class XLNetBackbone(RecurrentBackbone):
         self.intermediate_dim = check_integer(
             "intermediate_dim", intermediate_dim, 1
         )
-        self.head_dim = check_head_dim(head_dim, hidden_dim, num_heads)
+        self.head_dim = check_head_dim(
+            head_dim, self.hidden_dim, self.num_heads
+        )
         self.memory_length = check_memory_length(memory_length)
         if reuse_length is not None:
             check_integer("reuse_length", reuse_length, 1)
-        if attention_type not in ATTENTION_TYPES:
-            raise ValueError(
-                f"`attention_type` must be one of {ATTENTION_TYPES}. "
-                f"Received: attention_type={attention_type!r}"
-            )
+        check_one_of("attention_type", attention_type, ATTENTION_TYPES)
         check_number("initializer_stddev", initializer_stddev, 0)
         self.reuse_length = reuse_length
         self.attention_type = attention_type
@@ -161,9 +159,9 @@ class XLNetBackbone(RecurrentBackbone):
         self.initializer_stddev = initializer_stddev
 
         self.token_embedding = AdaptiveEmbedding(
-            vocabulary_size,
-            hidden_dim,
-            embeddings_initializer=self._kernel_initializer(),
+            self.vocabulary_size,
+            self.hidden_dim,
+            embeddings_initializer=self.kernel_initializer(),
             dtype=self.dtype_policy,
             name="token_embedding",
         )
@@ -176,9 +174,6 @@ class XLNetBackbone(RecurrentBackbone):
         )
         self.build((None, None))
 
-    def _kernel_initializer(self):
-        return normal_initializer(self.initializer_stddev)
-
     def _block(self, index):
         return TwoStreamBlock(
             self.num_heads,
@@ -188,7 +183,7 @@ class XLNetBackbone(RecurrentBackbone):
             attention_dropout=self.attention_dropout,
             layer_norm_epsilon=self.layer_norm_epsilon,
             clamp_length=self.clamp_length,
-            kernel_initializer=self._kernel_initializer(),
+            kernel_initializer=self.kernel_initializer(),
             dtype=self.dtype_policy,
             name=f"block_{index}",
         )
@@ -200,7 +195,7 @@ class XLNetBackbone(RecurrentBackbone):
         # w of section 2.3, the initial query of every target.
         self.mask_embedding = self.add_weight(
             shape=(self.hidden_dim,),
-            initializer=self._kernel_initializer(),
+            initializer=self.kernel_initializer(),
             name="mask_embedding",
         )
 

@@ -8,16 +8,14 @@ import keras
 
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
-from txl_keras.checks import check_vocabulary
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
-from txl_keras.models.preset_model import PresetModel
+from txl_keras.models.preset_model import BackboneModel
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_backbone import causal_mask
-from txl_keras.weights import normal_initializer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class XLNetPermutationLM(PresetModel):
+class XLNetPermutationLM(BackboneModel):
     """Predicts tokens from other tokens, in the order of a permutation.
 
     For a factorization order `z` the log-likelihood of the targets of a
@@ -103,20 +101,14 @@ class XLNetPermutationLM(PresetModel):
                 "`backbone` must be an XLNetBackbone. Received: "
                 f"backbone={type(backbone).__name__}"
             )
-        kwargs.setdefault("dtype", backbone.dtype_policy)
-        super().__init__(**kwargs)
-        self.backbone = backbone
-        if tokenizer is not None:
-            check_vocabulary(tokenizer, backbone.vocabulary_size)
-        self.tokenizer = tokenizer
+        super().__init__(backbone, tokenizer, **kwargs)
         self.softmax = AdaptiveSoftmax(
             backbone.token_embedding,
             tie_embeddings=tie_embeddings,
-            kernel_initializer=normal_initializer(backbone.initializer_stddev),
+            kernel_initializer=backbone.kernel_initializer(),
             dtype=self.dtype_policy,
             name="softmax",
         )
-        backbone.add_owner(self)
         self.build((None, None))
 
     def build(self, token_ids_shape):
@@ -125,10 +117,6 @@ class XLNetPermutationLM(PresetModel):
     def call(self, batch, training=None):
         query, _ = self._query_stream(**batch, training=training)
         return self.softmax.logits(query)
-
-    def initial_memory(self, batch_size, memory_length=None):
-        """Returns the memory of a cold start: see `XLNetBackbone`."""
-        return self.backbone.initial_memory(batch_size, memory_length)
 
     def score(
         self,

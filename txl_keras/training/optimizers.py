@@ -7,6 +7,7 @@ import numbers
 import keras
 from keras import ops
 
+from txl_keras.checks import check_one_of
 from txl_keras.training.updates import takes_weight_decay
 
 _MAX_WEIGHT_NORM = 10.0
@@ -275,10 +276,7 @@ def build_optimizer(
     >>> build_optimizer("adamw", 0.001, weight_decay=0.01).weight_decay
     0.01
     """
-    if name not in _OPTIMIZERS:
-        raise ValueError(
-            f"`name` must be one of {OPTIMIZERS}. Received: name={name!r}"
-        )
+    check_one_of("name", name, _OPTIMIZERS)
     if isinstance(learning_rate, numbers.Real):
         _check_range("learning_rate", learning_rate)
         learning_rate = float(learning_rate)

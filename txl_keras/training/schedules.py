@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_one_of
 
 SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant")
 
@@ -165,10 +166,7 @@ def _check_rates(learning_rate, min_learning_rate):
 
 
 def _check_kind(name, min_learning_rate, subtract_warmup):
-    if name not in SCHEDULES:
-        raise ValueError(
-            f"`name` must be one of {SCHEDULES}. Received: name={name!r}"
-        )
+    check_one_of("name", name, SCHEDULES)
     if name == "constant" and min_learning_rate:
         raise ValueError(
             "`min_learning_rate` must be 0 for the constant schedule. "

@@ -9,6 +9,7 @@ layers.
 
 import numpy as np
 
+from txl_keras.checks import check_one_of
 from txl_keras.models.generation.openvino_graph import WEIGHTS
 from txl_keras.models.generation.openvino_graph import OpenVinoGraph
 from txl_keras.models.generation.openvino_graph import import_openvino
@@ -22,14 +23,8 @@ def check_engine(engine, weights, model, memory_length):
 
     Raises `ValueError`, or `ImportError` if OpenVINO is missing.
     """
-    for name, value, known in (
-        ("engine", engine, ENGINES),
-        ("weights", weights, WEIGHTS),
-    ):
-        if value not in known:
-            raise ValueError(
-                f"`{name}` must be one of {known}. Received: {name}={value!r}"
-            )
+    check_one_of("engine", engine, ENGINES)
+    check_one_of("weights", weights, WEIGHTS)
     if engine == "tensorflow":
         if weights != "float32":
             raise ValueError(

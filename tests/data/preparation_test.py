@@ -243,6 +243,18 @@ def test_ids_that_were_changed_are_refused(tmp_path):
             file.write(damaged)
         with pytest.raises(ValueError, match="metadata.json is damaged"):
             open_split(train.folder, WORDS)
+    for wrong in (
+        {"dtype": "uint3"},
+        {"dtype": "object"},
+        {"dtype": "uint16"},
+        {"num_bytes": "x"},
+        {"num_unknown": None},
+        {"tokenizer": [3]},
+    ):
+        with open(os.path.join(train.folder, "metadata.json"), "w") as file:
+            file.write(json.dumps({**train.metadata, **wrong}))
+        with pytest.raises(ValueError, match="metadata.json is damaged"):
+            open_split(train.folder, WORDS)
     with pytest.raises(FileNotFoundError, match="`folder`.*metadata.json"):
         open_split(str(tmp_path), WORDS)
 

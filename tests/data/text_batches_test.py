@@ -100,6 +100,11 @@ def test_bad_arguments_are_errors():
             pad_texts(wrong)
     with pytest.raises(ValueError, match="at least 1. Received: 0 and 0"):
         TextBatches([], [], B, T)
+    with pytest.raises(ValueError, match=r"token_ids\[1\]=\[\]"):
+        TextBatches([[1], []], [0, 1], B, T)
+    for num_steps in (0, 2.5):
+        with pytest.raises(ValueError, match=f"num_steps={num_steps}"):
+            batches().dataset(num_steps)
     with pytest.raises(ValueError, match="seed=-1"):
         batches(seed=-1)
     with pytest.raises(ValueError, match="step=-1"):

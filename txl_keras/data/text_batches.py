@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
+from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_token_ids
 from txl_keras.data.segments import NUM_IDS
 
@@ -81,9 +82,9 @@ class TextBatches:
             batches.
 
     Raises:
-        ValueError: If there is no text, if texts and labels differ in number,
-            if a label is not a non-negative integer, or if a number is out of
-            its range.
+        ValueError: If there is no text or an empty one, if texts and labels
+            differ in number, if a label is not a non-negative integer, or if a
+            number is out of its range.
 
     Example:
 
@@ -117,6 +118,7 @@ class TextBatches:
                 "`token_ids` and `label_ids` must have the same length, at "
                 f"least 1. Received: {len(token_ids)} and {len(label_ids)}"
             )
+        check_no_empty_text("token_ids", token_ids, token_ids)
         self._token_ids = token_ids
         label_ids = check_token_ids("label_ids", label_ids, NUM_IDS)
         self._label_ids = np.asarray(label_ids, np.int32)
@@ -189,6 +191,8 @@ class TextBatches:
         Returns:
             `tf.data.Dataset`.
         """
+        if num_steps is not None:
+            check_integer("num_steps", num_steps, 1)
 
         def generate():
             steps = itertools.count() if num_steps is None else range(num_steps)

@@ -121,6 +121,8 @@ class Evaluator:
         if isinstance(segments, SlidingWindows):
             check_slides(self._model.backbone, self._memory_length)
         check_sizes(segments, self._batch_size, self._segment_length)
+        if steps_per_execution is not None:
+            check_integer("steps_per_execution", steps_per_execution, 1)
         if token_nll is not None:
             check_token_nll(token_nll, segments)
             self._check_one_worker()

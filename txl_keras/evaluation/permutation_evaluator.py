@@ -7,6 +7,7 @@ memory.
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
 from txl_keras.data.feed import Feed
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import scores_of
@@ -90,6 +91,7 @@ class PermutationEvaluator:
                 differ, or there is no target.
         """
         _check_reuse_length(self._model, segments)
+        check_integer("steps_per_execution", steps_per_execution, 1)
         sums = dict.fromkeys(_SUMS, 0.0)
         feed = Feed(segments, self._strategy, num_steps=len(segments))
         for done in range(0, len(segments), steps_per_execution):

@@ -4,6 +4,7 @@ import pathlib
 
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
 from txl_keras.data.tokenizers.sentence_piece_model import NORMAL
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
@@ -170,6 +171,7 @@ class WordPieceTokenizer:
             ValueError: If the texts are empty, or if the vocabulary size is too
                 small for the characters of the text or too large for the text.
         """
+        check_integer("vocabulary_size", vocabulary_size, 1)
         # The trainer of TensorFlow Text took 100 s for 5 MB of Wikipedia, this
         # one takes 1 s.
         model = train_pieces(

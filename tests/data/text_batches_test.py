@@ -74,6 +74,15 @@ def test_the_order_leads_back_to_the_texts():
     )
 
 
+def test_texts_are_sorted_once_an_epoch(monkeypatch):
+    of, epochs = batches(seed=5), []
+    order = of.order
+    monkeypatch.setattr(of, "order", lambda e: epochs.append(e) or order(e))
+    for step in range(3 * of.steps_per_epoch):
+        of.batch(step)
+    assert epochs == [0, 1, 2]
+
+
 def test_a_dataset_has_the_batches_again_and_again():
     of = batches(5)
     dataset = of.dataset(of.steps_per_epoch)

@@ -3,6 +3,7 @@
 `B` is the batch size, `W` the tokens of the longest text of a batch.
 """
 
+import functools
 import itertools
 
 import numpy as np
@@ -133,6 +134,9 @@ class TextBatches:
             max_batch_tokens,
         )
 
+        # Two epochs, because prefetching reads past the end of an epoch.
+        self._cached_rows = functools.lru_cache(maxsize=2)(self._rows)
+
     @property
     def steps_per_epoch(self):
         """Returns the number of batches per epoch."""
@@ -167,16 +171,18 @@ class TextBatches:
         """
         step = check_integer("step", step, 0)
         epoch, number = divmod(step, self.steps_per_epoch)
-        if self._seed is not None:
-            number = self._rng(epoch, 1).permutation(self.steps_per_epoch)[
-                number
-            ]
-        stops = [*self._starts[1:], len(self._segments)]
-        rows = self.order(epoch)[self._starts[number] : stops[number]]
+        rows = self._cached_rows(0 if self._seed is None else epoch)[number]
         inputs = pad_texts(
             [self._token_ids[i] for i in rows], self._segment_length
         )
         return inputs, self._label_ids[rows]
+
+    def _rows(self, epoch):
+        """Returns the indices of the texts of each batch of an epoch."""
+        rows = np.split(self.order(epoch), self._starts[1:])
+        if self._seed is None:
+            return rows
+        return [rows[i] for i in self._rng(epoch, 1).permutation(len(rows))]
 
     def _rng(self, *key):
         return np.random.default_rng((self._seed, *key))

@@ -11,6 +11,7 @@ from txl_keras.checks import check_integer
 from txl_keras.data.feed import Feed
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import scores_of
+from txl_keras.evaluation.evaluator import sums_of_replicas
 from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
@@ -112,11 +113,8 @@ class PermutationEvaluator:
         }
 
     def _replica_step(self, batch, stop):
-        sums = tf.distribute.get_replica_context().all_reduce(
-            "SUM", tf.stack([*self._compiled_score(batch), stop])
-        )
-        names = (*_SUMS, "stop")
-        return dict(zip(names, tf.unstack(sums), strict=True))
+        values = [*self._compiled_score(batch), stop]
+        return sums_of_replicas((*_SUMS, "stop"), values)
 
     def _score(self, batch):
         """Computes the sums named in `_SUMS` over the rows of this replica."""

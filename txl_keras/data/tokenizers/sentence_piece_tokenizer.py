@@ -10,6 +10,7 @@ from google.protobuf import message
 
 from txl_keras.data.tokenizers.sentence_piece_model import BYTE
 from txl_keras.data.tokenizers.sentence_piece_model import CONTROL
+from txl_keras.data.tokenizers.sentence_piece_model import SPACE
 from txl_keras.data.tokenizers.sentence_piece_model import UNKNOWN
 from txl_keras.data.tokenizers.sentence_piece_model import SentencePieceModel
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
@@ -20,8 +21,6 @@ from txl_keras.data.tokenizers.subword_tokenizer import train_pieces
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.vocabulary import smallest_dtype
 
-# sentencepiece's symbol for a space.
-_SPACE = "\u2581"
 _LOADING = threading.Lock()
 # Appended to a serialized model, this overrides its `add_dummy_prefix`.
 _NO_DUMMY_PREFIX = SentencePieceModel(
@@ -173,7 +172,7 @@ class SentencePieceTokenizer(Tokenizer):
         # Pieces with real spaces distinguish the two.
         model.normalizer_spec.escape_whitespaces = False
         for piece in model.pieces:
-            piece.piece = piece.piece.replace(_SPACE.encode(), b" ")
+            piece.piece = piece.piece.replace(SPACE.encode(), b" ")
         return cls(model.SerializeToString(deterministic=True))
 
     def encode(self, text, begins_line=True):
@@ -277,4 +276,4 @@ def _piece_text(piece, kind):
         return b""
     if kind == BYTE:
         return bytes([int(piece.strip("<>"), 16)])
-    return piece.replace(_SPACE, " ").encode("utf-8")
+    return piece.replace(SPACE, " ").encode("utf-8")

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.data.tokenizers.sentence_piece_model import NORMAL
+from txl_keras.data.tokenizers.sentence_piece_model import SPACE
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
@@ -13,9 +14,6 @@ from txl_keras.data.tokenizers.subword_tokenizer import split_lines
 from txl_keras.data.tokenizers.subword_tokenizer import train_pieces
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.vocabulary import WordVocabulary
-
-# sentencepiece's symbol for a space, and its type of ordinary pieces.
-_SPACE = "\u2581"
 
 
 class WordPieceTokenizer(Tokenizer):
@@ -240,7 +238,7 @@ def _spaced_words(texts, lower_case):
 
 
 def _characters(pieces):
-    return sorted(set("".join(pieces)) - {_SPACE})
+    return sorted(set("".join(pieces)) - {SPACE})
 
 
 def _vocabulary_words(pieces, special, suffix_indicator):
@@ -248,10 +246,10 @@ def _vocabulary_words(pieces, special, suffix_indicator):
     characters = _characters(pieces)
     suffixes = [suffix_indicator + character for character in characters]
     words = [
-        piece.removeprefix(_SPACE)
-        if piece.startswith(_SPACE)
+        piece.removeprefix(SPACE)
+        if piece.startswith(SPACE)
         else suffix_indicator + piece
         for piece in pieces
-        if piece != _SPACE
+        if piece != SPACE
     ]
     return list(dict.fromkeys([*special, *characters, *suffixes, *words]))

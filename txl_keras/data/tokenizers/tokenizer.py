@@ -73,9 +73,9 @@ class Tokenizer:
         raise NotImplementedError
 
     def decode(self, ids):
-        """Decodes ids to a `str`, without the space before each line.
+        """Decodes ids to a `str`; invalid characters become U+FFFD.
 
-        Invalid characters become U+FFFD.
+        Leaves out the space with which `decode_bytes` begins lines of words.
         """
         text = self.decode_bytes(ids).decode("utf-8", errors="replace")
         if self._has_prefix:

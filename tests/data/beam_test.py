@@ -32,7 +32,7 @@ RETRYING = "apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
 @pytest.fixture(autouse=True)
 def small_sections(monkeypatch):
     """Sections and blocks so small that a short text has many."""
-    monkeypatch.setattr(corpus_module.Corpus.sections, "__defaults__", (700,))
+    monkeypatch.setattr(corpus_module, "SECTION_BYTES", 700)
     for kind in (corpus_module.Corpus.blocks, corpus_module.Section.blocks):
         monkeypatch.setattr(kind, "__defaults__", (90,))
 

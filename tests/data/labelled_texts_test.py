@@ -81,8 +81,9 @@ def test_a_bad_file_is_an_error_with_its_place(
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.tsv"):
-        read_labelled_texts(str(tmp_path / "none.tsv"))
+    for path in (tmp_path / "none.tsv", str(tmp_path / "none.tsv")):
+        with pytest.raises(FileNotFoundError, match=r"none\.tsv"):
+            read_labelled_texts(path)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,11 @@ def test_a_text_is_always_on_the_same_side_of_a_split():
 
 def test_too_little_cannot_be_split():
     texts = LabelledTexts(["a"], ["b"], "few")
-    for share, message in ((0.5, "few has too few"), (1.0, "between 0 and 1")):
+    for share, message in (
+        (0.5, "few has too few"),
+        (1.0, "between 0 and 1"),
+        ("0.1", "`share` must be"),
+        (None, "`share` must be"),
+    ):
         with pytest.raises(ValueError, match=message):
             texts.split(share)

@@ -243,6 +243,18 @@ def test_ids_that_were_changed_are_refused(tmp_path):
             file.write(damaged)
         with pytest.raises(ValueError, match="metadata.json is damaged"):
             open_split(train.folder, WORDS)
+    for wrong in (
+        {"dtype": "uint3"},
+        {"dtype": "object"},
+        {"dtype": "uint16"},
+        {"num_bytes": "x"},
+        {"num_unknown": None},
+        {"tokenizer": [3]},
+    ):
+        with open(os.path.join(train.folder, "metadata.json"), "w") as file:
+            file.write(json.dumps({**train.metadata, **wrong}))
+        with pytest.raises(ValueError, match="metadata.json is damaged"):
+            open_split(train.folder, WORDS)
     with pytest.raises(FileNotFoundError, match="`folder`.*metadata.json"):
         open_split(str(tmp_path), WORDS)
 
@@ -258,7 +270,7 @@ def test_documents_that_were_changed_are_refused(tmp_path):
 @pytest.fixture
 def text_of_sections(tmp_path, monkeypatch):
     """A corpus of files, with sections of about 40 bytes, and its tokenizer."""
-    monkeypatch.setattr(corpus_module.Corpus.sections, "__defaults__", (40,))
+    monkeypatch.setattr(corpus_module, "SECTION_BYTES", 40)
     folder = tmp_path / "texts"
     for split in ("train", "valid", "test"):
         (folder / split).mkdir(parents=True)
@@ -286,7 +298,7 @@ def test_ids_of_many_sections_are_those_of_the_whole_text(
     train = prepare(corpus, tokenizer, folder)["train"]
     assert len(train.paths) == len(train.metadata["shards"]) == number
     check_hash(train)
-    monkeypatch.setattr(corpus_module.Corpus.sections, "__defaults__", (999,))
+    monkeypatch.setattr(corpus_module, "SECTION_BYTES", 999)
     whole = prepare(corpus, tokenizer, str(tmp_path / "b"))["train"]
     assert "shards" not in whole.metadata
     np.testing.assert_array_equal(train.tokens[:], whole.tokens)

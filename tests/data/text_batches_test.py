@@ -74,6 +74,15 @@ def test_the_order_leads_back_to_the_texts():
     )
 
 
+def test_texts_are_sorted_once_an_epoch(monkeypatch):
+    of, epochs = batches(seed=5), []
+    order = of.order
+    monkeypatch.setattr(of, "order", lambda e: epochs.append(e) or order(e))
+    for step in range(3 * of.steps_per_epoch):
+        of.batch(step)
+    assert epochs == [0, 1, 2]
+
+
 def test_a_dataset_has_the_batches_again_and_again():
     of = batches(5)
     dataset = of.dataset(of.steps_per_epoch)
@@ -100,6 +109,11 @@ def test_bad_arguments_are_errors():
             pad_texts(wrong)
     with pytest.raises(ValueError, match="at least 1. Received: 0 and 0"):
         TextBatches([], [], B, T)
+    with pytest.raises(ValueError, match=r"token_ids\[1\]=\[\]"):
+        TextBatches([[1], []], [0, 1], B, T)
+    for num_steps in (0, 2.5):
+        with pytest.raises(ValueError, match=f"num_steps={num_steps}"):
+            batches().dataset(num_steps)
     with pytest.raises(ValueError, match="seed=-1"):
         batches(seed=-1)
     with pytest.raises(ValueError, match="step=-1"):

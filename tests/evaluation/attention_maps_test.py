@@ -12,6 +12,7 @@ from txl_keras.evaluation.attention_maps import attention_maps
 from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import check_attends
 from txl_keras.evaluation.attention_maps import check_heads
+from txl_keras.evaluation.attention_maps import mean_attention_by_distance
 
 B, T, M = 4, 5, 7
 TEXT = np.random.default_rng(6).integers(V, size=60, dtype="uint8")
@@ -143,6 +144,13 @@ def test_what_cannot_be_looked_at_is_refused():
         attention_maps_at(model, TEXT, [9, 30], T)
     with pytest.raises(ValueError, match="from 10, .* to 55.*from 20 to 56"):
         attention_maps_at(model, TEXT, [20, 56], T)
+    for look in (attention_maps_at, mean_attention_by_distance):
+        with pytest.raises(ValueError, match="segment_length=0"):
+            look(model, TEXT, [20], 0)
+        with pytest.raises(ValueError, match="`starts` must have a position"):
+            look(model, TEXT, [], T)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        mean_attention_by_distance(model, TEXT, [20], T, batch_size=0)
     with pytest.raises(ValueError, match="al_rfou.*memory_length=3"):
         attention_maps_at(small_model("al_rfou"), TEXT, [20], T, 3)
 

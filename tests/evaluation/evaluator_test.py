@@ -228,6 +228,13 @@ def test_segments_of_another_size_are_named(model, batch_size, length):
         evaluator.evaluate(segments)
 
 
+def test_no_steps_are_no_automatic_number_of_steps(model):
+    evaluator = Evaluator(model, STRATEGY, batch_size=3, segment_length=5)
+    segments = Segments(TOKENS, 3, 5, drop_remainder=False)
+    with pytest.raises(ValueError, match="steps_per_execution=0"):
+        evaluator.evaluate(segments, steps_per_execution=0)
+
+
 def test_no_segment_has_no_warm_up(model):
     with pytest.raises(ValueError, match="segment_length=0"):
         warmup_segments(model.backbone, 0)

@@ -131,6 +131,12 @@ def test_a_stream_without_answers_at_a_distance_is_refused():
             measure(None, tokens, edges)
 
 
+def test_no_segment_has_no_reach():
+    for sizes, name in (((0, 3, 3), "num_layers"), ((2, 0, 3), "segment_leng")):
+        with pytest.raises(ValueError, match=f"`{name}.* must be an integer"):
+            largest_reach(*sizes)
+
+
 @pytest.mark.parametrize("same_length", [False, True])
 @pytest.mark.parametrize("memory_length", [3, 6])
 def test_no_token_beyond_the_largest_reach_matters(memory_length, same_length):

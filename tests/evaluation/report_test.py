@@ -93,12 +93,8 @@ def test_words_are_scored_in_perplexity():
 
 def test_a_learning_curve_is_a_png(tmp_path):
     metrics = [
-        {"step": 1, "bits_per_token": 5.0},
-        {
-            "step": 2,
-            "bits_per_token": 4.0,
-            "valid": {"bits_per_token": 4.5},
-        },
+        {"step": 1, "loss": 3.5},
+        {"step": 2, "loss": 2.8, "valid": {"nll": 3.1}},
     ]
     path = tmp_path / "curve.png"
     scores = {"bits_per_token": 4.5, "bits_per_byte": 3.0}

@@ -139,6 +139,9 @@ def test_wrong_arguments_are_errors(model):
         surprise_page(model, TEXT, ByteTokenizer(), num_candidates=0)
     with pytest.raises(ValueError, match="`text` must hold integers"):
         surprise_page(model, np.array([3, 256]), ByteTokenizer())
+    for ids in ([1.7, 2.2], [3, 2**32 + 5], None, [[1, 2], [3, 4]]):
+        with pytest.raises(ValueError, match="`text` must"):
+            surprise_page(model, ids, ByteTokenizer())
 
 
 # === In a browser ===

@@ -1,5 +1,6 @@
 import concurrent.futures
 import json
+import os
 
 import keras
 import numpy as np
@@ -17,6 +18,8 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export
+from txl_keras.serving.export_folders import check_path
+from txl_keras.serving.export_folders import export_folder
 from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.signatures import FunctionalSignatures
 
@@ -584,6 +587,17 @@ def test_settings_and_other_files_lie_beside(model, tmp_path):
     assert TransformerXLCausalLM.from_config(settings["model"])
     with open(path + "/assets/tokens.json") as file:
         assert file.read() == "abc"
+
+
+def test_a_path_may_be_an_object(tmp_path):
+    path = tmp_path / "1"
+    check_path(path)
+    with export_folder(path, {"num_slots": 0}) as unfinished:
+        os.mkdir(unfinished)
+    assert json.loads((path / "assets/settings.json").read_text())
+    for wrong in (None, "", "~/model"):
+        with pytest.raises(ValueError, match="`path` must be the full name"):
+            check_path(wrong)
 
 
 @pytest.mark.large

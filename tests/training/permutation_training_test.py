@@ -131,3 +131,5 @@ def test_evaluation_is_the_mean_over_all_targets():
         evaluator.evaluate(make_segments(False, with_next=True))
     with pytest.raises(ValueError, match="`segments` must have at least one"):
         evaluator.evaluate(make_segments(False, not_predicted=range(V)))
+    with pytest.raises(ValueError, match="steps_per_execution=0"):
+        evaluator.evaluate(segments, steps_per_execution=0)

@@ -200,6 +200,14 @@ def check_overrides(overrides, allowed):
         )
 
 
+def tied_projections(config):
+    """Returns `tie_projs`, or the list that its short form stands for."""
+    if config["tie_projs"] is not None:
+        return config["tie_projs"]
+    shared = config["proj_share_all_but_first"]
+    return [False] + [shared] * len(config["cutoffs"])
+
+
 class Plan:
     """Holds the sizes of a `TransformerXLCausalLM` that is not built yet.
 

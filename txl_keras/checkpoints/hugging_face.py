@@ -10,14 +10,14 @@ from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
-from txl_keras.checkpoints.hugging_face_files import config_path
+from txl_keras.checkpoints.configuration import tied_projections
+from txl_keras.checkpoints.hugging_face_files import folder_config
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.torch_layout import HUGGING_FACE
 from txl_keras.checkpoints.torch_layout import torch_layout
 from txl_keras.checks import shown
-from txl_keras.json_files import read_json
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.tensor_files import write_safetensors
 
@@ -39,6 +39,14 @@ _DEFAULTS = {
     "untie_r": True,
 }
 _SIZES = ("n_layer", "n_head", "d_model", "d_head", "d_inner")
+# Arguments of the backbone that the library has no others for.
+_REQUIRED = {
+    "attention_type": "relative",
+    "normalize_output": False,
+    "gate": None,
+    "memory_source": "inputs",
+    "compression": None,
+}
 _EXPECTED_FILES = {"config.json", "model.safetensors"}
 # The sinusoids' frequencies are no weight, but the library expects the tensor.
 _FREQUENCIES = "transformer.pos_emb.inv_freq"
@@ -85,11 +93,7 @@ def load_hugging_face(folder, dtype=None, **overrides):
     ```
     """
     folder = pathlib.Path(folder)
-    config = _read_config(config_path(folder), overrides)
-    tie_projections = config["tie_projs"]
-    if tie_projections is None:
-        shared = config["proj_share_all_but_first"]
-        tie_projections = [False] + [shared] * len(config["cutoffs"])
+    config = _read_config(folder, overrides)
     tensors = folder_tensors(folder).renamed(
         lambda name: None if name == _FREQUENCIES else name
     )
@@ -101,7 +105,7 @@ def load_hugging_face(folder, dtype=None, **overrides):
         tensors,
         folder,
         tie_embeddings=config["tie_word_embeddings"],
-        tie_projections=tie_projections,
+        tie_projections=tied_projections(config),
         normalize_first=bool(config["pre_lnorm"]),
         same_length="pytorch" if config["same_length"] else False,
         tie_attention_biases=not config["untie_r"],
@@ -111,13 +115,8 @@ def load_hugging_face(folder, dtype=None, **overrides):
     return read(plan.build, torch_layout(plan, HUGGING_FACE), tensors, folder)
 
 
-def _read_config(path, overrides):
-    config = read_json(path)
-    if config.get("model_type", "transfo-xl") != "transfo-xl":
-        raise ValueError(
-            f"{path} must be of model_type 'transfo-xl'. Received: "
-            f"{shown(config['model_type'])}"
-        )
+def _read_config(folder, overrides):
+    config, path = folder_config(folder, "transfo-xl")
     if config.get("attn_type", 0):
         raise ValueError(
             f"{path}: `attn_type` must be 0, since Hugging Face implements no "
@@ -208,26 +207,14 @@ def _check_exportable(model):
         )
     embedding = backbone.token_embedding
     layers = list(model._flatten_layers())
+    settings = [
+        (name, getattr(backbone, name), value)
+        for name, value in _REQUIRED.items()
+    ]
     checks = [
-        (
-            backbone.attention_type != "relative",
-            f"attention_type={backbone.attention_type!r}: must be 'relative'",
-        ),
-        (
-            backbone.normalize_output,
-            "normalize_output=True: must be False",
-        ),
-        (
-            backbone.gate is not None,
-            f"gate={backbone.gate!r}: must be None",
-        ),
-        (
-            backbone.memory_source != "inputs",
-            f"memory_source={backbone.memory_source!r}: must be 'inputs'",
-        ),
-        (
-            backbone.compression is not None,
-            f"compression={backbone.compression!r}: must be None",
+        *(
+            (value != required, f"{name}={value!r}: must be {required!r}")
+            for name, value, required in settings
         ),
         (
             backbone.cold_start != "zeros",

@@ -14,14 +14,24 @@ from txl_keras.tensor_files import read_safetensors
 _FILES = ("model.safetensors", "pytorch_model.bin")
 
 
-def config_path(folder):
-    """Returns the path of `config.json`; raises an error if there is none."""
-    if not (folder / "config.json").is_file():
+def folder_config(folder, model_type):
+    """Returns the configuration of a folder, which must be of a type.
+
+    Also returns the path of its file.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
         raise FileNotFoundError(
             "`folder` must be a folder with config.json and the weights. "
             f"Received: folder={folder}"
         )
-    return folder / "config.json"
+    config = read_json(path)
+    if config.get("model_type", model_type) != model_type:
+        raise ValueError(
+            f"{path} must be of model_type {model_type!r}. Received: "
+            f"{shown(config['model_type'])}"
+        )
+    return config, path
 
 
 def folder_tensors(folder):

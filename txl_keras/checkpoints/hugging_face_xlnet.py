@@ -9,13 +9,12 @@ from txl_keras.checkpoints.configuration import check_overrides
 from txl_keras.checkpoints.configuration import check_sizes
 from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.configuration import raise_found
-from txl_keras.checkpoints.hugging_face_files import config_path
+from txl_keras.checkpoints.hugging_face_files import folder_config
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import read
 from txl_keras.checks import check_head_dim
 from txl_keras.checks import shown
-from txl_keras.json_files import read_json
 from txl_keras.models.xlnet_backbone import XLNetBackbone
 from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
 
@@ -89,7 +88,7 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
     ```
     """
     folder = pathlib.Path(folder)
-    config = _read_config(config_path(folder), overrides)
+    config = _read_config(folder, overrides)
     tensors = folder_tensors(folder)
     check_sizes(config, tensors, folder)
     arguments = _arguments(config)
@@ -120,14 +119,9 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
     return read(build, layout, tensors, folder)
 
 
-def _read_config(path, overrides):
+def _read_config(folder, overrides):
     check_overrides(overrides, _OVERRIDES)
-    config = read_json(path)
-    if config.get("model_type", "xlnet") != "xlnet":
-        raise ValueError(
-            f"{path} must be of model_type 'xlnet'. Received: "
-            f"{shown(config['model_type'])}"
-        )
+    config, path = folder_config(folder, "xlnet")
     config = {**_DEFAULTS, **config}
     empty = [key for key in _DEFAULTS if config[key] is None]
     empty = sorted({*empty} - {"mem_len", "reuse_len"})

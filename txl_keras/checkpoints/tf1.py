@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import read_config
+from txl_keras.checkpoints.configuration import tied_projections
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import projection_shapes
 from txl_keras.checkpoints.layout import read
@@ -108,6 +109,8 @@ def load_tf1_mean_square(prefix, config):
 def _load(prefix, config, dtype, overrides, slot=""):
     """Builds a model of the weights, or of what Adam keeps of each."""
     config = read_config(config, overrides, _DEFAULTS)
+    if not config["cutoffs"]:
+        config["tie_projs"] = [True]  # the original has no option for this
     prefix = _find_prefix(prefix)
     try:
         tensors = _tensors(prefix, slot)
@@ -118,7 +121,7 @@ def _load(prefix, config, dtype, overrides, slot=""):
             tensors,
             prefix,
             tie_embeddings=True,
-            tie_projections=_tied_projections(config),
+            tie_projections=tied_projections(config),
             project_same_dim=bool(config["proj_same_dim"]),
             same_length=bool(config["same_length"]),
             tie_attention_biases=not config["untie_r"],
@@ -128,15 +131,6 @@ def _load(prefix, config, dtype, overrides, slot=""):
         return read(plan.build, tf1_layout(plan), tensors, prefix)
     except (tf.errors.OpError, IndexError) as error:
         raise ValueError(f"{prefix} cannot be read: {error}") from error
-
-
-def _tied_projections(config):
-    if not config["cutoffs"]:
-        return [True]  # the original has no option for this case
-    if config["tie_projs"] is not None:
-        return config["tie_projs"]
-    shared = config["proj_share_all_but_first"]
-    return [False] + [shared] * len(config["cutoffs"])
 
 
 def _find_prefix(path):

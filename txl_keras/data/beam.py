@@ -15,11 +15,12 @@ import itertools
 import json
 import os
 import shlex
-import uuid
 
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.data.corpora.files import renamed_when_complete
+from txl_keras.data.corpora.files import write_text
 from txl_keras.data.token_files import shard_paths
 from txl_keras.data.token_writer import Encoder
 from txl_keras.data.token_writer import Shard
@@ -233,25 +234,12 @@ def _read_result(path):
 
 
 def _write_json(content, path):
-    with (
-        _renamed_when_complete(path) as temporary,
-        tf.io.gfile.GFile(temporary, "w") as file,
-    ):
-        file.write(json.dumps(content))
+    write_text(json.dumps(content), path)
 
 
 def _read_json(path):
     with tf.io.gfile.GFile(path, "rb") as file:
         return json.loads(file.read())
-
-
-@contextlib.contextmanager
-def _renamed_when_complete(path, folder=None):
-    """Yields a name that no other attempt at the same file writes to."""
-    folder = folder or os.path.dirname(path)
-    temporary = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
-    yield temporary
-    tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
 def _count_section(function, refused, numbered_section):
@@ -293,7 +281,7 @@ def _encode_section(tokenizer_path, section_and_path):
     encoded = map(Encoder(tokenizer), section.blocks())
     work = os.path.dirname(tokenizer_path)
     try:
-        with _renamed_when_complete(path, work) as temporary:
+        with renamed_when_complete(path, work) as temporary:
             shard = write_shard(encoded, dtype, temporary)
     except UnknownSymbolError as error:
         return {"symbol": error.symbol, "position": error.position}

@@ -5,7 +5,9 @@ import dataclasses
 import hashlib
 import io
 import json
+import os
 
+from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import read_text
 
@@ -117,7 +119,7 @@ class LabelledTexts:
         Raises:
             ValueError: If the share is out of range, or a part has no text.
         """
-        if not 0 < share < 1:
+        if check_number("share", share, 0, 1) in (0, 1):
             raise ValueError(
                 f"`share` must be between 0 and 1. Received: share={share}"
             )
@@ -157,8 +159,8 @@ def read_labelled_texts(path, text_column="text", label_column="label"):
     from `"0"` as strings for both columns. Empty lines are skipped.
 
     Args:
-        path: String, a local path, or `gs://` or any other path that
-            `tf.io.gfile` can read. The text must be in UTF-8.
+        path: String or `pathlib.Path`, a local path, or `gs://` or any other
+            path that `tf.io.gfile` can read. The text must be in UTF-8.
         text_column: String.
         label_column: String. Labels in `.jsonl` may be integers.
 
@@ -183,6 +185,7 @@ def read_labelled_texts(path, text_column="text", label_column="label"):
     print(mails.texts)  # ['See you.', 'You won!']
     ```
     """
+    path = os.fspath(path)
     kind = path.lower().removesuffix(".gz").rpartition(".")[2]
     if kind not in _RECORDS:
         raise ValueError(

@@ -41,6 +41,7 @@ from txl_keras.data.token_files import shard_paths
 from txl_keras.data.token_writer import DOCUMENTS_FILE
 from txl_keras.data.token_writer import hash_ids
 from txl_keras.data.token_writer import hash_shards
+from txl_keras.data.token_writer import token_dtype
 from txl_keras.data.token_writer import write_tokens
 from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
@@ -48,15 +49,22 @@ from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.data.tokenizers.building import check_kind
 from txl_keras.file_lock import lock
+from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import check_fields
+from txl_keras.json_files import read_json
 
 # Must be increased when files of older versions must not be used any more.
 FORMAT = 2
 METADATA_FILE = "metadata.json"
-METADATA = (
+_NUMBERS = (
     "num_tokens", "num_documents", "num_bytes", "num_unknown",
-    "vocabulary_size", "dtype", "sha256", "documents_sha256", "split",
-    "tokenizer",
+    "vocabulary_size",
 )  # fmt: skip
+_STRINGS = ("dtype", "sha256", "documents_sha256", "split", "tokenizer")
+_FIELDS = {
+    **dict.fromkeys(_NUMBERS, "an integer"),
+    **dict.fromkeys(_STRINGS, "a string"),
+}
 _HOME_DATA_DIR = "~/tensorflow_datasets"
 # Larger files are hashed only if they are newer than their metadata, and files
 # in a bucket never, because hashing reads all of a file.
@@ -102,15 +110,9 @@ class PreparedSplit:
         return tokens, documents[:begun]
 
     @property
-    def shards(self):
-        """Returns pairs of the length and the hash of each file of ids."""
-        whole = [self.metadata["num_tokens"], self.metadata["sha256"]]
-        return self.metadata.get("shards", [whole])
-
-    @property
     def paths(self):
         """Returns the paths of the files of ids."""
-        return shard_paths(self.folder, len(self.shards))
+        return shard_paths(self.folder, len(_lengths(self.metadata)))
 
     def fingerprint(self):
         """Returns a dict that identifies the ids in a run's configuration."""
@@ -205,9 +207,9 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS, beam=None):
         except BaseException as error:
             # What Beam has finished is kept, unless the text is refused.
             if beam is None or isinstance(error, ValueError):
-                for folder in unfinished.values():
+                for place in unfinished.values():
                     with contextlib.suppress(tf.errors.OpError):
-                        tf.io.gfile.rmtree(folder)
+                        tf.io.gfile.rmtree(place)
             raise
     return {split: open_split(path, tokenizer) for split, path in paths.items()}
 
@@ -223,11 +225,13 @@ def open_split(folder, tokenizer):
             "its vocabulary or options differ. "
             f"Expected: {metadata['tokenizer']}. Received: {expected}"
         )
-    split = PreparedSplit(None, None, metadata, folder)
-    lengths = [length for length, _ in split.shards]
-    tokens = open_shards(split.paths, lengths, metadata["dtype"])
+    dtype = token_dtype(tokenizer)
+    if metadata["dtype"] != dtype.name:
+        raise _damaged_error(metadata_path, f"`dtype` must be {dtype.name}")
+    lengths = _lengths(metadata)
+    tokens = open_shards(shard_paths(folder, len(lengths)), lengths, dtype)
     documents = open_token_file(os.path.join(folder, DOCUMENTS_FILE), np.int64)
-    split = dataclasses.replace(split, tokens=tokens, documents=documents)
+    split = PreparedSplit(tokens, documents, metadata, folder)
     for name in ("tokens", "documents"):
         _check_same(split, f"num_{name}", len(getattr(split, name)))
     _check_same(split, "split", os.path.basename(folder))
@@ -246,9 +250,7 @@ def open_split(folder, tokenizer):
 
 def check_hash(split):
     """Raises ValueError if the ids of a split were changed since `prepare`."""
-    tokens = split.tokens
-    digests = (hash_ids(tokens.shard(i)) for i in range(len(split.shards)))
-    _check_same(split, "sha256", hash_shards(tokens, digests))
+    _check_same(split, "sha256", hash_shards(split.tokens))
 
 
 def _check_same(split, key, received):
@@ -334,22 +336,28 @@ def _read_metadata(path):
         raise FileNotFoundError(
             f"`folder` must hold a prepared split. Not found: {path}"
         )
-    with tf.io.gfile.GFile(path, "rb") as file:
-        text = file.read()
     try:
-        metadata = json.loads(text)
-        missing = set(METADATA) - set(metadata)
-    except (ValueError, TypeError) as error:
-        missing = error
-    if missing:
-        raise ValueError(f"{path} is damaged: delete its folder. ({missing})")
-    shards = metadata.get("shards", [[metadata["num_tokens"], ""]])
-    if not _are_shards(shards, metadata["num_tokens"]):
-        raise ValueError(
-            f"{path} is damaged: delete its folder. (`shards` must be pairs of "
-            "a length and a hash, whose lengths add up to `num_tokens`)"
-        )
+        metadata = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
+        check_fields(metadata, _FIELDS, path)
+        shards = metadata.get("shards", [[metadata["num_tokens"], ""]])
+        if not _are_shards(shards, metadata["num_tokens"]):
+            raise ValueError(
+                "`shards` must be pairs of a length and a hash, whose lengths "
+                "add up to `num_tokens`"
+            )
+    except ValueError as error:
+        raise _damaged_error(path, error) from error
     return metadata
+
+
+def _damaged_error(path, reason):
+    return ValueError(f"{path} is damaged: delete its folder. ({reason})")
+
+
+def _lengths(metadata):
+    """Returns the number of ids in each file."""
+    shards = metadata.get("shards", [[metadata["num_tokens"], ""]])
+    return [length for length, _ in shards]
 
 
 def _are_shards(shards, num_tokens):

@@ -3,6 +3,7 @@
 import numpy as np
 from matplotlib.figure import Figure
 
+from txl_keras.data.layouts import document_lengths
 from txl_keras.data.token_files import blocks_of
 
 
@@ -53,7 +54,7 @@ def unigram_scores(train_counts, counts):
 def describe_split(split):
     """Returns a dict of the sizes, rates and document lengths of a split."""
     metadata = split.metadata
-    lengths = document_lengths(split)
+    lengths = document_lengths(split.documents[:], metadata["num_tokens"])
     return {
         "num_bytes": metadata["num_bytes"],
         "num_tokens": metadata["num_tokens"],
@@ -67,11 +68,6 @@ def describe_split(split):
             "max": int(lengths.max()),
         },
     }
-
-
-def document_lengths(split):
-    """Returns the tokens per document of a `PreparedSplit`: `(D,)`, int64."""
-    return np.diff(split.documents[:], append=split.metadata["num_tokens"])
 
 
 def plot_statistics(splits, counts, cutoffs, file):
@@ -102,7 +98,10 @@ def _plot_frequencies(axes, counts, cutoffs):
 
 
 def _plot_documents(axes, splits):
-    lengths = {name: document_lengths(split) for name, split in splits.items()}
+    lengths = {
+        name: document_lengths(split.documents[:], len(split.tokens))
+        for name, split in splits.items()
+    }
     shortest = min(values.min() for values in lengths.values())
     longest = max(values.max() for values in lengths.values())
     bins = np.geomspace(shortest, longest + 1, 50)

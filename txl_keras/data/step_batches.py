@@ -65,8 +65,8 @@ class StepBatches:
             first_step: Integer, 0 or more.
             num_steps: Optional integer. None makes an infinite dataset.
             in_memory: Boolean. True: all steps are read immediately and sent to
-                the hosts. False: each host reads its own rows in Python, which
-                must run there. See `Feed`.
+                the hosts; `num_steps` must be given. False: each host reads
+                its own rows in Python, which must run there. See `Feed`.
 
         Returns:
             A `tf.distribute.DistributedDataset` of dicts, one element per step.
@@ -119,6 +119,8 @@ class StepBatches:
         self, first_step, num_steps, first_row, num_parts, num_rows
     ):
         """Makes the dataset of `_dataset` from arrays in the host's memory."""
+        check_integer("first_step", first_step, 0)
+        check_integer("num_steps", num_steps, 1)
         signature = self._signature(num_rows)
         steps = range(first_step, first_step + num_steps)
         batches = [

@@ -3,6 +3,7 @@
 `B` is the batch size, `W` the tokens of the longest text of a batch.
 """
 
+import functools
 import itertools
 
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
+from txl_keras.checks import check_no_empty_text
 from txl_keras.checks import check_token_ids
 from txl_keras.data.segments import NUM_IDS
 
@@ -81,9 +83,9 @@ class TextBatches:
             batches.
 
     Raises:
-        ValueError: If there is no text, if texts and labels differ in number,
-            if a label is not a non-negative integer, or if a number is out of
-            its range.
+        ValueError: If there is no text or an empty one, if texts and labels
+            differ in number, if a label is not a non-negative integer, or if a
+            number is out of its range.
 
     Example:
 
@@ -117,6 +119,7 @@ class TextBatches:
                 "`token_ids` and `label_ids` must have the same length, at "
                 f"least 1. Received: {len(token_ids)} and {len(label_ids)}"
             )
+        check_no_empty_text("token_ids", token_ids, token_ids)
         self._token_ids = token_ids
         label_ids = check_token_ids("label_ids", label_ids, NUM_IDS)
         self._label_ids = np.asarray(label_ids, np.int32)
@@ -130,6 +133,9 @@ class TextBatches:
             batch_size,
             max_batch_tokens,
         )
+
+        # Two epochs, because prefetching reads past the end of an epoch.
+        self._cached_rows = functools.lru_cache(maxsize=2)(self._rows)
 
     @property
     def steps_per_epoch(self):
@@ -165,16 +171,18 @@ class TextBatches:
         """
         step = check_integer("step", step, 0)
         epoch, number = divmod(step, self.steps_per_epoch)
-        if self._seed is not None:
-            number = self._rng(epoch, 1).permutation(self.steps_per_epoch)[
-                number
-            ]
-        stops = [*self._starts[1:], len(self._segments)]
-        rows = self.order(epoch)[self._starts[number] : stops[number]]
+        rows = self._cached_rows(0 if self._seed is None else epoch)[number]
         inputs = pad_texts(
             [self._token_ids[i] for i in rows], self._segment_length
         )
         return inputs, self._label_ids[rows]
+
+    def _rows(self, epoch):
+        """Returns the indices of the texts of each batch of an epoch."""
+        rows = np.split(self.order(epoch), self._starts[1:])
+        if self._seed is None:
+            return rows
+        return [rows[i] for i in self._rng(epoch, 1).permutation(len(rows))]
 
     def _rng(self, *key):
         return np.random.default_rng((self._seed, *key))
@@ -189,6 +197,8 @@ class TextBatches:
         Returns:
             `tf.data.Dataset`.
         """
+        if num_steps is not None:
+            check_integer("num_steps", num_steps, 1)
 
         def generate():
             steps = itertools.count() if num_steps is None else range(num_steps)

@@ -4,7 +4,7 @@ import numpy as np
 
 from txl_keras.checks import shown
 from txl_keras.data.corpora.tfds_builder import tfds
-from txl_keras.data.corpora.tfds_text import VALID_NAMES
+from txl_keras.data.corpora.tfds_text import find_splits
 from txl_keras.data.corpora.tfds_text import open_dataset
 from txl_keras.data.labelled_texts import LabelledTexts
 
@@ -18,7 +18,7 @@ def load_tfds_texts(
     and, where the dataset has them, `"valid"` and `"test"`.
     """
     builder = open_dataset(name, data_dir)
-    features, infos = builder.info.features, builder.info.splits
+    features = builder.info.features
     for flag, column in (
         ("text_column", text_column),
         ("label_column", label_column),
@@ -28,16 +28,9 @@ def load_tfds_texts(
                 f"`{flag}` must be a feature of {name}, one of "
                 f"{sorted(features)}. Received: {flag}={column!r}"
             )
-    if "train" not in infos:
-        raise ValueError(
-            f"{name} must have a split 'train'. Received: {list(infos)}"
-        )
-    valid = next((split for split in VALID_NAMES if split in infos), None)
-    names = {"train": "train", "valid": valid, "test": "test"}
     return {
         split: _read(builder, split_name, text_column, label_column)
-        for split, split_name in names.items()
-        if split_name in infos
+        for split, split_name in find_splits(builder).items()
     }
 
 

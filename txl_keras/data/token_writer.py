@@ -78,14 +78,16 @@ def token_dtype(tokenizer):
     return smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
 
 
-def hash_shards(tokens, digests):
-    """Returns a SHA-256 of ids in several files with these `digests`.
+def hash_shards(tokens, digests=None):
+    """Returns a SHA-256 of ids, which may be in several files.
 
     It is that of all ids, however they are divided. Only if one machine would
-    need minutes to read them it is that of the digests.
+    need minutes to read them it is that of the files' hashes, `digests`.
     """
     is_sharded = isinstance(tokens, ShardedTokens)
     if is_sharded and tokens.nbytes > WHOLE_HASH_BYTES:
+        if digests is None:
+            digests = map(hash_ids, map(tokens.shard, range(tokens.num_shards)))
         return hashlib.sha256("".join(digests).encode()).hexdigest()
     return hash_ids(tokens)
 

@@ -6,6 +6,8 @@ layers.
 
 import numpy as np
 
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
 
 
@@ -79,6 +81,9 @@ def attention_maps_at(
     if memory_length is None:
         memory_length = model.backbone.memory_length
     before = warmup_length(segment_length, memory_length)
+    check_list("starts", starts)
+    if not len(starts):
+        raise ValueError("`starts` must have a position. Received: none")
     starts = np.asarray(starts)
     last = len(tokens) - segment_length
     if starts.min() < before or starts.max() > last:
@@ -100,6 +105,7 @@ def attention_maps_at(
 
 def warmup_length(segment_length, memory_length):
     """Returns how many tokens of whole segments fill memory: ceil(M / T) T."""
+    check_integer("segment_length", segment_length, 1)
     return -(-memory_length // segment_length) * segment_length
 
 
@@ -162,8 +168,10 @@ def mean_attention_by_distance(
         float64 array of shape `(L, N, S)`, means over all queries of all
         segments.
     """
+    check_integer("batch_size", batch_size, 1)
     total = 0.0
-    for first in range(0, len(starts), batch_size):
+    # Without `starts`, one call raises the error.
+    for first in range(0, len(starts) or 1, batch_size):
         rows = starts[first : first + batch_size]
         maps = attention_maps_at(
             model, tokens, rows, segment_length, memory_length

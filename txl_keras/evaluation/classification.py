@@ -22,11 +22,7 @@ def classification_scores(label_ids, logits, label_names):
     num_true, num_predicted = confusion.sum(axis=1), confusion.sum(axis=0)
     recall = num_correct / np.maximum(num_true, 1)
     precision = num_correct / np.maximum(num_predicted, 1)
-    f1 = (
-        2
-        * num_correct
-        / np.maximum(confusion.sum(axis=0) + confusion.sum(axis=1), 1)
-    )
+    f1 = 2 * num_correct / np.maximum(num_true + num_predicted, 1)
     log_sums = np.logaddexp.reduce(logits, axis=1)
     nll = log_sums - logits[np.arange(len(logits)), label_ids]
     return {

@@ -121,6 +121,8 @@ class Evaluator:
         if isinstance(segments, SlidingWindows):
             check_slides(self._model.backbone, self._memory_length)
         check_sizes(segments, self._batch_size, self._segment_length)
+        if steps_per_execution is not None:
+            check_integer("steps_per_execution", steps_per_execution, 1)
         if token_nll is not None:
             check_token_nll(token_nll, segments)
             self._check_one_worker()
@@ -249,11 +251,7 @@ class Evaluator:
         self._reader.reset_rows(batch["reset"])
         nll, sums, entries = self._compiled_score(batch)
         self._compiled_remember(entries)
-        sums = tf.distribute.get_replica_context().all_reduce(
-            "SUM", tf.stack([*sums, stop])
-        )
-        names = (*_SUMS, "stop")
-        return dict(zip(names, tf.unstack(sums), strict=True)), nll
+        return sums_of_replicas((*_SUMS, "stop"), [*sums, stop]), nll
 
     def _score(self, batch):
         """Computes the losses of a segment, their sums, and memory entries."""
@@ -298,6 +296,14 @@ def check_token_nll(token_nll, segments):
             f"number per token of the text. Received: shape "
             f"{token_nll.shape}, dtype {token_nll.dtype}"
         )
+
+
+def sums_of_replicas(names, values):
+    """Returns the sums of scalars over all replicas, by their names."""
+    sums = tf.distribute.get_replica_context().all_reduce(
+        "SUM", tf.stack(values)
+    )
+    return dict(zip(names, tf.unstack(sums), strict=True))
 
 
 def scores_of(nll, num_tokens):

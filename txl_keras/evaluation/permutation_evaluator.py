@@ -7,9 +7,11 @@ memory.
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
 from txl_keras.data.feed import Feed
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import scores_of
+from txl_keras.evaluation.evaluator import sums_of_replicas
 from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
@@ -90,6 +92,7 @@ class PermutationEvaluator:
                 differ, or there is no target.
         """
         _check_reuse_length(self._model, segments)
+        check_integer("steps_per_execution", steps_per_execution, 1)
         sums = dict.fromkeys(_SUMS, 0.0)
         feed = Feed(segments, self._strategy, num_steps=len(segments))
         for done in range(0, len(segments), steps_per_execution):
@@ -110,11 +113,8 @@ class PermutationEvaluator:
         }
 
     def _replica_step(self, batch, stop):
-        sums = tf.distribute.get_replica_context().all_reduce(
-            "SUM", tf.stack([*self._compiled_score(batch), stop])
-        )
-        names = (*_SUMS, "stop")
-        return dict(zip(names, tf.unstack(sums), strict=True))
+        values = [*self._compiled_score(batch), stop]
+        return sums_of_replicas((*_SUMS, "stop"), values)
 
     def _score(self, batch):
         """Computes the sums named in `_SUMS` over the rows of this replica."""

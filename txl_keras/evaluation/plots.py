@@ -10,7 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from txl_keras.evaluation.recl import recl_label
+from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import measure
+from txl_keras.metrics import bits_per_token
 
 FORMATS = ("png", "svg", "pdf")
 # The palette of Okabe and Ito, 2008, which colour-blind people can distinguish,
@@ -26,27 +28,13 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
     """Plots bits per token against training steps.
 
     Args:
-        metrics: List of dictionaries with `step` and `bits_per_token` or
-            `valid`, as in metrics.jsonl.
-        path: String, a PNG file, local or `gs://`.
+        metrics: List of dictionaries, `Workdir.read_metrics()`.
+        path: String, a PNG, SVG or PDF file, local or `gs://`.
         unit: String, the name of a token, such as "byte".
         scores: Optional dictionary, the validation scores in results.json. If
             it has `compressors`, they are drawn as dashed lines.
     """
     figure, axes = _figure("step", f"bits per {unit}")
-    curves = {
-        "train": [
-            (m["step"], m["bits_per_token"])
-            for m in metrics
-            # It is None if loss scaling skipped all steps.
-            if m.get("bits_per_token") is not None
-        ],
-        "valid": [
-            (m["step"], m["valid"]["bits_per_token"])
-            for m in metrics
-            if "valid" in m
-        ],
-    }
     lines = {}
     if scores and "compressors" in scores:
         bytes_per_token = scores["bits_per_token"] / scores["bits_per_byte"]
@@ -54,8 +42,9 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
             name: value * bytes_per_token
             for name, value in scores["compressors"].items()
         }
-    for label, points in curves.items():
-        axes.plot(*zip(*points, strict=True), label=label)
+    for label, curve in learning_curve(metrics).items():
+        bits = [*map(bits_per_token, curve["nll"])]
+        axes.plot(curve["steps"], bits, label=label)
     for i, (name, value) in enumerate(lines.items()):
         axes.axhline(value, linestyle="--", color=f"C{i + 2}", label=name)
     axes.legend()
@@ -67,7 +56,7 @@ def plot_position_curve(curve, path, unit="token"):
 
     Args:
         curve: List of dictionaries, as `position_curve` returns.
-        path: String, a PNG file, local or `gs://`.
+        path: String, a PNG, SVG or PDF file, local or `gs://`.
         unit: String, the name of a token, such as "byte".
 
     Example:
@@ -95,7 +84,7 @@ def plot_recl(results, path, unit="token"):
         results: Dictionary from the name of a model to a dictionary from r to
             a result of `effective_context_lengths`. All models must have the
             same values of r.
-        path: String, a PNG file, local or `gs://`.
+        path: String, a PNG, SVG or PDF file, local or `gs://`.
         unit: String, the name of a token, such as "byte".
 
     Example:

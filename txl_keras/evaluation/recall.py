@@ -140,6 +140,9 @@ def largest_reach(num_layers, segment_length, memory_length, same_length=False):
     >>> largest_reach(2, 32, 64, same_length=True)
     128
     """
+    check_integer("num_layers", num_layers, 1)
+    check_integer("segment_length", segment_length, 1)
+    check_integer("memory_length", memory_length, 0)
     if same_length:
         return num_layers * memory_length
     step = -(-memory_length // segment_length) * segment_length

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_shape
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import check_vocabulary
 from txl_keras.models.generation.request import check_has_tokenizer
@@ -55,8 +56,9 @@ class SurpriseReader:
         """Returns the ids of a text, or ids as they are: int32 `(P,)`."""
         if isinstance(text, (str, bytes)):
             text = self.tokenizer.encode(text)
-        ids = np.asarray(text, np.int32)
-        check_token_ids("text", ids, self.tokenizer.vocabulary_size)
+        ids = check_token_ids("text", text, self.tokenizer.vocabulary_size)
+        ids = np.asarray(ids, np.int32)
+        check_shape("text", ids, (None,))
         if not 2 <= len(ids) <= max_tokens:
             raise ValueError(
                 f"`text` must have at least 2 and at most {max_tokens:,} "

@@ -2,11 +2,11 @@
 
 import contextlib
 import os
-import uuid
 
 import numpy as np
 
 from txl_keras.data.corpora.files import is_remote
+from txl_keras.data.corpora.files import renamed_when_complete
 
 _BLOCK = 1 << 20  # numbers written at once
 
@@ -44,16 +44,11 @@ def create_token_file(path, num_tokens):
             "`token_nll_path` must be a local file, because its numbers are "
             f"not written in order. Received: {path}"
         )
-    unfinished = f"{path}.{uuid.uuid4().hex}.incomplete"
-    try:
+    with renamed_when_complete(path) as unfinished:
         _write_empty(path, unfinished, num_tokens)
         array = np.lib.format.open_memmap(unfinished, mode="r+")
         yield array
         array.flush()
-        os.replace(unfinished, path)
-    finally:
-        with contextlib.suppress(OSError):
-            os.remove(unfinished)
 
 
 def _write_empty(path, unfinished, num_tokens):

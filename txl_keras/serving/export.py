@@ -92,8 +92,9 @@ def export(
 
     Args:
         model: `TransformerXLCausalLM`.
-        path: String, a new folder, or an earlier export, which is replaced;
-            local, or of any file system that TensorFlow supports.
+        path: String or `pathlib.Path`, a new folder, or an earlier export,
+            which is replaced; local, or of any file system that TensorFlow
+            supports.
         memory_length: Optional integer `M`; by default the model's own.
         max_segment_length: Optional integer, the longest T, up to 65,536; by
             default 512, or as many as the model has absolute positions.

@@ -16,7 +16,7 @@ _MODEL_FILES = ("saved_model.pb", "model.xml")
 
 def check_path(path):
     """Raises `ValueError` unless an export may be written to a path."""
-    if not path or path.startswith("~"):
+    if not path or os.fspath(path).startswith("~"):
         raise ValueError(
             "`path` must be the full name of a folder, without `~`. "
             f"Received: path={path!r}"
@@ -111,6 +111,7 @@ def _write_assets(path, description, assets):
 @contextlib.contextmanager
 def _atomic_folder(path):
     """Yields a folder to write to, which replaces `path` at the end."""
+    path = os.fspath(path)
     # In the same parent folder. Its name is not a number, so servers do not
     # load it as a version.
     parent, name = os.path.split(path.rstrip("/"))

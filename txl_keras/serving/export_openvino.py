@@ -58,7 +58,8 @@ i-th of the keys and values |
 
     Args:
         model: `TransformerXLCausalLM` with relative attention.
-        path: String, a new folder, or an earlier export, which is replaced.
+        path: String or `pathlib.Path`, a new folder, or an earlier export,
+            which is replaced.
         memory_length: Optional integer `M`; by default the model's own.
         num_rows: Integer `B`.
         weights_dtype: String. `"float32"`; `"bfloat16"`; or `"int8"`, kernels

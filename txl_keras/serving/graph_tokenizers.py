@@ -45,10 +45,6 @@ def graph_tokenizer(tokenizer):
 class GraphTokenizer(tf.Module):
     """Encodes and decodes text in a graph, and can be saved in a SavedModel."""
 
-    # If true, a program must import `tensorflow_text`, and thereby keras,
-    # before it loads the SavedModel.
-    uses_tensorflow_text = False
-
     def __init__(self, tokenizer):
         super().__init__()
         self.vocabulary_size = tokenizer.vocabulary_size
@@ -71,31 +67,16 @@ class GraphTokenizer(tf.Module):
             return ids.to_tensor(0), lengths
 
     @tf.function(
-        input_signature=[
-            tf.TensorSpec((None, None), tf.int32, "ids"),
-            tf.TensorSpec((None,), tf.int32, "lengths"),
-        ],
+        input_signature=[tf.TensorSpec((None, None), tf.int32, "ids")],
         autograph=False,
     )
-    def decode(self, ids, lengths):
-        """Converts the first `lengths` ids of each row `(B, T)` into bytes.
+    def decode(self, ids):
+        """Converts each row of ids `(B, T)` into bytes.
 
         Like `decode_bytes`, it may return part of a character at the end.
         """
         with tf.device(_CPU):
-            return self._text(_rows_of_lengths(ids, lengths))
-
-    def _text(self, ids):
-        """Decodes ragged int32 `(B, None)` into strings `(B,)`."""
-        is_valid = (ids.values >= 0) & (ids.values < self.vocabulary_size)
-        end = f" is not in [0, {self.vocabulary_size})."
-        message = functools.partial(_message, "`ids`: the id ", end)
-        check = _require(is_valid, ids, tf.strings.as_string, message)
-        with tf.control_dependencies([check]):
-            texts = tf.gather(self._texts, ids.values)
-        return tf.strings.unsorted_segment_join(
-            texts, ids.value_rowids(), ids.nrows()
-        )
+            return tf.strings.reduce_join(tf.gather(self._texts, ids), axis=1)
 
     def _ids(self, text):
         """Encodes strings `(B,)` as ragged int32 `(B, None)`."""
@@ -124,11 +105,11 @@ class _GraphCharacterTokenizer(GraphTokenizer):
         if self._encoding == "latin-1":
             symbols = _split_bytes(text)
         else:
-            symbols = _split_characters(_valid_text(text))
+            symbols = tf.strings.unicode_decode(_valid_text(text), "UTF-8")
         ids, is_known = self._code_points.find(symbols.values)
         if self._drop_newlines:
             is_known |= symbols.values == _NEWLINE
-        check = _require(is_known, symbols, _symbol_names, _unknown_symbol)
+        check = _check_known(is_known, symbols, _symbol_names)
         with tf.control_dependencies([check]):
             ids = symbols.with_values(tf.identity(ids))
         return _without_newlines(ids, symbols) if self._drop_newlines else ids
@@ -152,7 +133,7 @@ class _GraphWordTokenizer(GraphTokenizer):
     def _ids(self, text):
         words = self._words(_valid_text(text))
         ids = self._table.lookup(words.values)
-        check = _require(ids >= 0, words, tf.identity, _unknown_symbol)
+        check = _check_known(ids >= 0, words, tf.identity)
         with tf.control_dependencies([check]):
             return words.with_values(tf.identity(ids))
 
@@ -179,7 +160,6 @@ class _GraphWordTokenizer(GraphTokenizer):
 class _GraphSubwordTokenizer(GraphTokenizer):
     """Tokenizes each line separately, as the Python tokenizers do."""
 
-    uses_tensorflow_text = True
     _keeps_ends = False  # whether lines keep their newlines
 
     def __init__(self, tokenizer):
@@ -259,7 +239,7 @@ class _LowerCase:
 
     def __call__(self, text):
         """Converts strings `(B,)` of valid UTF-8 to lower case."""
-        code_points = _split_characters(text)
+        code_points = tf.strings.unicode_decode(text, "UTF-8")
         rows = code_points.value_rowids()
         code_points = code_points.values
         indices, is_upper = self._upper.find(code_points)
@@ -365,11 +345,6 @@ def _split_bytes(text):
     return tf.RaggedTensor.from_row_lengths(tf.cast(values, tf.int32), lengths)
 
 
-def _split_characters(text):
-    """Splits valid strings `(B,)` into code points, ragged int32."""
-    return tf.strings.unicode_decode(text, "UTF-8")
-
-
 def _without_newlines(ids, symbols):
     is_kept = symbols.with_values(symbols.values != _NEWLINE)
     return tf.ragged.boolean_mask(ids, is_kept)
@@ -386,59 +361,32 @@ def _valid_text(text):
         return tf.identity(text)
 
 
-def _rows_of_lengths(ids, lengths):
-    """Returns the first `lengths` ids of each row, ragged `(B, None)`."""
-    num_rows, num_columns = tf.unstack(tf.shape(ids))
-    message = "`lengths` must have one value per row of `ids`."
-    check = tf.debugging.assert_equal(tf.size(lengths), num_rows, message)
-    is_valid = (lengths >= 0) & (lengths <= num_columns)
-    row = tf.where(~is_valid)[:1, 0]
+def _check_known(is_known, symbols, name):
+    """Checks that all n values of a ragged tensor `(B, None)` have an id.
+
+    `name` converts values `(1,)` into strings for the error.
+    """
+    # The first unknown value, or none.
+    i = tf.where(~is_known)[:1, 0]
+    row = tf.gather(symbols.value_rowids(), i)
+    position = i - tf.gather(symbols.row_starts(), row)
     message = tf.strings.join(
         [
-            "`lengths` must be in [0, ",
-            tf.strings.as_string(num_columns),
-            "], the number of columns of `ids`. Received: ",
-            tf.strings.as_string(tf.gather(lengths, row)),
-            " for row ",
+            "The symbol ",
+            name(tf.gather(symbols.values, i)),
+            " at position ",
+            tf.strings.as_string(position),
+            " of row ",
             tf.strings.as_string(row),
+            " is not in the vocabulary.",
         ]
     )
-    with tf.control_dependencies([check, _assert_all(is_valid, message)]):
-        mask = tf.sequence_mask(lengths, num_columns)
-        return tf.RaggedTensor.from_row_lengths(
-            tf.boolean_mask(ids, mask), tf.cast(lengths, tf.int64)
-        )
-
-
-def _require(is_valid, tokens, name, message):
-    """Checks that all n values of a ragged tensor `(B, None)` are valid.
-
-    `name` converts values `(1,)` into strings; `message` builds the error from
-    such a string, its position and its row.
-    """
-    # The first invalid value, or none.
-    i = tf.where(~is_valid)[:1, 0]
-    row = tf.gather(tokens.value_rowids(), i)
-    position = i - tf.gather(tokens.row_starts(), row)
-    numbers = (tf.strings.as_string(number) for number in (position, row))
-    values = name(tf.gather(tokens.values, i))
-    return _assert_all(is_valid, message(values, *numbers))
+    return _assert_all(is_known, message)
 
 
 def _assert_all(is_valid, message):
     data = [tf.strings.reduce_join(message)]
     return tf.debugging.Assert(tf.reduce_all(is_valid), data)
-
-
-def _message(before, after, value, position, row):
-    return tf.strings.join(
-        [before, value, " at position ", position, " of row ", row, after]
-    )
-
-
-_unknown_symbol = functools.partial(
-    _message, "The symbol ", " is not in the vocabulary."
-)
 
 
 def _symbol_names(code_points):

@@ -28,6 +28,9 @@ class ServedModel:
     once, at export, and stored as variables of the SavedModel.
     """
 
+    # The axes of the tensors of memory; others have the shape (B,).
+    _meanings = {"memory": "(B, L, 2, N, M, H)"}
+
     def __init__(
         self,
         model,
@@ -58,19 +61,17 @@ class ServedModel:
                 (weight, _constant(_stored(weight, weights_dtype)))
                 for weight in self._used_weights()
             ]
-        self._begin()
-
-    def _begin(self):
-        """Computes the initial memory, and with it the shapes of memory."""
-        empty = self.backbone.empty_projected_memory(self.memory_length)
-        memory = _constant(self.to_tensors(empty)["memory"][0])
-        self._initial = {"memory": memory}
-        self._initial_valid_length = int(empty.valid_length[0])
-        self.memory_shape = (
-            *memory.shape[:3],
-            self.memory_length,
-            self.backbone.head_dim,
-        )
+        empty = self.backbone.empty_projected_memory(memory_length)
+        self._initial = {
+            name: _constant(value[0])
+            for name, value in self.to_tensors(empty).items()
+        }
+        self._shapes = {
+            name: value.shape.as_list() for name, value in self._initial.items()
+        }
+        # Where all M entries are alike, only one is stored.
+        size = self._shapes["memory"][3]
+        self._shapes["memory"][3] = max(size, memory_length)
 
     @property
     def memory_specs(self):
@@ -78,14 +79,15 @@ class ServedModel:
         # All sizes are free, so that the checks in the graph can name a wrong
         # one.
         return [
-            tf.TensorSpec((None,) * 6, tf.float32, "memory"),
-            tf.TensorSpec((None,), tf.int32, "valid_length"),
+            tf.TensorSpec([None] * (1 + value.shape.rank), value.dtype, name)
+            for name, value in self._initial.items()
         ]
 
     @property
     def memory_settings(self):
         """Returns what `settings.json` says about memory."""
-        return {"memory_shape": self.memory_shape}
+        shapes = self._shapes.items()
+        return {f"{name}_shape": shape for name, shape in shapes if shape}
 
     @property
     def variables(self):
@@ -142,24 +144,32 @@ class ServedModel:
 
     def empty(self, batch_size):
         """Returns the initial memory as the tensors of `memory_specs`."""
-        shape = tf.concat([[batch_size], self.memory_shape], axis=0)
-        memory = tf.broadcast_to(
-            tf.convert_to_tensor(self._initial["memory"]), shape
-        )
-        return memory, tf.fill((batch_size,), self._initial_valid_length)
+        return [
+            tf.broadcast_to(value, tf.stack([batch_size, *self._shapes[name]]))
+            for name, value in self._initial.items()
+        ]
 
-    def from_tensors(self, memory, valid_length):
-        """Builds `ProjectedMemory` from the tensors that clients pass."""
-        memory = tf.ensure_shape(memory, (None, *self.memory_shape))
+    def from_tensors(self, *tensors):
+        """Builds the memory of the backbone from what clients pass."""
+        memory, valid_length = self._ensured(tensors)
         keys, values = self._unstacked(memory)
         return ProjectedMemory(keys, values, None, tf.identity(valid_length))
+
+    def _ensured(self, tensors):
+        """Returns tensors of memory with their static shapes."""
+        return [
+            tf.ensure_shape(tensor, (None, *shape))
+            for tensor, shape in zip(
+                tensors, self._shapes.values(), strict=True
+            )
+        ]
 
     def ring_from_tensors(self, *tensors):
         """Builds a memory that `append` can write to in place."""
         return self.from_tensors(*tensors).as_ring()
 
     def to_tensors(self, memory):
-        """Converts `ProjectedMemory` into a dictionary of output tensors."""
+        """Converts memory of the backbone into a dictionary of tensors."""
         memory = memory.in_order()
         return {
             "memory": _stacked(memory),
@@ -191,15 +201,28 @@ class ServedModel:
             self.check_ids("ids", ids),
         ]
 
-    def check_memory(self, batch_size, memory, valid_length):
+    def check_memory(self, batch_size, *tensors):
         """Returns checks of the memory of `batch_size` rows."""
-        shape = tf.concat([[batch_size], self.memory_shape], axis=0)
-        return [
-            check_shape("memory", memory, shape, "(B, L, 2, N, M, H)"),
-            check_shape("valid_length", valid_length, [batch_size], "(B,)"),
-            check_range("valid_length", valid_length, 0, self.memory_length),
-            check_finite("memory", memory),
+        tensors = dict(zip(self._shapes, tensors, strict=True))
+        shapes = [
+            check_shape(
+                name,
+                tensor,
+                tf.stack([batch_size, *self._shapes[name]]),
+                self._meanings.get(name, "(B,)"),
+            )
+            for name, tensor in tensors.items()
         ]
+        numbers = [
+            check_finite(name, tensor)
+            for name, tensor in tensors.items()
+            if tensor.dtype.is_floating
+        ]
+        return [*shapes, *numbers, self._check_counts(**tensors)]
+
+    def _check_counts(self, valid_length, **_):
+        """Returns a check of the integers of memory."""
+        return check_range("valid_length", valid_length, 0, self.memory_length)
 
     def check_length(self, length):
         """Returns a check of the number of tokens to generate."""
@@ -213,40 +236,10 @@ class ServedCompressiveModel(ServedModel):
     tokens read, not only on the text, so it stays in the order of its slots.
     """
 
-    def _begin(self):
-        empty = self.backbone.empty_projected_memory(self.memory_length)
-        self._initial = {
-            name: _constant(value[0])
-            for name, value in self.to_tensors(empty).items()
-        }
-
-    @property
-    def memory_specs(self):
-        return [
-            tf.TensorSpec([None] * (1 + value.shape.rank), value.dtype, name)
-            for name, value in self._initial.items()
-        ]
-
-    @property
-    def memory_settings(self):
-        return {
-            f"{name}_shape": value.shape.as_list()
-            for name, value in self._initial.items()
-        }
-
-    def empty(self, batch_size):
-        return [
-            tf.broadcast_to(value, tf.concat([[batch_size], value.shape], 0))
-            for value in self._initial.values()
-        ]
+    _meanings = {"memory": "(B, L, 2, N, C + M, H)", "states": "(B, L, W, D)"}
 
     def from_tensors(self, *tensors):
-        memory, states, num_tokens, num_compressed = (
-            tf.ensure_shape(tensor, (None, *value.shape))
-            for tensor, value in zip(
-                tensors, self._initial.values(), strict=True
-            )
-        )
+        memory, states, num_tokens, num_compressed = self._ensured(tensors)
         keys, values = self._unstacked(memory)
         states = tf.cast(states, self.backbone.compute_dtype)
         return CompressiveCache(
@@ -267,35 +260,19 @@ class ServedCompressiveModel(ServedModel):
             "num_compressed": memory.num_compressed,
         }
 
-    def check_memory(self, batch_size, *tensors):
-        memory, states, num_tokens, num_compressed = tensors
-        letters = ("(B, L, 2, N, C + M, H)", "(B, L, W, D)", "(B,)", "(B,)")
-        rate = self.backbone.compression_rate
+    def _check_counts(self, num_tokens, num_compressed, **_):
         evicted = tf.maximum(num_tokens - self.memory_length, 0)
-        return [
-            *(
-                check_shape(
-                    name,
-                    tensor,
-                    tf.concat([[batch_size], value.shape], 0),
-                    meaning,
-                )
-                for tensor, (name, value), meaning in zip(
-                    tensors, self._initial.items(), letters, strict=True
-                )
+        return check(
+            tf.reduce_all(num_tokens >= 0)
+            & tf.reduce_all(num_compressed >= 0)
+            & tf.reduce_all(
+                num_compressed * self.backbone.compression_rate <= evicted
             ),
-            check_finite("memory", memory),
-            check_finite("states", states),
-            check(
-                tf.reduce_all(num_tokens >= 0)
-                & tf.reduce_all(num_compressed >= 0)
-                & tf.reduce_all(num_compressed * rate <= evicted),
-                "`num_tokens` and `num_compressed` must be those that a "
-                "signature returned. Received:",
-                num_tokens,
-                num_compressed,
-            ),
-        ]
+            "`num_tokens` and `num_compressed` must be those that a signature "
+            "returned. Received:",
+            num_tokens,
+            num_compressed,
+        )
 
 
 def _stacked(memory):

@@ -184,8 +184,8 @@ class FunctionalSignatures:
         ]
 
 
-def _spec(name, *shape, dtype=tf.int32):
-    return tf.TensorSpec(shape, dtype, name)
+def _spec(name, *shape):
+    return tf.TensorSpec(shape, tf.int32, name)
 
 
 def _is_real(prompt_ids, prompt_length):

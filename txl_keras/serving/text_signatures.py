@@ -119,11 +119,7 @@ class TextSignatures:
                 sampler,
                 seed,
             )
-        num_written = tf.fill(tf.shape(lengths), tf.shape(written)[1])
-        return {
-            "text": self._tokenizer.decode(written, num_written),
-            "ids": written,
-        }
+        return {"text": self._tokenizer.decode(written), "ids": written}
 
     def _initial_ring(self, batch_size):
         return self._served.ring_from_tensors(*self._served.empty(batch_size))

@@ -121,7 +121,8 @@ def test_vocabularies_are_read_from_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "size,bound", [(5, "at least"), (9999, "at most \\d+")]
+    "size,bound",
+    [(5, "at least"), (9999, "at most \\d+"), (None, "at least 1")],
 )
 def test_impossible_sizes_are_errors(size, bound):
     message = f"`vocabulary_size` must be .*{bound}.*vocabulary_size={size}$"

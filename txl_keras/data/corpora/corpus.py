@@ -82,7 +82,7 @@ class Corpus:
         """Returns the approximate bytes of a split, or None if unknown."""
         return _num_bytes(self.splits[split])
 
-    def sections(self, split, size=SECTION_BYTES):
+    def sections(self, split):
         """Returns the parts of a split that can be read independently.
 
         They depend on the text and not on the machine: each becomes one file of
@@ -90,7 +90,6 @@ class Corpus:
 
         Args:
             split: String, one of `splits`.
-            size: Integer, the approximate number of bytes per section.
 
         Returns:
             List of `Section`s, in order. Only one if the text cannot be cut
@@ -98,7 +97,7 @@ class Corpus:
         """
         text = self.splits[split]
         if hasattr(text, "sections"):
-            return text.sections(size)
+            return text.sections(SECTION_BYTES)
         return [Section((text,) if isinstance(text, bytes) else text)]
 
     def blocks(self, split, size=BLOCK_BYTES):

@@ -31,13 +31,31 @@ def open_file(path):
             raise damaged_file_error(path, error) from error
 
 
+@contextlib.contextmanager
+def renamed_when_complete(path, folder=None):
+    """Yields another name to write a file to, which becomes `path` at the end.
+
+    So readers never see an incomplete file, nor does an error leave one. It is
+    in `folder`, by default that of `path`.
+    """
+    folder = folder or os.path.dirname(path)
+    # No one else writes to this name, and it cannot be a link of a stranger.
+    unfinished = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
+    try:
+        yield unfinished
+        tf.io.gfile.rename(unfinished, path, overwrite=True)
+    finally:
+        with contextlib.suppress(tf.errors.OpError):
+            tf.io.gfile.remove(unfinished)
+
+
 def write_text(text, path):
     """Writes a file atomically: readers never see an incomplete one."""
-    # Renamed once complete, so that an interrupted write leaves no half file.
-    remove_link(path + ".tmp")
-    with tf.io.gfile.GFile(path + ".tmp", "w") as file:
+    with (
+        renamed_when_complete(path) as unfinished,
+        tf.io.gfile.GFile(unfinished, "w") as file,
+    ):
         file.write(text)
-    tf.io.gfile.rename(path + ".tmp", path, overwrite=True)
 
 
 def check_can_write(folder):

@@ -52,9 +52,9 @@ class IdCorpus(Corpus):
     def num_bytes(self, split):
         return None  # those of `.npz` files are unknown
 
-    def sections(self, split, size=SECTION_BYTES):
-        parts = self.splits[split].parts
-        return [IdSection(tuple(group)) for group in grouped(parts, size)]
+    def sections(self, split):
+        groups = grouped(self.splits[split].parts, SECTION_BYTES)
+        return [IdSection(tuple(group)) for group in groups]
 
     def unknown_symbol_error(self, split, symbol, position):
         for part in self.splits[split].parts:
@@ -149,14 +149,16 @@ def read_ids(path, start=0, stop=None, size=BLOCK_BYTES):
             start += len(ids)
 
 
-def split_ids(path, fraction=HELD_OUT_FRACTION):
+def split_ids(path):
     """Cuts a file into train, valid and test: `(start, stop)` in ids.
 
     Documents are not divided, unless the file is a single one. A split of a
     tiny file may be empty.
     """
     documents, size = document_starts(path), num_ids(path)
-    first, second = (int(size * (1 - part * fraction)) for part in (2, 1))
+    first, second = (
+        int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)
+    )
     if len(documents) > 1:
         ends = np.append(documents, size)
         first, second = ends[np.searchsorted(ends, (first, second))].tolist()

@@ -53,7 +53,7 @@ def _take(names, sizes, target):
     return taken
 
 
-def split_file(path, delimiter=None, fraction=HELD_OUT_FRACTION):
+def split_file(path, delimiter=None):
     """Cuts a text file into train, valid and test: `(start, stop)` in bytes.
 
     Each cut is at the next line end, or at the next character if a line end is
@@ -61,7 +61,7 @@ def split_file(path, delimiter=None, fraction=HELD_OUT_FRACTION):
     split of a tiny text may be empty.
     """
     size = text_size(path)
-    places = [int(size * (1 - part * fraction)) for part in (2, 1)]
+    places = [int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)]
     first = _cut(path, places[0], places[1], size, delimiter)
     second = max(first, places[1])
     second = _cut(path, second, size, size, delimiter)

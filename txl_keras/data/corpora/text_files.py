@@ -26,7 +26,8 @@ from txl_keras.data.corpora.splitting import grouped
 from txl_keras.data.corpora.splitting import split_file
 from txl_keras.data.corpora.splitting import split_groups
 
-SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", *ID_SUFFIXES)
+_JSON_LINES = (".jsonl", ".ndjson")
+SUFFIXES = (".txt", ".tokens", *_JSON_LINES, *ID_SUFFIXES)
 SPLIT_NAMES = {
     "train": "train",
     "valid": "valid",
@@ -281,7 +282,7 @@ def _named_splits(folder):
 
 
 def _is_text(name):
-    return name.endswith(SUFFIXES) or name.endswith("/")
+    return _uncompressed(name).endswith((*SUFFIXES, "/"))
 
 
 def _find_files(path):
@@ -322,7 +323,12 @@ def _files_below(folder, above=()):
 
 
 def _is_json_lines(path):
-    return path.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+    return _uncompressed(path).endswith(_JSON_LINES)
+
+
+def _uncompressed(name):
+    """Returns the name of a file in lower case, without `.gz`."""
+    return name.lower().removesuffix(".gz")
 
 
 def _delimiter(path, separator):

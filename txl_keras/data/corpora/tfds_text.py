@@ -15,7 +15,7 @@ from txl_keras.data.corpora.tfds_builder import identify
 from txl_keras.data.corpora.tfds_builder import prepare
 from txl_keras.data.corpora.tfds_builder import tfds
 
-VALID_NAMES = ("validation", "valid", "dev")
+_VALID_NAMES = ("validation", "valid", "dev")
 # Splits of a dataset that only has train.
 PARTS = {
     "train": "train[:90%]",
@@ -101,22 +101,26 @@ def _is_text(feature):
     return feature.tf_dtype == tf.string and feature.shape == ()
 
 
-def _choose_splits(builder):
+def find_splits(builder):
+    """Returns a dict of train, valid and test to their names in a dataset.
+
+    Only train is in every dataset.
+    """
     infos = builder.info.splits
     if "train" not in infos:
         raise ValueError(
             f"{builder.name} must have a split 'train'. Received: {list(infos)}"
         )
-    valid = next((split for split in VALID_NAMES if split in infos), None)
-    test = "test" if "test" in infos else None
-    if not valid and not test:
+    valid = next((split for split in _VALID_NAMES if split in infos), None)
+    names = {"train": "train", "valid": valid, "test": "test"}
+    return {split: name for split, name in names.items() if name in infos}
+
+
+def _choose_splits(builder):
+    infos, found = builder.info.splits, find_splits(builder)
+    splits = {"valid": found.get("test"), "test": found.get("valid"), **found}
+    if len(found) == 1:
         splits = PARTS
-    else:
-        splits = {
-            "train": "train",
-            "valid": valid or test,
-            "test": test or valid,
-        }
     if splits["valid"] == splits["test"]:
         print(
             f"{builder.name} does not have separate validation and test "

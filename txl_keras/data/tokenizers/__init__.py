@@ -8,7 +8,8 @@
   from a text. They need TensorFlow Text, an optional dependency.
 - `IdTokenizer`: for data that is token ids already, such as music events.
 
-All accept `bytes`, as a `Corpus` yields them, and `str`.
+All accept `bytes`, as a `Corpus` yields them, and `str`. `Tokenizer` is their
+base class, also for a tokenizer of your own.
 
 With `drop_newlines`, newline characters are not tokens. The published enwik8
 results use this protocol, which leaves 204 symbols instead of 205. Bits per
@@ -26,6 +27,7 @@ from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import WordTokenizer
 from txl_keras.data.tokenizers.word_tokenizer import count_words
@@ -35,6 +37,7 @@ __all__ = [
     "CharacterTokenizer",
     "IdTokenizer",
     "SentencePieceTokenizer",
+    "Tokenizer",
     "WordPieceTokenizer",
     "WordTokenizer",
     "build_tokenizer",

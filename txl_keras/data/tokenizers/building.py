@@ -135,12 +135,7 @@ def _build_characters(corpus, beam, drop_newlines=False):
 def _build_words(corpus, beam, vocabulary=None, **options):
     options = {key: None if v == "" else v for key, v in options.items()}
     if vocabulary is not None:
-        counted = sorted({"min_count", "vocabulary_size"} & {*options})
-        if counted:
-            raise ValueError(
-                f"{counted} must be left out where a `vocabulary` is given, "
-                "because its words are used as they are."
-            )
+        _check_not_counted("min_count", "vocabulary_size", **options)
         return WordTokenizer(vocabulary, **options)
     function = functools.partial(
         count_words, lower_case=options.get("lower_case", False)
@@ -201,10 +196,10 @@ def _build_subwords(
     )
 
 
-def _in_texts(sentences, size=10_000):
+def _in_texts(sentences):
     """Yields texts of many sentences and drops them from the list."""
-    for start in range(0, len(sentences), size):
-        chosen = slice(start, start + size)
+    for start in range(0, len(sentences), 10_000):
+        chosen = slice(start, start + 10_000)
         yield "\n".join(sentences[chosen])
         sentences[chosen] = [None] * len(sentences[chosen])
 
@@ -274,7 +269,7 @@ def _check_not_counted(*names, **options):
     if given:
         raise ValueError(
             f"{given} must be left out where a `vocabulary` is given, "
-            "because it is not trained."
+            "because it is used as it is."
         )
 
 

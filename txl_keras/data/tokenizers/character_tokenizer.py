@@ -5,8 +5,8 @@ import collections
 import numpy as np
 
 from txl_keras.data.tokenizers.token_ids import as_bytes
-from txl_keras.data.tokenizers.token_ids import check_ids
 from txl_keras.data.tokenizers.token_ids import decode_utf8
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import Vocabulary
 
@@ -15,7 +15,7 @@ _NEWLINE = ord("\n")
 _BLOCK = 1 << 20
 
 
-class CharacterTokenizer:
+class CharacterTokenizer(Tokenizer):
     """Encodes each symbol as its index in a vocabulary of single symbols.
 
     Args:
@@ -41,11 +41,8 @@ position 2 is not in the vocabulary.
     ([0, 1], 'én')
     """
 
-    unknown_id = None
-    newline_id = None
-    unit = "character"  # of one token
-    is_lossless = True  # decoding restores the encoded text
-    releases_gil = False
+    unit = "character"
+    is_lossless = True
 
     def __init__(self, vocabulary, encoding="utf-8", drop_newlines=False):
         if not isinstance(vocabulary, Vocabulary):
@@ -56,6 +53,7 @@ position 2 is not in the vocabulary.
                 f"Received: encoding={encoding!r}"
             )
         self.vocabulary = vocabulary
+        self.vocabulary_size = len(vocabulary)
         self.encoding = encoding
         self.drop_newlines = drop_newlines
 
@@ -75,25 +73,7 @@ position 2 is not in the vocabulary.
         vocabulary = Vocabulary.from_text_counts(counts)
         return cls(vocabulary, encoding, drop_newlines)
 
-    @property
-    def vocabulary_size(self):
-        return len(self.vocabulary)
-
     def encode(self, text, begins_line=True):
-        """Encodes text as ids.
-
-        Args:
-            text: `bytes` or `str`.
-            begins_line: Boolean, ignored for characters.
-
-        Returns:
-            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
-            that holds the vocabulary.
-
-        Raises:
-            ValueError: If a symbol is not in the vocabulary. The message gives
-                its position in the text.
-        """
         ids = [np.zeros(0, self.vocabulary.dtype)]
         for start, code_points in _code_points(text, self.encoding):
             kept = code_points
@@ -107,28 +87,8 @@ position 2 is not in the vocabulary.
                 raise UnknownSymbolError(error.symbol, position) from None
         return np.concatenate(ids)
 
-    def decode_bytes(self, ids):
-        """Decodes ids to bytes, which may end inside a character.
-
-        Pass them to `codecs.getincrementaldecoder("utf-8")` to show text while
-        it is generated.
-
-        Args:
-            ids: Integer array or list of shape `(n,)`, or one integer.
-
-        Returns:
-            `bytes`, in the encoding of the corpus.
-
-        Raises:
-            ValueError: If an id is not in `[0, vocabulary_size)`.
-        """
-        symbols = self.vocabulary.symbols
-        ids = check_ids(ids, len(symbols)).tolist()
-        return "".join(symbols[i] for i in ids).encode(self.encoding)
-
-    def decode(self, ids):
-        """Decodes ids to a `str`; invalid characters become U+FFFD."""
-        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+    def _text(self, token_id):
+        return self.vocabulary.symbols[token_id].encode(self.encoding)
 
     def get_config(self):
         return {
@@ -136,10 +96,6 @@ position 2 is not in the vocabulary.
             "encoding": self.encoding,
             "drop_newlines": self.drop_newlines,
         }
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
 
 
 def count_symbols(text, encoding="utf-8", drop_newlines=False):

@@ -5,12 +5,12 @@ import numpy as np
 from txl_keras.checks import check_integer
 from txl_keras.data.corpora.id_files import MAX_ID
 from txl_keras.data.tokenizers.token_ids import as_bytes
-from txl_keras.data.tokenizers.token_ids import check_ids
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import smallest_dtype
 
 
-class IdTokenizer:
+class IdTokenizer(Tokenizer):
     """Takes token ids as they are; as text they are written as numbers.
 
     For sequences that are no text, such as music events, DNA or logs. A
@@ -31,10 +31,6 @@ class IdTokenizer:
     '60 64 67'
     """
 
-    unknown_id = None
-    newline_id = None
-    unit = "token"
-    is_lossless = False  # of text: there is none, and so no bits per byte
     releases_gil = True
 
     def __init__(self, vocabulary_size):
@@ -78,20 +74,8 @@ class IdTokenizer:
                 )
         return np.array([int(word) for word in words], np.int64)
 
-    def decode_bytes(self, ids):
-        """Writes ids as decimal numbers, each followed by a space.
-
-        Args:
-            ids: Integer array or list of shape `(n,)`, or one integer.
-
-        Returns:
-            `bytes`.
-
-        Raises:
-            ValueError: If an id is not in `[0, vocabulary_size)`.
-        """
-        ids = check_ids(ids, self.vocabulary_size).tolist()
-        return "".join(f"{i} " for i in ids).encode()
+    def _text(self, token_id):
+        return f"{token_id} ".encode()
 
     def decode(self, ids):
         """Writes ids as a `str` of numbers separated by spaces."""
@@ -99,7 +83,3 @@ class IdTokenizer:
 
     def get_config(self):
         return {"vocabulary_size": self.vocabulary_size}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)

@@ -9,6 +9,7 @@ from google.protobuf import descriptor_pb2
 from google.protobuf import descriptor_pool
 from google.protobuf import message_factory
 
+SPACE = "\u2581"  # in pieces
 # Values of `type`.
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 

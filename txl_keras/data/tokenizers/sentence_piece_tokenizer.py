@@ -10,6 +10,7 @@ from google.protobuf import message
 
 from txl_keras.data.tokenizers.sentence_piece_model import BYTE
 from txl_keras.data.tokenizers.sentence_piece_model import CONTROL
+from txl_keras.data.tokenizers.sentence_piece_model import SPACE
 from txl_keras.data.tokenizers.sentence_piece_model import UNKNOWN
 from txl_keras.data.tokenizers.sentence_piece_model import SentencePieceModel
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
@@ -17,11 +18,9 @@ from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
 from txl_keras.data.tokenizers.subword_tokenizer import split_lines
 from txl_keras.data.tokenizers.subword_tokenizer import train_pieces
-from txl_keras.data.tokenizers.token_ids import check_ids
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.vocabulary import smallest_dtype
 
-# sentencepiece's symbol for a space.
-_SPACE = "\u2581"
 _LOADING = threading.Lock()
 # Appended to a serialized model, this overrides its `add_dummy_prefix`.
 _NO_DUMMY_PREFIX = SentencePieceModel(
@@ -29,7 +28,7 @@ _NO_DUMMY_PREFIX = SentencePieceModel(
 ).SerializeToString()
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """Encodes text as the pieces of a SentencePiece model.
 
     Models from `train` are lossless: `decode(encode(text)) == text` for every
@@ -50,11 +49,6 @@ class SentencePieceTokenizer:
             `"<eop>"` for XLNet. With None the model encodes newlines: models
             from `train` have a piece for them, most others treat them as
             spaces.
-
-    Attributes:
-        vocabulary_size: Integer.
-        unknown_id: Optional integer. The id of characters without a piece;
-            models from `train` never produce it.
 
     Raises:
         ImportError: If TensorFlow Text is not installed.
@@ -98,17 +92,13 @@ class SentencePieceTokenizer:
             self._texts[self._line_end_id] = b"\n"
         self._has_prefix = normalizer.add_dummy_prefix
         self._trims = normalizer.remove_extra_whitespaces
+        self.is_lossless = not self._has_prefix and not self._trims
         try:
             _load(model)
         except tf.errors.OpError as error:
             raise ValueError(
                 f"`model` is not a SentencePiece model: {error.message}"
             ) from error
-
-    @property
-    def is_lossless(self):
-        """Returns whether decoding restores every text, as with `train`."""
-        return not self._has_prefix and not self._trims
 
     @classmethod
     def from_file(cls, path, line_end=None):
@@ -182,25 +172,10 @@ class SentencePieceTokenizer:
         # Pieces with real spaces distinguish the two.
         model.normalizer_spec.escape_whitespaces = False
         for piece in model.pieces:
-            piece.piece = piece.piece.replace(_SPACE.encode(), b" ")
+            piece.piece = piece.piece.replace(SPACE.encode(), b" ")
         return cls(model.SerializeToString(deterministic=True))
 
     def encode(self, text, begins_line=True):
-        """Encodes text as ids, each line separately.
-
-        Args:
-            text: `bytes` in UTF-8, or `str`.
-            begins_line: Boolean. False if the text continues a line whose first
-                part was encoded before. A model that adds a space before every
-                line then adds none to the first one.
-
-        Returns:
-            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
-            that holds the vocabulary.
-
-        Raises:
-            ValueError: If the text is not valid UTF-8.
-        """
         lines = split_lines(text, keep_ends=self.line_end is None)
         continues_line = self._has_prefix and not begins_line
         # A model that trims leading spaces adds one again as its prefix.
@@ -215,35 +190,8 @@ class SentencePieceTokenizer:
         ids = join_lines(tokens, self._line_end_id)
         return ids.astype(smallest_dtype(self.vocabulary_size))
 
-    def decode_bytes(self, ids):
-        """Decodes ids to bytes; the results of successive calls can be joined.
-
-        They may end inside a character: pass them to
-        `codecs.getincrementaldecoder("utf-8")` to show text while it is
-        generated. With models that add a space before every line, lines begin
-        with a space.
-
-        Args:
-            ids: Integer array or list of shape `(n,)`, or one integer.
-
-        Returns:
-            `bytes`, in UTF-8.
-
-        Raises:
-            ValueError: If an id is not in `[0, vocabulary_size)`.
-        """
-        ids = check_ids(ids, self.vocabulary_size).tolist()
-        return b"".join(self._texts[i] for i in ids)
-
-    def decode(self, ids):
-        """Decodes ids to a `str`, without the space that a model adds to lines.
-
-        Invalid characters become U+FFFD.
-        """
-        text = self.decode_bytes(ids).decode("utf-8", errors="replace")
-        if self._has_prefix:
-            text = text.replace("\n ", "\n").removeprefix(" ")
-        return text
+    def _text(self, token_id):
+        return self._texts[token_id]
 
     def as_tf_text(self):
         """Returns the TensorFlow Text tokenizer, which ignores `line_end`."""
@@ -328,4 +276,4 @@ def _piece_text(piece, kind):
         return b""
     if kind == BYTE:
         return bytes([int(piece.strip("<>"), 16)])
-    return piece.replace(_SPACE, " ").encode("utf-8")
+    return piece.replace(SPACE, " ").encode("utf-8")

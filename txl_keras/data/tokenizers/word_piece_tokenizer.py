@@ -4,20 +4,19 @@ import pathlib
 
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
 from txl_keras.data.tokenizers.sentence_piece_model import NORMAL
+from txl_keras.data.tokenizers.sentence_piece_model import SPACE
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
 from txl_keras.data.tokenizers.subword_tokenizer import split_lines
 from txl_keras.data.tokenizers.subword_tokenizer import train_pieces
-from txl_keras.data.tokenizers.token_ids import check_ids
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.vocabulary import WordVocabulary
 
-# sentencepiece's symbol for a space, and its type of ordinary pieces.
-_SPACE = "\u2581"
 
-
-class WordPieceTokenizer:
+class WordPieceTokenizer(Tokenizer):
     """Encodes text as words and parts of words, as in BERT.
 
     Words are separated at spaces, punctuation marks and Chinese characters. A
@@ -46,10 +45,6 @@ class WordPieceTokenizer:
             `"[SEP]"` with the vocabulary of BERT. With None newlines are
             spaces.
 
-    Attributes:
-        vocabulary_size: Integer.
-        unknown_id: Integer, the id of `unknown`.
-
     Raises:
         ImportError: If TensorFlow Text is not installed.
         ValueError: If the words are not a valid vocabulary (see
@@ -67,8 +62,8 @@ class WordPieceTokenizer:
     """
 
     unit = "subword"
-    is_lossless = False
     releases_gil = True
+    _has_prefix = True
 
     def __init__(
         self,
@@ -92,13 +87,13 @@ class WordPieceTokenizer:
             )
         symbols = vocabulary.symbols
         self.vocabulary = vocabulary
+        self.vocabulary_size = len(vocabulary)
         self.unknown = unknown
         self.suffix_indicator = suffix_indicator
         self.lower_case = lower_case
         self.line_end = line_end
         self.unknown_id = symbols.index(unknown)
         self.newline_id = None if line_end is None else symbols.index(line_end)
-        self._texts = [self._piece_text(symbol) for symbol in symbols]
         text = import_extra("tensorflow_text")
         try:
             self._tf_text = text.FastBertTokenizer(
@@ -170,6 +165,7 @@ class WordPieceTokenizer:
             ValueError: If the texts are empty, or if the vocabulary size is too
                 small for the characters of the text or too large for the text.
         """
+        check_integer("vocabulary_size", vocabulary_size, 1)
         # The trainer of TensorFlow Text took 100 s for 5 MB of Wikipedia, this
         # one takes 1 s.
         model = train_pieces(
@@ -198,51 +194,19 @@ class WordPieceTokenizer:
             line_end,
         )
 
-    @property
-    def vocabulary_size(self):
-        return len(self.vocabulary)
-
     def encode(self, text, begins_line=True):
-        """Encodes text as ids.
-
-        Args:
-            text: `bytes` in UTF-8, or `str`.
-            begins_line: Boolean, ignored, because lines have no start mark.
-
-        Returns:
-            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
-            that holds the vocabulary.
-
-        Raises:
-            ValueError: If the text is not valid UTF-8.
-        """
         lines = split_lines(text, keep_ends=False)
         tokens = self._tf_text.tokenize(tf.constant(lines, tf.string))
         ids = join_lines(tokens, self.newline_id)
         return ids.astype(self.vocabulary.dtype)
 
-    def decode_bytes(self, ids):
-        """Decodes ids to bytes; the results of successive calls can be joined.
-
-        Every word begins with a space, so that text can be shown while it is
-        generated, also after a prompt. Lines thus begin with a space.
-
-        Args:
-            ids: Integer array or list of shape `(n,)`, or one integer.
-
-        Returns:
-            `bytes`, in UTF-8.
-
-        Raises:
-            ValueError: If an id is not in `[0, vocabulary_size)`.
-        """
-        ids = check_ids(ids, self.vocabulary_size).tolist()
-        return b"".join(self._texts[i] for i in ids)
-
-    def decode(self, ids):
-        """Decodes ids to a `str`, without the space before each line."""
-        text = self.decode_bytes(ids).decode("utf-8")
-        return text.replace("\n ", "\n").removeprefix(" ")
+    def _text(self, token_id):
+        symbol = self.vocabulary.symbols[token_id]
+        if symbol == self.line_end:
+            return b"\n"
+        if symbol.startswith(self.suffix_indicator):
+            return symbol.removeprefix(self.suffix_indicator).encode("utf-8")
+        return f" {symbol}".encode()
 
     def as_tf_text(self):
         """Returns the TensorFlow Text tokenizer, which ignores `line_end`."""
@@ -256,17 +220,6 @@ class WordPieceTokenizer:
             "lower_case": self.lower_case,
             "line_end": self.line_end,
         }
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
-
-    def _piece_text(self, symbol):
-        if symbol == self.line_end:
-            return b"\n"
-        if symbol.startswith(self.suffix_indicator):
-            return symbol.removeprefix(self.suffix_indicator).encode("utf-8")
-        return f" {symbol}".encode()
 
 
 def _spaced_words(texts, lower_case):
@@ -285,7 +238,7 @@ def _spaced_words(texts, lower_case):
 
 
 def _characters(pieces):
-    return sorted(set("".join(pieces)) - {_SPACE})
+    return sorted(set("".join(pieces)) - {SPACE})
 
 
 def _vocabulary_words(pieces, special, suffix_indicator):
@@ -293,10 +246,10 @@ def _vocabulary_words(pieces, special, suffix_indicator):
     characters = _characters(pieces)
     suffixes = [suffix_indicator + character for character in characters]
     words = [
-        piece.removeprefix(_SPACE)
-        if piece.startswith(_SPACE)
+        piece.removeprefix(SPACE)
+        if piece.startswith(SPACE)
         else suffix_indicator + piece
         for piece in pieces
-        if piece != _SPACE
+        if piece != SPACE
     ]
     return list(dict.fromkeys([*special, *characters, *suffixes, *words]))

@@ -7,8 +7,8 @@ import numpy as np
 
 from txl_keras.checks import check_integer
 from txl_keras.data.tokenizers.token_ids import as_bytes
-from txl_keras.data.tokenizers.token_ids import check_ids
 from txl_keras.data.tokenizers.token_ids import decode_utf8
+from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import WordVocabulary
 
@@ -17,7 +17,7 @@ _SPACE = re.compile(rb"\s")
 _BLOCK = 1 << 20
 
 
-class WordTokenizer:
+class WordTokenizer(Tokenizer):
     """Encodes whitespace-separated words as indices in a vocabulary of words.
 
     The defaults give the encoding of WikiText-103 in the original code: every
@@ -53,9 +53,8 @@ class WordTokenizer:
     'the cat\\n\\nthe <unk>'
     """
 
-    unit = "word"  # of one token
-    is_lossless = False  # decoding does not restore the spacing
-    releases_gil = False
+    unit = "word"
+    _has_prefix = True
 
     def __init__(
         self,
@@ -81,6 +80,10 @@ class WordTokenizer:
                 f"Received: unknown={unknown!r}"
             )
         self.vocabulary = vocabulary
+        self.vocabulary_size = len(vocabulary)
+        self.unknown_id = vocabulary.id_of(unknown)
+        if line_start is None:  # else a newline is two tokens
+            self.newline_id = vocabulary.id_of(line_end)
         self.unknown = unknown
         self.line_start = line_start
         self.line_end = line_end
@@ -155,40 +158,7 @@ class WordTokenizer:
         vocabulary = WordVocabulary([*special, *words[:room]])
         return cls(vocabulary, unknown, line_start, line_end, lower_case)
 
-    @property
-    def vocabulary_size(self):
-        return len(self.vocabulary)
-
-    @property
-    def unknown_id(self):
-        """Returns the id of words that are not in the vocabulary, or None."""
-        return self.vocabulary.id_of(self.unknown)
-
-    @property
-    def newline_id(self):
-        """Returns the one id that encodes a newline, or None."""
-        if self.line_start is not None:
-            return None
-        return self.vocabulary.id_of(self.line_end)
-
     def encode(self, text, begins_line=True):
-        """Encodes text as ids.
-
-        Args:
-            text: `bytes` in UTF-8, or `str`.
-            begins_line: Boolean. False if the text continues a line whose first
-                part was encoded before: it then does not begin with
-                `line_start`.
-
-        Returns:
-            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
-            that holds the vocabulary.
-
-        Raises:
-            ValueError: If a word is not in the vocabulary and neither is
-                `unknown`. The message gives its position: the number of words
-                before it, including line starts and ends.
-        """
         ids = [np.zeros(0, self.vocabulary.dtype)]
         position = 0
         for words in _words(
@@ -202,31 +172,10 @@ class WordTokenizer:
             position += len(words)
         return np.concatenate(ids)
 
-    def decode_bytes(self, ids):
-        """Decodes ids to bytes; the results of successive calls can be joined.
-
-        Every word begins with a space, so that text can be shown while it is
-        generated, also after a prompt. Lines thus begin with a space, as they
-        do in the files of WikiText-103.
-
-        Args:
-            ids: Integer array or list of shape `(n,)`, or one integer.
-
-        Returns:
-            `bytes`, in UTF-8.
-
-        Raises:
-            ValueError: If an id is not in `[0, vocabulary_size)`.
-        """
-        symbols = self.vocabulary.symbols
+    def _text(self, token_id):
+        word = self.vocabulary.symbols[token_id]
         marks = {self.line_start: "", self.line_end: "\n"}
-        words = (symbols[i] for i in check_ids(ids, len(symbols)).tolist())
-        return "".join(marks.get(w, f" {w}") for w in words).encode("utf-8")
-
-    def decode(self, ids):
-        """Decodes ids to a `str`, without the space before each line."""
-        text = self.decode_bytes(ids).decode("utf-8")
-        return text.replace("\n ", "\n").removeprefix(" ")
+        return marks.get(word, f" {word}").encode("utf-8")
 
     def get_config(self):
         return {
@@ -236,10 +185,6 @@ class WordTokenizer:
             "line_end": self.line_end,
             "lower_case": self.lower_case,
         }
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
 
 
 def count_words(text, lower_case=False):

@@ -1,0 +1,92 @@
+"""`Tokenizer`, the base class of all tokenizers."""
+
+from txl_keras.data.tokenizers.token_ids import check_ids
+
+
+class Tokenizer:
+    """Converts text to token ids and back.
+
+    A tokenizer of your own is a subclass that defines `encode`, `decode_bytes`
+    and `get_config`, and sets `vocabulary_size`. `load_tokenizer` and exported
+    models accept only the classes of this package.
+
+    Attributes:
+        vocabulary_size: Integer. Ids are below it.
+        unit: String, what a token is, for reports.
+        unknown_id: Optional integer. The id of all that has no id of its own.
+        newline_id: Optional integer. The id of every newline, and of nothing
+            else; None if there is no such id.
+        is_lossless: Boolean, whether decoding restores every text. Only then
+            can bits per byte be computed.
+        releases_gil: Boolean, whether `encode` runs in parallel in threads.
+            Otherwise large texts are encoded in other processes.
+    """
+
+    vocabulary_size = None
+    unit = "token"
+    unknown_id = None
+    newline_id = None
+    is_lossless = False
+    releases_gil = False
+    _has_prefix = False  # whether decoded lines begin with a space
+
+    def encode(self, text, begins_line=True):
+        """Encodes text as ids.
+
+        Args:
+            text: `bytes` in UTF-8, or `str`.
+            begins_line: Boolean. False if the text continues a line whose first
+                part was encoded before: nothing then marks the start of a line.
+
+        Returns:
+            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
+            that holds the vocabulary.
+
+        Raises:
+            ValueError: If the text is not valid UTF-8, except for bytes, or if
+                a symbol has no id. The message gives its position.
+        """
+        raise NotImplementedError
+
+    def decode_bytes(self, ids):
+        """Decodes ids to bytes; the results of successive calls can be joined.
+
+        They may end inside a character: pass them to
+        `codecs.getincrementaldecoder("utf-8")` to show text while it is
+        generated. Where tokens are words, each begins with a space, and so do
+        lines.
+
+        Args:
+            ids: Integer array or list of shape `(n,)`, or one integer.
+
+        Returns:
+            `bytes`.
+
+        Raises:
+            ValueError: If an id is not in `[0, vocabulary_size)`.
+        """
+        ids = check_ids(ids, self.vocabulary_size).tolist()
+        return b"".join(map(self._text, ids))
+
+    def _text(self, token_id):
+        """Returns the bytes of a token."""
+        raise NotImplementedError
+
+    def decode(self, ids):
+        """Decodes ids to a `str`; invalid characters become U+FFFD.
+
+        Leaves out the space with which `decode_bytes` begins lines of words.
+        """
+        text = self.decode_bytes(ids).decode("utf-8", errors="replace")
+        if self._has_prefix:
+            text = text.replace("\n ", "\n").removeprefix(" ")
+        return text
+
+    def get_config(self):
+        """Returns the arguments of the constructor, for JSON."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_config(cls, config):
+        """Creates a tokenizer from what `get_config` returned."""
+        return cls(**config)

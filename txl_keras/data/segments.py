@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
 from txl_keras.data.layouts import DocumentSegments
 from txl_keras.data.layouts import Roll
@@ -331,11 +332,7 @@ class Segments(StepBatches):
         return Sequential(*sizes)
 
     def _check_combination(self, documents):
-        if self.order not in ORDERS:
-            raise ValueError(
-                f"`order` must be one of {ORDERS}. "
-                f"Received: order={self.order!r}"
-            )
+        check_one_of("order", self.order, ORDERS)
         reorders = self.order != "sequential" or self.varlen
         wraps_around = self.order == "roll" or self.varlen
         needs_documents = self.order == "shuffle" or self.reset_documents

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import json
 import os
-import uuid
 
 import tensorflow as tf
 from absl import flags
@@ -12,6 +11,7 @@ from absl import flags
 from txl_keras.checks import check_number
 from txl_keras.data import Segments
 from txl_keras.data.corpora.corpus import WHOLE
+from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
 from txl_keras.evaluation.dynamic_evaluator import check_pattern
 from txl_keras.evaluation.dynamic_evaluator import checked_mean_square
@@ -201,14 +201,8 @@ def _mean_square(model, workdir, train, settings):
     path = workdir.file(name)
     if not tf.io.gfile.exists(path):
         mean_square = _collect(model, train, settings)
-        # Another command may write the same ones.
-        unfinished = f"{path}.{uuid.uuid4().hex}.incomplete"
-        try:
+        with renamed_when_complete(path) as unfinished:
             save_mean_square(mean_square, unfinished)
-            tf.io.gfile.rename(unfinished, path, overwrite=True)
-        finally:
-            if tf.io.gfile.exists(unfinished):
-                tf.io.gfile.remove(unfinished)
     print(f"Statistics of gradients: {os.path.basename(path)}")
     try:
         return checked_mean_square(

@@ -9,6 +9,7 @@ import functools
 import numpy as np
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_one_of
 from txl_keras.checks import check_vocabulary
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import write_saved_model
@@ -268,11 +269,7 @@ def _served(
     max_segment_length = _checked_segment_length(
         model.backbone, max_segment_length
     )
-    if weights_dtype not in WEIGHTS_DTYPES:
-        raise ValueError(
-            f"`weights_dtype` must be one of {WEIGHTS_DTYPES}. "
-            f"Received: weights_dtype={weights_dtype!r}"
-        )
+    check_one_of("weights_dtype", weights_dtype, WEIGHTS_DTYPES)
     largest = np.iinfo(np.int32).max
     check_integer("max_batch_size", max_batch_size, 1, largest)
     check_integer("max_generate_length", max_generate_length, 1, largest)

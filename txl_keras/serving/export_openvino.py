@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_one_of
 from txl_keras.models.generation.openvino_graph import WEIGHTS
 from txl_keras.models.generation.openvino_graph import OpenVinoGraph
 from txl_keras.models.generation.openvino_graph import import_openvino
@@ -120,11 +121,7 @@ i-th of the keys and values |
     ```
     """
     check_path(path)
-    if weights_dtype not in WEIGHTS:
-        raise ValueError(
-            f"`weights_dtype` must be one of {WEIGHTS}. "
-            f"Received: weights_dtype={weights_dtype!r}"
-        )
+    check_one_of("weights_dtype", weights_dtype, WEIGHTS)
     if memory_length is None:
         memory_length = model.backbone.memory_length
     check_integer("memory_length", memory_length, 0)

@@ -8,6 +8,7 @@ import sys
 
 import tensorflow as tf
 
+from txl_keras.checks import check_one_of
 from txl_keras.checks import shown
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.files import write_text
@@ -94,11 +95,7 @@ def build_tokenizer(name, corpus, beam=None, **options):
     >>> build_tokenizer("characters", corpus).vocabulary.symbols
     ('b', 'a', 'c')
     """
-    if name not in OPTIONS:
-        raise ValueError(
-            f"`tokenizer` must be one of {list(OPTIONS)}. "
-            f"Received: tokenizer={name!r}"
-        )
+    check_one_of("tokenizer", name, OPTIONS)
     options = {key: v for key, v in options.items() if v is not None}
     extra = {key: v for key, v in options.items() if key not in OPTIONS[name]}
     if extra:

@@ -164,7 +164,7 @@ def _load_model():
         )
     overrides = _overrides()
     if FLAGS.input_format == "workdir":
-        return Workdir(_input()).load_model(**overrides)
+        return Workdir(_input()).load_model("best", **overrides)
     if FLAGS.input_format == "hugging_face":
         return load_hugging_face(_input(), **overrides), 0
     config = FLAGS.config and os.path.expanduser(FLAGS.config)

@@ -6,11 +6,13 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_model
 from script_runs import evaluation_of
 
 from txl_keras.checkpoints import load_tf1
 from txl_keras.data import Segments
 from txl_keras.data import load_corpus
+from txl_keras.training.bundles import save_weights
 from txl_keras.workdir import Workdir
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "golden"
@@ -204,3 +206,25 @@ def test_a_masked_cold_start_is_not_for_hugging_face(
     assert list(tmp_path.iterdir()) == []
     succeed(*flags, "--cold_start=zeros")
     assert (tmp_path / "hf" / "model.safetensors").exists()
+
+
+def test_the_best_weights_of_a_run_are_converted(succeed, tmp_path):
+    run, output = (Workdir(str(tmp_path / name)) for name in ("run", "output"))
+    latest, best = (
+        small_model(num_layers=1, initializer_stddev=stddev)
+        for stddev in (0.1, 0.2)
+    )
+    run.create(latest, 20, {})
+    save_weights(best, run.best, 10)
+    succeed(
+        "convert.py",
+        "--input_format=workdir",
+        f"--input={run.path}",
+        f"--output={output.path}",
+    )
+    converted, step = output.load_model()
+    assert step == 10
+    for weight, expected in zip(
+        converted.get_weights(), best.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(weight, expected)

@@ -7,6 +7,8 @@ r"""Converts published checkpoints to runs, and runs to Hugging Face folders.
         --config=wt103.json --vocabulary=wt103/cache.pkl --output=runs/wt103
     txl convert --input_format=workdir --input=runs/mine \
         --cold_start=zeros --output_format=hugging_face --output=mine_hf
+    txl convert --input_format=preset --input=python_stdlib_small \
+        --output=runs/python
 
 `txl evaluate` (with --corpus), `txl generate` and `txl export`
 work with a converted run as with one that was trained here. The content of
@@ -31,20 +33,26 @@ from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
 from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.tokenizers import load_tokenizer
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.presets import PRESETS
+from txl_keras.models.presets import TRAINED
 from txl_keras.scripts import running
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
 flags.DEFINE_enum(
-    "input_format", None, ["tf1", "hugging_face", "pytorch", "workdir"],
-    "Program that wrote the input: the original TensorFlow code (tf1), Hugging "
-    "Face, the original or NVIDIA's PyTorch code, or txl train (workdir).",
+    "input_format", None,
+    ["tf1", "hugging_face", "pytorch", "workdir", "preset"],
+    "What wrote the input: the original TensorFlow code (tf1), Hugging Face, "
+    "the original or NVIDIA's PyTorch code, txl train (workdir), or "
+    "save_to_preset.",
     required=True,
 )  # fmt: skip
 flags.DEFINE_string(
     "input", None,
-    "Checkpoint to convert: a prefix (tf1), a file (pytorch) or a folder.",
+    "Checkpoint to convert: a prefix (tf1), a file (pytorch) or a folder. A "
+    f"preset may also be {' or '.join(TRAINED)}.",
     required=True,
 )  # fmt: skip
 flags.DEFINE_string(
@@ -150,7 +158,10 @@ def _config():
         config = Workdir(_input()).read_config()
     if FLAGS.segment_length:
         config["flags"]["segment_length"] = FLAGS.segment_length
-    source = {"format": FLAGS.input_format, "path": absolute_path(_input())}
+    path = FLAGS.input
+    if path not in TRAINED:
+        path = absolute_path(_input())
+    source = {"format": FLAGS.input_format, "path": path}
     return {**config, "source": source}
 
 
@@ -165,6 +176,13 @@ def _load_model():
     overrides = _overrides()
     if FLAGS.input_format == "workdir":
         return Workdir(_input()).load_model("best", **overrides)
+    if FLAGS.input_format == "preset":
+        if FLAGS.input in PRESETS:
+            raise ValueError(
+                "`input` must be a preset with weights. Received: "
+                f"input={FLAGS.input}"
+            )
+        return TransformerXLCausalLM.from_preset(FLAGS.input, **overrides), 0
     if FLAGS.input_format == "hugging_face":
         return load_hugging_face(_input(), **overrides), 0
     config = FLAGS.config and os.path.expanduser(FLAGS.config)

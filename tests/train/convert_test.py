@@ -10,6 +10,7 @@ from factories import small_model
 from script_runs import evaluation_of
 
 from txl_keras.checkpoints import load_tf1
+from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
 from txl_keras.data import load_corpus
 from txl_keras.training.bundles import save_weights
@@ -226,5 +227,22 @@ def test_the_best_weights_of_a_run_are_converted(succeed, tmp_path):
     assert step == 10
     for weight, expected in zip(
         converted.get_weights(), best.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(weight, expected)
+
+
+def test_a_preset_becomes_a_run(succeed, fail, tmp_path):
+    model = small_model(num_layers=1, vocabulary_size=256)
+    model.tokenizer = ByteTokenizer()
+    model.save_to_preset(tmp_path / "preset")
+    output = Workdir(str(tmp_path / "run"))
+    flags = ("convert.py", "--input_format=preset", f"--output={output.path}")
+    fail(*flags, "--input=quickstart", messages=["`input`", "with weights"])
+    succeed(*flags, f"--input={tmp_path / 'preset'}")
+    converted, step = output.load_model()
+    assert step == 0
+    assert output.load_tokenizer().vocabulary_size == 256
+    for weight, expected in zip(
+        converted.get_weights(), model.get_weights(), strict=True
     ):
         np.testing.assert_array_equal(weight, expected)

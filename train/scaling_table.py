@@ -18,9 +18,9 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 from absl import flags
 
-from guide_tables import replace
-from guide_tables import table
 from txl_keras.scripts import running
+from txl_keras.scripts.guide_tables import replace
+from txl_keras.scripts.guide_tables import table
 from txl_keras.tpu import scaling
 from txl_keras.tpu.slices import names
 from txl_keras.tpu.slices import tpu_type

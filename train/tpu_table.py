@@ -27,10 +27,10 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 from absl import flags
 
-from guide_tables import replace
-from guide_tables import table
 from txl_keras.data.corpora.files import write_text
 from txl_keras.scripts import running
+from txl_keras.scripts.guide_tables import replace
+from txl_keras.scripts.guide_tables import table
 from txl_keras.tpu.compiling import check_compiler
 from txl_keras.tpu.compiling import versions
 

@@ -20,7 +20,7 @@ _TIMED_SECONDS = 4
 # Of the minutes of a run; the rest is for scores, checkpoints and pictures.
 _TRAINING_SHARE = 0.9
 # Dropout for up to so many epochs, and the most epochs, after which nothing was
-# gained, by the trials in docs/training.md. Where there are none the limits lie
+# gained, by trials: docs/reproduction.md. Where there are none the limits lie
 # between them.
 _DROPOUTS = ((8, 0.0), (18, 0.1), (24, 0.2), (30, 0.3), (math.inf, 0.4))
 _MOST_EPOCHS = 40

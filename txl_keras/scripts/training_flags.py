@@ -77,7 +77,7 @@ def define_training_flags():
     )  # fmt: skip
     flags.DEFINE_integer(
         "progress_sample_tokens", 100,
-        "Tokens of a sample that is shown after a score of valid, along with "
+        "Tokens of a sample that is shown after a validation score, along with "
         "WORKDIR/surprise.html, if these have taken less than 2 % of the time "
         "so far. 0 for neither.", lower_bound=0,
     )  # fmt: skip

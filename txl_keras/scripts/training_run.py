@@ -82,8 +82,8 @@ def begin_loop(
 
     `settings` are the flags to record in config.json; `describe` formats nats
     per token for the progress line, and `describe_valid` (by default the same)
-    those of a score of valid; `unit` names a token in the learning curve,
-    which is drawn after each score of valid. `samples` are `Samples` to show
+    those of a validation score; `unit` names a token in the learning curve,
+    which is drawn after each validation score. `samples` are `Samples` to show
     then, unless the model cannot write text.
     """
 

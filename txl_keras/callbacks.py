@@ -176,6 +176,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             epoch, batches, seed = (int(number) for number in state["position"])
             steps.resume(batches, seed)
             self.model._initial_epoch = epoch
+            if not batches:
+                state = None  # its metrics are those of the epoch before
         self._restored = state
         self._saved = int(steps.trainer.step.numpy())
 

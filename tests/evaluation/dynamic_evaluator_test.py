@@ -297,6 +297,19 @@ def test_a_backup_of_another_evaluation_is_refused(model, segments, tmp_path):
         other.evaluate(segments, **options)
 
 
+def test_a_backup_of_other_weights_that_stay_is_refused(segments, tmp_path):
+    options = {"backup": str(tmp_path / "state")}
+    model = small_model(num_layers=2)
+    stop = _Stops()
+    settings = {"segment_length": 5, "weights": "block_1/"}
+    evaluator = DynamicEvaluator(model, 0.01, stop=stop, **settings)
+    evaluator.evaluate(segments, stop.after(2), **options)
+    weight = model.backbone.blocks[0].weights[0]
+    weight.assign(weight + 1.0)
+    with pytest.raises(ValueError, match="`backup` .* another evaluation"):
+        DynamicEvaluator(model, 0.01, **settings).evaluate(segments, **options)
+
+
 def test_a_stop_after_the_last_segment_is_too_late(model, segments, tmp_path):
     stop, backup = _Stops(), str(tmp_path / "state")
     evaluator = DynamicEvaluator(model, 0.01, segment_length=5, stop=stop)

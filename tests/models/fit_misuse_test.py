@@ -1,5 +1,7 @@
 """Mistakes and interruptions of `fit`, `evaluate` and their callbacks."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -263,6 +265,23 @@ def test_an_interrupted_resumed_fit_does_not_shorten_the_next(model, tmp_path):
             )
     history = model.fit(SEGMENTS, epochs=2, verbose=0)
     assert history.epoch == [0, 1]
+
+
+def test_an_epoch_that_resumes_does_not_count_the_loss_of_the_one_before(
+    rewind, tmp_path
+):
+    expected = rewind().fit(SEGMENTS, epochs=2, verbose=0).history["loss"]
+    model = rewind()
+    callbacks = [BackupAndRestore(tmp_path), _Interrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(SEGMENTS, epochs=2, callbacks=callbacks, verbose=0)
+    while not list(tmp_path.glob("*.index")):  # written in the background
+        time.sleep(0.01)
+    resumed = model.fit(
+        SEGMENTS, epochs=2, callbacks=[BackupAndRestore(tmp_path)], verbose=0
+    )
+    assert resumed.history["loss"] == pytest.approx(expected[1:], rel=1e-6)
+    assert expected[0] - expected[1] > 0.01
 
 
 def test_reset_memory_resets_that_of_batches_too(model):

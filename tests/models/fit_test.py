@@ -274,6 +274,16 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
     assert not tmp_path.joinpath("backup").exists()
 
 
+def test_float16_evaluates_no_loss_that_overflows_as_a_good_one():
+    model = small_model(num_layers=1, dtype="mixed_float16")
+    for weight in model.backbone.blocks[0].weights:
+        weight.assign(1e4 * tf.ones_like(weight))
+    model.compile("sgd")
+    ids = random_ids(3, 6)
+    loss = model.evaluate(ids[:, :-1], ids[:, 1:], 3, verbose=0)[0]
+    assert np.isnan(loss)
+
+
 def test_an_empty_text_is_named():
     model = small_model(num_layers=1, vocabulary_size=256)
     model.tokenizer = ByteTokenizer()

@@ -15,6 +15,7 @@ from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.samplers import BeamSampler
 from txl_keras.samplers import Sampler
+from txl_keras.serving import Generator
 
 TOKENIZER = CharacterTokenizer("abcdef\n é")
 BACKBONES = {
@@ -274,6 +275,9 @@ def test_absolute_positions_and_no_memory_need_a_window():
     by_default = model.generate([1, 2], **options)
     whole = model.generate([1, 2], memory_length=7, **options)
     np.testing.assert_array_equal(by_default, whole)
+    sampler = Sampler(temperature=0)
+    written = [token[0] for token in Generator(model, sampler)([[1, 2]], 9)]
+    np.testing.assert_array_equal(written, whole[2:])
     with pytest.raises(ValueError, match="at most 7. Received: memory_length"):
         model.generate([1, 2], memory_length=8)
     for config in ({}, {"attention_type": "vaswani"}):

@@ -201,7 +201,7 @@ class DynamicEvaluator:
         memory = self._gradients.initial_memory()
         done, run = 0, None
         if backup is not None:
-            run = self._identity(segments, start)
+            run = self._identity(segments)
             done, memory = self._restore(backup, run, memory, token_nll)
         # Tensors, because other numbers would be traced again.
         rates = [
@@ -294,7 +294,7 @@ class DynamicEvaluator:
 
     # === State ===
 
-    def _identity(self, segments, start):
+    def _identity(self, segments):
         """Returns a 64-bit integer that identifies text, weights and rule."""
         digest = hashlib.sha256()
         numbers = (
@@ -310,7 +310,8 @@ class DynamicEvaluator:
             batch = segments.batch(step)
             for name in ("inputs", "targets", "weights", "reset"):
                 digest.update(batch[name].tobytes())
-        for values in (start, self._mean_square or {}):
+        weights = weights_by_name(self._gradients.model)
+        for values in (weights, self._mean_square or {}):
             for name in sorted(values):
                 digest.update(name.encode())
                 digest.update(values[name].numpy().tobytes())

@@ -276,7 +276,7 @@ class FitSteps:
         memory = stack.read(keras.ops.shape(batch["inputs"])[0])
         nll, memory = self._compiled_score(batch, memory)
         stack.write(memory)
-        self._report(batch, nll)
+        self._count(nll, batch["weights"], batch)
         return {"stop": stop}
 
     def _score(self, batch, memory):
@@ -285,15 +285,19 @@ class FitSteps:
         )
 
     def _report(self, batch, nll):
-        """Updates the metrics with the losses of one replica."""
-        weights, targets = batch["weights"], batch["targets"]
+        """Updates the metrics with the losses of a training step."""
+        weights = batch["weights"]
         if self._model.compute_dtype == "float16":
-            # Of a step that is skipped, since the loss scale is too large.
+            # Those that overflow belong to a step that is skipped.
             is_finite = tf.math.is_finite(nll)
             weights = tf.where(is_finite, weights, 0.0)
             nll = tf.where(is_finite, nll, 0.0)
+        self._count(nll, weights, batch)
+
+    def _count(self, nll, weights, batch):
+        """Updates the metrics with the losses of one replica."""
         for metric in self.metrics:
-            metric.update_from_nll(nll, weights, targets)
+            metric.update_from_nll(nll, weights, batch["targets"])
         replicas = self._strategy.num_replicas_in_sync
         share = batch["num_targets"] / replicas
         loss = tf.math.divide_no_nan(tf.reduce_sum(nll * weights), share)

@@ -69,7 +69,6 @@ class SegmentReader:
         check_integer("batch_size", batch_size, 1)
         check_integer("segment_length", segment_length, 1)
         check_memory_length(memory_length)
-        backbone.check_remembers(memory_length)
         backbone.check_positions(segment_length)
         self._backbone = backbone
         self._segment_length = segment_length

@@ -6,6 +6,7 @@ Letters: `D` hidden size, `P` tokens of one text.
 import numpy as np
 
 from txl_keras import samplers
+from txl_keras.checks import check_one_of
 from txl_keras.models.generation.beam_search import BeamSearch
 from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.request import Request
@@ -217,11 +218,7 @@ class TextMethods(KeepsCompiled):
             "mean": lambda states: states.mean(axis=0),
             "last": lambda states: states[-1],
         }
-        if pooling is not None and pooling not in pool:
-            raise ValueError(
-                "`pooling` must be None, 'mean' or 'last'. Received: "
-                f"pooling={pooling!r}"
-            )
+        check_one_of("pooling", pooling, (None, *pool))
         scorer = self._scorer(texts, batch_size, segment_length, memory_length)
         states = scorer.embed(texts)
         if pooling is None:

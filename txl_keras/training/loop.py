@@ -103,7 +103,7 @@ class TrainingLoop:
 
     def _kept_score(self):
         """Returns the score of the weights in best/, infinity without any."""
-        scores = {line["step"]: line["valid"]["nll"] for line in self._scores()}
+        scores = {step: score["nll"] for step, score in self._scores().items()}
         lowest = min(scores.values(), default=math.inf)
         kept = saved_steps(self._workdir.best)
         if kept:
@@ -271,11 +271,11 @@ class TrainingLoop:
         """Returns whether a run was stopped before validation at this step."""
         if step == 0 or not self._is_due(step, self._eval_every):
             return False
-        return step not in [line["step"] for line in self._scores()]
+        return step not in self._scores()
 
     def score_at(self, step):
         """Returns the validation score of a step, from metrics.jsonl."""
-        scores = {line["step"]: line["valid"] for line in self._scores()}
+        scores = self._scores()
         if step not in scores:
             raise ValueError(
                 f"{self._workdir.metrics} must have a validation score of step "
@@ -284,9 +284,11 @@ class TrainingLoop:
         return scores[step]
 
     def _scores(self):
-        """Returns the lines of metrics.jsonl that hold a validation score."""
+        """Returns the validation scores in metrics.jsonl by step."""
         lines = self._workdir.read_metrics()
-        return [line for line in lines if "valid" in line]
+        return {
+            line["step"]: line["valid"] for line in lines if "valid" in line
+        }
 
     def _score(self, step):
         """Computes and records a validation score; returns false if stopped."""

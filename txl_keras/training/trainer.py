@@ -540,14 +540,17 @@ def _reset_overflows(memory, cold_start):
     is_finite = tf.reduce_all(
         [
             tf.reduce_all(tf.math.is_finite(state), axis=(1, 2))
-            for state in memory.states
+            for state in (*memory.states, *memory.pending)
         ],
         axis=0,
     )  # [B]
     # Also sets them to 0: a mask does not hide them, as 0 * inf is NaN.
-    states = tuple(
-        tf.where(is_finite[:, None, None], state, tf.zeros((), state.dtype))
-        for state in memory.states
+    states, pending = (
+        tuple(
+            tf.where(is_finite[:, None, None], state, tf.zeros((), state.dtype))
+            for state in found
+        )
+        for found in (memory.states, memory.pending)
     )
-    # What is pending was in memory before, and so it is finite.
-    return memory._replace(states=states).reset_rows(~is_finite, cold_start)
+    memory = memory._replace(states=states, pending=pending)
+    return memory.reset_rows(~is_finite, cold_start)

@@ -335,9 +335,7 @@ def _add_last(fewer, more):
 def _weights(scores, extra_mask, seeds, block):
     """Computes `exp(score - max)` with dropout, the max, and the sum."""
     masked_scores, _ = _mask_scores(scores, extra_mask, block)
-    max_score = tf.reduce_max(masked_scores, axis=-1, keepdims=True)
-    exponentials = tf.exp(masked_scores - max_score)
-    total = tf.reduce_sum(exponentials, axis=-1, keepdims=True)
+    (exponentials,), max_score, total = exponentials_of_parts([masked_scores])
     weights = block.drop(exponentials, seeds)
     return tf.cast(weights, scores[0].dtype), max_score, total
 

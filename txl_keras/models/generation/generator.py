@@ -77,7 +77,10 @@ class Generator:
                 f"Received: sampler={shown(sampler)}"
             )
         if memory_length is None:
-            memory_length = model.backbone.memory_length
+            backbone = model.backbone
+            memory_length = backbone.memory_length or (
+                backbone.max_segment_length or 0
+            )
         self._memory_length = check_integer(
             "memory_length",
             memory_length,

@@ -158,9 +158,8 @@ def _config():
         config = Workdir(_input()).read_config()
     if FLAGS.segment_length:
         config["flags"]["segment_length"] = FLAGS.segment_length
-    path = FLAGS.input
-    if path not in TRAINED:
-        path = absolute_path(_input())
+    is_name = FLAGS.input_format == "preset" and FLAGS.input in TRAINED
+    path = FLAGS.input if is_name else absolute_path(FLAGS.input)
     source = {"format": FLAGS.input_format, "path": path}
     return {**config, "source": source}
 

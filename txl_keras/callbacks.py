@@ -165,6 +165,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._checkpoints = Checkpoints(self.backup_dir, steps.trainer)
         variables = self._metric_variables()
         expected = {name: tuple(v.shape) for name, v in variables}
+        self._restored = None
         try:
             state = self._checkpoints.restore({"position": (3,), **expected})
         except ValueError as error:
@@ -176,9 +177,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             epoch, batches, seed = (int(number) for number in state["position"])
             steps.resume(batches, seed)
             self.model._initial_epoch = epoch
-            if not batches:
-                state = None  # its metrics are those of the epoch before
-        self._restored = state
+            if batches:  # else they are the metrics of the epoch before
+                self._restored = state
         self._saved = int(steps.trainer.step.numpy())
 
     def on_epoch_begin(self, epoch, logs=None):

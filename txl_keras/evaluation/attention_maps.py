@@ -81,9 +81,7 @@ def attention_maps_at(
     if memory_length is None:
         memory_length = model.backbone.memory_length
     before = warmup_length(segment_length, memory_length)
-    check_list("starts", starts)
-    if not len(starts):
-        raise ValueError("`starts` must have a position. Received: none")
+    _check_starts(starts)
     starts = np.asarray(starts)
     last = len(tokens) - segment_length
     if starts.min() < before or starts.max() > last:
@@ -101,6 +99,12 @@ def attention_maps_at(
         segment = windows[:, first : first + segment_length].astype(np.int32)
         _, memory = model.backbone(segment, memory=memory)
     return attention_maps(model, windows[:, before:], memory)[0]
+
+
+def _check_starts(starts):
+    check_list("starts", starts)
+    if not len(starts):
+        raise ValueError("`starts` must have a position. Received: none")
 
 
 def warmup_length(segment_length, memory_length):
@@ -169,9 +173,9 @@ def mean_attention_by_distance(
         segments.
     """
     check_integer("batch_size", batch_size, 1)
+    _check_starts(starts)
     total = 0.0
-    # Without `starts`, one call raises the error.
-    for first in range(0, len(starts) or 1, batch_size):
+    for first in range(0, len(starts), batch_size):
         rows = starts[first : first + batch_size]
         maps = attention_maps_at(
             model, tokens, rows, segment_length, memory_length

@@ -80,6 +80,14 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
         """Returns the most tokens that a segment may have, or `None`."""
         return None
 
+    @property
+    def default_memory_length(self):
+        """Returns the default memory length for generation, 0 if unknown.
+
+        Absolute positions have no memory: the last tokens are read again.
+        """
+        return self.memory_length or self.max_segment_length or 0
+
     def kernel_initializer(self):
         """Returns the initializer of kernels and embedding tables."""
         return normal_initializer(self.initializer_stddev)

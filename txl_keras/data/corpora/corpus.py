@@ -4,6 +4,8 @@ import dataclasses
 import hashlib
 import json
 
+from txl_keras.checks import check_one_of
+
 SPLITS = ("train", "valid", "test")
 WHOLE = "all"  # the only split of an undivided text
 ENCODINGS = ("utf-8", "latin-1")
@@ -67,11 +69,7 @@ class Corpus:
                 f"`splits` must not be empty. Received: corpus '{self.name}' "
                 f"with no text in {empty}"
             )
-        if self.encoding not in ENCODINGS:
-            raise ValueError(
-                f"`encoding` must be one of {list(ENCODINGS)}. "
-                f"Received: encoding={self.encoding!r}"
-            )
+        check_one_of("encoding", self.encoding, ENCODINGS)
 
     def documents(self, split):
         """Yields the documents of a split: `bytes` or iterables of `bytes`."""

@@ -39,6 +39,7 @@ _MAX_BYTES = 64 << 20
 # Ids above this need a vocabulary size: one of a typing error would make an
 # embedding that no memory holds.
 _MAX_FOUND_ID = (1 << 24) - 1
+_SENTENCES_OF_A_TEXT = 10_000
 # Options of each tokenizer.
 OPTIONS = {
     "bytes": ("drop_newlines",),
@@ -195,8 +196,8 @@ def _build_subwords(
 
 def _in_texts(sentences):
     """Yields texts of many sentences and drops them from the list."""
-    for start in range(0, len(sentences), 10_000):
-        chosen = slice(start, start + 10_000)
+    for start in range(0, len(sentences), _SENTENCES_OF_A_TEXT):
+        chosen = slice(start, start + _SENTENCES_OF_A_TEXT)
         yield "\n".join(sentences[chosen])
         sentences[chosen] = [None] * len(sentences[chosen])
 

@@ -88,7 +88,7 @@ position 2 is not in the vocabulary.
         return np.concatenate(ids)
 
     def _text(self, token_id):
-        return self.vocabulary.symbols[token_id].encode(self.encoding)
+        return self.vocabulary.symbols[token_id]
 
     def get_config(self):
         return {

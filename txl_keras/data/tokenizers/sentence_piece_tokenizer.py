@@ -18,6 +18,7 @@ from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
 from txl_keras.data.tokenizers.subword_tokenizer import split_lines
 from txl_keras.data.tokenizers.subword_tokenizer import train_pieces
+from txl_keras.data.tokenizers.token_ids import check_ids
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.vocabulary import smallest_dtype
 
@@ -190,8 +191,9 @@ class SentencePieceTokenizer(Tokenizer):
         ids = join_lines(tokens, self._line_end_id)
         return ids.astype(smallest_dtype(self.vocabulary_size))
 
-    def _text(self, token_id):
-        return self._texts[token_id]
+    def decode_bytes(self, ids):
+        ids = check_ids(ids, self.vocabulary_size).tolist()
+        return b"".join(map(self._texts.__getitem__, ids))
 
     def as_tf_text(self):
         """Returns the TensorFlow Text tokenizer, which ignores `line_end`."""

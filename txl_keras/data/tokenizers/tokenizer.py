@@ -18,6 +18,7 @@ class Tokenizer:
             else; None if there is no such id.
         is_lossless: Boolean, whether decoding restores every text. Only then
             can bits per byte be computed.
+        encoding: String, of decoded bytes.
         releases_gil: Boolean, whether `encode` runs in parallel in threads.
             Otherwise large texts are encoded in other processes.
     """
@@ -28,6 +29,7 @@ class Tokenizer:
     newline_id = None
     is_lossless = False
     releases_gil = False
+    encoding = "utf-8"  # of decoded bytes
     _has_prefix = False  # whether decoded lines begin with a space
 
     def encode(self, text, begins_line=True):
@@ -66,10 +68,12 @@ class Tokenizer:
             ValueError: If an id is not in `[0, vocabulary_size)`.
         """
         ids = check_ids(ids, self.vocabulary_size).tolist()
-        return b"".join(map(self._text, ids))
+        # Long texts repeat tokens, and strings are joined faster than bytes.
+        texts = {token_id: self._text(token_id) for token_id in set(ids)}
+        return "".join(map(texts.__getitem__, ids)).encode(self.encoding)
 
     def _text(self, token_id):
-        """Returns the bytes of a token."""
+        """Returns the string of a token, if each is whole characters."""
         raise NotImplementedError
 
     def decode(self, ids):

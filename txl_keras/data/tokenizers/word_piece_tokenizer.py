@@ -203,10 +203,10 @@ class WordPieceTokenizer(Tokenizer):
     def _text(self, token_id):
         symbol = self.vocabulary.symbols[token_id]
         if symbol == self.line_end:
-            return b"\n"
+            return "\n"
         if symbol.startswith(self.suffix_indicator):
-            return symbol.removeprefix(self.suffix_indicator).encode("utf-8")
-        return f" {symbol}".encode()
+            return symbol.removeprefix(self.suffix_indicator)
+        return f" {symbol}"
 
     def as_tf_text(self):
         """Returns the TensorFlow Text tokenizer, which ignores `line_end`."""

@@ -175,7 +175,7 @@ class WordTokenizer(Tokenizer):
     def _text(self, token_id):
         word = self.vocabulary.symbols[token_id]
         marks = {self.line_start: "", self.line_end: "\n"}
-        return marks.get(word, f" {word}").encode("utf-8")
+        return marks.get(word, f" {word}")
 
     def get_config(self):
         return {

@@ -77,10 +77,7 @@ class Generator:
                 f"Received: sampler={shown(sampler)}"
             )
         if memory_length is None:
-            backbone = model.backbone
-            memory_length = backbone.memory_length or (
-                backbone.max_segment_length or 0
-            )
+            memory_length = model.backbone.default_memory_length
         self._memory_length = check_integer(
             "memory_length",
             memory_length,

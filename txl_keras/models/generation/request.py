@@ -226,13 +226,13 @@ def generation_seed(seed, num_rows):
 def generation_memory_length(backbone, memory_length):
     """Returns the memory length for generating token by token."""
     if memory_length is None:
-        memory_length = backbone.memory_length or backbone.max_segment_length
-    if memory_length is None:
-        raise ValueError(
-            "`memory_length` must be given for a model without memory, where "
-            "each token would attend to itself only. Pass the segment length "
-            "of training. Received: memory_length=None"
-        )
+        memory_length = backbone.default_memory_length
+        if not memory_length:
+            raise ValueError(
+                "`memory_length` must be given for a model without memory, "
+                "where each token would attend to itself only. Pass the "
+                "segment length of training. Received: memory_length=None"
+            )
     check_integer(
         "memory_length", memory_length, 0, backbone.max_segment_length
     )

@@ -258,7 +258,7 @@ class CausalMultiHeadAttention(HeadsAttention):
             [project_heads(states, self._key_dense, self._value_dense)],
             Visible(num_keys - length, length, look_ahead=None, key_mask=mask),
         )
-        return definition.attend(problem)[0]
+        return compute.attend(problem)
 
     def attend_projected(self, query, past, return_attention_scores=False):
         """Computes attention to a past whose keys and values are cached.

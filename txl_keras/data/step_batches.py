@@ -9,6 +9,7 @@ import tensorflow as tf
 from txl_keras.checks import check_integer
 
 _NO_END = np.iinfo(np.int64).max
+_PREFETCHED_STEPS = 4
 
 
 class StepBatches:
@@ -113,7 +114,12 @@ class StepBatches:
             }
 
         dataset = tf.data.Dataset.range(first_step * num_parts, end)
-        return dataset.map(load).prefetch(tf.data.AUTOTUNE)
+        dataset = dataset.map(load).prefetch(_PREFETCHED_STEPS * num_parts)
+        # There is nothing to tune, and the end of an iterator waits for the
+        # thread that tunes, up to half a second.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return dataset.with_options(options)
 
     def _dataset_in_memory(
         self, first_step, num_steps, first_row, num_parts, num_rows

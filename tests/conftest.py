@@ -21,6 +21,7 @@ os.environ.setdefault(
 import keras  # noqa: E402
 import pytest  # noqa: E402
 from absl import flags as absl_flags  # noqa: E402
+from factories import seed_weights  # noqa: E402
 from script_runs import TRAIN  # noqa: E402
 from script_runs import made_once  # noqa: E402
 from tensorflow.python.framework import ops  # noqa: E402
@@ -45,6 +46,14 @@ def own_data_dir(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def garbage_is_collected_rarely():
+    """A collection takes half a second with all that TensorFlow imports."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def graphs_are_freed():
     """Half the memory of a traced step is held by its custom gradients.
@@ -61,7 +70,7 @@ def graphs_are_freed():
 
 @pytest.fixture(autouse=True)
 def same_weights_every_time():
-    keras.utils.set_random_seed(3)
+    seed_weights(3)
 
 
 @pytest.fixture
@@ -74,7 +83,8 @@ def here(monkeypatch):
     """
 
     def run(name, *flags):
-        keras.utils.clear_session()  # or names of layers would count on
+        # Or names of layers would count on.
+        keras.utils.clear_session(free_memory=False)
         known = set(absl_flags.FLAGS)
         printed = io.StringIO()
         monkeypatch.setattr(sys, "argv", [name, *map(str, flags)])

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from factories import random_ids
+from factories import seed_weights
 from factories import small_model
 
 from txl_keras.data import RecallTask
@@ -20,7 +21,7 @@ TASK = RecallTask(num_keys=3, num_values=4, max_distance=64)
 
 
 def build(memory_length):
-    keras.utils.set_random_seed(0)
+    seed_weights(0)
     backbone = TransformerXLBackbone(
         vocabulary_size=TASK.vocabulary_size,
         num_layers=2,

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from factories import seed_weights
 
 from txl_keras.models import TransformerXLBackbone
 
@@ -14,7 +15,7 @@ RESET[2, [0, 7, 8, T - 1]] = True
 
 
 def backbone_of(**settings):
-    keras.utils.set_random_seed(3)
+    seed_weights(3)
     sizes = {
         "num_layers": 2, "num_heads": 2, "hidden_dim": D, "head_dim": 6,
         "intermediate_dim": 20, "memory_length": M, "initializer_stddev": 0.4,

@@ -9,6 +9,7 @@ import tensorflow as tf
 from factories import V
 from factories import random_ids
 from factories import rewinder
+from factories import seed_weights
 from factories import small_model
 
 from txl_keras.callbacks import BackupAndRestore
@@ -27,7 +28,7 @@ ARRAYS = {"x": X, "y": Y, "batch_size": B}
 
 
 def new_model(metrics=None, momentum=0.0, **config):
-    keras.utils.set_random_seed(5)
+    seed_weights(5)
     model = small_model(**{"num_layers": 1, **config})
     sgd = keras.optimizers.SGD(0.1, momentum)
     model.compile(sgd, weighted_metrics=metrics)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from factories import random_ids
 from factories import rewinder
+from factories import seed_weights
 from factories import small_model
 
 from txl_keras.callbacks import BackupAndRestore
@@ -37,7 +38,7 @@ def segments_of(option="documents", **options):
 
 def model_with_dropout(**config):
     """Compiled: the seed of dropout is drawn here."""
-    keras.utils.set_random_seed(5)
+    seed_weights(5)
     model = small_model(
         **{"num_layers": 1, "dropout": 0.2, "cutoffs": (4, 7), **config}
     )
@@ -248,7 +249,7 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
     expected = whole.fit(segments, epochs=3, verbose=0).history
 
     def fit(**options):
-        keras.utils.set_random_seed(np.random.randint(1000))  # another seed
+        seed_weights(np.random.randint(1000))  # another seed
         model = small_model(num_layers=1, dropout=0.2, cutoffs=(4, 7))
         if not tmp_path.joinpath("backup").exists():
             model = model_with_dropout()
@@ -297,7 +298,7 @@ def test_text_is_read_as_segments():
     tokenizer = ByteTokenizer()
 
     def model():
-        keras.utils.set_random_seed(5)
+        seed_weights(5)
         backbone = small_model(
             num_layers=1, vocabulary_size=256, memory_length=9
         ).backbone

@@ -5,6 +5,7 @@ import tensorflow as tf
 from factories import D
 from factories import V
 from factories import random_ids
+from factories import seed_weights
 from factories import small_model
 
 from txl_keras.checkpoints import save_hugging_face
@@ -26,7 +27,7 @@ B, T, L = 3, 7, 2
 
 
 def make_model(dtype=None, **changes):
-    keras.utils.set_random_seed(5)
+    seed_weights(5)
     changes = {"initializer_stddev": 0.5, "num_layers": L, **changes}
     return small_model(dtype, LSTMBackbone, **changes)
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import seed_weights
 
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLStreamLM
@@ -15,7 +16,7 @@ B, T, M = 3, 5, 24
 
 
 def model_of(first="type", sizes=None, **settings):
-    keras.utils.set_random_seed(3)
+    seed_weights(3)
     backbone = TransformerXLBackbone(
         None,
         **{

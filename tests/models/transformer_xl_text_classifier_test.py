@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import V
+from factories import seed_weights
 from factories import small_backbone as backbone_of
 from factories import small_model
 
@@ -151,7 +152,7 @@ def fitted():
     rng = np.random.default_rng(5)
     ids = rng.integers(V, size=(90, 9), dtype="int32")
     labels = ids[:, 0] % C
-    keras.utils.set_random_seed(3)
+    seed_weights(3)
     model = classifier(small_backbone(dropout=0.02, memory_length=8), "mean")
     model.compile(keras.optimizers.Adam(0.03))
     x = {"token_ids": ids, "lengths": np.full(90, 9)}
@@ -194,7 +195,7 @@ def test_dropout_is_another_in_every_segment_and_call():
     backbone = small_backbone(dropout=0.5, memory_length=0)
 
     def seeded():
-        keras.utils.set_random_seed(7)
+        seed_weights(7)
         return classifier(backbone, "mean")
 
     model = seeded()

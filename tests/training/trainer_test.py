@@ -1,9 +1,9 @@
 """Also: checkpointing. Several replicas are tested in conformance/."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import seed_weights
 from factories import small_backbone
 
 from txl_keras.data import Segments
@@ -63,7 +63,7 @@ def test_a_kernel_changes_the_speed_alone(monkeypatch):
     segments = Segments(tokens, 3, 128, drop_remainder=True)
     results = []
     for attention_kernel in (False, True):
-        keras.utils.set_random_seed(0)
+        seed_weights(0)
         model = make_model(memory_length=128, attention_dropout=0.2)
         trainer = make_trainer(
             model,

@@ -52,6 +52,23 @@ def test_a_repeating_text_is_learned():
     assert loss[-5:].mean() < 0.15
 
 
+def test_a_seed_set_between_steps_is_that_of_the_next_masks():
+    model = make_model(dropout=0.3)
+
+    def first_loss(trainer):
+        trainer.step.assign(0)
+        return trainer.train(make_iterator(), 1)["loss"][0]
+
+    # A rate so low that the weights stay.
+    trainer = make_trainer(model, 1e-12, seed=5)
+    before = first_loss(trainer)
+    trainer.seed = 9
+    assert trainer.seed == 9
+    expected = first_loss(make_trainer(model, 1e-12, seed=9))
+    assert abs(expected - before) > 1e-3
+    assert first_loss(trainer) == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_kernel_changes_the_speed_alone(monkeypatch):
     pytest.importorskip("jax")
     used = []

@@ -81,6 +81,7 @@ class Trainer:
 
     Attributes:
         step: int64 `tf.Variable`, the number of steps done.
+        seed: Integer, as given. If it is set, the next step uses it.
         stopped: Boolean, whether `train` ended early because some worker
             received a signal.
 
@@ -189,7 +190,6 @@ class Trainer:
         self.strategy = strategy
         self.batch_size = batch_size
         self.clip_norm = clip_norm
-        self.seed = seed
         self.segment_lengths = segment_lengths
         self.accumulate_steps = accumulate_steps
         self.intermediate_loss_steps = intermediate_loss_steps
@@ -200,6 +200,7 @@ class Trainer:
             names.append("reconstruction_loss")
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._seed = tf.Variable(seed, dtype=tf.int64, trainable=False)
             self.memory = model.backbone.memory_stack(self._rows)
             optimizer.build(model.trainable_variables)
             self.loss_scale = None
@@ -231,6 +232,14 @@ class Trainer:
             step = compile_function(self.replica_step)
         self._stop = stop or StopRequest()
         self._run = host_loop(strategy, step, names, self._stop.variable)
+
+    @property
+    def seed(self):
+        return int(self._seed.numpy())
+
+    @seed.setter
+    def seed(self, seed):
+        self._seed.assign(seed)
 
     def train(self, iterator, num_steps):
         """Runs steps in one host call.
@@ -347,7 +356,7 @@ class Trainer:
     @tf.autograph.experimental.do_not_convert
     def _gradients(self, batch, step, first_row):
         """Returns this replica's parts of losses and gradient, and its nll."""
-        seed = fold_in(tf.cast(self.seed, tf.uint32), step)
+        seed = fold_in(tf.cast(self._seed, tf.uint32), step)
         batch = dict(batch)
         # The loss is the mean over all targets of the step, on all replicas.
         batch["weights"] = tf.math.divide_no_nan(

@@ -16,7 +16,6 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_no_empty_text
-from txl_keras.checks import check_number
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
@@ -160,23 +159,14 @@ def naming_validation():
         ) from error
 
 
-def check_class_weight(class_weight, vocabulary_size):
-    """Checks keys, since Keras ignores those that are no token ids."""
-    if class_weight is None:
-        return
-    is_valid = (
-        isinstance(class_weight, dict)
-        and class_weight
-        and all(key in range(vocabulary_size) for key in class_weight)
-    )
-    if not is_valid:
+def check_no_class_weight(class_weight):
+    """Refuses what Keras looks up by the place of a row's largest id."""
+    if class_weight is not None:
         raise ValueError(
-            "`class_weight` must be None or a dictionary of a weight per token "
-            f"id, from 0 to {vocabulary_size - 1}. Received: "
+            "`class_weight` must be None. Pass `sample_weight=weights[y]`, "
+            "with `weights` an array of a weight per token id. Received: "
             f"class_weight={shown(class_weight)}"
         )
-    for token_id, weight in class_weight.items():
-        check_number(f"class_weight[{token_id}]", weight, 0)
 
 
 def check_segment_length(x, segment_length):

@@ -20,7 +20,7 @@ from txl_keras.checks import check_token_ids
 from txl_keras.data.segments import Segments
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
 from txl_keras.models.fit_data import check_arrays
-from txl_keras.models.fit_data import check_class_weight
+from txl_keras.models.fit_data import check_no_class_weight
 from txl_keras.models.fit_data import check_segment_length
 from txl_keras.models.fit_data import in_batches
 from txl_keras.models.fit_data import is_text
@@ -353,7 +353,8 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             `keras.callbacks.History`. `loss` is in nats per token.
 
         Raises:
-            ValueError: If `shuffle=True`, if arrays come without a
+            ValueError: If `shuffle=True`, if there is a `class_weight`, if
+                arrays come without a
                 `batch_size` or with ids that are not in the vocabulary, if
                 data without an end comes without `steps_per_epoch`, or if
                 there are fewer batches than steps.
@@ -371,10 +372,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             kwargs.setdefault("validation_batch_size", batch_size)
         check_integer("epochs", epochs, 0)
         check_integer("initial_epoch", kwargs.get("initial_epoch", 0), 0)
-        if self._has_default_loss():
-            check_class_weight(
-                kwargs.get("class_weight"), self.backbone.vocabulary_size
-            )
+        check_no_class_weight(kwargs.get("class_weight"))
         validation = kwargs.get("validation_data")
         if not is_text(validation):
             check_segment_length(x, segment_length)
@@ -401,6 +399,15 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             return super().fit(**self.fit_steps.begin_fit(arguments))
         finally:
             self.fit_steps.end_fit()
+
+    def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
+        """Trains like `keras.Model.train_on_batch`, with the memory so far.
+
+        Raises:
+            ValueError: If there is a `class_weight`.
+        """
+        check_no_class_weight(kwargs.get("class_weight"))
+        return super().train_on_batch(x, y, sample_weight, **kwargs)
 
     def evaluate(
         self,

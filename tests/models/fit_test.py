@@ -201,6 +201,8 @@ def test_settings_that_have_no_meaning_here_are_errors():
         (adam(gradient_accumulation_steps=2), "gradient_accumulation_steps"),
         (adam(use_ema=True, ema_overwrite_frequency=3), "ema_overwrite"),
         (keras.optimizers.LossScaleOptimizer(adam()), "inner optimizer"),
+        (keras.optimizers.Nadam(), "optimizer=Nadam"),
+        (keras.optimizers.Muon(), "Muon` instead of Keras's"),
     ):
         with pytest.raises(ValueError, match=f"`optimizer.*{name}"):
             model.compile(optimizer)

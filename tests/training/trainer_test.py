@@ -351,6 +351,22 @@ def test_a_restored_trainer_has_weights_step_and_memory(tmp_path):
     )
 
 
+def test_a_folder_must_be_no_pattern(tmp_path):
+    """TensorFlow would find no files, or those of another run."""
+    with pytest.raises(ValueError, match=r"`directory` must not .*run\[1\]"):
+        Checkpoints(str(tmp_path / "run[1]"), make_trainer(make_model()))
+
+
+def test_results_of_a_skipped_step_are_saved(tmp_path):
+    """In float16 its gradient is not finite."""
+    checkpoints = Checkpoints(str(tmp_path), make_trainer(make_model()))
+    norms = np.array([1.0, np.inf], np.float32)
+    checkpoints.save({"gradient_norm": norms})
+    checkpoints.wait()
+    results = Checkpoints(str(tmp_path), make_trainer(make_model())).restore()
+    np.testing.assert_array_equal(results["gradient_norm"], norms)
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
     trainer = make_trainer(make_model())
     checkpoints = Checkpoints(str(tmp_path), trainer, max_to_keep=2)

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
-from txl_keras.data.segments import Segments
 from txl_keras.models.fit_data import batch_data
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import fit_data
@@ -86,7 +85,7 @@ class FitSteps:
                 f"{steps_done} batches of an epoch. Received: {steps} batches"
             )
         self._training.steps_to_skip = steps_done
-        self.trainer.seed = seed
+        self.seed = self.trainer.seed = seed
 
     def begin_epoch(self, epoch):
         """Resets the memory of training where the text begins again."""
@@ -165,17 +164,6 @@ class FitSteps:
     def _data(self, arguments):
         """Returns the `FitData` of arguments, `None` if only Keras can read."""
         x = arguments["x"]
-        if arguments.get("class_weight"):
-            is_dicts = isinstance(x, tf.data.Dataset) and isinstance(
-                x.element_spec, dict
-            )
-            if is_dicts or isinstance(x, Segments):
-                raise ValueError(
-                    "`class_weight` must be None with `Segments` and datasets "
-                    "of dicts. Pass arrays with `y`. Received: class_weight="
-                    f"{shown(arguments['class_weight'])}"
-                )
-            return self._only_keras("class_weight")
         if x is None or isinstance(x, (list, tuple)):
             raise ValueError(
                 "`x` must be an array, text, `Segments` or a dataset. Convert "
@@ -195,9 +183,9 @@ class FitSteps:
         replicas = self._strategy.num_replicas_in_sync
         if replicas > 1:
             raise ValueError(
-                "`x` must be `Segments`, a `tf.data.Dataset` or arrays, "
-                "without `class_weight`, on several replicas. Received: "
-                f"{received}, on {replicas} replicas"
+                "`x` must be `Segments`, a `tf.data.Dataset` or arrays on "
+                f"several replicas. Received: {received}, on {replicas} "
+                "replicas"
             )
 
     def _validation_data(self, validation, arguments):

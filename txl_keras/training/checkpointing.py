@@ -57,6 +57,10 @@ class Checkpoints:
         run: Optional integer that identifies the run: `Workdir.run_hash`. Then
             writing waits while the config.json of the run, beside `directory`,
             is missing.
+
+    Raises:
+        ValueError: If a directory has one of `*?[]` in its path, which
+            TensorFlow reads as a pattern of other paths.
     """
 
     def __init__(
@@ -67,6 +71,13 @@ class Checkpoints:
         best_directory=None,
         run=None,
     ):
+        for path in (directory, best_directory or ""):
+            if set("*?[]") & set(path):
+                raise ValueError(
+                    "`directory` must not have any of *?[] in its path, which "
+                    "TensorFlow reads as a pattern. Choose another workdir. "
+                    f"Received: {path}"
+                )
         self._directory = directory
         self._run = run
         self._damaged = set()

@@ -77,6 +77,16 @@ def check_supported(optimizer):
             "does by itself. Pass the inner optimizer. Received: optimizer="
             "LossScaleOptimizer"
         )
+    kind, base = type(optimizer), keras.optimizers.Optimizer
+    if kind is keras.optimizers.Muon or any(
+        getattr(kind, hook) is not getattr(base, hook)
+        for hook in ("apply", "_backend_update_step")
+    ):
+        raise ValueError(
+            "`optimizer` must update each weight by its `update_step` alone. "
+            "Use `txl_keras.training.Muon` instead of Keras's, and Adam "
+            f"instead of Nadam. Received: optimizer={kind.__name__}"
+        )
     for name, remedy in (
         ("gradient_accumulation_steps", "Train with larger batches"),
         ("ema_overwrite_frequency", "Use `keras.callbacks.SwapEMAWeights`"),

@@ -72,6 +72,9 @@ def batches(*sizes):
         ({**ARRAYS, "initial_epoch": -1}, "`initial_epoch` must be an int"),
         ({**ARRAYS, "segment_length": 3}, "`segment_length` must be None"),
         ({"x": SEGMENTS, "segment_length": 3}, "`segment_length` must be N"),
+        ({**ARRAYS, "class_weight": {}}, "`class_weight` must be None"),
+        ({**ARRAYS, "class_weight": [2.0]}, "`class_weight` must be None"),
+        ({**ARRAYS, "class_weight": {"a": 2.0}}, "`class_weight` must be None"),
         ({**ARRAYS, "class_weight": {1: 2.0}}, "`class_weight` must be None"),
         ({**ARRAYS, "batch_size": 0}, "`batch_size` must be an integer"),
         ({**ARRAYS, "sample_weight": np.ones(4)}, "`sample_weight` must have"),
@@ -81,6 +84,8 @@ def batches(*sizes):
         ),
         ({"x": SEGMENTS, "y": Y}, "`y` must be None with Segments"),
         ({"x": PAIRS, "sample_weight": Y}, "`sample_weight` must be None"),
+        ({"x": SEGMENTS, "class_weight": {1: 2.0}}, "`class_weight` must be"),
+        ({"x": DICTS, "class_weight": {1: 2.0}}, "`class_weight` must be"),
         ({"x": SEGMENTS, "validation_split": 0.3}, "`validation_split` must"),
         ({**ARRAYS, "validation_split": -0.3}, "`validation_split` must"),
         ({**ARRAYS, "validation_split": 1.0}, "`validation_split` must leave"),
@@ -110,6 +115,19 @@ def batches(*sizes):
 def test_bad_arguments_are_named(model, arguments, message):
     with pytest.raises(ValueError, match=message):
         model.fit(**arguments, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "loss", ["auto", keras.losses.SparseCategoricalCrossentropy(True)]
+)
+def test_no_step_weights_classes(loss):
+    model = small_model(num_layers=1)
+    model.compile("sgd", loss)
+    weights = {"class_weight": {1: 2.0}}
+    with pytest.raises(ValueError, match="`class_weight` must be None"):
+        model.train_on_batch(X[:B], Y[:B], **weights)
+    with pytest.raises(ValueError, match="`class_weight` must be None"):
+        model.fit(**ARRAYS, **weights)
 
 
 def test_evaluate_names_bad_arguments(model):

@@ -7,10 +7,10 @@ import sys
 import unicodedata
 from concurrent import futures
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from factories import seed_weights
 
 from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
@@ -290,7 +290,7 @@ def test_spaces_are_those_of_python():
 def test_it_works_whatever_keras_resets(name):
     graph = graph_tokenizer(build(name))
     check_same(graph, build(name), TEXTS)
-    seed_weights(0)
+    keras.utils.set_random_seed(0)
     check_same(graph, build(name), TEXTS)
 
 
@@ -320,7 +320,7 @@ def test_loaded_tokenizers_are_told_apart(tmp_path):
     for _ in range(2):
         for name, graph in loaded.items():
             check_same(graph, build(name), TEXTS)
-        seed_weights(0)
+        keras.utils.set_random_seed(0)
 
 
 FRESH_PROCESS = """

@@ -354,10 +354,9 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
 
         Raises:
             ValueError: If `shuffle=True`, if there is a `class_weight`, if
-                arrays come without a
-                `batch_size` or with ids that are not in the vocabulary, if
-                data without an end comes without `steps_per_epoch`, or if
-                there are fewer batches than steps.
+                arrays come without a `batch_size` or with ids that are not in
+                the vocabulary, if data without an end comes without
+                `steps_per_epoch`, or if there are fewer batches than steps.
             tf.errors.InvalidArgumentError: If a dataset has such ids, or
                 batches that differ in shape; the last one may have fewer rows.
             FloatingPointError: If the loss or the gradient is not finite.

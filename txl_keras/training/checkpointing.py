@@ -75,7 +75,7 @@ class Checkpoints:
             if set("*?[]") & set(path):
                 raise ValueError(
                     "`directory` must not have any of *?[] in its path, which "
-                    "TensorFlow reads as a pattern. Choose another workdir. "
+                    "TensorFlow reads as a pattern. Choose another folder. "
                     f"Received: {path}"
                 )
         self._directory = directory

@@ -193,7 +193,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         step = int(self.model.fit_steps.trainer.step.numpy())
         if step >= self._saved + self.save_freq:
-            self._save(self._epoch, batch + 1)
+            self._save(self._epoch, self.model.fit_steps.steps_done)
 
     def on_epoch_end(self, epoch, logs=None):
         if self.save_freq == "epoch":

@@ -242,11 +242,15 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("option", ["roll", "documents"])
+@pytest.mark.parametrize(
+    ("option", "steps_per_execution"), [("roll", 1), ("documents", 3)]
+)
 def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
-    option, tmp_path
+    option, steps_per_execution, tmp_path
 ):
     segments = segments_of(option)
+    executions = -(-len(segments) // steps_per_execution)
+    assert steps_per_execution == 1 or len(segments) % steps_per_execution
     whole = model_with_dropout()
     expected = whole.fit(segments, epochs=3, verbose=0).history
 
@@ -257,8 +261,9 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
             model = model_with_dropout()
         else:
             model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.4))
+        model.steps_per_execution = steps_per_execution
         callbacks = [
-            BackupAndRestore(tmp_path / "backup", save_freq=4),
+            BackupAndRestore(tmp_path / "backup", save_freq=2),
             *options.get("callbacks", ()),
         ]
         history = model.fit(
@@ -266,7 +271,8 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
         ).history
         return model, history
 
-    for after in (len(segments) + 6, 5):  # within the second epoch
+    # At the end of the first epoch, then within the second.
+    for after in (executions, executions + 5):
         with pytest.raises(KeyboardInterrupt):
             fit(callbacks=[Interrupt(after)])
     model, history = fit()

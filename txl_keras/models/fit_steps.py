@@ -76,9 +76,14 @@ class FitSteps:
         """Returns whether the `fit` that runs has data that Keras leaves."""
         return self._training is not None
 
+    @property
+    def steps_done(self):
+        """Returns how many steps of this epoch are done."""
+        return self._training.steps_done
+
     def resume(self, steps_done, seed):
         """Makes the next epoch begin after steps that were done before."""
-        steps = self._training.data.steps_per_epoch
+        steps = self._training.steps_per_epoch
         if steps is not None and steps_done > steps:
             raise ValueError(
                 "`x` must be the data of the run that was interrupted after "
@@ -131,7 +136,17 @@ class FitSteps:
             self._set_trainer(data)
             self._run(self.trainer.train, data.iterator(0, self._strategy), 1)
         elif num_steps := reading.next_steps(self._model.steps_per_execution):
-            self._run(self.trainer.train, reading.iterator, num_steps)
+            try:
+                self._run(self.trainer.train, reading.iterator, num_steps)
+            except tf.errors.OutOfRangeError as error:
+                # Without `steps_per_epoch` this is how an epoch ends.
+                if reading.steps_per_epoch is None:
+                    raise
+                raise ValueError(
+                    "`x` must have `steps_per_epoch` batches for every epoch. "
+                    "Call its `repeat`. Received: steps_per_epoch="
+                    f"{reading.steps_per_epoch}, and fewer batches"
+                ) from error
         return self._model.get_metrics_result()
 
     def test(self, iterator):
@@ -342,18 +357,18 @@ class _Reading:
         self.data = data
         self.iterator = None
         self.steps_to_skip = 0
-        self._steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch = steps_per_epoch
         self._initial_epoch = initial_epoch
-        self._steps_done = 0
+        self.steps_done = 0
 
     def begin_epoch(self, epoch, strategy):
-        self._steps_done = 0
-        if self._steps_per_epoch is None:
+        self.steps_done = 0
+        if self.steps_per_epoch is None:
             self.iterator = self.data.iterator(self.steps_to_skip, strategy)
         elif self.iterator is None:
             if not self.data.has_epochs:
                 epoch -= self._initial_epoch
-            step = epoch * self._steps_per_epoch + self.steps_to_skip
+            step = epoch * self.steps_per_epoch + self.steps_to_skip
             self.iterator = self.data.iterator(step, strategy)
 
     def next_steps(self, num_steps):
@@ -361,10 +376,10 @@ class _Reading:
 
         Steps that were done before a restart count, but are not run again.
         """
-        if self._steps_per_epoch is not None:
-            left = self._steps_per_epoch - self._steps_done
+        if self.steps_per_epoch is not None:
+            left = self.steps_per_epoch - self.steps_done
             num_steps = min(num_steps, left)
-        self._steps_done += num_steps
+        self.steps_done += num_steps
         skipped = min(num_steps, self.steps_to_skip)
         self.steps_to_skip -= skipped
         return num_steps - skipped

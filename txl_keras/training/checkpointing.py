@@ -63,6 +63,9 @@ class Checkpoints:
             TensorFlow reads as a pattern of other paths.
     """
 
+    # One thread for all objects: a write ends before another one begins.
+    _writer = concurrent.futures.ThreadPoolExecutor(1)
+
     def __init__(
         self,
         directory,
@@ -86,7 +89,6 @@ class Checkpoints:
         self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1)
         self._memory = MemoryRows(trainer.memory, trainer.strategy)
         self._is_chief = is_chief(trainer.strategy)
-        self._writer = concurrent.futures.ThreadPoolExecutor(1)
         self._writing = None
 
     @property
@@ -180,6 +182,8 @@ class Checkpoints:
                 belong to another run, or if workers do not see the same files.
         """
         if self._is_chief:
+            # An interrupted `fit` of this process may still write here.
+            self._writer.submit(int).result()
             remove_leftovers(self._directory)
             if self._best_directory:
                 remove_leftovers(self._best_directory)

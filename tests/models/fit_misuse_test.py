@@ -150,6 +150,21 @@ def test_no_batch_may_differ_but_the_last_one(model):
             model.fit(batches(*sizes), verbose=0)
 
 
+def test_a_generator_may_end_with_fewer_rows(rewind):
+    """Its rows go on where those of the batches before end, as in datasets."""
+    sizes = [(B, T), (B, T), (B - 1, T)]
+    parts = [(X[:rows], Y[:rows]) for rows, _ in sizes]
+    model = rewind()
+    model.fit(batches(*sizes), verbose=0)
+    expected = model.get_weights()
+    rewind().fit((part for part in parts), verbose=0)
+    for a, b in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert model.fit_steps.trainer.batch_size == B
+    with pytest.raises(ValueError, match="a batch after one with fewer"):
+        model.fit((part for part in [*parts, parts[0]]), verbose=0)
+
+
 def test_data_of_another_size_follows():
     """The graphs of the first size do not fit the next."""
     model = new_model()
@@ -183,6 +198,17 @@ def test_a_text_that_is_read_again_begins_cold(model):
     losses = model.fit(dataset, epochs=2, verbose=0).history["loss"]
     losses += model.fit(dataset, verbose=0).history["loss"]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("data", [ARRAYS, {"x": PAIRS}, {"x": SEGMENTS}])
+def test_the_memory_lasts_where_an_epoch_ends_within_the_text(rewind, data):
+    model = rewind()
+    model.fit(**data, verbose=0)
+    expected = model.get_weights()
+    assert len(SEGMENTS) == 3
+    rewind().fit(**data, epochs=3, steps_per_epoch=1, verbose=0)
+    for a, b in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_a_step_without_targets_changes_nothing(model):

@@ -318,6 +318,22 @@ def test_muon_takes_the_kernels_of_heads_for_matrices(shape, matrix):
 
 
 @pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("exclude_layers", ["softmax"]),
+        ("exclude_embeddings", False),
+        ("adam_weight_decay", 0.1),
+    ],
+)
+def test_muon_refuses_what_it_would_ignore(argument, value):
+    with pytest.raises(ValueError, match=f"`{argument}` must be"):
+        optimizers.Muon(weight_decay=0.2, **{argument: value})
+    config = optimizers.Muon(weight_decay=0.2).get_config()
+    copy = optimizers.Muon.from_config(config)
+    assert copy.weight_decay == copy.adam_weight_decay == 0.2
+
+
+@pytest.mark.parametrize(
     ("name", "epsilon"),
     [("adam", 1e-9), ("adamw", 1e-9), ("lamb", 1e-6), ("muon", 1e-9)],
 )

@@ -97,7 +97,7 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
         num_steps = math.inf
     elif not is_finite:
         num_steps = None
-    has_resets = "reset" in dataset.element_spec
+    has_resets = is_finite or "reset" in dataset.element_spec
     if is_finite:
         dataset = dataset.enumerate().map(_begin_cold)
     return FitData(
@@ -202,13 +202,18 @@ def in_batches(x, y, batch_size, **arguments):
     return {**arguments, "x": dataset, "y": None, "batch_size": None}
 
 
-def batch_data(x, y, weights, vocabulary_size):
-    """Returns `FitData` of one batch, without the cost of tracing a map."""
+def batch_data(x, y, weights, vocabulary_size, rows=None):
+    """Returns `FitData` of one batch, without the cost of tracing a map.
+
+    A batch of fewer than `rows` is padded.
+    """
     batch = _check_ids({"inputs": x, "targets": y}, vocabulary_size)
     check_shape("x", batch["inputs"], (None, None))
     if weights is not None:
         batch["weights"] = tf.convert_to_tensor(weights)
-    batch = _complete(batch, batch["inputs"].shape, mean_of_all=True)
+    shape = batch["inputs"].shape
+    shape = max(rows or 0, shape[0]), shape[1]
+    batch = _complete(batch, shape, mean_of_all=True)
     return FitData(
         lambda step: tf.data.Dataset.from_tensors(batch),
         batch["inputs"].shape[0],

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
+from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.models.fit_data import batch_data
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import fit_data
@@ -48,6 +49,10 @@ class FitSteps:
         self._validation = None
         self._run_test = None
         self._training = self._test = None  # `_Reading`s
+        # Of the first batch of a `fit` whose data only Keras can read, and
+        # whether a batch of this epoch had fewer.
+        self._rows = None
+        self._was_short = False
 
     def begin_fit(self, arguments):
         """Prepares for `fit` and returns the arguments for that of Keras."""
@@ -62,6 +67,7 @@ class FitSteps:
                     "validation_steps", arguments.get("validation_steps")
                 )
         if data is None:
+            self._rows = 0
             return arguments
         steps = data.checked_steps(
             "steps_per_epoch", arguments.get("steps_per_epoch")
@@ -96,6 +102,7 @@ class FitSteps:
         """Resets the memory of training where the text begins again."""
         reading = self._training
         if reading is None:
+            self._was_short = False
             if self.trainer:
                 self.trainer.memory.reset_state()
             return
@@ -105,7 +112,7 @@ class FitSteps:
 
     def end_fit(self):
         """Forgets the data; `train_on_batch` brings its own."""
-        self._training = None
+        self._training = self._rows = None
         # Set by callbacks that restore, for the `fit` that they are given to.
         self._model._initial_epoch = None
 
@@ -132,7 +139,9 @@ class FitSteps:
         """Trains for some steps, for Keras's `train_function`."""
         reading = self._training
         if reading is None:
-            data = self._one_batch(iterator)
+            data = self._one_batch(iterator, self._rows)
+            if self._rows == 0:
+                self._rows = data.batch_size
             self._set_trainer(data)
             self._run(self.trainer.train, data.iterator(0, self._strategy), 1)
         elif num_steps := reading.next_steps(self._model.steps_per_execution):
@@ -192,7 +201,11 @@ class FitSteps:
             arguments["batch_size"],
             self._model.backbone.vocabulary_size,
         )
-        return data or self._only_keras(type(x).__name__)
+        if data is None:
+            return self._only_keras(type(x).__name__)
+        # Before `fit` trains an epoch, and `validation_data` fails.
+        replica_batch_size(data.batch_size, self._strategy)
+        return data
 
     def _only_keras(self, received):
         replicas = self._strategy.num_replicas_in_sync
@@ -210,12 +223,20 @@ class FitSteps:
         vocabulary_size = self._model.backbone.vocabulary_size
         with naming_validation():
             check_arrays(x, y, batch_size, vocabulary_size)
-        return self._data(
-            {"x": x, "y": y, "sample_weight": weights, "batch_size": batch_size}
-        )
+            return self._data(
+                {
+                    "x": x,
+                    "y": y,
+                    "sample_weight": weights,
+                    "batch_size": batch_size,
+                }
+            )
 
-    def _one_batch(self, iterator):
-        """Returns `FitData` of the next batch of Keras's iterator."""
+    def _one_batch(self, iterator, rows=None):
+        """Returns `FitData` of the next batch of Keras's iterator.
+
+        The last batch of an epoch is padded to `rows`.
+        """
         batch = [
             None if isinstance(part, tf.experimental.Optional) else part
             for part in keras.utils.unpack_x_y_sample_weight(next(iterator))
@@ -226,7 +247,15 @@ class FitSteps:
                 "`y` must be the targets of `x`, the tokens that follow. "
                 "Received: y=None"
             )
-        return batch_data(x, y, weights, self._model.backbone.vocabulary_size)
+        if rows:
+            if self._was_short:
+                raise ValueError(
+                    "`x` must not have a batch after one with fewer rows than "
+                    f"the first one. Received: {rows} rows, fewer, and another"
+                )
+            self._was_short = len(x) < rows
+        vocabulary_size = self._model.backbone.vocabulary_size
+        return batch_data(x, y, weights, vocabulary_size, rows)
 
     def _set_trainer(self, data):
         """Makes a `Trainer` unless there is one for such batches."""

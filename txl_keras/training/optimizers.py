@@ -131,7 +131,11 @@ class Muon(keras.optimizers.Muon):
         weight_decay: Float.
         momentum: Float, decay rate of the mean of the gradients of kernels.
         epsilon: Float, of Adam.
-        **kwargs: Arguments of `keras.optimizers.Muon`.
+        **kwargs: Arguments of `keras.optimizers.Muon`, but for those that
+            choose the matrices and the weight decay of Adam.
+
+    Raises:
+        ValueError: If `kwargs` have arguments that would be ignored.
 
     Example:
 
@@ -163,6 +167,19 @@ class Muon(keras.optimizers.Muon):
         epsilon=1e-9,
         **kwargs,
     ):
+        fixed = {
+            "exclude_layers": None,
+            "exclude_embeddings": True,
+            "adam_weight_decay": weight_decay,
+        }
+        for name, value in fixed.items():
+            # `from_config` passes an empty list for None.
+            if (kwargs.get(name, value) or None) != (value or None):
+                raise ValueError(
+                    f"`{name}` must be {value!r}: this Muon takes all kernels "
+                    "for matrices, no embeddings, and has one `weight_decay`. "
+                    f"Received: {name}={kwargs[name]!r}"
+                )
         # Versions of Keras differ in some of these defaults.
         settings = {"adam_lr_ratio": 1, "ns_steps": 5, "rms_rate": 0.2}
         super().__init__(

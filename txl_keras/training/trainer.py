@@ -163,6 +163,8 @@ class Trainer:
         self._parts = [[], []] if compressing else [[]]
         for i, variable in enumerate(model.trainable_variables):
             self._parts[id(variable) in compressing].append(i)
+        # All weights of a part may be frozen.
+        self._parts = [part for part in self._parts if part]
         if compressing and intermediate_loss_steps:
             raise ValueError(
                 "`intermediate_loss_steps` must be 0 with a `compression` that "

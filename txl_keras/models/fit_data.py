@@ -82,10 +82,7 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
             weights = np.asarray(weights)
             sizes = len(x), 1 if weights.shape[1:] == (1,) else x.shape[1]
             check_shape("sample_weight", weights, sizes[: weights.ndim or 1])
-        parts = (x, y) if weights is None else (x, y, weights)
-        x = tf.data.Dataset.from_tensor_slices(parts).batch(
-            min(batch_size, len(x))
-        )
+        x = _in_rows(x, y, weights, batch_size)
     if not isinstance(x, tf.data.Dataset):
         return None
     dataset = _as_dicts(x, vocabulary_size)
@@ -180,11 +177,7 @@ def check_segment_length(x, segment_length):
 
 
 def in_batches(x, y, batch_size, **arguments):
-    """Returns arguments of Keras with `Segments` and arrays as batches.
-
-    Keras cuts arrays into batches of unknown size, but graphs for a CPU are
-    faster if the batch size is static.
-    """
+    """Returns arguments of Keras with `Segments` and arrays as batches."""
     if isinstance(x, Segments):
         (x, y), batch_size = x.arrays(), x.batch_size
     validation = arguments.get("validation_data")
@@ -195,11 +188,21 @@ def in_batches(x, y, batch_size, **arguments):
     if not is_array or y is None or arguments.get("validation_split"):
         return arguments
     weights = arguments.pop("sample_weight", None)
-    parts = (x, y) if weights is None else (x, y, weights)
-    dataset = tf.data.Dataset.from_tensor_slices(parts)
-    batch_size = min(batch_size, len(x))
-    dataset = dataset.batch(batch_size, drop_remainder=not len(x) % batch_size)
+    dataset = _in_rows(x, y, weights, batch_size)
     return {**arguments, "x": dataset, "y": None, "batch_size": None}
+
+
+def _in_rows(x, y, weights, batch_size):
+    """Returns a dataset of batches of arrays, of a static size if it divides.
+
+    Keras cuts arrays into batches of unknown size, but graphs for a CPU are
+    faster if the batch size is static.
+    """
+    parts = (x, y) if weights is None else (x, y, weights)
+    batch_size = min(batch_size, len(x))
+    return tf.data.Dataset.from_tensor_slices(parts).batch(
+        batch_size, drop_remainder=not len(x) % batch_size
+    )
 
 
 def batch_data(x, y, weights, vocabulary_size, rows=None):

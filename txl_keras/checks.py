@@ -132,6 +132,16 @@ def check_model_name(name):
         )
 
 
+def check_no_pattern(name, path):
+    """Raises `ValueError` for a path that TensorFlow takes for a pattern."""
+    if set("*?[]") & set(str(path)):
+        raise ValueError(
+            f"`{name}` must not have any of *?[] in its path, which TensorFlow "
+            "reads as a pattern. Choose another folder or rename it. "
+            f"Received: {path}"
+        )
+
+
 def check_list(name, values):
     """Checks that an argument is a list, a tuple or an array."""
     try:

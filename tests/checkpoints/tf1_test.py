@@ -105,6 +105,11 @@ def test_a_wrong_prefix_is_answered_with_those_that_there_are(folder):
         load_tf1(folder / "no" / "folder", stored_config(NAME))
 
 
+def test_a_folder_must_be_no_pattern(folder):
+    with pytest.raises(ValueError, match=r"`prefix` must not have any of"):
+        load_tf1(folder.rename(folder.parent / "a[b]"), stored_config(NAME))
+
+
 @pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
 def test_a_file_that_was_cut_short_is_an_error(folder, suffix):
     path = folder / f"model.ckpt.{suffix}"

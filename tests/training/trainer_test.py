@@ -353,8 +353,13 @@ def test_a_restored_trainer_has_weights_step_and_memory(tmp_path):
 
 def test_a_folder_must_be_no_pattern(tmp_path):
     """TensorFlow would find no files, or those of another run."""
+    trainer = make_trainer(make_model())
     with pytest.raises(ValueError, match=r"`directory` must not .*run\[1\]"):
-        Checkpoints(str(tmp_path / "run[1]"), make_trainer(make_model()))
+        Checkpoints(str(tmp_path / "run[1]"), trainer)
+    save(tmp_path / "run", trainer)
+    renamed = (tmp_path / "run").rename(tmp_path / "run[1]")
+    with pytest.raises(ValueError, match=r"must not have any of .*run\[1\]"):
+        restore_weights(trainer.model, str(renamed))
 
 
 def test_results_of_a_skipped_step_are_saved(tmp_path):

@@ -15,6 +15,7 @@ from txl_keras.checkpoints.configuration import tied_projections
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import projection_shapes
 from txl_keras.checkpoints.layout import read
+from txl_keras.checks import check_no_pattern
 from txl_keras.checks import shown
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import open_checked
@@ -136,6 +137,7 @@ def _load(prefix, config, dtype, overrides, slot=""):
 def _find_prefix(path):
     """Returns the prefix for a prefix, one of its files, or its folder."""
     path = str(path)
+    check_no_pattern("prefix", path)
     if not tf.io.gfile.isdir(path):
         path = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path)
         if tf.io.gfile.exists(f"{path}.index"):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_no_pattern
 from txl_keras.data.corpora.files import remove_if_empty
 from txl_keras.json_files import open_checked
 from txl_keras.weights import weights_by_name
@@ -229,6 +230,7 @@ def _open(path):
     Rejects files that are smaller than the tensors they claim to hold: they are
     damaged, or made to exhaust the memory of the reader.
     """
+    check_no_pattern("path", path)
     try:
         open_checked(f"{path}.index", _MAX_INDEX_BYTES).close()
         reader = tf.compat.v1.train.NewCheckpointReader(path)

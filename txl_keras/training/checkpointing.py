@@ -24,6 +24,7 @@ import os
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_no_pattern
 from txl_keras.missing_folder import when_present
 from txl_keras.training.bundles import checkpoint_path
 from txl_keras.training.bundles import copies
@@ -75,12 +76,7 @@ class Checkpoints:
         run=None,
     ):
         for path in (directory, best_directory or ""):
-            if set("*?[]") & set(path):
-                raise ValueError(
-                    "`directory` must not have any of *?[] in its path, which "
-                    "TensorFlow reads as a pattern. Choose another folder. "
-                    f"Received: {path}"
-                )
+            check_no_pattern("directory", path)
         self._directory = directory
         self._run = run
         self._damaged = set()

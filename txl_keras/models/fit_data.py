@@ -94,7 +94,6 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
         num_steps = math.inf
     elif not is_finite:
         num_steps = None
-    has_resets = is_finite or "reset" in dataset.element_spec
     if is_finite:
         dataset = dataset.enumerate().map(_begin_cold)
     return FitData(
@@ -105,7 +104,7 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
         ),
         dataset.element_spec["inputs"].shape[0],
         num_steps,
-        has_resets=has_resets,
+        has_resets="reset" in dataset.element_spec,
     )
 
 

@@ -201,11 +201,7 @@ class FitSteps:
             arguments["batch_size"],
             self._model.backbone.vocabulary_size,
         )
-        if data is None:
-            return self._only_keras(type(x).__name__)
-        # Before `fit` trains an epoch, and `validation_data` fails.
-        replica_batch_size(data.batch_size, self._strategy)
-        return data
+        return data or self._only_keras(type(x).__name__)
 
     def _only_keras(self, received):
         replicas = self._strategy.num_replicas_in_sync
@@ -223,7 +219,7 @@ class FitSteps:
         vocabulary_size = self._model.backbone.vocabulary_size
         with naming_validation():
             check_arrays(x, y, batch_size, vocabulary_size)
-            return self._data(
+            data = self._data(
                 {
                     "x": x,
                     "y": y,
@@ -231,6 +227,9 @@ class FitSteps:
                     "batch_size": batch_size,
                 }
             )
+            if data:  # or it would fail after an epoch of training
+                replica_batch_size(data.batch_size, self._strategy)
+        return data
 
     def _one_batch(self, iterator, rows=None):
         """Returns `FitData` of the next batch of Keras's iterator.

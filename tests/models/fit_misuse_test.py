@@ -161,8 +161,10 @@ def test_a_generator_may_end_with_fewer_rows(rewind):
     for a, b in zip(model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert model.fit_steps.trainer.batch_size == B
-    with pytest.raises(ValueError, match="a batch after one with fewer"):
+    with pytest.raises(ValueError, match=f"in the first, fewer, and then {B}"):
         model.fit((part for part in [*parts, parts[0]]), verbose=0)
+    with pytest.raises(ValueError, match=f"{B - 1} rows in the first, {B}$"):
+        model.fit((part for part in parts[::-1]), verbose=0)
 
 
 def test_data_of_another_size_follows():

@@ -49,10 +49,7 @@ class FitSteps:
         self._validation = None
         self._run_test = None
         self._training = self._test = None  # `_Reading`s
-        # Of the first batch of a `fit` whose data only Keras can read, and
-        # whether a batch of this epoch had fewer.
-        self._rows = None
-        self._was_short = False
+        self._keras_reading = None
 
     def begin_fit(self, arguments):
         """Prepares for `fit` and returns the arguments for that of Keras."""
@@ -67,7 +64,7 @@ class FitSteps:
                     "validation_steps", arguments.get("validation_steps")
                 )
         if data is None:
-            self._rows = 0
+            self._keras_reading = _KerasReading(self._vocabulary_size)
             return arguments
         steps = data.checked_steps(
             "steps_per_epoch", arguments.get("steps_per_epoch")
@@ -102,7 +99,7 @@ class FitSteps:
         """Resets the memory of training where the text begins again."""
         reading = self._training
         if reading is None:
-            self._was_short = False
+            self._keras_reading.begin_epoch()
             if self.trainer:
                 self.trainer.memory.reset_state()
             return
@@ -112,7 +109,7 @@ class FitSteps:
 
     def end_fit(self):
         """Forgets the data; `train_on_batch` brings its own."""
-        self._training = self._rows = None
+        self._training = self._keras_reading = None
         # Set by callbacks that restore, for the `fit` that they are given to.
         self._model._initial_epoch = None
 
@@ -139,9 +136,10 @@ class FitSteps:
         """Trains for some steps, for Keras's `train_function`."""
         reading = self._training
         if reading is None:
-            data = self._one_batch(iterator, self._rows)
-            if self._rows == 0:
-                self._rows = data.batch_size
+            if self._keras_reading is None:  # in `train_on_batch`
+                data = self._one_batch(iterator)
+            else:
+                data = self._keras_reading.next_batch(iterator)
             self._set_trainer(data)
             self._run(self.trainer.train, data.iterator(0, self._strategy), 1)
         elif num_steps := reading.next_steps(self._model.steps_per_execution):
@@ -176,6 +174,10 @@ class FitSteps:
     def _strategy(self):
         return self._model.distribute_strategy
 
+    @property
+    def _vocabulary_size(self):
+        return self._model.backbone.vocabulary_size
+
     def _run(self, function, *args):
         """Calls a function of graphs; without graphs with `run_eagerly`."""
         eagerly = tf.config.functions_run_eagerly()
@@ -199,7 +201,7 @@ class FitSteps:
             arguments["y"],
             weights,
             arguments["batch_size"],
-            self._model.backbone.vocabulary_size,
+            self._vocabulary_size,
         )
         return data or self._only_keras(type(x).__name__)
 
@@ -216,9 +218,8 @@ class FitSteps:
         """Returns the `FitData` of the argument `validation_data`."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
         batch_size = arguments.get("validation_batch_size")
-        vocabulary_size = self._model.backbone.vocabulary_size
         with naming_validation():
-            check_arrays(x, y, batch_size, vocabulary_size)
+            check_arrays(x, y, batch_size, self._vocabulary_size)
             data = self._data(
                 {
                     "x": x,
@@ -231,30 +232,10 @@ class FitSteps:
                 replica_batch_size(data.batch_size, self._strategy)
         return data
 
-    def _one_batch(self, iterator, rows=None):
-        """Returns `FitData` of the next batch of Keras's iterator.
-
-        The last batch of an epoch is padded to `rows`.
-        """
-        batch = [
-            None if isinstance(part, tf.experimental.Optional) else part
-            for part in keras.utils.unpack_x_y_sample_weight(next(iterator))
-        ]
-        x, y, weights = batch
-        if y is None:
-            raise ValueError(
-                "`y` must be the targets of `x`, the tokens that follow. "
-                "Received: y=None"
-            )
-        if rows:
-            if self._was_short:
-                raise ValueError(
-                    "`x` must not have a batch after one with fewer rows than "
-                    f"the first one. Received: {rows} rows, fewer, and another"
-                )
-            self._was_short = len(x) < rows
-        vocabulary_size = self._model.backbone.vocabulary_size
-        return batch_data(x, y, weights, vocabulary_size, rows)
+    def _one_batch(self, iterator):
+        """Returns `FitData` of a batch that is neither of `fit` nor padded."""
+        x, y, weights = _next_parts(iterator)
+        return batch_data(x, y, weights, self._vocabulary_size)
 
     def _set_trainer(self, data):
         """Makes a `Trainer` unless there is one for such batches."""
@@ -376,6 +357,49 @@ def _unread_dataset():
     """Returns a dataset whose steps Keras counts without reading it."""
     # Under a strategy Keras divides batches by the number of replicas.
     return tf.data.Dataset.from_tensors(tf.zeros([1])).repeat()
+
+
+def _next_parts(iterator):
+    """Returns `x`, `y` and weights of the next batch of Keras's iterator."""
+    x, y, weights = (
+        None if isinstance(part, tf.experimental.Optional) else part
+        for part in keras.utils.unpack_x_y_sample_weight(next(iterator))
+    )
+    if y is None:
+        raise ValueError(
+            "`y` must be the targets of `x`, the tokens that follow. "
+            "Received: y=None"
+        )
+    return x, y, weights
+
+
+class _KerasReading:
+    """Makes `FitData` of each batch of a `fit` whose data only Keras reads.
+
+    A last batch with fewer rows than the first one is padded.
+    """
+
+    def __init__(self, vocabulary_size):
+        self._vocabulary_size = vocabulary_size
+        self._rows = None
+        self._was_short = False
+
+    def begin_epoch(self):
+        self._was_short = False
+
+    def next_batch(self, iterator):
+        x, y, weights = _next_parts(iterator)
+        rows = self._rows
+        if self._was_short or (rows and len(x) > rows):
+            raise ValueError(
+                "`x` must have batches of as many rows as the first one; only "
+                f"the last may have fewer. Received: {rows} rows in the first, "
+                f"{'fewer, and then ' if self._was_short else ''}{len(x)}"
+            )
+        data = batch_data(x, y, weights, self._vocabulary_size, rows)
+        self._rows = data.batch_size
+        self._was_short = len(x) < self._rows
+        return data
 
 
 class _Reading:

@@ -1,5 +1,6 @@
 """Compressive memory: two tiers, compression, reconstruction loss."""
 
+import functools
 import itertools
 import json
 
@@ -269,6 +270,24 @@ def test_the_reconstruction_loss_changes_no_other_gradient():
             assert np.abs(a.numpy() - b.numpy()).max() > 1e-3
         else:
             np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_padding_has_no_share_in_the_reconstruction_loss():
+    backbone = small_backbone(**CONV)
+    memory = None
+    for inputs, _ in segments([7, 7]):
+        _, memory = backbone(inputs, memory=memory)
+    ids = random_ids(2, 4)
+    call = functools.partial(
+        backbone, memory=memory, return_reconstruction_loss=True
+    )
+    *_, expected = call(ids)
+    *_, found = call(
+        np.pad(ids, [[0, 0], [2, 1]]),
+        mask=np.tile(np.arange(7) // 2 % 3 > 0, (2, 1)),
+    )
+    assert np.all(expected > 1e-4)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

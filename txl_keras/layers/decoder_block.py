@@ -66,9 +66,10 @@ class DecoderBlock(keras.layers.Layer):
             `RelativeMultiHeadAttention`.
             `"shaw"`: relative keys, see `ShawMultiHeadAttention`.
             `"vaswani"`: absolute positions, which `inputs` must include.
-            `"al_rfou"`: learned absolute positions, which the block adds to
-            its inputs (Al-Rfou et al., 2018, section 2). They are counted from
-            the end of the segment, as in the code of Dai et al.
+            `"al_rfou"`: the vanilla Transformer of the paper, with learned
+            absolute positions, which the block adds to its inputs (Al-Rfou et
+            al., 2018, section 2). They are counted from the end of the segment,
+            as in the code of Dai et al.
             The last two do not support memory.
         max_positions: Integer, the number of rows of the learned tables.
             Required by `"shaw"`, for distances, and by `"al_rfou"`, where it
@@ -351,7 +352,9 @@ class DecoderBlock(keras.layers.Layer):
         """
         return self.attention.project(self._attention_inputs(memory))
 
-    def reconstruction_loss(self, inputs, evicted, num_groups, rate):
+    def reconstruction_loss(
+        self, inputs, evicted, num_groups, rate, lengths=None
+    ):
         """Computes how much attention changes when states are compressed.
 
         The mean squared difference of attention, by content alone, to evicted
@@ -363,6 +366,8 @@ class DecoderBlock(keras.layers.Layer):
             evicted: `Evicted`.
             num_groups: int32 `(B,)`, the number of real compressed states.
             rate: Integer, states per compressed state.
+            lengths: Optional int32 `(B,)`, the number of real states of
+                `inputs`, before padding.
 
         Returns:
             float32 tensor `(B,)`, 0 for rows where nothing was evicted.
@@ -392,7 +397,15 @@ class DecoderBlock(keras.layers.Layer):
             found = attend(evicted.compressed, num_groups)
         loss = tf.reduce_mean(
             tf.math.squared_difference(tf.stop_gradient(expected), found),
-            axis=(1, 2, 3),
+            axis=(2, 3),
+        )
+        length = tf.shape(loss)[1]
+        if lengths is None:
+            lengths = length
+        is_real = tf.range(length) < tf.reshape(lengths, (-1, 1))
+        loss = tf.math.divide_no_nan(
+            tf.reduce_sum(tf.where(is_real, loss, 0.0), axis=1),
+            tf.cast(lengths, loss.dtype),
         )
         return tf.where(num_groups > 0, loss, 0.0)
 

@@ -625,7 +625,7 @@ class TransformerXLBackbone(RecurrentBackbone):
             return memory, None
         losses = [
             block.reconstruction_loss(
-                x, parts, num_groups, self.compression_rate
+                x, parts, num_groups, self.compression_rate, lengths
             )
             for block, x, parts in zip(
                 self.blocks, states[:-1], evicted, strict=True

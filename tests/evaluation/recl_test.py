@@ -48,6 +48,26 @@ def test_gains_are_those_of_the_paper_word_for_word():
         assert gain > 0
 
 
+def test_standard_errors_are_those_of_other_positions():
+    rng = np.random.default_rng(5)
+    losses = rng.uniform(1, 6, size=(2, 3, 300))  # G = 2, C = 3, P = 300
+    results = effective_context_lengths(losses, [10, 20, 30])
+    drawn = [
+        [
+            result["gains"]
+            for result in effective_context_lengths(
+                losses[:, :, rng.integers(300, size=300)], [10, 20, 30]
+            )
+        ]
+        for _ in range(500)
+    ]
+    np.testing.assert_allclose(
+        [result["standard_errors"] for result in results],
+        np.std(drawn, axis=0),
+        rtol=0.15,
+    )
+
+
 def test_a_loss_above_the_baseline_earns_nothing():
     # The second halves its perplexity at every step, and is never the best.
     best, improving = losses_of(3, 3, 3, 3), losses_of(100, 50, 25, 12)

@@ -44,7 +44,9 @@ def effective_context_lengths(
     Returns:
         List of G dictionaries: `recl`, one of the context lengths; `bound`,
         which is `"lower"` or `"upper"` if `recl` is only a bound, else `None`;
-        and `gains`, a list of `C - 1` floats, the relative gains of all steps.
+        `gains`, a list of `C - 1` floats, the relative gains of all steps; and
+        `standard_errors`, those of the gains: how much they would differ at
+        other positions of the text.
 
     Raises:
         ValueError: If there are fewer than two models, the context lengths do
@@ -70,13 +72,16 @@ def effective_context_lengths(
     check_number("threshold", threshold, 0, exclusive=True)
     losses = _check_losses(losses, len(context_lengths))
     by_length = losses.swapaxes(0, 1)  # [C, G, P]
-    gains = [
-        relative_gains(short, long, top_r)
+    steps = [
+        _gains(short, long, top_r)
         for short, long in zip(by_length[:-1], by_length[1:], strict=True)
     ]
     return [
-        _search(model_gains, context_lengths, threshold)
-        for model_gains in np.transpose(gains).tolist()  # [G, C - 1]
+        {
+            **_search(gains, context_lengths, threshold),
+            "standard_errors": errors,
+        }
+        for gains, errors in np.transpose(steps).tolist()  # [G, 2, C - 1]
     ]
 
 
@@ -112,14 +117,21 @@ def relative_gains(short, long, top_r=1.0):
     >>> relative_gains(short, long).round(4).tolist()
     [0.2929, 0.0]
     """
+    return _gains(short, long, top_r)[0]
+
+
+def _gains(short, long, top_r):
+    """Returns the relative gains and their standard errors, `(2, G)`."""
     short, long = np.asarray(short, float), np.asarray(long, float)
     baseline = short.min(axis=0)  # b(c, t), [P]
     hard = _hardest(baseline, top_r)
     # f_i(c, c) is the mean of b, because no model is below b at c.
     changes = np.minimum(baseline, long)[:, hard] - baseline[hard]
-    change = changes.mean(axis=1)  # f_i(c, c') - f_i(c, c), [G]
-    # The fraction of g_i is reduced, because exp(f) alone may overflow.
-    return 1 - np.exp(change)
+    # f_i(c, c') - f_i(c, c). The fraction of g_i is reduced by exp(f_i(c, c)),
+    # which alone may overflow.
+    factor = np.exp(changes.mean(axis=1))  # [G]
+    error = changes.std(axis=1) / np.sqrt(changes.shape[1])
+    return np.stack([1 - factor, factor * error])
 
 
 def _hardest(baseline, top_r):

@@ -41,8 +41,8 @@ _SECONDS_BETWEEN_BACKUPS = 300
 # Segments at the end of a text that the original weights score, too, after as
 # many that fill their memory.
 _END_SEGMENTS = 10
-# Nats per token. Rates that help lower the loss of the end; rates that ruin the
-# weights at least double it. What lies between may be due to the text.
+# Times the loss of the original weights. Rates that help lower that of the end;
+# rates that ruin the weights at least double it. Less may be due to the text.
 _ASTRAY = 1.25
 
 

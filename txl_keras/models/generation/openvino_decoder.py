@@ -13,6 +13,7 @@ from txl_keras.checks import check_one_of
 from txl_keras.models.generation.openvino_graph import WEIGHTS
 from txl_keras.models.generation.openvino_graph import OpenVinoGraph
 from txl_keras.models.generation.openvino_graph import import_openvino
+from txl_keras.models.generation.openvino_graph import openvino_core
 from txl_keras.models.generation.openvino_graph import unsupported_parts
 
 ENGINES = ("tensorflow", "openvino")
@@ -41,19 +42,17 @@ def check_engine(engine, weights, model, memory_length):
             f"and float weights. Received: engine={engine!r} and a model with "
             f"{unsupported}"
         )
-    openvino = import_openvino()
-    if weights == "bfloat16" and not _has_bfloat16(openvino):
+    import_openvino()
+    if weights == "bfloat16" and not _has_bfloat16():
         raise ValueError(
             "`weights` must be 'float32' or 'int8' on a processor without "
             f"bfloat16 instructions. Received: weights={weights!r}"
         )
 
 
-def _has_bfloat16(openvino):
-    capabilities = openvino.Core().get_property(
-        "CPU", "OPTIMIZATION_CAPABILITIES"
-    )
-    return "BF16" in capabilities
+def _has_bfloat16():
+    name = "OPTIMIZATION_CAPABILITIES"
+    return "BF16" in openvino_core().get_property("CPU", name)
 
 
 class OpenVinoDecoder:
@@ -71,7 +70,7 @@ class OpenVinoDecoder:
 
     def __init__(self, model, num_rows, memory_length, weights="float32"):
         openvino = import_openvino()
-        is_short = weights != "float32" and _has_bfloat16(openvino)
+        is_short = weights != "float32" and _has_bfloat16()
         graph = OpenVinoGraph(
             openvino, model, num_rows, memory_length, weights, is_short
         )
@@ -84,7 +83,7 @@ class OpenVinoDecoder:
         self._ids = np.zeros(num_rows, np.int32)
         self._slot = np.zeros(1, np.int32)
         self._valid_length = np.zeros((num_rows, 1), np.int32)
-        compiled = openvino.compile_model(
+        compiled = openvino_core().compile_model(
             network,
             "CPU",
             {

@@ -34,6 +34,17 @@ def import_openvino():
     return openvino
 
 
+@functools.cache
+def openvino_core():
+    """Returns the only `openvino.Core` of this process, which is never freed.
+
+    Each gives its thread another stack for signal handlers, which is unmapped
+    when it is freed. If several are not freed in reverse order, a stack that is
+    gone stays in use, and a signal such as Ctrl-C ends the process (2026.4).
+    """
+    return import_openvino().Core()
+
+
 def _release(version):
     return tuple(int(part) for part in version.split(".")[:2])
 

@@ -28,13 +28,9 @@ def _mix(x):
     The constants are those of `lowbias32`
     (https://nullprogram.com/blog/2018/07/31/).
     """
-    x = (x ^ tf.bitwise.right_shift(x, tf.cast(16, tf.uint32))) * tf.constant(
-        0x7FEB352D, tf.uint32
-    )
-    x = (x ^ tf.bitwise.right_shift(x, tf.cast(15, tf.uint32))) * tf.constant(
-        0x846CA68B, tf.uint32
-    )
-    return x ^ tf.bitwise.right_shift(x, tf.cast(16, tf.uint32))
+    x = (x ^ tf.bitwise.right_shift(x, 16)) * 0x7FEB352D
+    x = (x ^ tf.bitwise.right_shift(x, 15)) * 0x846CA68B
+    return x ^ tf.bitwise.right_shift(x, 16)
 
 
 def keep_mask(rate, seeds, sizes, indices, batch_axis=0):

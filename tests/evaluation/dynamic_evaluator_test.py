@@ -146,6 +146,23 @@ def test_a_rate_of_zero_is_static_scoring(model, segments, rule):
     assert scores["nll"] == pytest.approx(np.nanmean(nll, dtype=np.float64))
 
 
+def test_statistics_are_of_segments_from_all_of_the_text():
+    # Of one block: its memory, of 7, depends on two segments and no others.
+    model = small_model(num_layers=1, memory_length=7)
+    tokens = random_ids(1, 36)[0]
+
+    def sums(num_segments):
+        segments = one_row(tokens[: num_segments * 5 + 1], 5)
+        found = collect_mean_square(model, segments, num_segments)
+        return {name: num_segments * found[name] for name in found}
+
+    found = collect_mean_square(model, one_row(tokens, 5), 2)
+    first, before, after = (sums(count) for count in (1, 3, 4))
+    for name, value in found.items():
+        expected = (first[name] + after[name] - before[name]) / 2
+        np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-8)
+
+
 def test_a_repeated_text_gets_cheaper(model, segments):
     static = DynamicEvaluator(model, 0.0, segment_length=5).evaluate(segments)
     sgd = DynamicEvaluator(model, 0.1, segment_length=5).evaluate(segments)

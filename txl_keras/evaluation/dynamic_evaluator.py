@@ -373,16 +373,19 @@ def collect_mean_square(
 ):
     """Computes the mean square of the gradient on training text.
 
-    The weights stay as they are, and memory is carried from one segment to the
-    next. These are the statistics of the RMS rule of `DynamicEvaluator`.
+    The segments are spread over the text, because in a part of it many words
+    and signs do not occur: their embeddings would have tiny statistics, and
+    take steps that ruin them. The weights stay as they are, and memory is that
+    of the segments before. These are the statistics of the RMS rule of
+    `DynamicEvaluator`.
 
     Args:
         model: `TransformerXLCausalLM`.
         segments: `Segments` of training text, with the batch size and the
             segment length of the later evaluation: a gradient of the mean over
             more tokens is smaller, and nothing rescales it.
-        num_segments: Integer `K`, how many segments to read, from the first
-            one. Krause et al. (2019) take one in 5,000 of the training text.
+        num_segments: Integer `K`, how many segments to take. Krause et al.
+            (2019) take one in 5,000 of the training text.
         memory_length: Optional integer `M`; by default the model's own.
         weights: Optional regular expression: see `DynamicEvaluator`.
         on_progress: Optional function, called with the number of segments read
@@ -415,12 +418,18 @@ def collect_mean_square(
             total.assign_add(tf.square(gradients[name]))
 
     add = compile_replica_function(add, tf.distribute.get_strategy())
-    memory = gradients_of.initial_memory()
-    for step in range(num_segments):
-        _, memory, gradients = gradients_of(segments, step, memory)
+    next_step, memory = 0, gradients_of.initial_memory()
+    for i in range(num_segments):
+        step = i * len(segments) // num_segments
+        cold = step - gradients_of.segments_in_memory
+        if cold > next_step:
+            next_step, memory = cold, gradients_of.initial_memory()
+        while next_step <= step:
+            _, memory, gradients = gradients_of(segments, next_step, memory)
+            next_step += 1
         add(gradients)
         if on_progress:
-            on_progress(step + 1, num_segments)
+            on_progress(i + 1, num_segments)
     means = {name: v.numpy() / num_segments for name, v in sums.items()}
     for name, mean in means.items():
         if not np.isfinite(mean).all():
@@ -497,6 +506,7 @@ class _SegmentGradients:
         model.backbone.check_positions(segment_length)
         model.backbone.check_remembers(memory_length)
         self.memory_length = memory_length
+        self.segments_in_memory = -(-memory_length // segment_length)
         self.variables = _chosen(model, weights)
         self.model = model
         self._compiled = compile_layers(

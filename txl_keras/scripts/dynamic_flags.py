@@ -56,7 +56,7 @@ def define_dynamic_flags():
     )  # fmt: skip
     flags.DEFINE_integer(
         "dynamic_segments", 200,
-        "Segments of train whose gradients are the statistics of "
+        "Segments, from all of train, whose gradients are the statistics of "
         "--dynamic=rms.", lower_bound=1,
     )  # fmt: skip
     flags.DEFINE_string(
@@ -191,7 +191,7 @@ def _mean_square(model, workdir, train, settings):
         return _collect(model, train, settings)
     facts = {
         **settings,
-        "dynamic_segments": FLAGS.dynamic_segments,
+        "spread_segments": FLAGS.dynamic_segments,
         "dynamic_weights": FLAGS.dynamic_weights,
     }
     # The length of the scored text does not matter.

@@ -171,6 +171,7 @@ def main(_):
     dynamic_flags.check_dynamic_flags()
     if FLAGS.batch_size is None:
         FLAGS.batch_size = 1 if FLAGS.dynamic else 16
+    _check_flags()
     stop = StopRequest()
     # Otherwise nothing is kept, and a signal simply ends the program.
     keeps_state = FLAGS.dynamic and FLAGS.workdir
@@ -239,6 +240,22 @@ def _evaluate(stop):
     print(f"{result['tokens_per_second']:,.0f} tokens/s.")
     for written in _files(workdir, result):
         print(f"Written to {written}")
+
+
+def _check_flags():
+    """Checks flags that exclude each other before anything is loaded."""
+    other = "dynamic" if FLAGS.dynamic else "stride"
+    if FLAGS.html and FLAGS[other].value:
+        raise ValueError(
+            "`html` must be left out: the page is of fixed weights, read by "
+            f"segments. Received: --html, --{other}={FLAGS[other].value}"
+        )
+    if FLAGS.stride and FLAGS.warmup != "none":
+        raise ValueError(
+            "`warmup` must be none with --stride, whose windows have no "
+            f"memory. Received: --warmup={FLAGS.warmup}, "
+            f"--stride={FLAGS.stride}"
+        )
 
 
 def _refuse_files():

@@ -196,6 +196,12 @@ _ONLY_FOR = {
     "heads": ("attention", "attention_by_distance"),
     "start": ("attention",),
 }  # fmt: skip
+# Flags that say what to measure.
+_MEASURED_BY = (
+    "checkpoint", "corpus", "split", "segment_length", "same_length",
+    "clamp_length", "batch_size",
+    *(name for name in _ONLY_FOR if name != "x_axis"),
+)  # fmt: skip
 
 
 def main(_):
@@ -233,6 +239,13 @@ def _check_flags():
             f"--numbers={','.join(FLAGS.numbers)}, "
             f"--workdirs={','.join(FLAGS.workdirs)}"
         )
+    measured = [name for name in _MEASURED_BY if FLAGS[name].present]
+    if FLAGS.numbers and measured:
+        raise ValueError(
+            f"`{measured[0]}` must be left out with `numbers`, which were "
+            "measured already. Received: "
+            f"--{measured[0]}, --numbers={','.join(FLAGS.numbers)}"
+        )
     if not (FLAGS.numbers or FLAGS.workdirs):
         raise ValueError(
             "`workdirs` must be one or more runs, or `numbers` a file to draw. "
@@ -262,6 +275,11 @@ def _labels(paths):
 def _read():
     """Reads the files `--numbers` and applies `--labels`."""
     paths = [os.path.expanduser(path) for path in FLAGS.numbers]
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise ValueError(
+            "`numbers` must be different files. Received: "
+            f"--numbers={','.join(paths)}"
+        )
     files = [_read_file(path) for path in paths]
     numbers, *others = files
     for path, other in zip(paths[1:], others, strict=True):
@@ -693,6 +711,13 @@ def _mean_curve(runs, name, by_tokens):
                 f"--eval_every, --max_steps). Received: {run['label']!r} for "
                 f"runs with {len(steps)} and {len(run[name]['steps'])} losses "
                 f"of {name}"
+            )
+        if run["tokens_per_step"] != runs[0]["tokens_per_step"]:
+            raise ValueError(
+                "`labels` must be the same only for runs of one --batch_size "
+                f"and --segment_length. Received: {run['label']!r} for runs of "
+                f"{runs[0]['tokens_per_step']} and {run['tokens_per_step']} "
+                "tokens per step"
             )
     scale = runs[0]["tokens_per_step"] if by_tokens else 1
     x = [step * scale for step in steps]

@@ -36,6 +36,7 @@ from absl import flags
 from txl_keras.data import RecallTask
 from txl_keras.data import Segments
 from txl_keras.evaluation.plots import plot_recall
+from txl_keras.evaluation.recall import answers_by_range
 from txl_keras.evaluation.recall import attended_share
 from txl_keras.evaluation.recall import largest_reach
 from txl_keras.evaluation.recall import recall_by_distance
@@ -117,6 +118,7 @@ def main(_):
             f"--models={','.join(FLAGS.models)}"
         )
     task = RecallTask()
+    _check_stream(task)
     numbers = _begin(output, task)
     for name in FLAGS.models:
         label, _ = _MODELS[name]
@@ -128,6 +130,24 @@ def main(_):
     picture = output.removesuffix(".json") + ".png"
     plot_recall(numbers, picture)
     print(f"Written to {output}\nWritten to {picture}")
+
+
+def _check_stream(task):
+    """Checks the stream to measure on before any model is trained."""
+    try:
+        answers_by_range(
+            task, _stream(task), _BATCH_SIZE, _SEGMENT_LENGTH, _EDGES
+        )
+    except ValueError as error:
+        raise ValueError(
+            "`max_eval_tokens` must be more, such as 30,000: no token is "
+            "measured at one of the distances. Received: --max_eval_tokens="
+            f"{FLAGS.max_eval_tokens}"
+        ) from error
+
+
+def _stream(task):
+    return task.stream(FLAGS.max_eval_tokens, seed=FLAGS.seed + 1)
 
 
 def _begin(output, task):
@@ -190,7 +210,7 @@ def _measure(name, task):
     parts = recall_by_distance(
         model,
         task,
-        task.stream(FLAGS.max_eval_tokens, seed=FLAGS.seed + 1),
+        _stream(task),
         _BATCH_SIZE,
         _SEGMENT_LENGTH,
         _EDGES,

@@ -201,7 +201,10 @@ def test_a_token_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_token_file_that_cannot_be_written_is_refused_at_once(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text("{}")
     for path, message in (
+        (config, "which is another file"),
         (tmp_path, "it is a folder"),
         (tmp_path / "no" / "nll.npy", "No such file"),
         ("gs://bucket/nll.npy", "must be a local file"),
@@ -213,6 +216,7 @@ def test_a_token_file_that_cannot_be_written_is_refused_at_once(tmp_path):
             raise AssertionError
         assert "`token_nll_path`" in str(error.value)
         assert str(path) in str(error.value)
+    assert config.read_text() == "{}"
 
 
 def test_each_unit_has_the_measure_of_the_field():

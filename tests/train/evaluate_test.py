@@ -92,6 +92,8 @@ def test_weights_follow_the_text_in_dynamic_evaluation(run, succeed, fail):
     assert "`dynamic_learning_rate` must be numbers" in error
     error = fail(*command, "--dynamic=sgd", "--memory_length=0", "--stride=2")
     assert "`stride` must be left out with --dynamic" in error
+    error = fail(*command, "--dynamic=sgd", "--html")
+    assert "`html` must be left out" in error
 
 
 def test_evaluate_scores_all_of_a_text_of_ones_own(
@@ -276,6 +278,11 @@ def test_evaluate_slides_a_window_over_a_text(run, corpus, succeed, fail):
             ["--stride=1", "--memory_length=0", "--same_length"],
             "`same_length` must be False",
         ),
+        (
+            ["--stride=1", "--memory_length=0", "--warmup=exact"],
+            "`warmup` must be none with --stride.*exact",
+        ),
+        (["--stride=1", "--memory_length=0", "--html"], "`html` must be left"),
     ):
         error = fail("evaluate.py", *flags, *wrong)
         assert re.search(message, error)

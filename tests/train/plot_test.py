@@ -96,6 +96,17 @@ def test_runs_of_one_label_are_seeds(succeed, fail, tmp_path):
         *flags, f"--numbers={files[1]},{tmp_path / 'longer.json'}",
         messages=["`labels`", "same steps", "LSTM"],
     )  # fmt: skip
+    larger = json.loads((tmp_path / "a.json").read_text())
+    larger["models"][0]["tokens_per_step"] = 24
+    (tmp_path / "larger.json").write_text(json.dumps(larger))
+    fail(
+        *flags, f"--numbers={files[1]},{tmp_path / 'larger.json'}",
+        messages=["`labels`", "LSTM", "12 and 24 tokens per step"],
+    )  # fmt: skip
+    fail(
+        *flags, f"--numbers={files[0]},{files[0]}",
+        messages=["`numbers` must be different files"],
+    )  # fmt: skip
     fail(
         "plot.py", "--picture=recl", f"--output={output}",
         f"--numbers={files[0]},{files[1]}", messages=["one file"],
@@ -214,6 +225,11 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
         ("recl", [one], ["`numbers` must be given", "txl recl"]),
         ("recl", [f"--numbers={json_file}"], ["picture of recl", "positions"]),
         ("positions", [f"--numbers={json_file}", one], ["exclude each other"]),
+        (
+            "positions",
+            [f"--numbers={json_file}", "--max_eval_tokens=30"],
+            ["`max_eval_tokens` must be left out with `numbers`"],
+        ),
     ):
         fail(
             "plot.py",

@@ -25,6 +25,8 @@ def test_models_are_added_to_a_file_and_drawn(succeed, fail, tmp_path):
     for others, message in (
         (["--models=gru"], "`models` must be names among transformer_xl"),
         (["--max_steps=3"], "`output` must be a new file"),
+        (["--max_eval_tokens=1100"], "`max_eval_tokens` must be more"),
+        (["--max_eval_tokens=12288"], "`max_eval_tokens` must be more"),
     ):
         fail("recall.py", *flags, *others, messages=[message])
 

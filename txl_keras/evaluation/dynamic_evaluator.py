@@ -25,6 +25,7 @@ from txl_keras.evaluation.evaluator import scores_of
 from txl_keras.evaluation.evaluator import store_token_nll
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
+from txl_keras.training.bundles import DamagedCheckpointError
 from txl_keras.training.bundles import check_shapes
 from txl_keras.training.bundles import copies
 from txl_keras.training.bundles import read_newest
@@ -347,11 +348,16 @@ class DynamicEvaluator:
         }
         try:
             state = read_newest(backup, shapes, run)
+        except DamagedCheckpointError as error:
+            raise ValueError(
+                f"`backup` {backup} is damaged. Remove the folder to begin "
+                f"again. ({error})"
+            ) from error
         except ValueError as error:
             raise ValueError(
-                f"`backup` {backup} holds the state of another evaluation, or "
-                "is damaged. Run the command that was stopped, or remove the "
-                f"folder to begin again. ({error})"
+                f"`backup` {backup} holds the state of another evaluation: of "
+                "other weights, text, rates or lengths. Run the command that "
+                "was stopped, or remove the folder to begin again."
             ) from error
         for name, variable in variables.items():
             variable.assign(state[f"weights/{name}"])

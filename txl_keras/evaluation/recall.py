@@ -52,27 +52,10 @@ def recall_by_distance(model, task, tokens, batch_size, segment_length, edges):
         print(part["start"], part["accuracy"])
     ```
     """
-    edges = _check_edges(edges)
-
-    def cut(stream):
-        return Segments(stream, batch_size, segment_length, drop_remainder=True)
-
-    segments = cut(tokens)
+    sizes = batch_size, segment_length
+    by_range = answers_by_range(task, tokens, *sizes, edges)
+    segments = Segments(tokens, *sizes, drop_remainder=True)
     targets = segments.arrays()[1]
-    distances = cut(task.distances(tokens)).arrays()[1]
-    steps_to_skip = -(-edges[-1] // segment_length)
-    distances[: steps_to_skip * batch_size] = 0
-    ranges = list(zip(edges, edges[1:], strict=False))
-    is_in = [(distances >= a) & (distances < b) for a, b in ranges]
-    for (start, stop), answers in zip(ranges, is_in, strict=True):
-        if not answers.any():  # found before the model reads
-            raise ValueError(
-                f"`tokens` must have answers at distances from {start} to "
-                f"{stop - 1}. Generate a longer stream or take other `edges`. "
-                f"Received: {len(tokens):,} tokens, in rows of "
-                f"{segments.steps_per_epoch} segments, of which "
-                f"{steps_to_skip} are not measured"
-            )
     is_right = model.predict(segments, verbose=0).argmax(axis=-1) == targets
     return [
         {
@@ -81,8 +64,37 @@ def recall_by_distance(model, task, tokens, batch_size, segment_length, edges):
             "accuracy": float(is_right[answers].mean()),
             "num_answers": int(answers.sum()),
         }
-        for (start, stop), answers in zip(ranges, is_in, strict=True)
+        for (start, stop), answers in by_range.items()
     ]
+
+
+def answers_by_range(task, tokens, batch_size, segment_length, edges):
+    """Finds the answers of each range of distances, before a model reads.
+
+    Returns a boolean array of the shape of `Segments.arrays` per pair of
+    neighbouring edges; arguments and errors are those of `recall_by_distance`.
+    """
+    edges = _check_edges(edges)
+    segments = Segments(
+        task.distances(tokens), batch_size, segment_length, drop_remainder=True
+    )
+    distances = segments.arrays()[1]
+    steps_to_skip = -(-edges[-1] // segment_length)
+    distances[: steps_to_skip * batch_size] = 0
+    found = {
+        (start, stop): (distances >= start) & (distances < stop)
+        for start, stop in zip(edges, edges[1:], strict=False)
+    }
+    for (start, stop), answers in found.items():
+        if not answers.any():
+            raise ValueError(
+                f"`tokens` must have answers at distances from {start} to "
+                f"{stop - 1}. Generate a longer stream or take other `edges`. "
+                f"Received: {len(tokens):,} tokens, in rows of "
+                f"{segments.steps_per_epoch} segments, of which "
+                f"{steps_to_skip} are not measured"
+            )
+    return found
 
 
 def attended_share(distances, segment_length, memory_length, same_length=False):

@@ -28,7 +28,7 @@ def create_token_file(path, num_tokens):
         memory, whatever its size.
 
     Raises:
-        ValueError: If the path is not local.
+        ValueError: If the path is not local, or is a file that is no `.npy`.
         OSError: If the file cannot be written, or the disk is full.
 
     Example:
@@ -44,11 +44,23 @@ def create_token_file(path, num_tokens):
             "`token_nll_path` must be a local file, because its numbers are "
             f"not written in order. Received: {path}"
         )
+    if os.path.isfile(path) and not _is_array(path):
+        raise ValueError(
+            "`token_nll_path` must be a new file, or one of NumPy to replace. "
+            f"Received: {path}, which is another file"
+        )
     with renamed_when_complete(path) as unfinished:
         _write_empty(path, unfinished, num_tokens)
         array = np.lib.format.open_memmap(unfinished, mode="r+")
         yield array
         array.flush()
+
+
+def _is_array(path):
+    with open(path, "rb") as file:
+        return file.read(len(np.lib.format.MAGIC_PREFIX)) == (
+            np.lib.format.MAGIC_PREFIX
+        )
 
 
 def _write_empty(path, unfinished, num_tokens):

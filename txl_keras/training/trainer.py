@@ -278,7 +278,8 @@ class Trainer:
             i = np.flatnonzero(is_fatal)[0]
             raise FloatingPointError(
                 f"At step {first + i + 1} the loss is {results['loss'][i]} "
-                f"and the gradient norm {results['gradient_norm'][i]}."
+                f"and the gradient norm {results['gradient_norm'][i]}. Lower "
+                "the learning rate or warm up for longer."
             )
         return results
 

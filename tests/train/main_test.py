@@ -327,6 +327,7 @@ def test_minutes_choose_steps_and_dropout(corpus, succeed, tmp_path):
     )
     assert of_timed == of_counted
     printed = succeed("main.py", f"--workdir={timed}", *flags, "--minutes=9")
+    assert f"keeps what was chosen, {steps:,} steps" in printed
     assert "The run is finished" in printed
 
 

@@ -41,6 +41,10 @@ def choose(strategy, workdir, build, segments):
     """
     if workdir.is_claimed():
         _keep(workdir.read_config())
+        chief_print(strategy)(
+            "--minutes: a run that was begun keeps what was chosen, "
+            f"{FLAGS.max_steps:,} steps."
+        )
         return
     # `--attention_kernel` was checked with the precision that was given.
     is_free = not FLAGS["precision"].present and not FLAGS.attention_kernel

@@ -108,7 +108,7 @@ class DynamicEvaluator:
     model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
     text = np.frombuffer(b"to be or not to be, that is" * 9, "uint8")
     segments = Segments(text, 1, 8, drop_remainder=False)
-    mean_square = collect_mean_square(model, segments, num_segments=4)
+    mean_square = collect_mean_square(model, segments, len(segments))
     evaluator = DynamicEvaluator(
         model, 1e-3, mean_square, batch_size=1, segment_length=8
     )

@@ -399,14 +399,14 @@ class DecoderBlock(keras.layers.Layer):
             tf.math.squared_difference(tf.stop_gradient(expected), found),
             axis=(2, 3),
         )
-        length = tf.shape(loss)[1]
         if lengths is None:
-            lengths = length
-        is_real = tf.range(length) < tf.reshape(lengths, (-1, 1))
-        loss = tf.math.divide_no_nan(
-            tf.reduce_sum(tf.where(is_real, loss, 0.0), axis=1),
-            tf.cast(lengths, loss.dtype),
-        )
+            loss = tf.reduce_mean(loss, axis=1)
+        else:
+            is_real = tf.sequence_mask(lengths, tf.shape(loss)[1])
+            loss = tf.math.divide_no_nan(
+                tf.reduce_sum(tf.where(is_real, loss, 0.0), axis=1),
+                tf.cast(lengths, loss.dtype),
+            )
         return tf.where(num_groups > 0, loss, 0.0)
 
     def _attention_inputs(self, states):

@@ -51,16 +51,21 @@ def check_replaces(path, pictures, beside=()):
         )
 
 
+def check_different(name, paths, kind):
+    """Raises `ValueError` if two paths of a flag lead to the same place."""
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise ValueError(
+            f"`{name}` must be different {kind}. "
+            f"Received: --{name}={','.join(paths)}"
+        )
+
+
 def labels(paths, may_repeat=False):
     """Returns different names of runs: `--labels`, folder names, or paths.
 
     With `may_repeat` runs may share a name of `--labels`.
     """
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
-        raise ValueError(
-            "`workdirs` must be different runs. "
-            f"Received: --workdirs={','.join(paths)}"
-        )
+    check_different("workdirs", paths, "runs")
     received = FLAGS.labels
     if not received:
         folders = [os.path.basename(path.rstrip("/")) for path in paths]

@@ -60,6 +60,7 @@ from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import check_slides
+from txl_keras.evaluation.evaluator import segments_in_memory
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.report import add_bits_per_byte
@@ -347,7 +348,7 @@ def _settings(backbone, run_flags):
         check_slides(backbone, memory_length)
     warmup = 0
     if FLAGS.warmup == "memory":
-        warmup = -(-backbone.past_tokens(memory_length) // segment_length)
+        warmup = segments_in_memory(backbone, segment_length, memory_length)
     elif FLAGS.warmup == "exact":
         warmup = warmup_segments(backbone, segment_length, memory_length)
     return {

@@ -66,6 +66,7 @@ from txl_keras.evaluation.attention_maps import warmup_length
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
+from txl_keras.evaluation.evaluator import segments_in_memory
 from txl_keras.evaluation.picture_numbers import check_numbers
 from txl_keras.evaluation.plots import FORMATS
 from txl_keras.evaluation.plots import plot_attention_by_distance
@@ -275,11 +276,7 @@ def _labels(paths):
 def _read():
     """Reads the files `--numbers` and applies `--labels`."""
     paths = [os.path.expanduser(path) for path in FLAGS.numbers]
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
-        raise ValueError(
-            "`numbers` must be different files. Received: "
-            f"--numbers={','.join(paths)}"
-        )
+    several_runs.check_different("numbers", paths, "files")
     files = [_read_file(path) for path in paths]
     numbers, *others = files
     for path, other in zip(paths[1:], others, strict=True):
@@ -564,8 +561,8 @@ def _evaluate(run, split, memory_length):
         drop_remainder=False,
         documents=documents,
         reset_documents=run.reset_documents,
-        warmup_segments=-(
-            -run.model.backbone.past_tokens(memory_length) // segment_length
+        warmup_segments=segments_in_memory(
+            run.model.backbone, segment_length, memory_length
         ),
     )
     evaluator = Evaluator(

@@ -22,6 +22,7 @@ from txl_keras.checks import shown
 from txl_keras.evaluation.evaluator import check_sizes
 from txl_keras.evaluation.evaluator import check_token_nll
 from txl_keras.evaluation.evaluator import scores_of
+from txl_keras.evaluation.evaluator import segments_in_memory
 from txl_keras.evaluation.evaluator import store_token_nll
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
@@ -424,10 +425,13 @@ def collect_mean_square(
             total.assign_add(tf.square(gradients[name]))
 
     add = compile_replica_function(add, tf.distribute.get_strategy())
+    num_before = segments_in_memory(
+        model.backbone, segments.segment_length, gradients_of.memory_length
+    )
     next_step, memory = 0, gradients_of.initial_memory()
     for i in range(num_segments):
         step = i * len(segments) // num_segments
-        cold = step - gradients_of.segments_in_memory
+        cold = step - num_before
         if cold > next_step:
             next_step, memory = cold, gradients_of.initial_memory()
         while next_step <= step:
@@ -512,7 +516,6 @@ class _SegmentGradients:
         model.backbone.check_positions(segment_length)
         model.backbone.check_remembers(memory_length)
         self.memory_length = memory_length
-        self.segments_in_memory = -(-memory_length // segment_length)
         self.variables = _chosen(model, weights)
         self.model = model
         self._compiled = compile_layers(

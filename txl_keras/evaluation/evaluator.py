@@ -365,6 +365,11 @@ def check_slides(backbone, memory_length):
         )
 
 
+def segments_in_memory(backbone, segment_length, memory_length=None):
+    """Returns how many segments fill the memory, with its compressed part."""
+    return -(-backbone.past_tokens(memory_length) // segment_length)
+
+
 def warmup_segments(backbone, segment_length, memory_length=None):
     """Returns the number of warm-up segments that make scores independent of B.
 

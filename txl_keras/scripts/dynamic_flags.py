@@ -191,6 +191,7 @@ def _mean_square(model, workdir, train, settings):
         return _collect(model, train, settings)
     facts = {
         **settings,
+        # Another name than for statistics of the first segments, as before.
         "spread_segments": FLAGS.dynamic_segments,
         "dynamic_weights": FLAGS.dynamic_weights,
     }

@@ -169,6 +169,7 @@ def tokenizer_of(num_words):
 def test_a_run_of_foreign_weights_is_read_as_one_of_ours(model, tmp_path):
     workdir = Workdir(str(tmp_path / "new"))
     config = {"source": {"format": "there"}, "flags": {"segment_length": 3}}
+    config["tokenizer"] = "the hash of another vocabulary"
     workdir.create(model, 70, config, tokenizer_of(4))
 
     loaded, step = workdir.load_model(memory_length=2)
@@ -244,6 +245,14 @@ def test_a_run_of_another_model_is_named(model, tmp_path, change, name):
             ValueError, match=f"TransformerXLCausalLM.* {tmp_path}, .* {name}"
         ):
             read()
+
+
+def test_a_run_may_have_no_text(tmp_path):
+    for content in ({"corpus": None}, {}):
+        (tmp_path / "config.json").write_text(
+            json.dumps({"flags": {}, "model": {}, "data": {}, **content})
+        )
+        assert Workdir(str(tmp_path)).read_config()["corpus"] == {}
 
 
 def test_the_lock_of_a_stranger_leads_to_no_other_file(tmp_path):

@@ -24,6 +24,7 @@ from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_link
 from txl_keras.data.corpora.files import write_text
+from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.file_lock import CAN_LOCK
 from txl_keras.file_lock import lock
@@ -224,6 +225,7 @@ class Workdir(RunFolder):
                 "corpus": {},
                 "data": {},
                 **config,
+                "tokenizer": tokenizer and tokenizer_hash(tokenizer),
                 "model": model_config,
             },
             self.file("config.json"),

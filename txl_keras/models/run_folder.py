@@ -89,7 +89,7 @@ class RunFolder:
         check_fields(config, _CONFIG_FIELDS, path)
         length = config["flags"].get("segment_length") or 0
         check_limit("flags.segment_length", length, MAX_LENGTH, path)
-        return config
+        return {**config, "corpus": config.get("corpus") or {}}
 
     def run_hash(self):
         """Returns a 64-bit integer that identifies the run's configuration.
@@ -229,7 +229,7 @@ class RunFolder:
         config = self.read_config()
         if not tf.io.gfile.exists(self.tokenizer):
             remedy = "convert the checkpoint again, with --vocabulary"
-            if config.get("tokenizer"):  # the run was trained here
+            if config.get("tokenizer") and "source" not in config:
                 remedy = (
                     "`txl train` writes it again when the run goes on, or "
                     "bring back a copy, as in export/STEP/assets"
@@ -237,7 +237,7 @@ class RunFolder:
             raise FileNotFoundError(f"There is no {self.tokenizer}: {remedy}.")
         tokenizer = load_tokenizer(self.tokenizer)
         received = tokenizer_hash(tokenizer)
-        if config.get("tokenizer", received) != received:
+        if (config.get("tokenizer") or received) != received:
             raise ValueError(
                 f"{self.tokenizer} is not that of the run: it was changed "
                 f"after the run began. Expected: {config['tokenizer']}. "

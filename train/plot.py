@@ -253,6 +253,7 @@ def _check_flags():
             f"Received: --workdirs={FLAGS.workdirs}, --numbers={FLAGS.numbers}"
         )
     if FLAGS.workdirs:
+        several_runs.check_different("workdirs", FLAGS.workdirs, "runs")
         _labels(FLAGS.workdirs)
     if len(FLAGS.numbers or []) > 1 and FLAGS.picture != "learning_curves":
         raise ValueError(

@@ -35,6 +35,7 @@ from absl import flags
 
 from txl_keras.data import RecallTask
 from txl_keras.data import Segments
+from txl_keras.evaluation.picture_numbers import check_numbers
 from txl_keras.evaluation.plots import plot_recall
 from txl_keras.evaluation.recall import answers_by_range
 from txl_keras.evaluation.recall import attended_share
@@ -166,6 +167,7 @@ def _begin(output, task):
     if not tf.io.gfile.exists(output):
         return numbers
     found = read_json(output)
+    check_numbers(found, "recall", output)
     if {**found, "models": []} != numbers:
         raise ValueError(
             "`output` must be a new file, or one of the same settings, to "

@@ -104,6 +104,7 @@ def main(_):
     shares = several_runs.numbers("top_r", float)
     for share in shares:
         check_top_r(share)
+    several_runs.check_different("workdirs", paths, "runs")
     labels = several_runs.labels(paths)
     if len(paths) < 2:
         raise ValueError(

@@ -1,6 +1,7 @@
 """Runs train/plot.py."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -84,6 +85,9 @@ def test_runs_of_one_label_are_seeds(succeed, fail, tmp_path):
     svg = output.read_text("utf-8")
     assert svg.count("<!-- LSTM, valid -->") == 1
     assert "PolyCollection" in svg
+    # Runs of two machines may have the same path.
+    copy = shutil.copy(files[0], tmp_path / "copy.json")
+    succeed(*flags, f"--numbers={files[0]},{copy}", "--labels=one,one")
     words = write("words", 3.0, 3.0, "word")
     fail(
         *flags, f"--numbers={files[0]},{words}",

@@ -22,6 +22,13 @@ def test_models_are_added_to_a_file_and_drawn(succeed, fail, tmp_path):
     succeed("recall.py", *flags, "--models=no_recurrence")
     assert json.loads(output.read_text()) == first
     assert output.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    for damaged in (
+        {name: value for name, value in first.items() if name != "models"},
+        {**first, "models": [{**model, "label": None}]},
+    ):
+        output.write_text(json.dumps(damaged))
+        fail("recall.py", *flags, messages=[str(output), "damaged"])
+    output.write_text(json.dumps(first))
     for others, message in (
         (["--models=gru"], "`models` must be names among transformer_xl"),
         (["--max_steps=3"], "`output` must be a new file"),

@@ -65,7 +65,6 @@ def labels(paths, may_repeat=False):
 
     With `may_repeat` runs may share a name of `--labels`.
     """
-    check_different("workdirs", paths, "runs")
     received = FLAGS.labels
     if not received:
         folders = [os.path.basename(path.rstrip("/")) for path in paths]

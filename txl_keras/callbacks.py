@@ -141,7 +141,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         if save_freq != "epoch":
             check_integer("save_freq", save_freq, 1)
-        self.backup_dir = os.fspath(backup_dir)
+        self.backup_dir = os.path.expanduser(backup_dir)
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
         self._epoch = self._saved = 0

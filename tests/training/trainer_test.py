@@ -362,6 +362,13 @@ def test_a_folder_must_be_no_pattern(tmp_path):
         restore_weights(trainer.model, str(renamed))
 
 
+def test_a_run_is_found_above_a_folder_with_a_slash(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    folder = tmp_path / "checkpoints"
+    save(f"{folder}/", make_trainer(make_model()), run=7)
+    assert any(folder.iterdir())
+
+
 def test_results_of_a_skipped_step_are_saved(tmp_path):
     """In float16 its gradient is not finite."""
     checkpoints = Checkpoints(str(tmp_path), make_trainer(make_model()))

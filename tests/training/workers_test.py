@@ -64,6 +64,8 @@ def test_one_worker_alone_needs_no_strategy(monkeypatch):
         '"index": 0}}',
         '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", '
         '"index": 2}}',
+        '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", '
+        '"index": -1}}',
         '{"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", '
         '"index": 0}}',
         '{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}',

@@ -240,7 +240,7 @@ def _checked_path(filepath):
             f"`filepath` must be a path that ends in {_SUFFIX!r}. Received: "
             f"filepath={filepath!r}"
         )
-    return pathlib.Path(filepath)
+    return pathlib.Path(filepath).expanduser()
 
 
 def _read(path):

@@ -117,10 +117,11 @@ class TextMethods(KeepsCompiled):
             memory_length,
         )
         if isinstance(sampler, samplers.BeamSampler):
-            if engine != "tensorflow":
+            if (engine, weights) != ("tensorflow", "float32"):
                 raise ValueError(
-                    "`engine` must be 'tensorflow' with a BeamSampler, which "
-                    f"reorders the memory. Received: engine={engine!r}"
+                    "`engine` must be 'tensorflow' and `weights` 'float32' "
+                    "with a BeamSampler, which reorders the memory. Received: "
+                    f"engine={engine!r}, weights={weights!r}"
                 )
             search = self._keep(
                 BeamSearch, sampler.num_beams, request.memory_length

@@ -146,7 +146,8 @@ class Checkpoints:
             write_checkpoint, directory, state, max_to_keep
         )
         if self._run is not None:
-            config = os.path.join(os.path.dirname(directory), "config.json")
+            folder = os.path.dirname(directory.rstrip("/"))
+            config = os.path.join(folder, "config.json")
             write = functools.partial(when_present, config, write)
         self._writing = self._writer.submit(write)
 

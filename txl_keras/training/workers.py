@@ -61,6 +61,8 @@ def read_cluster():
             _host_and_port(address)
         if len(set(cluster.addresses)) < len(cluster.addresses):
             raise ValueError("an address appears twice")
+        if task["index"] < 0:
+            raise ValueError("the index is negative")
         own = jobs[task["type"]][task["index"]]
         index = cluster.addresses.index(own)
     # It may hold anything: a list, a number, an index out of range.

@@ -215,6 +215,8 @@ def test_bad_engines_are_refused(monkeypatch):
         Generator(model, weights="int8")
     with pytest.raises(ValueError, match="with a BeamSampler"):
         model.generate([1], sampler=BeamSampler(2), engine="openvino")
+    with pytest.raises(ValueError, match="with a BeamSampler.*'int8'$"):
+        model.generate([1], sampler=BeamSampler(2), weights="int8")
     for module in (None, types.SimpleNamespace(__version__="2026.3.1-1-x")):
         monkeypatch.setitem(sys.modules, "openvino", module)
         with pytest.raises(

@@ -30,7 +30,7 @@ ABSOLUTE_TYPES = ("vaswani", "al_rfou")
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class DecoderBlock(keras.layers.Layer):
-    """A Keras layer for one block: attention and a feed-forward network.
+    """Computes one block: attention and a feed-forward network.
 
     Both have a residual connection. Post-norm, as in the equations at the end
     of section 3.3 of the paper:

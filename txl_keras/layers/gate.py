@@ -28,7 +28,7 @@ GATES = tuple(_KERNELS)
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class Gate(keras.layers.Layer):
-    """A Keras layer that combines a residual stream with a sublayer's output.
+    """Combines a residual stream with a sublayer's output.
 
     With the stream x, the output y of the sublayer, the sigmoid s and a
     learned bias b, which keeps the stream as it is where it is large:

@@ -14,7 +14,7 @@ from txl_keras.layers.compute.target import fused
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class RowDropout(keras.layers.Layer):
-    """A Keras layer for dropout with one seed per row.
+    """Drops elements with one seed per row.
 
     The mask of a row depends only on the row's seed and the position inside
     the row. So the same units are dropped when a batch is split over replicas,

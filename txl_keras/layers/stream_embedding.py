@@ -15,7 +15,7 @@ from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class StreamEmbedding(keras.layers.Layer):
-    """A Keras layer that embeds steps of several token ids each.
+    """Embeds steps of several token ids each.
 
     Every stream has its own table of `V_f` rows, and a projection unless its
     size `e_f` is D. The projected embeddings are summed:

@@ -17,7 +17,7 @@ from txl_keras.layers.sublayers import layer_norm
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class TwoStreamBlock(keras.layers.Layer):
-    """A Keras layer for one XLNet block: two-stream attention, feed-forward.
+    """Computes one XLNet block: two-stream attention, feed-forward.
 
     Post-norm, as in appendix A.2 of Yang et al., 2019. Both streams `x` use
     the same weights:

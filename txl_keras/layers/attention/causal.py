@@ -25,7 +25,7 @@ SAME_LENGTHS = (False, True, "pytorch")
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class CausalMultiHeadAttention(HeadsAttention):
-    """A Keras layer for causal attention of a segment to its memory and itself.
+    """Attends causally from a segment to its memory and itself.
 
     Computes scaled dot-product attention, `softmax(Q K^T / sqrt(H)) V W_o`,
     without a position term. Positions are either part of the inputs (Vaswani

@@ -12,7 +12,7 @@ from txl_keras.layers.compute.problem import Visible
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class RelativePositionEncoding(keras.layers.Layer):
-    """A Keras layer that encodes the distances of queries and keys.
+    """Encodes the distances of queries and keys.
 
     Computes the sinusoids R of section 3.3 in Dai et al., 2019. Row `j`
     encodes the distance `S - 1 - j`, so the first row is for the most distant

@@ -20,7 +20,7 @@ from txl_keras.layers.sublayers import heads_dense
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class RelativeMultiHeadAttention(CausalMultiHeadAttention):
-    """A Keras layer for attention with the relative positions of the paper.
+    """Attends with the relative positions of Transformer-XL.
 
     A segment attends to its memory and itself. The score of query `i` and key
     `j` is that of section 3.3 in Dai et al., 2019, where `E` are the hidden

@@ -16,7 +16,7 @@ from txl_keras.layers.compute.problem import dot_product
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class ShawMultiHeadAttention(CausalMultiHeadAttention):
-    """A Keras layer for attention with the relative keys of Shaw et al., 2018.
+    """Attends with the relative keys of Shaw et al., 2018.
 
     This is the alternative encoding in the ablations of Dai et al., 2019
     (tables 6 and 7), computed as in their code. Instead of projected sinusoids

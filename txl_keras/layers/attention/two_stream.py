@@ -30,7 +30,7 @@ from txl_keras.layers.sublayers import project_heads
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class TwoStreamRelativeAttention(HeadsAttention):
-    """A Keras layer for attention with a content and a query stream.
+    """Attends with a content and a query stream.
 
     For a factorization order `z`, section 2.3 of Yang et al., 2019 (and
     appendix A.2) updates the content stream `h` and the query stream `g` by

@@ -17,7 +17,7 @@ COMPRESSIONS = ("conv", "dilated_conv", "mean_pool", "max_pool", "most_used")
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class Compression(keras.layers.Layer):
-    """A Keras layer that compresses c states to one.
+    """Compresses c states to one.
 
     The functions of Rae et al. (2020), section 3.2:
 

@@ -157,7 +157,7 @@ def initial_memory(
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class MemoryStack(keras.layers.Layer):
-    """A Keras layer that stores memory, in one variable `(B, M, D)` per block.
+    """Stores memory, in one variable `(B, M, D)` per block.
 
     A call receives the input of a block. It returns the memory of that block,
     then appends the input and keeps the last M entries for the next call, with

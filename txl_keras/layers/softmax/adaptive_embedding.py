@@ -12,7 +12,7 @@ from txl_keras.checks import check_token_ids
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class AdaptiveEmbedding(keras.layers.Layer):
-    """A Keras layer for embeddings whose size falls with the word's frequency.
+    """Embeds tokens in sizes that may fall with their frequency.
 
     Ids must be sorted by frequency, the most frequent word first. They are
     split at `cutoffs` into clusters. Cluster `i` has a table of embeddings of

@@ -19,7 +19,7 @@ from txl_keras.layers.compute.target import fused
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class AdaptiveSoftmax(keras.layers.Layer):
-    """A Keras layer for adaptive softmax over the clusters of an embedding.
+    """Computes a softmax over the clusters of an embedding.
 
     The first cluster is the head, the others are the tails. The head is a
     softmax over the words of the first cluster and one entry for each tail. A

@@ -238,6 +238,11 @@ def test_a_backup_needs_a_path(wrong):
         BackupAndRestore(wrong)
 
 
+def test_a_backup_may_lie_in_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert BackupAndRestore("~/backup").backup_dir == str(tmp_path / "backup")
+
+
 def test_a_file_is_no_place_for_backups(model, tmp_path):
     path = tmp_path / "file"
     path.write_text("mine")

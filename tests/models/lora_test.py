@@ -198,6 +198,12 @@ def test_a_classifier_trains_its_head_too():
     assert len(model.trainable_variables) == 4 + 2
 
 
+def test_files_may_lie_in_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    adapted_model(("query",)).backbone.save_lora_weights("~/x.lora.h5")
+    assert (tmp_path / "x.lora.h5").exists()
+
+
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("make", [None, XLNetBackbone])
 def test_files_hold_lora_and_nothing_else(tmp_path, enabled, make):

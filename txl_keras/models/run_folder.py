@@ -229,6 +229,7 @@ class RunFolder:
         config = self.read_config()
         if not tf.io.gfile.exists(self.tokenizer):
             remedy = "convert the checkpoint again, with --vocabulary"
+            # Runs of `Workdir.create` name their source; others are trained.
             if config.get("tokenizer") and "source" not in config:
                 remedy = (
                     "`txl train` writes it again when the run goes on, or "

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from small_texts import SmallTexts
 
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import Corpus
@@ -27,6 +28,12 @@ from txl_keras.data.beam import Beam  # noqa: E402
 
 # Repeats a bundle that fails, as the runners of clusters do.
 RETRYING = "apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
+
+
+class ManyTexts(SmallTexts):
+    """A TFDS dataset, `many_texts`, of several sections."""
+
+    SPLITS = {"train": 150, "validation": 3, "test": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +79,9 @@ def texts(tmp_path_factory):
             load_corpus, file, document_separator="\n"
         ),
         "records": functools.partial(load_corpus, records, text_key="body"),
+        "dataset": functools.partial(
+            load_corpus, "tfds:many_texts", data_dir=folder / "datasets"
+        ),
     }
 
 
@@ -109,6 +119,7 @@ def prepare_both(corpus, name, folder, runner="DirectRunner", **options):
         ("folder", "bytes", {}),
         ("folder", "sentencepiece", {"vocabulary_size": 290}),
         ("records", "wordpiece", {"vocabulary_size": 36}),
+        ("dataset", "words", {"min_count": 2}),
     ],
 )
 def test_beam_writes_the_files_that_one_machine_writes(

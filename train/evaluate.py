@@ -297,11 +297,9 @@ def _load_model(workdir):
 
 
 def _prepare_text(config, tokenizer):
-    """Prepares the split to score.
-
-    Returns the name of the text, a dictionary that identifies it unless it is
-    the text of the run, and the `PreparedSplit`.
-    """
+    """Prepares the split to score."""
+    # Returns the name of the text, a dictionary that identifies it unless it is
+    # the text of the run, and the `PreparedSplit`.
     run_corpus = config["corpus"]
     options = data_flags.corpus_options(run_corpus)
     is_run_text = all(options[n] == run_corpus.get(n) for n in _TEXT_FLAGS)
@@ -405,11 +403,9 @@ def _warn_of_short_rows(tokens_per_row, settings):
 
 @contextlib.contextmanager
 def _token_nll(workdir, num_tokens):
-    """Yields an array for the nats of all tokens, and its path for JSON.
-
-    Without a file the array is in memory, at 4 bytes per token: the evaluator
-    needs it to find scores that are not finite.
-    """
+    """Yields an array for the nats of all tokens, and its path for JSON."""
+    # Without a file the array is in memory, at 4 bytes per token: the evaluator
+    # needs it to find scores that are not finite.
     if not FLAGS.token_nll and FLAGS.token_nll_path is None:
         yield np.empty(num_tokens, np.float32), {}
         return

@@ -125,10 +125,8 @@ def _run(root, reports, experiment, attention_kernel, slice_):
 
 
 def _runs(root, reports, experiment, attention_kernel):
-    """Returns the runs on slices with at least a row per replica.
-
-    Chips that the experiment was not compiled for are left out.
-    """
+    """Returns the runs on slices with at least a row per replica."""
+    # Chips that the experiment was not compiled for are left out.
     batch_size, _, _ = _settings(root, experiment)
     compiled = {
         report["chip"]

@@ -43,11 +43,7 @@ def shown(value):
 
 
 def check_number(name, value, minimum, maximum=math.inf, exclusive=False):
-    """Returns `value` if it is a finite number in its range.
-
-    `maximum` is inclusive; so is `minimum` unless `exclusive`. Otherwise, and
-    for booleans, raises `ValueError`.
-    """
+    """Returns `value` if it is a finite number in its range, and no boolean."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     is_inside = (
         is_number
@@ -73,10 +69,7 @@ def check_dropout(name, rate):
 
 
 def check_integer(name, value, minimum, maximum=None):
-    """Returns `value` as a Python integer if it is one in its range.
-
-    Both limits are inclusive. Otherwise, and for booleans, raises `ValueError`.
-    """
+    """Returns `value` as a Python integer if it is in `[minimum, maximum]`."""
     is_integer = isinstance(value, numbers.Integral)
     is_large = is_integer and maximum is not None and value > maximum
     if not is_integer or isinstance(value, bool) or value < minimum or is_large:
@@ -119,11 +112,9 @@ def check_dtype_policy(policy):
 
 
 def check_model_name(name):
-    """Checks that a model's name can be a name scope of a graph.
-
-    Keras would name the weights of all later models wrongly after an error of
-    TensorFlow about it.
-    """
+    """Checks that a model's name can be a name scope of a graph."""
+    # After TensorFlow's error about it, Keras would name the weights of all
+    # later models wrongly.
     if not re.fullmatch(r"[A-Za-z0-9.][\w.>-]*", name, re.ASCII):
         raise ValueError(
             "`name` must consist of ASCII letters, digits and `_.>-`, and "
@@ -157,10 +148,7 @@ def check_list(name, values):
 
 
 def check_head_dim(head_dim, hidden_dim, num_heads):
-    """Returns the size of a head, by default `hidden_dim / num_heads`.
-
-    Raises `ValueError` if that does not divide, or if `hidden_dim` is odd.
-    """
+    """Returns the size of a head, by default `hidden_dim / num_heads`."""
     if hidden_dim % 2:
         raise ValueError(
             "`hidden_dim` must be even: the position encoding is half sines, "
@@ -178,11 +166,7 @@ def check_head_dim(head_dim, hidden_dim, num_heads):
 
 
 def check_shape(name, tensor, expected, remedy=""):
-    """Checks the static sizes of a tensor or array.
-
-    In `expected`, anything but an integer stands for any size; `remedy` ends
-    the message.
-    """
+    """Checks the static sizes of a tensor where `expected` has integers."""
     expected = tuple(
         size if isinstance(size, int) else None for size in expected
     )
@@ -206,13 +190,11 @@ def check_shape(name, tensor, expected, remedy=""):
 
 
 def check_shape_in_graph(name, tensor, expected, broadcasts=False, remedy=""):
-    """Checks the static sizes of a tensor now and the others when a graph runs.
-
-    Returns the tensor, with a control dependency on the check in the graph,
-    which raises `InvalidArgumentError`. XLA cannot raise errors, so it drops
-    that check. `expected` holds integers, scalar tensors, or `None` for any
-    size. With `broadcasts`, a size may be 1 instead; `remedy` ends messages.
-    """
+    """Checks static sizes of a tensor now and the others when a graph runs."""
+    # Returns the tensor, with a control dependency on the check in the graph,
+    # which raises `InvalidArgumentError`. XLA cannot raise errors, so it drops
+    # that check. `expected` holds integers, scalar tensors, or `None` for any
+    # size. With `broadcasts`, a size may be 1 instead.
     check_shape(name, tensor, expected, remedy)
     if not isinstance(tensor, tf.Tensor) or tensor.shape.rank is None:
         return tensor
@@ -234,12 +216,11 @@ def check_shape_in_graph(name, tensor, expected, broadcasts=False, remedy=""):
 
 
 def _runtime_shape(tensor):
-    """Returns the shape of a tensor in a way that Grappler does not simplify.
-
-    Grappler assumes that the operands of an op have matching shapes, and
-    removes a check of that. It does not look through `PlaceholderWithDefault`;
-    the tensor passed through it is empty, so no values are copied.
-    """
+    """Returns a tensor's shape in a way that Grappler does not simplify."""
+    # Grappler assumes that the operands of an op have matching shapes, and
+    # removes a check of that. It does not look through
+    # `PlaceholderWithDefault`; the tensor passed through it is empty, so no
+    # values are copied.
     empty = tensor[..., None][..., :0]
     unknown = tf.TensorShape([None] * empty.shape.rank)
     empty = tf.raw_ops.PlaceholderWithDefault(input=empty, shape=unknown)
@@ -291,15 +272,11 @@ def check_no_empty_text(name, texts, ids):
 
 
 def check_token_ids(name, token_ids, vocabulary_size, first=0, remedy=""):
-    """Checks that integers (token ids) are in `[first, vocabulary_size)`.
-
-    Arrays, nested lists and eager tensors are checked at once, with a
-    `ValueError`. Symbolic tensors are checked when the graph runs, with an
-    `InvalidArgumentError`; XLA cannot raise errors, so it drops that check.
-    Returns the ids: an array for lists, and for a symbolic tensor one with a
-    control dependency on the check. `vocabulary_size` may be a scalar tensor;
-    `remedy` ends the message about ids that are out of range.
-    """
+    """Checks that integers (token ids) are in `[first, vocabulary_size)`."""
+    # Symbolic tensors are checked when the graph runs, with an
+    # `InvalidArgumentError`; XLA cannot raise errors, so it drops that check.
+    # Returns an array for lists, and for a symbolic tensor one with a control
+    # dependency on the check. `vocabulary_size` may be a scalar tensor.
     token_ids = _as_array_or_tensor(name, token_ids)
     dtype = keras.backend.standardize_dtype(token_ids.dtype)
     is_symbolic = tf.is_tensor(vocabulary_size)
@@ -345,13 +322,10 @@ def _is_compiled_by_xla():
 
 
 def check_mask(name, mask, shape, broadcasts=False):
-    """Checks a mask and returns it as a boolean tensor, or `None` for `None`.
-
-    Accepts booleans and the integers 0 and 1, but not an additive mask. `shape`
-    holds integers, or `None` for any size; with `broadcasts` the mask may
-    broadcast to it. In a graph the result depends on the checks of values and
-    sizes that are known only when it runs; XLA drops these checks.
-    """
+    """Checks a mask and returns it as a boolean tensor; `None` for `None`."""
+    # Accepts booleans and the integers 0 and 1, but not an additive mask. In a
+    # graph the result depends on the checks of values and sizes that are known
+    # only when it runs; XLA drops these checks.
     if mask is None:
         return None
     mask = _as_array_or_tensor(name, mask)

@@ -16,20 +16,10 @@ CAN_LOCK = bool(fcntl or msvcrt)
 
 
 def lock(file, wait=True, shared_with_children=False):
-    """Locks an open file until it is closed or this process ends.
-
-    The lock excludes other processes, not other threads of this one. Where the
-    system has no locks (`CAN_LOCK`) this is a no-op.
-
-    Args:
-        file: File, opened for writing unless `shared_with_children`.
-        wait: Boolean. Waits until no other process has the lock.
-        shared_with_children: Boolean. The lock is held until all processes that
-            inherited the file have closed it, too. Not on Windows.
-
-    Raises:
-        BlockingIOError: If another process has the lock, without `wait`.
-    """
+    """Locks an open file until it is closed or this process ends."""
+    # The lock excludes other processes, not other threads of this one. If it is
+    # `shared_with_children` (not on Windows), it is held until all processes
+    # that inherited the file have closed it, too.
     if fcntl:
         # Forked processes inherit the locks of `flock`, not those of `lockf`.
         call = fcntl.flock if shared_with_children else fcntl.lockf

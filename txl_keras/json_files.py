@@ -40,11 +40,7 @@ _LISTS = {
 
 
 def read_json(path, kind=dict, max_bytes=MAX_BYTES):
-    """Reads a JSON file, local or remote, that holds one object or list.
-
-    `kind` is `dict`, `list` or a tuple of both. Raises `ValueError` that names
-    the file if it is larger than `max_bytes`, damaged or holds anything else.
-    """
+    """Reads a JSON file, local or remote, that holds one object or list."""
     with open_checked(path, max_bytes) as file:
         data = file.read()
     return parse_json(data, path, kind)
@@ -71,10 +67,7 @@ def open_checked(path, max_bytes):
 
 
 def parse_json(text, source, kind=dict):
-    """Parses JSON text (a string, or UTF-8 bytes) of one object or list.
-
-    `source` names the text in errors; `kind` is as for `read_json`.
-    """
+    """Parses JSON text (a string, or UTF-8 bytes) of one object or list."""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
@@ -114,13 +107,10 @@ def _count_brackets(text):
 
 
 def check_fields(content, fields, source):
-    """Checks the types of the fields of a JSON object.
-
-    `fields` maps the path of a field to its allowed types, such as `{"model":
-    "an object", "model.name": "a string or null"}`. An absent field counts as
-    null; numbers must be finite, and integers have at most 64 bits. `source`
-    names the file in errors.
-    """
+    """Checks the types of the fields of a JSON object."""
+    # `fields` maps the path of a field to its allowed types, such as `{"model":
+    # "an object", "model.name": "a string or null"}`. An absent field counts as
+    # null; numbers must be finite, and integers have at most 64 bits.
     for path, kinds in fields.items():
         value = content
         for name in path.split("."):

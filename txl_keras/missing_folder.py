@@ -14,15 +14,10 @@ WAIT_SECONDS = 300
 
 
 def when_present(path, function):
-    """Returns `function()`, called once the file `path` exists.
-
-    The file shows that the folder is the right one, not an empty place where it
-    is to be mounted. If `function` fails and the file is missing, it is called
-    again, so it must not matter how far it came.
-
-    Raises:
-        OSError: If the file is missing for five minutes.
-    """
+    """Returns `function()`, called once the file `path` exists."""
+    # The file shows that the folder is the right one, not an empty place where
+    # it is to be mounted. If `function` fails and the file is missing, it is
+    # called again, so it must not matter how far it came.
     while True:
         _wait_for(path)
         try:

@@ -196,11 +196,7 @@ def _check_links(folder):
 
 
 class _Preset:
-    """Reads a folder that `save_preset` wrote.
-
-    It has the interface of `_Run`: `model_class`; `config`, the arguments of
-    the model after all checks; `restore(model)`; `load_tokenizer()`.
-    """
+    """Reads a folder that `save_preset` wrote, with the interface of `_Run`."""
 
     def __init__(self, folder, content):
         self.folder = folder

@@ -37,10 +37,7 @@ _DTYPES = {
 
 
 class Tensors(collections.abc.Mapping):
-    """Maps the names of a file's tensors to arrays, read on every access.
-
-    `shapes` needs no reading, and `num_bytes` is the size of all the data.
-    """
+    """Maps the names of a file's tensors to arrays, read on every access."""
 
     def __init__(self, shapes, load, num_bytes):
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
@@ -79,11 +76,8 @@ class Tensors(collections.abc.Mapping):
 
 
 def read_safetensors(path):
-    """Returns the `Tensors` of a safetensors file, local or remote.
-
-    Reads only the header; it must account for every byte of the file, or
-    `ValueError` is raised.
-    """
+    """Returns the `Tensors` of a safetensors file, local or remote."""
+    # Reads only the header; it must account for every byte of the file.
     file = open_checked(path, math.inf)  # stays open, to read tensors later
     try:
         places, start = _read_header(file)
@@ -205,13 +199,10 @@ def _find_scales(places):
 
 
 def int8_with_scale(name, array):
-    """Rounds a matrix to int8, with one scale per row or per column.
-
-    A kernel with more axes counts as a matrix, as nearly square as their order
-    allows. Of rows and columns, those are taken whose scales, and so errors,
-    are smaller. Returns two arrays by the names with which `read_safetensors`
-    multiplies them.
-    """
+    """Rounds a matrix to int8, with one scale per row or per column."""
+    # A kernel with more axes counts as a matrix, as nearly square as their
+    # order allows. Of rows and columns, those are taken whose scales, and so
+    # errors, are smaller.
     split = min(
         range(1, array.ndim),
         key=lambda i: max(
@@ -235,12 +226,8 @@ def int8_with_scale(name, array):
 
 
 def write_safetensors(arrays, path, metadata=None, dtype="float32"):
-    """Writes arrays by name to a safetensors file, local or remote.
-
-    `metadata` is an optional dictionary of strings. `dtype` is the values' in
-    the file, `"float32"` or `"bfloat16"`, rounded to nearest. Arrays of int8
-    are written as they are.
-    """
+    """Writes arrays by name to a safetensors file, local or remote."""
+    # Arrays of int8 are written as they are, others as `dtype`.
     code = {"float32": "F32", "bfloat16": "BF16"}[dtype]
     codes = {n: "I8" if a.dtype == np.int8 else code for n, a in arrays.items()}
     header, at = {"__metadata__": metadata} if metadata else {}, 0

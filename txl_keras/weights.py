@@ -19,10 +19,10 @@ def normal_initializer(stddev):
 
 @keras.saving.register_keras_serializable(package="txl_keras")
 class UntouchedZeros(keras.initializers.Initializer):
-    """Initializes with zeros whose pages are not allocated until written.
+    """Initializes with zeros whose pages are not allocated until written."""
 
-    A large model loads in half the memory, since a file's weights replace them.
-    """
+    # A large model loads in half the memory, since a file's weights replace
+    # them.
 
     def __call__(self, shape, dtype=None):
         dtype = tf.as_dtype(dtype or keras.config.floatx())
@@ -33,10 +33,7 @@ class UntouchedZeros(keras.initializers.Initializer):
 
 
 def to_tensor(array):
-    """Copies an array of floats to a float32 tensor.
-
-    Copies once, whereas `tf.convert_to_tensor` copies twice.
-    """
+    """Copies an array of floats once; `tf.convert_to_tensor` copies twice."""
     copy = _aligned(array.shape, np.empty)
     np.copyto(copy, array, casting="same_kind")
     return _share(copy)
@@ -54,11 +51,9 @@ def _share(array):
 
 
 def weights_by_name(model):
-    """Returns variables by path, such as `"block_0/attention/query/kernel"`.
-
-    `tf.train.Checkpoint(model=...)` silently omits layers that a Keras 3 model
-    keeps in a list.
-    """
+    """Returns variables by path, such as `"block_0/attention/query/kernel"`."""
+    # `tf.train.Checkpoint(model=...)` silently omits layers that a Keras 3
+    # model keeps in a list.
     # A path begins with the model's name, to which Keras appends a number.
     return {
         weight.path.split("/", 1)[1]: weight.value for weight in model.weights

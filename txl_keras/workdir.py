@@ -66,15 +66,7 @@ _RESULTS_FIELDS = {
 
 
 class Workdir(RunFolder):
-    """Reads and writes the files of a run.
-
-    Args:
-        path: String, local or in a bucket. The folder need not exist yet.
-
-    Raises:
-        ValueError: If the path is empty.
-
-    Example:
+    """Reads and writes the files of a run; `path` need not exist yet.
 
     ```python
     from txl_keras.data import ByteTokenizer
@@ -90,16 +82,7 @@ class Workdir(RunFolder):
     """
 
     def check_writable(self, name="workdir"):
-        """Checks that files can be written here, and leaves none.
-
-        New folders above this one are left.
-
-        Args:
-            name: String, the argument that errors name.
-
-        Raises:
-            OSError: If they cannot.
-        """
+        """Checks that files can be written here, and leaves none."""
         try:
             check_can_write(self.path)
         except tf.errors.OpError as error:
@@ -122,22 +105,9 @@ class Workdir(RunFolder):
             )
 
     def claim(self, config, tokenizer=None):
-        """Starts a run of this configuration here, or resumes it.
-
-        Writes tokenizer.json again if it was removed.
-
-        Args:
-            config: Dictionary that JSON can hold. Its entry `corpus` tells
-                where the text is; that may change as long as the hashes of the
-                text do not.
-            tokenizer: Optional tokenizer of the run.
-
-        Raises:
-            ValueError: If the folder holds a run of another configuration,
-                files of a run without config.json, or the tokenizer.json of
-                another run.
-            OSError: If another process trains here.
-        """
+        """Starts a run of this configuration here, or resumes it."""
+        # The entry `corpus` of `config` tells where the text is. It may change
+        # as long as the hashes of the text do not.
         tf.io.gfile.makedirs(self.path)
         self._lock()
         self.check_has_config()
@@ -154,11 +124,7 @@ class Workdir(RunFolder):
             self.load_tokenizer()
 
     def check_config(self, config):
-        """Checks that the run here has the same configuration, as in `claim`.
-
-        Raises:
-            ValueError: If it differs, except in `corpus`.
-        """
+        """Checks that the run here has the same `config`, except `corpus`."""
         differences = _differences(
             {**self.read_config(), "corpus": None},
             {**_as_json(config), "corpus": None},
@@ -192,21 +158,10 @@ class Workdir(RunFolder):
             ) from error
 
     def create(self, model, step, config, tokenizer=None):
-        """Creates the folder for weights that were not trained here.
-
-        Args:
-            model: The model, such as `TransformerXLCausalLM`.
-            step: Integer, the steps of its training; 0 if unknown.
-            config: Dictionary that JSON can hold, added to the model's
-                configuration: the origin of the weights and, if known,
-                `corpus`, `data` and `flags`, as other scripts read them.
-            tokenizer: Optional tokenizer; by default that of the model.
-
-        Raises:
-            FileExistsError: If the folder is not empty.
-            OSError: If it cannot be written.
-            ValueError: If the tokenizer does not fit the model.
-        """
+        """Creates the folder for weights that were not trained here."""
+        # `step` is 0 if unknown. `config` is added to the model's
+        # configuration: the origin of the weights and, if known, `corpus`,
+        # `data` and `flags`.
         self.check_new()
         model_config = model.get_config()
         # It has a file of its own, since it may be large.
@@ -232,15 +187,7 @@ class Workdir(RunFolder):
         )
 
     def check_new(self, name="workdir"):
-        """Checks that `create` can write here.
-
-        Args:
-            name: String, the argument that errors name.
-
-        Raises:
-            FileExistsError: If the folder is not empty.
-            OSError: If it cannot be written.
-        """
+        """Checks that `create` can write here; errors name the argument."""
         gfile = tf.io.gfile
         if gfile.isdir(self.path) and gfile.listdir(self.path):
             raise FileExistsError(
@@ -254,31 +201,18 @@ class Workdir(RunFolder):
         return tf.io.gfile.exists(self.file("results.json"))
 
     def write_results(self, results):
-        """Writes results.json, which marks the run as finished.
-
-        Args:
-            results: Dictionary that JSON can hold.
-        """
+        """Writes results.json, which marks the run as finished."""
         write_json(results, self.file("results.json"))
 
     def read_results(self):
-        """Returns the dictionary in results.json.
-
-        Raises:
-            ValueError: If the file is damaged. After removing it, the command
-                that trained computes the scores again.
-        """
+        """Returns the dictionary in results.json."""
         path = self.file("results.json")
         results = read_json(path)
         check_fields(results, _RESULTS_FIELDS, path)
         return results
 
     def read_evaluations(self, split):
-        """Returns the results of `txl evaluate` on a split, the latest last.
-
-        Raises:
-            ValueError: If their file is damaged.
-        """
+        """Returns the results of `txl evaluate` on a split, the latest last."""
         path = self.file(f"evaluation_{split}.json")
         if not tf.io.gfile.exists(path):
             return []
@@ -303,27 +237,12 @@ class Workdir(RunFolder):
             return file.read()
 
     def append_metrics(self, metrics):
-        """Appends a line to metrics.jsonl.
-
-        Args:
-            metrics: Dictionary with `step`.
-        """
+        """Appends a dictionary with `step` as a line to metrics.jsonl."""
         with tf.io.gfile.GFile(self.metrics, "a") as file:
             file.write(json.dumps(metrics) + "\n")
 
     def when_present(self, function):
-        """Calls a function, once the folder of this claimed run is there.
-
-        Args:
-            function: Function without arguments. It is called again if it
-                fails while the folder is missing.
-
-        Returns:
-            What `function` returns.
-
-        Raises:
-            OSError: If the folder is missing for five minutes.
-        """
+        """Returns `function()`, called once the folder of this run is there."""
         return when_present(self.file("config.json"), function)
 
     def drop_metrics_after(self, step):
@@ -333,12 +252,7 @@ class Workdir(RunFolder):
         write_text(lines, self.metrics)
 
     def read_metrics(self):
-        """Returns the list of the dictionaries in metrics.jsonl.
-
-        Raises:
-            ValueError: If a line is not JSON, or not what the training loop
-                writes.
-        """
+        """Returns the list of the dictionaries in metrics.jsonl."""
         if not tf.io.gfile.exists(self.metrics):
             return []
         metrics = []

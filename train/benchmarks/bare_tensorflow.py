@@ -52,13 +52,11 @@ def unsupported_parts(model):
 
 
 class BareTensorFlow:
-    """Runs training steps on its own copy of a model's weights.
+    """Runs training steps on its own copy of a model's weights."""
 
-    `attention` is `attend_by_kernels` or `attend_by_definition`; without a
-    `learning_rate` it can only score. `weights` maps names such as
-    `"block_0/attention/key/kernel"` to variables, in the order of
-    `model.trainable_variables`.
-    """
+    # Without a `learning_rate` it can only score. `weights` maps names such as
+    # `"block_0/attention/key/kernel"` to variables, in the order of
+    # `model.trainable_variables`.
 
     def __init__(
         self, model, batch_size, attention, learning_rate=None, clip_norm=0.25
@@ -137,10 +135,7 @@ class BareTensorFlow:
             weight.assign_sub(rate * first / (tf.sqrt(second) + _EPSILON))
 
     def loss_and_gradients(self, batch):
-        """Computes the loss (nats per target) and its gradients by weight.
-
-        Also appends the segment to the memory.
-        """
+        """Returns nats per target and gradients; appends to the memory."""
         weights = list(self.weights.values())
         with tf.GradientTape() as tape:
             nll = self.score(batch["inputs"], batch["targets"], batch["reset"])
@@ -149,10 +144,7 @@ class BareTensorFlow:
         return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def score(self, inputs, targets, reset):
-        """Computes nats per target, `(B, T)`, and updates the memory.
-
-        `reset`, `(B,)`, marks rows whose memory is cleared first.
-        """
+        """Computes nats per target, `(B, T)`; first clears rows of `reset`."""
         valid_length = tf.where(reset, 0, self.valid_length)
         hidden, states = self._hidden_states(inputs, valid_length)
         self._remember(states, valid_length)

@@ -56,10 +56,8 @@ def _score(score, segment):
 
 
 def segment_scorer(model, batch_size, segment_length, memory_length=None):
-    """Returns a scoring function and the `SegmentReader` with its memory.
-
-    The function maps inputs and targets `(B, T)` to nats per target `(B, T)`.
-    """
+    """Returns a scoring function and the `SegmentReader` with its memory."""
+    # The function maps inputs and targets `(B, T)` to nats per target `(B, T)`.
     reader = SegmentReader(
         model.backbone, batch_size, segment_length, memory_length
     )

@@ -109,12 +109,9 @@ def _fastest_windows(vanilla, length, settings):
 
 
 def _check_scores(model, score, reader, length, settings):
-    """Checks that segments with memory score tokens as one long window does.
-
-    At the beginning of a text the memory holds all of it, so the scores of the
-    last segment must equal those of a single window over all segments. Returns
-    the largest difference in nats, with and without memory.
-    """
+    """Checks that segments with memory score tokens as one long window does."""
+    # At the beginning of a text the memory holds all of it. Returns the largest
+    # difference in nats, with and without memory.
     plain = _variant(model, memory_length=0, same_length=False)
     plain.set_weights(model.get_weights())
     num_segments = length // settings.segment_length

@@ -64,11 +64,7 @@ def run(model, settings, peer=None, save=lambda results: None):
 
 
 def measure_point(changes):
-    """Measures the training step of one contender in this process.
-
-    `changes` maps flags to other values: one size, and `contenders` with one
-    name.
-    """
+    """Measures the training step of one contender in this process."""
     for name, value in changes.items():
         FLAGS[name].value = value
     model = build_model(FLAGS)

@@ -6,11 +6,9 @@ from txl_keras.scripts import training_flags
 
 
 def build_model(settings):
-    """Builds the model that the flags describe, with random weights.
-
-    Ignores the preset's dropout, which not all contenders implement: only a
-    flag turns it on.
-    """
+    """Builds the model that the flags describe, with random weights."""
+    # Ignores the preset's dropout, which not all contenders implement: only a
+    # flag turns it on.
     if settings.cutoffs == ["auto"]:
         raise ValueError(
             "`cutoffs` must be a list of integers: a benchmark has no text "

@@ -11,11 +11,9 @@ from benchmarks.turns import CannotRunError
 
 @contextlib.contextmanager
 def open_peer(script, python, model, batch_size):
-    """Runs a peer, such as train/peers/hugging_face.py, in a context.
-
-    Yields a function of a task and its sizes (by keyword) that returns a list
-    of seconds, and raises `CannotRunError` if the peer cannot compile it.
-    """
+    """Runs a peer, such as train/peers/hugging_face.py, in a context."""
+    # Yields a function of a task and its sizes (by keyword) that returns a list
+    # of seconds, and raises `CannotRunError` if the peer cannot compile it.
     _check_model(model)
     process = subprocess.Popen(
         [python, "-Wignore", script, json.dumps(_sizes(model, batch_size))],
@@ -64,10 +62,8 @@ def peer_contenders(peer, task, **sizes):
 
 
 def _check_model(model):
-    """Checks that the peer can build the same model.
-
-    The peer would ignore these options and time another model.
-    """
+    """Checks that the peer can build the same model."""
+    # It would ignore these options and time another model.
     backbone = model.backbone
     parts = {
         f"attention_type={backbone.attention_type}": (

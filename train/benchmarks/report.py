@@ -9,10 +9,8 @@ from txl_keras.training.utilization import peak_flops
 
 
 def measure(contenders, peers, settings, unit, flops, dtype):
-    """Times contenders on `B` segments of `T` tokens and reports the results.
-
-    `peers` are contenders in another process, whose memory is not measured.
-    """
+    """Times contenders on `B` segments of `T` tokens and reports results."""
+    # `peers` are contenders in another process, whose memory is not measured.
     length = settings.segment_length
     times = take_turns(contenders | peers, settings.turns)
     results = report(times, unit, settings.batch_size * length, flops, dtype)

@@ -55,10 +55,7 @@ def run(model, settings, peer=None):
 
 
 def bare_names(model, settings):
-    """Returns the requested contenders of bare TensorFlow.
-
-    Prints a note and returns none if they do not support the model.
-    """
+    """Returns the requested contenders of bare TensorFlow that fit a model."""
     requested = [
         name for name in BARE_ATTENTIONS if name in settings.contenders
     ]
@@ -73,10 +70,7 @@ def bare_names(model, settings):
 
 
 def bare_contenders(model, settings, learning_rate=None):
-    """Builds a `BareTensorFlow` for each of `bare_names`.
-
-    Without a `learning_rate` they can only score.
-    """
+    """Builds a `BareTensorFlow` for each of `bare_names`."""
     return {
         name: bare_tensorflow.BareTensorFlow(
             model,
@@ -90,10 +84,8 @@ def bare_contenders(model, settings, learning_rate=None):
 
 
 def choose_compiler(name, model, training):
-    """Returns the decorator that compiles a contender into a `tf.function`.
-
-    XLA compiles the textbook contender `"plain"` as a whole.
-    """
+    """Returns the decorator that compiles a contender into a `tf.function`."""
+    # XLA compiles the textbook contender `"plain"` as a whole.
     if name == "plain":
         return functools.partial(tf.function, jit_compile=True)
     return functools.partial(

@@ -15,12 +15,11 @@ class CannotRunError(RuntimeError):
 
 
 class Times(typing.NamedTuple):
-    """Holds the times of contenders, as dictionaries by name.
+    """Holds the times of contenders, as dictionaries by name."""
 
-    `seconds` are medians of the seconds that a contender returned, and
-    `spread` the least and the greatest; `compile_seconds` is the first turn
-    less a median one, the time for tracing and compiling.
-    """
+    # `seconds` are medians of the seconds that a contender returned, and
+    # `spread` the least and the greatest; `compile_seconds` is the first turn
+    # less a median one, the time for tracing and compiling.
 
     seconds: dict
     spread: dict
@@ -28,12 +27,9 @@ class Times(typing.NamedTuple):
 
 
 def take_turns(contenders, num_turns):
-    """Times contenders in turns and returns their `Times`.
-
-    `contenders` maps names to functions that return a list of seconds (see
-    `timed`). A first turn of each does not count; a contender that raises
-    `CannotRunError` in it is skipped.
-    """
+    """Times contenders in turns and returns their `Times`."""
+    # A first turn of each does not count; a contender that raises
+    # `CannotRunError` in it is skipped.
     firsts = {}
     for name, contender in contenders.items():
         try:

@@ -6,14 +6,13 @@ import tensorflow as tf
 
 
 class Feed:
-    """Provides iterators over the next steps of a text, on any strategy.
+    """Provides iterators over the next steps of a text, on any strategy."""
 
-    Where this program runs on the hosts of all replicas, each host reads its
-    own rows in the background with one infinite iterator. The hosts of a TPU
-    slice that is driven by one other machine run TensorFlow but no Python. For
-    them, this machine reads the requested steps and sends each host its rows.
-    While they are consumed, it sends as many steps in advance.
-    """
+    # Where this program runs on the hosts of all replicas, each host reads its
+    # own rows in the background with one infinite iterator. The hosts of a TPU
+    # slice that is driven by one other machine run TensorFlow but no Python.
+    # For them, this machine reads the requested steps and sends each host its
+    # rows. While they are consumed, it sends as many steps in advance.
 
     def __init__(self, segments, strategy, first_step=0, num_steps=None):
         self._segments = segments

@@ -45,20 +45,12 @@ class Layout:
         raise NotImplementedError
 
     def spans(self, epoch, start, stop):
-        """Returns the token ranges of positions `[start, stop)` of the stream.
-
-        A list of pairs `(start, stop)`. By default the stream is the tokens in
-        order.
-        """
+        """Returns the token ranges of `[start, stop)` of the stream."""
         return [(start, stop)]
 
 
 class Sequential(Layout):
     """Assigns predictions `[r P // B, (r + 1) P // B)` to row r, T per step.
-
-    An epoch ends when the shortest row has no complete segment left.
-
-    Example:
 
     >>> layout = Sequential(23, batch_size=2, segment_length=4)
     >>> layout.steps_per_epoch
@@ -287,22 +279,16 @@ class TextSegments:
         self.num_segments = -(-self._num_predictions // segment_length)
 
     def locate(self, epoch, segments):
-        """Returns arrays `(starts, counts, is_first)` for some segments.
-
-        Each segment's first input, number of inputs, and whether it begins a
-        document.
-        """
+        """Returns per segment its start, size, and if it begins a document."""
         starts = segments * self.length
         counts = np.minimum(self.length, self._num_predictions - starts)
         return starts, counts, segments == 0
 
 
 class DocumentSegments:
-    """Divides each document into segments of T, the last one maybe shorter.
+    """Divides each document into segments of T, the last one maybe shorter."""
 
-    The first token of a document is therefore never a target. With a `seed` the
-    order of the documents changes in every epoch.
-    """
+    # With a `seed` the order of the documents changes in every epoch.
 
     def __init__(self, documents, num_tokens, segment_length, seed=None):
         self.length = segment_length
@@ -334,10 +320,7 @@ class Order:
         self._cached = functools.lru_cache(maxsize=2)(self._compute)
 
     def of_epoch(self, epoch):
-        """Returns the item at each place, `(D,)`, and the offsets, `(D + 1,)`.
-
-        The offsets are those of the places, followed by the total size.
-        """
+        """Returns the items in order `(D,)` and their offsets `(D + 1,)`."""
         return self._cached(0 if self._seed is None else epoch)
 
     def _compute(self, epoch):

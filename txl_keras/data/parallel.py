@@ -15,13 +15,10 @@ NUM_INLINE_ITEMS = 8
 
 
 def ordered_map(function, items, num_workers=None, threads=False):
-    """Yields `function(item)` for every item, in order.
-
-    Only a few items per worker are in flight, so memory does not grow with
-    their number. With `threads`, for functions that run TensorFlow, which
-    releases the GIL and must not be forked, items go to threads; otherwise to
-    processes.
-    """
+    """Yields `function(item)` for every item, in order."""
+    # Only a few items per worker are in flight, so memory does not grow with
+    # their number. Functions that run TensorFlow, which releases the GIL and
+    # must not be forked, need `threads`.
     items = iter(items)
     num_workers = num_workers or _num_cores()
     yield from map(function, itertools.islice(items, NUM_INLINE_ITEMS))

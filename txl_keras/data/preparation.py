@@ -263,11 +263,7 @@ def _check_same(split, key, received):
 
 
 def token_folder(data_dir=None):
-    """Returns the folder of prepared text in `data_dir`.
-
-    Default: the folder of TensorFlow Datasets, `TFDS_DATA_DIR` or
-    `~/tensorflow_datasets`.
-    """
+    """Returns the folder of prepared text, by default below that of TFDS."""
     data_dir = data_dir or os.environ.get("TFDS_DATA_DIR") or _HOME_DATA_DIR
     return os.path.join(os.path.expanduser(data_dir), "txl_keras_tokens")
 

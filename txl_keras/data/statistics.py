@@ -71,10 +71,7 @@ def describe_split(split):
 
 
 def plot_statistics(splits, counts, cutoffs, file):
-    """Writes a PNG of token frequencies, with `cutoffs`, and document lengths.
-
-    `file` is a path or a file opened for bytes.
-    """
+    """Writes a PNG of token frequencies, `cutoffs` and document lengths."""
     has_documents = any(len(split.documents) > 1 for split in splits.values())
     figure = Figure(figsize=(10 if has_documents else 5.5, 4))
     panels = figure.subplots(1, 1 + has_documents, squeeze=False)[0]

@@ -88,10 +88,7 @@ class StepBatches:
         return strategy.distribute_datasets_from_function(worker_dataset)
 
     def _dataset(self, first_step, num_steps, first_row, num_parts, num_rows):
-        """Makes a dataset of `num_parts` elements (`num_rows` rows) per step.
-
-        Consecutive elements of a worker go to its consecutive replicas.
-        """
+        """Makes `num_parts` elements per step, for consecutive replicas."""
         check_integer("first_step", first_step, 0)
         end = _NO_END
         if num_steps is not None:
@@ -156,20 +153,8 @@ class StepBatches:
 
 
 def distribute_rows(dataset, batch_size, strategy):
-    """Distributes a dataset of batches as `StepBatches.distribute` does.
-
-    Every worker must have all batches and keeps its own rows.
-
-    Args:
-        dataset: A `tf.data.Dataset` of dicts of static shapes. Entries that are
-            not scalars have `batch_size` rows.
-        batch_size: Integer B.
-        strategy: A `tf.distribute.Strategy`.
-
-    Returns:
-        The dataset itself for a single replica, otherwise a
-        `tf.distribute.DistributedDataset`.
-    """
+    """Distributes a dataset of batches as `StepBatches.distribute` does."""
+    # Every worker must have all batches and keeps its own rows.
     rows = replica_batch_size(batch_size, strategy)
     if strategy.num_replicas_in_sync == 1:
         return dataset

@@ -12,11 +12,7 @@ from txl_keras.data.labelled_texts import LabelledTexts
 def load_tfds_texts(
     name, data_dir=None, text_column="text", label_column="label"
 ):
-    """Returns a dict of split to `LabelledTexts` of a TFDS dataset.
-
-    Prepares the dataset in `data_dir` the first time. The splits are `"train"`
-    and, where the dataset has them, `"valid"` and `"test"`.
-    """
+    """Returns `LabelledTexts` of train, valid and test of a TFDS dataset."""
     builder = open_dataset(name, data_dir)
     features = builder.info.features
     for flag, column in (

@@ -16,11 +16,9 @@ NUM_PAGES = 1024
 
 
 def shard_paths(folder, number):
-    """Returns the paths of the files that hold the ids of a split, in order.
-
-    The names are made here and never read from a file, so that a folder from a
-    stranger cannot name files elsewhere.
-    """
+    """Returns the paths of the files that hold the ids of a split, in order."""
+    # The names are made here and never read from a file, so that a folder from
+    # a stranger cannot name files elsewhere.
     if number == 1:
         return [os.path.join(folder, "tokens.bin")]
     names = (f"tokens-{i:05}-of-{number:05}.bin" for i in range(number))
@@ -35,10 +33,7 @@ def open_shards(paths, lengths, dtype):
 
 
 def open_token_file(path, dtype, read_page=None):
-    """Opens a file of ids for random access, without reading all of it.
-
-    Returns a read-only `np.memmap` of a local file, otherwise a `RemoteTokens`.
-    """
+    """Opens a file of ids as a read-only `np.memmap` or `RemoteTokens`."""
     dtype = np.dtype(dtype).newbyteorder("<")
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"There is no file of ids {path}.")
@@ -56,11 +51,9 @@ def open_token_file(path, dtype, read_page=None):
 
 
 class RemoteTokens:
-    """Reads ids in a bucket by ranges, when they are requested.
+    """Reads ids in a bucket by ranges, and caches recent pages."""
 
-    Recent pages are cached, so rows that read on sequentially send one request
-    for many steps.
-    """
+    # So rows that read on sequentially send one request for many steps.
 
     def __init__(self, path, dtype, num_tokens, read_page=None):
         self.path = path
@@ -96,16 +89,10 @@ class RemoteTokens:
 
 
 class ShardedTokens:
-    """Reads ids in several files as if they were one array.
+    """Reads ids in several files as if they were one array."""
 
-    Files are opened when they are first read, so each host opens those of its
-    rows only.
-
-    Args:
-        paths: List of the paths of the files, in order.
-        lengths: List of their numbers of ids.
-        dtype: The dtype of the ids.
-    """
+    # Files are opened when they are first read, so each host opens those of its
+    # rows only.
 
     def __init__(self, paths, lengths, dtype):
         self.dtype = np.dtype(dtype).newbyteorder("<")

@@ -79,11 +79,9 @@ def token_dtype(tokenizer):
 
 
 def hash_shards(tokens, digests=None):
-    """Returns a SHA-256 of ids, which may be in several files.
-
-    It is that of all ids, however they are divided. Only if one machine would
-    need minutes to read them it is that of the files' hashes, `digests`.
-    """
+    """Returns the SHA-256 of all ids, however they are divided into files."""
+    # If one machine would need minutes to read them it is that of `digests`,
+    # the files' hashes.
     is_sharded = isinstance(tokens, ShardedTokens)
     if is_sharded and tokens.nbytes > WHOLE_HASH_BYTES:
         if digests is None:
@@ -181,11 +179,9 @@ class Encoder:
         )
 
     def _encode_at_once(self, block):
-        """Encodes all pieces in one call, because one call per piece is slow.
-
-        Returns the ids, and 0 followed by the end of each piece; or None if the
-        newlines among the ids do not determine these ends.
-        """
+        """Encodes all pieces in one call, because one per piece is slow."""
+        # Returns the ids, and 0 followed by the end of each piece; or None if
+        # the newlines among the ids do not determine these ends.
         newline_id = self._tokenizer.newline_id
         *pieces, _ = block.pieces
         if newline_id is None or not all(p.endswith(b"\n") for p in pieces):

@@ -140,10 +140,7 @@ class WordVocabulary:
 
 
 class UnknownSymbolError(ValueError):
-    """Reports a symbol, or an id, that is not in the vocabulary.
-
-    `position` is the number of symbols of the text before it.
-    """
+    """Reports an unknown symbol or id, after `position` other symbols."""
 
     def __init__(self, symbol, position):
         super().__init__(symbol, position)

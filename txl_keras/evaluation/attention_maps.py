@@ -202,10 +202,7 @@ def check_attends(model):
 
 
 def check_heads(backbone, layers, heads):
-    """Raises `ValueError` unless a backbone has these layers and heads.
-
-    `layers` and `heads` are lists of indices, counted from 0.
-    """
+    """Raises `ValueError` unless a backbone has these layers and heads."""
     for name, numbers, size in (
         ("layers", layers, backbone.num_layers),
         ("heads", heads, backbone.num_heads),

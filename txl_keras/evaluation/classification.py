@@ -7,12 +7,8 @@ import numpy as np
 
 
 def classification_scores(label_ids, logits, label_names):
-    """Computes loss, accuracy, F1 and a confusion matrix, as JSON values.
-
-    Takes labels `(n,)` and logits `(n, C)`. `loss` is in nats, `f1` is the mean
-    over classes, and row i of `confusion` counts the predictions for texts of
-    class i.
-    """
+    """Computes loss (nats), accuracy, mean F1 and a confusion matrix."""
+    # Row i of `confusion` counts the predictions for texts of class i.
     label_ids = np.asarray(label_ids)
     logits = np.asarray(logits, np.float64)
     num_classes = len(label_names)

@@ -169,10 +169,7 @@ class _WindowScorer:
         self._reader.begin()
 
     def score(self, windows):
-        """Computes the loss of the last token of each window, in nats.
-
-        Takes ids `(b, c + 1)` with b at most B; returns float32 `(b,)`.
-        """
+        """Computes nats of the last token of windows `(b, c + 1)`, b <= B."""
         rows = np.zeros((self._batch_size, windows.shape[1]), np.int32)
         rows[: len(windows)] = windows
         context, targets = rows[:, :-1], tf.constant(rows[:, -1:])

@@ -238,10 +238,8 @@ class DynamicEvaluator:
         return scores_of(total, is_scored.sum())
 
     def _warn_if_astray(self, segments, start, token_nll):
-        """Warns if the original weights score the end of the text far better.
-
-        The memory that they begin with is empty, which can only hide a warning.
-        """
+        """Warns if the original weights score the end of a text far better."""
+        # They begin with an empty memory, which can only hide a warning.
         if not self.learning_rate:
             return
         for name, variable in self._gradients.variables.items():

@@ -333,18 +333,14 @@ def store_token_nll(token_nll, positions, nll):
 
 
 def _steps_in_one_second(steps, seconds):
-    """Returns the number of steps to run per second, at most `2 * steps`.
-
-    The limit keeps the compile time of the first steps from distorting it.
-    """
+    """Returns the number of steps to run per second, at most `2 * steps`."""
+    # The limit keeps the compile time of the first steps from distorting it.
     return max(1, min(2 * steps, int(steps / max(seconds, 1e-6))))
 
 
 def check_slides(backbone, memory_length):
-    """Raises `ValueError` unless a model can read `SlidingWindows`.
-
-    Windows overlap, so a model with memory would read the same tokens twice.
-    """
+    """Raises `ValueError` unless a model can read `SlidingWindows`."""
+    # Windows overlap, so a model with memory would read the same tokens twice.
     if not backbone.has_attention:
         raise ValueError(
             "`stride` must be None for an LSTM: it carries its state from one "

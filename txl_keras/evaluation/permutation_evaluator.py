@@ -138,10 +138,8 @@ class PermutationEvaluator:
 
 
 def _check_reuse_length(model, segments):
-    """Raises `ValueError` unless model and segments have one `reuse_length`.
-
-    Otherwise memory could contain targets, or relative positions be wrong.
-    """
+    """Raises `ValueError` unless model and segments have one `reuse_length`."""
+    # Otherwise memory could contain targets, or relative positions be wrong.
     expected, received = segments.reuse_length, model.backbone.reuse_length
     if expected != received:
         raise ValueError(

@@ -85,10 +85,7 @@ _BOUNDS = (None, "lower", "upper")
 
 
 def check_numbers(numbers, picture, path):
-    """Raises `ValueError` unless the numbers of a picture can be drawn.
-
-    Names `path`, the field, what it must be, and the remedy.
-    """
+    """Raises `ValueError` unless the numbers of a picture can be drawn."""
     of_file, of_model = _FIELDS[picture]
     try:
         check_fields(numbers, {**of_file, "models": "a list of objects"}, path)

@@ -69,11 +69,9 @@ def recall_by_distance(model, task, tokens, batch_size, segment_length, edges):
 
 
 def answers_by_range(task, tokens, batch_size, segment_length, edges):
-    """Finds the answers of each range of distances, before a model reads.
-
-    Returns a boolean array of the shape of `Segments.arrays` per pair of
-    neighbouring edges; arguments and errors are those of `recall_by_distance`.
-    """
+    """Finds the answers of each range of distances, before a model reads."""
+    # Returns a boolean array of the shape of `Segments.arrays` per pair of
+    # neighbouring edges.
     edges = _check_edges(edges)
     segments = Segments(
         task.distances(tokens), batch_size, segment_length, drop_remainder=True

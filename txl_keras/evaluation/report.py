@@ -21,13 +21,9 @@ _BLOCK = 1 << 20  # tokens processed at once
 
 
 def measure_text(tokenizer, tokens):
-    """Returns what `add_bits_per_byte` needs to know about a text.
-
-    A dictionary of `num_tokens` that are scored (the first token has no score,
-    and its bytes do not count), `bytes_per_token` and `compressors`; `None` if
-    the tokenizer loses text, as an `<unk>` stands for an unknown number of
-    bytes.
-    """
+    """Returns the facts for `add_bits_per_byte`, `None` if text is lost."""
+    # `num_tokens` and `bytes_per_token` leave out the first token, which has no
+    # score. An `<unk>` stands for an unknown number of bytes.
     if not tokenizer.is_lossless:
         return None
     text = tokenizer.decode_bytes(tokens)
@@ -44,11 +40,7 @@ def measure_text(tokenizer, tokens):
 
 
 def add_bits_per_byte(scores, text):
-    """Adds `bits_per_byte` and `compressors` to scores, if they are defined.
-
-    They are not defined if `text`, a result of `measure_text`, is `None`, or if
-    any token but the first was not scored.
-    """
+    """Adds `bits_per_byte` and `compressors` to scores of whole texts."""
     if text is None or scores["num_tokens"] != text["num_tokens"]:
         return scores
     return {
@@ -95,10 +87,7 @@ def _in_bits_per_byte(value, compressors, tokenizer):
 
 
 def measure(unit):
-    """Returns the usual measure of a loss and its function of nats per token.
-
-    Bits for bytes, characters and ids; perplexity for words and subwords.
-    """
+    """Returns bits, or perplexity for words and subwords, and its function."""
     names = {
         "byte": "bits per byte",
         "character": "bpc",
@@ -273,12 +262,8 @@ def _moments(sums, squares, counts):
 
 
 def merge_positions(losses, per_doubling=4):
-    """Averages neighbouring positions of `segment_position_losses`.
-
-    Single positions are too noisy to plot. Each doubling of the position keeps
-    at most `per_doubling` points. Returns lists of positions, losses in nats
-    and standard errors.
-    """
+    """Averages neighbouring positions: `per_doubling` points per doubling."""
+    # Single positions are too noisy to plot.
     nll, errors, counts = (
         np.array(losses[name], float)
         for name in ("nll", "standard_error", "num_tokens")
@@ -295,10 +280,8 @@ def merge_positions(losses, per_doubling=4):
 
 
 def with_result(results, result):
-    """Appends a result, merged into an earlier one with equal `SETTINGS`.
-
-    Other results lose `token_nll` if `result` has overwritten that file.
-    """
+    """Appends a result, merged into an earlier one with equal `SETTINGS`."""
+    # Other results lose `token_nll` if `result` has overwritten that file.
     overwritten = result.get("token_nll")
     others = []
     for other in results:

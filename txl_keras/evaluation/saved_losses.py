@@ -22,11 +22,11 @@ _NOT_MEASURED = -1.0  # a checkpoint must be finite
 
 
 class SavedLosses:
-    """Losses `(G, C, P)` in nats, NaN where they are not yet measured.
+    """Holds losses `(G, C, P)` in nats, NaN where they are not yet measured."""
 
-    `settings` is a dictionary that JSON can hold, of all that the losses depend
-    on. If the folder holds losses of other settings, `ValueError` is raised.
-    """
+    # `settings` is a dictionary that JSON can hold, of all that the losses
+    # depend on. If the folder holds losses of other settings, `ValueError` is
+    # raised.
 
     def __init__(self, folder, shape, settings):
         self._folder = folder

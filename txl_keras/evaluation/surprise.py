@@ -22,10 +22,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 class SurpriseReader:
-    """Finds the bits of each token of texts; is compiled once for all.
-
-    The arguments are those of `surprise_page`.
-    """
+    """Finds the bits of each token of texts; is compiled once for all."""
 
     def __init__(
         self,
@@ -88,11 +85,9 @@ class SurpriseReader:
         }
 
     def read_segments(self, ids):
-        """Yields a list per segment, of a dictionary per token but the first.
-
-        The fields are `bits`, `cold` (bits without memory) and `likeliest`,
-        pairs of id and probability.
-        """
+        """Yields a list per segment of a dictionary per token but the first."""
+        # `cold` are the bits without memory, `likeliest` pairs of id and
+        # probability.
         memory, length = self._empty, self._segment_length
         for start in range(0, len(ids) - 1, length):
             part = ids[start : start + length + 1]

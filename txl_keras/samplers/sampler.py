@@ -354,10 +354,7 @@ def _divide(logits, temperature):
 
 
 def keep_top_p(logits, p, sum_is_one):
-    """Keeps the fewest logits `(B, N)` whose probabilities sum to `p`.
-
-    `sum_is_one` tells whether the logits are log-probabilities.
-    """
+    """Keeps the fewest logits `(B, N)` whose probabilities sum to `p`."""
     log_sum = 0.0
     # A sum that is known to be 1 is not computed: it would be too small if
     # tail clusters were left out.
@@ -378,10 +375,7 @@ def _keep_typical(logits, p):
 
 
 def _keep_first(logits, order, weights, enough, is_off):
-    """Keeps the logits that come first in descending `order`, with ties.
-
-    As few are kept as have `weights` that sum to `enough`; all if `is_off`.
-    """
+    """Keeps the first logits whose weights sum to `enough`, with ties."""
     keys = _with_order_of_integers(tf.bitcast(order, tf.int32))
     enough = tf.cast(enough, tf.float32)
 
@@ -408,10 +402,8 @@ def _with_order_of_integers(bits):
 
 
 def gumbel(seeds, token_ids):
-    """Computes Gumbel noise `(B, N)` by hashing row seeds and token ids.
-
-    The argmax of logits plus Gumbel noise is a draw from their softmax.
-    """
+    """Computes Gumbel noise `(B, N)` by hashing row seeds and token ids."""
+    # The argmax of logits plus Gumbel noise is a draw from their softmax.
     bits = fold_in(
         tf.cast(seeds, tf.uint32)[:, None],
         tf.cast(token_ids, tf.uint32)[None],

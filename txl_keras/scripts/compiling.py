@@ -60,11 +60,9 @@ def define_compile_flags():
 
 
 def compile_run():
-    """Compiles the steps of the run and returns whether all fit in memory.
-
-    Prints a report of each step and writes all to WORKDIR/tpu_compile.json or,
-    without a workdir, to ./tpu_compile_PRESET_TYPE.json.
-    """
+    """Compiles the steps of the run and returns whether all fit in memory."""
+    # The report is written to WORKDIR/tpu_compile.json or, without a workdir,
+    # to ./tpu_compile_PRESET_TYPE.json.
     slice_ = tpu_type(FLAGS.tpu_type)
     replica_batch_size(FLAGS.batch_size, slice_)
     replica_batch_size(FLAGS.eval_batch_size, slice_, "eval_batch_size")
@@ -156,11 +154,10 @@ def _build_model():
 
 
 class _Run:
-    """Holds one replica of a run; `lower` simulates the others.
+    """Holds one replica of a run; `lower` simulates the others."""
 
-    The method of each step returns a `Step` and the function and arguments to
-    lower.
-    """
+    # The method of each step returns a `Step` and the function and arguments to
+    # lower.
 
     def __init__(self, model, slice_):
         self._model = model

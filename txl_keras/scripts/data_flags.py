@@ -115,12 +115,10 @@ def define_tokenizer_flags():
 
 
 def corpus_options(defaults=None):
-    """Returns the arguments of `load_corpus`, with absolute paths.
-
-    A flag that is not given has the value in `defaults`, the result of an
-    earlier call, such as the one in a run's config.json. Such values are
-    printed, because another person may have written the file.
-    """
+    """Returns the arguments of `load_corpus`, with absolute paths."""
+    # A flag that is not given has the value in `defaults`, the result of an
+    # earlier call, such as the one in a run's config.json. Such values are
+    # printed, because another person may have written the file.
     options = {}
     for name in CORPUS_FLAGS:
         options[name] = FLAGS[name].value
@@ -141,11 +139,8 @@ def corpus_options(defaults=None):
 
 
 def run_corpus_options(run_corpus):
-    """Returns the arguments of `load_corpus` for the text of a run.
-
-    `run_corpus` is the entry `corpus` of its config.json. Of the flags only
-    `--data_dir` counts.
-    """
+    """Returns the arguments of `load_corpus` for the text of a run."""
+    # Of the flags only `--data_dir` counts.
     options = dict.fromkeys(CORPUS_FLAGS)
     options["data_dir"] = FLAGS.data_dir
     _fill_in(options, run_corpus)
@@ -173,10 +168,7 @@ def _fill_in(options, defaults):
 
 
 def check_run_text(split, expected, corpus, run, remedy="Bring it back"):
-    """Checks that a `PreparedSplit` is what it was when a run began.
-
-    `expected` is the fingerprint in the configuration of the run.
-    """
+    """Checks that a `PreparedSplit` still has the fingerprint `expected`."""
     received = split.fingerprint()
     if received != expected:
         raise ValueError(
@@ -203,11 +195,7 @@ def load_corpus(options, whole=False):
 
 
 def prepare_text(tokenizer=None, beam=None):
-    """Prepares the text that the flags name, with a `Beam` if one is given.
-
-    Returns the corpus, the tokenizer (by default that of the flags), and a
-    dictionary of `PreparedSplit`s.
-    """
+    """Prepares the text of the flags: corpus, tokenizer and splits by name."""
     options = corpus_options()
     folder = token_folder(options["data_dir"])
     check_outside_text("data_dir", folder)
@@ -217,10 +205,7 @@ def prepare_text(tokenizer=None, beam=None):
 
 
 def prepare_split(options, tokenizer, split, whole=False):
-    """Prepares one split of the text of `corpus_options`.
-
-    Returns the corpus and the `PreparedSplit`.
-    """
+    """Prepares a split of the text of `corpus_options`; returns both."""
     corpus = load_corpus(options, whole)
     folder = token_folder(options["data_dir"])
     return corpus, prepare(corpus, tokenizer, folder, [split])[split]

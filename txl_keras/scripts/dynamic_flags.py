@@ -99,14 +99,10 @@ def check_dynamic_flags():
 
 
 def build_evaluator(model, tokenizer, settings, config, workdir, stop):
-    """Builds the `DynamicEvaluator` of the flags, with the best on valid.
-
-    `settings` are those of `txl evaluate`, with the checkpoint; `config` and
-    `workdir` are those of a run. Statistics are read from the workdir if an
-    earlier evaluation with the same settings wrote them. Without a run they are
-    those of --corpus. Returns the evaluator and a dictionary of what identifies
-    its rule.
-    """
+    """Builds the `DynamicEvaluator` of the flags, with the best on valid."""
+    # Statistics are read from the workdir if an earlier evaluation with the
+    # same settings wrote them. Without a run they are those of --corpus. Also
+    # returns a dictionary of what identifies the evaluator's rule.
     sizes = settings["batch_size"], settings["segment_length"]
     mean_square, resets = None, settings["reset_documents"]
     if FLAGS.dynamic == "rms":

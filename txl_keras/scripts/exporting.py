@@ -16,12 +16,9 @@ def export_run(
     memory_length=None,
     **options,
 ):
-    """Writes the model of a run, with its tokenizer and config as assets.
-
-    `kind` is the function of `txl_keras.serving` that writes it. The default
-    path is WORKDIR/KIND/STEP, and the default memory length is the one that
-    train/generate.py uses. Returns the path.
-    """
+    """Writes the model of a run, by default to WORKDIR/KIND/STEP."""
+    # `kind` is the function of `txl_keras.serving` that writes it. The default
+    # memory length is the one that train/generate.py uses.
     if path is None:
         path = workdir.file(f"{kind}/{step}")
     if memory_length is None:

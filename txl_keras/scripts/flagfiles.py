@@ -15,12 +15,9 @@ _PLACES = (
 
 
 def expand_flagfiles(arguments, home, within=()):
-    """Yields arguments with the flags of each `--flagfile` in its place.
-
-    In contrast to absl, a flagfile that is not in the current folder may be
-    one in `home`, the folder that holds train/ and tpu_configs/: that of a
-    checkout, or of the installed package.
-    """
+    """Yields arguments with the flags of each `--flagfile` in its place."""
+    # In contrast to absl, a flagfile that is not in the current folder may be
+    # one in `home`, the folder that holds train/ and tpu_configs/.
     arguments = iter(arguments)
     for argument in arguments:
         match = _FLAGFILE.fullmatch(argument)

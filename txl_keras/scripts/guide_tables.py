@@ -10,11 +10,7 @@ def table(columns, rows):
 
 
 def replace(path, contents):
-    """Replaces what a guide has between `<!-- NAME -->` and its end.
-
-    `contents` are the new ones by name; raises `ValueError` if one has no
-    place in the guide, or several.
-    """
+    """Replaces what a guide has between `<!-- NAME -->` and its end."""
     text = path.read_text("utf-8")
     for name, content in contents.items():
         text, count = re.subn(

@@ -27,10 +27,7 @@ def _define(define, name, description, **kwargs):
 
 
 def define_model_flags(has_softmax=True):
-    """Defines `--preset`, `--backbone` and a flag per argument of the model.
-
-    Leaves out the arguments of the softmax unless `has_softmax`.
-    """
+    """Defines `--preset`, `--backbone` and a flag per argument of the model."""
     _MODEL_FLAGS.clear()
     integer, real, boolean, enum = (
         flags.DEFINE_integer,
@@ -173,11 +170,8 @@ def given():
 
 
 def build_model(vocabulary_size, train_tokens, dtype, config=None):
-    """Builds the language model that the flags describe.
-
-    `train_tokens` are counted for `--cutoffs=auto`. A model's `config`
-    replaces the preset.
-    """
+    """Builds the language model of the flags, or that of a `config`."""
+    # `train_tokens` are counted for `--cutoffs=auto`.
     changes = given()
     if changes.get("cutoffs") == ["auto"]:
         changes["cutoffs"] = choose_cutoffs(

@@ -99,10 +99,8 @@ def _parse_flags(arguments):
 
 
 def in_a_child(function, *arguments):
-    """Calls a function in a child process with the flags of this process.
-
-    Arguments and result must be picklable; an error is raised again here.
-    """
+    """Calls a function in a child process with the flags of this process."""
+    # Arguments and result must be picklable; an error is raised again here.
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(sender, function, *arguments))
@@ -144,10 +142,8 @@ def _call(sender, function, *arguments):
 
 
 def check_used(by, users):
-    """Checks that the value of the flag `by` uses the flags that are given.
-
-    `users` has the values that use a flag, by its name.
-    """
+    """Checks that the value of the flag `by` uses the flags that are given."""
+    # `users` has the values that use a flag, by its name.
     value = flags.FLAGS[by].value
     for name, values in users.items():
         if flags.FLAGS[name].present and value not in values:

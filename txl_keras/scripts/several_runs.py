@@ -15,10 +15,7 @@ FLAGS = flags.FLAGS
 
 
 def output_path(endings, reason):
-    """Returns the checked path `--output` and makes its folder.
-
-    The `reason` for the required file name endings appears in the error.
-    """
+    """Returns the checked path `--output` and makes its folder."""
     output = os.path.expanduser(FLAGS.output)
     if not output.endswith(endings):
         raise ValueError(
@@ -30,12 +27,10 @@ def output_path(endings, reason):
 
 
 def check_replaces(path, pictures, beside=()):
-    """Checks that a JSON file to write replaces only a file of its own kind.
-
-    Protects files such as a run's config.json: an existing file must hold the
-    numbers of one of `pictures`, and must be there if one of the files to write
-    `beside` it is.
-    """
+    """Checks that a JSON file to write replaces only a file of its own kind."""
+    # Protects files such as a run's config.json: an existing file must hold the
+    # numbers of one of `pictures`, and must be there if one of the files to
+    # write `beside` it is.
     replaced = [p for p in (path, *beside) if tf.io.gfile.exists(p)]
     if not replaced:
         return
@@ -92,10 +87,7 @@ def numbers(name, kind):
 
 
 def open_group(paths):
-    """Opens language models that share a tokenizer.
-
-    Returns the `Workdir`s, their configurations, and the tokenizer.
-    """
+    """Returns the `Workdir`s, configurations and shared tokenizer of models."""
     workdirs = [Workdir(path) for path in paths]
     for workdir in workdirs:
         workdir.check_model_class()
@@ -113,11 +105,9 @@ def open_group(paths):
 
 
 def prepare_split(paths, configs, tokenizer):
-    """Prepares `--split` of `--corpus`, or of the text that all runs share.
-
-    Returns the name of the text, facts about it to write as JSON, and the
-    `PreparedSplit`.
-    """
+    """Prepares `--split` of `--corpus`, or of the text that all runs share."""
+    # Returns the name of the text, facts about it to write as JSON, and the
+    # `PreparedSplit`.
     options = data_flags.corpus_options(configs[0]["corpus"])
     corpus, split = data_flags.prepare_split(options, tokenizer, FLAGS.split)
     if FLAGS.corpus is None:

@@ -51,11 +51,9 @@ def given_workdir():
 
 
 def load_trained_model():
-    """Loads the model that the flags name, with its tokenizer.
-
-    Returns the model, the memory length for generating (`None`: the model's
-    own), and the segment length of training (`None`: unknown).
-    """
+    """Loads the model that the flags name, with its tokenizer."""
+    # Also returns the memory length for generating (`None`: the model's own),
+    # and the segment length of training (`None`: unknown).
     workdir = given_workdir()
     if workdir is None:
         return load_given_preset(), FLAGS.memory_length, None

@@ -232,11 +232,9 @@ def _warmup_steps():
 
 
 def set_fine_tuning_rate(config):
-    """Sets the default `--learning_rate` to half of the original run's.
-
-    Trained weights need smaller steps; how small depends on the model, as the
-    original rate did.
-    """
+    """Sets the default `--learning_rate` to half of the original run's."""
+    # Trained weights need smaller steps; how small depends on the model, as the
+    # original rate did.
     rate = config["flags"].get("learning_rate")
     FLAGS.set_default("learning_rate", rate / 2 if rate else _FINE_TUNING_RATE)
 

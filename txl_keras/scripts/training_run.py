@@ -35,10 +35,7 @@ def begin(strategy):
 
 
 def build_trainer(strategy, build_model, stop, **options):
-    """Builds model, optimizer and `Trainer` of the flags.
-
-    `options` are arguments of `Trainer` that not every model has.
-    """
+    """Builds model, optimizer and `Trainer` of the flags."""
     with strategy.scope():
         model = build_model()
         optimizer = training_flags.build_optimizer()
@@ -78,14 +75,11 @@ def begin_loop(
     unit,
     samples=None,
 ):
-    """Claims the workdir and makes its `TrainingLoop`, not yet restored.
-
-    `settings` are the flags to record in config.json; `describe` formats nats
-    per token for the progress line, and `describe_valid` (by default the same)
-    those of a validation score; `unit` names a token in the learning curve,
-    which is drawn after each validation score. `samples` are `Samples` to show
-    then, unless the model cannot write text.
-    """
+    """Claims the workdir and makes its `TrainingLoop`, not yet restored."""
+    # `describe` formats nats per token for the progress line, and
+    # `describe_valid` (by default the same) those of a validation score; `unit`
+    # names a token in the learning curve. `samples` are `Samples` to show after
+    # each validation, unless the model cannot write text.
 
     def on_score(step):
         path = workdir.file("learning_curve.png")
@@ -166,10 +160,7 @@ def run_loop(loop, trainer, stop):
 
 
 def score_best(loop, trainer, workdir, evaluate_test, stop):
-    """Loads the best weights and scores test with them.
-
-    Returns the best step and the scores by split, or `None` if stopped.
-    """
+    """Returns the best step and its scores by split, or `None` if stopped."""
     best_step = workdir.when_present(
         lambda: workdir.restore_weights(trainer.model, "best")
     )

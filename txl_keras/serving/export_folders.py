@@ -39,12 +39,10 @@ def _is_export(path):
 def write_saved_model(
     path, endpoints, tracked, settings, more_settings=None, assets=None
 ):
-    """Writes a SavedModel, with `settings.json` and files in `assets/`.
-
-    `endpoints` maps the name of a signature to a function and its input specs;
-    the first is also `serving_default`. `tracked` are the variables, tables and
-    other resources that the functions use. `assets` maps file names to sources.
-    """
+    """Writes a SavedModel, with `settings.json` and files in `assets/`."""
+    # `endpoints` maps the name of a signature to a function and its input
+    # specs; the first is also `serving_default`. `tracked` are the variables,
+    # tables and other resources that the functions use.
     # Not `keras.export.ExportArchive`, which traces each function once more.
     module = tf.Module()
     module.tracked = tracked

@@ -69,12 +69,9 @@ def check_distinct(name, values):
 
 
 def with_checked_inputs(function, specs, max_batch_size):
-    """Wraps a function so that it checks the ranks and rows of its inputs.
-
-    TensorFlow accepts inputs of any rank. An operation would then fail without
-    naming the argument, or compute nonsense. `specs` has one `tf.TensorSpec`
-    per input; all but scalars begin with the batch axis.
-    """
+    """Wraps a function so that it checks the ranks and rows of its inputs."""
+    # TensorFlow accepts inputs of any rank. An operation would then fail
+    # without naming the argument, or compute nonsense.
 
     @functools.wraps(function)
     def call(*inputs):

@@ -57,10 +57,8 @@ class GraphTokenizer(tf.Module):
         autograph=False,
     )
     def encode(self, text):
-        """Converts texts `(B,)`, each the start of a line, into token ids.
-
-        Returns ids, int32 `(B, P)` padded with 0, and lengths, int32 `(B,)`.
-        """
+        """Converts texts `(B,)`, each the start of a line, into token ids."""
+        # Returns ids, int32 `(B, P)` padded with 0, and lengths, int32 `(B,)`.
         with tf.device(_CPU):
             ids = self._ids(text)
             lengths = tf.cast(ids.row_lengths(), tf.int32)
@@ -71,10 +69,7 @@ class GraphTokenizer(tf.Module):
         autograph=False,
     )
     def decode(self, ids):
-        """Converts each row of ids `(B, T)` into bytes.
-
-        Like `decode_bytes`, it may return part of a character at the end.
-        """
+        """Converts ids `(B, T)` into bytes, maybe ending within a character."""
         with tf.device(_CPU):
             return tf.strings.reduce_join(tf.gather(self._texts, ids), axis=1)
 
@@ -266,11 +261,10 @@ class _LowerCase:
 
 
 class _SortedKeys:
-    """Finds the indices of integers in a list by binary search.
+    """Finds the indices of distinct integers in a list by binary search."""
 
-    It needs only constants: no table to be initialized at loading, and no
-    array over all of Unicode. The integers must be distinct.
-    """
+    # It needs only constants: no table to be initialized at loading, and no
+    # array over all of Unicode.
 
     def __init__(self, keys):
         order = np.argsort(keys)
@@ -286,11 +280,9 @@ class _SortedKeys:
 
 @functools.cache
 def _case_tables():
-    """Returns the tables of `_LowerCase` for the Unicode version of Python.
-
-    These are lists of the code points that change and of their lower case, and
-    arrays of the starts of ranges of equal kind and of their kinds.
-    """
+    """Returns the tables of `_LowerCase` for the Unicode version of Python."""
+    # These are lists of the code points that change and of their lower case,
+    # and arrays of the starts of ranges of equal kind and of their kinds.
     characters = [chr(i) for i in range(NUM_CODE_POINTS)]
     upper = [c for c in characters if c.lower() != c]
     kinds = np.array([_kind(c) for c in characters])
@@ -300,10 +292,7 @@ def _case_tables():
 
 
 def _kind(character):
-    """Derives the kind of a character from `str.lower`.
-
-    Python has no other way to query it.
-    """
+    """Derives the kind of a character from `str.lower`, the only way."""
     if not f"A{character}Σ".lower().endswith("ς"):
         return _OTHER
     is_cased = f"1{character}Σ".lower().endswith("ς")
@@ -362,10 +351,7 @@ def _valid_text(text):
 
 
 def _check_known(is_known, symbols, name):
-    """Checks that all n values of a ragged tensor `(B, None)` have an id.
-
-    `name` converts values `(1,)` into strings for the error.
-    """
+    """Checks that values `(B, None)` have an id; `name` makes them strings."""
     # The first unknown value, or none.
     i = tf.where(~is_known)[:1, 0]
     row = tf.gather(symbols.value_rowids(), i)

@@ -13,11 +13,7 @@ from txl_keras.serving.graph_checks import check
 
 
 class GraphWriter:
-    """Reads prompts and generates the tokens after them in graph loops.
-
-    Memory is a ring buffer: a new token overwrites one entry, and no other
-    entry is copied. Positions are projected once.
-    """
+    """Reads prompts and generates the tokens after them in graph loops."""
 
     def __init__(self, served):
         self._served = served
@@ -25,11 +21,9 @@ class GraphWriter:
     def __call__(
         self, prompt_ids, prompt_length, memory, length, sampler, seed
     ):
-        """Generates the tokens that `Generator` would, with the same seed.
-
-        Returns ids, int32 `(B, W)`, and the memory after all but the last of
-        them, which has not been read.
-        """
+        """Generates the tokens that `Generator` would, with the same seed."""
+        # Returns ids, int32 `(B, W)`, and the memory after all but the last of
+        # them, which has not been read.
         memory = self._read_prompt(prompt_ids, prompt_length - 1, memory)
         rows = tf.range(tf.shape(prompt_ids)[0])
         seeds = row_seeds(seed, tf.shape(prompt_ids)[0])
@@ -109,11 +103,9 @@ def _copy(memory):
 
 
 def _write_in_place(state, ring, entries):
-    """Overwrites entries of a tensor in place.
-
-    All operations that read the old entries must have run before. Without XLA,
-    `tf.tensor_scatter_nd_update` would copy the whole tensor on a CPU.
-    """
+    """Overwrites entries of a tensor in place, after all reads of old ones."""
+    # Without XLA, `tf.tensor_scatter_nd_update` would copy the whole tensor on
+    # a CPU.
     size = state.shape[-1]
     updated = tf.raw_ops.InplaceUpdate(
         x=tf.reshape(state, (-1, size)),

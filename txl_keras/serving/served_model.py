@@ -22,11 +22,10 @@ MAX_GENERATE_LENGTH = 4096
 
 
 class ServedModel:
-    """Holds a language model and the constants that follow from its weights.
+    """Holds a language model and the constants that follow from its weights."""
 
-    These are the projected positions and the initial memory. They are computed
-    once, at export, and stored as variables of the SavedModel.
-    """
+    # Projected positions and initial memory are computed once, at export, and
+    # stored as variables of the SavedModel.
 
     # The axes of the tensors of memory; others have the shape (B,).
     _meanings = {"memory": "(B, L, 2, N, M, H)"}
@@ -129,11 +128,7 @@ class ServedModel:
         return tf.nest.map_structure(nearest, self._positions)
 
     def read(self, ids, memory, positions=None):
-        """Reads a segment `(B, T)` without adding it to memory.
-
-        Returns hidden states `(B, T, D)`, L keys and L values. `positions` are
-        by default those of the longest segment.
-        """
+        """Returns a segment's hidden states `(B, T, D)`, L keys, L values."""
         if positions is None:
             positions = self.positions(self.max_segment_length)
         return self.backbone.call_projected(ids, memory, positions)
@@ -230,11 +225,10 @@ class ServedModel:
 
 
 class ServedCompressiveModel(ServedModel):
-    """Holds a language model with compressed memory.
+    """Holds a language model with compressed memory."""
 
-    Clients pass a `CompressiveCache`: what is in it depends on the number of
-    tokens read, not only on the text, so it stays in the order of its slots.
-    """
+    # Clients pass a `CompressiveCache`: what is in it depends on the number of
+    # tokens read, not only on the text, so it stays in the order of its slots.
 
     _meanings = {"memory": "(B, L, 2, N, C + M, H)", "states": "(B, L, W, D)"}
 

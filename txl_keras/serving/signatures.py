@@ -35,12 +35,10 @@ def sampling_specs():
 
 
 def with_names(function, specs):
-    """Wraps a function, so that its arguments have the names of `specs`.
-
-    Sampling parameters have defaults. Those of a signature must be tensors.
-    They are created here, because in the definition of the function they would
-    initialize devices at import.
-    """
+    """Wraps a function, so that its arguments have the names of `specs`."""
+    # Sampling parameters have defaults. Those of a signature must be tensors.
+    # They are created here, because in the definition of the function they
+    # would initialize devices at import.
     signature = inspect.Signature(
         [
             inspect.Parameter(
@@ -145,10 +143,7 @@ class FunctionalSignatures:
         return hidden, self._served.to_tensors(past)
 
     def generate(self, prompt_ids, prompt_length, *arguments):
-        """Generates tokens after prompts; rows do not affect each other.
-
-        `arguments` are the memory, the length, and the parameters of sampling.
-        """
+        """Generates tokens after prompts; rows do not affect each other."""
         at = len(self._served.memory_specs)
         memory, (length, seed, *sampling) = arguments[:at], arguments[at:]
         checks = self._check_prompt(prompt_ids, prompt_length, length)

@@ -32,11 +32,7 @@ def main(path):
 
 
 def compile_module(hlo, text, topology, options, replicas):
-    """Compiles an HLO module and returns its compile time, sizes and costs.
-
-    `hlo` and `text` are the paths of the serialized module and of the compiled
-    module as text; `topology` and `options` describe the slice.
-    """
+    """Compiles an HLO module and returns its compile time, sizes and costs."""
     from jax._src import compiler
     from jax._src.interpreters import mlir
     from jax._src.lib import xla_client

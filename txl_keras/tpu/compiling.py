@@ -39,11 +39,7 @@ _LOCK = "txl_keras_tpu_compiler.lock"
 
 
 def check_compiler():
-    """Checks that the TPU compiler can run on this machine.
-
-    Raises `RuntimeError` for another platform than Linux on x86-64,
-    `ImportError` if jax or libtpu is missing or has an untested version.
-    """
+    """Checks that the TPU compiler can run on this machine."""
     machine = f"{platform.system()} {platform.machine()}"
     if machine != "Linux x86_64":
         raise RuntimeError(
@@ -54,10 +50,7 @@ def check_compiler():
 
 
 def check_packages(feature, to_install, names):
-    """Raises `ImportError` unless packages have the tested `VERSIONS`.
-
-    `feature` names what needs them and `to_install` what to give to pip.
-    """
+    """Raises `ImportError` unless packages have the tested `VERSIONS`."""
     found = {name: _version(name) for name in names}
     if any(found[name] != VERSIONS[name] for name in names):
         required = ", ".join(f"{name} {VERSIONS[name]}" for name in names)
@@ -85,11 +78,8 @@ def versions():
 
 
 def lower(function, arguments, num_replicas):
-    """Lowers a function of one of many replicas to HLO.
-
-    Only the shapes and dtypes of the arguments matter. Returns a serialized HLO
-    module; raises `ValueError` if `check_static` rejects the function.
-    """
+    """Lowers a function of one of many replicas to a serialized HLO module."""
+    # Only the shapes and dtypes of the arguments matter.
     # A new `tf.function`: a trace made outside of the context would be reused.
     step = tf.function(lambda *args: function(*args), jit_compile=True)
     with tf.device("CPU:0"), OneOfManyReplicas(num_replicas):
@@ -108,8 +98,7 @@ def compile_hlo(hlo, slice_, num_replicas):
     Returns a dictionary: `device`, `seconds`; bytes of `arguments`, `outputs`,
     `aliased`, `temporaries` and `code`; `flops` and `bytes_accessed`, which
     count the body of a loop once; `text`, the compiled module. If the compiler
-    rejects the module, the only key is `error`, its message. Raises
-    `RuntimeError` if the compiler crashes.
+    rejects the module, the only key is `error`, its message.
     """
     check_compiler()
     with tempfile.TemporaryDirectory() as folder, _one_at_a_time() as held:

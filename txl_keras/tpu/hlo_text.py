@@ -27,11 +27,6 @@ _ARRAY = re.compile(
 def collectives(text):
     """Counts the collective instructions of an HLO module and their bytes.
 
-    `bytes` is the larger of what one replica sends and receives, without
-    padding.
-
-    Example:
-
     >>> module = '''ENTRY %main (p: f32[2,3]) -> f32[2,3] {
     ...   %p = f32[2,3]{1,0:T(2,128)} parameter(0)
     ...   ROOT %sum = f32[2,3]{1,0:T(2,128)} all-reduce(%p), to_apply=%add
@@ -57,11 +52,10 @@ def loops(text):
 
 
 class BytesMoved(typing.NamedTuple):
-    """Holds the bytes that instructions read and write.
+    """Holds the bytes that instructions read and write."""
 
-    `all` counts all memories and `hbm` only HBM. The rest is on the chip, where
-    the compiler keeps values that are needed again soon.
-    """
+    # `all` counts all memories and `hbm` only HBM. The rest is on the chip,
+    # where the compiler keeps values that are needed again soon.
 
     all: int
     hbm: int

@@ -100,8 +100,6 @@ def report(step, slice_, answer):
 def roofline(flops, bytes_accessed, slice_):
     """Returns the least time of a step by the roofline model and its bound.
 
-    Example:
-
     >>> from txl_keras.tpu.slices import tpu_type
     >>> roofline(275e12, 614e9, tpu_type("v4-8"))
     {'bound_seconds': 1.0, 'bound_by': 'flops'}
@@ -219,10 +217,8 @@ def advice(step, slice_, peak):
 
 
 def _fixed(step, accumulate_steps):
-    """Returns the bytes that do not depend on the rows.
-
-    Gradient accumulation keeps a second set of gradients for their sum.
-    """
+    """Returns the bytes that do not depend on the rows."""
+    # Gradient accumulation keeps a second set of gradients for their sum.
     gradients = step.parts["gradients"] / min(step.accumulate_steps, 2)
     return (
         step.parts["weights"]

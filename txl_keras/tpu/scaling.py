@@ -135,11 +135,8 @@ def all_reduce_seconds(num_bytes, slice_, assumptions):
 
 
 def nearest_report(reports, experiment, chip, rows, attention_kernel=False):
-    """Finds the compiled training step whose rows are nearest, by their ratio.
-
-    Of two equally near steps, the one with fewer micro-batches is returned.
-    Raises `ValueError` if the experiment was not compiled for the chip.
-    """
+    """Finds the compiled training step whose rows are nearest by ratio."""
+    # Of two equally near steps, the one with fewer micro-batches is returned.
     found = [
         report
         for report in reports
@@ -178,11 +175,9 @@ def fixed_bytes(report):
 
 
 def scaled(report, rows):
-    """Returns FLOPs and bytes in HBM of a compiled step with other rows.
-
-    FLOPs are proportional to the rows, and so are the bytes that exceed
-    `fixed_bytes`.
-    """
+    """Returns FLOPs and bytes in HBM of a compiled step with other rows."""
+    # FLOPs are proportional to the rows, and so are the bytes that exceed
+    # `fixed_bytes`.
     ratio = rows / report["rows"]
     fixed = min(fixed_bytes(report), report["hbm_bytes_accessed"])
     moved = fixed + ratio * (report["hbm_bytes_accessed"] - fixed)
@@ -190,10 +185,7 @@ def scaled(report, rows):
 
 
 def checkpoint_bytes(report, batch_size):
-    """Returns the size of a checkpoint: weights, optimizer, memory of all rows.
-
-    The memory of a report is that of the rows of one replica.
-    """
+    """Returns the bytes of weights, optimizer and the memory of all rows."""
     memory = report["memory"] / report["rows"] * batch_size
     return report["weights"] + report["optimizer"] + memory
 

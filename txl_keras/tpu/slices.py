@@ -136,8 +136,6 @@ def names():
 def tpu_type(name):
     """Returns the `TpuType` of a name; raises `ValueError` for an unknown one.
 
-    Example:
-
     >>> slice_of_32 = tpu_type("v3-32")
     >>> slice_of_32.replicas, slice_of_32.num_chips
     (32, 16)

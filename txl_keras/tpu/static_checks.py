@@ -34,13 +34,10 @@ _DTYPES = {
 
 
 def check_static(function):
-    """Checks that a traced function, with all it calls, compiles for a TPU.
-
-    Every shape must be known. Operations must not use strings or 64-bit floats,
-    call back to the host, draw random numbers from a state, or have an output
-    shape that depends on values. Raises `ValueError` with the operation and the
-    reason.
-    """
+    """Checks that a traced function, with all it calls, compiles for a TPU."""
+    # Every shape must be known. Operations must not use strings or 64-bit
+    # floats, call back to the host, draw random numbers from a state, or have
+    # an output shape that depends on values.
     for graph in _graphs(function.graph, set()):
         known = _static_for_xla(graph)
         for operation in graph.get_operations():
@@ -48,12 +45,10 @@ def check_static(function):
 
 
 def _static_for_xla(graph):
-    """Returns ids of tensors whose unknown shapes are no problem for XLA.
-
-    The axes to reduce a gradient over follow from shapes, which XLA knows when
-    it compiles. Unused arguments, such as those of a loop's condition, do not
-    matter.
-    """
+    """Returns ids of tensors whose unknown shapes are no problem for XLA."""
+    # The axes to reduce a gradient over follow from shapes, which XLA knows
+    # when it compiles. Unused arguments, such as those of a loop's condition,
+    # do not matter.
     known = set()
     outputs = {id(tensor) for tensor in graph.outputs}
     for operation in graph.get_operations():

@@ -32,11 +32,7 @@ def save_weights(model, directory, step=0):
 
 
 def restore_weights(model, directory, run=None):
-    """Restores the newest weights of a run, without optimizer and memory.
-
-    Returns the step they were saved at. Raises `FileNotFoundError` if there is
-    no checkpoint, `ValueError` if none can be read.
-    """
+    """Restores a run's newest weights only; returns the step of them."""
     _check_saved(directory)
     variables = weight_variables(model)
     shapes = {"step": (), **shapes_of(variables)}
@@ -47,12 +43,10 @@ def restore_weights(model, directory, run=None):
 
 
 def check_saved_shapes(directory, make_expected):
-    """Checks the shapes of a run's newest weights by reading only the index.
-
-    `make_expected` takes the number of saved tensors, an upper limit of the
-    number of layers, and returns the expected shapes by name. So a model need
-    not be built before its size is known.
-    """
+    """Checks the shapes of a run's newest weights by reading only the index."""
+    # `make_expected` takes the number of saved tensors, an upper limit of the
+    # number of layers, and returns the expected shapes by name. So a model need
+    # not be built before its size is known.
     _check_saved(directory)
 
     def check(path):
@@ -65,12 +59,8 @@ def check_saved_shapes(directory, make_expected):
 
 
 def average_weights(model, directory, num_checkpoints=None, run=None):
-    """Gives a model the mean of a run's newest checkpoints, by default of all.
-
-    Like `avg_checkpoints` of the original code, with sums in float64. Returns
-    the steps that were averaged; raises `ValueError` if there are fewer
-    checkpoints, or one cannot be read.
-    """
+    """Gives a model the mean of a run's newest checkpoints; returns steps."""
+    # Like `avg_checkpoints` of the original code, with sums in float64.
     if num_checkpoints is not None:
         check_integer("num_checkpoints", num_checkpoints, 1)
     steps = saved_steps(directory)
@@ -106,13 +96,9 @@ def saved_steps(directory):
 
 
 def write_checkpoint(directory, state, max_to_keep=None):
-    """Writes a checkpoint, then removes old ones.
-
-    `state` maps names to arrays and includes `step`. With `max_to_keep`, that
-    many checkpoints up to this step are kept, and none of later steps, which a
-    run that resumed from an earlier step left behind. Raises `OSError` if it
-    cannot be written, `FloatingPointError` if a value is not finite.
-    """
+    """Writes a checkpoint of arrays by name, then removes old ones."""
+    # `max_to_keep` checkpoints up to this step are kept, and none of later
+    # steps, which a run that resumed from an earlier step left behind.
     path = checkpoint_path(directory, state["step"])
     name = _first_not_finite(state)
     if name:
@@ -225,11 +211,9 @@ def _first_not_finite(state):
 
 
 def _open(path):
-    """Opens a checkpoint; returns its reader and the shapes of its tensors.
-
-    Rejects files that are smaller than the tensors they claim to hold: they are
-    damaged, or made to exhaust the memory of the reader.
-    """
+    """Opens a checkpoint; returns its reader and the shapes of its tensors."""
+    # Rejects files that are smaller than the tensors they claim to hold: they
+    # are damaged, or made to exhaust the memory of the reader.
     check_no_pattern("path", path)
     try:
         open_checked(f"{path}.index", _MAX_INDEX_BYTES).close()
@@ -265,11 +249,9 @@ def _open(path):
 
 
 def check_shapes(path, saved, expected):
-    """Raises `ValueError` unless a checkpoint has these shapes.
-
-    Of the groups of `expected`, such as weights or optimizer, it must have no
-    other variables; results are left to the caller.
-    """
+    """Raises `ValueError` unless a checkpoint has these shapes."""
+    # Of the groups of `expected`, such as weights or optimizer, it must have no
+    # other variables; results are left to the caller.
     groups = {name.split("/")[0] for name in expected} - {"results"}
     problems = [
         f"{name} is missing" if name not in saved
@@ -292,11 +274,7 @@ def check_shapes(path, saved, expected):
 
 
 def _read(path, shapes, run=None):
-    """Reads the tensors named in `shapes`, and the saved results.
-
-    Raises `DamagedCheckpointError`, or `ValueError` for another model or run.
-    TensorFlow verifies checksums.
-    """
+    """Reads the tensors named in `shapes`, and the saved results."""
     reader, saved = _open(path)
     check_shapes(path, saved, shapes)
     try:

@@ -21,10 +21,8 @@ def describe(strategy):
 
 
 def device_of(strategy):
-    """Returns the kind of the replicas: `"cpu"`, `"gpu"` or `"tpu"`.
-
-    Inside `for_another_device` this is always `"tpu"`.
-    """
+    """Returns the kind of the replicas: `"cpu"`, `"gpu"` or `"tpu"`."""
+    # Inside `for_another_device` this is always `"tpu"`.
     if current().device == "tpu":
         return "tpu"
     device = describe(strategy).split()[-1].lower()
@@ -40,14 +38,10 @@ def compile_layers(
     kernel=False,
     jit_compile=True,
 ):
-    """Returns a `tf.function` that compiles a model's layers for the device.
-
-    `function` takes tensors of static shapes and does what one replica does
-    between collectives. With `in_parts` it may be compiled in parts on a CPU
-    where that is faster: see `txl_keras.layers.compute.target`. With `kernel`,
-    attention uses the Pallas kernel for TPUs; raises `ValueError` if that is to
-    run on a GPU.
-    """
+    """Compiles what one replica does between collectives to a `tf.function`."""
+    # With `in_parts` it may be compiled in parts on a CPU where that is faster:
+    # see `txl_keras.layers.compute.target`. With `kernel`, attention uses the
+    # Pallas kernel for TPUs.
     device = device_of(strategy)
     if kernel and device == "gpu":
         raise ValueError(
@@ -66,11 +60,8 @@ def compile_layers(
 
 
 def compile_replica_function(function, strategy, jit_compile=True):
-    """Compiles with XLA what one replica does between collectives.
-
-    `function` takes tensors of static shapes. `TPUStrategy` compiles whole
-    steps by itself.
-    """
+    """Compiles with XLA what one replica does between collectives."""
+    # `TPUStrategy` compiles whole steps by itself.
     is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     return tf.function(
         function,

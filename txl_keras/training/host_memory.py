@@ -30,10 +30,8 @@ def keep_freed_memory():
 
 
 def host_memory_of(call):
-    """Returns the peak in bytes of a call above what the process held before.
-
-    Returns `None` if the system is not Linux with glibc.
-    """
+    """Returns the peak bytes of a call above those before it, or `None`."""
+    # Only Linux with glibc reports them.
     libc = _glibc()
     if libc is None:
         return None

@@ -29,12 +29,6 @@ class TrainingLoop:
     repeated when a run resumes. The step alone decides what is due, so a run
     that was killed writes the same lines as one that was not. With several
     workers, all run the loop and the chief writes.
-
-    `segments` are `Segments` or `PermutedSegments`. `validate` takes no
-    arguments and returns a dictionary of scores with `nll`, or `None` if
-    stopped. One TensorFlow call runs at most `steps_per_execution` steps; then
-    a line is written to metrics.jsonl. After a score the chief calls
-    `on_score(step)`, which may show more but must not change the run.
     """
 
     def __init__(
@@ -118,12 +112,7 @@ class TrainingLoop:
         return math.inf
 
     def run(self):
-        """Trains; returns true at the last step, false if stopped.
-
-        A checkpoint of the step that was reached is written in both cases.
-        Raises `FloatingPointError` if the loss is not finite or diverges,
-        `OSError` if a file cannot be written.
-        """
+        """Trains; returns true at the last step, false if stopped."""
         step = int(self._trainer.step.numpy())
         self._peak_flops = peak_flops(
             self._trainer.model.compute_dtype, self._trainer.strategy
@@ -250,10 +239,8 @@ class TrainingLoop:
             )
 
     def _report(self, metrics):
-        """Reports metrics and speed on the terminal and in TensorBoard.
-
-        Speed differs from run to run, so it is not in metrics.jsonl.
-        """
+        """Reports metrics and speed on the terminal and in TensorBoard."""
+        # Speed differs from run to run, so it is not in metrics.jsonl.
         steps_per_second = self._timed_steps / self._seconds
         self._timed_steps, self._seconds = 0, 0.0
         tokens = self._trainer.batch_size * self._segments.segment_length

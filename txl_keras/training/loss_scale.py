@@ -6,16 +6,11 @@ import tensorflow as tf
 class LossScale:
     """Scales the loss so that float16 gradients neither vanish nor overflow.
 
-    The loss is multiplied by the scale and the summed gradients are divided by
-    it. The scale halves at a step whose gradient is not finite, and doubles
-    after `GROWTH_STEPS` good steps in a row (Micikevicius et al., 2018, section
-    3.2). Each replica updates its own copy; the copies stay equal because all
+    The scale halves at a step whose gradient is not finite, and doubles after
+    `GROWTH_STEPS` good steps in a row (Micikevicius et al., 2018, section 3.2).
+    Each replica updates its own copy; the copies stay equal because all
     replicas see the same sum. Keras's `LossScaleOptimizer` checks the gradients
     of replica 0 before the sum.
-
-    Create it in the scope of a strategy and call its methods in replica
-    context. The variables `value` (float32) and `good_steps` (int32) are its
-    state.
     """
 
     INITIAL = 2.0**15

@@ -207,11 +207,9 @@ class Muon(keras.optimizers.Muon):
 
 
 def _matrix_shape(shape):
-    """Returns a kernel's shape as a matrix, inputs by outputs.
-
-    The heads are among the outputs, or among the inputs in the last projection
-    of attention. In both cases that is the split closest to a square.
-    """
+    """Returns the most square split of a kernel's shape, inputs by outputs."""
+    # The heads are among the outputs, or among the inputs in the last
+    # projection of attention.
     splits = [
         (math.prod(shape[:i]), math.prod(shape[i:]))
         for i in range(1, len(shape))

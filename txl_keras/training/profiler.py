@@ -8,14 +8,6 @@ import tensorflow as tf
 class Profile:
     """Traces the steps after FIRST up to LAST; `profile_steps="FIRST,LAST"`.
 
-    The trace is written to `plugins/profile` in the directory, where
-    TensorBoard (with tensorboard-plugin-profile) finds it. The training loop
-    calls `update` between executions and ends them at `next_boundary`. A run
-    that resumes in between traces the remaining steps. `profile_steps=None`
-    traces nothing.
-
-    Example:
-
     >>> profile = Profile("trace", "100,110")
     >>> profile.next_boundary(20)
     100
@@ -24,6 +16,10 @@ class Profile:
     >>> profile.next_boundary(110) is None
     True
     """
+
+    # TensorBoard (with tensorboard-plugin-profile) finds the trace in
+    # `plugins/profile`. A run that resumes in between traces the remaining
+    # steps.
 
     def __init__(self, directory, profile_steps=None, max_steps=None):
         self._directory = directory

@@ -12,11 +12,7 @@ _MAX_LINE = 200
 
 
 class Progress:
-    """Shows the progress of training, unless `is_shown` is false.
-
-    `format_train` and `format_valid` convert a loss in nats per token to a
-    string in the units of the task.
-    """
+    """Shows the progress of training, unless `is_shown` is false."""
 
     def __init__(
         self,

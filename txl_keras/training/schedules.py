@@ -15,10 +15,8 @@ SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant")
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """Schedules a linear warm-up, then a decay; see `build_schedule`.
 
-    The kind `"cosine"` is the one that does not subtract the warm-up. Steps are
-    counted in float32, which is exact up to 16 million.
-
-    Example:
+    Only `"cosine"` does not subtract the warm-up. Steps are counted in float32,
+    which is exact up to 16 million.
 
     >>> schedule = WarmupSchedule("linear", 0.5, max_steps=30, warmup_steps=10)
     >>> [float(schedule(step)) for step in (5, 10, 20, 30)]

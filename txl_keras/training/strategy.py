@@ -135,11 +135,7 @@ def wait_for_all(strategy):
 
 
 def gather_integers(strategy, value):
-    """Returns an array `(R, ...)` of the values of `R` replicas.
-
-    `value` is a function that returns an int64 tensor. Without other workers,
-    `R` is 1.
-    """
+    """Returns `(R, ...)`: int64 `value()` of R replicas, or of this worker."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return value().numpy()[None]
 
@@ -151,11 +147,8 @@ def gather_integers(strategy, value):
 
 
 def check_alike(strategy, settings):
-    """Checks that all workers were started with the same settings.
-
-    Otherwise they would wait for each other at different points. The dictionary
-    `settings` must have the same keys on all workers.
-    """
+    """Checks that all workers were started with the same settings."""
+    # Otherwise they would wait for each other at different points.
     hashes = [zlib.crc32(repr(value).encode()) for value in settings.values()]
     of_workers = gather_integers(
         strategy, lambda: tf.constant(hashes, tf.int64)

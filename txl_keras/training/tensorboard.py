@@ -7,12 +7,7 @@ import tensorflow as tf
 
 
 class TensorBoard:
-    """Writes scalars and text for TensorBoard.
-
-    `directory` is a folder or `gs://...`, or `None` on workers that write
-    nothing. Raises `ImportError` if the package tensorboard is missing.
-
-    Example:
+    """Writes scalars and text for TensorBoard, unless `directory` is `None`.
 
     >>> board = TensorBoard("events")
     >>> board.write({"step": 20, "loss": 1.5, "valid": {"nll": 1.75}})
@@ -32,11 +27,7 @@ class TensorBoard:
         self._writer = tf.summary.create_file_writer(directory)
 
     def write(self, metrics):
-        """Writes the numbers in a line of metrics.jsonl, which has a `step`.
-
-        Nested dictionaries get names such as `valid/nll`; `None` and strings
-        are left out.
-        """
+        """Writes the numbers of a line of metrics.jsonl, which has a `step`."""
         if self._writer is None:
             return
         with self._writer.as_default(step=metrics["step"]):

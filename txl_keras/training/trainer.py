@@ -437,10 +437,7 @@ class Trainer:
         return losses, (), tf.nest.pack_sequence_as(memory, values), gradients
 
     def _gradients_of_rows(self, batch, memory, seed, first_row):
-        """Returns the losses, nll, new memory and gradient of some rows.
-
-        The nll of every target is left out if there is no `report`.
-        """
+        """Returns losses, nll (only with `report`), memory and gradient."""
         batch = dict(batch)
         weights = batch.pop("weights")
         arguments = {
@@ -514,13 +511,10 @@ def _check_kernel(model, segment_lengths):
 
 
 def _norm_by_matvec(gradients):
-    """Returns the global norm, summing squares by a matvec with ones.
-
-    XLA fuses the square into the matvec: one pass over the gradients at the
-    speed of memory. Otherwise it writes the squares to memory before summing
-    them, which takes five times as long on a CPU (100 ms and not 20 for
-    WikiText-103's model).
-    """
+    """Returns the global norm, summing squares by a matvec with ones."""
+    # XLA fuses the square into the matvec: one pass over the gradients at the
+    # speed of memory. Otherwise it writes the squares to memory before summing
+    # them, which takes five times as long on a CPU.
     sums = [
         tf.reduce_sum(tf.linalg.matvec(tf.square(rows), tf.ones(rows.shape[1])))
         for rows in (tf.reshape(g, (-1, g.shape[-1])) for g in gradients)
@@ -545,10 +539,8 @@ def _rows_from(tensor, start, rows):
 
 
 def _reset_overflows(memory, cold_start):
-    """Resets the memory of rows with values that are not finite.
-
-    In float16 they overflowed, and would otherwise stay in memory forever.
-    """
+    """Resets the memory of rows with values that are not finite."""
+    # In float16 they overflowed, and would otherwise stay in memory forever.
     is_finite = tf.reduce_all(
         [
             tf.reduce_all(tf.math.is_finite(state), axis=(1, 2))

@@ -8,12 +8,6 @@ from keras import ops
 def takes_weight_decay(variable):
     """Returns whether weight decay applies to a variable, judged by its name.
 
-    Kernels, embeddings and projections are decayed. Biases (such as
-    `content_attention_bias`) and layer normalization are not: their names
-    contain `"bias"`, or are `"gamma"` or `"beta"`.
-
-    Example:
-
     >>> norm = keras.layers.LayerNormalization()
     >>> dense = keras.layers.Dense(3)
     >>> norm.build((2, 4)); dense.build((2, 4))

@@ -28,11 +28,10 @@ _HEARTBEAT = "CoordinationService/Heartbeat"
 
 
 class Cluster(NamedTuple):
-    """Two or more workers: the addresses of each job, and this index.
+    """Holds the addresses of two or more workers per job, and this index."""
 
-    The job `chief`, if there is one, comes first: it is the first worker under
-    another name.
-    """
+    # The job `chief`, if there is one, comes first: it is the first worker
+    # under another name.
 
     jobs: dict
     index: int
@@ -82,10 +81,9 @@ def _host_and_port(address):
 
 
 def wait_for_workers(cluster):
-    """Waits until all workers answer, where TensorFlow would wait without end.
-
-    Each worker listens at its port until TensorFlow's own server takes it over.
-    """
+    """Waits until all workers answer; TensorFlow would wait without end."""
+    # Each worker listens at its port until TensorFlow's own server takes it
+    # over.
     missing = cluster.addresses
     own = missing.pop(cluster.index)
     _, port = _host_and_port(own)
@@ -119,11 +117,9 @@ def _is_reachable(address):
 
 
 def bound_waiting(cluster):
-    """Limits how long TensorFlow waits for a worker that ends or hangs.
-
-    By default it waits an hour for workers to connect, and no signal and no
-    other thread can end that. It keeps these settings if it finds them.
-    """
+    """Limits how long TensorFlow waits for a worker that ends or hangs."""
+    # By default it waits an hour for workers to connect, and no signal and no
+    # other thread can end that.
     jobs = {name: job for name, job in cluster.jobs.items() if job}
     context = eager_context.context()
     context.configure_coordination_service(
@@ -143,10 +139,7 @@ def bound_waiting(cluster):
 
 
 def lost_worker(error, cluster):
-    """Returns the index of the worker that an error is about, or `None`.
-
-    `error` is what TensorFlow raised on this worker because of another one.
-    """
+    """Returns the index of the worker that an error is about, or `None`."""
     message = str(error)
     found = re.findall(_MISSING_TASKS, message)
     if not found and _HEARTBEAT in message:

@@ -164,11 +164,10 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """Reads some documents of a split, or a part of a large one.
+    """Reads some documents of a split, or a part of a large one."""
 
-    If `continues`, the first of `documents` continues the last document of the
-    previous section; if `amid_line`, also its last line.
-    """
+    # If `continues`, the first document continues the last one of the previous
+    # section; if `amid_line`, also its last line.
 
     documents: object
     continues: bool = False

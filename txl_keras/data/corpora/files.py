@@ -33,11 +33,8 @@ def open_file(path):
 
 @contextlib.contextmanager
 def renamed_when_complete(path, folder=None):
-    """Yields another name to write a file to, which becomes `path` at the end.
-
-    So readers never see an incomplete file, nor does an error leave one. It is
-    in `folder`, by default that of `path`.
-    """
+    """Yields the path of a temporary file, which becomes `path` at the end."""
+    # So readers never see an incomplete file, nor does an error leave one.
     folder = folder or os.path.dirname(path)
     # No one else writes to this name, and it cannot be a link of a stranger.
     unfinished = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
@@ -59,10 +56,7 @@ def write_text(text, path):
 
 
 def check_can_write(folder):
-    """Raises `tf.errors.OpError` unless files can be written to a folder.
-
-    Leaves nothing there, nor the folder if it did not exist.
-    """
+    """Raises `tf.errors.OpError` unless files can be written; leaves none."""
     is_new = not tf.io.gfile.exists(folder)
     tf.io.gfile.makedirs(folder)
     path = os.path.join(folder, f"{uuid.uuid4().hex}.tmp")
@@ -79,10 +73,8 @@ def remove_if_empty(folder):
 
 
 def remove_link(path):
-    """Removes a link, through which a write would change another file.
-
-    A folder from a stranger may have one in place of a temporary file.
-    """
+    """Removes a link, through which a write would change another file."""
+    # A folder from a stranger may have one in place of a temporary file.
     if os.path.islink(path):
         os.remove(path)
 
@@ -111,11 +103,8 @@ def chunks_of(file, start=0, stop=None):
 
 
 def read_text(path, start=0, stop=None):
-    """Yields a text like `read_bytes`, and checks that it is valid UTF-8.
-
-    `start` must be the first byte of a character. Errors give the offset of the
-    first invalid byte.
-    """
+    """Yields a text like `read_bytes`, and checks that it is valid UTF-8."""
+    # `start` must be the first byte of a character.
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = start
     for chunk in read_bytes(path, start, stop):
@@ -140,12 +129,11 @@ def text_size(path):
 
 
 def rough_size(path):
-    """Returns the bytes of a text, for `.gz` as stored at the file's end.
-
-    That size is wrong above 4 GiB, where it begins again at 0 (the compressed
-    size is returned if that is above 2 GiB), and for several gzip members. The
-    last one is often empty (`bgzip`), so if the size is 0, the text is read.
-    """
+    """Returns the bytes of a text, for `.gz` as stored at the file's end."""
+    # That size is wrong above 4 GiB, where it begins again at 0 (the compressed
+    # size is returned if that is above 2 GiB), and for several gzip members.
+    # The last one is often empty (`bgzip`), so if the size is 0, the text is
+    # read.
     try:
         size = tf.io.gfile.stat(path).length
     except tf.errors.OpError as error:

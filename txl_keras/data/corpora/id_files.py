@@ -43,11 +43,10 @@ _DAMAGED = (
 
 
 class IdCorpus(Corpus):
-    """Holds token ids in splits, which `IdTokenizer` takes as they are.
+    """Holds token ids in splits, which `IdTokenizer` takes as they are."""
 
-    The `parts` of each split are whole `.npy` or `.npz` files, or ids
-    `[start, stop)` of one. The pieces of a block are integer arrays.
-    """
+    # The `parts` of each split are whole `.npy` or `.npz` files, or ids
+    # `[start, stop)` of one. The pieces of a block are integer arrays.
 
     def num_bytes(self, split):
         return None  # those of `.npz` files are unknown
@@ -104,10 +103,7 @@ def num_ids(path):
 
 
 def document_starts(path):
-    """Returns where the documents of a file begin: `(D,)`, int64.
-
-    These are the rows of a matrix, or of an `.npz` file the entry `documents`.
-    """
+    """Returns where rows or `documents` of a file begin: `(D,)`, int64."""
     with _open(path) as array:
         size, shape = array.size, array.shape
     if len(shape) == 2:
@@ -131,10 +127,7 @@ def document_starts(path):
 
 
 def read_ids(path, start=0, stop=None, size=BLOCK_BYTES):
-    """Yields ids `[start, stop)` of a file in arrays of at most `size` bytes.
-
-    Raises `ValueError`, with the position, for what cannot be an id.
-    """
+    """Yields ids `[start, stop)` of a file in arrays of up to `size` bytes."""
     with _open(path) as array:
         for ids in array.read(
             start, array.size if stop is None else stop, size
@@ -150,11 +143,7 @@ def read_ids(path, start=0, stop=None, size=BLOCK_BYTES):
 
 
 def split_ids(path):
-    """Cuts a file into train, valid and test: `(start, stop)` in ids.
-
-    Documents are not divided, unless the file is a single one. A split of a
-    tiny file may be empty.
-    """
+    """Cuts a file into train, valid and test, between documents if several."""
     documents, size = document_starts(path), num_ids(path)
     first, second = (
         int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)

@@ -26,11 +26,8 @@ class Source(typing.NamedTuple):
 
 
 def find_sources(folder, archive, members):
-    """Finds the texts of a corpus in a folder: files, `.gz` or an archive.
-
-    `members` maps each split to a name in the archive; files may also have just
-    the last part of it. Returns a dict of split to `Source`, or None.
-    """
+    """Returns the `Source` per split of files, `.gz` or an archive, or None."""
+    # Files may also have just the last part of a member's name.
     for suffix in ("", ".gz"):
         sources = {
             split: Source(os.path.join(folder, name + suffix))

@@ -54,12 +54,10 @@ def _take(names, sizes, target):
 
 
 def split_file(path, delimiter=None):
-    """Cuts a text file into train, valid and test: `(start, stop)` in bytes.
-
-    Each cut is at the next line end, or at the next character if a line end is
-    more than half a split away; with a `delimiter`, only directly after it. A
-    split of a tiny text may be empty.
-    """
+    """Cuts a text file into train, valid and test: `(start, stop)` in bytes."""
+    # Each cut is at the next line end, or at the next character if a line end
+    # is more than half a split away; with a `delimiter`, only directly after
+    # it.
     size = text_size(path)
     places = [int(size * (1 - part * HELD_OUT_FRACTION)) for part in (2, 1)]
     first = _cut(path, places[0], places[1], size, delimiter)
@@ -73,10 +71,7 @@ def split_file(path, delimiter=None):
 
 
 def cuts(path, start, stop, size, delimiter=None):
-    """Returns where pieces of about `size` of bytes `[start, stop)` begin.
-
-    Cuts as `split_file` does. The positions do not include `start`.
-    """
+    """Returns where pieces of `[start, stop)` begin, except `start` itself."""
     found = [start]
     for place in range(start + size, stop - size // 2, size):
         end = min(place + size, stop)
@@ -85,10 +80,7 @@ def cuts(path, start, stop, size, delimiter=None):
 
 
 def grouped(parts, size):
-    """Groups consecutive parts of files until a group has `size` bytes.
-
-    A part that continues a document begins a group.
-    """
+    """Groups consecutive parts of files until a group has `size` bytes."""
     groups, filled = [], size
     for part in parts:
         if filled >= size or part.continues:
@@ -130,11 +122,8 @@ def _next_character(path, start):
 
 
 def drop_duplicates(files, read):
-    """Keeps the first of several files with the same content.
-
-    Otherwise a text could be both in train and in test. `files` are sizes by
-    name; `read(name)` yields content in chunks.
-    """
+    """Keeps the first of several files with the same content."""
+    # Otherwise a text could be both in train and in test.
     same_size = collections.Counter(files.values())
     kept, seen = {}, set()
     for name, size in files.items():

@@ -127,11 +127,10 @@ def _are_ids(path, splits):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Holds bytes or ids `[start, stop)` of a file; `stop` None is its end.
+    """Holds bytes or ids `[start, stop)` of a file; `stop` None is its end."""
 
-    If `continues`, these continue the document of the part before; if
-    `continued`, the part after continues this one.
-    """
+    # If `continues`, these continue the document of the part before; if
+    # `continued`, the part after continues this one.
 
     path: str
     start: int = 0
@@ -149,10 +148,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """Reads the documents of some files of text, again in each iteration.
-
-    With `ends_lines`, files that are documents end with a newline.
-    """
+    """Reads the documents of some files of text, again in each iteration."""
 
     parts: tuple
     separator: bytes
@@ -174,10 +170,9 @@ class TextFiles:
         return [files, options]
 
     def sections(self, size):
-        """Returns `Section`s of about `size` bytes; cuts files at line ends.
-
-        Neither `.gz` files nor JSON lines nor texts between separators are cut.
-        """
+        """Returns `Section`s of about `size` bytes; cuts at line ends."""
+        # Neither `.gz` files nor JSON lines nor texts between separators are
+        # cut.
         parts = [
             piece for part in self.parts for piece in self._cut(part, size)
         ]

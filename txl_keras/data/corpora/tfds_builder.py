@@ -83,11 +83,7 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return Corpus(name, splits, cls.ENCODING, identify(builder))
 
     def check(self, sources):
-        """Raises ValueError if the text is not the published one.
-
-        Compares the digest of the archive, if it is one, and the tokens per
-        split.
-        """
+        """Checks the digest of an archive and the tokens per split."""
         path, member = sources["train"]
         if member:
             algorithm, expected = self.ARCHIVE_DIGEST
@@ -180,11 +176,7 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 class Records:
-    """Reads the texts of a prepared split in order, again in each iteration.
-
-    `split` is in TFDS's notation, such as `"train[:90%]"`; `key` is the feature
-    with the text. Short texts are read faster with a large `read_at_once`.
-    """
+    """Reads the texts of a prepared split in order, again in each iteration."""
 
     def __init__(self, builder, split, key="text", read_at_once=1):
         self._builder = builder

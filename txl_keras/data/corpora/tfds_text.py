@@ -102,10 +102,7 @@ def _is_text(feature):
 
 
 def find_splits(builder):
-    """Returns a dict of train, valid and test to their names in a dataset.
-
-    Only train is in every dataset.
-    """
+    """Returns a dataset's names of train and, if present, valid and test."""
     infos = builder.info.splits
     if "train" not in infos:
         raise ValueError(

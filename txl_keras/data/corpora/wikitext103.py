@@ -37,12 +37,9 @@ class Wikitext103Corpus(TextBuilder):
 
 
 def split_articles(lines):
-    """Yields the articles of an iterable of lines, all as `bytes`.
-
-    A title is a line ` = Title = ` between blank lines; section titles look
-    like ` = = Section = = `. Lines before the first title belong to the first
-    article.
-    """
+    """Yields the articles of an iterable of lines, all as `bytes`."""
+    # A title is a line ` = Title = ` between blank lines; section titles look
+    # like ` = = Section = = `.
     article, titled, before = [], False, b""
     for line, after in itertools.pairwise(itertools.chain(lines, [b""])):
         if _is_title(line) and not before.strip() and not after.strip():

@@ -339,11 +339,7 @@ def serialize_tokenizer(tokenizer):
 
 
 def deserialize_tokenizer(content, source):
-    """Creates a tokenizer from what `serialize_tokenizer` returned.
-
-    Only classes of this package are created. `source` says in errors where the
-    content is from.
-    """
+    """Creates a tokenizer of this package; `source` names it in errors."""
     kinds = {"class_name": "a string", "config": "an object"}
     check_fields(content, kinds, source)
     class_name = content["class_name"]

@@ -213,11 +213,9 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def _load(model):
-    """Creates the TensorFlow Text tokenizer of a model.
-
-    Called for every text, which is cheap: `keras.utils.set_random_seed` clears
-    TensorFlow's resources, so that a cached tokenizer would fail.
-    """
+    """Creates the TensorFlow Text tokenizer of a model, for every text anew."""
+    # `keras.utils.set_random_seed` clears TensorFlow's resources, so that a
+    # cached tokenizer would fail.
     text = import_extra("tensorflow_text")
     # Concurrent loading in two threads would release the model again.
     with _LOADING:
@@ -229,10 +227,8 @@ def _tokenize(lines, model):
 
 
 def _read_model(model):
-    """Parses a model without sentencepiece, which is only needed for training.
-
-    Returns a list of pairs of piece and type, and the normalizer.
-    """
+    """Returns pairs of piece and type, and the normalizer, of a model."""
+    # Parses it without sentencepiece, which is only needed for training.
     try:
         read = SentencePieceModel.FromString(model)
         pieces = [(x.piece.decode("utf-8"), x.type) for x in read.pieces]
@@ -250,12 +246,10 @@ def _read_model(model):
 
 
 def _check_charsmap(data):
-    """Checks a compiled character map, which native code reads without checks.
-
-    It consists of the trie's size, the trie (32-bit units of darts-clone) and
-    the strings that its leaves point to. No step or leaf may point outside of
-    these.
-    """
+    """Checks a compiled character map before native code reads it."""
+    # It consists of the trie's size, the trie (32-bit units of darts-clone) and
+    # the strings that its leaves point to. Native code does not check that
+    # steps and leaves point inside of these.
     if not data:
         return
     size = int.from_bytes(data[:4], "little")

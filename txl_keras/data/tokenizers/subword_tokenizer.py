@@ -42,10 +42,7 @@ def import_extra(name):
 
 
 def split_lines(text, keep_ends):
-    """Splits text at newlines only; other line separators are characters.
-
-    Returns `bytes`; without `keep_ends`, one item more than there are newlines.
-    """
+    """Splits text into `bytes` at newlines only; other separators are kept."""
     data = as_bytes(text)
     decode_utf8(data)  # raises; TensorFlow would silently write U+FFFD
     return io.BytesIO(data).readlines() if keep_ends else data.split(b"\n")
@@ -60,11 +57,8 @@ def join_lines(tokens, line_end_id):
 
 
 def train_pieces(texts, vocabulary_size, max_characters, **options):
-    """Trains a `SentencePieceModel` on texts, deterministically.
-
-    With a `vocabulary_size` of None the size of the texts determines it.
-    `options` are those of sentencepiece's trainer.
-    """
+    """Trains a `SentencePieceModel` on texts, deterministically."""
+    # With a `vocabulary_size` of None the size of the texts determines it.
     if vocabulary_size is not None:
         check_integer("vocabulary_size", vocabulary_size, 1)
     check_integer("max_characters", max_characters, 1)
@@ -130,12 +124,9 @@ def sentences_of(text):
 
 
 def sample_sentences(texts, max_characters):
-    """Draws sentences of about `max_characters` from texts, in order.
-
-    All if there are no more. Whether a sentence is drawn depends on its number
-    and on the characters of all, so machines that have a part of the texts each
-    draw the same.
-    """
+    """Draws sentences of about `max_characters` from texts, in order."""
+    # Whether a sentence is drawn depends on its number and on the characters of
+    # all, so machines that have a part of the texts each draw the same.
     # sentencepiece's own sample differs in every run.
     kept, keys = [], np.zeros(0, np.uint64)
     number = total = num_kept = 0
@@ -158,11 +149,8 @@ def num_characters(sentences):
 
 
 def draw_sentences(sentences, first, max_characters, total):
-    """Draws about a share `max_characters / total` of sentences.
-
-    The first of them has the number `first` among all. Also returns the random
-    keys of those that were drawn.
-    """
+    """Draws a share `max_characters / total` of sentences, with random keys."""
+    # The first of them has the number `first` among all.
     keys = draw(_SEED, np.arange(first, first + len(sentences)))
     return _below(sentences, keys, max_characters, total)
 

@@ -26,10 +26,8 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def shown(value):
-    """Returns a short `repr` for error messages that never raises.
-
-    `repr` itself may fail on foreign data that is deeply nested or very long.
-    """
+    """Returns a short `repr` for error messages that never raises."""
+    # `repr` itself may fail on foreign data that is deeply nested or very long.
     try:
         if hasattr(value, "shape") and hasattr(value, "dtype"):
             kind = type(value).__name__

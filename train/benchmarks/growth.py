@@ -30,10 +30,7 @@ _POINTS = {
 
 
 def run(model, settings, peer=None, save=lambda results: None):
-    """Measures all points, as the package describes.
-
-    `save` is called after each point with what `run` would return then.
-    """
+    """Measures all points; `save` gets the results so far after each."""
     results = []
     found = {
         "segment_length": settings.segment_length,

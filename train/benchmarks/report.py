@@ -22,13 +22,9 @@ def measure(contenders, peers, settings, unit, flops, dtype):
 
 
 def report(times, unit, num_tokens, flops=None, dtype="float32"):
-    """Prints a table of contenders and returns it as a dictionary for JSON.
-
-    `unit` names what was timed ("per step"), with `num_tokens` tokens and
-    `flops` operations each; the first of `times` is the reference. Must be
-    called after all turns: measuring the peak matmul speed raises the peak
-    memory of the process.
-    """
+    """Prints a table of contenders and returns it as a dictionary for JSON."""
+    # Must be called after all turns: measuring the peak matmul speed raises the
+    # peak memory of the process.
     results = {
         **times._asdict(),
         "tokens_per_s": {

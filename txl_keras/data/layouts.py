@@ -371,8 +371,7 @@ def permutation(size, seed, epoch):
 def draw(*keys):
     """Returns 64 random bits per key, independent of library versions.
 
-    Applies SplitMix64 (Steele, Lea and Flood, 2014) once for each key. Keys are
-    non-negative integers or integer arrays; the result has their common shape.
+    Applies SplitMix64 (Steele, Lea and Flood, 2014) once for each key.
 
     >>> hex(draw(0))
     '0xe220a8397b1dcdaf'

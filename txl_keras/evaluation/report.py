@@ -60,11 +60,9 @@ def compressed_bits_per_byte(text):
 
 
 def score(nll, tokenizer, text=None):
-    """Formats a loss in nats per token in its usual unit: `"1.061 bpc"`.
-
-    With `text`, a result of `measure_text`, also in bits per byte, beside those
-    of compressors.
-    """
+    """Formats a loss in nats per token in its usual unit: `"1.061 bpc"`."""
+    # With `text`, a result of `measure_text`, also in bits per byte, beside
+    # those of compressors.
     name, convert = measure(tokenizer.unit)
     digits = 2 if convert is perplexity else 3
     line = f"{convert(nll):.{digits}f} {name}"

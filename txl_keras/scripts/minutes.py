@@ -30,15 +30,12 @@ _SCORED_SHARE = 0.15
 
 
 def choose(strategy, workdir, build, segments):
-    """Sets flags of training by `--minutes`, text and processor.
-
-    `--max_steps`: as many as fit, by timing some, but not more epochs than a
-    short text is worth. Unless they are given, `--dropout`, more for more
-    epochs, if the model has none; `--precision`, bfloat16 where it is fast;
-    `--max_eval_tokens`, so that scores take little time. A run that resumes
-    keeps its own. `build` builds a `Trainer`; this one is not the one that the
-    run will use.
-    """
+    """Sets flags that are not given by `--minutes`, text and processor."""
+    # `--max_steps`: as many as fit, by timing some, but not more epochs than a
+    # short text is worth. `--dropout`: more for more epochs, if the model has
+    # none. `--precision`: bfloat16 where it is fast. `--max_eval_tokens`: so
+    # that scores take little time. `build` builds a `Trainer`, not the one that
+    # the run uses.
     if workdir.is_claimed():
         _keep(workdir.read_config())
         chief_print(strategy)(

@@ -69,10 +69,7 @@ _OTHER_NAMES = {
 
 
 def run(main):
-    """Parses flags and runs `main`; prints user errors as one message.
-
-    `-v=1` shows the traceback, too.
-    """
+    """Parses flags and runs `main`; prints user errors without a traceback."""
     _begin()
     define_help_flag()
     scripts = pathlib.Path(main.__code__.co_filename).resolve().parent

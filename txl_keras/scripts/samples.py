@@ -20,13 +20,12 @@ _SHARE = 0.02
 
 
 class Samples:
-    """Writes text and the surprise page with the weights of a run.
+    """Writes text and the surprise page with the weights of a run."""
 
-    Neither changes the run: both have a memory of their own, and draw by seed
-    and step. `prompt` is a function that returns the token ids `(P,)` that the
-    model continues, and `text` are those of the page, called `title`. With
-    `max_tokens` 0 nothing is shown in training.
-    """
+    # Neither changes the run: both have a memory of their own, and draw by seed
+    # and step. `prompt` is a function that returns the token ids `(P,)` that
+    # the model continues, and `text` are those of the page. With `max_tokens` 0
+    # nothing is shown in training.
 
     def __init__(
         self,
@@ -59,10 +58,7 @@ class Samples:
         self._start, self._seconds = time.monotonic(), 0.0
 
     def show(self, step, progress, tensorboard):
-        """Shows a sample and refreshes the page, unless that took too long.
-
-        They may take 2 % of the time of this process; the first are free.
-        """
+        """Shows a sample and refreshes the page, unless that took too long."""
         start = time.monotonic()
         is_due = self._seconds <= _SHARE * (start - self._start)
         if not is_due or self._max_tokens == 0:
@@ -104,11 +100,9 @@ class Samples:
             yield int(token[0])
 
     def write_page(self, step, tensorboard):
-        """Writes surprise.html, unless the text is too short or not wanted.
-
-        TensorBoard shows no HTML: it gets the text with a bar for each token,
-        and the mean bits.
-        """
+        """Writes surprise.html, unless the text is too short or not wanted."""
+        # TensorBoard shows no HTML: it gets the text with a bar for each token,
+        # and the mean bits.
         if self._max_tokens == 0 or len(self._text) < 2:
             return
         model = self._current_model()

@@ -56,10 +56,8 @@ def check_different(name, paths, kind):
 
 
 def labels(paths, may_repeat=False):
-    """Returns different names of runs: `--labels`, folder names, or paths.
-
-    With `may_repeat` runs may share a name of `--labels`.
-    """
+    """Returns names of runs: `--labels`, folder names, or paths."""
+    # With `may_repeat` runs may share a name of `--labels`.
     received = FLAGS.labels
     if not received:
         folders = [os.path.basename(path.rstrip("/")) for path in paths]

@@ -62,13 +62,10 @@ class BytesMoved(typing.NamedTuple):
 
 
 def bytes_moved(text):
-    """Counts the bytes that instructions read and write, per loop and outside.
-
-    Returns two `BytesMoved`: of the entry computation, and of one iteration of
-    the loop that moves most (zeros without a loop). Operands and results are
-    padded to their tiles; an operand that is read in part counts in full. Hence
-    only ratios of these counts are meaningful.
-    """
+    """Counts the `BytesMoved` outside of loops, and per iteration of one."""
+    # The loop is the one that moves most (zeros without a loop). Operands and
+    # results are padded to their tiles; an operand that is read in part counts
+    # in full. Hence only ratios of these counts are meaningful.
     bodies = {name: body for _, name, body in _computations(text)}
     (entry,) = (body for first, _, body in _computations(text) if first)
     found = re.findall(r" while\(.*?body=%?([\w.-]+)", entry)

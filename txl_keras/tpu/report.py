@@ -180,18 +180,12 @@ def _limit(step, slice_):
 
 
 def advice(step, slice_, peak):
-    """Suggests a batch size or a number of micro-batches that would fit.
-
-    This is an estimate from the bytes `peak` of a training step: weights,
-    gradients and optimizer are constant, memory is proportional to the rows,
-    and everything else to the rows of a micro-batch. Only divisors of the rows
-    are tried, as odd numbers are padded to a tile, and a fifth of the memory is
-    left free.
-
-    Returns a dictionary: `batch_size`, over all replicas, at the present number
-    of micro-batches, and `accumulate_steps` at the present rows; each is `None`
-    if no value fits.
-    """
+    """Suggests a batch size or a number of micro-batches that would fit."""
+    # An estimate from the bytes `peak` of a training step: weights, gradients
+    # and optimizer are constant, memory is proportional to the rows, and
+    # everything else to the rows of a micro-batch. Only divisors of the rows
+    # are tried, as odd numbers are padded to a tile, and a fifth of the memory
+    # is left free.
     limit = _SAFE_SHARE * _limit(step, slice_)
     steps = step.accumulate_steps
     memory_per_row = step.parts["memory"] / step.rows

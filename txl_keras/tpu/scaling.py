@@ -120,12 +120,10 @@ def sent_bytes(num_bytes, slice_):
 
 
 def all_reduce_seconds(num_bytes, slice_, assumptions):
-    """Returns the time of an all-reduce: `sent_bytes` over all links at once.
-
-    The bytes are divided over the axes of the slice, which reduce at the same
-    time ("How to Scale Your Model", part 3). The latency of a hop, about a
-    microsecond, is left out.
-    """
+    """Returns the time of an all-reduce: `sent_bytes` over all links."""
+    # The bytes are divided over the axes of the slice, which reduce at the same
+    # time ("How to Scale Your Model", part 3). The latency of a hop, about a
+    # microsecond, is left out.
     speed = (
         num_links(slice_)
         * LINK_BYTES_PER_SECOND[slice_.chip.name]
@@ -191,33 +189,12 @@ def checkpoint_bytes(report, batch_size):
 
 
 def estimate(report, slice_, batch_size, max_steps, feeding_rate, assumptions):
-    """Estimates a training run on a slice.
-
-    A step takes `computing + exposed + waiting`:
-
-        computing = bound / achieved_share
-        exposed = (1 - overlap) all_reduce
-        waiting = what feeding, at `tokens / feeding_rate`, exceeds the others
-            by: the steps of the next call are read and sent during a call
-            (`data/feed.py`)
-
-    and the efficiency is the share of `computing`.
-
-    Args:
-        report: The report of a compiled step, of any rows.
-        slice_: A `TpuType`.
-        batch_size, max_steps: Integers, of the run.
-        feeding_rate: The tokens per second that the first host can read and
-            send to the others.
-        assumptions: `Assumptions`.
-
-    Returns:
-        An `Estimate`.
-
-    Raises:
-        ValueError: If the batch does not divide over the replicas, or if there
-            are more replicas than rows.
-    """
+    """Estimates a training run on a slice, from a report of any rows."""
+    # A step takes `computing + exposed + waiting`: `bound / achieved_share`,
+    # `(1 - overlap) all_reduce`, and what feeding at `tokens / feeding_rate`
+    # exceeds these by, because the steps of the next call are read and sent
+    # during a call (`data/feed.py`). The efficiency is the share of
+    # `computing`.
     rows = replica_batch_size(batch_size, slice_)
     flops, moved = scaled(report, rows)
     bound = roofline(flops, moved, slice_)

@@ -21,12 +21,9 @@ class StopRequest:
     workers the loop sums it over all of them, so that they stop after the same
     step.
 
-    Use it as a context manager; outside of it, signals keep their handlers.
-    Inside, a signal ends the program at once with `EXIT_CODE`. Inside
-    `deferred()`, the first signal is left to the loop, and only a second one
-    ends the program. `signal` is the signal received, or `None`.
-
-    Example:
+    Inside this context manager, a signal ends the program at once with
+    `EXIT_CODE`. Inside `deferred()`, the first signal is left to the loop, and
+    only a second one ends the program.
 
     >>> stop = StopRequest()
     >>> with stop, stop.deferred():

@@ -171,16 +171,11 @@ def for_another_device():
 def host_loop(strategy, replica_step, names, stop):
     """Returns a function that runs many steps on all replicas in one host call.
 
-    The function takes `(iterator, num_steps)` and returns a dictionary of
-    float32 vectors, one per name in `names` plus `stop`, with one entry per
-    step: `num_steps`, or fewer if stopped. It raises `RuntimeError` if a
-    strategy of other devices was used in this process. Its `__wrapped__` is a
-    `tf.function`.
-
-    `replica_step` takes one element of the data and the value of the variable
-    `stop` on this worker. It returns a dictionary of float32 scalars that are
-    equal on all replicas. Its entry `stop` is a sum over replicas: if it is not
-    0, all workers end the loop after this step.
+    The function takes `(iterator, num_steps)` and returns a vector per name, of
+    `num_steps` entries, or fewer if stopped. `replica_step` takes one element
+    of the data and the value of `stop` on this worker, and returns scalars that
+    are equal on all replicas. Its entry `stop` is a sum over replicas: if it is
+    not 0, all workers end the loop after this step.
     """
     names = ("stop", *names)
 

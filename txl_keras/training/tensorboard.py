@@ -62,26 +62,9 @@ def _flatten(metrics, prefix=""):
 
 
 def memory_statistics(stack, strategy):
-    """Returns a function that computes memory statistics over all replicas.
-
-    `stack` is a `MemoryStack` made in the scope of `strategy`. The function
-    returns a dictionary: `valid_share`, the share of entries written since
-    their row was reset, and `rms`, per block the root mean square of these (0
-    if there are none).
-
-    Example:
-
-    ```python
-    import tensorflow as tf
-    from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.training.tensorboard import memory_statistics
-
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=2)
-    stack = model.backbone.memory_stack(batch_size=3)
-    statistics = memory_statistics(stack, tf.distribute.get_strategy())
-    statistics()  # {"valid_share": 0.0, "rms": {"block_0": 0.0, ...}}
-    ```
-    """
+    """Returns a function that computes memory statistics over all replicas."""
+    # These are `valid_share`, the share of entries written since their row was
+    # reset, and `rms`, per block the root mean square of these (0 without any).
 
     def sums():
         memory = stack.read()

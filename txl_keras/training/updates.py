@@ -25,12 +25,8 @@ def apply_gradients(optimizer, gradients, variables):
     """Updates this replica's own copies of the weights.
 
     Keras's `optimizer.apply` would sum the gradients over replicas a second
-    time. This function does not communicate: all replicas get the same
-    gradients, so their copies stay equal. It runs in replica context, compiled
-    or not. It leaves `optimizer.iterations` to the caller, who knows which
-    steps count.
-
-    Example:
+    time. Here all replicas get the same gradients, so their copies stay equal.
+    The caller, who knows which steps count, updates `optimizer.iterations`.
 
     >>> weight = keras.Variable([1.0, 2.0])
     >>> optimizer = keras.optimizers.SGD(0.5)

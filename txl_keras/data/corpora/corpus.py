@@ -180,13 +180,11 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Holds a part of a split's text, which ends at a line end if possible.
+    """Holds a part of a split's text, which ends at a line end if possible."""
 
-    Each of `pieces`, non-empty `bytes`, is a document or its beginning. If
-    `continues`, the first piece continues the last document of the previous
-    block; if `amid_line`, also its last line. `section` is the number of its
-    `Section`.
-    """
+    # Each of `pieces`, non-empty `bytes`, is a document or its beginning. If
+    # `continues`, the first piece continues the last document of the previous
+    # block; if `amid_line`, also its last line.
 
     pieces: tuple
     continues: bool

@@ -31,13 +31,11 @@ _SKIPPED_PREFIXES = ("config-", "_sysconfigdata")
 
 
 def load(stdlib=None):
-    """Loads the standard library's `.py` files without tests, about 11 MB.
-
-    Each package or top-level module is in one split only, because files of one
-    package resemble each other. Duplicate files are removed. Files are ordered
-    by the hash of their path, so that every batch row gets a similar mixture of
-    packages. Sorted by path, some rows would contain only `encodings`.
-    """
+    """Loads the standard library's `.py` files without tests, about 11 MB."""
+    # Each package or top-level module is in one split only, because files of
+    # one package resemble each other. Files are ordered by the hash of their
+    # path, so that every batch row gets a similar mixture of packages. Sorted
+    # by path, some rows would contain only `encodings`.
     stdlib = pathlib.Path(stdlib or sysconfig.get_path("stdlib"))
     documents = read_documents(stdlib)
     sizes = {}

@@ -48,30 +48,8 @@ _PARSE_ERRORS = (
 
 
 def load(path, document_separator=None, text_key="text", whole=False):
-    """Finds the files of a text and splits them, reading as little as possible.
-
-    - A file: the first 90% are train, then 5% valid and 5% test.
-    - A folder with files or folders named train, valid (or validation, val,
-      dev) and test, such as train.txt or wiki.train.tokens: these are the
-      splits.
-    - A folder, or a pattern such as `books/*.txt`, of three or more files: each
-      file belongs to one split, with about 5% of the bytes in valid and in
-      test.
-    - A folder or pattern of one or two files: each file is cut as above.
-
-    With `whole`, all files form one split, `"all"`. Folders are read
-    recursively, except for hidden and empty files, pipes and the like, and
-    duplicates. Files are in the order of their paths. Those that end in `.gz`
-    are decompressed.
-
-    A document is a file, a line of a JSON lines file (`.jsonl`, text at
-    `text_key`), or the text between separators. Cuts never divide the latter
-    two.
-
-    Files of token ids, `.npy` and `.npz`, give an `IdCorpus`. A document is a
-    file, a row of a matrix, or in `.npz` files begins where the entry
-    `documents` says. Cuts divide only files of one document.
-    """
+    """Finds and splits the files of a text, reading as little as possible."""
+    # docs/data.md has the rules. Files are in the order of their paths.
     if document_separator == "":
         raise ValueError(
             "`document_separator` must be None or have at least one "

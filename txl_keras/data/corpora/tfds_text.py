@@ -25,14 +25,10 @@ PARTS = {
 
 
 def load(name, data_dir=None, manual_dir=None, text_key=None):
-    """Opens a TFDS dataset as a `Corpus`, and prepares it the first time.
-
-    Each example is a document and ends with a newline, which is added if
-    missing. The order is that of TFDS and always the same. If there is no
-    validation split, test is used for it, as is usual for `lm1b`, and vice
-    versa; if there is neither, the last tenth of train. `text_key` defaults to
-    `"text"` or the only feature that is a string.
-    """
+    """Opens a TFDS dataset as a `Corpus`, and prepares it the first time."""
+    # The order is that of TFDS and always the same. If there is no validation
+    # split, test is used for it, as is usual for `lm1b`, and vice versa; if
+    # there is neither, the last tenth of train.
     builder = open_dataset(name, data_dir, manual_dir)
     key = _text_feature(builder, text_key)
     splits = _choose_splits(builder)

@@ -15,6 +15,7 @@ from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
 from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.config import config_of
 from txl_keras.layers.gate import GATES
 from txl_keras.layers.gate import Gate
 from txl_keras.layers.row_dropout import RowDropout
@@ -475,26 +476,7 @@ class DecoderBlock(keras.layers.Layer):
         )
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "intermediate_dim": self.intermediate_dim,
-            "dropout": self.dropout,
-            "attention_dropout": self.attention_dropout,
-            "normalize_first": self.normalize_first,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "attention_type": self.attention_type,
-            "max_positions": self.max_positions,
-            "clamp_length": self.clamp_length,
-            "same_length": self.same_length,
-            "look_ahead": self.look_ahead,
-            "tie_attention_biases": self.tie_attention_biases,
-            "gate": self.gate,
-            "kernel_initializer": keras.initializers.serialize(
-                self.kernel_initializer
-            ),
-        }
+        return super().get_config() | config_of(DecoderBlock, self)
 
 
 def check_attention_type(attention_type, max_positions, same_length):

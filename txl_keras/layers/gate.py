@@ -10,6 +10,7 @@ from keras import ops
 
 from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
+from txl_keras.layers.config import config_of
 
 # Kernels of each kind in the notation of the paper: W is multiplied with the
 # sublayer's output and U with the stream, where a gate has both.
@@ -137,14 +138,7 @@ class Gate(keras.layers.Layer):
         return inputs_shape
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "gate": self.gate,
-            "bias": self.bias,
-            "kernel_initializer": keras.initializers.serialize(
-                self.kernel_initializer
-            ),
-        }
+        return super().get_config() | config_of(Gate, self)
 
 
 def num_kernels(gate):

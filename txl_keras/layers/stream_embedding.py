@@ -10,6 +10,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_shape
 from txl_keras.checks import shown
+from txl_keras.layers.config import config_of
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 
 
@@ -113,9 +114,4 @@ class StreamEmbedding(keras.layers.Layer):
         return (*token_ids_shape[:-1], self.output_dim)
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "vocabulary_sizes": self.vocabulary_sizes,
-            "output_dim": self.output_dim,
-            "embedding_dims": self.embedding_dims,
-        }
+        return super().get_config() | config_of(StreamEmbedding, self)

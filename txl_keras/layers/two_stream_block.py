@@ -10,6 +10,7 @@ from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.layers.attention.two_stream import TwoStreamRelativeAttention
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.config import config_of
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import dense
 from txl_keras.layers.sublayers import layer_norm
@@ -166,16 +167,4 @@ class TwoStreamBlock(keras.layers.Layer):
         return self.attention.compute_output_spec(content, query)
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "intermediate_dim": self.intermediate_dim,
-            "dropout": self.dropout,
-            "attention_dropout": self.attention_dropout,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "clamp_length": self.clamp_length,
-            "kernel_initializer": keras.initializers.serialize(
-                self.kernel_initializer
-            ),
-        }
+        return super().get_config() | config_of(TwoStreamBlock, self)

@@ -14,6 +14,7 @@ from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.config import config_of
 from txl_keras.layers.memory.projected_memory import choose_rows
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
@@ -211,18 +212,9 @@ class LSTMBackbone(RecurrentBackbone):
         return self._all_states(token_ids, memory.states)
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "vocabulary_size": self.vocabulary_size,
-            "num_layers": self.num_layers,
-            "hidden_dim": self.hidden_dim,
-            "cutoffs": list(self.token_embedding.cutoffs),
-            "embedding_dim": self.token_embedding.embedding_dim,
-            "div_val": self.token_embedding.div_val,
-            "project_same_dim": self.token_embedding.project_same_dim,
-            "dropout": self.dropout,
-            "initializer_stddev": self.initializer_stddev,
-        }
+        return super().get_config() | config_of(
+            LSTMBackbone, self, self.token_embedding
+        )
 
 
 class _States(collections.namedtuple("_States", ["states"])):

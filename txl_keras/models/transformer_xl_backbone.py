@@ -20,6 +20,7 @@ from txl_keras.layers.attention.position_encoding import (
 )
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.config import config_of
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
 from txl_keras.layers.decoder_block import check_attention_type
@@ -43,6 +44,17 @@ from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.weights import normal_initializer
 
 MEMORY_SOURCES = ("inputs", "outputs")
+# Absent from configs at these defaults, so that runs begun before they were
+# added resume.
+_LATER_ARGUMENTS = {
+    "memory_source": "inputs",
+    "gate": None,
+    "compression": None,
+    "compression_rate": None,
+    "compressed_length": None,
+    "look_ahead": 0,
+    "stateful": False,
+}
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -292,7 +304,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         self.projection_initializer_stddev = projection_initializer_stddev
         self.cold_start = check_one_of("cold_start", cold_start, COLD_STARTS)
         self.memory_source = memory_source
-        self.stateful = stateful
+        self.stateful = bool(stateful)
         self.supports_masking = True  # of the hidden states
 
         self.token_embedding = None
@@ -792,54 +804,13 @@ class TransformerXLBackbone(RecurrentBackbone):
         return self.content_attention_bias, self.positional_attention_bias
 
     def get_config(self):
-        embedding = self.token_embedding  # or None
+        config = super().get_config() | config_of(
+            TransformerXLBackbone, self, self.token_embedding
+        )
         return {
-            **super().get_config(),
-            "vocabulary_size": self.vocabulary_size,
-            "num_layers": self.num_layers,
-            "num_heads": self.num_heads,
-            "hidden_dim": self.hidden_dim,
-            "intermediate_dim": self.intermediate_dim,
-            "head_dim": self.head_dim,
-            "memory_length": self.memory_length,
-            "cutoffs": list(getattr(embedding, "cutoffs", ())),
-            "embedding_dim": getattr(embedding, "embedding_dim", None),
-            "div_val": getattr(embedding, "div_val", 1),
-            "project_same_dim": getattr(embedding, "project_same_dim", True),
-            "attention_type": self.attention_type,
-            "max_positions": self.max_positions,
-            "dropout": self.dropout,
-            "attention_dropout": self.attention_dropout,
-            "clamp_length": self.clamp_length,
-            "same_length": self.same_length,
-            "tie_attention_biases": self.tie_attention_biases,
-            "normalize_first": self.normalize_first,
-            "normalize_output": self.normalize_output,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "initializer_stddev": self.initializer_stddev,
-            "projection_initializer_stddev": (
-                self.projection_initializer_stddev
-            ),
-            "cold_start": self.cold_start,
-            # Absent by default, so that runs begun before they were added
-            # resume.
-            **(
-                {"memory_source": "outputs"}
-                if self.memory_source == "outputs"
-                else {}
-            ),
-            **({"gate": self.gate} if self.gate else {}),
-            **(
-                {
-                    "compression": self.compression,
-                    "compression_rate": self.compression_rate,
-                    "compressed_length": self.compressed_length,
-                }
-                if self.compression
-                else {}
-            ),
-            **({"look_ahead": self.look_ahead} if self.look_ahead else {}),
-            **({"stateful": True} if self.stateful else {}),
+            name: value
+            for name, value in config.items()
+            if name not in _LATER_ARGUMENTS or value != _LATER_ARGUMENTS[name]
         }
 
 

@@ -17,6 +17,7 @@ from txl_keras.layers.attention.position_encoding import (
     RelativePositionEncoding,
 )
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.config import config_of
 from txl_keras.layers.memory.memory_stack import check_memory_length
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
@@ -276,23 +277,7 @@ class XLNetBackbone(RecurrentBackbone):
         return ops.logical_and(causal, permutation_mask)
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "vocabulary_size": self.vocabulary_size,
-            "num_layers": self.num_layers,
-            "num_heads": self.num_heads,
-            "hidden_dim": self.hidden_dim,
-            "intermediate_dim": self.intermediate_dim,
-            "head_dim": self.head_dim,
-            "memory_length": self.memory_length,
-            "reuse_length": self.reuse_length,
-            "attention_type": self.attention_type,
-            "dropout": self.dropout,
-            "attention_dropout": self.attention_dropout,
-            "clamp_length": self.clamp_length,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "initializer_stddev": self.initializer_stddev,
-        }
+        return super().get_config() | config_of(XLNetBackbone, self)
 
 
 def causal_mask(batch_size, length):

@@ -18,6 +18,7 @@ from txl_keras.layers.attention.heads import check_memory_mask
 from txl_keras.layers.compute import definition
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
+from txl_keras.layers.config import config_of
 from txl_keras.layers.sublayers import project_heads
 
 SAME_LENGTHS = (False, True, "pytorch")
@@ -379,11 +380,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         return output, scores
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "same_length": self.same_length,
-            "look_ahead": self.look_ahead,
-        }
+        return super().get_config() | config_of(CausalMultiHeadAttention, self)
 
 
 def _key_mask(query, memory, query_mask, memory_mask):

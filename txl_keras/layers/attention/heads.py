@@ -64,18 +64,6 @@ class HeadsAttention(keras.layers.Layer):
         seeds = self._dropout.row_seeds(ops.shape(states)[0], dropout_seed)
         return Dropout(float(self.dropout), seeds)
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "key_dim": self.key_dim,
-            "dropout": self.dropout,
-            "kernel_initializer": keras.initializers.serialize(
-                self.kernel_initializer
-            ),
-            "seed": self.seed,
-        }
-
 
 def check_memory_mask(memory, memory_mask):
     """Raises `ValueError` if there is a mask of a memory that is not there."""

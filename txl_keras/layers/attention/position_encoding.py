@@ -8,6 +8,7 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.compute.problem import Visible
+from txl_keras.layers.config import config_of
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -132,12 +133,7 @@ class RelativePositionEncoding(keras.layers.Layer):
         return -Visible(0, length, self.look_ahead).nearest
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "clamp_length": self.clamp_length,
-            "bidirectional": self.bidirectional,
-            "look_ahead": self.look_ahead,
-        }
+        return super().get_config() | config_of(RelativePositionEncoding, self)
 
 
 def _even_hidden_dim(shape):

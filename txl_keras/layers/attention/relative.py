@@ -15,6 +15,7 @@ from txl_keras.layers.attention.position_encoding import (
 )
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Visible
+from txl_keras.layers.config import config_of
 from txl_keras.layers.sublayers import heads_dense
 
 
@@ -237,8 +238,6 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         return [self._scaled(ops.cast(x, self.compute_dtype)) for x in (u, v)]
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "clamp_length": self.clamp_length,
-            "tie_attention_biases": self.tie_attention_biases,
-        }
+        return super().get_config() | config_of(
+            RelativeMultiHeadAttention, self
+        )

@@ -12,6 +12,7 @@ from txl_keras.layers.attention.causal import CausalMultiHeadAttention
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import dot_product
+from txl_keras.layers.config import config_of
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -171,8 +172,4 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         )
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "max_positions": self.max_positions,
-            "clamp_length": self.clamp_length,
-        }
+        return super().get_config() | config_of(ShawMultiHeadAttention, self)

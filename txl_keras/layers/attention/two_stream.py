@@ -24,6 +24,7 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
+from txl_keras.layers.config import config_of
 from txl_keras.layers.sublayers import heads_dense
 from txl_keras.layers.sublayers import project_heads
 
@@ -293,10 +294,9 @@ class TwoStreamRelativeAttention(HeadsAttention):
         return outputs[0] if query is None else tuple(outputs)
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "clamp_length": self.clamp_length,
-        }
+        return super().get_config() | config_of(
+            TwoStreamRelativeAttention, self
+        )
 
 
 @dataclasses.dataclass(frozen=True)

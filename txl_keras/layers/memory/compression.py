@@ -11,6 +11,7 @@ from keras import ops
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
+from txl_keras.layers.config import config_of
 
 COMPRESSIONS = ("conv", "dilated_conv", "mean_pool", "max_pool", "most_used")
 
@@ -142,11 +143,7 @@ class Compression(keras.layers.Layer):
         return batch, None if size is None else size // self.rate, width
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "compression": self.compression,
-            "rate": self.rate,
-        }
+        return super().get_config() | config_of(Compression, self)
 
 
 def _mean(shape, dtype=None):

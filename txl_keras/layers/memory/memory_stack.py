@@ -15,6 +15,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
+from txl_keras.layers.config import config_of
 
 COLD_STARTS = ("masked", "zeros")
 
@@ -384,15 +385,7 @@ class MemoryStack(keras.layers.Layer):
         )
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "num_layers": self.num_layers,
-            "batch_size": self.batch_size,
-            "memory_length": self.memory_length,
-            "hidden_dim": self.hidden_dim,
-            "cold_start": self.cold_start,
-            "num_pending": self.num_pending,
-        }
+        return super().get_config() | config_of(MemoryStack, self)
 
 
 _LOOPS = {

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_token_ids
+from txl_keras.layers.config import config_of
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -206,21 +207,7 @@ class AdaptiveEmbedding(keras.layers.Layer):
         return (*token_ids_shape, self.output_dim)
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "input_dim": self.input_dim,
-            "output_dim": self.output_dim,
-            "cutoffs": list(self.cutoffs),
-            "embedding_dim": self.embedding_dim,
-            "div_val": self.div_val,
-            "project_same_dim": self.project_same_dim,
-            "embeddings_initializer": keras.initializers.serialize(
-                self.embeddings_initializer
-            ),
-            "projection_initializer": keras.initializers.serialize(
-                self.projection_initializer
-            ),
-        }
+        return super().get_config() | config_of(AdaptiveEmbedding, self)
 
 
 def _checked_cutoffs(cutoffs, vocabulary_size):

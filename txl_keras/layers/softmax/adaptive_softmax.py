@@ -15,6 +15,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.target import fused
+from txl_keras.layers.config import config_of
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -398,19 +399,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
         return keras.KerasTensor(shape, dtype="float32")
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "embedding": keras.saving.serialize_keras_object(self.embedding),
-            "tie_embeddings": self.tie_embeddings,
-            "tie_projections": list(self.tie_projections),
-            "tail_rows": self.tail_rows,
-            "kernel_initializer": keras.initializers.serialize(
-                self.kernel_initializer
-            ),
-            "projection_initializer": keras.initializers.serialize(
-                self.projection_initializer
-            ),
-        }
+        return super().get_config() | config_of(AdaptiveSoftmax, self)
 
     @classmethod
     def from_config(cls, config):

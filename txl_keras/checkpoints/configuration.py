@@ -122,10 +122,7 @@ def check_values(config, source):
 
 
 def check_sizes(config, tensors, source):
-    """Checks that the file is large enough for the sizes of a configuration.
-
-    It is called before memory is allocated for a model of these sizes.
-    """
+    """Checks, before memory is allocated, that a file can have these sizes."""
     for key in sorted({*_SIZES, "vocab_size"} & {*config} - {"mem_len"}):
         limit = len(tensors) if key == "n_layer" else tensors.num_bytes
         if (config[key] or 0) > limit:

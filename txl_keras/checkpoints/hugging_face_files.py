@@ -15,10 +15,7 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def folder_config(folder, model_type):
-    """Returns the configuration of a folder, which must be of a type.
-
-    Also returns the path of its file.
-    """
+    """Returns the configuration of a folder, of a model type, and its path."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(

@@ -313,10 +313,7 @@ def _state_dict(module, path):
 
 
 def torch_tensors(state, path):
-    """Returns the `Tensors` of a state dict that `load_torch` returned.
-
-    `DataParallel`'s prefix `module.` is removed.
-    """
+    """Returns the `Tensors` of a state dict that `load_torch` returned."""
     received = [type(state).__name__]
     if isinstance(state, dict):
         received = sorted({_kind(*item) for item in state.items()})
@@ -340,7 +337,7 @@ def torch_tensors(state, path):
         arrays.__getitem__,
         sum(storages.values()),
     )
-    if all(name.startswith("module.") for name in tensors):
+    if all(name.startswith("module.") for name in tensors):  # DataParallel
         tensors = tensors.renamed(lambda name: name.removeprefix("module."))
     return tensors
 

@@ -493,10 +493,7 @@ def check_attention_type(attention_type, max_positions, same_length):
 
 
 def check_remembers(attention_type, memory_length, received):
-    """Checks that a type without memory gets none.
-
-    `memory_length` may be `None` if unknown; `received` ends the message.
-    """
+    """Checks that a type without memory gets none (`None`: not known)."""
     if attention_type in ABSOLUTE_TYPES and memory_length != 0:
         raise ValueError(
             f"`attention_type={attention_type!r}` has absolute positions, "

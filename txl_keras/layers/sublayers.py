@@ -11,10 +11,7 @@ from txl_keras.layers.compute.target import fused
 
 
 def heads_dense(layer, equation, name, output_shape=None):
-    """Creates a projection to or from the heads of a layer.
-
-    By default the output shape ends with `num_heads, key_dim` of the layer.
-    """
+    """Creates a projection to or from the heads of a layer."""
     rank = len(equation.split("->")[1])
     heads = [layer.num_heads, layer.key_dim]
     return HeadsDense(
@@ -112,10 +109,7 @@ def layer_norm(layer, name):
 
 
 def normalized_sum(x, residual, gamma, beta, epsilon):
-    """Computes `LayerNorm(x + residual)` with fused forward and backward.
-
-    `gamma` and `beta` are float32 `(D,)`.
-    """
+    """Computes `LayerNorm(x + residual)` with fused forward and backward."""
 
     @tf.custom_gradient
     def normalized(x, residual, gamma, beta):

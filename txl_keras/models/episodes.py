@@ -7,11 +7,10 @@ import tensorflow as tf
 
 
 class Episodes:
-    """Keeps the steps of one episode from those of another.
+    """Keeps the steps of one episode from those of another."""
 
-    `reset` is boolean `(B, T)`, true where an episode begins. Memory belongs to
-    the episode that has the number 0.
-    """
+    # `reset` (B, T) is true where an episode begins. Memory belongs to the one
+    # that has the number 0.
 
     def __init__(self, reset):
         self._numbers = tf.cumsum(tf.cast(reset, tf.int32), axis=1)
@@ -26,11 +25,9 @@ class Episodes:
         return numbers[:, :, None] == keys[:, None, :]
 
     def keep_last(self, memory, size, padding):
-        """Masks what a memory holds of episodes that ended in the segment.
-
-        Of an episode that begins in the segment the last `size` steps are kept,
-        and none of its compressed ones, which may be mixed with other episodes.
-        """
+        """Masks what a memory holds of episodes that ended in the segment."""
+        # Of a new episode the last `size` steps are kept, and no compressed
+        # ones, which may be mixed with other episodes.
         last = self._numbers[:, -1]
         is_last = self._numbers == last[:, None]
         if padding is not None:

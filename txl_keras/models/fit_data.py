@@ -56,11 +56,7 @@ class FitData:
 
 
 def fit_data(x, y, weights, batch_size, vocabulary_size):
-    """Returns `FitData`, or `None` for what only Keras can read.
-
-    `x` is a `Segments`, a `tf.data.Dataset`, or an array with `y` and
-    optional `weights`.
-    """
+    """Returns `FitData` for arguments of `fit`, or `None` for other data."""
     if isinstance(x, (Segments, tf.data.Dataset)):
         for name, value in {"y": y, "sample_weight": weights}.items():
             if value is not None:
@@ -205,10 +201,7 @@ def _in_rows(x, y, weights, batch_size):
 
 
 def batch_data(x, y, weights, vocabulary_size, rows=None):
-    """Returns `FitData` of one batch, without the cost of tracing a map.
-
-    A batch of fewer than `rows` is padded.
-    """
+    """Returns `FitData` of one batch, padded to `rows`. It traces no map."""
     batch = _check_ids({"inputs": x, "targets": y}, vocabulary_size)
     check_shape("x", batch["inputs"], (None, None))
     if weights is not None:
@@ -321,11 +314,7 @@ def _follow(was_short, batch, rows):
 
 
 def _complete(batch, shape, mean_of_all):
-    """Returns a batch with all entries, padded to `shape`, `(B, T)`.
-
-    With `mean_of_all`, weights do not change the number that the sum of losses
-    is divided by, as in `keras.losses`.
-    """
+    """Returns a batch with all entries, padded to `shape`, `(B, T)`."""
     inputs, targets = batch["inputs"], batch["targets"]
     rows = tf.shape(inputs)[0]
     targets = check_shape_in_graph("y", targets, ops.shape(inputs))
@@ -334,7 +323,7 @@ def _complete(batch, shape, mean_of_all):
         weights = weights[:, None]
     weights = tf.broadcast_to(weights, tf.shape(inputs))
     num_targets = tf.reduce_sum(weights)
-    if mean_of_all:
+    if mean_of_all:  # as in `keras.losses`, whatever the weights
         num_targets = tf.cast(tf.size(inputs), tf.float32)
     padded = {"inputs": inputs, "targets": targets, "weights": weights}
     if "reset" in batch:

@@ -23,28 +23,16 @@ from txl_keras.training.trainer import Trainer
 
 
 class FitSteps:
-    """Trains a language model by `Trainer` within Keras's `fit`.
+    """Runs the steps of `Trainer` within Keras's `fit` and `evaluate`."""
 
-    Keras runs the epochs, the callbacks and the progress bar. The steps are
-    those of `Trainer`, and `evaluate` runs `model.score`: neither computes
-    logits, which would be a tensor `(B, T, V)`.
-
-    Args:
-        model: `TransformerXLCausalLM`.
-        metrics: Metrics with `update_from_nll`, see `txl_keras.metrics`.
-        jit_compile: Boolean, whether XLA may compile the steps.
-
-    Attributes:
-        metrics, jit_compile: As given.
-        seed: Integer, of the dropout masks, drawn with Python's `random`.
-        trainer: The `Trainer` of the latest batches, or `None` before any.
-    """
+    # Keras runs the epochs, the callbacks and the progress bar. Nothing here
+    # computes logits, which would be a tensor (B, T, V).
 
     def __init__(self, model, metrics, jit_compile):
         self.metrics = metrics
         self.jit_compile = jit_compile
-        self.seed = random.getrandbits(32)
-        self.trainer = None
+        self.seed = random.getrandbits(32)  # of the dropout masks
+        self.trainer = None  # of the latest batches
         self._model = model
         self._validation = None
         self._run_test = None
@@ -374,10 +362,7 @@ def _next_parts(iterator):
 
 
 class _KerasReading:
-    """Makes `FitData` of each batch of a `fit` whose data only Keras reads.
-
-    A last batch with fewer rows than the first one is padded.
-    """
+    """Makes `FitData` of each batch of a `fit` whose data only Keras reads."""
 
     def __init__(self, vocabulary_size):
         self._vocabulary_size = vocabulary_size
@@ -424,14 +409,12 @@ class _Reading:
             self.iterator = self.data.iterator(step, strategy)
 
     def next_steps(self, num_steps):
-        """Returns how many steps to run in the next call, at most `num_steps`.
-
-        Steps that were done before a restart count, but are not run again.
-        """
+        """Returns how many of the next `num_steps` steps are to be run."""
         if self.steps_per_epoch is not None:
             left = self.steps_per_epoch - self.steps_done
             num_steps = min(num_steps, left)
         self.steps_done += num_steps
+        # Done before a restart: they count, but are not run again.
         skipped = min(num_steps, self.steps_to_skip)
         self.steps_to_skip -= skipped
         return num_steps - skipped

@@ -11,11 +11,7 @@ class KeepsCompiled:
     _kept = None
 
     def _keep(self, make, *settings):
-        """Returns `make(self, *settings)`, the same object for the same call.
-
-        A new one is made if the model has other variables, as after
-        `quantize`; new values of the variables need none.
-        """
+        """Returns `make(self, *settings)`, one object for equal calls."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas > 1:
             raise RuntimeError(
@@ -26,6 +22,8 @@ class KeepsCompiled:
         if self._kept is None:
             # In a dictionary of the model Keras would track its variables.
             self._kept = types.SimpleNamespace(made={})
+        # Other variables, as after `quantize`, need a new one. New values do
+        # not.
         variables = self.weights
         ids = [id(variable) for variable in variables]
         before, _, found = self._kept.made.get(make, (None,) * 3)

@@ -41,12 +41,7 @@ _KINDS = {
 
 
 def check_model_config(content, model_class, path, field="model"):
-    """Checks and returns a field of JSON, the `get_config()` of a model.
-
-    `model_class` is a class of `txl_keras.models`, and `path` names the file
-    in errors. The result names only classes of this package; raises
-    `ValueError` for unknown fields, other types or other classes.
-    """
+    """Checks and returns a model's config, which names only our classes."""
     if model_class in _BACKBONES.values():
         return _backbone_arguments(content, field, model_class, path)
     at = f"{field}.backbone"
@@ -123,10 +118,7 @@ def check_limit(field, value, maximum, path):
 
 
 def warn_of_memory_source(trained, overrides):
-    """Warns if trained weights get another memory than they learned with.
-
-    `trained` are the arguments of the backbone that the weights are of.
-    """
+    """Warns if weights `trained` with one memory source get another."""
     before = trained.get("memory_source", "inputs")
     after = overrides.get("memory_source", before)
     if after != before:
@@ -139,13 +131,7 @@ def warn_of_memory_source(trained, overrides):
 
 
 def weight_shapes(config, model_class, path, max_layers):
-    """Returns the shapes of a model's weights by name, without allocating them.
-
-    An entry is such as `{"block_0/attention/query/kernel": (16, 2, 8)}`.
-    `config` is the result of `check_model_config`. Raises `ValueError` if it
-    describes no model or one with more than `max_layers` layers, clusters or
-    streams.
-    """
+    """Returns the shapes of weights by name, without allocating the weights."""
     sizes = backbone_config(config)
     for name, number in (
         ("num_layers", sizes["num_layers"]),

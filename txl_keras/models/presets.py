@@ -229,12 +229,9 @@ def build_preset(model_class, name, dtype, overrides, backbone_class=None):
 
 
 def own_arguments(model_class):
-    """Returns the parameters of a model by name, without its backbone.
-
-    Empty for a backbone.
-    """
+    """Returns the parameters of a model without its backbone, by name."""
     parameters = inspect.signature(model_class).parameters
-    if "backbone" not in parameters:
+    if "backbone" not in parameters:  # of a backbone
         return {}
     return {
         name: parameter

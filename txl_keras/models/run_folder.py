@@ -40,15 +40,12 @@ _CONFIG_FIELDS = {
     "corpus.text_key": "a string or null",
     "data": "an object",
 }
+# "best" is by validation score, and the latest if there is none.
 CHECKPOINTS = ("latest", "best")
 
 
 class RunFolder:
-    """Reads what a model needs from the folder of a run.
-
-    `txl_keras.workdir.Workdir` describes the folder, and writes it. `path` is
-    a string, local or in a bucket.
-    """
+    """Reads from the folder of a run what its model needs."""
 
     def __init__(self, path):
         if not path:
@@ -74,12 +71,7 @@ class RunFolder:
         return tf.io.gfile.exists(self.file("config.json"))
 
     def read_config(self):
-        """Returns the configuration of the run, a dictionary.
-
-        Raises:
-            FileNotFoundError: If no run was started here.
-            ValueError: If the file is damaged.
-        """
+        """Returns the configuration of the run, a dictionary."""
         path = self.file("config.json")
         if not self.is_claimed():
             raise FileNotFoundError(
@@ -92,14 +84,8 @@ class RunFolder:
         return {**config, "corpus": config.get("corpus") or {}}
 
     def run_hash(self):
-        """Returns a 64-bit integer that identifies the run's configuration.
-
-        The location of the text is left out, as it may change.
-
-        Raises:
-            FileNotFoundError: If no run was started here.
-            ValueError: If config.json is damaged.
-        """
+        """Returns a 64-bit integer that identifies the run's configuration."""
+        # Without the location of the text, which may change.
         config = {**self.read_config(), "corpus": None}
         digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
         return int.from_bytes(digest.digest()[:8], "big", signed=True)
@@ -110,41 +96,12 @@ class RunFolder:
         model_class=TransformerXLCausalLM,
         **overrides,
     ):
-        """Loads the model of the run, with its weights.
-
-        Args:
-            checkpoint: String, `"latest"` or `"best"` (by validation score).
-                Falls back to the latest if there is no best.
-            model_class: The class of the model, such as `XLNetPermutationLM`.
-            **overrides: Arguments of the backbone that do not change the
-                weights, such as `memory_length`.
-
-        Returns:
-            Tuple of the model and its step.
-
-        Raises:
-            FileNotFoundError: If there is no run or no checkpoint.
-            ValueError: If `checkpoint` is unknown, the run has a model of
-                another class, or its configuration and weights contradict each
-                other.
-        """
+        """Returns the run's model with its weights, and their step."""
         model = self.build_model(model_class, checkpoint, **overrides)
         return model, self.restore_weights(model, checkpoint)
 
     def restore_weights(self, model, checkpoint="latest"):
-        """Loads the weights of the run into a model.
-
-        Args:
-            model: The model of the run, such as from `build_model`.
-            checkpoint: String, as in `load_model`.
-
-        Returns:
-            Integer, the step of the weights.
-
-        Raises:
-            FileNotFoundError: If there is no checkpoint.
-            ValueError: If none can be read, or they belong to another model.
-        """
+        """Loads the weights of the run into a model and returns their step."""
         run = self.run_hash()
         if checkpoint == "best" and saved_steps(self.best):
             try:
@@ -159,7 +116,7 @@ class RunFolder:
         checkpoint="latest",
         **overrides,
     ):
-        """Builds the model of the run with fresh weights; see `load_model`."""
+        """Builds the run's model; `overrides` are arguments of its backbone."""
         config = self.read_model_config(model_class, checkpoint)
         warn_of_memory_source(config["backbone"]["config"], overrides)
         config["backbone"]["config"].update(overrides)
@@ -168,19 +125,7 @@ class RunFolder:
     def read_model_config(
         self, model_class=TransformerXLCausalLM, checkpoint="latest"
     ):
-        """Returns `get_config()` of the run's model, if the weights match.
-
-        Allocates no weights.
-
-        Args:
-            model_class: The expected class of the model.
-            checkpoint: String, as in `load_model`.
-
-        Raises:
-            FileNotFoundError: If there is no run or no checkpoint.
-            ValueError: If the model is of another class, or does not match the
-                saved weights.
-        """
+        """Returns `get_config()` of the run's model, if the weights match."""
         check_one_of("checkpoint", checkpoint, CHECKPOINTS)
         self.check_model_class(model_class)
         path = self.file("config.json")
@@ -219,13 +164,7 @@ class RunFolder:
         return "TransformerXLCausalLM"
 
     def load_tokenizer(self):
-        """Loads the tokenizer of the run.
-
-        Raises:
-            FileNotFoundError: If there is none, for example because a
-                checkpoint was converted without a vocabulary.
-            ValueError: If it is damaged, or was changed after the run began.
-        """
+        """Loads the tokenizer of the run, unless it has changed since."""
         config = self.read_config()
         if not tf.io.gfile.exists(self.tokenizer):
             remedy = "convert the checkpoint again, with --vocabulary"
@@ -247,16 +186,10 @@ class RunFolder:
         return tokenizer
 
     def generation_memory_length(self, backbone):
-        """Returns the memory length for generating token by token.
-
-        It is at least the segment length of training, where a token also
-        attended to its segment: without memory, the model would see only the
-        last token.
-
-        Args:
-            backbone: The backbone of the run's model.
-        """
+        """Returns the memory length for generating token by token."""
         if not backbone.has_attention:
             return backbone.memory_length
+        # In training a token also attended to its segment. Without memory it
+        # would now attend to the last token only.
         segment_length = self.read_config()["flags"].get("segment_length")
         return max(backbone.memory_length, segment_length or 0)

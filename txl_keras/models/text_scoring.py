@@ -167,10 +167,7 @@ class TextScorer:
         return tf.cast(hidden, tf.float32), entries
 
     def _read(self, read, texts):
-        """Applies `_nll` or `_hidden` to texts, batch by batch.
-
-        Takes a list of tuples of id arrays `(n,)`; returns arrays `(n, ...)`.
-        """
+        """Applies `read` to tuples of ids `(n,)`; returns arrays `(n, ...)`."""
         self._reader.begin()
         found = [None] * len(texts)
         # Batches of similar lengths need little padding.

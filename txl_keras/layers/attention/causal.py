@@ -164,10 +164,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         content_bias,
         positions,
     ):
-        """Projects states, poses the `Problem`, and projects what it returns.
-
-        See `Problem` for the last two arguments.
-        """
+        """Projects states, poses the `Problem` and projects its solution."""
         if query_mask is None:
             # Keras passes it by name only if there are several tensors.
             query_mask = getattr(query, "_keras_mask", None)

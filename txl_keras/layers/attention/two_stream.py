@@ -229,12 +229,10 @@ class TwoStreamRelativeAttention(HeadsAttention):
         return self._scaled(query)
 
     def _attend_targets(self, query, target_mapping, keys, mask, dropout):
-        """Computes attention of the query stream, `(B, P, N, H)`.
-
-        Targets are scattered to their positions, where distances start.
-        """
+        """Computes attention of the query stream, `(B, P, N, H)`."""
         query = self._project_query(query)
         if target_mapping is not None:
+            # Scatters targets to their positions, where distances start.
             query = ops.einsum("nbph,bpt->nbth", query, target_mapping)
         attended = self._attend(query, keys, mask, dropout)
         has_keys = ops.any(mask, axis=-1)[..., None, None]
@@ -244,10 +242,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
         return attended
 
     def _attend(self, query, keys, mask, dropout):
-        """Computes attention of one stream by the equation above.
-
-        Shapes: query `(N, B, T, H)`, mask `(B, T, S)`, result `(B, T, N, H)`.
-        """
+        """Computes attention `(B, T, N, H)` of one stream, see the class."""
         u, v, b = (
             self._scaled(ops.cast(bias, self.compute_dtype))
             for bias in (

@@ -186,10 +186,7 @@ def _attend(problem, blocks, extra_masks):
 
 
 def _attend_to_cache(problem, blocks, extra_masks):
-    """Computes attention `(B, N, T, H)` to cached keys, for inference only.
-
-    The cache and the segment stay separate tensors.
-    """
+    """Computes attention `(B, N, T, H)` to cached keys, for inference only."""
     query, parts = problem.content_query(), problem.parts
     *memory, segment = parts
     distance_scores, position_query, rows = _position_operands(problem)
@@ -226,10 +223,7 @@ def _attend_to_cache(problem, blocks, extra_masks):
 
 
 def _pad_rows(positions, num_distances):
-    """Pads or slices the rows `(N, R, ...)` to one more than the distances.
-
-    The first row is the padding of `_shift`.
-    """
+    """Pads or slices `(N, R, ...)` to all distances and one for `_shift`."""
     positions = positions[:, -num_distances:]
     missing = num_distances + 1 - positions.shape[1]
     padding = tf.repeat(positions[:, :1], missing, axis=1)
@@ -383,10 +377,7 @@ def _softmax_gradient(
     seeds,
     block,
 ):
-    """Computes the weights after dropout, and the gradient of the scores.
-
-    See `tiles.softmax_matmul` for the equations.
-    """
+    """Computes weights and score gradients: see `tiles.softmax_matmul`."""
     dtype = output.dtype
     delta = softmax_delta(output, output_gradient)  # [N, B, t, 1]
     masked_scores, mask = _mask_scores(scores, extra_mask, block)

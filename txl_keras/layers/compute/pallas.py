@@ -27,10 +27,7 @@ TILE_QUERIES = 128
 
 
 def supports(problem, target):
-    """Returns whether the kernel can solve this problem on this target.
-
-    Raises `ValueError` if only the lengths are not multiples of a tile.
-    """
+    """Returns whether the kernel can solve this problem on this target."""
     visible, positions = problem.visible, problem.positions
     is_supported = (
         target.kernel

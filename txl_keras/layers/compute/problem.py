@@ -67,10 +67,7 @@ class Visible:
 
     @property
     def nearest(self):
-        """Returns the smallest distance of a visible key.
-
-        It is negative with look-ahead, and an integer if `T` is one.
-        """
+        """Returns the smallest distance of a visible key, maybe negative."""
         if self.look_ahead == 0:
             return 0
         farthest_ahead = self.length - 1

@@ -84,10 +84,7 @@ def compile_for(target, function, jit_compile=True):
 
 
 def prefers_tensorflow_matmul(dtype, training):
-    """Returns whether TensorFlow's matmuls beat XLA's on this CPU.
-
-    False if the CPU is unknown. The dtype is a name such as `"float32"`.
-    """
+    """Returns whether TensorFlow's matmuls are known to beat XLA's here."""
     needed = _INSTRUCTIONS.get((dtype, training), set())
     return bool(needed & _cpu_flags(_CPU_INFO))
 

@@ -29,13 +29,7 @@ from txl_keras.layers.memory.ring_buffer import slots_by_age
 
 
 class Evicted(collections.namedtuple("Evicted", ["states", "compressed"])):
-    """Holds what left the memory of one block, and what it became.
-
-    Attributes:
-        states: Tensor `(B, S, D)`. The first c times `num_groups` of a row
-            were compressed.
-        compressed: Tensor `(B, G, D)`. The first `num_groups` are real.
-    """
+    """Holds states `(B, S, D)` that left memory, and compressed `(B, G, D)`."""
 
     __slots__ = ()
 
@@ -55,8 +49,9 @@ def extend_compressed(
             that each key received.
 
     Returns:
-        Triple of the new `Memory`, a list of L `Evicted`, and `num_groups`,
-        int32 `(B,)`. Gradients reach the compressions from `Evicted` only.
+        Triple of the new `Memory`, a list of L `Evicted`, and int32 `(B,)`, how
+        many of their compressed states are real. Gradients reach the
+        compressions from `Evicted` only.
     """
     rate, size = compressions[0].rate, memory.length - num_compressed
     places = memory.pending[0].shape[1]

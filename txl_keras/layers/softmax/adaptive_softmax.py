@@ -201,11 +201,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
         return nll
 
     def _head_nll(self, hidden, words, cluster):
-        """Computes the loss of the head, whose classes are words and tails.
-
-        `words` are the targets, or -1 if in a tail. `cluster` is the index of
-        each target's cluster.
-        """
+        """Computes the loss of the head; `words` are -1 for words of tails."""
         parts, biases = self._head_logit_parts(hidden)
         return _nll_of_parts(parts, biases, [words, cluster - 1][: len(parts)])
 

@@ -11,12 +11,10 @@ from txl_keras.models.generation.token_reader import WindowReader
 
 
 class BeamSearch:
-    """Finds likely continuations of prompts, K beams at a time.
+    """Finds likely continuations of prompts, K beams at a time."""
 
-    See `BeamSampler` for the score. Every beam is a row of its own with a
-    memory, which is copied where a beam splits. `memory_length` is that of
-    `Generator`.
-    """
+    # Every beam is a row with its own memory, which is copied where a beam
+    # splits. See `BeamSampler` for the score.
 
     def __init__(self, model, num_beams, memory_length):
         self._model = model
@@ -26,11 +24,7 @@ class BeamSearch:
         self._memory = None
 
     def __call__(self, prompts, continuations):
-        """Yields, once, the best continuation of each of B prompts.
-
-        `prompts` are int32 arrays, and `continuations` B empty ones, which tell
-        where a text ends. Raises `FloatingPointError` if the model returns NaN.
-        """
+        """Yields, once, the best continuation of each of B prompts."""
         count = self._num_beams
         texts = [prompt for prompt in prompts for _ in range(count)]
         beams = [c.copy() for c in continuations for _ in range(count)]
@@ -78,10 +72,7 @@ class BeamSearch:
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _rank(self, log_probs, scores, ended):
-        """Returns parents, tokens and scores `(B, K)` of the next beams.
-
-        Tokens are -1 where the model returned NaN.
-        """
+        """Returns parents, tokens and scores `(B, K)` of the next beams."""
         count = self._num_beams
         vocabulary_size = log_probs.shape[1]
         log_probs = tf.reshape(log_probs, (-1, count, vocabulary_size))
@@ -95,7 +86,7 @@ class BeamSearch:
         scores, places = tf.math.top_k(sums, count)
         tokens = places % vocabulary_size
         is_right = tf.reduce_all(are_numbers, axis=1, keepdims=True)
-        tokens = tf.where(is_right, tokens, -1)
+        tokens = tf.where(is_right, tokens, -1)  # -1 for NaN
         return places // vocabulary_size, tokens, scores
 
 

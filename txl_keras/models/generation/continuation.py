@@ -6,14 +6,10 @@ import numpy as np
 
 
 class Continuation:
-    """Collects the tokens after one prompt until something ends them.
-
-    `stream` is a `TextStream`, or None to collect ids. Neither a stop token nor
-    a stop string is part of the result.
-    """
+    """Collects the tokens after one prompt until something ends them."""
 
     def __init__(self, stream, max_tokens, stop_token_ids):
-        self._stream = stream
+        self._stream = stream  # a `TextStream`, or None to collect ids
         self._num_left = max_tokens
         self._stop_token_ids = stop_token_ids
         self._pieces = []

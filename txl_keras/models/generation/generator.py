@@ -249,10 +249,7 @@ class Step(TokenReader):
 
 
 class _OpenVinoStep(TokenReader):
-    """Reads one token per row by OpenVINO and draws the next one.
-
-    TensorFlow reads the prompts, whose memory OpenVINO goes on from.
-    """
+    """Reads one token per row by OpenVINO, after prompts by TensorFlow."""
 
     def __init__(self, model, sampler, num_rows, memory_length, weights):
         super().__init__(model, num_rows, memory_length)

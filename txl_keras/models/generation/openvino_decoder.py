@@ -20,10 +20,7 @@ ENGINES = ("tensorflow", "openvino")
 
 
 def check_engine(engine, weights, model, memory_length):
-    """Checks an engine, the dtype of its weights, and what it has to decode.
-
-    Raises `ValueError`, or `ImportError` if OpenVINO is missing.
-    """
+    """Checks an engine, the dtype of its weights, and what it has to decode."""
     check_one_of("engine", engine, ENGINES)
     check_one_of("weights", weights, WEIGHTS)
     if engine == "tensorflow":

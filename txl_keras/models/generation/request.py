@@ -20,11 +20,7 @@ _DEFAULT_NEW_TOKENS = 256
 
 
 class Request:
-    """Holds the checked arguments of `model.generate`, and makes its result.
-
-    `ids` are int32 arrays, one per prompt. `num_new_tokens`, the most tokens
-    after any prompt, `seed` and `memory_length` are integers.
-    """
+    """Holds the checked arguments of `model.generate`, and makes its result."""
 
     def __init__(
         self,

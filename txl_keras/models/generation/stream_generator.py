@@ -8,18 +8,14 @@ from txl_keras.models.generation.generator import Step
 
 
 class StreamGenerator(Generator):
-    """Generates steps, int32 `(B, F)`, where `Generator` generates tokens.
-
-    `model` is a `TransformerXLStreamLM`, `stream_samplers` a tuple of F
-    `Sampler`s, and prompts are int32 arrays `(P, F)` that `model` has checked.
-    """
+    """Generates steps, int32 `(B, F)`, where `Generator` generates tokens."""
 
     def __init__(self, model, stream_samplers, memory_length):
         super().__init__(model, memory_length=memory_length)
         self._samplers = stream_samplers
 
     def _check_prompts(self, prompts):
-        return prompts
+        return prompts  # checked by the model
 
     def _make_step(self, num_rows):
         return _StreamStep(

@@ -46,11 +46,9 @@ class HeadsDense(_QuantizedLikeItsBase, keras.layers.EinsumDense):
 
     def call(self, inputs, training=None):
         axes, kernel_axes = self.equation.split("->")[0].split(",")
-        summed = [axis for axis in axes if axis in kernel_axes]
-        sums_adjacent_axes = axes.endswith(
-            "".join(summed)
-        ) and kernel_axes.startswith("".join(summed))
-        if not (target.current().is_cpu and sums_adjacent_axes):
+        summed = "".join(axis for axis in axes if axis in kernel_axes)
+        are_adjacent = axes.endswith(summed) and kernel_axes.startswith(summed)
+        if not (target.current().is_cpu and are_adjacent):
             return super().call(inputs)
         return tf.tensordot(inputs, self.kernel, len(summed))
 

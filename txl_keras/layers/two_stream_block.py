@@ -141,10 +141,7 @@ class TwoStreamBlock(keras.layers.Layer):
             training=training,
             dropout_seed=fold_in(dropout_seed, 0),
         )
-        content_seed, query_seed = (
-            fold_in(dropout_seed, 1),
-            fold_in(dropout_seed, 2),
-        )
+        content_seed, query_seed = (fold_in(dropout_seed, i) for i in (1, 2))
         if query is None:
             return self._transform(content, attended, training, content_seed)
         return (

@@ -183,24 +183,21 @@ class FitSteps:
                 "`x` must be an array, text, `Segments` or a dataset. Convert "
                 f"ids with `np.asarray`. Received: x={shown(x)}"
             )
-        weights = arguments.get("sample_weight")
         data = fit_data(
             x,
             arguments["y"],
-            weights,
+            arguments.get("sample_weight"),
             arguments["batch_size"],
             self._vocabulary_size,
         )
-        return data or self._only_keras(type(x).__name__)
-
-    def _only_keras(self, received):
         replicas = self._strategy.num_replicas_in_sync
-        if replicas > 1:
+        if data is None and replicas > 1:
             raise ValueError(
                 "`x` must be `Segments`, a `tf.data.Dataset` or arrays on "
-                f"several replicas. Received: {received}, on {replicas} "
-                "replicas"
+                f"several replicas. Received: {type(x).__name__}, on "
+                f"{replicas} replicas"
             )
+        return data
 
     def _validation_data(self, validation, arguments):
         """Returns the `FitData` of the argument `validation_data`."""

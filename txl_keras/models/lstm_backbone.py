@@ -193,7 +193,6 @@ class LSTMBackbone(RecurrentBackbone):
 
     def project_positions(self, num_distances):
         """Returns an empty tuple, since an LSTM has no positions."""
-        del num_distances
         return ()
 
     def call_projected(self, token_ids, memory, positions):
@@ -208,7 +207,6 @@ class LSTMBackbone(RecurrentBackbone):
             The pair of hidden states `(B, T, D)` and a tuple of 2 L tensors
             `(B, T, D)`: hidden state and cell state of each layer.
         """
-        del positions
         return self._all_states(token_ids, memory.states)
 
     def get_config(self):

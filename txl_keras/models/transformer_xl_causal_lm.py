@@ -307,15 +307,14 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
     def get_compile_config(self):
         """Returns what `compile` was called with, for saving."""
         config = super().get_compile_config()
-        if config:
-            sampler = keras.saving.serialize_keras_object(self.sampler)
-            config = {**config, "sampler": sampler}
-        if config and self.fit_steps is not None:
-            config = {**config, "loss": "auto"}
+        if not config:
+            return config
+        serialize = keras.saving.serialize_keras_object
+        config = {**config, "sampler": serialize(self.sampler)}
+        if self.fit_steps is not None:
+            config["loss"] = "auto"
             config["jit_compile"] = self.fit_steps.jit_compile
-            config["weighted_metrics"] = keras.saving.serialize_keras_object(
-                self.fit_steps.metrics
-            )
+            config["weighted_metrics"] = serialize(self.fit_steps.metrics)
         return config
 
     def fit(

@@ -342,16 +342,11 @@ class CausalMultiHeadAttention(HeadsAttention):
         """Returns the largest visible distance of `same_length`, or `None`."""
         if not self.same_length:
             return None
-        if self.same_length == "pytorch":
-            # The M visible keys include the query's own, which is never masked.
-            max_distance = num_memory - 1
-            is_known = isinstance(num_memory, int)
-            return (
-                max(max_distance, 0)
-                if is_known
-                else ops.maximum(max_distance, 0)
-            )
-        return num_memory
+        if self.same_length != "pytorch":
+            return num_memory
+        # The M visible keys include the query's own, which is never masked.
+        at_least = max if isinstance(num_memory, int) else ops.maximum
+        return at_least(num_memory - 1, 0)
 
     def compute_output_shape(self, query_shape):
         return query_shape

@@ -42,7 +42,7 @@ class Block(typing.NamedTuple):
     @property
     def num_keys(self):
         """Returns the number of keys up to the last visible one, `s`."""
-        return min(self.num_memory + self.end - self.nearest, self.sizes[2])
+        return min(self.num_distances, self.sizes[2])
 
     @property
     def num_distances(self):

@@ -103,12 +103,11 @@ class Memory(
         Returns:
             `Memory` of the same shapes.
         """
-        length = tf.shape(hidden_states[0])[1]
         states = tuple(
             keep_last(state, hidden, self.length, lengths)
             for state, hidden in zip(self.states, hidden_states, strict=True)
         )
-        added = length if lengths is None else lengths
+        added = tf.shape(hidden_states[0])[1] if lengths is None else lengths
         valid_length = tf.minimum(self.valid_length + added, self.length)
         return Memory(states, valid_length)
 

@@ -123,7 +123,6 @@ class ProjectedMemory(
         Returns:
             `ProjectedMemory` of the same shapes.
         """
-
         choose = functools.partial(choose_rows, reset)
         return ProjectedMemory(
             tuple(map(choose, empty.keys, self.keys)),

@@ -279,13 +279,17 @@ class AdaptiveSoftmax(keras.layers.Layer):
             that are not computed.
         """
         hidden = tf.cast(hidden, tf.float32)
-        words, tails = self._head_log_probs(hidden)
+        head = tf.nn.log_softmax(self._head_logits(hidden))
+        first_size = self.embedding.cluster_size(0)
+        # Of the first words, and of whole tails.
+        words, tails = head[..., :first_size], head[..., first_size:]
         is_needed = needed and needed(words, tails)
         parts = [words]
         for i in range(1, self.embedding.num_clusters):
 
             def compute(i=i):
-                inside = self._inside_log_probs(hidden, i)
+                logits = _logits(hidden, *self._parameters(i))
+                inside = tf.nn.log_softmax(logits)
                 return inside + tails[..., i - 1, None]
 
             def skip(i=i):
@@ -377,16 +381,6 @@ class AdaptiveSoftmax(keras.layers.Layer):
                 tf.reduce_any(is_drawn), draw_inside, lambda ids=ids: ids
             )
         return ids
-
-    def _head_log_probs(self, hidden):
-        """Computes log-probabilities of the first words, and of whole tails."""
-        head = tf.nn.log_softmax(self._head_logits(hidden))
-        first_size = self.embedding.cluster_size(0)
-        return head[..., :first_size], head[..., first_size:]
-
-    def _inside_log_probs(self, hidden, cluster):
-        """Computes log-probabilities of a tail's words, given the tail."""
-        return tf.nn.log_softmax(_logits(hidden, *self._parameters(cluster)))
 
     def compute_output_spec(self, hidden, targets=None):
         shape = (*hidden.shape[:-1], self.embedding.input_dim)

@@ -146,17 +146,14 @@ def check_memory(memory_length, num_layers, hidden_dim, source):
 
 
 def read_config(config, overrides, defaults, source="`config`"):
-    """Reads a dictionary or JSON file, checks it and adds default values.
-
-    `defaults` are the other keys of the format, with their default values. A
-    value of `None` counts as missing.
-    """
+    """Reads a dictionary or JSON file, checks it and adds `defaults`."""
     if not isinstance(config, dict):
         source, config = str(config), read_json(config)
     config = {
         key: value
         for key, value in config.items()
-        # A pickled dictionary may have keys that are not strings.
+        # A value of None counts as missing. A pickled dictionary may have keys
+        # that are not strings.
         if isinstance(key, str) and value is not None
     }
     check_overrides(overrides, _OVERRIDES)
@@ -206,13 +203,9 @@ def tied_projections(config):
 
 
 class Plan:
-    """Holds the sizes of a `TransformerXLCausalLM` that is not built yet.
+    """Holds the sizes of a `TransformerXLCausalLM` that is not built yet."""
 
-    A layout reads them from `backbone` and `softmax`, as from a model.
-    `arguments` are those of `TransformerXLBackbone` that differ by format,
-    `overrides` replace any of them. Clusters beyond `tie_projections` are not
-    tied.
-    """
+    # A layout reads them from `backbone` and `softmax`, as from a model.
 
     def __init__(
         self,
@@ -271,6 +264,7 @@ class Plan:
         self.softmax = AdaptiveSoftmax(
             self.backbone.token_embedding,
             tie_embeddings=bool(tie_embeddings),
+            # Clusters beyond `tie_projections` are not tied.
             tie_projections=ties + [False] * (num_clusters - len(ties)),
         )
         self._arguments = {"dtype": dtype, **arguments}

@@ -84,11 +84,7 @@ def _with_size(shape, axis, size):
 
 
 def projection_shapes(softmax):
-    """Returns the projection shapes of the embedding, and of its softmax.
-
-    Two lists by cluster, with `None` for no projection. If all clusters of the
-    embedding share one projection, its list has one shape.
-    """
+    """Returns projection shapes or `None`, of an embedding and its softmax."""
     embedding = softmax.embedding
     shapes = [
         (size, embedding.output_dim) if embedding.needs_projection(i) else None
@@ -102,13 +98,7 @@ def projection_shapes(softmax):
 
 
 def read(build, layout, tensors, source):
-    """Builds a model and loads its weights, if the file fits the layout.
-
-    `build()` is called after all checks, since an untrusted configuration may
-    ask for any size. One tensor is in memory at a time. An error lists all
-    tensors that are missing, unexpected, of a wrong shape, not finite, or
-    different although they are tied.
-    """
+    """Builds a model and loads its weights, if the file fits the layout."""
     problems = [*_problems_of_names(layout, tensors)]
     for entry in layout:
         problems += _problems_of_shapes(entry, tensors)
@@ -132,6 +122,7 @@ def read(build, layout, tensors, source):
             f"{source} does not fit its configuration. Nothing was loaded: "
             f"{len(problems)} problem(s).\n{lines}"
         )
+    # Not earlier, since an untrusted configuration may ask for any size.
     model = build()
     weights = _covered_weights(model, layout)
     for entry in layout:
@@ -143,7 +134,7 @@ def read(build, layout, tensors, source):
         parts = entry.split(tensors[name], shapes)
         for weight, part in zip(targets, parts, strict=True):
             weight.assign(tf.cast(to_tensor(part), weight.dtype))
-        del parts, part
+        del parts, part  # one tensor is in memory at a time
     return model
 
 

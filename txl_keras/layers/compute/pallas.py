@@ -128,11 +128,7 @@ def check_lengths(length, num_memory):
 def _attend_in_kernel(
     shape, query, biases, keys, values, positions, mask, seeds
 ):
-    """Computes attention `(N, B, T, H)`, with a first-order gradient only.
-
-    `biases` is the pair `(u, v)`; `keys` and `values` are pairs of memory and
-    segment.
-    """
+    """Computes attention `(N, B, T, H)`, with a first-order gradient only."""
     # Imported here because only the kernel needs jax.
     from txl_keras.layers.compute.pallas_kernels import build_kernels
 

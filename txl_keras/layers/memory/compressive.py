@@ -35,24 +35,15 @@ class Evicted(collections.namedtuple("Evicted", ["states", "compressed"])):
 
 
 def extend_compressed(
-    memory, hidden_states, compressions, num_compressed, lengths=None, usage=()
+    memory,  # of L states [B, C + M, D]: compressed slots, then tokens
+    hidden_states,
+    compressions,
+    num_compressed,
+    lengths=None,
+    usage=(),  # with "most_used", attention to keys: L tensors [B, C + M + T]
 ):
-    """Appends a segment to memory and compresses what does not fit.
-
-    Args:
-        memory: `Memory` of L states `(B, C + M, D)`: compressed slots, then
-            tokens. Its `pending` tokens left memory and fill no group yet.
-        hidden_states, lengths: See `Memory.extend`.
-        compressions: L `Compression` layers.
-        num_compressed: Integer `C`.
-        usage: With `"most_used"`, L tensors `(B, C + M + T)`, the attention
-            that each key received.
-
-    Returns:
-        Triple of the new `Memory`, a list of L `Evicted`, and int32 `(B,)`, how
-        many of their compressed states are real. Gradients reach the
-        compressions from `Evicted` only.
-    """
+    """Appends a segment to memory and compresses what does not fit."""
+    # Gradients reach the compressions from what was evicted only.
     rate, size = compressions[0].rate, memory.length - num_compressed
     places = memory.pending[0].shape[1]
     num_new = tf.shape(hidden_states[0])[1] if lengths is None else lengths
@@ -107,29 +98,26 @@ def extend_compressed(
             else memory.pending_length,
         ),
         evicted,
-        num_groups,
+        num_groups,  # [B], how many of the compressed states are real
     )
 
 
 class CompressiveCache(
     collections.namedtuple(
         "CompressiveCache",
-        ["keys", "values", "states", "num_tokens", "num_compressed"],
+        [
+            "keys",  # tuples of L tensors [B, N, C + M, H]
+            "values",
+            "states",  # L tensors [B, W, D], what blocks remember of W tokens
+            "num_tokens",  # int64 [B], tokens read
+            "num_compressed",  # int64 [B], groups compressed
+        ],
     )
 ):
-    """Holds a compressive memory as projected keys and values.
+    """Holds a compressive memory as projected keys and values."""
 
-    It is what `ProjectedMemory` is for memory without compressed slots. Slots
-    and tokens are ring buffers, next to each other in one tensor. The hidden
-    states of tokens are kept until they are compressed.
-
-    Attributes:
-        keys, values: Tuples of L tensors `(B, N, C + M, H)`.
-        states: Tuple of L tensors `(B, W, D)`, a ring buffer of what blocks
-            remember of the last W tokens.
-        num_tokens: int64 `(B,)`, tokens read.
-        num_compressed: int64 `(B,)`, groups compressed.
-    """
+    # Slots and tokens are ring buffers, next to each other in one tensor. The
+    # hidden states of tokens are kept until they are compressed.
 
     __slots__ = ()
 
@@ -199,29 +187,15 @@ class CompressiveCache(
         self,
         keys,
         values,
-        states,
-        attention=(),
+        states,  # L tensors [B, T, D], what blocks remember
+        attention=(),  # with "most_used", L tensors [B, T, C + M + T]
         lengths=None,
         write=scatter,
         *,
         compressions,
-        project,
+        project,  # of a block's index and states [B, G, D]: keys and values
     ):
-        """Appends a segment and compresses what does not fit.
-
-        Args:
-            keys, values: L tensors `(B, N, T, H)`.
-            states: L tensors `(B, T, D)`, what blocks remember.
-            attention: With `"most_used"`, L tensors `(B, T, C + M + T)`, the
-                attention of each token to each key.
-            lengths, write: See `ProjectedMemory.append`.
-            compressions: L `Compression` layers.
-            project: Function of a block's index and states `(B, G, D)`, which
-                returns their keys and values `(B, N, G, H)`.
-
-        Returns:
-            `CompressiveCache` of the same shapes.
-        """
+        """Appends a segment and compresses what does not fit."""
         rate = compressions[0].rate
         num_slots, size = self.sizes(rate)
         num_new = tf.shape(states[0])[1] if lengths is None else lengths

@@ -134,11 +134,7 @@ def initial_memory(
     dtype="float32",
     num_pending=None,
 ):
-    """Returns `Memory` of zeros, before anything is read.
-
-    See `MemoryStack` for `cold_start`. With compression, `num_pending` is the
-    number of pending entries P, and `memory_length` counts C + M.
-    """
+    """Returns the `Memory` of a cold start: see `MemoryStack`."""
     check_one_of("cold_start", cold_start, COLD_STARTS)
     if not tf.is_tensor(batch_size):
         check_integer("batch_size", batch_size, 0)
@@ -394,12 +390,9 @@ _LOOPS = {
 
 
 def check_batches(batch_size=None):
-    """Checks the batches of the `fit`, `evaluate` or `predict` that runs.
-
-    Raises `ValueError` if `fit` shuffles samples, or if a batch has other rows
-    than `batch_size`. Layers and callbacks have no access to these settings,
-    so they are read from the stack frame of the loop.
-    """
+    """Checks the batches of the `fit`, `evaluate` or `predict` that runs."""
+    # Layers and callbacks have no access to these settings, so they are read
+    # from the stack frame of the loop.
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code in _LOOPS:
@@ -439,14 +432,11 @@ def check_memory_length(memory_length):
 
 
 def replica_variable(shape, dtype):
-    """Creates a variable of zeros with a separate value on each replica.
-
-    A size of `None` may change. bfloat16 may be stored as float32, so callers
-    use `read_variables` and `assign_variables`: with several workers the
-    initial value is broadcast, which does not support bfloat16.
-    """
+    """Creates a variable of zeros with a separate value on each replica."""
     strategy = tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        # The initial value is broadcast, which does not support bfloat16. So
+        # callers use `read_variables` and `assign_variables`.
         dtype = "float32" if dtype == "bfloat16" else dtype
     return tf.Variable(
         tf.zeros([size or 0 for size in shape], dtype),

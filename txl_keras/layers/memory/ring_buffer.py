@@ -10,10 +10,7 @@ import tensorflow as tf
 
 
 def age_order(next_slot, length):
-    """Returns the age rank `(B, M)` of the entry in each slot, 0 the oldest.
-
-    `next_slot`, int32 `(B,)`, is the slot of the oldest entry.
-    """
+    """Returns age ranks `(B, M)` of slots, 0 for the oldest, `next_slot`."""
     slots = tf.range(length) - next_slot[:, None]
     return tf.math.floormod(slots, max(length, 1))
 
@@ -25,27 +22,19 @@ def slots_by_age(next_slot, length):
 
 
 class RingWrite:
-    """Computes where the last W real entries of a segment are written.
+    """Computes where the last W real entries of a segment are written."""
 
-    It is computed once for all layers, from the `entries` `(B, N, T, H)` of
-    any of them. `next_slot` `(B,)` is the slot of the oldest entry. `lengths`
-    `(B,)` are the numbers of real tokens, before padding. `rows` `(B,)` are
-    the rows of the state that are written, by default the first B.
-
-    `indices`, int32 `(B, N, W, 3)`, are for `tf.tensor_scatter_nd_update` of a
-    state `(rows, N, M, H)`. The ring may be a part of a state with `num_slots`
-    slots, from `first_slot` on.
-    """
+    # Once for all layers, from the entries of any of them.
 
     def __init__(
         self,
-        next_slot,
+        next_slot,  # [B], the slot of the oldest entry
         length,
-        entries,
-        lengths=None,
-        rows=None,
-        first_slot=0,
-        num_slots=None,
+        entries,  # [B, N, T, H]
+        lengths=None,  # [B], the numbers of real tokens, before padding
+        rows=None,  # [B], rows of the state to write, by default the first B
+        first_slot=0,  # of the ring, if it is a part of the state
+        num_slots=None,  # of the state
     ):
         batch = tf.shape(next_slot)[0]
         num_heads, num_new = entries.shape[1:3]
@@ -72,6 +61,7 @@ class RingWrite:
             slots[:, None, :],
         )
         shape = (batch, num_heads, window)
+        # [B, N, W, 3], for `tf.tensor_scatter_nd_update` of [rows, N, M, H].
         self.indices = tf.stack(
             [tf.broadcast_to(coordinate, shape) for coordinate in coordinates],
             axis=-1,
@@ -85,13 +75,10 @@ class RingWrite:
         return tf.reshape((row * num_heads + head) * num_slots + slot, (-1,))
 
     def values(self, entries, state=None):
-        """Returns the entries to write, `(B, N, W, H)`.
-
-        With `lengths`, a row with fewer than W real tokens writes back what
-        `state` has at the other indices.
-        """
+        """Returns the entries to write, `(B, N, W, H)`."""
         if self._all_real:
             return entries[:, :, self._start :]
+        # Rows with fewer than W real tokens write back what the state has.
         return tf.where(
             self._entry_indices[:, None, :, None] >= 0,
             tf.gather(

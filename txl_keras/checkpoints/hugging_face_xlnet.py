@@ -153,7 +153,6 @@ def _read_config(folder, overrides):
 def _arguments(config):
     """Returns the arguments of `XLNetBackbone` for a configuration."""
     clamp_length = config["clamp_len"]
-    head_dim = config.get("d_head")
     return {
         "vocabulary_size": config["vocab_size"],
         "num_layers": config["n_layer"],
@@ -161,7 +160,7 @@ def _arguments(config):
         "hidden_dim": config["d_model"],
         "intermediate_dim": config["d_inner"],
         "head_dim": check_head_dim(
-            head_dim, config["d_model"], config["n_head"]
+            config.get("d_head"), config["d_model"], config["n_head"]
         ),
         "memory_length": config["mem_len"] or 0,
         "reuse_length": config["reuse_len"] or None,

@@ -66,14 +66,12 @@ class RowDropout(keras.layers.Layer):
             return inputs
         seeds = self.row_seeds(tf.shape(inputs)[0], dropout_seed)
 
-        @tf.custom_gradient
         def drop(x):
-            # The gradient recomputes the mask, so that it need not be stored.
-            return _drop(x, seeds, self.rate), lambda y: _drop(
-                y, seeds, self.rate
-            )
+            return _drop(x, seeds, self.rate)
 
-        return tf.ensure_shape(drop(inputs), inputs.shape)
+        # The gradient recomputes the mask, so that it need not be stored.
+        outputs = tf.custom_gradient(lambda x: (drop(x), drop))(inputs)
+        return tf.ensure_shape(outputs, inputs.shape)
 
     def row_seeds(self, batch_size, dropout_seed=None):
         """Returns the row seeds of a call, and draws them if none are given.

@@ -444,7 +444,6 @@ class TransformerXLBackbone(RecurrentBackbone):
             )
 
     def past_length(self, memory_length=None):
-        """Returns how many entries before a segment its queries attend to."""
         return super().past_length(memory_length) + (
             self.compressed_length or 0
         )
@@ -486,7 +485,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         return self.memory_source == "inputs" and self.compression is None
 
     def layer_flops(self, segment_length, memory_length):
-        """Returns the forward FLOPs of one layer and row: see `model_flops`."""
         flops = super().layer_flops(
             segment_length, self.past_length(memory_length)
         )

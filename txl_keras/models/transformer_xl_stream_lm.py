@@ -381,7 +381,10 @@ class TransformerXLStreamLM(KeepsCompiled, BackboneModel):
         is_ended = [False] * len(rows)
         for steps in write(prompts, max_new_steps, seed):
             for i, step in enumerate(steps):
-                is_ended[i] |= any(map(_contains, stop_ids, step))
+                is_ended[i] |= any(
+                    int(token) in ids
+                    for ids, token in zip(stop_ids, step, strict=True)
+                )
                 if not is_ended[i]:
                     rows[i].append(step)
             if all(is_ended):
@@ -496,10 +499,6 @@ def _check_names(vocabulary_sizes):
             "streams, such as {'type': 3, 'pitch': 128}. Received: "
             f"vocabulary_sizes={shown(vocabulary_sizes)}"
         )
-
-
-def _contains(ids, token):
-    return int(token) in ids
 
 
 def _check_inputs(inputs):

@@ -283,11 +283,8 @@ def _unpack(inputs):
         token_ids, lengths = inputs
     else:
         check_shape("token_ids", inputs, (None, None))
-        width = ops.shape(inputs)[1]
-        token_ids, lengths = (
-            inputs,
-            ops.full(ops.shape(inputs)[:1], width, dtype="int32"),
-        )
+        batch_size, width = ops.shape(inputs)
+        token_ids, lengths = inputs, ops.full((batch_size,), width, "int32")
     check_shape("token_ids", token_ids, (None, None))
     check_shape("lengths", lengths, (token_ids.shape[0],))
     return token_ids, lengths

@@ -179,9 +179,9 @@ class AdaptiveSoftmax(keras.layers.Layer):
         cluster = tf.zeros_like(targets)
         for cutoff in self.embedding.cutoffs:
             cluster += tf.cast(targets >= cutoff, tf.int32)
-        nll = self._head_nll(
-            hidden, tf.where(cluster == 0, targets, -1), cluster
-        )
+        parts, biases = self._head_logit_parts(hidden)
+        words = tf.where(cluster == 0, targets, -1)
+        nll = _nll_of_parts(parts, biases, [words, cluster - 1][: len(parts)])
         # Sorted by cluster, the rows of each tail are contiguous.
         order = tf.argsort(cluster, stable=True)
         rows_per_pass = self._rows_per_pass(hidden)
@@ -199,11 +199,6 @@ class AdaptiveSoftmax(keras.layers.Layer):
                 rows_per_pass,
             )
         return nll
-
-    def _head_nll(self, hidden, words, cluster):
-        """Computes the loss of the head; `words` are -1 for words of tails."""
-        parts, biases = self._head_logit_parts(hidden)
-        return _nll_of_parts(parts, biases, [words, cluster - 1][: len(parts)])
 
     def _rows_per_pass(self, hidden):
         if self.tail_rows is not None:

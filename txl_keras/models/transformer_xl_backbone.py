@@ -444,9 +444,8 @@ class TransformerXLBackbone(RecurrentBackbone):
             )
 
     def past_length(self, memory_length=None):
-        return super().past_length(memory_length) + (
-            self.compressed_length or 0
-        )
+        num_slots = self.compressed_length or 0
+        return super().past_length(memory_length) + num_slots
 
     def past_tokens(self, memory_length=None):
         num_slots = self.compressed_length or 0
@@ -461,9 +460,8 @@ class TransformerXLBackbone(RecurrentBackbone):
         """
         if self.compression is None:
             return None
-        return (
-            0 if self.compression == "most_used" else self.compression_rate - 1
-        )
+        is_in_groups = self.compression != "most_used"
+        return self.compression_rate - 1 if is_in_groups else 0
 
     @property
     def compression_variables(self):

@@ -333,10 +333,7 @@ class CausalMultiHeadAttention(HeadsAttention):
                 f"{self.look_ahead}"
             )
         key, value = self._key_dense(states), self._value_dense(states)
-        heads_first = (0, 2, 1, 3)
-        return ops.transpose(key, heads_first), ops.transpose(
-            value, heads_first
-        )
+        return tuple(ops.transpose(x, (0, 2, 1, 3)) for x in (key, value))
 
     def _max_distance(self, num_memory):
         """Returns the largest visible distance of `same_length`, or `None`."""

@@ -22,8 +22,7 @@ class KeepsCompiled:
         if self._kept is None:
             # In a dictionary of the model Keras would track its variables.
             self._kept = types.SimpleNamespace(made={})
-        # Other variables, as after `quantize`, need a new one. New values do
-        # not.
+        # A model with other variables, as after `quantize`, needs a new one.
         variables = self.weights
         ids = [id(variable) for variable in variables]
         before, _, found = self._kept.made.get(make, (None,) * 3)

@@ -34,7 +34,6 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import flags
 
 from txl_keras.checks import check_vocabulary
@@ -42,6 +41,7 @@ from txl_keras.data import Corpus
 from txl_keras.data import TextBatches
 from txl_keras.data import read_labelled_texts
 from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.files import is_file
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.evaluation.classification import classification_scores
@@ -305,7 +305,7 @@ def _check_flags():
     """Checks the flags before anything is read."""
     for split in SPLITS:
         path = FLAGS[f"{split}_file"].value
-        if path is not None and not _is_file(os.path.expanduser(path)):
+        if path is not None and not is_file(os.path.expanduser(path)):
             raise FileNotFoundError(
                 f"`{split}_file` must be a file. "
                 f"Received: --{split}_file={path}"
@@ -321,10 +321,6 @@ def _check_flags():
             f"--valid_share={FLAGS.valid_share}, "
             f"--valid_file={FLAGS.valid_file}"
         )
-
-
-def _is_file(path):
-    return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
 
 
 def _origin():

@@ -347,14 +347,10 @@ def check_mask(name, mask, shape, broadcasts=False):
     if has_integers and not isinstance(mask, _CONCRETE):
         mask = _check_zeros_and_ones(mask, limits, remedy)
     if broadcasts:
-        rank = len(mask.shape)
-        shape = shape[max(len(shape) - rank, 0) :]
-        shape = (
-            tuple(
-                1 if size == 1 else expected
-                for size, expected in zip(mask.shape, shape, strict=False)
-            )
-            + shape[rank:]
+        shape = shape[max(len(shape) - len(mask.shape), 0) :]
+        shape = tuple(
+            1 if size == 1 else expected
+            for size, expected in zip(mask.shape, shape, strict=False)
         )
     mask = tf.cast(mask, tf.bool)
     return check_shape_in_graph(name, mask, shape, broadcasts)

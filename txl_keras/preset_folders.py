@@ -12,7 +12,6 @@ The hashes prevent a folder whose writing was interrupted, or whose files were
 mixed up, from loading as another model than was saved.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -27,9 +26,9 @@ from txl_keras.checks import check_one_of
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.files import read_bytes
 from txl_keras.data.corpora.files import remove_link
 from txl_keras.data.corpora.files import write_text
+from txl_keras.data.corpora.published_files import file_digest
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import load_tokenizer
@@ -242,7 +241,8 @@ class _Preset:
     def restore(self, model):
         weights = weights_by_name(model)
         self._check_shapes(shapes_of(weights))
-        if _file_hash(self._weights_path) != self._content["weights"]:
+        received = file_digest(self._weights_path, "sha256")
+        if received != self._content["weights"]:
             raise ValueError(
                 f"{self._weights_path} is damaged, or is not the file that was "
                 "saved with the config.json beside it. Bring back the files of "
@@ -469,7 +469,7 @@ def save_preset(model, folder, training, dtype):
         if dtype == "int8":
             weights, dtype = _with_int8_matrices(weights), "float32"
         write_safetensors(weights, unfinished[0], dtype=dtype)
-        content["weights"] = _file_hash(unfinished[0])
+        content["weights"] = file_digest(unfinished[0], "sha256")
         if tokenizer:
             save_tokenizer(tokenizer, unfinished[1])
         for new, path in zip(unfinished, paths, strict=True):
@@ -584,10 +584,3 @@ def _check_replaceable(folder):
             "`folder` must be new, empty or a preset, which is replaced. "
             f"Received: folder={folder}, which holds {shown(names)}"
         )
-
-
-def _file_hash(path):
-    digest = hashlib.sha256()
-    for chunk in read_bytes(path):
-        digest.update(chunk)
-    return digest.hexdigest()

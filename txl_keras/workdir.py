@@ -127,7 +127,8 @@ class Workdir(RunFolder):
         """Checks that the run here has the same `config`, except `corpus`."""
         differences = _differences(
             {**self.read_config(), "corpus": None},
-            {**_as_json(config), "corpus": None},
+            # Tuples become lists, as in the file.
+            {**json.loads(json.dumps(config)), "corpus": None},
         )
         if differences:
             raise ValueError(
@@ -283,11 +284,6 @@ def _parse_metrics(line, source):
 def write_json(content, path):
     """Writes a JSON file atomically."""
     write_text(json.dumps(content, indent=1) + "\n", path)
-
-
-def _as_json(content):
-    """Returns `content` after a JSON round trip, where tuples become lists."""
-    return json.loads(json.dumps(content))
 
 
 def _differences(old, new, prefix=""):

@@ -244,19 +244,14 @@ def segment_position_losses(nll, segments):
         sums += found.sum(axis=0)
         squares += (found**2).sum(axis=0)
         counts += is_scored.sum(axis=0)
-    means, variances = _moments(sums, squares, counts)
-    return {
-        "nll": means.tolist(),
-        "standard_error": np.sqrt(variances / counts[counts > 0]).tolist(),
-        "num_tokens": counts[counts > 0].astype(int).tolist(),
-    }
-
-
-def _moments(sums, squares, counts):
-    """Returns means and variances of the entries with a count above 0."""
     sums, squares, counts = (x[counts > 0] for x in (sums, squares, counts))
     means = sums / counts
-    return means, np.maximum(squares / counts - means**2, 0)
+    variances = np.maximum(squares / counts - means**2, 0)
+    return {
+        "nll": means.tolist(),
+        "standard_error": np.sqrt(variances / counts).tolist(),
+        "num_tokens": counts.astype(int).tolist(),
+    }
 
 
 def merge_positions(losses, per_doubling=4):

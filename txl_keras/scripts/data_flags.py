@@ -13,6 +13,7 @@ from txl_keras.data.corpora import CORPORA
 from txl_keras.data.corpora import corpus_path
 from txl_keras.data.corpora.files import absolute_path
 from txl_keras.data.corpora.files import check_can_write
+from txl_keras.data.corpora.files import is_file
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.id_files import IdCorpus
 from txl_keras.data.preparation import prepare
@@ -263,8 +264,7 @@ def make_tokenizer(corpus, folder, beam=None):
     vocabulary = FLAGS.vocabulary
     if vocabulary is not None:
         vocabulary = os.path.expanduser(vocabulary)
-        exists = tf.io.gfile.exists(vocabulary)
-        if not exists or tf.io.gfile.isdir(vocabulary):
+        if not is_file(vocabulary):
             raise FileNotFoundError(
                 "`vocabulary` must be a file. Received: "
                 f"--vocabulary={FLAGS.vocabulary}"

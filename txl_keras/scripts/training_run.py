@@ -54,11 +54,7 @@ def build_trainer(strategy, build_model, stop, **options):
 
 def chief_print(strategy):
     """Returns `print` on the chief worker and a no-op on the others."""
-    return print if is_chief(strategy) else _print_nothing
-
-
-def _print_nothing(*_, **__):
-    pass
+    return print if is_chief(strategy) else lambda *_, **__: None
 
 
 def begin_loop(

@@ -7,6 +7,7 @@ import os
 import tensorflow as tf
 
 from txl_keras.checks import shown
+from txl_keras.data.corpora.files import is_file
 from txl_keras.serving.graph_checks import with_checked_inputs
 
 _SETTINGS = "settings.json"
@@ -88,8 +89,8 @@ def _description(settings, more_settings):
 
 def _check_assets(assets):
     for name, source in assets.items():
-        is_file = tf.io.gfile.exists(source) and not tf.io.gfile.isdir(source)
-        if name == _SETTINGS or os.path.basename(name) != name or not is_file:
+        is_name = name != _SETTINGS and os.path.basename(name) == name
+        if not is_name or not is_file(source):
             raise ValueError(
                 "`assets` must map file names without a folder, other than "
                 f"{_SETTINGS}, to paths of existing files. Received: "

@@ -89,22 +89,9 @@ class TextSignatures:
         nll = tf.pad(nll, [[0, 0], [1, 0]])
         return tf.where(tf.sequence_mask(lengths, tf.shape(ids)[1]), nll, 0.0)
 
-    def generate_text(
-        self,
-        prompt,
-        length,
-        seed,
-        temperature,
-        top_k,
-        top_p,
-        typical_p,
-        repetition_penalty,
-    ):
+    def generate_text(self, prompt, length, seed, *sampling):
         """Generates text after prompts, which do not affect each other."""
         ids, lengths = self._tokenizer.encode(prompt)
-        sampler = Sampler(
-            temperature, top_k, top_p, typical_p, repetition_penalty
-        )
         checks = [
             check(tf.size(lengths) >= 1, "`prompt` must have at least one row"),
             check_not_empty("prompt", lengths),
@@ -116,7 +103,7 @@ class TextSignatures:
                 lengths,
                 self._initial_ring(tf.shape(ids)[0]),
                 tf.identity(length),
-                sampler,
+                Sampler(*sampling),
                 seed,
             )
         return {"text": self._tokenizer.decode(written), "ids": written}

@@ -149,6 +149,11 @@ def rough_size(path):
     return unpacked or text_size(path)
 
 
+def is_file(path):
+    """Returns whether a path is that of a file, and not of a folder."""
+    return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
+
+
 def is_remote(path):
     """Returns whether a path is not a local one, such as `gs://...`."""
     return "://" in path

@@ -12,6 +12,7 @@ import tensorflow as tf
 from txl_keras.data.corpora.files import DAMAGED
 from txl_keras.data.corpora.files import chunks_of
 from txl_keras.data.corpora.files import damaged_file_error
+from txl_keras.data.corpora.files import is_file
 from txl_keras.data.corpora.files import open_file
 
 
@@ -33,10 +34,10 @@ def find_sources(folder, archive, members):
             split: Source(os.path.join(folder, name + suffix))
             for split, name in members.items()
         }
-        if all(_is_file(source.path) for source in sources.values()):
+        if all(is_file(source.path) for source in sources.values()):
             return sources
     path = os.path.join(folder, archive)
-    if _is_file(path):
+    if is_file(path):
         return sources_in_archive(path, members)
     bare = {split: os.path.basename(name) for split, name in members.items()}
     return None if bare == members else find_sources(folder, archive, bare)
@@ -71,10 +72,6 @@ def file_digest(path, algorithm):
         for chunk in chunks_of(file):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _is_file(path):
-    return tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
 
 
 @contextlib.contextmanager

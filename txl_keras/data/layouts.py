@@ -16,20 +16,14 @@ import numpy as np
 
 
 class Rows(NamedTuple):
-    """Holds the token range that each of the B rows reads in one step.
+    """Holds what each of the B rows reads in one step, arrays `(B,)`."""
 
-    All fields are arrays of shape `(B,)`:
-        starts: int64, position of the first input in the stream.
-        counts: int64, number of inputs, at most T; 0 for an idle row. One more
-            token is read, the last target.
-        scored: Boolean, False where tokens only fill the memory.
-        reset: Boolean, True where memory must be reset before the step.
-    """
-
-    starts: np.ndarray
+    starts: np.ndarray  # int64, position of the first input in the stream
+    # int64, number of inputs, at most T; 0 for an idle row. One more token is
+    # read, the last target.
     counts: np.ndarray
-    scored: np.ndarray
-    reset: np.ndarray
+    scored: np.ndarray  # boolean, False where tokens only fill the memory
+    reset: np.ndarray  # boolean, True where memory is reset before the step
 
 
 class Layout:

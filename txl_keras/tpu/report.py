@@ -28,31 +28,21 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Describes a step before it is compiled.
+    """Describes a step before it is compiled."""
 
-    Attributes:
-        name: `"train"`, `"evaluation"` or `"generation"`.
-        rows, segment_length, memory_length: The sizes `b`, `T` and `M`.
-        num_replicas: The replicas that run the step together.
-        precision: The compute dtype.
-        model_flops: Of one replica, see `utilization.model_flops`. `None` where
-            the memory holds projected keys, which it would count again.
-        accumulate_steps: The number of micro-batches.
-        parts: Bytes of the arguments by kind, from `estimate_bytes`. Complete
-            for training only.
-        beside: Bytes that the run keeps on the chip besides this step.
-    """
-
-    name: str
-    rows: int
+    name: str  # "train", "evaluation" or "generation"
+    rows: int  # of one replica
     segment_length: int
     memory_length: int
-    num_replicas: int
+    num_replicas: int  # that run the step together
     precision: str
+    # Of one replica. None where the memory holds projected keys, which
+    # `utilization.model_flops` would count again.
     model_flops: int | None = None
     accumulate_steps: int = 1
+    # Bytes of the arguments by kind, complete for training only.
     parts: dict = dataclasses.field(default_factory=dict)
-    beside: int = 0
+    beside: int = 0  # bytes that the run keeps on the chip besides this step
 
 
 def report(step, slice_, answer):

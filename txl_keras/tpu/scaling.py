@@ -25,49 +25,28 @@ BYTES_PER_TOKEN = 12
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """Holds what is assumed and neither compiled nor published.
+    """Holds what is assumed and neither compiled nor published."""
 
-    Attributes:
-        achieved_share: The least time of a step over the time that it takes.
-        link_share: The same for the all-reduce.
-        overlap: The share of the all-reduce that is hidden by computation.
-        bucket_bytes_per_second: The speed of writing one file to a bucket.
-    """
-
-    achieved_share: float = 0.5
-    link_share: float = 0.8
-    overlap: float = 0.0
-    bucket_bytes_per_second: float = 200e6
+    achieved_share: float = 0.5  # least time of a step over the time it takes
+    link_share: float = 0.8  # the same for the all-reduce
+    overlap: float = 0.0  # share of the all-reduce hidden by computation
+    bucket_bytes_per_second: float = 200e6  # writing one file to a bucket
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Describes a training run on a slice.
+    """Describes a training run on a slice."""
 
-    Attributes:
-        rows: The rows `b` of one replica.
-        bound_seconds, bound_by: The result of `roofline`.
-        sent_bytes: What a chip sends per step for the all-reduce.
-        all_reduce_seconds: The time of the all-reduce.
-        step_seconds: The expected time of a step.
-        efficiency: The share of that in which the chips compute.
-        utilization: Nominal model FLOPs over `step_seconds` and the peak.
-        tokens_per_second: The most that the slice can read, at `bound_seconds`
-            per step.
-        hours, chip_hours: The expected time and cost of all steps, without
-            evaluation, checkpoints and compilation.
-    """
-
-    rows: int
-    bound_seconds: float
+    rows: int  # of one replica
+    bound_seconds: float  # of `roofline`
     bound_by: str
-    sent_bytes: float
+    sent_bytes: float  # by a chip per step, for the all-reduce
     all_reduce_seconds: float
-    step_seconds: float
-    efficiency: float
-    utilization: float
-    tokens_per_second: float
-    hours: float
+    step_seconds: float  # expected
+    efficiency: float  # share of a step in which the chips compute
+    utilization: float  # nominal model FLOPs over `step_seconds` and the peak
+    tokens_per_second: float  # the most to read, at `bound_seconds` per step
+    hours: float  # of all steps, without evaluation, checkpoints, compilation
     chip_hours: float
 
 

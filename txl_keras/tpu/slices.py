@@ -8,30 +8,23 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Describes one generation of TPU chips, with the numbers of a whole chip.
+    """Describes a generation of TPU chips, with published numbers per chip."""
 
-    Attributes:
-        name: The name as it appears in topologies.
-        cores: The replicas of `TPUStrategy` per chip: 2 on v2 and v3, otherwise
-            1 (the two cores of v4 and v5p work as one).
-        hbm_bytes: The published size of memory.
-        usable_bytes: The part of it that the compiler allows a program, from
-            the error of the pinned compiler when a program needs more.
-        flops: The published bfloat16 operations per second.
-        bytes_per_second: The published memory bandwidth.
-        options: Pairs for the compiler. Without `megacore` it treats the two
-            cores of a v4 chip as two devices with half of the memory each.
-    """
-
-    name: str
+    name: str  # as it appears in topologies
+    # Replicas of `TPUStrategy`: 2 on v2 and v3, otherwise 1 (the two cores of
+    # v4 and v5p work as one).
     cores: int
     hbm_bytes: int
+    # What the compiler allows a program, from the error of the pinned compiler
+    # when a program needs more.
     usable_bytes: int
-    flops: float
+    flops: float  # bfloat16 operations per second
     bytes_per_second: float
-    options: tuple = ()
+    options: tuple = ()  # pairs for the compiler
 
 
+# Without it the compiler treats the two cores of a v4 chip as two devices with
+# half of the memory each.
 _MEGACORE = (("chip_config_name", "megacore"),)
 _CHIPS = {
     chip.name: chip
@@ -49,21 +42,11 @@ _CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class TpuType:
-    """Describes a slice of chips of one generation.
+    """Describes a slice; bytes and operations are those of one replica."""
 
-    Attributes:
-        name: The value of gcloud's `--accelerator-type`.
-        chip: A `Chip`.
-        topology: The number of chips along each axis, such as `"4x4"`.
-        num_chips: The product of these.
-        replicas: The number of replicas of `TPUStrategy`.
-        hbm_bytes, usable_bytes, flops, bytes_per_second: Numbers of one
-            replica; see `Chip`.
-    """
-
-    name: str
+    name: str  # the value of gcloud's `--accelerator-type`
     chip: Chip
-    topology: str
+    topology: str  # chips along each axis, such as "4x4"
 
     @property
     def num_chips(self):

@@ -50,27 +50,16 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     how a text is divided into records. The name of a subclass ends in `Corpus`:
     TFDS writes to a folder of that name, so that `enwik8` can still name a
     file.
-
-    Attributes:
-        VERSION: Must change when the written records change.
-        URLS: Tuple of strings, the URLs of the archive: the original, then
-            mirrors.
-        MANUAL_DOWNLOAD_INSTRUCTIONS: String, the files to look for.
-        MEMBERS: Dict of split to the name of its text in the archive.
-        ARCHIVE_DIGEST: Tuple of algorithm and hexadecimal digest.
-        TOKENS: Dict of split to its number of words plus its number of lines.
-        ENCODING: String, as for `Corpus`.
-        ONE_DOCUMENT: Boolean. True: all records of a split form one document.
-            False: each record is a document.
     """
 
+    # Must change when the written records change.
     VERSION = tfds.core.Version("1.0.0")
-    URLS = ()
-    MEMBERS = {}
-    ARCHIVE_DIGEST = None
-    TOKENS = {}
-    ENCODING = "utf-8"
-    ONE_DOCUMENT = True
+    URLS = ()  # of the archive: the original, then mirrors
+    MEMBERS = {}  # by split, the name of its text in the archive
+    ARCHIVE_DIGEST = None  # algorithm and hexadecimal digest
+    TOKENS = {}  # by split, its number of words plus its number of lines
+    ENCODING = "utf-8"  # as for `Corpus`
+    ONE_DOCUMENT = True  # False: each record of a split is a document
 
     @classmethod
     def load(cls, data_dir=None, manual_dir=None):

@@ -180,7 +180,7 @@ class _Slice(tf.distribute.TPUStrategy):
 
 
 class _OnHosts:
-    """A dataset on each host, as `TPUStrategy` would make them."""
+    """Holds a dataset on each host, as `TPUStrategy` would make them."""
 
     def __init__(self, hosts, make):
         self._hosts = hosts

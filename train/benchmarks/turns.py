@@ -11,7 +11,7 @@ import numpy as np
 
 
 class CannotRunError(RuntimeError):
-    """Raised by a contender that cannot run on this machine."""
+    """Reports that a contender cannot run on this machine."""
 
 
 class Times(typing.NamedTuple):

@@ -74,7 +74,7 @@ CLIP_NORM = 0.25
 
 
 class CannotCompile(Exception):
-    """Raised when torch.compile fails."""
+    """Reports that torch.compile failed."""
 
 
 class Peer:

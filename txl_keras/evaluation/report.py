@@ -98,8 +98,8 @@ def measure(unit):
 
 def describe(scores, tokenizer):
     """Formats scores, with `bits_per_byte` if they have it, as one line."""
-    line = f"{score(scores['nll'], tokenizer)} over {scores['num_tokens']:,} "
-    line += "tokens"
+    nll = score(scores["nll"], tokenizer)
+    line = f"{nll} over {scores['num_tokens']:,} tokens"
     if "bits_per_byte" not in scores:
         return line
     return line + _in_bits_per_byte(

@@ -46,27 +46,15 @@ class Step:
 
 
 def report(step, slice_, answer):
-    """Returns what is known of a step on a slice, as a dictionary for JSON.
-
-    `answer` is the result of `compile_hlo`. `fits` tells whether the slice can
-    run the step. If the compiler rejects it for its size, the report holds only
-    the bytes `peak` and `advice`; for another reason, raises `RuntimeError`.
-
-    The compiler counts the body of a loop once. The micro-batches of
-    `--accumulate_steps=k` are such a loop: its operations are multiplied by k
-    (those outside, of the optimizer, are less than a hundredth), and its bytes
-    by the ratios of `bytes_moved`. For enwik8_base on v4-8 with 6 rows per
-    replica, 1, 2, 3 and 6 micro-batches give 1.19, 1.21, 1.22 and 1.28 TFLOP,
-    and 49.5, 49.6, 50.0 and 64.8 GB, as each micro-batch reads the weights
-    again.
-
-    The compiler counts the bytes of all memories of the chip; the share of HBM
-    is estimated by the same ratios.
-
-    Other loops are counted once and reported: the number of iterations of the
-    adaptive softmax depends on the text. So the time is a lower bound, as far
-    as the estimate of bytes is right.
-    """
+    """Returns what is known of a step on a slice, as a dictionary for JSON."""
+    # If the compiler rejects it for its size, that is only the bytes `peak` and
+    # `advice`. The compiler counts the body of a loop once. The micro-batches
+    # of `--accumulate_steps=k` are such a loop: its operations are multiplied
+    # by k (those outside, of the optimizer, are less than a hundredth), and its
+    # bytes by the ratios of `bytes_moved`, which also give the share of HBM.
+    # Other loops are counted once and reported: the number of iterations of the
+    # adaptive softmax depends on the text. So the time is a lower bound, as far
+    # as the estimate of bytes is right.
     facts = _facts(step, slice_)
     if "error" in answer:
         facts["peak"] = _needed_bytes(answer["error"])

@@ -23,7 +23,7 @@ _MAX_INDEX_BYTES = 4 << 20
 
 
 class DamagedCheckpointError(ValueError):
-    """Raised for a checkpoint that is not fully readable or contains NaN."""
+    """Reports a checkpoint that cannot be read in full or contains NaN."""
 
 
 def save_weights(model, directory, step=0):

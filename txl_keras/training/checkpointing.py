@@ -89,7 +89,7 @@ class Checkpoints:
 
     @property
     def latest(self):
-        """Path of the newest checkpoint that is not damaged, or `None`."""
+        """Returns the path of the newest undamaged checkpoint, or `None`."""
         steps = [
             step
             for step in saved_steps(self._directory)

@@ -38,7 +38,7 @@ class Cluster(NamedTuple):
 
     @property
     def addresses(self):
-        """The addresses of all workers."""
+        """Returns the addresses of all workers."""
         return [address for job in self.jobs.values() for address in job]
 
 

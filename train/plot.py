@@ -468,10 +468,10 @@ def _learning_curve(workdir):
 
 
 def _test_scores(workdir):
-    """Returns the test loss of the latest evaluation, or of the training."""
+    """Returns the test loss of most tokens, the latest, or of the training."""
     evaluations = workdir.read_evaluations("test")
     if evaluations:
-        scores = evaluations[-1]
+        scores = max(reversed(evaluations), key=lambda e: e["num_tokens"])
     elif workdir.is_finished():
         scores = workdir.read_results()["test"]
     else:

@@ -59,6 +59,20 @@ def test_learning_curves_are_those_of_the_metrics(
     assert "of words" in error
 
 
+def test_the_test_score_is_the_latest_of_most_tokens(run, succeed, tmp_path):
+    workdir = shutil.copytree(run[0], tmp_path / "run")
+    results = [
+        {"nll": nll, "num_tokens": size}
+        for nll, size in ((1.25, 70), (1.5, 90), (1.75, 90), (1.0, 20))
+    ]
+    (workdir / "evaluation_test.json").write_text(json.dumps(results))
+    output = tmp_path / "curves.png"
+    flags = ("--picture=learning_curves", f"--output={output}")
+    succeed("plot.py", *flags, f"--workdirs={workdir}")
+    (model,) = picture_numbers(output)["models"]
+    assert model["test"] == {"nll": 1.75, "num_tokens": 90}
+
+
 def test_runs_of_one_label_are_seeds(succeed, fail, tmp_path):
     def write(name, valid, test, unit="character"):
         model = {

@@ -86,8 +86,6 @@ class Roll(Sequential):
     memory reset. No token is an input twice in an epoch. Fewer than 2 T tokens
     at the ends of a row are left out, and they differ between epochs.
 
-    Example:
-
     >>> layout = Roll(25, batch_size=1, segment_length=4, seed=3)
     >>> [int(layout.rows(0, step).starts[0]) for step in range(5)]
     [9, 13, 17, 1, 5]
@@ -125,8 +123,6 @@ class VaryingLength(Sequential):
     the length and 19 rounded quantiles of the normal distribution, in a random
     order that changes in every cycle and epoch. All cycles have the same total
     length, so the position of a step does not depend on earlier cycles' orders.
-
-    Example:
 
     >>> layout = VaryingLength(9_000, batch_size=2, segment_length=32, seed=0)
     >>> layout.lengths
@@ -180,8 +176,6 @@ class Shuffle(Sequential):
     document to the next, as the original code does for the sentences of the One
     Billion Word corpus. `documents` holds the start position of each document.
 
-    Example:
-
     >>> documents = np.array([0, 10, 14])
     >>> layout = Shuffle(documents, 24, batch_size=1, segment_length=8, seed=1)
     >>> layout.spans(0, 0, 24)
@@ -220,8 +214,6 @@ class WholeSegments(Layout):
     row 0                          .        0        1        .
     row 1                          (1)      2        3        4
     ```
-
-    Example:
 
     >>> layout = WholeSegments(TextSegments(20, 4), 2, False, 1)
     >>> layout.steps_per_epoch

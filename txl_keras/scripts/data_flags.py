@@ -196,7 +196,7 @@ def load_corpus(options, whole=False):
 
 
 def prepare_text(tokenizer=None, beam=None):
-    """Prepares the text of the flags: corpus, tokenizer and splits by name."""
+    """Returns corpus, tokenizer and `PreparedSplit`s of the flags."""
     options = corpus_options()
     folder = token_folder(options["data_dir"])
     check_outside_text("data_dir", folder)
@@ -206,7 +206,7 @@ def prepare_text(tokenizer=None, beam=None):
 
 
 def prepare_split(options, tokenizer, split, whole=False):
-    """Prepares a split of the text of `corpus_options`; returns both."""
+    """Returns the corpus of `corpus_options` and one `PreparedSplit` of it."""
     corpus = load_corpus(options, whole)
     folder = token_folder(options["data_dir"])
     return corpus, prepare(corpus, tokenizer, folder, [split])[split]

@@ -30,7 +30,7 @@ _SCORED_SHARE = 0.15
 
 
 def choose(strategy, workdir, build, segments):
-    """Sets flags that are not given by `--minutes`, text and processor."""
+    """Chooses flags that are not given, by `--minutes`, text and processor."""
     # `--max_steps`: as many as fit, by timing some, but not more epochs than a
     # short text is worth. `--dropout`: more for more epochs, if the model has
     # none. `--precision`: bfloat16 where it is fast. `--max_eval_tokens`: so

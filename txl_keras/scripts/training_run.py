@@ -156,7 +156,7 @@ def run_loop(loop, trainer, stop):
 
 
 def score_best(loop, trainer, workdir, evaluate_test, stop):
-    """Returns the best step and its scores by split, or `None` if stopped."""
+    """Scores test with the best weights; returns their step and all scores."""
     best_step = workdir.when_present(
         lambda: workdir.restore_weights(trainer.model, "best")
     )

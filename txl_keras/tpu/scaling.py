@@ -59,8 +59,6 @@ def num_links(slice_):
     v4 and v5p wrap around if every axis is a multiple of 4. Otherwise an axis
     wraps around if it is as long as that of a pod: 32 on v3, 16 on v5e and v6e.
 
-    Example:
-
     >>> from txl_keras.tpu.slices import tpu_type
     >>> num_links(tpu_type("v4-32"))  # 2x2x4
     3
@@ -87,8 +85,6 @@ def sent_bytes(num_bytes, slice_):
     scatter, the same to gather. No algorithm sends less (Patarasuk and Yuan,
     2009, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations"). On v3, the two cores of a chip add their gradients first.
-
-    Example:
 
     >>> from txl_keras.tpu.slices import tpu_type
     >>> sent_bytes(800, tpu_type("v4-16"))  # 8 chips

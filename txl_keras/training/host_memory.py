@@ -30,7 +30,7 @@ def keep_freed_memory():
 
 
 def host_memory_of(call):
-    """Returns the peak bytes of a call above those before it, or `None`."""
+    """Returns the bytes that a call takes at its peak, or `None` if unknown."""
     # Only Linux with glibc reports them.
     libc = _glibc()
     if libc is None:

@@ -89,9 +89,22 @@ class TextSignatures:
         nll = tf.pad(nll, [[0, 0], [1, 0]])
         return tf.where(tf.sequence_mask(lengths, tf.shape(ids)[1]), nll, 0.0)
 
-    def generate_text(self, prompt, length, seed, *sampling):
+    def generate_text(
+        self,
+        prompt,
+        length,
+        seed,
+        temperature,
+        top_k,
+        top_p,
+        typical_p,
+        repetition_penalty,
+    ):
         """Generates text after prompts, which do not affect each other."""
         ids, lengths = self._tokenizer.encode(prompt)
+        sampler = Sampler(
+            temperature, top_k, top_p, typical_p, repetition_penalty
+        )
         checks = [
             check(tf.size(lengths) >= 1, "`prompt` must have at least one row"),
             check_not_empty("prompt", lengths),
@@ -103,7 +116,7 @@ class TextSignatures:
                 lengths,
                 self._initial_ring(tf.shape(ids)[0]),
                 tf.identity(length),
-                Sampler(*sampling),
+                sampler,
                 seed,
             )
         return {"text": self._tokenizer.decode(written), "ids": written}

@@ -62,7 +62,6 @@ from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import check_attends
 from txl_keras.evaluation.attention_maps import check_heads
 from txl_keras.evaluation.attention_maps import mean_attention_by_distance
-from txl_keras.evaluation.attention_maps import warmup_length
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
@@ -641,7 +640,9 @@ def _measure_attention_by_distance():
 def _first_start(run, split):
     """Returns the first position at which the memory can be full."""
     length, memory_length = run.lengths
-    start = warmup_length(length, memory_length)
+    start = length * segments_in_memory(
+        run.model.backbone, length, memory_length
+    )
     if start + length > len(split.tokens):
         raise ValueError(
             "`segment_length` and `memory_length` must fit in the text. "

@@ -9,6 +9,7 @@ import numpy as np
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
+from txl_keras.evaluation.evaluator import segments_in_memory
 
 
 def attention_maps(model, token_ids, memory=None):
@@ -80,7 +81,10 @@ def attention_maps_at(
     check_attends(model)
     if memory_length is None:
         memory_length = model.backbone.memory_length
-    before = warmup_length(segment_length, memory_length)
+    check_integer("segment_length", segment_length, 1)
+    before = segment_length * segments_in_memory(
+        model.backbone, segment_length, memory_length
+    )
     _check_starts(starts)
     starts = np.asarray(starts)
     last = len(tokens) - segment_length
@@ -105,12 +109,6 @@ def _check_starts(starts):
     check_list("starts", starts)
     if not len(starts):
         raise ValueError("`starts` must have a position. Received: none")
-
-
-def warmup_length(segment_length, memory_length):
-    """Returns how many tokens of whole segments fill memory: ceil(M / T) T."""
-    check_integer("segment_length", segment_length, 1)
-    return -(-memory_length // segment_length) * segment_length
 
 
 def attention_by_distance(maps):

@@ -37,91 +37,70 @@ flags.DEFINE_enum(
     "Weights to load: those with the best validation score, or the latest.",
 )  # fmt: skip
 flags.DEFINE_enum(
-    "format",
-    "saved_model",
-    ["saved_model", "openvino"],
+    "format", "saved_model", ["saved_model", "openvino"],
     "What to write: a SavedModel, or a model for OpenVINO, which reads token "
     "by token and is faster on CPUs.",
-)
+)  # fmt: skip
 flags.DEFINE_string(
-    "output",
-    None,
+    "output", None,
     "Folder to write, NAME/VERSION. Default: WORKDIR/export/STEP, with "
     "--raw_text WORKDIR/export_text/STEP, and with --format=openvino "
     "WORKDIR/export_openvino/STEP.",
-)
+)  # fmt: skip
 flags.DEFINE_integer(
-    "memory_length",
-    None,
+    "memory_length", None,
     "Tokens of memory. Default: as in training, but at least one segment.",
     lower_bound=0,
-)
+)  # fmt: skip
 flags.DEFINE_integer(
-    "max_segment_length",
-    None,
+    "max_segment_length", None,
     "Most tokens in a segment of a request. Default: 512, or the number of "
     "absolute positions of the model.",
-    lower_bound=1,
-    upper_bound=LONGEST_SEGMENT,
-)
+    lower_bound=1, upper_bound=LONGEST_SEGMENT,
+)  # fmt: skip
 flags.DEFINE_bool(
-    "raw_text",
-    False,
+    "raw_text", False,
     "Export a SavedModel with a built-in tokenizer, which takes and returns "
     "text.",
-)
+)  # fmt: skip
 flags.DEFINE_integer(
-    "num_slots",
-    8,
+    "num_slots", 8,
     "Number of clients whose memory the server can keep; 0 exports no such "
     "signatures.",
     lower_bound=0,
-)
+)  # fmt: skip
 flags.DEFINE_integer(
-    "max_batch_size",
-    MAX_BATCH_SIZE,
+    "max_batch_size", MAX_BATCH_SIZE,
     "Limit of the server: the most rows of one request.",
-    lower_bound=1,
-    upper_bound=2**31 - 1,
-)
+    lower_bound=1, upper_bound=2**31 - 1,
+)  # fmt: skip
 flags.DEFINE_integer(
-    "max_generate_length",
-    MAX_GENERATE_LENGTH,
+    "max_generate_length", MAX_GENERATE_LENGTH,
     "Limit of the server: the most tokens that one request to `generate` or "
     "`generate_text` may ask for.",
-    lower_bound=1,
-    upper_bound=2**31 - 1,
-)
+    lower_bound=1, upper_bound=2**31 - 1,
+)  # fmt: skip
 flags.DEFINE_integer(
-    "num_rows",
-    1,
-    "Rows that --format=openvino reads at once.",
-    lower_bound=1,
+    "num_rows", 1, "Rows that --format=openvino reads at once.", lower_bound=1
 )
 flags.DEFINE_enum(
-    "weights_dtype",
-    "float32",
-    WEIGHTS,
+    "weights_dtype", "float32", WEIGHTS,
     "Dtype in which weights are stored; bfloat16 takes half the space. int8 "
     "needs --format=openvino, which then computes in bfloat16, too.",
-)
+)  # fmt: skip
 
 
 # Flags that one kind of export has and another one lacks.
 _OPTIONS = {
     "export": (
-        "max_segment_length",
-        "max_batch_size",
-        "max_generate_length",
+        "max_segment_length", "max_batch_size", "max_generate_length",
         "num_slots",
     ),
     "export_text": (
-        "max_segment_length",
-        "max_batch_size",
-        "max_generate_length",
+        "max_segment_length", "max_batch_size", "max_generate_length",
     ),
     "export_openvino": ("num_rows",),
-}
+}  # fmt: skip
 
 
 def main(_):

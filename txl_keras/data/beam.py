@@ -15,6 +15,8 @@ import itertools
 import json
 import os
 import shlex
+import signal
+import threading
 
 import numpy as np
 import tensorflow as tf
@@ -186,16 +188,47 @@ class Beam:
     @contextlib.contextmanager
     def _pipeline(self):
         """Makes a pipeline, which runs when the context ends."""
+        runner, options = self._make_runner(), self._make_options()
         try:
-            with _beam().Pipeline(
-                self._make_runner(), self._make_options()
-            ) as pipeline:
+            with (
+                _errors_of_worker_processes(),
+                _beam().Pipeline(runner, options) as pipeline,
+            ):
                 yield pipeline
         except Exception as error:
             raise RuntimeError(
                 f"Apache Beam failed: {type(error).__name__}: {error}\n"
                 "What was finished is kept: run the same command again."
             ) from error
+
+
+@contextlib.contextmanager
+def _errors_of_worker_processes():
+    """Raises if a process of the DirectRunner dies, for which Beam waits."""
+    main = threading.main_thread()
+    if threading.current_thread() is not main:
+        yield  # no other thread can be interrupted
+        return
+    show, errors = threading.excepthook, []
+
+    def interrupt(arguments):
+        show(arguments)
+        # The thread in which Beam waits for the end of a process.
+        is_wait = arguments.thread and arguments.thread.name == "run_worker"
+        if is_wait and not errors:
+            errors.append(arguments.exc_value)
+            signal.pthread_kill(main.ident, signal.SIGUSR1)
+
+    def fail(*_):
+        raise errors[0]
+
+    handler = signal.signal(signal.SIGUSR1, fail)
+    threading.excepthook = interrupt
+    try:
+        yield
+    finally:
+        threading.excepthook = show
+        signal.signal(signal.SIGUSR1, handler)
 
 
 def _beam():

@@ -345,15 +345,16 @@ def test_four_workers_have_the_losses_of_one(four_workers, tmp_path):
         Workdir(str(path)).read_metrics() for path in (tmp_path / "one", whole)
     )
     assert [line["step"] for line in one] == [line["step"] for line in four]
-    # From then on, rounding errors grow faster than the loss falls.
+    # From then on, rounding errors grow faster than the loss falls: with AMX
+    # to 0.2 % after 200 steps.
     losses = [
-        [x["loss"] for x in lines if "loss" in x and x["step"] <= 200]
+        [x["loss"] for x in lines if "loss" in x and x["step"] <= 100]
         for lines in (one, four)
     ]
     assert losses[0][-1] < losses[0][0] - 3
     difference = np.abs(np.divide(*losses) - 1).max()
     print(f"losses of one and of four workers: {difference:.0e}")
-    assert difference < 1e-4
+    assert difference < 1e-5
 
 
 @pytest.mark.large  # 1 minute
@@ -361,7 +362,8 @@ def test_four_workers_agree_on_the_steps_that_fit(corpus, tmp_path):
     flags = (f"--corpus={corpus}", "--minutes=0.05", "--max_sample_tokens=0")
     finish_workers(tmp_path / "timed", flags, 4)
     log = (tmp_path / "timed.log").read_text()
-    (steps,) = re.findall(r"^([\d,]+) steps of", log, re.M)
+    (steps,) = re.findall(r"^--minutes=0.05: ([\d,]+) steps of", log, re.M)
+    assert "retracing" not in log
     last = state_of(tmp_path / "timed")["step"]
     assert last == int(steps.replace(",", ""))
 

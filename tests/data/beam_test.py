@@ -36,7 +36,7 @@ RETRYING = "apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
 class ManyTexts(SmallTexts):
     """A TFDS dataset, `many_texts`, of several sections."""
 
-    SPLITS = {"train": 150, "validation": 3, "test": 4}
+    SPLITS = {"train": 60, "validation": 3, "test": 4}
 
 
 @pytest.fixture(autouse=True)

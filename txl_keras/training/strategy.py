@@ -143,7 +143,8 @@ def gather_integers(strategy, value):
     def gather():
         return strategy.gather(strategy.run(lambda: value()[None]), axis=0)
 
-    return gather().numpy()
+    # Called itself, it would warn that `gather` is traced again each time.
+    return gather.get_concrete_function()().numpy()
 
 
 def check_alike(strategy, settings):

@@ -25,10 +25,10 @@ from txl_keras.checkpoints import load_vocabulary
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
+from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_link
 from txl_keras.data.corpora.files import write_text
-from txl_keras.data.corpora.published_files import file_digest
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import load_tokenizer

@@ -9,14 +9,15 @@ def config_of(cls, *objects):
     """Returns the arguments of a class by name, as JSON may hold them.
 
     The value of each is the attribute of that name of the first object that has
-    it, or its default. The class is named, because subclasses may have others.
+    it; its default, if an object that may have it is `None`. The class is
+    named, because subclasses may have other arguments.
     """
     config = {}
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.kind == parameter.VAR_KEYWORD:
             continue
-        values = (getattr(x, name) for x in objects if hasattr(x, name))
-        value = next(values, parameter.default)
+        owner = next((x for x in objects if hasattr(x, name)), objects[-1])
+        value = parameter.default if owner is None else getattr(owner, name)
         if isinstance(value, tuple):
             value = list(value)
         elif callable(value):  # initializers and layers

@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import gzip
+import hashlib
 import os
 import sys
 import uuid
@@ -100,6 +101,15 @@ def chunks_of(file, start=0, stop=None):
     while chunk := file.read(min(CHUNK_BYTES, left)):
         yield chunk
         left -= len(chunk)
+
+
+def file_digest(path, algorithm):
+    """Returns the hexadecimal digest of a file, without decompressing it."""
+    digest = hashlib.new(algorithm)
+    with tf.io.gfile.GFile(path, "rb") as file:
+        for chunk in chunks_of(file):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_text(path, start=0, stop=None):

@@ -1,7 +1,6 @@
 """Finds the published files of a corpus and reads the texts in them."""
 
 import contextlib
-import hashlib
 import os
 import tarfile
 import typing
@@ -63,15 +62,6 @@ def read_lines(source):
             yield line + b"\n"
     if rest:
         yield rest
-
-
-def file_digest(path, algorithm):
-    """Returns the hexadecimal digest of a file, without decompressing it."""
-    digest = hashlib.new(algorithm)
-    with tf.io.gfile.GFile(path, "rb") as file:
-        for chunk in chunks_of(file):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager

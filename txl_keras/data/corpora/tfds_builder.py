@@ -15,8 +15,8 @@ import tensorflow as tf
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.corpus import Section
+from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.published_files import file_digest
 from txl_keras.data.corpora.published_files import find_sources
 from txl_keras.data.corpora.published_files import read_lines
 from txl_keras.data.corpora.published_files import sources_in_archive

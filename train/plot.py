@@ -470,7 +470,9 @@ def _test_scores(workdir):
     """Returns the test loss of most tokens, the latest, or of the training."""
     evaluations = workdir.read_evaluations("test")
     if evaluations:
-        scores = max(reversed(evaluations), key=lambda e: e["num_tokens"])
+        scores = max(
+            reversed(evaluations), key=lambda e: e.get("num_tokens", 0)
+        )
     elif workdir.is_finished():
         scores = workdir.read_results()["test"]
     else:

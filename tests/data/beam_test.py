@@ -31,6 +31,7 @@ from txl_keras.data.beam import Beam  # noqa: E402
 
 # Repeats a bundle that fails, as the runners of clusters do.
 RETRYING = "apache_beam.runners.direct.direct_runner.BundleBasedDirectRunner"
+PROCESSES = "--direct_num_workers=2 --direct_running_mode=multi_processing"
 
 
 class ManyTexts(SmallTexts):
@@ -334,11 +335,8 @@ except ImportError as error:
     assert 'pip install -e ".[beam]"' in done.stdout, done.stderr
 
 
-PROCESSES = "--direct_num_workers=2 --direct_running_mode=multi_processing"
-
-
 def dies(item):
-    """What a worker does whose process ends: Beam's thread for it fails."""
+    """Fails in Beam's thread for a worker process, as if that had ended."""
 
     def run():
         raise RuntimeError("exited with return code -9")

@@ -8,12 +8,12 @@ import runpy
 import shutil
 import sys
 
-# LLVM's optimizations are most of the time that XLA takes to compile, in the
-# tests and in the programs they start. `XLA_FLAGS= pytest` compiles as users
-# do. Set before TensorFlow is imported, which reads it once.
+# LLVM's optimizations and MLIR's emitters are most of the time that XLA takes
+# to compile, in the tests and in the programs they start. `XLA_FLAGS= pytest`
+# compiles as users do. Set before TensorFlow is imported, which reads it once.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0"
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     # Two processes keep two cores busy by themselves.
     " --xla_cpu_parallel_codegen_split_count=1",
 )

@@ -9,6 +9,7 @@ from checkpoints.stored_models import stored_arrays
 from checkpoints.stored_models import stored_config
 from factories import V
 from factories import random_ids
+from factories import seed_weights
 from factories import small_model
 
 from txl_keras.data import Segments
@@ -62,37 +63,54 @@ def nll_of(evaluator, segments, **options):
     return nll
 
 
-def test_statistics_equal_the_golden_ones(golden):
-    model = golden_model(stored_arrays(NAME))
+@pytest.fixture(scope="module")
+def stored():
+    return golden_model(stored_arrays(NAME))
+
+
+@pytest.fixture(scope="module")
+def expected_mean_square(golden):
+    return by_our_names(golden, "mean_square/")
+
+
+@pytest.fixture(scope="module")
+def golden_evaluators(stored, expected_mean_square):
+    """One evaluator of each kind of rule: to compile it takes seconds."""
+    options = {
+        "clip_decay": False,  # as in the code of the paper
+        "segment_length": LENGTH,
+    }
+    epsilon = stored_config(NAME)["rules"]["rms"]["epsilon"]
+    return {
+        "sgd": DynamicEvaluator(stored, 0.0, **options),
+        "rms": DynamicEvaluator(
+            stored, 0.0, expected_mean_square, epsilon=epsilon, **options
+        ),
+    }
+
+
+def test_statistics_equal_the_golden_ones(golden, stored, expected_mean_square):
     segments = one_row(golden["train_tokens"][:, 0])
-    ours = collect_mean_square(model, segments, len(segments))
-    expected = by_our_names(golden, "mean_square/")
-    assert ours.keys() == expected.keys()
-    for name, value in expected.items():
+    ours = collect_mean_square(stored, segments, len(segments))
+    assert ours.keys() == expected_mean_square.keys()
+    for name, value in expected_mean_square.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.parametrize("rule", ["sgd", "rms", "rms_decay"])
-def test_scores_and_changes_equal_the_golden_ones(golden, rule):
-    model = golden_model(stored_arrays(NAME))
-    before = values_of(model)
-    settings = dict(stored_config(NAME)["rules"][rule])
-    mean_square = None
-    if settings.pop("kind") == "rms":
-        mean_square = by_our_names(golden, "mean_square/")
-    else:
-        settings.pop("epsilon")
-    evaluator = DynamicEvaluator(
-        model,
-        mean_square=mean_square,
-        clip_decay=False,  # as in the code of the paper
-        segment_length=LENGTH,
-        **settings,
-    )
+def test_scores_and_changes_equal_the_golden_ones(
+    golden, stored, golden_evaluators, rule
+):
+    before = values_of(stored)
+    settings = stored_config(NAME)["rules"][rule]
+    evaluator = golden_evaluators[settings["kind"]]
+    evaluator.learning_rate = settings["learning_rate"]
+    evaluator.decay = settings["decay"]
     norms = []
 
     def on_progress(done, total):
-        change = [values_of(model)[name] - before[name] for name in before]
+        found = values_of(stored)
+        change = [found[name] - before[name] for name in before]
         norms.append(np.sqrt(sum(np.square(part).sum() for part in change)))
         if done == total:
             expected = by_our_names(golden, f"{rule}/change/")
@@ -105,35 +123,98 @@ def test_scores_and_changes_equal_the_golden_ones(golden, rule):
         nll[1:], golden[f"{rule}/nll"].reshape(-1), atol=2e-5
     )
     np.testing.assert_allclose(norms, golden[f"{rule}/change_norm"], rtol=1e-4)
-    for name, value in values_of(model).items():
+    for name, value in values_of(stored).items():
         np.testing.assert_array_equal(value, before[name])
 
 
 # === Properties ===
 
 
-@pytest.fixture
+FEW = "block_1/feed_forward_(intermediate|output)/"
+
+
+class _Stops(StopRequest):
+    """Requests a stop after some segments."""
+
+    def after(self, count):
+        def on_progress(done, total):
+            if done == count:
+                self.variable.assign(1.0)
+
+        return on_progress
+
+
+@pytest.fixture(scope="module")
 def model():
+    seed_weights(3)
     return small_model(num_layers=2)
 
 
-@pytest.fixture
-def segments(model):
+@pytest.fixture(scope="module")
+def segments():
     return one_row(random_ids(3, 11)[0].repeat(3), 5)
 
 
-def statistics(model, segments, **options):
-    return collect_mean_square(model, segments, 4, **options)
+@pytest.fixture(scope="module")
+def mean_square(model, segments):
+    return collect_mean_square(model, segments, 4)
+
+
+@pytest.fixture(scope="module")
+def mean_square_of_few(model, segments):
+    return collect_mean_square(model, segments, 4, weights=FEW)
+
+
+@pytest.fixture(scope="module")
+def compiled(model, mean_square, mean_square_of_few):
+    """Evaluators of `model`, and the request that stops them."""
+    stop = _Stops()
+    options = {"segment_length": 5, "stop": stop}
+    evaluators = {
+        "sgd": DynamicEvaluator(model, 0.0, **options),
+        "rms": DynamicEvaluator(model, 0.0, mean_square, **options),
+        "few": DynamicEvaluator(
+            model, 0.0, mean_square_of_few, weights=FEW, **options
+        ),
+    }
+    return evaluators, stop
+
+
+@pytest.fixture
+def stop(compiled):
+    _, stop = compiled
+    stop.variable.assign(0.0)
+    return stop
+
+
+@pytest.fixture
+def evaluator(compiled, stop):
+    """Function that returns an evaluator of `model`.
+
+    It does not compile the step of a rule again: rates are arguments of it.
+    """
+
+    def evaluator(rule, learning_rate, decay=0.0):
+        found = compiled[0][rule]
+        found.learning_rate, found.decay = learning_rate, decay
+        return found
+
+    return evaluator
+
+
+@pytest.fixture(scope="module")
+def static_nll(model, segments):
+    evaluator = Evaluator(model, tf.distribute.get_strategy(), 1, 5)
+    return evaluator.token_nll(segments)
 
 
 @pytest.mark.parametrize("rule", ["sgd", "rms"])
-def test_a_rate_of_zero_is_static_scoring(model, segments, rule):
-    mean_square = statistics(model, segments) if rule == "rms" else None
-    evaluator = DynamicEvaluator(model, 0.0, mean_square, segment_length=5)
+def test_a_rate_of_zero_is_static_scoring(
+    evaluator, model, segments, static_nll, rule
+):
     nll = np.empty(segments.num_predictions + 1, np.float32)
-    scores = evaluator.evaluate(segments, token_nll=nll)
-    static = Evaluator(model, tf.distribute.get_strategy(), 1, 5)
-    np.testing.assert_allclose(nll, static.token_nll(segments), atol=1e-5)
+    scores = evaluator(rule, 0.0).evaluate(segments, token_nll=nll)
+    np.testing.assert_allclose(nll, static_nll, atol=1e-5)
     memory, expected = model.initial_memory(1), []
     for step in range(len(segments)):
         batch = segments.batch(step)
@@ -149,30 +230,43 @@ def test_a_rate_of_zero_is_static_scoring(model, segments, rule):
 def test_statistics_are_of_segments_from_all_of_the_text():
     # Of one block: its memory, of 7, depends on two segments and no others.
     model = small_model(num_layers=1, memory_length=7)
-    tokens = random_ids(1, 36)[0]
+    segments = one_row(random_ids(1, 36)[0], 5)
+    weights = weights_by_name(model)
+    memory, squares = model.initial_memory(1), []
+    for step in range(4):
+        batch = segments.batch(step)
+        with tf.GradientTape() as tape:
+            nll, memory = model.score(batch["inputs"], batch["targets"], memory)
+            loss = tf.reduce_mean(nll)
+        gradients = tape.gradient(
+            loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        squares.append(
+            {
+                name: np.square(tf.convert_to_tensor(gradient))
+                for name, gradient in gradients.items()
+            }
+        )
 
-    def sums(num_segments):
-        segments = one_row(tokens[: num_segments * 5 + 1], 5)
-        found = collect_mean_square(model, segments, num_segments)
-        return {name: num_segments * found[name] for name in found}
-
-    found = collect_mean_square(model, one_row(tokens, 5), 2)
-    first, before, after = (sums(count) for count in (1, 3, 4))
+    # The first segment, and one half way through the text.
+    assert len(segments) == 7
+    found = collect_mean_square(model, segments, 2)
+    assert found.keys() == weights.keys()
     for name, value in found.items():
-        expected = (first[name] + after[name] - before[name]) / 2
+        expected = (squares[0][name] + squares[3][name]) / 2
         np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-8)
 
 
-def test_a_repeated_text_gets_cheaper(model, segments):
-    static = DynamicEvaluator(model, 0.0, segment_length=5).evaluate(segments)
-    sgd = DynamicEvaluator(model, 0.1, segment_length=5).evaluate(segments)
+def test_a_repeated_text_gets_cheaper(evaluator, segments):
+    static = evaluator("sgd", 0.0).evaluate(segments)
+    sgd = evaluator("sgd", 0.1).evaluate(segments)
     assert sgd["nll"] < static["nll"] - 0.1
 
 
-def test_a_clipped_decay_does_not_overshoot(model, segments):
-    mean_square = statistics(model, segments)
-    mean_square = {k: np.ones_like(v) for k, v in mean_square.items()}
+def test_a_clipped_decay_does_not_overshoot(segments):
+    model = small_model(num_layers=1)
     before, largest = values_of(model), []
+    mean_square = {k: np.ones_like(v) for k, v in before.items()}
 
     def on_progress(done, total):
         found = values_of(model)
@@ -186,11 +280,11 @@ def test_a_clipped_decay_does_not_overshoot(model, segments):
     assert max(largest) < 0.02
 
 
-def test_padding_of_a_last_segment_has_no_part_in_the_step(model):
+def test_padding_of_a_last_segment_has_no_part_in_the_step(evaluator, model):
     ids = random_ids(1, 12)[0]
     before = values_of(model)
 
-    def change_after(tokens, length):
+    def change_after(evaluator, segments):
         changes = []
 
         def on_progress(done, total):
@@ -198,12 +292,13 @@ def test_padding_of_a_last_segment_has_no_part_in_the_step(model):
                 found = values_of(model)
                 changes.extend(found[name] - before[name] for name in before)
 
-        evaluator = DynamicEvaluator(model, 0.5, segment_length=length)
-        evaluator.evaluate(one_row(tokens, length), on_progress)
+        evaluator.evaluate(segments, on_progress)
         return changes
 
     # One segment of 5 of 7 targets: 5 / 7 of the step of its own mean.
-    padded, whole = change_after(ids[:6], 7), change_after(ids[:6], 5)
+    whole = change_after(evaluator("sgd", 0.5), one_row(ids[:6], 5))
+    longer = DynamicEvaluator(model, 0.5, segment_length=7)
+    padded = change_after(longer, one_row(ids[:6], 7))
     for part, full in zip(padded, whole, strict=True):
         np.testing.assert_allclose(part, full * 5 / 7, atol=1e-6)
 
@@ -223,17 +318,16 @@ def changed_by(evaluator, model, segments):
     return changed
 
 
-def test_only_chosen_weights_change(model, segments):
-    options = {"weights": "block_1/feed_forward_(intermediate|output)/"}
-    mean_square = statistics(model, segments, **options)
-    evaluator = DynamicEvaluator(
-        model, 1e-3, mean_square, segment_length=5, **options
-    )
-    assert changed_by(evaluator, model, segments) == mean_square.keys()
-    assert len(mean_square) == 4
+def test_only_chosen_weights_change(
+    evaluator, model, segments, mean_square_of_few
+):
+    changed = changed_by(evaluator("few", 1e-3), model, segments)
+    assert changed == mean_square_of_few.keys()
+    assert len(mean_square_of_few) == 4
 
 
-def test_lora_alone_adapts(model, segments):
+def test_lora_alone_adapts(segments):
+    model = small_model(num_layers=1)
     model.backbone.enable_lora(2)
     evaluator = DynamicEvaluator(model, 0.5, segment_length=5, weights="lora")
     changed = changed_by(evaluator, model, segments)
@@ -247,49 +341,28 @@ def test_lora_alone_adapts(model, segments):
 )
 def test_other_backbones_adapt(segments, options):
     if options.get("make"):
-        options = {
-            "make": LSTMBackbone,
-            "vocabulary_size": 23,
-            "num_layers": 2,
-            "hidden_dim": 8,
-        }
-    model = small_model(**options)
-    static = DynamicEvaluator(model, 0.0, segment_length=5).evaluate(segments)
-    dynamic = DynamicEvaluator(model, 0.1, segment_length=5).evaluate(segments)
-    assert dynamic["nll"] < static["nll"]
+        options = {**options, "vocabulary_size": 23, "hidden_dim": 8}
+    model = small_model(num_layers=1, **options)
+    evaluator = DynamicEvaluator(model, 0.0, segment_length=5)
+    static = evaluator.evaluate(segments)
+    evaluator.learning_rate = 0.1
+    assert evaluator.evaluate(segments)["nll"] < static["nll"]
 
 
-class _Stops(StopRequest):
-    """Requests a stop after some segments."""
-
-    def after(self, count):
-        def on_progress(done, total):
-            if done == count:
-                self.variable.assign(1.0)
-
-        return on_progress
-
-
-def test_a_stopped_evaluation_goes_on_bit_for_bit(model, segments, tmp_path):
-    mean_square = statistics(model, segments)
-
-    def evaluator(**options):
-        return DynamicEvaluator(
-            model, 0.01, mean_square, 0.5, segment_length=5, **options
-        )
-
-    expected = nll_of(evaluator(), segments)
+def test_a_stopped_evaluation_goes_on_bit_for_bit(
+    evaluator, stop, model, segments, tmp_path
+):
+    rms, backup = evaluator("rms", 0.01, decay=0.5), str(tmp_path / "state")
     before = values_of(model)
-    stop, backup = _Stops(), str(tmp_path / "state")
-    stopped = evaluator(stop=stop).evaluate(
-        segments, stop.after(3), backup=backup
-    )
-    assert stopped is None
+    assert rms.evaluate(segments, stop.after(3), backup=backup) is None
     for name, value in values_of(model).items():
         np.testing.assert_array_equal(value, before[name])
+    stop.variable.assign(0.0)
+    # What goes on after this has only the backup to go on from.
+    expected = nll_of(rms, segments)
     first = []
     resumed = nll_of(
-        evaluator(),
+        rms,
         segments,
         backup=backup,
         on_progress=lambda done, total: first.append(done),
@@ -299,14 +372,13 @@ def test_a_stopped_evaluation_goes_on_bit_for_bit(model, segments, tmp_path):
     assert not (tmp_path / "state").exists()
 
 
-def test_a_backup_of_another_evaluation_is_refused(model, segments, tmp_path):
-    stop = _Stops()
+def test_a_backup_of_another_evaluation_is_refused(
+    evaluator, stop, model, segments, tmp_path
+):
     options = {"backup": str(tmp_path / "state")}
-    evaluator = DynamicEvaluator(model, 0.01, segment_length=5, stop=stop)
-    evaluator.evaluate(segments, stop.after(2), **options)
-    other = DynamicEvaluator(model, 0.02, segment_length=5)
+    evaluator("sgd", 0.01).evaluate(segments, stop.after(2), **options)
     with pytest.raises(ValueError, match="`backup` .* another evaluation"):
-        other.evaluate(segments, **options)
+        evaluator("sgd", 0.02).evaluate(segments, **options)
     same_weights = small_model(num_layers=2, same_length=True)
     same_weights.set_weights(model.get_weights())
     other = DynamicEvaluator(same_weights, 0.01, segment_length=5)
@@ -314,43 +386,47 @@ def test_a_backup_of_another_evaluation_is_refused(model, segments, tmp_path):
         other.evaluate(segments, **options)
 
 
-def test_a_backup_of_other_weights_that_stay_is_refused(segments, tmp_path):
+def test_a_backup_of_other_weights_that_stay_is_refused(
+    evaluator, stop, model, segments, tmp_path
+):
     options = {"backup": str(tmp_path / "state")}
-    model = small_model(num_layers=2)
-    stop = _Stops()
-    settings = {"segment_length": 5, "weights": "block_1/"}
-    evaluator = DynamicEvaluator(model, 0.01, stop=stop, **settings)
-    evaluator.evaluate(segments, stop.after(2), **options)
+    few = evaluator("few", 0.01)
+    few.evaluate(segments, stop.after(2), **options)
     weight = model.backbone.blocks[0].weights[0]
+    before = weight.numpy()
     weight.assign(weight + 1.0)
-    with pytest.raises(ValueError, match="`backup` .* another evaluation"):
-        DynamicEvaluator(model, 0.01, **settings).evaluate(segments, **options)
+    try:
+        with pytest.raises(ValueError, match="`backup` .* another evaluation"):
+            few.evaluate(segments, **options)
+    finally:
+        weight.assign(before)
 
 
-def test_a_stop_after_the_last_segment_is_too_late(model, segments, tmp_path):
-    stop, backup = _Stops(), str(tmp_path / "state")
-    evaluator = DynamicEvaluator(model, 0.01, segment_length=5, stop=stop)
-    scores = evaluator.evaluate(
+def test_a_stop_after_the_last_segment_is_too_late(
+    evaluator, stop, segments, tmp_path
+):
+    backup = str(tmp_path / "state")
+    scores = evaluator("sgd", 0.01).evaluate(
         segments, stop.after(len(segments)), backup=backup
     )
     assert scores["num_tokens"] == segments.num_predictions
     assert not (tmp_path / "state").exists()
 
 
-def test_weights_come_back_after_an_error(model, segments):
+def test_weights_come_back_after_an_error(evaluator, model, segments):
     before = values_of(model)
     with pytest.raises(FloatingPointError, match="learning_rate"):
-        DynamicEvaluator(model, 1e30, segment_length=5).evaluate(segments)
+        evaluator("sgd", 1e30).evaluate(segments)
     for name, value in values_of(model).items():
         np.testing.assert_array_equal(value, before[name])
 
 
 @pytest.mark.parametrize("rate", [0.1, 1])
 def test_a_rate_that_ruins_the_weights_is_a_warning(
-    model, segments, caplog, rate
+    evaluator, model, segments, caplog, rate
 ):
     before = values_of(model)
-    scores = DynamicEvaluator(model, rate, segment_length=5).evaluate(segments)
+    scores = evaluator("sgd", rate).evaluate(segments)
     assert np.isfinite(scores["nll"])
     is_ruined = scores["nll"] > np.log(V)
     assert is_ruined == (rate == 1)
@@ -359,17 +435,16 @@ def test_a_rate_that_ruins_the_weights_is_a_warning(
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_statistics_are_saved_and_loaded(model, segments, tmp_path):
-    mean_square = statistics(model, segments)
-    save_mean_square(mean_square, tmp_path / "statistics.safetensors")
-    loaded = load_mean_square(tmp_path / "statistics.safetensors")
-    results = [
-        DynamicEvaluator(model, 0.01, given, segment_length=5).evaluate(
-            segments
-        )
-        for given in (mean_square, loaded)
-    ]
-    assert results[0] == results[1]
+def test_statistics_are_saved_and_loaded(
+    evaluator, model, segments, mean_square_of_few, tmp_path
+):
+    path = tmp_path / "statistics.safetensors"
+    save_mean_square(mean_square_of_few, path)
+    loaded = DynamicEvaluator(
+        model, 0.01, load_mean_square(path), segment_length=5, weights=FEW
+    )
+    expected = evaluator("few", 0.01).evaluate(segments)
+    assert loaded.evaluate(segments) == expected
 
 
 def test_published_settings_are_converted():
@@ -399,11 +474,11 @@ def test_wrong_arguments_are_named(model, arguments, error):
 
 
 @pytest.mark.parametrize("value", [-1.0, np.nan])
-def test_statistics_must_be_squares(model, segments, value):
-    mean_square = statistics(model, segments)
-    next(iter(mean_square.values()))[...] = value
+def test_statistics_must_be_squares(model, mean_square, value):
+    name, array = next(iter(mean_square.items()))
+    wrong = {**mean_square, name: np.full_like(array, value)}
     with pytest.raises(ValueError, match="finite and at least 0"):
-        DynamicEvaluator(model, 0.1, mean_square, segment_length=5)
+        DynamicEvaluator(model, 0.1, wrong, segment_length=5)
 
 
 def test_segments_of_other_sizes_are_refused(model, segments):

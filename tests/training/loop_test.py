@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from factories import seed_weights
 from factories import small_model
+from trainer_rewinder import trainer_rewinder
 
 from txl_keras.data import Segments
 from txl_keras.training import loop as loops
@@ -33,17 +34,8 @@ SETTINGS = {
 class Run:
     """A tiny run in a folder, scored by what it is told."""
 
-    def __init__(self, path, nlls, learning_rate=0.01, **settings):
-        strategy = tf.distribute.get_strategy()
-        model = small_model(num_layers=1, memory_length=3)
-        self.stop = StopRequest()
-        self.trainer = Trainer(
-            model,
-            build_optimizer("sgd", learning_rate),
-            strategy,
-            batch_size=2,
-            stop=self.stop,
-        )
+    def __init__(self, trainer, stop, path, nlls, **settings):
+        self.trainer, self.stop = trainer, stop
         path.mkdir(exist_ok=True)
         (path / "config.json").write_text("{}")
         self.workdir = Workdir(str(path))
@@ -85,13 +77,42 @@ class Run:
         return [line["step"] for line in lines if key in line]
 
 
+@pytest.fixture(scope="module")
+def stop():
+    return StopRequest()
+
+
+@pytest.fixture(scope="module")
+def rewind(stop):
+    seed_weights(3)
+    trainer = Trainer(
+        small_model(num_layers=1, memory_length=3),
+        build_optimizer("sgd", 0.01),
+        tf.distribute.get_strategy(),
+        batch_size=2,
+        stop=stop,
+    )
+    return trainer_rewinder(trainer)
+
+
+@pytest.fixture
+def begin(rewind, stop):
+    """Function that makes a run as a new process would, at step 0."""
+
+    def begin(path, nlls, **settings):
+        stop.variable.assign(0.0)
+        return Run(rewind(), stop, path, nlls, **settings)
+
+    return begin
+
+
 @pytest.fixture(autouse=True)
 def no_measuring(monkeypatch):
     monkeypatch.setattr(loops, "peak_flops", lambda *_: 1e9)
 
 
-def test_lines_scores_and_checkpoints_come_where_they_are_due(tmp_path):
-    run = Run(tmp_path, [3.0, 1.0, 2.0])
+def test_lines_scores_and_checkpoints_come_where_they_are_due(begin, tmp_path):
+    run = begin(tmp_path, [3.0, 1.0, 2.0])
     assert run.loop.restore() == 0
     assert run.loop.run()
     assert run.steps("loss") == [4, 5, 6, 8, 10, 12]
@@ -102,9 +123,9 @@ def test_lines_scores_and_checkpoints_come_where_they_are_due(tmp_path):
     assert run.loop.score_at(8) == {"nll": 1.0}
 
 
-def test_a_folder_that_goes_away_is_waited_for(tmp_path, caplog):
+def test_a_folder_that_goes_away_is_waited_for(begin, tmp_path, caplog):
     path, away = tmp_path / "run", tmp_path / "away"
-    whole = Run(tmp_path / "whole", [3.0, 2.0, 1.0])
+    whole = begin(tmp_path / "whole", [3.0, 2.0, 1.0])
     whole.loop.restore()
     whole.loop.run()
 
@@ -121,8 +142,7 @@ def test_a_folder_that_goes_away_is_waited_for(tmp_path, caplog):
 
     was_written = []
     timer = threading.Timer(0.5, bring_back)
-    seed_weights(3)  # as that of the first run
-    run = Run(path, scores())
+    run = begin(path, scores())
     run.loop.restore()
     assert run.loop.run()
     assert was_written == [False]
@@ -134,19 +154,19 @@ def test_a_folder_that_goes_away_is_waited_for(tmp_path, caplog):
 
 
 @pytest.mark.large
-def test_a_score_that_was_stopped_is_made_up_for(tmp_path):
-    whole = Run(tmp_path / "whole", [3.0, 2.0, 1.0])
+def test_a_score_that_was_stopped_is_made_up_for(begin, tmp_path):
+    whole = begin(tmp_path / "whole", [3.0, 2.0, 1.0])
     whole.loop.restore()
     whole.loop.run()
 
-    first = Run(tmp_path / "stopped", [3.0, None])
+    first = begin(tmp_path / "stopped", [3.0, None])
     first.loop.restore()
     assert not first.loop.run()
     assert first.trainer.step.numpy() == 8
     assert first.steps("valid") == [4]
     assert saved_steps(first.workdir.checkpoints)[-1] == 8
 
-    second = Run(tmp_path / "stopped", [2.0, 1.0])
+    second = begin(tmp_path / "stopped", [2.0, 1.0])
     assert second.loop.restore() == 8
     assert second.loop.run()
     assert second.steps("loss") == whole.steps("loss")
@@ -154,48 +174,51 @@ def test_a_score_that_was_stopped_is_made_up_for(tmp_path):
     assert saved_steps(second.workdir.best) == [12]
 
 
-def test_best_weights_that_were_removed_give_way_to_the_next(tmp_path, caplog):
-    first = Run(tmp_path, [3.0, None])
+def test_best_weights_that_were_removed_give_way_to_the_next(
+    begin, tmp_path, caplog
+):
+    first = begin(tmp_path, [3.0, None])
     first.loop.restore()
     assert not first.loop.run()
     shutil.rmtree(first.workdir.best)
-    second = Run(tmp_path, [3.2, 3.1])  # worse, but what there is
+    second = begin(tmp_path, [3.2, 3.1])  # worse, but what there is
     assert second.loop.restore() == 8
     assert "best is missing, with the best weights so far (3.0" in caplog.text
     assert second.loop.run()
     assert saved_steps(second.workdir.best) == [12]
     # Later scores have to beat that of the weights that are kept.
-    third = Run(tmp_path, [3.15, 3.05], max_steps=20)
+    third = begin(tmp_path, [3.15, 3.05], max_steps=20)
     assert third.loop.restore() == 12
     assert third.loop.run()
     assert third.steps("valid") == [4, 8, 12, 16, 20]
     assert saved_steps(third.workdir.best) == [20]
 
 
-def test_worse_weights_do_not_replace_the_best_after_a_restart(tmp_path):
-    first = Run(tmp_path, [3.0, 2.0, 2.5])
+def test_worse_weights_do_not_replace_the_best_after_a_restart(begin, tmp_path):
+    first = begin(tmp_path, [3.0, 2.0, 2.5])
     first.loop.restore()
     assert first.loop.run()
-    second = Run(tmp_path, [2.1], max_steps=16)
+    second = begin(tmp_path, [2.1], max_steps=16)
     assert second.loop.restore() == 12
     assert second.loop.run()
     assert saved_steps(second.workdir.best) == [8]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_intervals_must_be_positive(name, tmp_path):
+def test_intervals_must_be_positive(begin, name, tmp_path):
     with pytest.raises(ValueError, match=f"{name}=-2"):
-        Run(tmp_path, [], **{name: -2})
+        begin(tmp_path, [], **{name: -2})
 
 
-def test_a_step_without_a_score_is_named(tmp_path):
-    run = Run(tmp_path, [])
+def test_a_step_without_a_score_is_named(begin, tmp_path):
+    run = begin(tmp_path, [])
     with pytest.raises(ValueError, match=r"score of step 7. .* steps \[\]"):
         run.loop.score_at(7)
 
 
-def test_a_loss_that_runs_away_stops_the_run(tmp_path):
-    run = Run(tmp_path, [], learning_rate=3e4)
+def test_a_loss_that_runs_away_stops_the_run(begin, tmp_path):
+    run = begin(tmp_path, [])
+    run.trainer.optimizer.learning_rate = 3e4
     run.loop.restore()
     with pytest.raises(
         FloatingPointError, match="(diverged|loss is).*none yet"
@@ -203,8 +226,8 @@ def test_a_loss_that_runs_away_stops_the_run(tmp_path):
         run.loop.run()
 
 
-def test_a_score_that_is_not_finite_stops_the_run(tmp_path):
-    run = Run(tmp_path, [float("nan")])
+def test_a_score_that_is_not_finite_stops_the_run(begin, tmp_path):
+    run = begin(tmp_path, [float("nan")])
     run.loop.restore()
     with pytest.raises(FloatingPointError, match="loss is nan at step 4"):
         run.loop.run()

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from factories import seed_weights
 from factories import small_backbone
+from trainer_rewinder import trainer_rewinder
 
 from txl_keras.data import Segments
 from txl_keras.layers.compute import pallas
@@ -43,8 +44,30 @@ def save(directory, trainer, **kwargs):
     checkpoints.wait()
 
 
-def test_a_repeating_text_is_learned():
-    trainer = make_trainer(make_model())
+@pytest.fixture(scope="module")
+def stop():
+    return StopRequest()
+
+
+@pytest.fixture(scope="module")
+def rewind(stop):
+    seed_weights(3)
+    return trainer_rewinder(make_trainer(make_model(), stop=stop))
+
+
+@pytest.fixture
+def trainer(rewind):
+    """A trainer before its first step, which is compiled already."""
+    return rewind()
+
+
+@pytest.fixture(scope="module")
+def rewind_float16():
+    seed_weights(3)
+    return trainer_rewinder(make_trainer(make_model(dtype="mixed_float16")))
+
+
+def test_a_repeating_text_is_learned(trainer):
     loss = trainer.train(make_iterator(), 60)["loss"]
     assert loss.shape == (60,)
     assert loss[0] > 1.5
@@ -154,16 +177,14 @@ def test_a_step_is_the_clipped_gradient_of_the_mean_loss():
     )
 
 
-def test_padding_is_no_part_of_the_loss():
+def test_padding_is_no_part_of_the_loss(trainer):
     # Documents of 4, 2 and 9 tokens: 3, 1 and 5 + 3 predictions.
     segments = Segments(
         np.arange(15) % 7, 3, 5, True, documents=np.array([0, 4, 6]),
         reset_documents=True,
     )  # fmt: skip
-    model = make_model()
-    nll, _ = model.score(**{k: segments.batch(0)[k] for k in NAMES})
+    nll, _ = trainer.model.score(**{k: segments.batch(0)[k] for k in NAMES})
     expected = sum(nll[0, :3]) + sum(nll[1, :1]) + sum(nll[2])
-    trainer = make_trainer(model)
     loss = trainer.train(iter(segments.distribute(STRATEGY)), 1)["loss"]
     np.testing.assert_allclose(loss, [expected / 9], rtol=1e-5)
 
@@ -197,15 +218,21 @@ def test_segments_of_varying_length_are_as_long_as_they_say():
 
 
 @pytest.mark.parametrize(
-    "varlen", [False, pytest.param(True, marks=pytest.mark.large)]
+    ("varlen", "numbers_of_pieces"),
+    [
+        (False, [3]),
+        # 10 seconds.
+        pytest.param(False, [2, 6], marks=pytest.mark.large),
+        pytest.param(True, [2, 6], marks=pytest.mark.large),
+    ],
 )
-def test_rows_in_pieces_are_the_same_step(varlen):
+def test_rows_in_pieces_are_the_same_step(varlen, numbers_of_pieces):
     tokens = np.arange(400) ** 2 % 7
     segments = Segments(tokens, 6, 5, drop_remainder=True, varlen=varlen)
     model = make_model(dropout=0.3)
     start = model.get_weights()
     runs = []
-    for accumulate_steps in (1, 2, 6):
+    for accumulate_steps in (1, *numbers_of_pieces):
         model.set_weights(start)
         trainer = Trainer(
             model,
@@ -274,21 +301,21 @@ def test_pieces_must_divide_the_rows():
         make_trainer(make_model(), accumulate_steps=0)
 
 
-def test_a_step_ends_the_execution_where_a_stop_was_asked_for():
-    stop = StopRequest()
-    trainer = make_trainer(make_model(), stop=stop)
+def test_a_step_ends_the_execution_where_a_stop_was_asked_for(trainer, stop):
     iterator = make_iterator()
     assert len(trainer.train(iterator, 3)["loss"]) == 3
     assert not trainer.stopped
     stop.variable.assign(1.0)
-    assert len(trainer.train(iterator, 5)["loss"]) == 1
+    try:
+        assert len(trainer.train(iterator, 5)["loss"]) == 1
+    finally:
+        stop.variable.assign(0.0)
     assert trainer.stopped
     assert trainer.step.numpy() == 4
 
 
-def test_float16_learns_and_forgets_a_memory_that_overflows():
-    model = make_model(dtype="mixed_float16")
-    trainer = make_trainer(model)
+def test_float16_learns_and_forgets_a_memory_that_overflows(rewind_float16):
+    trainer = rewind_float16()
     iterator = make_iterator()
     results = trainer.train(iterator, 60)
     good = results["skipped"] == 0
@@ -296,7 +323,7 @@ def test_float16_learns_and_forgets_a_memory_that_overflows():
     assert trainer.optimizer.iterations.numpy() == good.sum()
     # Weights that float16 cannot work with: the step is skipped, memory is
     # no poison for those after it.
-    kernel = model.trainable_variables[0]
+    kernel = trainer.model.trainable_variables[0]
     before = kernel.numpy()
     kernel.assign(before * 1e8)
     results = trainer.train(iterator, 1)
@@ -311,15 +338,15 @@ def test_float16_learns_and_forgets_a_memory_that_overflows():
     assert np.median(losses) < 0.3
 
 
-def test_float16_gives_up_where_no_scale_helps():
-    trainer = make_trainer(make_model(dtype="mixed_float16"))
+def test_float16_gives_up_where_no_scale_helps(rewind_float16):
+    trainer = rewind_float16()
     trainer.model.trainable_variables[0].assign_add(1e30)
     with pytest.raises(FloatingPointError, match="At step 16 the loss is"):
         trainer.train(make_iterator(), 30)
 
 
-def test_nan_is_reported_with_its_step():
-    trainer = make_trainer(make_model(), learning_rate=1e38)
+def test_nan_is_reported_with_its_step(trainer):
+    trainer.optimizer.learning_rate = 1e38
     with pytest.raises(FloatingPointError, match="step 2 the loss is nan"):
         trainer.train(make_iterator(), 4)
 
@@ -330,25 +357,22 @@ def test_clip_norm_must_be_positive(clip_norm):
         make_trainer(make_model(), clip_norm=clip_norm)
 
 
-def test_a_restored_trainer_has_weights_step_and_memory(tmp_path):
-    trainer = make_trainer(make_model())
+def test_a_restored_trainer_has_weights_step_and_memory(rewind, tmp_path):
+    trainer = rewind()
     trainer.train(make_iterator(), 4)
     save(tmp_path, trainer)
+    memory = [variable.numpy() for variable in trainer.memory.state_variables]
+    expected = trainer.train(make_iterator(4), 3)["loss"]
 
-    restored = make_trainer(make_model())
+    restored = rewind()
+    assert restored.step.numpy() == 0
     Checkpoints(str(tmp_path), restored).restore()
     assert restored.step.numpy() == 4
-    for a, b in zip(
-        trainer.memory.state_variables,
-        restored.memory.state_variables,
-        strict=True,
-    ):
+    for a, b in zip(memory, restored.memory.state_variables, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert trainer.memory.read().valid_length.numpy().tolist() == [6, 6, 6]
-    np.testing.assert_array_equal(
-        trainer.train(make_iterator(4), 3)["loss"],
-        restored.train(make_iterator(4), 3)["loss"],
-    )
+    assert restored.memory.read().valid_length.numpy().tolist() == [6, 6, 6]
+    found = restored.train(make_iterator(4), 3)["loss"]
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_a_folder_must_be_no_pattern(tmp_path):
@@ -379,8 +403,7 @@ def test_results_of_a_skipped_step_are_saved(tmp_path):
     np.testing.assert_array_equal(results["gradient_norm"], norms)
 
 
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    trainer = make_trainer(make_model())
+def test_only_the_newest_checkpoints_are_kept(trainer, tmp_path):
     checkpoints = Checkpoints(str(tmp_path), trainer, max_to_keep=2)
     assert checkpoints.latest is None
     assert checkpoints.restore() == {}
@@ -394,8 +417,9 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert checkpoints.latest.endswith("ckpt-6")
 
 
-def test_weights_alone_are_restored_into_another_memory_length(tmp_path):
-    trainer = make_trainer(make_model())
+def test_weights_alone_are_restored_into_another_memory_length(
+    trainer, tmp_path
+):
     trainer.train(make_iterator(), 2)
     save(tmp_path, trainer)
     model = make_model(memory_length=11)
@@ -415,8 +439,8 @@ def test_weights_of_another_model_are_refused(tmp_path):
         restore_weights(make_model(), str(tmp_path / "nothing"))
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
-    trainer = make_trainer(make_model())
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(rewind, tmp_path):
+    trainer = rewind()
     iterator = make_iterator()
     for _ in range(2):
         trainer.train(iterator, 2)
@@ -428,10 +452,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
     again = make_trainer(make_model())
     Checkpoints(str(tmp_path), again).restore()
     assert again.step.numpy() == 2
-    fresh = make_trainer(make_model())
     assert (
         again.train(make_iterator(2), 1)["loss"]
-        < fresh.train(make_iterator(0), 1)["loss"]
+        < rewind().train(make_iterator(0), 1)["loss"]
     )
 
     # The last good one is that, until what was lost is trained again.

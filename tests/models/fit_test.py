@@ -16,7 +16,6 @@ from factories import small_model
 from txl_keras.callbacks import BackupAndRestore
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import Trainer
 
 B, T = 3, 7
@@ -26,24 +25,70 @@ OPTIONS = {
     "documents": {"documents": DOCUMENTS, "reset_documents": True},
     "roll": {"order": "roll"},
     "half losses": {"half_loss": True},
-    "varlen": {"varlen": True},
+    # Three lengths, the fewest there can be; each is compiled.
+    "varlen": {"varlen": True, "segment_length": 5},
 }
 
 
 def segments_of(option="documents", **options):
     tokens = random_ids(1, 350, seed=3)[0]
-    options = {"drop_remainder": True, **OPTIONS[option], **options}
-    return Segments(tokens, B, T, seed=1, **options)
+    defaults = {"segment_length": T, "drop_remainder": True}
+    options = {**defaults, **OPTIONS[option], **options}
+    return Segments(tokens, B, seed=1, **options)
 
 
-def model_with_dropout(**config):
+def model_with_dropout(seed=5, **config):
     """Compiled: the seed of dropout is drawn here."""
-    seed_weights(5)
+    seed_weights(seed)
     model = small_model(
         **{"num_layers": 1, "dropout": 0.2, "cutoffs": (4, 7), **config}
     )
     model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.4))
     return model
+
+
+@pytest.fixture(scope="module")
+def rewind():
+    rewind = rewinder(model_with_dropout())
+
+    def rewind_settings():
+        model = rewind()
+        model.steps_per_execution = 1
+        return model
+
+    return rewind_settings
+
+
+@pytest.fixture
+def model(rewind):
+    """Compiled model that tests share, with the weights it had at first."""
+    return rewind()
+
+
+def trainer_of(model, segment_lengths):
+    return Trainer(
+        model,
+        model.optimizer,
+        tf.distribute.get_strategy(),
+        B,
+        seed=model.fit_steps.seed,
+        segment_lengths=segment_lengths,
+    )
+
+
+@pytest.fixture(scope="module")
+def begin():
+    """Function that returns a `Trainer` of such a model at its first step."""
+    trainer = trainer_of(model_with_dropout(), (T,))
+    rewind = rewinder(trainer.model)
+
+    def begin():
+        rewind()
+        trainer.step.assign(0)
+        trainer.memory.reset_state()
+        return trainer
+
+    return begin
 
 
 class Losses(keras.callbacks.Callback):
@@ -62,57 +107,24 @@ def means(values, weights):
     return np.cumsum(np.multiply(values, weights)) / np.cumsum(weights)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_fit_computes_what_the_trainer_computes(option):
-    segments = segments_of(option)
-    fitted, trained = model_with_dropout(), model_with_dropout()
-    epochs = STEPS // len(segments) + 1
-    recorded = Losses()
-    fitted.fit(segments, epochs=epochs, callbacks=[recorded], verbose=0)
-
-    strategy = tf.distribute.get_strategy()
-    trainer = Trainer(
-        trained,
-        trained.optimizer,
-        strategy,
-        B,
-        seed=trained.fit_steps.seed,
-        segment_lengths=segments.segment_lengths,
-    )
-    iterator = iter(segments.distribute(strategy))
-    num_steps = epochs * len(segments)
-    losses = trainer.train(iterator, num_steps)["loss"]
-    counts = [segments.batch(i)["num_targets"] for i in range(num_steps)]
-    expected = np.concatenate(
-        [
-            means(losses[i : i + len(segments)], counts[i : i + len(segments)])
-            for i in range(0, num_steps, len(segments))
-        ]
-    )
-    assert num_steps >= STEPS
-    np.testing.assert_allclose(recorded.losses, expected, rtol=1e-6)
-    for a, b in zip(fitted.weights, trained.weights, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-def test_every_kind_of_data_gives_the_same():
+def test_every_kind_of_data_gives_the_same(rewind):
     segments = segments_of("documents", reset_documents=False, documents=None)
     x, y = segments.arrays()
     pairs = tf.data.Dataset.from_tensor_slices((x, y))
     steps = len(segments)
-    model = model_with_dropout()
-    rewind = rewinder(model)
+    model = rewind()
     for i in range(0, len(x), B):
         model.train_on_batch(x[i : i + B], y[i : i + B])
     by_hand = model.get_weights()
     for data in (
-        {"x": segments},
         {"x": segments.dataset(num_steps=steps)},
         {"x": segments.dataset(), "steps_per_epoch": steps},
         {"x": x, "y": y, "batch_size": B},
         {"x": pairs.batch(B)},
         {"x": pairs.batch(B, drop_remainder=True)},
         {"x": _batches(x, y)},
+        # Last: the next tests train on segments too, with the same step.
+        {"x": segments},
     ):
         rewind().fit(**data, verbose=0)
         for a, b in zip(model.get_weights(), by_hand, strict=True):
@@ -125,13 +137,41 @@ def _batches(x, y):
         yield x[i : i + B], y[i : i + B]
 
 
-def test_several_steps_in_one_call_compute_the_same():
+@pytest.mark.parametrize("option", OPTIONS)
+def test_fit_computes_what_the_trainer_computes(option, model, begin):
+    segments = segments_of(option)
+    lengths = segments.segment_lengths
+    if lengths == (T,):
+        fitted, trainer = model, begin()
+    else:
+        fitted = model_with_dropout(cutoffs=())
+        trainer = trainer_of(model_with_dropout(cutoffs=()), lengths)
+    epochs = STEPS // len(segments) + 1
+    recorded = Losses()
+    fitted.fit(segments, epochs=epochs, callbacks=[recorded], verbose=0)
+
+    iterator = iter(segments.distribute(trainer.strategy))
+    num_steps = epochs * len(segments)
+    losses = trainer.train(iterator, num_steps)["loss"]
+    counts = [segments.batch(i)["num_targets"] for i in range(num_steps)]
+    expected = np.concatenate(
+        [
+            means(losses[i : i + len(segments)], counts[i : i + len(segments)])
+            for i in range(0, num_steps, len(segments))
+        ]
+    )
+    assert num_steps >= STEPS
+    np.testing.assert_allclose(recorded.losses, expected, rtol=1e-6)
+    for a, b in zip(fitted.weights, trainer.model.weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_several_steps_in_one_call_compute_the_same(rewind):
     segments = segments_of()
-    model = model_with_dropout()
-    rewind = rewinder(model)
     histories = []
     for steps_per_execution in (1, 4, 100):
-        rewind().steps_per_execution = steps_per_execution
+        model = rewind()
+        model.steps_per_execution = steps_per_execution
         history = model.fit(
             segments, epochs=2, validation_data=segments, verbose=0
         ).history
@@ -142,8 +182,7 @@ def test_several_steps_in_one_call_compute_the_same():
             np.testing.assert_allclose(history[name], values, rtol=1e-5)
 
 
-def test_evaluate_weights_every_target_of_segments_once():
-    model = model_with_dropout()
+def test_evaluate_weights_every_target_of_segments_once(model):
     segments = segments_of("documents", drop_remainder=False)
     total = count = 0.0
     memory = None
@@ -177,19 +216,22 @@ def test_evaluate_takes_any_batch_size_after_another():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"clipnorm": 0.1}, {"clipvalue": 0.02}, {"use_ema": True}]
+    "settings",
+    [
+        {"clipnorm": 0.1},
+        {"clipvalue": 0.02, "use_ema": True, "ema_momentum": 0.6},
+    ],
 )
 def test_settings_of_the_optimizer_are_heeded(settings):
-    """As Keras's own step heeds them."""
-    x, y = segments_of(
-        "documents", reset_documents=False, documents=None
-    ).arrays()
-    weights = []
+    """As Keras's own step heeds them, which a loss of the user makes run."""
+    segments = segments_of("documents", reset_documents=False, documents=None)
+    weights, losses = [], []
     for loss in ("auto", keras.losses.SparseCategoricalCrossentropy(True)):
-        model = model_with_dropout(cutoffs=(), dropout=0.0)
+        model = model_with_dropout(dropout=0.0)
         model.compile(keras.optimizers.SGD(0.3, **settings), loss)
-        model.fit(x, y, batch_size=B, verbose=0)
+        losses.append(model.fit(segments, verbose=0).history["loss"])
         weights.append(model.get_weights())
+    np.testing.assert_allclose(*losses, rtol=1e-5)
     for a, b in zip(*weights, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -208,9 +250,8 @@ def test_settings_that_have_no_meaning_here_are_errors():
             model.compile(optimizer)
 
 
-def test_a_dataset_without_targets_is_an_error():
+def test_a_dataset_without_targets_is_an_error(model):
     ids = random_ids(B, T)
-    model = model_with_dropout()
     for x in (
         tf.data.Dataset.from_tensors(ids),
         tf.data.Dataset.from_tensors({"inputs": ids}),
@@ -222,8 +263,7 @@ def test_a_dataset_without_targets_is_an_error():
         model.fit(tf.data.Dataset.from_tensors((ids, ids)).take(0), verbose=0)
 
 
-def test_a_loss_that_is_not_finite_is_an_error():
-    model = model_with_dropout()
+def test_a_loss_that_is_not_finite_is_an_error(model):
     model.weights[0].assign(model.weights[0] * np.nan)
     with pytest.raises(FloatingPointError, match="At step 1 the loss is nan"):
         model.fit(segments_of(), verbose=0)
@@ -243,24 +283,24 @@ class Interrupt(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize(
-    ("option", "steps_per_execution"), [("roll", 1), ("documents", 3)]
+    ("option", "steps_per_execution", "interruptions"),
+    [("roll", 1, 1), ("documents", 3, 2)],
 )
 def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
-    option, steps_per_execution, tmp_path
+    option, steps_per_execution, interruptions, rewind, tmp_path
 ):
     segments = segments_of(option)
     executions = -(-len(segments) // steps_per_execution)
     assert steps_per_execution == 1 or len(segments) % steps_per_execution
-    whole = model_with_dropout()
+    whole = rewind()
     expected = whole.fit(segments, epochs=3, verbose=0).history
+    weights = whole.get_weights()
 
     def fit(**options):
-        seed_weights(np.random.randint(1000))  # another seed
-        model = small_model(num_layers=1, dropout=0.2, cutoffs=(4, 7))
         if not tmp_path.joinpath("backup").exists():
-            model = model_with_dropout()
+            model = rewind()
         else:
-            model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.4))
+            model = model_with_dropout(seed=np.random.randint(1000))
         model.steps_per_execution = steps_per_execution
         callbacks = [
             BackupAndRestore(tmp_path / "backup", save_freq=2),
@@ -271,12 +311,12 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
         ).history
         return model, history
 
-    # At the end of the first epoch, then within the second.
-    for after in (executions, executions + 5):
+    # At the end of the first epoch, then within the second; or only there.
+    for after in (executions, executions + 5)[-interruptions:]:
         with pytest.raises(KeyboardInterrupt):
             fit(callbacks=[Interrupt(after)])
     model, history = fit()
-    for a, b in zip(model.weights, whole.weights, strict=True):
+    for a, b in zip(model.weights, weights, strict=True):
         np.testing.assert_array_equal(a, b)
     for name, values in history.items():
         np.testing.assert_allclose(values, expected[name][-len(values) :])
@@ -304,16 +344,10 @@ def test_an_empty_text_is_named():
 def test_text_is_read_as_segments():
     text, other = "to be or not to be, that is " * 8, "the question: " * 9
     tokenizer = ByteTokenizer()
-
-    def model():
-        seed_weights(5)
-        backbone = small_model(
-            num_layers=1, vocabulary_size=256, memory_length=9
-        ).backbone
-        model = TransformerXLCausalLM(backbone, tokenizer=tokenizer)
-        model.compile("adam")
-        return model
-
+    model = small_model(num_layers=1, vocabulary_size=256, memory_length=9)
+    model.tokenizer = tokenizer
+    model.compile("adam")
+    rewind = rewinder(model)
     ids = tokenizer.encode(text + other)
     documents = np.array([0, len(text)])
     for x, validation, segments in (
@@ -324,34 +358,20 @@ def test_text_is_read_as_segments():
             {"tokens": ids, "documents": documents, "reset_documents": True},
         ),
     ):
-        of_text, of_segments = model(), model()
-        history = of_text.fit(
-            x, batch_size=B, validation_data=validation, verbose=0
-        ).history
+        history = (
+            rewind()
+            .fit(x, batch_size=B, validation_data=validation, verbose=0)
+            .history
+        )
+        evaluated = model.evaluate(validation, batch_size=B, verbose=0)
+        assert history["val_loss"][0] == pytest.approx(evaluated[0])
         segments = Segments(
             batch_size=B, segment_length=9, drop_remainder=True, **segments
         )
-        expected = of_segments.fit(segments, verbose=0).history
+        expected = rewind().fit(segments, verbose=0).history
         assert history["loss"] == expected["loss"]
-        assert history["val_loss"][0] == pytest.approx(
-            of_text.evaluate(validation, batch_size=B, verbose=0)[0]
-        )
     with pytest.raises(ValueError, match="`batch_size` must be given with te"):
-        of_text.fit(text)
-    of_text.tokenizer = None
+        model.fit(text)
+    model.tokenizer = None
     with pytest.raises(ValueError, match="`tokenizer` must be given with te"):
-        of_text.fit(text, batch_size=B)
-
-
-def test_a_loss_of_the_user_takes_segments_too():
-    segments = segments_of("documents", reset_documents=False, documents=None)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    one, other = (
-        model_with_dropout(dropout=0.0),
-        model_with_dropout(dropout=0.0),
-    )
-    other.compile(other.optimizer, loss)
-    histories = [
-        model.fit(segments, verbose=0).history["loss"] for model in (one, other)
-    ]
-    np.testing.assert_allclose(*histories, rtol=1e-5)
+        model.fit(text, batch_size=B)

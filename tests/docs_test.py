@@ -80,6 +80,14 @@ def guide(run):
     return lambda name: run(GUIDES[name])
 
 
+def smaller(text, numbers):
+    """A text with other numbers, so that it runs in seconds."""
+    for old, new in numbers.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
 # === What the guides say holds ===
 
 
@@ -97,9 +105,15 @@ def test_a_model_that_comes_with_the_package_writes(run, capsys):
     assert capsys.readouterr().out.startswith(chr(34) * 3 + "Reads lines")
 
 
+def ten_lines():
+    """The block of the ten lines, and those after it."""
+    return blocks(readme_section("In Keras, in ten lines"), "python")
+
+
+# Half a minute on a free core.
+@pytest.mark.large
 def test_ten_lines_train_score_generate_and_save(run, tmp_path):
-    section = readme_section("In Keras, in ten lines")
-    (_, block), *rest = blocks(section, "python")
+    (_, block), *rest = ten_lines()
     lines = [line for line in block.splitlines() if line.strip()]
     imports = [line for line in lines if line.startswith(("import", "from"))]
     assert len(lines) - len(imports) == 10
@@ -111,6 +125,25 @@ def test_ten_lines_train_score_generate_and_save(run, tmp_path):
     assert (tmp_path / "my_model" / "model.safetensors").exists()
     for language, code in rest:
         run(f"```{language}\n{code}```\n")
+
+
+def test_ten_lines_in_seconds(run, tmp_path):
+    codes = [code for _, code in ten_lines()]
+    codes[0] = smaller(
+        codes[0],
+        {
+            ":105_000]": ":11_000]",
+            ":100_000]": ":10_000]",
+            "100_000:]": "10_000:]",
+            '"quickstart"': '"quickstart", num_layers=1',
+        },
+    )
+    names, _ = [run(f"```python\n{code}```\n") for code in codes]
+    model = names["model"]  # as loaded, with its tokenizer
+    model.compile("adam")
+    _, bits = model.evaluate(names["text"][10_000:], batch_size=1)
+    assert bits < 6  # 8 before training
+    assert (tmp_path / "my_model" / "model.safetensors").exists()
 
 
 def test_three_minutes_in_seconds(run, tmp_path):
@@ -135,6 +168,8 @@ def test_three_minutes(guide):
     assert names["gzip_bits"] == pytest.approx(2.2, abs=0.2)
 
 
+# A quarter of a minute on a free core.
+@pytest.mark.large
 def test_own_text(guide, tmp_path):
     names = guide("own_text.md")
     assert names["scores"]["bits_per_byte"] == pytest.approx(3.4, abs=0.2)
@@ -144,6 +179,26 @@ def test_own_text(guide, tmp_path):
     assert not (tmp_path / "backup").exists()
 
 
+def test_own_text_in_seconds(run, tmp_path):
+    names = run(
+        smaller(
+            GUIDES["own_text.md"],
+            {
+                "70_000": "12_000",
+                "60_000": "10_000",
+                "65_000": "11_000",
+                "2e-3, 234": "2e-3, 38",
+                "save_freq=50": "save_freq=15",
+            },
+        )
+    )
+    val = names["history"].history["val_bits_per_byte"]
+    assert names["scores"]["bits_per_byte"] < val[1] + 0.5 < val[0] + 0.5
+    assert not (tmp_path / "backup").exists()
+
+
+# Half a minute on a free core.
+@pytest.mark.large
 def test_fine_tune_with_lora(guide):
     names = guide("fine_tune_with_lora.md")
     assert names["before"] == pytest.approx(3.1, abs=0.2)
@@ -153,14 +208,47 @@ def test_fine_tune_with_lora(guide):
     assert bits(names["again"], test) == pytest.approx(names["after"], abs=1e-4)
 
 
-def test_music_ids(run, tmp_path):
-    text = re.sub(r"```bash.*?```", "", GUIDES["music_ids.md"], flags=re.DOTALL)
-    names = run(text)
-    assert names["right"] == 1
+def test_fine_tune_with_lora_in_seconds(run):
+    names = run(
+        smaller(
+            GUIDES["fine_tune_with_lora.md"],
+            {
+                "60_000": "10_000",
+                "code[:30_000], code[30_000:35_000]": (
+                    "code[:6_000], code[6_000:7_000]"
+                ),
+            },
+        )
+    )
+    after, bits, test = names["after"], names["bits"], names["test"]
+    assert after < names["before"] - 0.1
+    assert names["int8"] == pytest.approx(after, abs=0.03)
+    assert bits(names["again"], test) == pytest.approx(after, abs=1e-4)
+
+
+def music_ids():
+    """The guide without its commands."""
+    return re.sub(r"```bash.*?```", "", GUIDES["music_ids.md"], flags=re.DOTALL)
+
+
+# A quarter of a minute on a free core.
+@pytest.mark.large
+def test_music_ids(run):
+    assert run(music_ids())["right"] == 1
+
+
+def test_music_ids_in_seconds(run, tmp_path):
+    names = run(smaller(music_ids(), {"epochs=20": "epochs=2"}))
+    losses = names["history"].history["loss"]
+    assert losses[1] < losses[0] - 0.5
     assert len({tuple(tune) for tune in names["tunes"]}) == 48
-    assert (tmp_path / "continued.npy").exists()
+    continued = np.load(tmp_path / "continued.npy")
+    assert len(continued) == len(names["tunes"][0])
+    np.testing.assert_array_equal(continued[:42], names["tunes"][0][:42])
 
 
+# A quarter of a minute on a free core.
+@pytest.mark.large
 def test_time_series(guide):
     names = guide("time_series.md")
     assert names["errors"][0] == pytest.approx(1, abs=0.1)
@@ -168,8 +256,37 @@ def test_time_series(guide):
     assert names["error"] < 0.05
 
 
+def test_time_series_in_seconds(run):
+    names = run(
+        smaller(
+            GUIDES["time_series.md"],
+            {"range(10)": "range(3)", "96:112": "96:100"},
+        )
+    )
+    assert names["errors"][32] < names["errors"][0] - 0.05
+    assert names["errors"][0] == pytest.approx(1, abs=0.1)
+    assert names["forecast"].shape == (64, 4)
+
+
+# 20 seconds on a free core.
+@pytest.mark.large
 def test_keras(guide):
     names = guide("keras.md")
+    assert names["log_probs"].shape == (4, 16, 256)
+
+
+def test_keras_in_seconds(run):
+    names = run(
+        smaller(
+            GUIDES["keras.md"],
+            {
+                "MemoryStack(2": "MemoryStack(1",
+                "range(2)": "range(1)",
+                "steps_per_execution=10": "steps_per_execution=8",
+                '"num_layers": 2': '"num_layers": 1',
+            },
+        )
+    )
     assert names["log_probs"].shape == (4, 16, 256)
 
 
@@ -183,9 +300,16 @@ def test_agents(guide):
 
 def test_agents_in_seconds(run):
     names = run(
-        GUIDES["agents.md"]
-        .replace("update % 50", "update % 10")
-        .replace("num_updates=600", "num_updates=20")
+        smaller(
+            GUIDES["agents.md"],
+            {
+                "update % 50": "update % 10",
+                "num_updates=600": "num_updates=20",
+                # Each step of the LSTM is traced.
+                "steps=16": "steps=7",
+                "num_layers=2": "num_layers=1",
+            },
+        )
     )
     assert all(0 <= share <= 1 for share in names["share"].values())
 

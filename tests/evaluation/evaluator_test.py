@@ -1,3 +1,4 @@
+import functools
 import math
 import subprocess
 import sys
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import V
+from factories import seed_weights
 from factories import small_model
 
 from txl_keras.data import Segments
@@ -22,24 +24,28 @@ TOKENS = np.random.default_rng(1).integers(0, V, 120)
 
 @pytest.fixture(scope="module")
 def model():
+    seed_weights(3)
     return make_model(memory_length=7, dropout=0.5)
+
+
+@pytest.fixture(scope="module")
+def evaluator(model):
+    """`Evaluator` of `model`; each of its sizes is compiled once."""
+    return functools.cache(functools.partial(Evaluator, model, STRATEGY))
 
 
 def make_model(num_layers=2, **config):
     return small_model(num_layers=num_layers, **{"memory_length": 0, **config})
 
 
-def evaluate(model, batch_size, segment_length, memory_length=None):
+def evaluate(evaluator, batch_size, segment_length):
     segments = Segments(TOKENS, batch_size, segment_length, False)
-    evaluator = Evaluator(
-        model, STRATEGY, batch_size, segment_length, memory_length
-    )
     return evaluator.evaluate(segments, steps_per_execution=4)
 
 
-def test_one_stream_is_scored_as_one_long_segment(model):
+def test_one_stream_is_scored_as_one_long_segment(evaluator, model):
     nll, _ = model.score(TOKENS[None, :-1], TOKENS[None, 1:])
-    scores = evaluate(model, 1, 11, memory_length=119)
+    scores = evaluate(evaluator(1, 11, 119), 1, 11)
     assert scores["num_tokens"] == 119
     np.testing.assert_allclose(scores["nll"], nll.numpy().mean(), atol=1e-5)
     assert math.isclose(scores["bits_per_token"], scores["nll"] / math.log(2))
@@ -48,9 +54,10 @@ def test_one_stream_is_scored_as_one_long_segment(model):
 
 @pytest.mark.parametrize(("batch_size", "segment_length"), [(3, 5), (7, 4)])
 def test_every_token_counts_once_and_padding_never(
-    model, batch_size, segment_length
+    evaluator, model, batch_size, segment_length
 ):
-    scores = evaluate(model, batch_size, segment_length, memory_length=119)
+    sizes = batch_size, segment_length
+    scores = evaluate(evaluator(*sizes, 119), *sizes)
     num_segments = -(-119 // segment_length)
     bounds = [
         min(r * num_segments // batch_size * segment_length, 119)
@@ -66,31 +73,28 @@ def test_every_token_counts_once_and_padding_never(
     np.testing.assert_allclose(scores["nll"], nll.mean(), atol=1e-5)
 
 
-def test_a_second_evaluation_forgets_the_first(model):
+def test_a_second_evaluation_forgets_the_first(evaluator):
     segments = Segments(TOKENS, 3, 5, False)
-    evaluator = Evaluator(model, STRATEGY, 3, 5)
     done = []
-    first = evaluator.evaluate(
+    first = evaluator(3, 5).evaluate(
         segments, 3, on_progress=lambda *numbers: done.append(numbers)
     )
-    assert evaluator.evaluate(segments, 8) == first
+    assert evaluator(3, 5).evaluate(segments, 8) == first
     assert done == [(3, 8), (6, 8), (8, 8)]
 
 
-def test_memory_length_changes_what_is_seen(model):
-    scores = {m: evaluate(model, 3, 5, m)["nll"] for m in (0, 7, None)}
-    assert scores[None] == scores[7]
-    assert abs(scores[0] - scores[7]) > 1e-4
+def test_memory_length_changes_what_is_seen(evaluator):
+    none, own = (evaluate(evaluator(3, 5, m), 3, 5)["nll"] for m in (0, None))
+    assert abs(none - own) > 1e-4
 
 
-def token_nll(model, batch_size, segment_length, warmup):
-    """Nats of every target of `TOKENS`, by position."""
+def token_nll(model, score, batch_size, segment_length, warmup):
+    """Nats of every target of `TOKENS`, by position; `score` is compiled."""
     sizes = batch_size, segment_length, False
     segments = Segments(TOKENS, *sizes, warmup_segments=warmup)
     positions = Segments(np.arange(120), *sizes, warmup_segments=warmup)
     memory = model.initial_memory(batch_size)
     found = np.full(120, np.nan)
-    score = tf.function(model.score)
     for step in range(len(segments)):
         batch = segments.batch(step)
         nll, memory = score(
@@ -105,19 +109,20 @@ def token_nll(model, batch_size, segment_length, warmup):
 
 @pytest.mark.parametrize("same_length", [False, True])
 def test_after_warm_up_no_score_depends_on_the_number_of_streams(same_length):
-    # Memory of 7 in segments of 4: two of them, of 3 blocks. Of the 30
-    # segments the last of 3 streams has 20 before its own, of 16 most have 6.
-    model = small_model(
+    # Memory of 7 in segments of 4: two of them, of 2 blocks. Of the 30
+    # segments the last of 3 streams has 20 before its own, of 16 most have 4.
+    model = make_model(
         memory_length=7, same_length=same_length, initializer_stddev=0.2
     )
+    score = tf.function(model.score)
     warmup = warmup_segments(model.backbone, 4)
-    assert warmup == 6
-    one = token_nll(model, 1, 4, 0)
+    assert warmup == 4
+    one = token_nll(model, score, 1, 4, 0)
     for batch_size in (3, 16):
-        nll = token_nll(model, batch_size, 4, warmup)
+        nll = token_nll(model, score, batch_size, 4, warmup)
         np.testing.assert_allclose(nll, one, rtol=1e-6, atol=0)
     # Memory that is only full is not enough.
-    assert np.abs(token_nll(model, 3, 4, 2) - one).max() > 1e-4
+    assert np.abs(token_nll(model, score, 3, 4, 2) - one).max() > 1e-4
 
     segments = Segments(TOKENS, 3, 4, False, warmup_segments=warmup)
     scores = Evaluator(model, STRATEGY, 3, 4).evaluate(segments)
@@ -125,13 +130,13 @@ def test_after_warm_up_no_score_depends_on_the_number_of_streams(same_length):
     np.testing.assert_allclose(scores["nll"], one.mean(), rtol=1e-6)
 
 
-def test_a_document_is_scored_as_if_it_were_alone(model):
+def test_a_document_is_scored_as_if_it_were_alone(evaluator, model):
     bounds = [0, 1, 33, 74, 120]
     segments = Segments(
         TOKENS, 3, 5, False, documents=np.array(bounds[:-1]),
         reset_documents=True,
     )  # fmt: skip
-    scores = Evaluator(model, STRATEGY, 3, 5, 119).evaluate(segments)
+    scores = evaluator(3, 5, 119).evaluate(segments)
     # Of 24 segments rows 1 and 2 have 8 each, and begin amid documents.
     nll = []
     for start, stop in ((1, 33), (33, 74), (74, 120)):
@@ -146,16 +151,18 @@ def test_a_document_is_scored_as_if_it_were_alone(model):
 # === Nats of every token ===
 
 
-def test_nats_of_tokens_are_in_the_order_of_the_text_and_sum_up(model):
+def test_nats_of_tokens_are_in_the_order_of_the_text_and_sum_up(
+    evaluator, model
+):
     segments = Segments(TOKENS, 3, 5, False, warmup_segments=1)
-    evaluator = Evaluator(model, STRATEGY, 3, 5)
+    evaluator = evaluator(3, 5)
     out = np.zeros(120, np.float32)  # what was in it does not matter
     done = []
     scores = evaluator.evaluate(
         segments, 4, lambda *numbers: done.append(numbers), out
     )
     assert np.isnan(out[0])
-    expected = token_nll(model, 3, 5, warmup=1)
+    expected = token_nll(model, tf.function(model.score), 3, 5, warmup=1)
     np.testing.assert_allclose(out[1:], expected, rtol=2e-6)
     # The same reading gives the sums; without the array they are the same.
     assert scores["nll"] == pytest.approx(np.nanmean(out, dtype="d"), rel=1e-6)
@@ -173,15 +180,16 @@ def test_nats_of_tokens_are_in_the_order_of_the_text_and_sum_up(model):
     assert done[-1] == (9, 9)
 
 
-def test_firsts_of_documents_that_stand_alone_have_no_score(model, tmp_path):
+def test_firsts_of_documents_that_stand_alone_have_no_score(
+    evaluator, model, tmp_path
+):
     documents = np.array([0, 1, 33, 74])
     segments = Segments(
         TOKENS, 3, 5, False, documents=documents, reset_documents=True
     )
-    evaluator = Evaluator(model, STRATEGY, 3, 5)
     path = tmp_path / "nll.npy"
     with create_token_file(str(path), 120) as nll:
-        assert evaluator.token_nll(segments, out=nll) is nll
+        assert evaluator(3, 5).token_nll(segments, out=nll) is nll
     nll = np.load(path)
     assert nll.dtype == np.float32
     np.testing.assert_array_equal(np.flatnonzero(np.isnan(nll)), documents)
@@ -194,10 +202,9 @@ def test_firsts_of_documents_that_stand_alone_have_no_score(model, tmp_path):
     assert sum(bucket["num_tokens"] for bucket in curve) == 120 - 4
 
 
-def test_a_score_that_is_not_finite_is_named(model):
+def test_a_score_that_is_not_finite_is_named(evaluator, model):
     bias = model.softmax.weights[-1]
     before = bias.numpy()
-    evaluator = Evaluator(model, STRATEGY, 3, 5)
     segments = Segments(TOKENS, 3, 5, False)
     bad = before.copy()
     bad[...] = np.nan
@@ -206,33 +213,30 @@ def test_a_score_that_is_not_finite_is_named(model):
         with pytest.raises(
             FloatingPointError, match="score of token 1 .*Received: nan nats"
         ):
-            evaluator.token_nll(segments)
+            evaluator(3, 5).token_nll(segments)
     finally:
         bias.assign(before)
 
 
-def test_an_array_of_another_shape_or_dtype_is_refused(model):
-    evaluator = Evaluator(model, STRATEGY, 3, 5)
+def test_an_array_of_another_shape_or_dtype_is_refused(evaluator):
     segments = Segments(TOKENS, 3, 5, False)
     for array in (np.zeros(119, np.float32), np.zeros(120, int)):
         with pytest.raises(ValueError, match=r"`token_nll`.*\(120,\)"):
-            evaluator.token_nll(segments, out=array)
+            evaluator(3, 5).token_nll(segments, out=array)
 
 
 @pytest.mark.parametrize("batch_size, length", [(2, 5), (3, 6)])
-def test_segments_of_another_size_are_named(model, batch_size, length):
-    evaluator = Evaluator(model, STRATEGY, batch_size=3, segment_length=5)
+def test_segments_of_another_size_are_named(evaluator, batch_size, length):
     segments = Segments(TOKENS, batch_size, length, drop_remainder=False)
     message = f"batch_size=3 .*=5. .*batch_size={batch_size}, .*={length}$"
     with pytest.raises(ValueError, match=message):
-        evaluator.evaluate(segments)
+        evaluator(3, 5).evaluate(segments)
 
 
-def test_no_steps_are_no_automatic_number_of_steps(model):
-    evaluator = Evaluator(model, STRATEGY, batch_size=3, segment_length=5)
+def test_no_steps_are_no_automatic_number_of_steps(evaluator):
     segments = Segments(TOKENS, 3, 5, drop_remainder=False)
     with pytest.raises(ValueError, match="steps_per_execution=0"):
-        evaluator.evaluate(segments, steps_per_execution=0)
+        evaluator(3, 5).evaluate(segments, steps_per_execution=0)
 
 
 def test_no_segment_has_no_warm_up(model):
@@ -251,7 +255,7 @@ from txl_keras.training.strategy import create_strategy
 strategy = create_strategy(num_cpu_devices=2)
 sizes = dict(
     vocabulary_size=13, num_layers=1, num_heads=2, hidden_dim=8,
-    intermediate_dim=8, memory_length=7, initializer_stddev=0.3,
+    intermediate_dim=8, memory_length=119, initializer_stddev=0.3,
 )
 tokens = np.random.default_rng(1).integers(0, 13, 120)
 segments = Segments(tokens, 4, 5, False, warmup_segments=1)
@@ -259,13 +263,16 @@ with strategy.scope():
     model = TransformerXLCausalLM.from_preset("quickstart", **sizes)
 alone = TransformerXLCausalLM.from_preset("quickstart", **sizes)
 alone.set_weights(model.get_weights())
-one = Evaluator(alone, tf.distribute.get_strategy(), 4, 5)
+expected = []
+for start, stop in ((0, 30), (30, 60), (60, 90), (90, 119)):
+    text = tokens[None, max(start - 5, 0) : stop + 1]
+    nll, _ = alone.score(text[:, :-1], text[:, 1:])
+    expected.extend(nll[0, start - stop:])
 two = Evaluator(model, strategy, 4, 5)
-expected = one.token_nll(segments)
 found = np.empty(120, np.float32)
 scores = two.evaluate(segments, token_nll=found)
-np.testing.assert_allclose(found, expected, rtol=1e-5)
-np.testing.assert_allclose(scores["nll"], np.nanmean(found), rtol=1e-6)
+np.testing.assert_allclose(found[1:], expected, rtol=1e-5)
+np.testing.assert_allclose(scores["nll"], np.mean(expected), rtol=1e-6)
 assert scores["num_tokens"] == 119 and np.ptp(found[1:]) > 1
 print("done", end="")
 """
@@ -292,8 +299,19 @@ def sliding_nll(model, length, stride):
     return nll.numpy()[np.arange(23), np.arange(23) - starts]
 
 
-@pytest.mark.parametrize("stride", [1, 3])
-@pytest.mark.parametrize("attention_type", ATTENTION_TYPES)
+@pytest.mark.parametrize(
+    ("attention_type", "stride"),
+    [
+        *((attention_type, 3) for attention_type in ATTENTION_TYPES),
+        ("relative", 1),
+        # A second each.
+        *(
+            pytest.param(attention_type, 1, marks=pytest.mark.large)
+            for attention_type in ATTENTION_TYPES
+            if attention_type != "relative"
+        ),
+    ],
+)
 def test_windows_that_slide_score_each_token_by_its_own(attention_type, stride):
     model = make_model(1, attention_type=attention_type, max_positions=7)
     windows = SlidingWindows(TOKENS[:24], 4, 6, stride)

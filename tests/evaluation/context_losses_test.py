@@ -33,7 +33,7 @@ def last_nll(model, windows, segment_length):
     [
         {},
         {"same_length": True, "cold_start": "zeros", "clamp_length": 3},
-        {"attention_type": "vaswani", "memory_length": 0},
+        {"attention_type": "vaswani", "memory_length": 0, "num_layers": 1},
     ],
     ids=["relative", "zeros", "vaswani"],
 )
@@ -59,7 +59,7 @@ def test_each_token_is_predicted_from_its_window_alone(config):
 
 
 def test_a_long_segment_reads_a_window_at_once():
-    model = small_model(memory_length=0)
+    model = small_model(num_layers=1, memory_length=0)
     losses = context_losses(
         model, TEXT, POSITIONS[:3], [7, 11], 11, memory_length=4
     )
@@ -71,7 +71,7 @@ def test_a_long_segment_reads_a_window_at_once():
 
 
 def test_rows_that_are_measured_are_not_measured_again():
-    model = small_model()
+    model = small_model(num_layers=1)
     losses = context_losses(model, TEXT, POSITIONS[:3], [2, 7, 9], 4)
     out = losses.copy()
     out[0], out[1, 1] = 5.0, np.nan
@@ -99,7 +99,7 @@ def test_positions_are_spread_over_the_text():
 
 
 def test_what_cannot_be_scored_is_refused():
-    model = small_model()
+    model = small_model(num_layers=1)
     for positions, received in (
         ([12, 60], "from 12 to 60"),
         ([8, 20], "from 8 to 20"),

@@ -4,8 +4,6 @@ import pathlib
 import shutil
 
 import pytest
-from script_runs import output_of_script
-from script_runs import run_script
 
 ROOT = pathlib.Path(__file__).parents[2]
 GUIDE = "docs/scaling.md"
@@ -21,15 +19,15 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_the_tables_of_the_guide_are_current(root):
-    output_of_script("scaling_table.py", f"--root={root}")
+def test_the_tables_of_the_guide_are_current(root, succeed):
+    succeed("scaling_table.py", f"--root={root}")
     assert (root / GUIDE).read_text() == (ROOT / GUIDE).read_text(), (
         "Run python train/scaling_table.py"
     )
 
 
-def test_a_measured_rate_prints_what_one_host_can_feed(root):
-    output = output_of_script(
+def test_a_measured_rate_prints_what_one_host_can_feed(root, succeed):
+    output = succeed(
         "scaling_table.py", f"--root={root}", "--feeding_rate=1000"
     )
     assert "of 0.001 M tokens/s" in output
@@ -38,9 +36,10 @@ def test_a_measured_rate_prints_what_one_host_can_feed(root):
     assert (root / GUIDE).read_text() == (ROOT / GUIDE).read_text()
 
 
-def test_a_guide_without_the_place_of_a_table_is_named(root):
+def test_a_guide_without_the_place_of_a_table_is_named(root, fail):
     path = root / GUIDE
     path.write_text(path.read_text().replace("<!-- end of limits -->", ""))
-    done = run_script("scaling_table.py", f"--root={root}")
-    assert done.returncode == 1
-    assert "<!-- limits -->" in done.stderr and "Received: 0" in done.stderr
+    fail(
+        "scaling_table.py", f"--root={root}",
+        messages=["<!-- limits -->", "Received: 0"],
+    )  # fmt: skip

@@ -17,9 +17,9 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_the_table_is_that_of_the_reports(root):
-    done = run_script("tpu_table.py", f"--root={root}", "--write_only")
-    assert done.returncode == 0, done.stderr
+def test_the_table_is_that_of_the_reports(root, here):
+    _, code = here("tpu_table.py", f"--root={root}", "--write_only")
+    assert code == 0
     name = "tpu_configs/README.md"
     assert (root / name).read_text() == (ROOT / name).read_text(), (
         "Run python train/tpu_table.py --write_only"

@@ -148,7 +148,8 @@ def served(loaded):
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
 def test_answers_are_those_of_the_model(settings):
-    model = make_model(**settings)
+    # Three blocks show how they share a memory, one what a setting does.
+    model = make_model(num_layers=1 if settings else L, **settings)
     signatures = Signatures(model, settings.get("memory_length", M))
     memory, expected_memory = start(signatures, 3), None
     # Shorter than memory, of one token, longer.
@@ -196,7 +197,7 @@ def test_models_of_absolute_positions_do_not_write():
 
 @pytest.mark.parametrize("settings", [{}, SHAW, {"cold_start": "zeros"}])
 def test_what_is_written_is_the_most_likely_after_all_that_was_read(settings):
-    signatures = Signatures(make_model(**settings))
+    signatures = Signatures(make_model(num_layers=1, **settings))
     # Longer than memory, of one token, between.
     prompts = [random_ids(9), random_ids(1, seed=1), random_ids(4, seed=2)]
     _, memory = call(
@@ -310,7 +311,9 @@ def test_slots_remember_as_clients_do(served):
     "cold_start", ["masked", pytest.param("zeros", marks=pytest.mark.large)]
 )
 def test_a_reset_slot_begins_anew(cold_start, tmp_path):
-    model = make_model(cold_start=cold_start, normalize_first=True)
+    model = make_model(
+        num_layers=1, cold_start=cold_start, normalize_first=True
+    )
     path = str(tmp_path / "1")
     export(model, path, max_segment_length=4, num_slots=3)
     signatures = tf.saved_model.load(path).signatures

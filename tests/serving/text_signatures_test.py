@@ -17,7 +17,7 @@ TOKENIZER = CharacterTokenizer(sorted(set("".join(TEXTS))))
 
 @pytest.fixture(scope="module")
 def model():
-    return small_model(vocabulary_size=TOKENIZER.vocabulary_size, num_layers=2)
+    return small_model(vocabulary_size=TOKENIZER.vocabulary_size, num_layers=1)
 
 
 def signatures_of(model, max_segment_length):
@@ -32,6 +32,12 @@ def signatures_of(model, max_segment_length):
 @pytest.fixture(scope="module")
 def signatures(model):
     return signatures_of(model, 5)
+
+
+@pytest.fixture(scope="module")
+def generate_text(model):
+    # Prompts are read in the segments of the generator, or they see less.
+    return signatures_of(model, 128)["generate_text"]
 
 
 def test_scores_are_those_of_python(model, signatures):
@@ -57,10 +63,9 @@ def test_texts_of_one_token_have_no_score(signatures):
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_k": 4}])
-def test_text_is_that_of_the_generator(model, settings):
+def test_text_is_that_of_the_generator(model, generate_text, settings):
     prompts = [TEXTS[0], TEXTS[2]]
-    # Prompts are read in the segments of the generator, or they see less.
-    written = signatures_of(model, 128)["generate_text"](
+    written = generate_text(
         tf.constant(prompts),
         tf.constant(9),
         seed=tf.constant(4),

@@ -294,18 +294,25 @@ def test_it_works_whatever_keras_resets(name):
     check_same(graph, build(name), TEXTS)
 
 
-def save(name, folder):
-    path = str(folder / name)
-    tf.saved_model.save(graph_tokenizer(build(name)), path)
-    return path
+@pytest.fixture(scope="module")
+def save(tmp_path_factory):
+    """Function that returns the path of a tokenizer, saved once."""
+
+    @functools.cache
+    def save(name):
+        path = str(tmp_path_factory.mktemp("saved") / name)
+        tf.saved_model.save(build_graph(name), path)
+        return path
+
+    return save
 
 
 @pytest.mark.parametrize("name", ["unigram", "like XLNet", "wordpiece"])
-def test_threads_may_call_it_at_once(name, tmp_path):
+def test_threads_may_call_it_at_once(name, save):
     texts = [LEARNED] * 3
     for graph in (
         graph_tokenizer(build(name)),
-        tf.saved_model.load(save(name, tmp_path)),
+        tf.saved_model.load(save(name)),
     ):
         with futures.ThreadPoolExecutor(8) as pool:
             results = list(pool.map(graph.encode, [texts] * 16))
@@ -314,9 +321,9 @@ def test_threads_may_call_it_at_once(name, tmp_path):
             np.testing.assert_array_equal(ids, expected)
 
 
-def test_loaded_tokenizers_are_told_apart(tmp_path):
+def test_loaded_tokenizers_are_told_apart(save):
     names = ["unigram", "like Llama", "like XLNet", "words", "words of lines"]
-    loaded = {n: tf.saved_model.load(save(n, tmp_path)) for n in names}
+    loaded = {n: tf.saved_model.load(save(n)) for n in names}
     for _ in range(2):
         for name, graph in loaded.items():
             check_same(graph, build(name), TEXTS)
@@ -348,12 +355,12 @@ print(json.dumps(result))
 
 
 @pytest.mark.large
-def test_a_fresh_process_needs_tensorflow_alone(tmp_path):
+def test_a_fresh_process_needs_tensorflow_alone(save):
     pytest.importorskip("tensorflow_text")
     texts = [text for text in TEXTS if "\0" not in text]
     core = ["bytes", "characters", "latin-1", "lower-case words"]
     subwords = ["unigram", "like XLNet", "wordpiece"]
-    paths = [[save(n, tmp_path) for n in names] for names in (core, subwords)]
+    paths = [[save(n) for n in names] for names in (core, subwords)]
     arguments = map(json.dumps, (texts, *paths))
     run = subprocess.run(
         [sys.executable, "-c", FRESH_PROCESS, *arguments],

@@ -167,19 +167,18 @@ def test_a_generator_may_end_with_fewer_rows(rewind):
         model.fit((part for part in parts[::-1]), verbose=0)
 
 
-def test_data_of_another_size_follows():
+def test_data_of_another_size_follows(model):
     """The graphs of the first size do not fit the next."""
-    model = new_model()
-    for rows, length in ((3, 7), (2, 5)):
-        x, y = X[:6, :length], Y[:6, :length]
-        evaluated = model.evaluate(x, y, batch_size=rows, verbose=0)
-        fresh = new_model()
-        fresh.set_weights(model.get_weights())
-        assert evaluated == fresh.evaluate(x, y, batch_size=rows, verbose=0)
-        model.fit(x, y, batch_size=rows, verbose=0)
-        fresh.fit(x, y, batch_size=rows, verbose=0)
-        for a, b in zip(model.weights, fresh.weights, strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-6)
+    model.evaluate(**ARRAYS, verbose=0)
+    model.fit(**ARRAYS, verbose=0)
+    fresh = new_model()
+    fresh.set_weights(model.get_weights())
+    data = {"x": X[:6, :5], "y": Y[:6, :5], "batch_size": 2, "verbose": 0}
+    assert model.evaluate(**data) == fresh.evaluate(**data)
+    for one in (model, fresh):
+        one.fit(**data)
+    for a, b in zip(model.weights, fresh.weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_a_batch_is_evaluated_after_a_call_of_evaluate(model):
@@ -261,18 +260,21 @@ def test_a_backup_leaves_other_files_alone(model, tmp_path):
     assert tmp_path.joinpath("notes", "mine.txt").read_text() == "kept"
 
 
-def test_a_backup_of_something_else_is_neither_read_nor_removed(tmp_path):
+def test_a_backup_of_something_else_is_neither_read_nor_removed(
+    rewind, tmp_path
+):
     model = new_model()
     strategy = tf.distribute.get_strategy()
     trainer = Trainer(model, model.optimizer, strategy, B, seed=0)
     checkpoints = Checkpoints(str(tmp_path / "run"), trainer)
     checkpoints.save()
     checkpoints.wait()
-    for folder, momentum in (("fit", 0.0), ("momentum", 0.9)):
+    for folder, one in (
+        ("fit", rewind()),
+        ("momentum", new_model(momentum=0.9)),
+    ):
         backup = BackupAndRestore(tmp_path / folder, delete_checkpoint=False)
-        new_model(momentum=momentum).fit(
-            SEGMENTS, callbacks=[backup], verbose=0
-        )
+        one.fit(SEGMENTS, callbacks=[backup], verbose=0)
     for other, folder in (
         (new_model(), "run"),
         (new_model(), "momentum"),

@@ -25,8 +25,13 @@ def model_with_memory(learning_rate=0.0):
     return model, stack
 
 
-def test_every_epoch_and_evaluation_begins_cold():
-    model, _ = model_with_memory()
+@pytest.fixture(scope="module")
+def model():
+    """A model that keeps its weights, and forgets with `ResetMemory`."""
+    return model_with_memory()[0]
+
+
+def test_every_epoch_and_evaluation_begins_cold(model):
     calls = {"batch_size": B, "verbose": 0, "callbacks": [ResetMemory()]}
     history = model.fit(X, X, shuffle=False, epochs=3, **calls)
     losses = history.history["loss"]
@@ -41,22 +46,18 @@ def test_every_epoch_and_evaluation_begins_cold():
     assert abs(model.evaluate(X, X, **calls) - losses[0]) > 1e-5
 
 
-@pytest.mark.parametrize("shuffle", [True, "batch"])
-def test_a_fit_that_shuffles_is_refused(shuffle):
-    model, stack = model_with_memory()
-    with pytest.raises(ValueError, match="`shuffle` must be False"):
-        model.fit(X, X, batch_size=B, shuffle=shuffle, verbose=0)
+def test_a_fit_that_shuffles_is_refused():
+    model, _ = model_with_memory()
+    calls = {"batch_size": B, "verbose": 0}
+    for shuffle in (True, "batch"):
+        with pytest.raises(ValueError, match="`shuffle` must be False"):
+            model.fit(X, X, shuffle=shuffle, **calls)
     # Also where the step was traced before.
-    model.fit(X, X, batch_size=B, shuffle=False, verbose=0)
-    with pytest.raises(ValueError, match="`shuffle` must be False"):
-        model.fit(
-            X,
-            X,
-            batch_size=B,
-            shuffle=shuffle,
-            verbose=0,
-            callbacks=[ResetMemory()],
-        )
+    model.fit(X, X, shuffle=False, **calls)
+    calls["callbacks"] = [ResetMemory()]
+    for shuffle in (True, "batch"):
+        with pytest.raises(ValueError, match="`shuffle` must be False"):
+            model.fit(X, X, shuffle=shuffle, **calls)
 
 
 class Unbuilt(keras.Model):
@@ -82,23 +83,21 @@ def test_a_refused_fit_tells_what_the_next_one_needs(callbacks):
     model.fit(X, X, shuffle=False, **calls)
 
 
-@pytest.mark.parametrize("callbacks", [[], [ResetMemory()]])
-def test_a_short_last_batch_is_refused_with_a_remedy(callbacks):
+def test_a_short_last_batch_is_refused_with_a_remedy():
     model, _ = model_with_memory()
-    calls = {"batch_size": B, "verbose": 0, "callbacks": callbacks}
     message = f"batch_size={B}.*drop_remainder=True.*last batch of 1"
-    for call in (
-        lambda: model.fit(X[:-1], X[:-1], shuffle=False, **calls),
-        lambda: model.evaluate(X[:-1], X[:-1], **calls),
-        lambda: model.predict(X[:-1], **calls),
-    ):
+    for callbacks in ([ResetMemory()], []):
+        calls = {"batch_size": B, "verbose": 0, "callbacks": callbacks}
         with pytest.raises(ValueError, match=message):
-            call()
-    model.fit(X, X, shuffle=False, **calls)
+            model.fit(X[:-1], X[:-1], shuffle=False, **calls)
+        with pytest.raises(ValueError, match=message):
+            model.evaluate(X[:-1], X[:-1], **calls)
+        with pytest.raises(ValueError, match=message):
+            model.predict(X[:-1], **calls)
+    model.fit(X, X, shuffle=False, batch_size=B, verbose=0)
 
 
-def test_a_dataset_is_read_in_its_own_order():
-    model, _ = model_with_memory()
+def test_a_dataset_is_read_in_its_own_order(model):
     dataset = tf.data.Dataset.from_tensor_slices((X, X)).batch(B)
     # Keras ignores `shuffle`, which is True by default, for a dataset.
     from_dataset = model.fit(dataset, verbose=0, callbacks=[ResetMemory()])

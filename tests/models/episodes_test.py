@@ -101,7 +101,9 @@ def test_a_reset_of_another_shape_is_refused():
 def test_a_keras_model_learns_with_episodes(gate, tmp_path):
     features = keras.Input((T, F))
     reset = keras.Input((T,), dtype="bool")
-    backbone = backbone_of(gate=gate, stateful=True, memory_length=T)
+    backbone = backbone_of(
+        gate=gate, stateful=True, memory_length=T, num_layers=1
+    )
     x = keras.layers.Dense(D)(features)
     hidden, _ = backbone(embeddings=x, reset=reset)
     model = keras.Model([features, reset], keras.layers.Dense(1)(hidden))

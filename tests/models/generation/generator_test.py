@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 from factories import small_model
@@ -12,8 +14,14 @@ def model():
     return small_model(vocabulary_size=9, num_layers=2, initializer_stddev=0.5)
 
 
+@functools.cache
+def generator_of(model, memory_length, **sampler):
+    """The same for the same arguments: each compiles steps of its own."""
+    return Generator(model, Sampler(**sampler), memory_length)
+
+
 def write(model, prompt, max_tokens, seed=0, memory_length=None, **sampler):
-    generator = Generator(model, Sampler(**sampler), memory_length)
+    generator = generator_of(model, memory_length, **sampler)
     tokens = generator(prompt, max_tokens, seed)
     return np.stack(list(tokens), axis=1)  # [B, max_tokens]
 

@@ -79,7 +79,7 @@ def test_a_measurement_that_was_stopped_goes_on(
         f"--workdirs={group[0]},{group[1]}",
         f"--corpus={corpus}",
         "--num_positions=7",
-        "--context_lengths=3,5,7",
+        "--context_lengths=5,6,7",
     )
     succeed("recl.py", *flags, f"--output={whole}")
     printed = []
@@ -96,7 +96,7 @@ def test_a_measurement_that_was_stopped_goes_on(
     assert not output.exists()
     for changed, message in (
         ("--num_positions=8", "num_positions was 7, now 8"),
-        ("--context_lengths=3,5", "context_lengths was [3, 5, 7], now [3, 5]"),
+        ("--context_lengths=5,7", "context_lengths was [5, 6, 7], now [5, 7]"),
         ("--memory_lengths=6,0", "memory_lengths was [7, 0], now [6, 0]"),
     ):
         fail(
@@ -116,7 +116,7 @@ def test_a_measurement_that_was_stopped_goes_on(
     )
     lines = printed.splitlines()
     assert lines[0] == "Goes on after 4 of 6 measured."
-    assert lines[1].startswith("none, context of 5: ")
+    assert lines[1].startswith("none, context of 6: ")
     assert output.read_text() == whole.read_text()
     assert not state.exists()
 

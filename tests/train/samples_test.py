@@ -45,7 +45,7 @@ both_models = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def model(request):
     make = getattr(request, "param", TransformerXLBackbone)
-    return small_model(vocabulary_size=256, num_layers=2, make=make)
+    return small_model(vocabulary_size=256, num_layers=1, make=make)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from script_runs import run_script
 
 from txl_keras.data import load_corpus
 from txl_keras.data import vocabulary
+from txl_keras.training import strategy
 from txl_keras.training.bundles import saved_steps
 from txl_keras.workdir import Workdir
 
@@ -103,19 +105,30 @@ def test_a_run_killed_at_its_very_end_is_finished_by_the_same_command(
     assert (workdir / "results.json").read_bytes() == results
 
 
-@pytest.mark.parametrize("flag", ["batch_size", "eval_batch_size"])
 def test_rows_that_replicas_cannot_share_stop_before_any_work(
-    corpus, tmp_path, flag
+    corpus, tmp_path, fail, monkeypatch
 ):
     workdir = tmp_path / "run"
-    flags = (f"--corpus={corpus}", f"--workdir={workdir}", *TINY)
-    done = run_script(
-        "main.py", *flags, "--batch_size=4", "--eval_batch_size=4",
-        f"--{flag}=3", "--num_cpu_devices=2",
+    flags = (
+        f"--corpus={corpus}", f"--workdir={workdir}", *TINY,
+        "--num_cpu_devices=2",
     )  # fmt: skip
+    done = run_script(
+        "main.py", *flags, "--batch_size=3", "--eval_batch_size=4"
+    )
     assert done.returncode != 0
-    assert re.search(rf"\b{flag}=3\b.*\b2\b", done.stderr, re.DOTALL)
+    assert re.search(r"\bbatch_size=3\b.*\b2\b", done.stderr, re.DOTALL)
     assert "Traceback" not in done.stderr
+    # The devices of this process are in use and cannot be split any more.
+    monkeypatch.setattr(
+        strategy,
+        "create_strategy",
+        lambda tpu, num_cpu_devices: types.SimpleNamespace(
+            num_replicas_in_sync=num_cpu_devices
+        ),
+    )
+    error = fail("main.py", *flags, "--batch_size=4", "--eval_batch_size=3")
+    assert re.search(r"\beval_batch_size=3\b.*\b2\b", error, re.DOTALL)
     assert not workdir.exists()
 
 

@@ -91,20 +91,27 @@ def test_another_backend_of_keras_is_refused():
     assert "Received: KERAS_BACKEND=jax" in done.stderr
 
 
-def test_own_text_needs_no_tensorflow_datasets(tmp_path):
+def test_own_text_needs_no_extra_and_others_name_theirs(tmp_path):
     (tmp_path / "mine.txt").write_text("to be or not to be\n" * 100)
     code = f"""
 import sys
 sys.modules["tensorflow_datasets"] = None  # as if it were not installed
+sys.modules["apache_beam"] = None
 from txl_keras.data import load_corpus
+from txl_keras.data.beam import Beam
 load_corpus({str(tmp_path / "mine.txt")!r})
 for name in ("enwik8", "tfds:lm1b"):
     try:
         load_corpus(name)
     except ImportError as error:
         print(error)
+try:
+    Beam("DirectRunner")
+except ImportError as error:
+    print(error)
 """
     done = run_python(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("needs TensorFlow Datasets") == 2
     assert done.stdout.count('pip install -e ".[datasets]"') == 2
+    assert done.stdout.count('pip install -e ".[beam]"') == 1

@@ -6,7 +6,6 @@ import os
 import pathlib
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -317,22 +316,6 @@ def test_a_runner_or_an_option_that_beam_refuses_is_named():
         Beam("DirectRunner", options)
     with pytest.raises(ValueError, match="`beam_options`.*quotation"):
         Beam("DirectRunner", "--job_name='x")
-
-
-def test_without_beam_the_extra_is_named():
-    code = """
-import sys
-sys.modules["apache_beam"] = None  # as if it were not installed
-from txl_keras.data.beam import Beam
-try:
-    Beam("DirectRunner")
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True
-    )
-    assert 'pip install -e ".[beam]"' in done.stdout, done.stderr
 
 
 def dies(item):

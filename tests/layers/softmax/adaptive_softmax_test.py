@@ -659,15 +659,11 @@ def test_samples_are_those_of_the_full_computation(parameters, head_bias):
     sampler = Sampler(**parameters)
     hidden, seeds, seen = some_states()
     expected = sampler(softmax.log_probs(hidden), seeds, seen)
-    # Row by row too: a tail is then left out that another row needs.
-    for size in (40, 1):
-        for start in range(0, 40, size):
-            rows = slice(start, start + size)
-            ids = softmax.sample(hidden[rows], sampler, seeds[rows], seen[rows])
-            assert ids.dtype == tf.int32
-            np.testing.assert_array_equal(ids, expected[rows])
-            if start > 12:
-                break
+    # Rows alone too: a tail is then left out that another row needs.
+    for rows in (slice(40), *(slice(i, i + 1) for i in range(5))):
+        ids = softmax.sample(hidden[rows], sampler, seeds[rows], seen[rows])
+        assert ids.dtype == tf.int32
+        np.testing.assert_array_equal(ids, expected[rows])
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

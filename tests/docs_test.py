@@ -282,7 +282,6 @@ def test_keras_in_seconds(run):
             {
                 "MemoryStack(2": "MemoryStack(1",
                 "range(2)": "range(1)",
-                "steps_per_execution=10": "steps_per_execution=8",
                 '"num_layers": 2': '"num_layers": 1',
             },
         )

@@ -214,9 +214,10 @@ def test_number_of_weights(
 
 @pytest.mark.parametrize("attention_type", TYPES)
 def test_bfloat16_is_near(attention_type):
-    config = {"cutoffs": CUTOFFS, "num_layers": 2}
-    exact = language_model(attention_type, **config)
-    low = language_model(attention_type, dtype="mixed_bfloat16", **config)
+    exact = language_model(attention_type, cutoffs=CUTOFFS)
+    low = language_model(
+        attention_type, cutoffs=CUTOFFS, dtype="mixed_bfloat16"
+    )
     low.set_weights(exact.get_weights())
     # As a run does: on a CPU without bfloat16 an einsum of TensorFlow sums up
     # in bfloat16.

@@ -111,6 +111,7 @@ def test_a_model_of_nan_writes_nothing():
 
 def test_a_seed_writes_the_same_text_and_another_another(model):
     first = write(model, [[2]], 30, seed=1)
+    generator_of.cache_clear()  # another generator writes it, too
     np.testing.assert_array_equal(first, write(model, [[2]], 30, seed=1))
     assert (first != write(model, [[2]], 30, seed=2)).any()
 

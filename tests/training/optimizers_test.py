@@ -2,8 +2,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import small_backbone
 from factories import small_model
 
+from txl_keras.models import TransformerXLStreamLM
 from txl_keras.training import optimizers
 from txl_keras.training import schedules
 from txl_keras.training.updates import apply_gradients
@@ -315,6 +317,47 @@ def test_muon_takes_the_kernels_of_heads_for_matrices(shape, matrix):
     values = np.linalg.svd(updates[0])[1] / (0.1 * 0.2 * np.sqrt(7))
     assert values.min() > 0.6
     assert values.max() < 1.3
+
+
+def test_muon_leaves_biases_embeddings_and_softmax_to_adam():
+    gated = small_backbone(
+        num_layers=1,
+        vocabulary_size=None,
+        stateful=True,
+        normalize_first=True,
+        gate="gru",
+    )
+    matrices, others = set(), set()
+    for model in (
+        small_model(num_layers=1, cutoffs=(4, 7), div_val=2),
+        TransformerXLStreamLM(gated, {"pitch": 5, "length": 3}, (4, 2)),
+    ):
+        weights = model.trainable_variables
+        for weight, v in zip(
+            weights, built("muon", weights).adam_velocities, strict=True
+        ):
+            *layers, name = weight.path.split("/")
+            names = matrices if v is None else others
+            names.add(f"{layers[-1]}/{name}")
+    kernels = ("query", "key", "value", "output", "position")
+    kernels += ("feed_forward_intermediate", "feed_forward_output")
+    gates = [
+        f"{sublayer}_gate/{matrix}_{use}"
+        for sublayer in ("attention", "feed_forward")
+        for matrix in "wu"
+        for use in ("reset", "update", "candidate")
+    ]
+    assert matrices == {*(f"{name}/kernel" for name in kernels), *gates}
+    assert others >= {
+        "attention_gate/gate_bias",
+        "attention_norm/gamma",
+        "feed_forward_output/bias",
+        "logits_1/kernel",
+        "softmax/cluster_kernel",
+        "stream_1/embeddings_0",
+        "token_embedding/projection_2",
+        "transformer_xl_backbone/content_attention_bias",
+    }
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ _KERNELS = {
     ),
 }  # fmt: skip
 GATES = tuple(_KERNELS)
+GATE_KERNELS = frozenset(name for names in _KERNELS.values() for name in names)
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

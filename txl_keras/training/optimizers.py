@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from txl_keras.checks import check_one_of
+from txl_keras.layers.gate import GATE_KERNELS
 from txl_keras.training.updates import takes_weight_decay
 
 _MAX_WEIGHT_NORM = 10.0
@@ -118,9 +119,10 @@ class Muon(keras.optimizers.Muon):
 
     `keras.optimizers.Muon` with two differences. It takes any variable of two
     dimensions for a matrix and leaves all others to Adam; here the matrices are
-    the kernels, also those of attention, which have one more dimension for the
-    heads, and no biases or embeddings. And `weight_decay` applies to both kinds
-    of updates, except for weights that `takes_weight_decay` excludes.
+    the kernels, also those of gates and of attention, which has one more
+    dimension for the heads, and no biases, embeddings or softmax. And
+    `weight_decay` applies to both kinds of updates, except for weights that
+    `takes_weight_decay` excludes.
 
     Updates are scaled to the size of Adam's, so the learning rates of Adam
     suit: times 0.2 and the root of the larger dimension (Liu et al., 2025,
@@ -195,7 +197,9 @@ class Muon(keras.optimizers.Muon):
         )
 
     def _should_use_adamw(self, variable):
-        return not variable.name.endswith("kernel")
+        *layers, name = variable.path.split("/")
+        is_softmax = bool(layers) and layers[-1].startswith("logits")
+        return is_softmax or not (name == "kernel" or name in GATE_KERNELS)
 
     def _muon_update_step(self, gradient, variable, lr, m):
         self.assign(m, self.momentum * m + gradient)

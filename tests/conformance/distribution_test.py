@@ -38,18 +38,19 @@ def results_of(process):
     }
 
 
-def flags_of(replicas, optimizers):
+def flags_of(replicas, optimizers, model="adaptive"):
     """The rows of each replica in pieces of one or two."""
     return (
-        "--model=adaptive",
+        f"--model={model}",
         f"--optimizers={','.join(optimizers)}",
         f"--accumulate_steps={4 // replicas}",
         f"--replicas={replicas}",
     )
 
 
-def start_training(replicas, directory, optimizers=("adam",)):
-    return start("train_tiny.py", directory, *flags_of(replicas, optimizers))
+def start_training(replicas, directory, optimizers=("adam",), **model):
+    flags = flags_of(replicas, optimizers, **model)
+    return start("train_tiny.py", directory, *flags)
 
 
 def start_two_workers(directory, optimizers=("adam",)):
@@ -97,12 +98,12 @@ def resumed_runs(whole_runs, folder):
     return resume_all("2", (1, 2), folder)
 
 
-def resume_all(of, replicas, folder):
+def resume_all(of, replicas, folder, **model):
     processes = {}
     for number in replicas:
         copy = folder / f"{number} goes on from {of}"
         shutil.copytree(folder / of / "adam/half", copy / "adam/half")
-        processes[number] = start_training(number, copy)
+        processes[number] = start_training(number, copy, **model)
     return {n: results_of(process)["adam"] for n, process in processes.items()}
 
 
@@ -245,6 +246,19 @@ def test_every_optimizer_does_the_same_anywhere(tmp_path):
             ).max()
             print(f"{optimizer} on {place}: {difference:.1e}")
             assert_alike(results[optimizer], one[optimizer])
+
+
+# Half a minute each.
+@large
+@pytest.mark.parametrize("model", ["compressive", "outputs", "gated"])
+def test_extensions_do_the_same_anywhere_and_go_on(model, tmp_path):
+    started = [
+        start_training(n, tmp_path / str(n), model=model) for n in (1, 2)
+    ]
+    one, two = (results_of(process)["adam"] for process in started)
+    assert_alike(two, one)
+    after = resume_all("2", (2,), tmp_path, model=model)[2]
+    assert_same_from_half_on(after, two)
 
 
 @pytest.mark.large

@@ -41,6 +41,13 @@ MODELS = {
         "tie_embeddings": False,
         "tie_projections": "all_but_first",
     },
+    "compressive": {
+        "compression": "conv",
+        "compression_rate": 3,
+        "compressed_length": 4,
+    },
+    "outputs": {"memory_source": "outputs"},
+    "gated": {"normalize_first": True, "gate": "gru"},
 }
 # Learning rates at which each of them learns something in 50 steps.
 OPTIMIZERS = {

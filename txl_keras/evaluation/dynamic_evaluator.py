@@ -64,7 +64,8 @@ class DynamicEvaluator:
     The decay pulls the weights that matter most back to where they were. The
     minimum keeps a step from overshooting `w0`: Krause et al. (2018) have it,
     the code of Krause et al. (2019) has not (`clip_decay=False`). The former
-    also divides `decay` by the mean of sqrt(MS) over all weights. A segment
+    also divides `decay` by a mean of sqrt(MS): over weight tensors, of the mean
+    of each. A segment
     with fewer targets takes a proportionally smaller step. Memory is what the
     model computed while it scored: it is not computed again with the new
     weights.

@@ -334,10 +334,18 @@ def test_lora_alone_adapts(segments):
     assert changed == {name for name in values_of(model) if "lora" in name}
 
 
+NO_MEMORY = {"memory_length": 0, "same_length": False}
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"attention_type": "shaw", "max_positions": 17}, {"make": LSTMBackbone}],
-    ids=["shaw", "lstm"],
+    [
+        {"attention_type": "shaw", "max_positions": 17},
+        {"attention_type": "vaswani", **NO_MEMORY},
+        {"attention_type": "al_rfou", "max_positions": 5, **NO_MEMORY},
+        {"make": LSTMBackbone},
+    ],
+    ids=["shaw", "vaswani", "al_rfou", "lstm"],
 )
 def test_other_backbones_adapt(segments, options):
     if options.get("make"):

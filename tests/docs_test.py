@@ -147,14 +147,16 @@ def test_ten_lines_in_seconds(run, tmp_path):
 
 
 def test_three_minutes_in_seconds(run, tmp_path):
-    names = run(
-        GUIDES["three_minutes.md"]
-        .replace('load_corpus("python_stdlib")', 'load_corpus("manual.txt")')
-        .replace("```python", f"```python\n{_MANUAL}", 1)
-        .replace("STEPS, PARTS = 1500, 10", "STEPS, PARTS = 20, 2")
-        .replace("vocabulary_size=4000", "vocabulary_size=500")
-        .replace('"quickstart",', '"quickstart", num_layers=1,')
+    text = smaller(
+        GUIDES["three_minutes.md"],
+        {
+            'load_corpus("python_stdlib")': 'load_corpus("manual.txt")',
+            "STEPS, PARTS = 1500, 10": "STEPS, PARTS = 20, 2",
+            "vocabulary_size=4000": "vocabulary_size=500",
+            '"quickstart",': '"quickstart", num_layers=1,',
+        },
     )
+    names = run(text.replace("```python", f"```python\n{_MANUAL}", 1))
     assert names["curve"][1] < names["curve"][0]
     assert (tmp_path / "curve.png").exists()
     assert (tmp_path / "surprise.html").exists()
@@ -323,7 +325,7 @@ def test_beyond(guide):
 
 
 def test_beyond_in_seconds(run):
-    names = run(GUIDES["beyond.md"].replace("range(40)", "range(1)"))
+    names = run(smaller(GUIDES["beyond.md"], {"range(40)": "range(1)"}))
     assert names["model"].backbone.memory_source == "outputs"
     differs = np.abs(names["hidden"] - names["changed"]).max(axis=(0, 2))
     np.testing.assert_array_equal(np.flatnonzero(differs), np.arange(4, 16))

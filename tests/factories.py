@@ -82,18 +82,46 @@ def rewinder(model):
     Tests that share a model share the seconds of compiling its step, too.
     """
     model.optimizer.build(model.trainable_variables)
-    variables = [*model.weights, *model.optimizer.variables]
-    values = [variable.numpy() for variable in variables]
+    assign = _assigner([*model.weights, *model.optimizer.variables])
 
     def rewind():
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+        assign()
         model.reset_memory()
         if model.fit_steps.trainer:
             model.fit_steps.trainer.step.assign(0)
         return model
 
     return rewind
+
+
+def trainer_rewinder(trainer):
+    """Returns a function that sets a `Trainer` back to its present state."""
+    variables = [
+        *trainer.model.weights,
+        *trainer.optimizer.variables,
+        *trainer.memory.state_variables,
+        trainer.step,
+    ]
+    if trainer.loss_scale:
+        variables += trainer.loss_scale.value, trainer.loss_scale.good_steps
+    assign = _assigner(variables)
+
+    def rewind():
+        assign()
+        return trainer
+
+    return rewind
+
+
+def _assigner(variables):
+    """Returns a function that gives variables their present values again."""
+    values = [variable.numpy() for variable in variables]
+
+    def assign():
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    return assign
 
 
 def random_ids(*shape, seed=0):

@@ -334,15 +334,12 @@ def test_lora_alone_adapts(segments):
     assert changed == {name for name in values_of(model) if "lora" in name}
 
 
-NO_MEMORY = {"memory_length": 0, "same_length": False}
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"attention_type": "shaw", "max_positions": 17},
-        {"attention_type": "vaswani", **NO_MEMORY},
-        {"attention_type": "al_rfou", "max_positions": 5, **NO_MEMORY},
+        {"attention_type": "vaswani", "memory_length": 0},
+        {"attention_type": "al_rfou", "memory_length": 0, "max_positions": 5},
         {"make": LSTMBackbone},
     ],
     ids=["shaw", "vaswani", "al_rfou", "lstm"],

@@ -271,6 +271,7 @@ for start, stop in ((0, 30), (30, 60), (60, 90), (90, 119)):
 two = Evaluator(model, strategy, 4, 5)
 found = np.empty(120, np.float32)
 scores = two.evaluate(segments, token_nll=found)
+assert np.isnan(found[0])
 np.testing.assert_allclose(found[1:], expected, rtol=1e-5)
 np.testing.assert_allclose(scores["nll"], np.mean(expected), rtol=1e-6)
 assert scores["num_tokens"] == 119 and np.ptp(found[1:]) > 1

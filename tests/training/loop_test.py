@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from factories import seed_weights
 from factories import small_model
-from trainer_rewinder import trainer_rewinder
+from factories import trainer_rewinder
 
 from txl_keras.data import Segments
 from txl_keras.training import loop as loops
@@ -18,7 +18,6 @@ from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
-from txl_keras.training.stopping import StopRequest
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
@@ -75,11 +74,6 @@ class Run:
     def steps(self, key):
         lines = self.workdir.read_metrics()
         return [line["step"] for line in lines if key in line]
-
-
-@pytest.fixture(scope="module")
-def stop():
-    return StopRequest()
 
 
 @pytest.fixture(scope="module")

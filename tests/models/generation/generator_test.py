@@ -11,12 +11,13 @@ from txl_keras.serving import Sampler
 
 @pytest.fixture(scope="module")
 def model():
-    return small_model(vocabulary_size=9, num_layers=2, initializer_stddev=0.5)
+    yield small_model(vocabulary_size=9, num_layers=2, initializer_stddev=0.5)
+    generator_of.cache_clear()
 
 
 @functools.cache
 def generator_of(model, memory_length, **sampler):
-    """The same for the same arguments: each compiles steps of its own."""
+    """Returns one generator per argument: each compiles steps of its own."""
     return Generator(model, Sampler(**sampler), memory_length)
 
 

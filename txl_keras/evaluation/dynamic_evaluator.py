@@ -65,10 +65,9 @@ class DynamicEvaluator:
     minimum keeps a step from overshooting `w0`: Krause et al. (2018) have it,
     the code of Krause et al. (2019) has not (`clip_decay=False`). The former
     also divides `decay` by a mean of sqrt(MS): over weight tensors, of the mean
-    of each. A segment
-    with fewer targets takes a proportionally smaller step. Memory is what the
-    model computed while it scored: it is not computed again with the new
-    weights.
+    of each. A segment with fewer targets takes a proportionally smaller step.
+    Memory is what the model computed while it scored: it is not computed again
+    with the new weights.
 
     After `evaluate` the model has its original weights again; it warns if these
     score the end of the text far better than the changed ones. Scores depend on

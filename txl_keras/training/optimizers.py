@@ -12,6 +12,8 @@ from txl_keras.layers.gate import GATE_KERNELS
 from txl_keras.training.updates import takes_weight_decay
 
 _MAX_WEIGHT_NORM = 10.0
+# Names of the weights that Muon takes for matrices.
+_MATRICES = GATE_KERNELS | {"kernel"}
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -199,7 +201,7 @@ class Muon(keras.optimizers.Muon):
     def _should_use_adamw(self, variable):
         *layers, name = variable.path.split("/")
         is_softmax = bool(layers) and layers[-1].startswith("logits")
-        return is_softmax or not (name == "kernel" or name in GATE_KERNELS)
+        return is_softmax or name not in _MATRICES
 
     def _muon_update_step(self, gradient, variable, lr, m):
         self.assign(m, self.momentum * m + gradient)

@@ -94,6 +94,19 @@ def test_weights_in_fewer_bytes_are_close(weights, tolerance):
         assert 0 < divergence.max() < tolerance
 
 
+def test_what_the_graph_reads_is_not_freed():
+    pytest.importorskip("openvino")
+    model = model_of({"vocabulary_size": 11})
+    (positions,) = model.backbone.project_positions(M + 1)[0]
+    steps = both_log_probs(model, "float32", 4)
+    next(steps)
+    # Takes the place of arrays of the same size that were freed.
+    spoiled = [np.full(positions.shape, np.nan, "float32") for _ in range(500)]
+    for expected, found in steps:
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert np.isnan(spoiled).all()
+
+
 def test_signals_are_heard_after_decoders_are_gone():
     """The CPU plugin of OpenVINO takes its stack for them away at its end."""
     pytest.importorskip("openvino")

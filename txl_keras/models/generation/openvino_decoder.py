@@ -89,14 +89,15 @@ class OpenVinoDecoder:
             },
         )
         self._request = compiled.create_infer_request()
-        arrays = (
+        # OpenVINO reads the arrays where they are, and does not keep them.
+        self._arrays = (
             self._ids,
             self._slot,
             self._valid_length,
             *self._caches,
             *graph.positions,
         )
-        for number, array in enumerate(arrays):
+        for number, array in enumerate(self._arrays):
             # As bytes, because OpenVINO's bfloat16 is not NumPy's.
             tensor = openvino.Tensor(
                 array.view(np.uint8),

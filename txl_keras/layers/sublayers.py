@@ -62,8 +62,36 @@ class Dense(_QuantizedLikeItsBase, keras.layers.Dense):
     """
 
     def call(self, inputs, training=None):
-        outputs = tf.add(ops.matmul(inputs, self.kernel), self.bias)
-        return self.activation(outputs)
+        outputs = ops.matmul(inputs, self.kernel)
+        is_relu = self.activation is keras.activations.relu
+        if is_relu and target.current().in_parts:
+            return _biased_relu(outputs, tf.convert_to_tensor(self.bias))
+        return self.activation(tf.add(outputs, self.bias))
+
+
+@tf.custom_gradient
+def _biased_relu(x, bias):
+    """Computes `relu(x + bias)` with fused forward and backward."""
+    output = _add_and_rectify(x, bias)
+
+    def gradient(output_gradient):
+        return _rectify_gradient(output, output_gradient, bias)
+
+    return output, gradient
+
+
+@fused
+def _add_and_rectify(x, bias):
+    return tf.nn.relu(x + bias)
+
+
+@fused
+def _rectify_gradient(output, output_gradient, bias):
+    """Computes the gradients of `x` and of the bias."""
+    gradient = tf.where(output > 0, output_gradient, 0)
+    rows = list(range(output.shape.rank - 1))
+    total = tf.reduce_sum(tf.cast(gradient, tf.float32), axis=rows)
+    return gradient, tf.cast(total, bias.dtype)
 
 
 def project_heads(states, *layers):

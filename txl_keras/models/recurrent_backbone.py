@@ -98,7 +98,9 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
             device == "cpu"
             # The loops of an LSTM would not be compiled in parts.
             and self.has_parts
-            and prefers_tensorflow_matmul(self.compute_dtype, training)
+            and prefers_tensorflow_matmul(
+                self.compute_dtype, training, self.hidden_dim
+            )
         )
         return Target(device, in_parts)
 

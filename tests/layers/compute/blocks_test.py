@@ -77,7 +77,10 @@ def split(length, num_memory):
     return blocks.split_queries(problem)
 
 
-def test_no_scores_are_kept_for_the_backward_pass():
+def test_with_many_keys_no_scores_are_kept_for_the_backward_pass(monkeypatch):
+    # Twice as many as a head has elements.
+    monkeypatch.setattr(blocks, "KEPT_KEYS", 2)
+    assert split(T, 1)[0].is_kept and not split(T, 2)[0].is_kept
     layer = make("relative", dropout=0.3)
     query = tf.constant(random(B, T, D, seed=1))
     memory = tf.constant(random(B, M, D, seed=2))

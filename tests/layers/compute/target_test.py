@@ -43,6 +43,16 @@ def test_tensorflow_multiplies_where_the_cpu_has_the_instructions(cpu):
     }
 
 
+def test_xla_multiplies_in_small_models_in_float32(cpu):
+    cpu("both")
+    found = [
+        target.prefers_tensorflow_matmul(dtype, True, size)
+        for dtype in ("float32", "bfloat16")
+        for size in (383, 384)
+    ]
+    assert found == [False, True, True, True]
+
+
 def test_xla_multiplies_where_nothing_is_known(cpu):
     cpu("unknown")
     assert not target.prefers_tensorflow_matmul("float32", training=True)

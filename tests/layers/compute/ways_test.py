@@ -19,6 +19,7 @@ from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import dot_product
 from txl_keras.layers.compute.target import Target
+from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import use
 
 N, B, T, M, H = 3, 2, 7, 5, 4
@@ -117,11 +118,13 @@ def assert_is_definition(attend, problem, atol=1e-5):
     assert_alike(output_and_gradients(attend, problem), expected, atol)
 
 
-@pytest.fixture(params=[tiles, blocks], ids=["tiles", "blocks"])
+@pytest.fixture(params=["tiles", "blocks", "blocks that recompute"])
 def way(request, monkeypatch):
     """Blocks of 2, 2 and 3 queries."""
     monkeypatch.setattr(blocks, "BLOCK_LENGTH", 3)
-    return request.param
+    if request.param == "blocks that recompute":
+        monkeypatch.setattr(blocks, "KEPT_KEYS", 0)
+    return tiles if request.param == "tiles" else blocks
 
 
 @pytest.mark.parametrize("look_ahead", [0, 2])
@@ -147,12 +150,13 @@ def test_memories_of_any_length(way, num_memory):
     assert_is_definition(way.attend, problem)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_graphs(way, jit_compile):
-    problem = make(rate=0.3, max_distance=4, look_ahead=1)
-    compiled = tf.function(
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_graphs(way, in_parts, rate):
+    problem = make(rate=rate, max_distance=4, look_ahead=1)
+    compiled = compile_for(
+        Target("cpu", in_parts),
         lambda: output_and_gradients(way.attend, problem),
-        jit_compile=jit_compile,
     )
     assert_alike(compiled(), output_and_gradients(by_definition, problem))
 

@@ -1,8 +1,8 @@
 """Attention for CPUs, one block of queries after another.
 
 No tensor of all queries and all keys is ever created, and keys that are masked
-for a whole block are skipped. The backward pass recomputes the scores instead
-of storing them, as FlashAttention does (Dao et al., 2022).
+for a whole block are skipped. With many keys, the backward pass recomputes the
+scores instead of storing them, as FlashAttention does (Dao et al., 2022).
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
 head size; `t` queries of a block, `s` keys up to the last visible one, `r`
@@ -26,6 +26,9 @@ from txl_keras.layers.compute.target import fused
 # made shorter, down to half this length.
 BLOCK_LENGTH = 256
 _MAX_PAIRS = 2**19
+# Up to this many keys per element of a head, weights are kept for the backward
+# pass. They then take at most as much memory as all other activations.
+KEPT_KEYS = 16
 
 
 class Block(typing.NamedTuple):
@@ -38,6 +41,7 @@ class Block(typing.NamedTuple):
     nearest: int  # see `Visible`
     rate: float  # dropout rate
     sizes: tuple  # N, T, S
+    is_kept: bool  # whether the backward pass gets the exponentials
 
     @property
     def num_keys(self):
@@ -57,17 +61,16 @@ class Block(typing.NamedTuple):
             return distance >= self.nearest
         return (distance >= self.nearest) & (distance <= self.max_distance)
 
-    def drop(self, weights, seeds):
-        """Sets to 0 the elements of `(N, B, t, s)` that dropout drops."""
+    def undropped(self, seeds):
+        """Returns a mask of what dropout keeps, boolean `(N, B, t, s)`."""
         if not self.rate:
-            return weights
+            return True
         indices = [
             tf.range(self.sizes[0]),
             tf.range(self.first, self.end),
             tf.range(self.num_keys),
         ]
-        keep = keep_mask(self.rate, seeds, self.sizes, indices, batch_axis=1)
-        return tf.where(keep, weights, 0)
+        return keep_mask(self.rate, seeds, self.sizes, indices, batch_axis=1)
 
 
 def supports(problem, target):
@@ -106,6 +109,7 @@ def split_queries(problem):
             visible.nearest,
             problem.rate,
             (problem.query.shape[0], length, num_keys),
+            num_keys <= KEPT_KEYS * problem.query.shape[-1],
         )
         for first, end in zip(ends[:-1], ends[1:], strict=True)
     ]
@@ -147,12 +151,10 @@ def _attend(problem, blocks, extra_masks):
                 block, _zero_depending_on_all(outputs[-1:]), values, *tensors
             )
             scores = _scores(distance_scores, *operands)
-            weights, max_score, total = _weights(
-                scores, extra_mask, seeds, block
-            )
+            weights, kept, total = _weights(scores, extra_mask, seeds, block)
             weighted_sum = tf.matmul(weights, visible_values)
             outputs.append(_normalize(weighted_sum, total, block.rate))
-            norms.append((max_score, total))
+            norms.append((weights if kept is None else kept, total))
 
         def gradient(output_gradient):
             sums = None
@@ -160,7 +162,10 @@ def _attend(problem, blocks, extra_masks):
                 blocks, extra_masks, outputs, norms, strict=True
             ):
                 operands = _slice_operands(
-                    block, _zero_depending_on_all(sums or ()), values, *tensors
+                    block,
+                    _zero_depending_on_all(sums or [output_gradient]),
+                    values,
+                    *tensors,
                 )
                 block_gradients = _block_gradients(
                     distance_scores,
@@ -244,20 +249,27 @@ def _zero_depending_on_all(tensors):
     return zero
 
 
-@fused
 def _slice_operands(block, zero, values, keys, query, *positions):
     """Slices the values, keys, queries and position rows of a block.
 
-    `zero` makes these copies new in each pass. Otherwise XLA would keep those
-    of the forward pass, for every block and layer, for the backward pass.
+    The queries depend on `zero`. If the weights are recomputed, so do all
+    slices, which makes them new in each pass. Otherwise XLA would keep those of
+    the forward pass, for every block and layer, for the backward pass.
     """
+    zero = tf.cast(zero, values.dtype)
     visible = [x[:, :, : block.num_keys] for x in (values, keys)]
     queries = [
         x[:, :, block.first : block.end] for x in (query, *positions[:1])
     ]
     nearest = [x[:, -block.num_distances - 1 :] for x in positions[1:]]
-    zero = tf.cast(zero, values.dtype)
-    return [x + zero for x in (*visible, *queries, *nearest)]
+    if block.is_kept:
+        return [*visible, *(x + zero for x in queries), *nearest]
+    return _add_to_all(zero, *visible, *queries, *nearest)
+
+
+@fused
+def _add_to_all(zero, *tensors):
+    return [x + zero for x in tensors]
 
 
 def _scores(distance_scores, keys, query, *positions):
@@ -270,20 +282,33 @@ def _block_gradients(
     distance_scores, values, *operands, output, output_gradient, softmax
 ):
     """Computes the gradients of a block's values and score operands."""
+    kept, total, extra_mask, seeds, block = softmax
     with tf.GradientTape() as tape:
         tape.watch(operands)
         scores = _scores(distance_scores, *operands)
     weights, score_gradient = _softmax_gradient(
-        scores,
+        [] if block.is_kept else scores,
         tf.matmul(output_gradient, values, transpose_b=True),
         output,
         output_gradient,
-        *softmax,
+        kept,
+        total,
+        extra_mask,
+        seeds,
+        block,
     )
-    num_distances = softmax[-1].num_distances
-    score_gradients = [score_gradient, _unshift(score_gradient, num_distances)]
+    if weights is None:
+        weights = kept
+    score_gradients = [
+        score_gradient,
+        _unshift(score_gradient, block.num_distances),
+    ]
     return [
-        tf.matmul(weights, output_gradient, transpose_a=True),
+        tf.matmul(
+            weights,
+            _normalize(output_gradient, total, block.rate),
+            transpose_a=True,
+        ),
         *tape.gradient(
             scores,
             operands,
@@ -327,11 +352,21 @@ def _add_last(fewer, more):
 
 @fused
 def _weights(scores, extra_mask, seeds, block):
-    """Computes `exp(score - max)` with dropout, the max, and the sum."""
+    """Computes `exp(score - max)` with dropout, what is kept, and the sum.
+
+    Kept are the exponentials, negative if dropped (`None` if these are the
+    weights); with many keys only the max.
+    """
+    dtype = scores[0].dtype
     masked_scores, _ = _mask_scores(scores, extra_mask, block)
     (exponentials,), max_score, total = exponentials_of_parts([masked_scores])
-    weights = block.drop(exponentials, seeds)
-    return tf.cast(weights, scores[0].dtype), max_score, total
+    undropped = block.undropped(seeds)
+    weights = tf.cast(tf.where(undropped, exponentials, 0), dtype)
+    kept = None if block.is_kept else max_score
+    if block.is_kept and block.rate:
+        signed = tf.where(undropped, exponentials, -exponentials)
+        kept = tf.cast(signed, dtype)
+    return weights, kept, total
 
 
 @fused
@@ -371,26 +406,34 @@ def _softmax_gradient(
     weight_gradient,
     output,
     output_gradient,
-    max_score,
+    kept,
     total,
     extra_mask,
     seeds,
     block,
 ):
-    """Computes weights and score gradients: see `tiles.softmax_matmul`."""
+    """Computes weights and score gradients: see `tiles.softmax_matmul`.
+
+    The weights are not normalized, and `None` if they are what was kept.
+    """
     dtype = output.dtype
     delta = softmax_delta(output, output_gradient)  # [N, B, t, 1]
-    masked_scores, mask = _mask_scores(scores, extra_mask, block)
-    probabilities = tf.exp(masked_scores - max_score - tf.math.log(total))
-    scale = 1 / (1 - block.rate)
-    weights = block.drop(probabilities * scale, seeds)
-    weight_gradient = tf.cast(weight_gradient, tf.float32)
-    gradient = (
-        block.drop(weight_gradient * scale, seeds) - delta
-    ) * probabilities
+    if block.is_kept:
+        mask = block.mask() & extra_mask
+        signed = tf.cast(kept, tf.float32)
+        exponentials, undropped = tf.abs(signed), signed >= 0
+    else:
+        masked_scores, mask = _mask_scores(scores, extra_mask, block)
+        exponentials = tf.exp(masked_scores - kept)
+        undropped = block.undropped(seeds)
+    weights = None
+    if block.rate or not block.is_kept:
+        weights = tf.cast(tf.where(undropped, exponentials, 0), dtype)
+    weight_gradient = tf.cast(weight_gradient, tf.float32) / (1 - block.rate)
+    gradient = tf.where(undropped, weight_gradient, 0) - delta
+    gradient *= exponentials / total
     # If all keys of a query are masked, its probabilities are not zero.
-    gradient = tf.cast(tf.where(mask, gradient, 0), dtype)
-    return tf.cast(weights, dtype), gradient
+    return weights, tf.cast(tf.where(mask, gradient, 0), dtype)
 
 
 def _mask_scores(scores, extra_mask, block):

@@ -14,6 +14,8 @@ r"""Times the model on this machine and compares it with other implementations.
     python train/benchmark.py --experiment=generation \
         --preset=wikitext103_large --memory_length=1600 --clamp_length=1000 \
         --same_length --openvino_weights=float32 --openvino_weights=int8
+    python train/benchmark.py --experiment=serving --preset=enwik8_base \
+        --memory_length=2100 --clamp_length=820 --same_length
     python train/benchmark.py --experiment=long_generation \
         --preset=enwik8_base --memory_length=2100 --calls_per_turn=10000
     python train/benchmark.py --experiment=evaluation_speed \
@@ -53,6 +55,7 @@ from benchmarks import generation
 from benchmarks import growth
 from benchmarks import input_pipeline
 from benchmarks import long_generation
+from benchmarks import serving
 from benchmarks import training
 from benchmarks.model import build_model
 from benchmarks.peer import open_peer
@@ -75,6 +78,7 @@ _EXPERIMENTS = {
     "growth": growth,
     "generation": generation,
     "long_generation": long_generation,
+    "serving": serving,
     "evaluation_speed": evaluation_speed,
 }
 # The contenders of each experiment.
@@ -89,6 +93,7 @@ _ONLY_FOR = {
     "contenders": tuple(_CONTENDERS),
     "peer": ("training", "evaluation", "generation"),
     "openvino_weights": ("generation",),
+    "clients": ("serving",),
     "picture": ("growth", "evaluation_speed"),
 }
 
@@ -111,7 +116,8 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "calls_per_turn", 10,
     "Timed calls in each turn of a contender: training steps, segments to "
-    "score, tokens to write, or hundreds of batches (input_pipeline, feeding).",
+    "score, tokens to write or serve, or hundreds of batches (input_pipeline, "
+    "feeding).",
     lower_bound=2,
 )  # fmt: skip
 flags.DEFINE_integer(
@@ -131,6 +137,11 @@ flags.DEFINE_multi_enum(
     "openvino_weights", [], WEIGHTS,
     "Dtypes of weights with which OpenVINO generates, too, in the experiment "
     "generation; may be repeated. Default: none.",
+)  # fmt: skip
+flags.DEFINE_multi_integer(
+    "clients", [1, 4, 16],
+    "Numbers of clients at the same time, in the experiment serving.",
+    lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_enum(
     "peer", None, ["hugging_face"],

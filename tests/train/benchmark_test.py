@@ -51,6 +51,18 @@ def test_benchmark_holds_memory_against_windows_that_slide(
     assert "`picture` must be a writable file" in error
 
 
+def test_benchmark_times_clients_of_a_saved_model(succeed, tmp_path):
+    output = tmp_path / "serving.jsonl"
+    flags = ("--experiment=serving", f"--output={output}", "--clients=3")
+    printed = succeed("benchmark.py", *flags, *TINY_BENCHMARK)
+    line = json.loads(output.read_text())
+    names = ["3 clients, a call each", "3 clients in one call"]
+    assert list(line["milliseconds"]) == list(line["tokens_per_s"]) == names
+    for name, times in line["milliseconds"].items():
+        assert 0 < times["median"] <= times["p99"]
+        assert name in printed and line["tokens_per_s"][name] > 0
+
+
 @pytest.mark.large
 @pytest.mark.parametrize("experiment", ["training", "evaluation"])
 def test_benchmark_times_steps_in_turns(experiment, succeed, tmp_path):

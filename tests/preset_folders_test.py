@@ -38,6 +38,7 @@ from txl_keras.workdir import Workdir
 
 IDS = random_ids(2, 5)
 TOKENIZER = CharacterTokenizer("abcdefghijk")
+KERNEL = "block_0/attention/query/kernel"  # of shape (8, 2, 5)
 
 
 def make_classifier(backbone=None):
@@ -48,7 +49,7 @@ def make_classifier(backbone=None):
 
 
 def make_causal_lm(**config):
-    config = {"cutoffs": (4,), "div_val": 2, "num_layers": 2, **config}
+    config = {"cutoffs": (4,), "div_val": 2, "num_layers": 1, **config}
     model = small_model(tie_projections="all_but_first", **config)
     model.tokenizer = TOKENIZER
     return model
@@ -65,7 +66,8 @@ def make_stream_lm():
 
 
 MODELS = {
-    "backbone": lambda: small_backbone(num_layers=1),
+    # Two blocks that could change places; the others have one.
+    "backbone": lambda: small_backbone(num_layers=2),
     "causal_lm": make_causal_lm,
     "classifier": make_classifier,
     "lstm": lambda: small_backbone(make=LSTMBackbone, num_layers=1),
@@ -158,7 +160,7 @@ def test_a_preset_is_json_and_safetensors_alone(saved):
     assert len(tensors) == len(model.weights)
     for name, weight in weights_by_name(model).items():
         np.testing.assert_array_equal(tensors[name], weight)
-    assert "block_1/attention/query/kernel" in tensors
+    assert KERNEL in tensors
 
 
 def test_how_a_model_was_trained_is_saved(tmp_path, saved):
@@ -242,13 +244,13 @@ def test_overrides_and_dtype_take_the_place_of_what_was_saved(saved):
 def test_without_weights_they_are_new_and_sizes_may_differ(saved):
     _, folder = saved["causal_lm"]
     loaded = TransformerXLCausalLM.from_preset(
-        folder, load_weights=False, num_layers=1, tie_projections=True
+        folder, load_weights=False, num_layers=2, tie_projections=True
     )
-    assert loaded.tokenizer and loaded.backbone.num_layers == 1
+    assert loaded.tokenizer and loaded.backbone.num_layers == 2
     ours = loaded.backbone.token_embedding.weights[0].numpy()
     assert 0.2 < ours.std() < 0.4
     with pytest.raises(ValueError, match="unless load_weights=False.*'num_l"):
-        TransformerXLCausalLM.from_preset(folder, num_layers=1)
+        TransformerXLCausalLM.from_preset(folder, num_layers=2)
 
 
 def test_a_language_model_gives_its_backbone(saved):
@@ -351,7 +353,7 @@ EVIL = {
         ({"config__backbone__config__dropout": EVIL}, "dropout` must be a nu"),
         ({"config__function": "x"}, "`config` has the unknown key 'function'"),
         ({"config__tokenizer": EVIL}, "unknown tokenizer.*'Lambda'"),
-        ({"config__backbone__config__num_layers": 3}, "block_2/.* is missing"),
+        ({"config__backbone__config__num_layers": 2}, "block_1/.* is missing"),
         ({"config__backbone__config__num_layers": 10**9}, "from 0 to"),
         ({"config__backbone__config__vocabulary_size": 10**9}, "another model"),
         ({"config__backbone__config__hidden_dim": 10**8}, "of another model"),
@@ -453,8 +455,14 @@ def test_weights_that_are_infinite_in_float32_are_refused(folder):
         TransformerXLCausalLM.from_preset(folder)
 
 
-KERNEL = "block_1/attention/query/kernel"  # of shape (8, 2, 5)
 SCALE = f"{KERNEL}/scale"
+
+
+@pytest.fixture(scope="module")
+def int8_folder(saved, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("int8")
+    saved["causal_lm"][0].save_to_preset(folder, dtype="int8")
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -475,9 +483,11 @@ SCALE = f"{KERNEL}/scale"
     ],
     ids=range(9),
 )
-def test_wrong_scales_of_int8_are_named(changes, message, saved, tmp_path):
+def test_wrong_scales_of_int8_are_named(
+    changes, message, int8_folder, tmp_path
+):
     numpy = pytest.importorskip("safetensors.numpy")
-    saved["causal_lm"][0].save_to_preset(tmp_path, dtype="int8")
+    shutil.copytree(int8_folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "model.safetensors"
     file = {**numpy.load_file(path), **changes}
     numpy.save_file({n: a for n, a in file.items() if a is not None}, path)
@@ -488,15 +498,13 @@ def test_wrong_scales_of_int8_are_named(changes, message, saved, tmp_path):
     assert str(tmp_path) in str(error.value)
 
 
-def test_the_tokenizer_of_another_vocabulary_is_refused(folder, saved):
+def test_the_tokenizer_of_another_vocabulary_is_refused(folder, other):
     with pytest.raises(ValueError, match="a tokenizer of .*tokenizer=5"):
         TransformerXLCausalLM.from_preset(folder, tokenizer=5)
-    other = WordTokenizer(["<eos>", "b"])
+    words = WordTokenizer(["<eos>", "b"])
     with pytest.raises(ValueError, match="as many symbols as the model, 11"):
-        TransformerXLCausalLM.from_preset(folder, tokenizer=other)
-    model = make_causal_lm()
-    model.tokenizer = CharacterTokenizer("kjihgfedcba")
-    model.save_to_preset(folder.parent / "other")
+        TransformerXLCausalLM.from_preset(folder, tokenizer=words)
+    other.save_to_preset(folder.parent / "other")
     shutil.copy(folder.parent / "other" / "tokenizer.json", folder)
     with pytest.raises(ValueError, match="not the tokenizer of the preset"):
         TransformerXLCausalLM.from_preset(folder)
@@ -521,8 +529,8 @@ def test_links_out_of_the_folder_are_refused(folder):
 
 
 def test_a_preset_is_replaced_and_nothing_else_is(saved, folder, tmp_path):
-    small_model(num_layers=1).save_to_preset(folder)
-    assert TransformerXLCausalLM.from_preset(folder).backbone.num_layers == 1
+    small_model(num_layers=2).save_to_preset(folder)
+    assert TransformerXLCausalLM.from_preset(folder).backbone.num_layers == 2
     assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
     model = load_hugging_face("tests/testdata/golden/hf_plain")
     save_hugging_face(model, tmp_path / "hf")
@@ -565,14 +573,20 @@ def test_a_model_of_zeros_is_saved_and_loaded(tmp_path):
     assert_same_outputs(TransformerXLCausalLM.from_preset(tmp_path), model)
 
 
+@pytest.fixture(scope="module")
+def other():
+    """A model with another tokenizer than `saved`; tests must not change it."""
+    model = make_causal_lm(initializer_stddev=0.2)
+    model.tokenizer = CharacterTokenizer("kjihgfedcba")
+    return model
+
+
 @pytest.mark.parametrize("last", [0, 1, 2, 3])
 def test_an_interrupted_save_leaves_no_folder_that_loads_wrongly(
-    last, folder, saved, monkeypatch
+    last, folder, saved, other, monkeypatch
 ):
     """After the `last` rename of the new files no other happens."""
     model, _ = saved["causal_lm"]
-    new = make_causal_lm(initializer_stddev=0.2)
-    new.tokenizer = CharacterTokenizer("kjihgfedcba")
     rename, renamed = tf.io.gfile.rename, []
 
     def rename_some(source, target, overwrite=False):
@@ -585,18 +599,18 @@ def test_an_interrupted_save_leaves_no_folder_that_loads_wrongly(
     monkeypatch.setattr(tf.io.gfile, "rename", rename_some)
     if last < 3:
         with pytest.raises(KeyboardInterrupt):
-            new.save_to_preset(folder)
+            other.save_to_preset(folder)
     else:
-        new.save_to_preset(folder)
+        other.save_to_preset(folder)
     monkeypatch.undo()
     if last in (0, 3):
-        expected = new if last else model
+        expected = other if last else model
         assert_same_outputs(TransformerXLCausalLM.from_preset(folder), expected)
     else:
         with pytest.raises(ValueError, match="is not the (file|tokenizer)"):
             TransformerXLCausalLM.from_preset(folder)
-    new.save_to_preset(folder)
-    assert_same_outputs(TransformerXLCausalLM.from_preset(folder), new)
+    other.save_to_preset(folder)
+    assert_same_outputs(TransformerXLCausalLM.from_preset(folder), other)
 
 
 def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path):

@@ -302,26 +302,38 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
 
 
 def test_two_processes_do_not_train_in_the_same_folder(tmp_path):
+    # The others only lock the file: importing `Workdir` takes seconds.
     script = """
-import json, sys
-from txl_keras.workdir import Workdir
-workdir = Workdir(sys.argv[1])
-workdir.claim(json.loads(sys.argv[2]))
-print("locked", flush=True)
-sys.stdin.read()
+import sys
+from txl_keras.file_lock import lock
+file = open(sys.argv[1] + "/lock", "w")
+try:
+    lock(file, wait=False)
+except BlockingIOError:
+    print("in use", flush=True)
+else:
+    print("locked", flush=True)
+    sys.stdin.read()
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", script, tmp_path, json.dumps(CONFIG)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
+
+    def start_other():
+        return subprocess.Popen(
+            [sys.executable, "-c", script, tmp_path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    with start_other() as process:
         assert process.stdout.readline() == "locked\n"
         with pytest.raises(OSError, match=f"{tmp_path} is in use"):
             Workdir(str(tmp_path)).claim(CONFIG)
         process.stdin.close()
-    Workdir(str(tmp_path)).claim(CONFIG)
+    claimed = Workdir(str(tmp_path))
+    claimed.claim(CONFIG)
+    with start_other() as process:
+        assert process.stdout.readline() == "in use\n"
+    assert claimed.is_claimed()
 
 
 def test_the_best_weights_are_those_saved_as_such(model, tmp_path):

@@ -15,8 +15,10 @@ from workers import tf_configs
 
 ALL_OPTIMIZERS = ("adam", "adamw", "lamb", "muon", "sgd", "adagrad")
 # Of the script: the rows of the batch, the variables of its memory (states and
-# valid lengths of two blocks), and where it saves.
-BATCH_SIZE, NUM_MEMORY_VARIABLES, HALF, WHOLE = 8, 4, 17, 50
+# valid lengths of a block), and where it saves.
+BATCH_SIZE, NUM_MEMORY_VARIABLES, HALF, WHOLE = 8, 2, 17, 50
+# Of all tests but those of other models and optimizers, which have two.
+ONE_BLOCK = "--num_layers=1"
 large = pytest.mark.large
 
 
@@ -27,34 +29,28 @@ def printed_by(process):
     return json.loads(out.splitlines()[-1])
 
 
-def results_of(process):
-    """What a process prints, floats exact to the bit."""
+def exact(results):
+    """What train_tiny.py prints, floats exact to the bit."""
     return {
         optimizer: {
             name: np.array([float.fromhex(x) for x in values])
-            for name, values in results.items()
+            for name, values in of_optimizer.items()
         }
-        for optimizer, results in printed_by(process).items()
+        for optimizer, of_optimizer in results.items()
     }
 
 
-def flags_of(replicas, optimizers, model="adaptive"):
-    """The rows of each replica in pieces of one or two."""
-    return (
-        f"--model={model}",
-        f"--optimizers={','.join(optimizers)}",
-        f"--accumulate_steps={4 // replicas}",
-        f"--replicas={replicas}",
-    )
+def results_of(process):
+    return exact(printed_by(process))
 
 
-def start_training(replicas, directory, optimizers=("adam",), **model):
-    flags = flags_of(replicas, optimizers, **model)
+def start_training(replicas, directory, *flags, model="adaptive"):
+    flags = (f"--model={model}", f"--replicas={replicas}", *flags)
     return start("train_tiny.py", directory, *flags)
 
 
-def start_two_workers(directory, optimizers=("adam",)):
-    *flags, _ = flags_of(2, optimizers)
+def start_two_workers(directory, *flags):
+    flags = ("--model=adaptive", *flags)
     return [
         start("train_tiny.py", directory, *flags, TF_CONFIG=config)
         for config in tf_configs()
@@ -77,33 +73,39 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
-# Processes that need nothing of each other run side by side.
 @pytest.fixture(scope="module")
-def whole_runs(folder):
+def one_and_two(folder):
+    """All that runs on one replica and on two, in one process."""
+    flags = ("--model=adaptive", ONE_BLOCK)
+    return printed_by(start("one_and_two.py", folder, *flags))
+
+
+@pytest.fixture(scope="module")
+def whole_runs(one_and_two):
     """Results of Adam by where it ran; `folder` has a folder of each."""
-    one, two = (start_training(n, folder / str(n)) for n in (1, 2))
-    return {"1": results_of(one)["adam"], "2": results_of(two)["adam"]}
+    return {name: exact(one_and_two[name])["adam"] for name in ("1", "2")}
 
 
 @pytest.fixture(scope="module")
 def worker_runs(folder):
     """The same of two workers."""
-    workers = start_two_workers(folder / "workers")
+    workers = start_two_workers(folder / "workers", ONE_BLOCK)
     return [results_of(worker)["adam"] for worker in workers]
 
 
 @pytest.fixture(scope="module")
 def resumed_runs(whole_runs, folder):
     """Results of going on, from the middle of the run on two replicas."""
-    return resume_all("2", (1, 2), folder)
+    return resume_all("2", (1, 2), folder, ONE_BLOCK)
 
 
-def resume_all(of, replicas, folder, **model):
+def resume_all(of, replicas, folder, *flags, **model):
+    """Processes that need nothing of each other run side by side."""
     processes = {}
     for number in replicas:
         copy = folder / f"{number} goes on from {of}"
         shutil.copytree(folder / of / "adam/half", copy / "adam/half")
-        processes[number] = start_training(number, copy, **model)
+        processes[number] = start_training(number, copy, *flags, **model)
     return {n: results_of(process)["adam"] for n, process in processes.items()}
 
 
@@ -130,12 +132,13 @@ def test_two_replicas_have_the_losses_of_one(whole_runs):
 
 
 @pytest.fixture(scope="module")
-def fitted():
-    return printed_by(start("fit_mirrored.py"))
+def fitted(one_and_two):
+    return one_and_two["fitted"]
 
 
 def test_fit_on_two_replicas_has_the_losses_of_one(fitted):
     for model, (one, *on_two) in fitted.items():
+        assert one[1] < one[0] - 0.005, model
         for two in on_two:
             np.testing.assert_allclose(two, one, rtol=1e-5, err_msg=model)
 
@@ -218,25 +221,27 @@ def test_one_replica_goes_on_from_two(resumed_runs, whole_runs):
 
 @large
 def test_four_replicas_go_on_from_two(resumed_runs, whole_runs, folder):
-    after = resume_all("2", (4,), folder)[4]
+    after = resume_all("2", (4,), folder, ONE_BLOCK)[4]
     assert_goes_on(after, resumed_runs[2], whole_runs["2"])
 
 
 @large
 def test_a_resumed_run_of_one_equals_one_that_never_stopped(whole_runs, folder):
-    assert_same_from_half_on(resume_all("1", (1,), folder)[1], whole_runs["1"])
+    after = resume_all("1", (1,), folder, ONE_BLOCK)[1]
+    assert_same_from_half_on(after, whole_runs["1"])
 
 
 @large
 def test_every_optimizer_does_the_same_anywhere(tmp_path):
-    one = results_of(start_training(1, tmp_path / "1", ALL_OPTIMIZERS))
+    optimizers = f"--optimizers={','.join(ALL_OPTIMIZERS)}"
+    one = results_of(start_training(1, tmp_path / "1", optimizers))
     others = {
         f"{n} replicas": results_of(
-            start_training(n, tmp_path / str(n), ALL_OPTIMIZERS)
+            start_training(n, tmp_path / str(n), optimizers)
         )
         for n in (2, 4)
     }
-    workers = start_two_workers(tmp_path / "workers", ALL_OPTIMIZERS)
+    workers = start_two_workers(tmp_path / "workers", optimizers)
     for index, worker in enumerate(workers):
         others[f"worker {index}"] = results_of(worker)
     for place, results in others.items():

@@ -97,6 +97,7 @@ def test_own_text_needs_no_extra_and_others_name_theirs(tmp_path):
 import sys
 sys.modules["tensorflow_datasets"] = None  # as if it were not installed
 sys.modules["apache_beam"] = None
+import txl_keras.scripts.quiet  # saves a second
 from txl_keras.data import load_corpus
 from txl_keras.data.beam import Beam
 load_corpus({str(tmp_path / "mine.txt")!r})

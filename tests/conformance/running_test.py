@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from script_flags import flags_of
-from script_runs import run_script
+from script_runs import TRAIN
 
 from txl_keras.scripts.help_topics import describe_flags
 from txl_keras.scripts.running import in_a_child
@@ -53,9 +53,33 @@ def test_a_flag_of_others_is_told_with_the_one_that_was_meant(
     fail("main.py", given, messages=[message])
 
 
-def test_a_misspelled_flag_is_told_with_the_one_that_was_meant(monkeypatch):
-    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-    done = run_script("main.py", "--learning_rte=0.1")
+_MISSPELLED = f"""
+import importlib.util
+import runpy
+import sys
+
+sys.argv = ["main.py", "--learning_rte=0.1"]
+try:
+    runpy.run_path({str(TRAIN / "main.py")!r}, run_name="__main__")
+finally:
+    assert "keras" in sys.modules
+    print(sorted({{"jax", "sklearn"}} & {{*sys.modules}}))
+    print(importlib.util.find_spec("sklearn") is not None)
+"""
+
+
+@pytest.fixture(scope="module")
+def misspelled():
+    """A process of a script that ended with the error of a flag."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+        return subprocess.run(
+            [sys.executable, "-c", _MISSPELLED], capture_output=True, text=True
+        )
+
+
+def test_a_misspelled_flag_is_told_with_the_one_that_was_meant(misspelled):
+    done = misspelled
     assert done.returncode == 1
     assert "Did you mean: learning_rate ?" in done.stderr + done.stdout
     # The log of TensorFlow does not stand in front of it.
@@ -91,18 +115,11 @@ def test_the_log_of_tensorflow_can_be_shown():
     assert "This TensorFlow binary" in done.stderr
 
 
-def test_packages_that_no_script_needs_are_not_imported():
-    code = (
-        "import txl_keras.scripts.quiet, sys\n"
-        "assert 'keras' in sys.modules\n"
-        "print(sorted({'jax', 'sklearn'} & {*sys.modules}))\n"
-        "import sklearn  # they are still there"
-    )
+def test_packages_that_no_script_needs_are_not_imported(misspelled):
     pytest.importorskip("sklearn")
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
+    imported, is_there = misspelled.stdout.splitlines()[-2:]
+    assert imported == "[]"
+    assert is_there == "True"
 
 
 def refuse():

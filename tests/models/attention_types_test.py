@@ -62,7 +62,7 @@ def text(length, rows=B):
 
 @pytest.mark.parametrize("attention_type", TYPES)
 def test_a_later_token_changes_nothing_before_it(attention_type):
-    backbone = backbone_of(attention_type)
+    backbone = backbone_of(attention_type, num_layers=2)
     ids = random_ids(B, T)
     before, _ = backbone(ids)
     for t in range(T):
@@ -79,7 +79,9 @@ def test_a_later_token_changes_nothing_before_it(attention_type):
 def test_two_segments_match_one_long_segment(attention_type, max_positions):
     if attention_type == "relative":
         max_positions = None
-    backbone = backbone_of(attention_type, max_positions=max_positions)
+    backbone = backbone_of(
+        attention_type, max_positions=max_positions, num_layers=2
+    )
     ids = random_ids(B, 2 * T)
     long, _ = backbone(ids)
     first, memory = backbone(ids[:, :T])
@@ -214,10 +216,9 @@ def test_number_of_weights(
 
 @pytest.mark.parametrize("attention_type", TYPES)
 def test_bfloat16_is_near(attention_type):
-    exact = language_model(attention_type, cutoffs=CUTOFFS)
-    low = language_model(
-        attention_type, cutoffs=CUTOFFS, dtype="mixed_bfloat16"
-    )
+    config = {"cutoffs": CUTOFFS, "num_layers": 1}
+    exact = language_model(attention_type, **config)
+    low = language_model(attention_type, dtype="mixed_bfloat16", **config)
     low.set_weights(exact.get_weights())
     # As a run does: on a CPU without bfloat16 an einsum of TensorFlow sums up
     # in bfloat16.
@@ -229,7 +230,7 @@ def test_bfloat16_is_near(attention_type):
 @pytest.mark.parametrize("attention_type", TYPES)
 def test_dropout_seed_replays(attention_type):
     model = language_model(
-        attention_type, dropout=0.3, attention_dropout=0.3, num_layers=2
+        attention_type, dropout=0.3, attention_dropout=0.3, num_layers=1
     )
 
     def score(seed, training=True):

@@ -41,9 +41,11 @@ def model_with_dropout(seed=5, **config):
     """Compiled: the seed of dropout is drawn here."""
     seed_weights(seed)
     model = small_model(
-        **{"num_layers": 1, "dropout": 0.2, "cutoffs": (4, 7), **config}
+        **{"num_layers": 1, "dropout": 0.2, "cutoffs": (6,), **config}
     )
-    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.4))
+    # It has a state and counts its steps, and compiles faster than Adam.
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 9, 0.8)
+    model.compile(keras.optimizers.SGD(rate, 0.9, global_clipnorm=0.4))
     return model
 
 
@@ -59,28 +61,40 @@ def rewind():
     return rewind_settings
 
 
+@pytest.fixture(scope="module")
+def rewind_other():
+    """Function that sets a model of other weights and another seed back."""
+    rewind = rewinder(model_with_dropout(seed=6))
+
+    def rewind_seed():
+        model = rewind()
+        model.fit_steps.seed = 7
+        if model.fit_steps.trainer:
+            model.fit_steps.trainer.seed = 7
+        return model
+
+    return rewind_seed
+
+
 @pytest.fixture
 def model(rewind):
     """Compiled model that tests share, with the weights it had at first."""
     return rewind()
 
 
-def trainer_of(model, segment_lengths):
-    return Trainer(
+@pytest.fixture(scope="module")
+def begin():
+    """Function that returns a `Trainer` of such a model at its first step."""
+    model = model_with_dropout()
+    trainer = Trainer(
         model,
         model.optimizer,
         tf.distribute.get_strategy(),
         B,
         seed=model.fit_steps.seed,
-        segment_lengths=segment_lengths,
+        segment_lengths=(T,),
     )
-
-
-@pytest.fixture(scope="module")
-def begin():
-    """Function that returns a `Trainer` of such a model at its first step."""
-    trainer = trainer_of(model_with_dropout(), (T,))
-    rewind = rewinder(trainer.model)
+    rewind = rewinder(model)
 
     def begin():
         rewind()
@@ -141,15 +155,19 @@ def _batches(x, y):
 def test_fit_computes_what_the_trainer_computes(option, model, begin):
     segments = segments_of(option)
     lengths = segments.segment_lengths
-    if lengths == (T,):
-        fitted, trainer = model, begin()
-    else:
-        fitted = model_with_dropout(cutoffs=())
-        trainer = trainer_of(model_with_dropout(cutoffs=()), lengths)
+    fitted = model if lengths == (T,) else model_with_dropout(cutoffs=())
+    rewind_fitted = rewinder(fitted)
     epochs = STEPS // len(segments) + 1
     recorded = Losses()
     fitted.fit(segments, epochs=epochs, callbacks=[recorded], verbose=0)
+    weights = fitted.get_weights()
 
+    if lengths == (T,):
+        trainer = begin()
+    else:
+        # That of `fit` itself: another would compile each length again.
+        trainer = rewind_fitted().fit_steps.trainer
+        assert trainer.segment_lengths == lengths
     iterator = iter(segments.distribute(trainer.strategy))
     num_steps = epochs * len(segments)
     losses = trainer.train(iterator, num_steps)["loss"]
@@ -162,7 +180,7 @@ def test_fit_computes_what_the_trainer_computes(option, model, begin):
     )
     assert num_steps >= STEPS
     np.testing.assert_allclose(recorded.losses, expected, rtol=1e-6)
-    for a, b in zip(fitted.weights, trainer.model.weights, strict=True):
+    for a, b in zip(weights, trainer.model.weights, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
@@ -224,11 +242,15 @@ def test_evaluate_takes_any_batch_size_after_another():
 )
 def test_settings_of_the_optimizer_are_heeded(settings):
     """As Keras's own step heeds them, which a loss of the user makes run."""
-    segments = segments_of("documents", reset_documents=False, documents=None)
+    segments = Segments(random_ids(90), B, T, drop_remainder=True)
     weights, losses = [], []
     for loss in ("auto", keras.losses.SparseCategoricalCrossentropy(True)):
-        model = model_with_dropout(dropout=0.0)
-        model.compile(keras.optimizers.SGD(0.3, **settings), loss)
+        model = model_with_dropout(dropout=0.0, cutoffs=())
+        model.compile(
+            keras.optimizers.SGD(0.3, **settings),
+            loss,
+            run_eagerly=loss != "auto",  # tracing it takes seconds
+        )
         losses.append(model.fit(segments, verbose=0).history["loss"])
         weights.append(model.get_weights())
     np.testing.assert_allclose(*losses, rtol=1e-5)
@@ -287,7 +309,7 @@ class Interrupt(keras.callbacks.Callback):
     [("roll", 1, 1), ("documents", 3, 2)],
 )
 def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
-    option, steps_per_execution, interruptions, rewind, tmp_path
+    option, steps_per_execution, interruptions, rewind, rewind_other, tmp_path
 ):
     segments = segments_of(option)
     executions = -(-len(segments) // steps_per_execution)
@@ -300,7 +322,7 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
         if not tmp_path.joinpath("backup").exists():
             model = rewind()
         else:
-            model = model_with_dropout(seed=np.random.randint(1000))
+            model = rewind_other()
         model.steps_per_execution = steps_per_execution
         callbacks = [
             BackupAndRestore(tmp_path / "backup", save_freq=2),
@@ -346,7 +368,7 @@ def test_text_is_read_as_segments():
     tokenizer = ByteTokenizer()
     model = small_model(num_layers=1, vocabulary_size=256, memory_length=9)
     model.tokenizer = tokenizer
-    model.compile("adam")
+    model.compile("sgd")
     rewind = rewinder(model)
     ids = tokenizer.encode(text + other)
     documents = np.array([0, len(text)])

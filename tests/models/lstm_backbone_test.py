@@ -52,7 +52,7 @@ def test_the_layers_are_those_of_keras():
 
 
 def test_text_is_read_in_segments_and_not_token_by_token():
-    model = make_model(vocabulary_size=256)
+    model = make_model(vocabulary_size=256, num_layers=1)
     model.tokenizer = ByteTokenizer()
     model.compile("sgd")
     model.fit("to be or not to be, " * 26, batch_size=2, verbose=0)
@@ -145,7 +145,7 @@ def test_a_reader_remembers_the_real_tokens_of_each_row():
 
 
 def test_it_is_trained_scored_and_sampled_as_transformer_xl_is():
-    model = make_model()
+    model = make_model(num_layers=1)
     strategy = tf.distribute.get_strategy()
     text = np.tile(np.arange(V), 40)
     trainer = Trainer(

@@ -120,7 +120,9 @@ def test_outputs_reach_beyond_all_layers(source, is_seen):
 def test_scores_depend_on_the_segments():
     tokens = random_ids(13)
     for source, differ in (("inputs", False), ("outputs", True)):
-        model = small_model(memory_length=20, memory_source=source)
+        model = small_model(
+            num_layers=2, memory_length=20, memory_source=source
+        )
         whole, cut = (nll_of(model, tokens, n) for n in ([12], [5, 7]))
         np.testing.assert_allclose(whole[:5], cut[:5], atol=1e-5)
         assert (abs(whole - cut)[5:].max() > 1e-3) == differ

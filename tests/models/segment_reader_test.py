@@ -13,7 +13,8 @@ SHAW = {"attention_type": "shaw", "max_positions": 9}
 
 
 def make_backbone(**changes):
-    return small_backbone(**{"num_layers": 2, "memory_length": 7, **changes})
+    """With one block: each call of a block takes 20 ms."""
+    return small_backbone(**{"num_layers": 1, "memory_length": 7, **changes})
 
 
 class Reader:
@@ -26,8 +27,9 @@ class Reader:
         self.reader.begin()
         self._read, self._remember = self.reader.read, self.reader.remember
         if compiled:  # as all users of it do, but that takes seconds
-            self._read = tf.function(self._read, jit_compile=True)
-            self._remember = tf.function(self._remember, jit_compile=True)
+            compile_function = tf.function(jit_compile=True, autograph=False)
+            self._read = compile_function(self._read)
+            self._remember = compile_function(self._remember)
 
     def __call__(self, ids, reset=None):
         if reset is not None:
@@ -49,7 +51,7 @@ def cut(lengths):
 @pytest.mark.parametrize(
     "settings",
     [
-        RELATIVE,
+        {**RELATIVE, "num_layers": 2},
         {**RELATIVE, "same_length": True},
         {**RELATIVE, "same_length": "pytorch"},
         {**RELATIVE, "clamp_length": 4},
@@ -65,9 +67,9 @@ def test_states_are_those_of_the_training_path(settings, cold_start):
     backbone = make_backbone(cold_start=cold_start, **settings)
     if "normalize_first" in settings:
         # Otherwise the norm of an empty entry is zero, as the entry is.
-        backbone.blocks[1]._attention_norm.beta.assign(np.arange(D) / 10)
-    # Shorter than memory, longer, one by one, and a rest.
-    lengths = [4, 4, 4, 1, 1, 1, 1, 9, 2, 11]
+        backbone.blocks[0]._attention_norm.beta.assign(np.arange(D) / 10)
+    # Shorter than memory, one by one, longer, and a rest.
+    lengths = [4, 4, 1, 1, 11, 2, 1]
     read = Reader(backbone, segment_length=11)
     memory = None
     for ids in cut(lengths):
@@ -114,7 +116,8 @@ def test_memory_may_be_of_any_length(memory_length):
     backbone = make_backbone()
     read = Reader(backbone, 4, memory_length)
     memory = backbone.initial_memory(3, memory_length)
-    for ids in cut([4] * 9):
+    # More than the longest memory and a segment.
+    for ids in cut([4] * 7):
         expected, memory = backbone(ids, memory=memory)
         np.testing.assert_allclose(read(ids), expected, atol=1e-5)
 
@@ -190,7 +193,7 @@ def test_new_entries_are_written_in_place():
     reader = SegmentReader(backbone, 3, 1)
     _, entries = reader.read(TOKENS[:, :1])
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def remember(entries):
         reader.remember(entries)
 

@@ -21,7 +21,7 @@ TEXTS = [
 def model():
     tf.random.set_seed(3)
     return small_model(
-        vocabulary_size=9, num_layers=2, memory_length=4, dropout=0.5
+        vocabulary_size=9, num_layers=1, memory_length=4, dropout=0.5
     )
 
 

@@ -46,7 +46,7 @@ def test_memory_of_a_block_is_its_input():
     ],
 )
 def test_two_segments_match_one_long_segment(config):
-    backbone = small_backbone(**config)
+    backbone = small_backbone(num_layers=2, **config)
     ids = random_ids(B, 2 * T)
     long, _ = backbone(ids)
     first, memory = backbone(ids[:, :T])
@@ -56,11 +56,13 @@ def test_two_segments_match_one_long_segment(config):
 
 
 def test_normalize_output_normalizes_the_last_hidden_states():
-    backbone = small_backbone(normalize_first=True, normalize_output=True)
+    backbone = small_backbone(
+        normalize_first=True, normalize_output=True, num_layers=1
+    )
     hidden = np.array(backbone(random_ids(B, T))[0])
     np.testing.assert_allclose(hidden.mean(-1), np.zeros((B, T)), atol=1e-5)
     np.testing.assert_allclose(hidden.std(-1), np.ones((B, T)), atol=1e-3)
-    raw = small_backbone(normalize_first=True)
+    raw = small_backbone(normalize_first=True, num_layers=1)
     raw.set_weights(
         [
             w.numpy()
@@ -85,7 +87,7 @@ def test_same_length_bounds_how_far_a_token_sees():
 
 
 def test_a_masked_cold_start_of_any_length_is_no_memory():
-    backbone = small_backbone()
+    backbone = small_backbone(num_layers=2)
     ids = random_ids(B, T)
     expected, _ = backbone(ids, memory=backbone.initial_memory(B, 0))
     for memory_length in (1, 4, 13):
@@ -119,7 +121,7 @@ def test_half_empty_memory_equals_a_shorter_one():
 
 @pytest.mark.parametrize("cold_start", ["masked", "zeros"])
 def test_a_row_that_is_reset_is_as_fresh_and_leaves_the_others(cold_start):
-    backbone = small_backbone(cold_start=cold_start)
+    backbone = small_backbone(cold_start=cold_start, num_layers=2)
     ids = random_ids(B, 2 * T)
     _, memory = backbone(ids[:, :T])
     reset = np.array([False, True, True, False])

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import D
-from factories import L
 from factories import V
 from factories import random_ids
-from factories import small_model
+from factories import small_model as model_of
 
-B, T = 5, 4
+B, T, L = 5, 4, 2
+
+
+def small_model(dtype=None, **config):
+    return model_of(dtype, **{"num_layers": L, **config})
 
 
 def text(length, rows=B):
@@ -197,7 +200,7 @@ def test_dropout_without_a_seed_is_drawn_anew():
 
 
 def test_xla_scores_and_drops_alike():
-    model = small_model(**_DROPOUT)
+    model = small_model(num_layers=1, **_DROPOUT)
     inputs, targets = text(T)
 
     def score(inputs, targets, memory, seed):

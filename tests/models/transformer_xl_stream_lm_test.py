@@ -20,7 +20,7 @@ def model_of(first="type", sizes=None, **settings):
     backbone = TransformerXLBackbone(
         None,
         **{
-            "num_layers": 2,
+            "num_layers": 1,
             "num_heads": 2,
             "hidden_dim": 16,
             "intermediate_dim": 20,
@@ -83,7 +83,7 @@ def test_scores_are_those_of_each_softmax(first):
 
 
 def test_memory_goes_on():
-    model = model_of()
+    model = model_of(num_layers=2)
     ids = random_steps(B, 2 * T + 1)
     whole, _ = model.score(ids[:, :-1], ids[:, 1:])
     memory, parts = None, []
@@ -194,7 +194,7 @@ def test_a_single_prompt_gives_an_array(writer):
 
 
 def test_fit_learns_all_streams_and_scores_each(tmp_path):
-    model = model_of(num_layers=1)
+    model = model_of()
     # Streams that count; the type says whether there is a pitch, 0 if not.
     step = np.arange(B * 40 + 1)
     ids = np.stack([step % 2 * (1 + step % 6), step % 2, step % 4], axis=-1)
@@ -248,7 +248,7 @@ def test_low_precision_is_used():
 
 
 def test_int8_is_kept_by_the_config():
-    model = model_of(num_layers=1)
+    model = model_of()
     with pytest.warns(UserWarning, match="does not have a `quantize` method"):
         model.quantize("int8")
     loaded = TransformerXLStreamLM.from_config(model.get_config())
@@ -272,7 +272,7 @@ def test_wrong_settings_are_refused(change, message):
 
 
 def test_wrong_calls_are_refused():
-    model = model_of(num_layers=1)
+    model = model_of()
     ids = random_steps(B, T)
     wrong = np.where(np.arange(3) == 2, 4, ids)
     with pytest.raises(ValueError, match="Change the ids of 'length', or"):

@@ -1,3 +1,4 @@
+import functools
 import re
 
 import numpy as np
@@ -25,6 +26,12 @@ PARAMETERS = [
     {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "typical_p": 0.9},
     {"temperature": 1.3, "top_p": 0.9, "repetition_penalty": 1.2},
 ]
+
+
+def name_of(number):
+    return str(PARAMETERS[number])
+
+
 OFF = {
     "temperature": 1.0,
     "top_k": 0,
@@ -69,6 +76,23 @@ def as_tensors(parameters):
         name: tf.constant(value, tf.int32 if name == "top_k" else tf.float32)
         for name, value in {**OFF, **parameters}.items()
     }
+
+
+@functools.cache
+def compiled(number, jit_compile):
+    """The sampler of `PARAMETERS[number]`, traced once for several tests."""
+    return tf.function(Sampler(**PARAMETERS[number]), jit_compile=jit_compile)
+
+
+@functools.cache
+def compiled_by_tensors(jit_compile):
+    """Function of the parameters, traced once for several tests."""
+
+    @tf.function(jit_compile=jit_compile)
+    def run(parameters, log_probs, seeds, seen):
+        return Sampler(**parameters)(log_probs, seeds, seen)
+
+    return run
 
 
 def test_draws_follow_the_probabilities():
@@ -231,28 +255,23 @@ def test_greedy_takes_the_lowest_of_equally_likely_ids(temperature):
         np.testing.assert_array_equal(ids, [31, 998, 0])
 
 
-@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
-def test_compiled_or_not_draws_are_the_same(parameters):
+@pytest.mark.parametrize("number", range(len(PARAMETERS)), ids=name_of)
+def test_compiled_or_not_draws_are_the_same(number):
     log_probs, seeds, seen = some_log_probs()
-    sampler = Sampler(**parameters)
-    eager = sampler(log_probs, seeds, seen).numpy()
+    eager = Sampler(**PARAMETERS[number])(log_probs, seeds, seen).numpy()
     assert len(set(eager)) > 5
     for jit_compile in (False, True):
-        run = tf.function(sampler, jit_compile=jit_compile)
-        np.testing.assert_array_equal(run(log_probs, seeds, seen), eager)
+        ids = compiled(number, jit_compile)(log_probs, seeds, seen)
+        np.testing.assert_array_equal(ids, eager)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_tensors_draw_what_numbers_draw(jit_compile):
     log_probs, seeds, seen = some_log_probs()
-
-    @tf.function(jit_compile=jit_compile)
-    def run(parameters):
-        return Sampler(**parameters)(log_probs, seeds, seen)
-
+    run = compiled_by_tensors(jit_compile)
     all_ids = []
     for parameters in PARAMETERS:
-        ids = run(as_tensors(parameters)).numpy()
+        ids = run(as_tensors(parameters), log_probs, seeds, seen).numpy()
         expected = Sampler(**parameters)(log_probs, seeds, seen)
         np.testing.assert_array_equal(ids, expected, err_msg=str(parameters))
         all_ids.append(tuple(ids))
@@ -335,21 +354,37 @@ def test_noise_has_few_ties_and_is_finite():
     assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.02)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
-def test_what_is_no_probability_draws_no_token(parameters, jit_compile):
-    log_probs, seeds, seen = some_log_probs(6)
+def with_no_probabilities():
+    """Rows of which the second to the fifth are none."""
+    log_probs, seeds, seen = some_log_probs()
     values = log_probs.numpy()
     values[1, 0] = NAN
     values[2, 32] = NAN
     values[3] = -INFINITY
     values[4, 7] = INFINITY
-    for given in (parameters, as_tensors(parameters)):
-        run = tf.function(Sampler(**given), jit_compile=jit_compile)
-        ids = run(tf.constant(values), seeds, seen).numpy()
-        np.testing.assert_array_equal(ids[1:5], -1)
-        expected = Sampler(**parameters)(log_probs, seeds, seen).numpy()
-        np.testing.assert_array_equal(ids[[0, 5]], expected[[0, 5]])
+    return tf.constant(values), seeds, seen
+
+
+def assert_no_tokens(ids, parameters):
+    np.testing.assert_array_equal(ids[1:5], -1)
+    expected = Sampler(**parameters)(*some_log_probs())
+    for rows in (slice(1), slice(5, None)):
+        np.testing.assert_array_equal(ids[rows], expected[rows])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("number", range(len(PARAMETERS)), ids=name_of)
+def test_what_is_no_probability_draws_no_token(number, jit_compile):
+    ids = compiled(number, jit_compile)(*with_no_probabilities())
+    assert_no_tokens(ids, PARAMETERS[number])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_what_is_no_probability_draws_no_token_by_tensors(jit_compile):
+    run = compiled_by_tensors(jit_compile)
+    for parameters in PARAMETERS:
+        ids = run(as_tensors(parameters), *with_no_probabilities())
+        assert_no_tokens(ids, parameters)
 
 
 WRONG = [
@@ -389,22 +424,27 @@ def test_numbers_out_of_range_are_refused(name, value, expected):
         Sampler(**{name: value})
 
 
+@functools.cache
+def compiled_by_one(name, jit_compile):
+    """Function of the parameter `name`, traced once for all its values."""
+
+    @tf.function(jit_compile=jit_compile)
+    def run(value):
+        return Sampler(**{name: value})(*some_log_probs())
+
+    return run
+
+
 @pytest.mark.parametrize(("name", "value", "expected"), WRONG)
 def test_tensors_out_of_range_are_refused(name, value, expected):
-    log_probs, seeds, seen = some_log_probs()
     value = as_tensors({name: value})[name]
     match = f"`{name}` must be {expected}.*Received: {name}="
     with pytest.raises(tf.errors.InvalidArgumentError, match=match):
         Sampler(**{name: value})
-
-    def run(value):
-        return Sampler(**{name: value})(log_probs, seeds, seen)
-
     with pytest.raises(tf.errors.InvalidArgumentError, match=match):
-        tf.function(run)(value)
+        compiled_by_one(name, False)(value)
     # XLA has no assertions, but no token is drawn.
-    compiled = tf.function(run, jit_compile=True)
-    np.testing.assert_array_equal(compiled(value), [-1] * 64)
+    np.testing.assert_array_equal(compiled_by_one(name, True)(value), [-1] * 64)
 
 
 @pytest.mark.parametrize(

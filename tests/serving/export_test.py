@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import H
-from factories import L
 from factories import M
-from factories import N
 from factories import V
 from factories import random_ids
 from factories import seed_weights
@@ -22,7 +20,9 @@ from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import export_folder
 from txl_keras.serving.served_model import ServedModel
 from txl_keras.serving.signatures import FunctionalSignatures
+from txl_keras.serving.slots import Slots
 
+L, N = 2, 3  # blocks share a memory as well if they are two
 MAX_T, MAX_B, MAX_W = 20, 16, 15  # of one request
 InvalidArgumentError = tf.errors.InvalidArgumentError
 OFF = {
@@ -37,7 +37,9 @@ SHAW = {"attention_type": "shaw", "max_positions": 9}
 
 def make_model(dtype=None, **changes):
     seed_weights(3)
-    backbone = small_backbone(dtype, **changes)
+    backbone = small_backbone(
+        dtype, **{"num_layers": L, "num_heads": N, **changes}
+    )
     for block in backbone.blocks:
         # Otherwise the norm of an empty entry is zero, as the entry is.
         block._attention_norm.beta.assign(np.arange(8) / 10)
@@ -50,13 +52,16 @@ def make_model(dtype=None, **changes):
 class Signatures:
     """Those of a model that is not saved first, which takes seconds."""
 
-    def __init__(self, model, memory_length=M):
+    def __init__(self, model, memory_length=M, num_slots=0):
         served = ServedModel(model, memory_length, MAX_T)
+        endpoints = FunctionalSignatures(served).endpoints()
+        if num_slots:
+            self._slots = Slots(served, num_slots)
+            self._slots._initialize()  # as loading does
+            endpoints |= self._slots.endpoints()
         self._functions = {
             name: tf.function(function, input_signature=specs, autograph=False)
-            for name, (function, specs) in FunctionalSignatures(served)
-            .endpoints()
-            .items()
+            for name, (function, specs) in endpoints.items()
         }
 
     def __contains__(self, name):
@@ -138,22 +143,28 @@ def served(loaded):
     [
         {},
         {"same_length": True, "clamp_length": 4},
-        {"same_length": "pytorch"},
+        {
+            "same_length": "pytorch",
+            "tie_attention_biases": False,
+            "cutoffs": (4, 7),
+            "div_val": 2,
+        },
         {"cold_start": "zeros", "normalize_first": True},
-        {"cutoffs": (4, 7), "div_val": 2, "tie_attention_biases": False},
         {**SHAW, "cold_start": "zeros"},
         {"attention_type": "vaswani", "memory_length": 0},
         {"attention_type": "al_rfou", "memory_length": 0, "max_positions": 30},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
-def test_answers_are_those_of_the_model(settings):
-    # Three blocks show how they share a memory, one what a setting does.
-    model = make_model(num_layers=1 if settings else L, **settings)
-    signatures = Signatures(model, settings.get("memory_length", M))
+def test_answers_are_those_of_the_model(settings, model, served):
+    signatures = served
+    if settings:
+        # Two blocks show how they share a memory, one what a setting does.
+        model = make_model(num_layers=1, **settings)
+        signatures = Signatures(model, settings.get("memory_length", M))
     memory, expected_memory = start(signatures, 3), None
-    # Shorter than memory, of one token, longer.
-    for length in (4, 1, 9, 2):
+    # Shorter than memory, longer, of one token when memory is full.
+    for length in (4, 9, 1):
         ids = random_ids(3, length, seed=length)
         targets = random_ids(3, length)
         hidden, _ = call(signatures, "hidden_states", memory, ids=ids)
@@ -196,8 +207,12 @@ def test_models_of_absolute_positions_do_not_write():
 
 
 @pytest.mark.parametrize("settings", [{}, SHAW, {"cold_start": "zeros"}])
-def test_what_is_written_is_the_most_likely_after_all_that_was_read(settings):
-    signatures = Signatures(make_model(num_layers=1, **settings))
+def test_what_is_written_is_the_most_likely_after_all_that_was_read(
+    settings, served
+):
+    signatures = served
+    if settings:
+        signatures = Signatures(make_model(num_layers=1, **settings))
     # Longer than memory, of one token, between.
     prompts = [random_ids(9), random_ids(1, seed=1), random_ids(4, seed=2)]
     _, memory = call(
@@ -246,14 +261,23 @@ def test_the_generator_writes_the_same(model, served, sampling):
     np.testing.assert_array_equal(written, expected)
 
 
-def test_a_prompt_may_be_much_longer_than_a_segment(model, served):
+def test_a_prompt_may_be_much_longer_than_a_segment(served):
     prompts = [random_ids(50), random_ids(7, seed=1)]
-    written, memory = write(
-        served, prompts, 4, start(served, 2), temperature=0.0
-    )
-    generator = Generator(model, Sampler(temperature=0))
-    expected = np.stack(list(generator(prompts, 4)), axis=1)
-    np.testing.assert_array_equal(written, expected)
+    written, last = write(served, prompts, 4, start(served, 2), temperature=0.0)
+    # The long one by segments of 20, the rest of it is a prompt.
+    memory = start(served, 1)
+    for segment in (slice(0, 20), slice(20, 40)):
+        _, memory = call(
+            served, "serving_default", memory, ids=prompts[0][None, segment]
+        )
+    for row, (rest, past) in enumerate(
+        [(prompts[0][40:], memory), (prompts[1], start(served, 1))]
+    ):
+        alone, end = write(served, [rest], 4, past, temperature=0.0)
+        np.testing.assert_array_equal(written[row], alone[0])
+        np.testing.assert_allclose(
+            last["memory"][row], end["memory"][0], atol=1e-5
+        )
 
 
 def test_rows_draw_as_if_alone(served):
@@ -310,13 +334,11 @@ def test_slots_remember_as_clients_do(served):
 @pytest.mark.parametrize(
     "cold_start", ["masked", pytest.param("zeros", marks=pytest.mark.large)]
 )
-def test_a_reset_slot_begins_anew(cold_start, tmp_path):
+def test_a_reset_slot_begins_anew(cold_start):
     model = make_model(
         num_layers=1, cold_start=cold_start, normalize_first=True
     )
-    path = str(tmp_path / "1")
-    export(model, path, max_segment_length=4, num_slots=3)
-    signatures = tf.saved_model.load(path).signatures
+    signatures = Signatures(model, num_slots=3)
     ids = random_ids(2, 4)
     expected = model.log_probs(ids)[0][:, -1]
     np.testing.assert_allclose(
@@ -383,7 +405,7 @@ IDS = np.array([[3, 1]], "int32")
 
 def memory_with(number):
     memory = np.zeros((1, L, 2, N, M, H), "float32")
-    memory[0, 2, 1, 0, 4, 3] = number
+    memory[0, 1, 0, 2, 4, 3] = number
     return memory
 
 

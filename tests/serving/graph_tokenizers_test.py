@@ -253,7 +253,9 @@ def test_lower_case_is_that_of_python():
         chr(i)
         for i in range(0x110000)
         if not 0xD800 <= i < 0xE000
-        and (unicodedata.category(chr(i)) in cased or i % 97 == 0 or i < 0x3000)
+        and (
+            unicodedata.category(chr(i)) in cased or i % 997 == 0 or i < 0x3000
+        )
     ]
     texts = [f"AΣ{c}Σ {c}Σ{c}A {c}Σ A{c}Σ{c}1" for c in characters]
     text = " ".join(texts)
@@ -314,7 +316,7 @@ def test_threads_may_call_it_at_once(name, save):
         graph_tokenizer(build(name)),
         tf.saved_model.load(save(name)),
     ):
-        with futures.ThreadPoolExecutor(8) as pool:
+        with futures.ThreadPoolExecutor(4) as pool:
             results = list(pool.map(graph.encode, [texts] * 16))
         expected = padded([build(name).encode(text) for text in texts])
         for ids, _ in results:

@@ -5,35 +5,46 @@ import shutil
 import pytest
 from script_runs import TINY
 from script_runs import made_once
-from script_runs import output_of_script
-
-
-def finished_run(name, flags, tmp_path_factory):
-    """Trains once for all test files, and copies the run for one of them.
-
-    Returns:
-        The workdir of the copy, what training printed, and the flags.
-    """
-
-    def train(folder):
-        workdir = folder / "workdir"
-        printed = output_of_script("main.py", *flags, f"--workdir={workdir}")
-        printed = printed.replace(str(workdir), "{workdir}")
-        (folder / "printed").write_text(printed, "utf-8")
-
-    folder = made_once(train, f"{name} run", tmp_path_factory)
-    workdir = tmp_path_factory.mktemp(name) / "workdir"
-    shutil.copytree(folder / "workdir", workdir)
-    printed = (folder / "printed").read_text("utf-8")
-    printed = printed.replace("{workdir}", str(workdir))
-    return workdir, printed, (*flags, f"--workdir={workdir}")
 
 
 @pytest.fixture(scope="module")
-def run(corpus, tmp_path_factory):
+def finished_runs():
+    """The runs that `finished_run` copied for a file, by name."""
+    return {}
+
+
+@pytest.fixture
+def finished_run(finished_runs, succeed, tmp_path_factory):
+    """Function that trains once for all test files, in this process.
+
+    It copies the run once for each file, and returns the workdir of the copy,
+    what training printed, and the flags.
+    """
+
+    def train(name, *flags):
+        def make(folder):
+            workdir = folder / "workdir"
+            printed = succeed("main.py", *flags, f"--workdir={workdir}")
+            printed = printed.replace(str(workdir), "{workdir}")
+            (folder / "printed").write_text(printed, "utf-8")
+
+        if name not in finished_runs:
+            folder = made_once(make, f"{name} run", tmp_path_factory)
+            workdir = tmp_path_factory.mktemp(name) / "workdir"
+            shutil.copytree(folder / "workdir", workdir)
+            printed = (folder / "printed").read_text("utf-8")
+            printed = printed.replace("{workdir}", str(workdir))
+            flags = (*flags, f"--workdir={workdir}")
+            finished_runs[name] = workdir, printed, flags
+        return finished_runs[name]
+
+    return train
+
+
+@pytest.fixture
+def run(corpus, finished_run):
     """Workdir, output and flags of a finished run."""
-    flags = (f"--corpus={corpus}", *TINY)
-    return finished_run("bytes", flags, tmp_path_factory)
+    return finished_run("bytes", f"--corpus={corpus}", *TINY)
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +61,11 @@ def word_corpus(tmp_path_factory):
     )
 
 
-@pytest.fixture(scope="module")
-def words_run(word_corpus, tmp_path_factory):
+@pytest.fixture
+def words_run(word_corpus, finished_run):
     """Workdir, output and flags of a run of words with adaptive softmax."""
-    flags = (
+    return finished_run(
+        "words",
         f"--corpus={word_corpus}",
         *TINY,
         "--tokenizer=words",
@@ -62,4 +74,3 @@ def words_run(word_corpus, tmp_path_factory):
         "--div_val=2",
         "--max_to_keep=3",
     )
-    return finished_run("words", flags, tmp_path_factory)

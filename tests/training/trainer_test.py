@@ -56,6 +56,13 @@ def trainer(rewind):
 
 
 @pytest.fixture(scope="module")
+def rewind_other():
+    """A second trainer, to restore what the first saved."""
+    seed_weights(5)
+    return trainer_rewinder(make_trainer(make_model()))
+
+
+@pytest.fixture(scope="module")
 def rewind_float16():
     seed_weights(3)
     return trainer_rewinder(make_trainer(make_model(dtype="mixed_float16")))
@@ -69,19 +76,54 @@ def test_a_repeating_text_is_learned(trainer):
     assert loss[-5:].mean() < 0.15
 
 
-def test_a_seed_set_between_steps_is_that_of_the_next_masks():
+def make_dropping_trainer(model, accumulate_steps, segment_lengths, seed=0):
+    return Trainer(
+        model,
+        build_optimizer("sgd", 0.5),
+        STRATEGY,
+        batch_size=6,
+        clip_norm=1.0,
+        segment_lengths=segment_lengths,
+        accumulate_steps=accumulate_steps,
+        seed=seed,
+    )
+
+
+@pytest.fixture(scope="module")
+def dropping():
+    """Functions that set a trainer of one model with dropout back.
+
+    By the number of pieces, 1 or 3, of their 6 rows; of seeds 5 and 9.
+    """
     model = make_model(dropout=0.3)
+    return {
+        pieces: trainer_rewinder(
+            make_dropping_trainer(model, pieces, (5,), seed)
+        )
+        for pieces, seed in ((1, 5), (3, 9))
+    }
 
+
+def pieces_segments(varlen=False):
+    tokens = np.arange(400) ** 2 % 7
+    return Segments(tokens, 6, 5, drop_remainder=True, varlen=varlen)
+
+
+def test_a_seed_set_between_steps_is_that_of_the_next_masks(dropping):
     def first_loss(trainer):
-        trainer.step.assign(0)
-        return trainer.train(make_iterator(), 1)["loss"][0]
+        iterator = iter(pieces_segments().distribute(STRATEGY))
+        return trainer.train(iterator, 1)["loss"][0]
 
-    # A rate so low that the weights stay.
-    trainer = make_trainer(model, 1e-12, seed=5)
+    trainer = dropping[1]()
+    trainer.seed = 5
     before = first_loss(trainer)
+    # The other has this seed from the beginning.
+    other = dropping[3]()
+    assert other.seed == 9
+    expected = first_loss(other)
+    trainer = dropping[1]()
     trainer.seed = 9
     assert trainer.seed == 9
-    expected = first_loss(make_trainer(model, 1e-12, seed=9))
     assert abs(expected - before) > 1e-3
     assert first_loss(trainer) == pytest.approx(expected, rel=1e-6)
 
@@ -220,26 +262,22 @@ def test_segments_of_varying_length_are_as_long_as_they_say():
         pytest.param(True, [2, 6], marks=pytest.mark.large),
     ],
 )
-def test_rows_in_pieces_are_the_same_step(varlen, numbers_of_pieces):
-    tokens = np.arange(400) ** 2 % 7
-    segments = Segments(tokens, 6, 5, drop_remainder=True, varlen=varlen)
-    model = make_model(dropout=0.3)
-    start = model.get_weights()
+def test_rows_in_pieces_are_the_same_step(varlen, numbers_of_pieces, dropping):
+    segments = pieces_segments(varlen)
     runs = []
     for accumulate_steps in (1, *numbers_of_pieces):
-        model.set_weights(start)
-        trainer = Trainer(
-            model,
-            build_optimizer("sgd", 0.5),
-            STRATEGY,
-            batch_size=6,
-            clip_norm=1.0,
-            segment_lengths=segments.segment_lengths,
-            accumulate_steps=accumulate_steps,
-        )
+        trainer = dropping[1]()
+        if varlen or accumulate_steps not in dropping:
+            trainer = make_dropping_trainer(
+                trainer.model, accumulate_steps, segments.segment_lengths
+            )
+        else:
+            trainer = dropping[accumulate_steps]()
+        before, trainer.seed = trainer.seed, 0
         results = trainer.train(iter(segments.distribute(STRATEGY)), 7)
+        trainer.seed = before
         memory = trainer.memory.read()
-        runs.append((results, model.get_weights(), memory.states[0]))
+        runs.append((results, trainer.model.get_weights(), memory.states[0]))
         assert memory.valid_length.numpy().tolist() == [6] * 6
     for run in runs[1:]:
         for ours, expected in zip(
@@ -252,14 +290,14 @@ def test_rows_in_pieces_are_the_same_step(varlen, numbers_of_pieces):
     "pieces", [1, pytest.param(3, marks=pytest.mark.large)]
 )
 def test_blocks_below_the_last_predict_for_their_share_of_the_steps(pieces):
-    # Block 1 of 3 in the first 2 steps, block 2 in the first 4.
+    # Block 1 of 3 in the first step, block 2 in the first 2.
     model = make_model(num_layers=3)
     trainer = make_trainer(
-        model, 1e-12, intermediate_loss_steps=6, accumulate_steps=pieces
+        model, 1e-12, intermediate_loss_steps=3, accumulate_steps=pieces
     )
-    results = trainer.train(make_iterator(), 6)
+    results = trainer.train(make_iterator(), 4)
     iterator, memory = make_iterator(), None
-    for step in range(6):
+    for step in range(4):
         batch = next(iterator)
         with tf.GradientTape() as tape:
             blocks, memory = model.backbone(
@@ -269,7 +307,7 @@ def test_blocks_below_the_last_predict_for_their_share_of_the_steps(pieces):
                 tf.reduce_mean(model.softmax(hidden, batch["targets"]))
                 for hidden in blocks
             ]
-            loss = tf.add_n(losses[2 - (step < 2) - (step < 4) :])
+            loss = tf.add_n(losses[2 - (step < 1) - (step < 2) :])
         gradients = tape.gradient(loss, model.trainable_variables)
         norm = tf.linalg.global_norm(gradients)
         np.testing.assert_allclose(
@@ -351,14 +389,16 @@ def test_clip_norm_must_be_positive(clip_norm):
         make_trainer(make_model(), clip_norm=clip_norm)
 
 
-def test_a_restored_trainer_has_weights_step_and_memory(rewind, tmp_path):
+def test_a_restored_trainer_has_weights_step_and_memory(
+    rewind, rewind_other, tmp_path
+):
     trainer = rewind()
     trainer.train(make_iterator(), 4)
     save(tmp_path, trainer)
     memory = [variable.numpy() for variable in trainer.memory.state_variables]
     expected = trainer.train(make_iterator(4), 3)["loss"]
 
-    restored = make_trainer(make_model())
+    restored = rewind_other()
     Checkpoints(str(tmp_path), restored).restore()
     assert restored.step.numpy() == 4
     for a, b in zip(memory, restored.memory.state_variables, strict=True):
@@ -432,7 +472,9 @@ def test_weights_of_another_model_are_refused(tmp_path):
         restore_weights(make_model(), str(tmp_path / "nothing"))
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(rewind, tmp_path):
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    rewind, rewind_other, tmp_path
+):
     trainer = rewind()
     iterator = make_iterator()
     for _ in range(2):
@@ -442,7 +484,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(rewind, tmp_path):
     data.write_bytes(data.read_bytes()[:200])
 
     assert restore_weights(make_model(), str(tmp_path)) == 2
-    again = make_trainer(make_model())
+    again = rewind_other()
     Checkpoints(str(tmp_path), again).restore()
     assert again.step.numpy() == 2
     assert (

@@ -1,5 +1,6 @@
 """The kernel for TPUs, interpreted, against attention at once."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -70,12 +71,15 @@ def in_kernel(layer, lengths, **arguments):
         return output_and_gradients(layer, lengths, **arguments)
 
 
+@functools.cache
+def of_plain_layer(lengths):
+    """What attention at once gives of `make()`: compiled for several tests."""
+    return output_and_gradients(make(), lengths)
+
+
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_numbers_and_gradients_are_those_of_attention_at_once(lengths):
-    layer = make()
-    assert_alike(
-        in_kernel(layer, lengths), output_and_gradients(layer, lengths)
-    )
+    assert_alike(in_kernel(make(), lengths), of_plain_layer(lengths))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,12 +98,12 @@ def test_masks_shut_the_same_keys():
     found = in_kernel(layer, "odd", **masks)
     expected = output_and_gradients(layer, "odd", **masks)
     assert_alike(found, expected)
-    without = output_and_gradients(layer, "odd")
+    without = of_plain_layer("odd")
     assert np.abs(found[0] - without[0]).max() > 0.1
 
 
 def test_bfloat16_is_as_near_to_float32_as_attention_at_once():
-    exact = output_and_gradients(make(), "odd")
+    exact = of_plain_layer("odd")
     errors = []
     for compute in (in_kernel, output_and_gradients):
         found = compute(make("mixed_bfloat16"), "odd")

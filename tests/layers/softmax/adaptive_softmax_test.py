@@ -621,6 +621,33 @@ def peaked_softmax(head_bias=0.0, num_tails=3):
     return softmax
 
 
+@functools.cache
+def traced():
+    """A softmax, its weights, and functions that sample, traced only once.
+
+    Tests share it by `traced_sample`, which sets the weights.
+    """
+    softmax = peaked_softmax()
+    return softmax, softmax.get_weights(), {}
+
+
+def traced_sample(head_bias, parameters, jit_compile):
+    """The softmax of `peaked_softmax`, and its `sample` by these parameters."""
+    softmax, weights, functions = traced()
+    softmax.set_weights(weights)
+    bias = softmax.biases[0].numpy()
+    bias[:4] += head_bias
+    softmax.biases[0].assign(bias)
+    key = str(parameters), jit_compile
+    if key not in functions:
+        sampler = Sampler(**parameters)
+        functions[key] = tf.function(
+            lambda h, s, seen: softmax.sample(h, sampler, s, seen),
+            jit_compile=jit_compile,
+        )
+    return softmax, functions[key]
+
+
 def some_states(batch_size=40, num_words=60):
     rng = np.random.default_rng(6)
     hidden = tf.constant(rng.normal(size=(batch_size, D)), tf.float32)
@@ -669,15 +696,13 @@ def test_samples_are_those_of_the_full_computation(parameters, head_bias):
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("parameters", [*SAMPLERS[:7], {}], ids=str)
 def test_what_cannot_be_drawn_is_not_computed(parameters, jit_compile):
-    softmax = peaked_softmax(head_bias=40.0)
+    softmax, run = traced_sample(40.0, parameters, jit_compile)
     hidden, seeds, seen = some_states()
     seen = tf.zeros_like(seen)
-    sampler = Sampler(**parameters)
-    run = tf.function(softmax.sample, jit_compile=jit_compile)
-    expected = run(hidden, sampler, seeds, seen).numpy()
+    expected = run(hidden, seeds, seen).numpy()
     assert (expected < 4).all()
     break_tails(softmax, 1, 2, 3)
-    np.testing.assert_array_equal(run(hidden, sampler, seeds, seen), expected)
+    np.testing.assert_array_equal(run(hidden, seeds, seen), expected)
     assert np.isnan(softmax.log_probs(hidden)[:, 10:]).all()
 
 
@@ -775,15 +800,14 @@ def test_plain_draws_have_the_probabilities_of_all_words(num_tails, tail_bias):
 
 @pytest.mark.parametrize("parameters", [{}, *SAMPLERS[::3]], ids=str)
 def test_compiled_samples_are_those_of_plain_ones(parameters):
-    softmax = peaked_softmax(1.0)
+    softmax, _ = traced_sample(1.0, parameters, False)
     hidden, seeds, seen = some_states()
     sampler = Sampler(**parameters)
     eager = softmax.sample(hidden, sampler, seeds, seen).numpy()
     assert len(set(eager)) > 2
     for jit_compile in (False, True):
-        run = tf.function(softmax.sample, jit_compile=jit_compile)
-        ids = run(hidden, sampler, seeds, seen)
-        np.testing.assert_array_equal(ids, eager)
+        _, run = traced_sample(1.0, parameters, jit_compile)
+        np.testing.assert_array_equal(run(hidden, seeds, seen), eager)
     # Of a batch of any size, and a row alone.
     run = tf.function(
         lambda h, s, w: softmax.sample(h, sampler, s, w),

@@ -2,6 +2,7 @@ import functools
 
 import numpy as np
 import pytest
+from factories import seed_weights
 from factories import small_model
 
 from txl_keras.models import TransformerXLCausalLM
@@ -11,7 +12,14 @@ from txl_keras.serving import Sampler
 
 @pytest.fixture(scope="module")
 def model():
-    yield small_model(vocabulary_size=9, num_layers=2, initializer_stddev=0.5)
+    seed_weights(4)
+    # Untied and with large weights, one block does not repeat a token.
+    yield small_model(
+        vocabulary_size=9,
+        num_layers=1,
+        initializer_stddev=1.0,
+        tie_embeddings=False,
+    )
     generator_of.cache_clear()
 
 
@@ -73,7 +81,7 @@ def test_texts_may_be_written_at_the_same_time(model):
 
 
 def test_a_row_is_a_draw_of_its_own(model):
-    written = write(model, [[3, 4], [3, 4]], 20)
+    written = write(model, [[3], [3]], 20)
     assert (written[0] != written[1]).any()
 
 
@@ -118,7 +126,7 @@ def test_a_seed_writes_the_same_text_and_another_another(model):
 
 
 def test_text_may_be_much_longer_than_memory(model):
-    written = write(model, [[2], [7]], 200, top_k=4)
+    written = write(model, [[2], [7]], 200)
     assert written.shape == (2, 200)
     assert set(written.ravel()) <= set(range(9))
 
@@ -153,7 +161,7 @@ def test_absolute_positions_read_a_window_again(attention_type):
     model = TransformerXLCausalLM.from_preset(
         "quickstart",
         vocabulary_size=9,
-        num_layers=2,
+        num_layers=1,
         hidden_dim=12,
         memory_length=0,
         attention_type=attention_type,

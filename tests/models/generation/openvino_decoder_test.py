@@ -33,12 +33,12 @@ CONFIGS = {
         "cutoffs": (280, 410), "embedding_dim": 10, "hidden_dim": 14,
         "tie_embeddings": False, "tie_projections": False,
         "tie_attention_biases": False, "same_length": "pytorch",
-        "normalize_first": True, "normalize_output": True,
+        "normalize_first": True, "normalize_output": True, "num_layers": 1,
     },
     "zeros, square kernels": {
         "cutoffs": (280,), "div_val": 2, "hidden_dim": 16, "head_dim": 8,
         "intermediate_dim": 16, "tie_projections": "all_but_first",
-        "cold_start": "zeros",
+        "cold_start": "zeros", "num_layers": 1,
     },
 }  # fmt: skip
 
@@ -110,7 +110,7 @@ def test_what_the_graph_reads_is_not_freed():
 def test_signals_are_heard_after_decoders_are_gone():
     """The CPU plugin of OpenVINO takes its stack for them away at its end."""
     pytest.importorskip("openvino")
-    model = model_of({"vocabulary_size": 11})
+    model = model_of({"vocabulary_size": 11, "num_layers": 1})
     first, second = (OpenVinoDecoder(model, B, M) for _ in range(2))
     del first
     gc.collect()

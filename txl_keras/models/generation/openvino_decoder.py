@@ -108,9 +108,13 @@ class OpenVinoDecoder:
 
     def begin(self, memory):
         """Copies the `ProjectedMemory` of the text that was read so far."""
-        memory = memory.in_order()
-        for i, pair in enumerate(zip(memory.keys, memory.values, strict=True)):
-            self._caches[2 * i : 2 * i + 2] = [x.numpy() for x in pair]
+        # Block by block: a copy of all caches may not fit in memory.
+        for i, (key, value) in enumerate(
+            zip(memory.keys, memory.values, strict=True)
+        ):
+            block = memory._replace(keys=(key,), values=(value,)).in_order()
+            self._caches[2 * i] = block.keys[0].numpy()
+            self._caches[2 * i + 1] = block.values[0].numpy()
         self._slot[:] = 0
         self._valid_length[:, 0] = memory.valid_length.numpy()
 

@@ -145,7 +145,7 @@ def _attend(problem, blocks, extra_masks):
 
     @tf.custom_gradient
     def attended(values, *tensors):
-        outputs, norms = [], []
+        outputs, saved = [], []
         for block, extra_mask in zip(blocks, extra_masks, strict=True):
             visible_values, *operands = _slice_operands(
                 block, _zero_depending_on_all(outputs[-1:]), values, *tensors
@@ -154,12 +154,12 @@ def _attend(problem, blocks, extra_masks):
             weights, kept, total = _weights(scores, extra_mask, seeds, block)
             weighted_sum = tf.matmul(weights, visible_values)
             outputs.append(_normalize(weighted_sum, total, block.rate))
-            norms.append((weights if kept is None else kept, total))
+            saved.append((weights if kept is None else kept, total))
 
         def gradient(output_gradient):
             sums = None
-            for block, extra_mask, output, norm in zip(
-                blocks, extra_masks, outputs, norms, strict=True
+            for block, extra_mask, output, of_block in zip(
+                blocks, extra_masks, outputs, saved, strict=True
             ):
                 operands = _slice_operands(
                     block,
@@ -174,7 +174,7 @@ def _attend(problem, blocks, extra_masks):
                     output_gradient=output_gradient[
                         :, :, block.first : block.end
                     ],
-                    softmax=(*norm, extra_mask, seeds, block),
+                    softmax=(*of_block, extra_mask, seeds, block),
                 )
                 sums = (
                     block_gradients
@@ -358,14 +358,17 @@ def _weights(scores, extra_mask, seeds, block):
     weights); with many keys only the max.
     """
     dtype = scores[0].dtype
-    masked_scores, _ = _mask_scores(scores, extra_mask, block)
+    masked_scores = _mask_scores(scores, block.mask() & extra_mask, block)
     (exponentials,), max_score, total = exponentials_of_parts([masked_scores])
     undropped = block.undropped(seeds)
     weights = tf.cast(tf.where(undropped, exponentials, 0), dtype)
-    kept = None if block.is_kept else max_score
-    if block.is_kept and block.rate:
+    if not block.is_kept:
+        kept = max_score
+    elif block.rate:
         signed = tf.where(undropped, exponentials, -exponentials)
         kept = tf.cast(signed, dtype)
+    else:
+        kept = None
     return weights, kept, total
 
 
@@ -418,13 +421,12 @@ def _softmax_gradient(
     """
     dtype = output.dtype
     delta = softmax_delta(output, output_gradient)  # [N, B, t, 1]
+    mask = block.mask() & extra_mask
     if block.is_kept:
-        mask = block.mask() & extra_mask
         signed = tf.cast(kept, tf.float32)
         exponentials, undropped = tf.abs(signed), signed >= 0
     else:
-        masked_scores, mask = _mask_scores(scores, extra_mask, block)
-        exponentials = tf.exp(masked_scores - kept)
+        exponentials = tf.exp(_mask_scores(scores, mask, block) - kept)
         undropped = block.undropped(seeds)
     weights = None
     if block.rate or not block.is_kept:
@@ -436,13 +438,12 @@ def _softmax_gradient(
     return weights, tf.cast(tf.where(mask, gradient, 0), dtype)
 
 
-def _mask_scores(scores, extra_mask, block):
-    """Returns the summed and masked scores `(N, B, t, s)`, and the mask."""
+def _mask_scores(scores, mask, block):
+    """Returns the summed and masked scores `(N, B, t, s)`."""
     total = tf.cast(scores[0], tf.float32)
     if len(scores) > 1:
         total += tf.cast(_shift(scores[1], block.num_keys), tf.float32)
-    mask = block.mask() & extra_mask
-    return tf.where(mask, total, MASKED_SCORE), mask
+    return tf.where(mask, total, MASKED_SCORE)
 
 
 def _shift(scores, num_keys):

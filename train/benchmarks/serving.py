@@ -13,6 +13,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.turns import time_items
 from txl_keras.serving import export
 
 
@@ -27,12 +28,10 @@ def run(model, settings, peer=None):
     print(f"{'ms per token':32}  median     p99  tokens/s")
     for count in counts:
         slots = np.arange(count, dtype="int32")
-        for name, groups in {
-            f"{count} clients, a call each": np.split(slots, count),
-            f"{count} clients in one call": [slots],
-        }.items():
-            if name.startswith("1 clients in"):
-                continue
+        groups_of = {f"{count} clients, a call each": np.split(slots, count)}
+        if count > 1:
+            groups_of[f"{count} clients in one call"] = [slots]
+        for name, groups in groups_of.items():
             _serve(step, groups, 2)  # compiles
             start = time.perf_counter()
             times = 1e3 * _serve(step, groups, settings.calls_per_turn)
@@ -46,18 +45,18 @@ def run(model, settings, peer=None):
 
 
 def _serve(step, groups, num_tokens):
-    """Returns the seconds of each call; a thread calls for each group."""
-
-    def client(slots):
-        token = tf.zeros((len(slots), 1), tf.int32)
-        times = []
-        for _ in range(num_tokens):
-            start = time.perf_counter()
-            answer = step(ids=token, slots=tf.constant(slots))
-            token = tf.argmax(answer["log_probs"], -1, tf.int32)[:, None]
-            token.numpy()
-            times.append(time.perf_counter() - start)
-        return times
-
+    """Returns the seconds of calls; a thread calls for each group of slots."""
     with concurrent.futures.ThreadPoolExecutor(len(groups)) as pool:
-        return np.concatenate(list(pool.map(client, groups)))
+        times = pool.map(
+            lambda slots: time_items(_write(step, slots, num_tokens)), groups
+        )
+        return np.concatenate(list(times))
+
+
+def _write(step, slots, num_tokens):
+    """Yields the tokens of some slots, one call after another."""
+    token = tf.zeros((len(slots), 1), tf.int32)
+    for _ in range(num_tokens):
+        answer = step(ids=token, slots=tf.constant(slots))
+        token = tf.argmax(answer["log_probs"], -1, tf.int32)[:, None]
+        yield token.numpy()

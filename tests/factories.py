@@ -104,10 +104,11 @@ def trainer_rewinder(trainer):
     ]
     if trainer.loss_scale:
         variables += trainer.loss_scale.value, trainer.loss_scale.good_steps
-    assign = _assigner(variables)
+    assign, seed = _assigner(variables), trainer.seed
 
     def rewind():
         assign()
+        trainer.seed = seed
         return trainer
 
     return rewind

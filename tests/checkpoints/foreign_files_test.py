@@ -344,7 +344,7 @@ def costs(jobs, folder):
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """What is expected and answered of the files of `calls`, and large ones.
+    """Returns what is expected and answered of the files, also large ones.
 
     One program reads them all: its imports take seconds.
     """

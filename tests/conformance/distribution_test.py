@@ -30,7 +30,7 @@ def printed_by(process):
 
 
 def exact(results):
-    """What train_tiny.py prints, floats exact to the bit."""
+    """Returns what train_tiny.py prints, floats exact to the bit."""
     return {
         optimizer: {
             name: np.array([float.fromhex(x) for x in values])

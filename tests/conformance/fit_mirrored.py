@@ -133,7 +133,7 @@ def fit_all(two):
     one = tf.distribute.get_strategy()
     on_one, _ = losses_of_documents(one)
     on_two, model = losses_of_documents(two)
-    results = {
+    return {
         "classifier": [
             *losses(classifier, one, "arrays"),
             *losses(classifier, two, "dataset"),
@@ -144,7 +144,6 @@ def fit_all(two):
         ],
         "documents": [on_one, on_two, losses_of_trainer(two, model)],
     }
-    return json.loads(json.dumps(results, default=float))
 
 
 def main():
@@ -153,7 +152,8 @@ def main():
         found, _ = losses_of_documents(create_strategy())
         print(json.dumps(found, default=float))
         return
-    print(json.dumps(fit_all(create_strategy(num_cpu_devices=2))))
+    results = fit_all(create_strategy(num_cpu_devices=2))
+    print(json.dumps(results, default=float))
 
 
 if __name__ == "__main__":

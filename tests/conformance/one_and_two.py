@@ -28,7 +28,8 @@ def main(directory, *flags):
     for name, strategy in (("1", tf.distribute.get_strategy()), ("2", two)):
         arguments = train_tiny.parse([os.path.join(directory, name), *flags])
         results[name] = train_tiny.train_all(arguments, strategy)
-    print(json.dumps({**results, "fitted": fit_mirrored.fit_all(two)}))
+    results["fitted"] = fit_mirrored.fit_all(two)
+    print(json.dumps(results, default=float))
 
 
 if __name__ == "__main__":

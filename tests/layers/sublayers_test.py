@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from attention_loops import random
+from attention_loops import with_random_weights
 
 from txl_keras.layers import DecoderBlock
 from txl_keras.layers.compute.target import Target
@@ -18,10 +19,7 @@ def make(dtype):
     block = DecoderBlock(
         num_heads=3, head_dim=4, intermediate_dim=17, dropout=0.0, dtype=dtype
     )
-    block.build((B, T, D))
-    for i, weight in enumerate(block.trainable_variables):
-        weight.assign(0.5 * random(*weight.shape, seed=40 + i))
-    return block
+    return with_random_weights(block, (B, T, D))
 
 
 def gradients(block):

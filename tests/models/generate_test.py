@@ -251,15 +251,15 @@ def test_a_second_call_traces_nothing_and_reads_new_weights(model, monkeypatch):
 def test_adapters_that_are_added_later_are_read():
     model = varied_model(memory_length=20)
     options = {"max_new_tokens": 8, "sampler": "greedy"}
-    before = model.generate([1], **options)
+    before = model.generate([1, 2, 3], **options)
     block, rng = model.backbone.blocks[0], np.random.default_rng(0)
     for layer in block._flatten_layers():
         if isinstance(layer, keras.layers.Dense):
             layer.enable_lora(2)
             new = rng.normal(0, 9, layer.lora_kernel_b.shape)
             layer.lora_kernel_b.assign(new)
-    after = model.generate([1], **options)
-    assert tuple(after) == search_with_full_texts(model, [1], 1, 8)
+    after = model.generate([1, 2, 3], **options)
+    assert tuple(after) == search_with_full_texts(model, [1, 2, 3], 1, 8)
     assert after.tolist() != before.tolist()
 
 

@@ -1,4 +1,4 @@
-"""What several tests of training share."""
+"""Gives several tests of training what they share."""
 
 import pytest
 

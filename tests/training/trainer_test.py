@@ -115,7 +115,7 @@ def test_a_seed_set_between_steps_is_that_of_the_next_masks(dropping):
         return trainer.train(iterator, 1)["loss"][0]
 
     trainer = dropping[1]()
-    trainer.seed = 5
+    assert trainer.seed == 5
     before = first_loss(trainer)
     # The other has this seed from the beginning.
     other = dropping[3]()
@@ -273,9 +273,8 @@ def test_rows_in_pieces_are_the_same_step(varlen, numbers_of_pieces, dropping):
             )
         else:
             trainer = dropping[accumulate_steps]()
-        before, trainer.seed = trainer.seed, 0
+        trainer.seed = 0
         results = trainer.train(iter(segments.distribute(STRATEGY)), 7)
-        trainer.seed = before
         memory = trainer.memory.read()
         runs.append((results, trainer.model.get_weights(), memory.states[0]))
         assert memory.valid_length.numpy().tolist() == [6] * 6

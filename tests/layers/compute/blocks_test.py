@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from attention_loops import assert_alike
 from attention_loops import random
+from attention_loops import with_random_weights
 from factories import small_backbone
 
 from txl_keras.layers import CausalMultiHeadAttention
@@ -41,10 +42,7 @@ def make(kind, dtype="float32", **settings):
     layer = layer_class(
         num_heads=3, key_dim=4, dtype=dtype, **{**own, **settings}
     )
-    layer.build((B, T, D))
-    for i, weight in enumerate(layer.trainable_variables):
-        weight.assign(0.5 * random(*weight.shape, seed=40 + i))
-    return layer
+    return with_random_weights(layer, (B, T, D))
 
 
 def output_and_gradients(layer):

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from attention_loops import assert_alike
 from attention_loops import random
+from attention_loops import with_random_weights
 
 from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers.compute.target import Target
@@ -29,10 +30,7 @@ LENGTHS = {"odd": (256, 128), "even": (256, 512), "one block": (128, 384)}
 
 def make(dtype="float32", **settings):
     layer = RelativeMultiHeadAttention(N, H, dtype=dtype, **settings)
-    layer.build((B, None, D))
-    for i, weight in enumerate(layer.trainable_variables):
-        weight.assign(0.5 * random(*weight.shape, seed=40 + i))
-    return layer
+    return with_random_weights(layer, (B, None, D))
 
 
 def output_and_gradients(layer, lengths, **arguments):
@@ -73,7 +71,7 @@ def in_kernel(layer, lengths, **arguments):
 
 @functools.cache
 def of_plain_layer(lengths):
-    """What attention at once gives of `make()`: compiled for several tests."""
+    """Returns what attention at once gives of `make()`, compiled once."""
     return output_and_gradients(make(), lengths)
 
 

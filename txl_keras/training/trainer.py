@@ -516,7 +516,7 @@ def _norm_by_matvec(gradients):
     # speed of memory. Otherwise it writes the squares to memory before summing
     # them, which takes five times as long on a CPU.
     sums = [
-        tf.reduce_sum(tf.linalg.matvec(tf.square(rows), tf.ones(rows.shape[1])))
+        tf.reduce_sum(tf.matmul(tf.square(rows), tf.ones((rows.shape[1], 1))))
         for rows in (tf.reshape(g, (-1, g.shape[-1])) for g in gradients)
     ]
     return tf.sqrt(tf.add_n(sums))

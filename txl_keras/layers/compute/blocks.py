@@ -12,6 +12,7 @@ distances.
 import itertools
 import typing
 
+import numpy as np
 import tensorflow as tf
 
 from txl_keras.layers.compute.dropout import keep_mask
@@ -55,8 +56,10 @@ class Block(typing.NamedTuple):
 
     def mask(self):
         """Returns the mask by distance, boolean `(t, s)`."""
-        query = self.num_memory + tf.range(self.first, self.end)[:, None]
-        distance = query - tf.range(self.num_keys)
+        query = self.num_memory + np.arange(self.first, self.end, dtype="int32")
+        key = np.arange(self.num_keys, dtype="int32")
+        # Subtracted in the graph, which then holds no tensor (t, s).
+        distance = tf.constant(query[:, None]) - tf.constant(key)
         if self.max_distance is None:
             return distance >= self.nearest
         return (distance >= self.nearest) & (distance <= self.max_distance)
@@ -231,7 +234,8 @@ def _pad_rows(positions, num_distances):
     """Pads or slices `(N, R, ...)` to all distances and one for `_shift`."""
     positions = positions[:, -num_distances:]
     missing = num_distances + 1 - positions.shape[1]
-    padding = tf.repeat(positions[:, :1], missing, axis=1)
+    copies = [1, missing] + [1] * (positions.shape.rank - 2)
+    padding = tf.tile(positions[:, :1], copies)
     return tf.concat([padding, positions], axis=1)
 
 

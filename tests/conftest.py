@@ -76,6 +76,8 @@ def graphs_are_freed():
     for name in [x for x in registry if x.startswith("CustomGradient-")]:
         del registry[name]
     gc.collect()
+    # What is left stays: the next collection need not look at it again.
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

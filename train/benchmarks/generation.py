@@ -7,7 +7,6 @@ which is a lower bound for the time per token.
 import concurrent.futures
 import functools
 import os
-import time
 
 import numpy as np
 import tensorflow as tf
@@ -87,12 +86,10 @@ def _unprojected(model, batch_size, num_tokens):
 
 
 def _read_memory():
-    """Times reading `_BANDWIDTH_BYTES` with all cores."""
+    """Times five readings of `_BANDWIDTH_BYTES` with all cores."""
     parts = np.array_split(_large_array(), os.cpu_count())
-    start = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
-        list(pool.map(np.max, parts))
-    return [time.perf_counter() - start]
+        return time_items(list(pool.map(np.max, parts)) for _ in range(6))
 
 
 @functools.cache

@@ -86,7 +86,7 @@ flags.DEFINE_integer(
 flags.DEFINE_enum(
     "weights_dtype", "float32", WEIGHTS,
     "Dtype in which weights are stored; bfloat16 takes half the space. int8 "
-    "needs --format=openvino, which then computes in bfloat16, too.",
+    "needs --format=openvino.",
 )  # fmt: skip
 
 

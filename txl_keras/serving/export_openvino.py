@@ -147,7 +147,7 @@ i-th of the keys and values |
         "initial_valid_length": memory_length if is_valid else 0,
         "num_rows": num_rows,
         "weights_dtype": weights_dtype,
-        "inference_precision": "bf16" if is_short else "f32",
+        "inference_precision": graph.precision,
     }
     with (
         export_folder(path, own_settings, settings, assets) as unfinished,

@@ -61,8 +61,8 @@ class OpenVinoDecoder:
     be copied for every token (version 2026.4). All rows write to the same
     slot, so their memory begins in text order.
 
-    `weights` is one of `WEIGHTS`. Unless it is `"float32"`, caches and
-    activations are bfloat16 if the processor has the instructions.
+    `weights` is one of `WEIGHTS`. Unless it is `"float32"`, caches are bfloat16
+    if the processor has the instructions.
     """
 
     def __init__(self, model, num_rows, memory_length, weights="float32"):
@@ -85,7 +85,7 @@ class OpenVinoDecoder:
             "CPU",
             {
                 "PERFORMANCE_HINT": "LATENCY",
-                "INFERENCE_PRECISION_HINT": "bf16" if is_short else "f32",
+                "INFERENCE_PRECISION_HINT": graph.precision,
             },
         )
         self._request = compiled.create_infer_request()

@@ -78,6 +78,9 @@ class OpenVinoGraph:
     Caches and positions are bfloat16 if `is_short`, otherwise float32.
 
     Attributes:
+        precision: String, the `INFERENCE_PRECISION_HINT` to compile it with.
+            OpenVINO multiplies by int8 in integers, the fastest way, only where
+            the rest is float32 (version 2026.4).
         positions: List of the projected positions of each block, arrays
             `(N, R, H)`. They are inputs, because OpenVINO multiplies by
             constants more slowly (version 2026.4).
@@ -99,6 +102,7 @@ class OpenVinoGraph:
             memory_length,
             backbone.head_dim,
         )
+        self.precision = "bf16" if weights == "bfloat16" else "f32"
         self.positions = [
             tf.cast(rows, dtype).numpy()
             for (rows,) in backbone.project_positions(memory_length + 1)
@@ -137,8 +141,7 @@ class OpenVinoGraph:
         x, entries = self._embed(ids, tables), []
         for i in range(len(self.positions)):
             *past, rows = (
-                op.convert(inputs[f"{name}_{i}"], np.float32)
-                for name in ("key", "value", "position")
+                inputs[f"{name}_{i}"] for name in ("key", "value", "position")
             )
             x, *new = self._block(x, f"block_{i}/", past, rows, distances, mask)
             entries += [op.unsqueeze(entry, 0) for entry in new]
@@ -217,11 +220,12 @@ class OpenVinoGraph:
         """Computes section 3.3 of the paper, as `compute.definition` does."""
         op, (num_heads, num_rows, head_dim) = self._op, rows.get_output_shape(0)
         scale = head_dim**-0.5
-        heads = np.array([0, num_heads, 1, head_dim])
-        query, key, value = (
-            op.reshape(self._dense(x, f"{name}{part}/kernel"), heads, True)
-            for part in ("query", "key", "value")
-        )
+        # One matmul, because several small ones are slower.
+        parts = [f"{name}{part}/kernel" for part in ("query", "key", "value")]
+        heads = np.array([0, 3 * num_heads, 1, head_dim])
+        query, key, value = op.split(
+            op.reshape(self._dense(x, *parts), heads, True), np.int32(1), 3
+        ).outputs()
         shared = "" if self._backbone.tie_attention_biases else name
         content, position = (
             op.multiply(
@@ -233,14 +237,14 @@ class OpenVinoGraph:
         last_axis = np.array([3])
         scores = op.concat(
             [
-                op.matmul(content, past[0], False, True),
+                self._read(content, past[0], True),
                 op.reduce_sum(op.multiply(content, key), last_axis, True),
             ],
             3,
         )
         # One matmul per head for all rows, which share the positions.
         swap = np.array([2, 1, 0, 3])
-        by_distance = op.matmul(op.transpose(position, swap), rows, False, True)
+        by_distance = self._read(op.transpose(position, swap), rows, True)
         farthest = np.int32(num_rows - 1)
         index = op.subtract(farthest, op.minimum(distances, farthest))
         scores = op.add(
@@ -252,7 +256,7 @@ class OpenVinoGraph:
             op.softmax(scores, 3), last_axis[0], np.array([-1, 1])
         ).outputs()
         attended = op.add(
-            op.matmul(past_weights, past[1], False, False),
+            self._read(past_weights, past[1], False),
             op.multiply(own_weight, value),
         )
         attended = op.reshape(attended, np.array([0, -1]), True)
@@ -260,6 +264,14 @@ class OpenVinoGraph:
             self._dense(attended, f"{name}output/kernel"),
             *(op.squeeze(new, np.array([2])) for new in (key, value)),
         )
+
+    def _read(self, x, cache, is_transposed):
+        """Multiplies `x` by a cache or positions, in the type of these."""
+        op = self._op
+        product = op.matmul(
+            op.convert(x, self._cache_type), cache, False, is_transposed
+        )
+        return op.convert(product, np.float32)
 
     def _log_probs(self, x, tables):
         """Computes log-probabilities `(B, V)` from hidden states `(B, D)`."""
@@ -307,22 +319,27 @@ class OpenVinoGraph:
         x = op.multiply(x, self._value(f"{name}/gamma"))
         return op.add(x, self._value(f"{name}/beta"))
 
-    def _dense(self, x, name, is_transposed=False):
-        """Multiplies by a kernel and adds its bias, if the model has them.
+    def _dense(self, x, *names, is_transposed=False):
+        """Multiplies by kernels side by side and adds their biases, if any.
 
-        Rows of a kernel are inputs, or outputs if it `is_transposed`.
+        Returns `x` if the model lacks them. Rows of a kernel are inputs, or
+        outputs if it `is_transposed`.
         """
-        if name not in self._weights:
+        if names[0] not in self._weights:
             return x
-        kernel = self._value(name)
+        kernels = [self._value(name) for name in names]
         if not is_transposed:
             # One row per output; kernels with heads become matrices.
-            kernel = kernel.reshape(x.get_output_shape(0)[-1], -1).T
-        x = self._op.matmul(x, self._matrix(kernel), False, True)
-        bias = name.removesuffix("kernel") + "bias"
-        if bias not in self._weights:
+            size = x.get_output_shape(0)[-1]
+            kernels = [kernel.reshape(size, -1).T for kernel in kernels]
+        x = self._op.matmul(
+            x, self._matrix(np.concatenate(kernels)), False, True
+        )
+        biases = [name.removesuffix("kernel") + "bias" for name in names]
+        if biases[0] not in self._weights:
             return x
-        return self._op.add(x, self._value(bias))
+        biases = [self._value(name).reshape(-1) for name in biases]
+        return self._op.add(x, np.concatenate(biases))
 
     def _matrix(self, rows):
         """Returns a constant; as int8 it has one scale per row."""

@@ -353,6 +353,19 @@ def test_a_reset_slot_begins_anew(cold_start):
     assert np.abs(step(signatures, ids[:1], [0]) - later[0]).max() > 1e-4
 
 
+def test_the_only_slot_leaves_the_initial_memory_as_it_is():
+    signatures = Signatures(make_model(num_layers=1), num_slots=1)
+    ids = random_ids(1, 4)
+    before = start(signatures, 1)
+    first = step(signatures, ids, [0])
+    for _ in range(3):
+        step(signatures, ids, [0])
+    for name, value in start(signatures, 1).items():
+        np.testing.assert_array_equal(value, before[name])
+    signatures["reset"](slots=tf.constant([0]))
+    np.testing.assert_array_equal(step(signatures, ids, [0]), first)
+
+
 def test_each_loaded_model_has_slots_of_its_own(path, served):
     ids = random_ids(1, 4)
     first = step(served, ids, [0])

@@ -37,7 +37,11 @@ class GraphWriter:
             # Nothing may read the old entries after they are overwritten.
             with tf.control_dependencies([hidden]):
                 memory = self._served.append(
-                    memory, entries, write=_write_in_place
+                    memory,
+                    entries,
+                    write=lambda state, ring, new: write_in_place(
+                        state, ring.flat_indices, new
+                    ),
                 )
             token = self._served.model.softmax.sample(
                 hidden[:, 0], sampler, fold_in(seeds, position), seen
@@ -98,18 +102,18 @@ def _mark(seen, rows, ids):
 
 
 def _copy(memory):
-    """Copies memory, so that `_write_in_place` may overwrite it."""
+    """Copies memory, so that `write_in_place` may overwrite it."""
     return tf.nest.map_structure(lambda x: tf.raw_ops.DeepCopy(x=x), memory)
 
 
-def _write_in_place(state, ring, entries):
+def write_in_place(state, flat_indices, entries):
     """Overwrites entries of a tensor in place, after all reads of old ones."""
     # Without XLA, `tf.tensor_scatter_nd_update` would copy the whole tensor on
     # a CPU.
     size = state.shape[-1]
     updated = tf.raw_ops.InplaceUpdate(
         x=tf.reshape(state, (-1, size)),
-        i=ring.flat_indices,
+        i=flat_indices,
         v=tf.reshape(entries, (-1, size)),
     )
     return tf.reshape(updated, (-1, *state.shape[1:]))

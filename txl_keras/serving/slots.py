@@ -4,6 +4,8 @@ Letters: `B` batch, `T` segment, `M` memory, `N` heads, `H` head size, `V`
 vocabulary, `W` entries to write.
 """
 
+import math
+
 import tensorflow as tf
 
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
@@ -11,14 +13,17 @@ from txl_keras.layers.memory.ring_buffer import RingWrite
 from txl_keras.serving.graph_checks import check_distinct
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
+from txl_keras.serving.graph_writer import write_in_place
 
 
 class Slots(tf.saved_model.experimental.TrackableResource):
     """Holds the signatures with memory in numbered slots; see `export`.
 
-    Each slot is a ring buffer, one row of the variables. A call gathers rows
-    and scatters single entries, both under the lock of the variable, so calls
-    for different slots may run concurrently.
+    Each slot is a ring buffer, one row of the variables. A call for one slot
+    reads its row where it is; one for several slots copies them. New entries
+    are written in place, into rows that only this call uses, so calls for
+    different slots may run concurrently. Keys and values are therefore never
+    scattered, which would lock the variable and make each later read copy it.
 
     The variables are stored with no rows, because the memory of eight slots is
     often larger than the weights. A resource is initialized when the SavedModel
@@ -69,8 +74,9 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         """Resets slots to the initial memory."""
         with tf.control_dependencies(self._check(slots)):
             slots = tf.identity(slots)
-        self._replace(slots, self._empty(tf.shape(slots)[0]))
-        return {"slots": slots}
+        written = self._replace(slots, self._empty(tf.shape(slots)[0]))
+        with tf.control_dependencies(written):
+            return {"slots": tf.identity(slots)}
 
     def step(self, ids, slots):
         """Reads a segment in slots and predicts the token after its last."""
@@ -81,18 +87,18 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         ]
         with tf.control_dependencies(checks):
             ids, slots = tf.identity(ids), tf.identity(slots)
-            past = tf.nest.map_structure(
-                lambda variable: tf.gather(variable, slots), self._memory
-            )
+            past = self._read(slots)
         hidden, *entries = self._served.read(ids, past)
         log_probs = self._served.model.softmax.log_probs(hidden[:, -1])
-        # Memory is written only after everything that may fail.
+        # Memory is written only after everything that reads it or may fail.
         with tf.control_dependencies([log_probs, *tf.nest.flatten(entries)]):
             if isinstance(past, ProjectedMemory):
-                self._write(slots, past, *entries)
+                written = self._write(slots, past, *entries)
             else:
-                self._replace(slots, self._served.append(past, entries))
-        return {"log_probs": log_probs}
+                new = self._served.append(past, entries)
+                written = self._replace(slots, new)
+        with tf.control_dependencies(written):
+            return {"log_probs": tf.identity(log_probs)}
 
     def _check(self, slots):
         return [
@@ -100,31 +106,71 @@ class Slots(tf.saved_model.experimental.TrackableResource):
             check_distinct("slots", slots),
         ]
 
+    def _read(self, slots):
+        """Returns the rows of slots."""
+        values = tf.nest.map_structure(
+            lambda variable: variable.read_value(), self._memory
+        )
+
+        def row():
+            # A slice along the first axis copies nothing.
+            start = slots[0]
+            return tf.nest.map_structure(
+                lambda value: value[start : start + 1], values
+            )
+
+        def rows():
+            return tf.nest.map_structure(
+                lambda value: tf.gather(value, slots), values
+            )
+
+        return tf.nest.map_structure(
+            lambda value, variable: tf.ensure_shape(value, variable.shape),
+            tf.cond(tf.size(slots) == 1, row, rows),
+            self._memory,
+        )
+
     def _replace(self, slots, memory):
         """Writes whole rows."""
-        tf.nest.map_structure(
-            lambda variable, rows: variable.scatter_nd_update(
-                slots[:, None], rows
-            ),
-            self._memory,
-            memory,
-        )
+
+        def replace(variable, rows):
+            if rows.shape.rank == 1:
+                return variable.scatter_nd_update(slots[:, None], rows)
+            flat = (-1, math.prod(rows.shape[1:]))
+            return write_in_place(
+                tf.reshape(variable, flat), slots, tf.reshape(rows, flat)
+            )
+
+        written = tf.nest.map_structure(replace, self._memory, memory)
+        return tf.nest.flatten(written)
 
     def _write(self, slots, past, keys, values):
         """Writes the last W = min(T, M) entries to the ring buffers."""
         num_new, length = tf.shape(keys[0])[2], past.length
         valid_length = tf.minimum(past.valid_length + num_new, length)
         rows = slots[:, None]
-        self._memory.valid_length.scatter_nd_update(rows, valid_length)
+        written = [
+            self._memory.valid_length.scatter_nd_update(rows, valid_length)
+        ]
         if not length:
-            return
+            return written
         ring = RingWrite(past.next_slot, length, keys[0], rows=slots)
-        for variable, entries in zip(
-            self._memory.keys + self._memory.values, keys + values, strict=True
-        ):
-            variable.scatter_nd_update(ring.indices, ring.values(entries))
+        written += [
+            # What is read shares its memory with the variable.
+            write_in_place(
+                variable.read_value(), ring.flat_indices, ring.values(entries)
+            )
+            for variable, entries in zip(
+                self._memory.keys + self._memory.values,
+                keys + values,
+                strict=True,
+            )
+        ]
         next_slot = tf.math.floormod(past.next_slot + num_new, length)
-        self._memory.next_slot.scatter_nd_update(rows, next_slot)
+        written.append(
+            self._memory.next_slot.scatter_nd_update(rows, next_slot)
+        )
+        return written
 
 
 def _without_rows(row_shape, dtype):

@@ -41,14 +41,15 @@ class HeadsDense(_QuantizedLikeItsBase, keras.layers.EinsumDense):
     """A Keras `EinsumDense` that is computed as one matmul on CPUs.
 
     TensorFlow's einsum is a batch of small matmuls there, and sums up their
-    gradients in a separate pass.
+    gradients in a separate pass. The device may be a CPU if it is unknown.
     """
 
     def call(self, inputs, training=None):
         axes, kernel_axes = self.equation.split("->")[0].split(",")
         summed = "".join(axis for axis in axes if axis in kernel_axes)
         are_adjacent = axes.endswith(summed) and kernel_axes.startswith(summed)
-        if not (target.current().is_cpu and are_adjacent):
+        may_be_cpu = target.current().device in ("cpu", None)
+        if not (may_be_cpu and are_adjacent):
             return super().call(inputs)
         return tf.tensordot(inputs, self.kernel, len(summed))
 
@@ -100,7 +101,8 @@ def project_heads(states, *layers):
     Heads are first, so that the scores of positions, which have no batch axis,
     take one matmul per head.
     """
-    if any(layer.quantization_mode is not None for layer in layers):
+    are_quantized = any(layer.quantization_mode for layer in layers)
+    if are_quantized or target.current().device is None:
         # Only the layer knows the scales of a quantized kernel.
         return [tf.transpose(layer(states), (2, 0, 1, 3)) for layer in layers]
     kernels = [tf.cast(layer.kernel, states.dtype) for layer in layers]

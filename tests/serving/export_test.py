@@ -320,8 +320,8 @@ def step(signatures, ids, slots):
     )["log_probs"].numpy()
 
 
-def test_slots_remember_as_clients_do(served):
-    slots = [5, 0, 15]
+@pytest.mark.parametrize("slots", [[5, 0, 15], [8, 9, 10]])
+def test_slots_remember_as_clients_do(served, slots):
     memory = start(served, 3)
     for length in (4, 1, 9, 2, 6):
         ids = random_ids(3, length, seed=length)

@@ -83,7 +83,8 @@ def export(
     - `step` and `reset` keep memory in numbered slots inside the server, which
       loses it when it ends. `step` returns log-probabilities of the token
       after the last one. Concurrent calls must use different slots. All slots
-      start with the initial memory.
+      start with the initial memory. A call is fastest if its slots are
+      adjacent and in ascending order.
 
     Invalid inputs raise `InvalidArgument` before any slot changes. Models with
     absolute positions have M = 0, no `generate` and no slots. Build the model

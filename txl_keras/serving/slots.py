@@ -19,11 +19,12 @@ from txl_keras.serving.graph_writer import write_in_place
 class Slots(tf.saved_model.experimental.TrackableResource):
     """Holds the signatures with memory in numbered slots; see `export`.
 
-    Each slot is a ring buffer, one row of the variables. A call for one slot
-    reads its row where it is; one for several slots copies them. New entries
-    are written in place, into rows that only this call uses, so calls for
-    different slots may run concurrently. Keys and values are therefore never
-    scattered, which would lock the variable and make each later read copy it.
+    Each slot is a ring buffer, one row of the variables. A call reads rows
+    where they are if its slots are adjacent and in order, such as a single one,
+    and otherwise copies them. New entries are written in place, into rows that
+    only this call uses, so calls for different slots may run concurrently. Keys
+    and values are therefore never scattered, which would lock the variable and
+    make each later read copy it.
 
     The variables are stored with no rows, because the memory of eight slots is
     often larger than the weights. A resource is initialized when the SavedModel
@@ -112,21 +113,23 @@ class Slots(tf.saved_model.experimental.TrackableResource):
             lambda variable: variable.read_value(), self._memory
         )
 
-        def row():
-            # A slice along the first axis copies nothing.
-            start = slots[0]
-            return tf.nest.map_structure(
-                lambda value: value[start : start + 1], values
-            )
+        size = tf.size(slots)
+        start = tf.reduce_sum(slots[:1])  # 0 if there are none
+        end = start + size
 
-        def rows():
+        def sliced():
+            # Along the first axis, which copies nothing.
+            return tf.nest.map_structure(lambda value: value[start:end], values)
+
+        def gathered():
             return tf.nest.map_structure(
                 lambda value: tf.gather(value, slots), values
             )
 
+        are_adjacent = tf.reduce_all(slots == start + tf.range(size))
         return tf.nest.map_structure(
             lambda value, variable: tf.ensure_shape(value, variable.shape),
-            tf.cond(tf.size(slots) == 1, row, rows),
+            tf.cond(are_adjacent, sliced, gathered),
             self._memory,
         )
 

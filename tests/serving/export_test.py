@@ -353,6 +353,34 @@ def test_a_reset_slot_begins_anew(cold_start):
     assert np.abs(step(signatures, ids[:1], [0]) - later[0]).max() > 1e-4
 
 
+def test_calls_inside_of_a_function_happen_in_order(served):
+    ids = random_ids(2, 9)
+    slots = tf.constant([12, 3])
+    step(served, random_ids(2, 5, seed=1), slots)
+
+    @tf.function
+    def read(ids):
+        served["reset"](slots=slots)
+        for i in tf.range(8):  # whose answers are ignored
+            served["step"](ids=ids[:, i : i + 1], slots=slots)
+        return served["step"](ids=ids[:, 8:], slots=slots)["log_probs"]
+
+    memory = start(served, 2)
+    for i in range(9):
+        expected, memory = call(
+            served, "serving_default", memory, ids=ids[:, i : i + 1]
+        )
+    np.testing.assert_allclose(read(ids), expected[:, 0], atol=1e-5)
+
+
+def test_slots_without_memory_read_each_segment_alone():
+    signatures = Signatures(make_model(num_layers=1), 0, num_slots=2)
+    ids = random_ids(2, 4)
+    first = step(signatures, ids, [1, 0])
+    signatures["reset"](slots=tf.constant([1]))
+    np.testing.assert_allclose(step(signatures, ids, [1, 0]), first, atol=1e-6)
+
+
 def test_the_only_slot_leaves_the_initial_memory_as_it_is():
     signatures = Signatures(make_model(num_layers=1), num_slots=1)
     ids = random_ids(1, 4)

@@ -75,9 +75,8 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         """Resets slots to the initial memory."""
         with tf.control_dependencies(self._check(slots)):
             slots = tf.identity(slots)
-        written = self._replace(slots, self._empty(tf.shape(slots)[0]))
-        with tf.control_dependencies(written):
-            return {"slots": tf.identity(slots)}
+        self._replace(slots, self._empty(tf.shape(slots)[0]))
+        return {"slots": slots}
 
     def step(self, ids, slots):
         """Reads a segment in slots and predicts the token after its last."""
@@ -94,12 +93,10 @@ class Slots(tf.saved_model.experimental.TrackableResource):
         # Memory is written only after everything that reads it or may fail.
         with tf.control_dependencies([log_probs, *tf.nest.flatten(entries)]):
             if isinstance(past, ProjectedMemory):
-                written = self._write(slots, past, *entries)
+                self._write(slots, past, *entries)
             else:
-                new = self._served.append(past, entries)
-                written = self._replace(slots, new)
-        with tf.control_dependencies(written):
-            return {"log_probs": tf.identity(log_probs)}
+                self._replace(slots, self._served.append(past, entries))
+        return {"log_probs": log_probs}
 
     def _check(self, slots):
         return [
@@ -135,45 +132,50 @@ class Slots(tf.saved_model.experimental.TrackableResource):
 
     def _replace(self, slots, memory):
         """Writes whole rows."""
-
-        def replace(variable, rows):
+        written, counts = [], []
+        for variable, rows in zip(
+            self.variables, tf.nest.flatten(memory), strict=True
+        ):
+            size = math.prod(rows.shape[1:])
             if rows.shape.rank == 1:
-                return variable.scatter_nd_update(slots[:, None], rows)
-            flat = (-1, math.prod(rows.shape[1:]))
-            return write_in_place(
-                tf.reshape(variable, flat), slots, tf.reshape(rows, flat)
-            )
-
-        written = tf.nest.map_structure(replace, self._memory, memory)
-        return tf.nest.flatten(written)
+                counts.append((variable, rows))
+            elif size:
+                state = tf.reshape(variable, (-1, size))
+                rows = tf.reshape(rows, (-1, size))
+                written.append(write_in_place(state, slots, rows))
+        _scatter(counts, slots, written)
 
     def _write(self, slots, past, keys, values):
         """Writes the last W = min(T, M) entries to the ring buffers."""
         num_new, length = tf.shape(keys[0])[2], past.length
         valid_length = tf.minimum(past.valid_length + num_new, length)
-        rows = slots[:, None]
-        written = [
-            self._memory.valid_length.scatter_nd_update(rows, valid_length)
-        ]
-        if not length:
-            return written
-        ring = RingWrite(past.next_slot, length, keys[0], rows=slots)
-        written += [
-            # What is read shares its memory with the variable.
-            write_in_place(
-                variable.read_value(), ring.flat_indices, ring.values(entries)
-            )
+        counts = [(self._memory.valid_length, valid_length)]
+        written = []
+        if length:
+            next_slot = tf.math.floormod(past.next_slot + num_new, length)
+            counts.append((self._memory.next_slot, next_slot))
+            ring = RingWrite(past.next_slot, length, keys[0], rows=slots)
             for variable, entries in zip(
                 self._memory.keys + self._memory.values,
                 keys + values,
                 strict=True,
-            )
-        ]
-        next_slot = tf.math.floormod(past.next_slot + num_new, length)
-        written.append(
-            self._memory.next_slot.scatter_nd_update(rows, next_slot)
-        )
-        return written
+            ):
+                # What is read shares its memory with the variable.
+                state, new = variable.read_value(), ring.values(entries)
+                written.append(write_in_place(state, ring.flat_indices, new))
+        _scatter(counts, slots, written)
+
+
+def _scatter(counts, slots, written):
+    """Writes variables `(num_slots,)` after what was written in place.
+
+    Unlike writing in place, these are stateful operations: a caller's
+    `tf.function` executes them even if it ignores what `step` returns, and
+    before its next call.
+    """
+    with tf.control_dependencies(written):
+        for variable, values in counts:
+            variable.scatter_nd_update(slots[:, None], tf.identity(values))
 
 
 def _without_rows(row_shape, dtype):

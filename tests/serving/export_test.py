@@ -621,7 +621,7 @@ def test_weights_may_be_stored_in_bfloat16(tmp_path):
 @pytest.mark.large
 def test_models_that_compute_in_bfloat16_are_written_too():
     model = make_model(dtype="mixed_bfloat16")
-    signatures = Signatures(model)
+    signatures = Signatures(model, num_slots=2)
     memory, expected_memory = start(signatures, 2), None
     for seed in range(3):
         ids = random_ids(2, 4, seed=seed)
@@ -629,6 +629,8 @@ def test_models_that_compute_in_bfloat16_are_written_too():
         expected, expected_memory = model.log_probs(ids, expected_memory)
         assert memory["memory"].dtype == tf.float32
         np.testing.assert_allclose(answer, expected, atol=0.1)
+        found = step(signatures, ids, [0, 1])
+        np.testing.assert_allclose(found, answer[:, -1], atol=1e-5)
     write(signatures, [[1], [2, 3]], 3, memory)
 
 

@@ -103,7 +103,11 @@ def _mark(seen, rows, ids):
 
 def _copy(memory):
     """Copies memory, so that `write_in_place` may overwrite it."""
-    return tf.nest.map_structure(lambda x: tf.raw_ops.DeepCopy(x=x), memory)
+
+    def copied(x):
+        return tf.bitcast(tf.raw_ops.DeepCopy(x=_half_if_short(x)), x.dtype)
+
+    return tf.nest.map_structure(copied, memory)
 
 
 def write_in_place(state, flat_indices, entries):
@@ -112,8 +116,17 @@ def write_in_place(state, flat_indices, entries):
     # a CPU.
     size = state.shape[-1]
     updated = tf.raw_ops.InplaceUpdate(
-        x=tf.reshape(state, (-1, size)),
+        x=_half_if_short(tf.reshape(state, (-1, size))),
         i=flat_indices,
-        v=tf.reshape(entries, (-1, size)),
+        v=_half_if_short(tf.reshape(entries, (-1, size))),
     )
+    updated = tf.bitcast(updated, state.dtype)
     return tf.reshape(updated, (-1, *state.shape[1:]))
+
+
+def _half_if_short(x):
+    """Returns the bits of a bfloat16 tensor as float16, and others as they are.
+
+    These operations have no bfloat16 on GPUs.
+    """
+    return tf.bitcast(x, tf.float16) if x.dtype == tf.bfloat16 else x

@@ -103,7 +103,8 @@ def project_heads(states, *layers):
     """
     are_quantized = any(layer.quantization_mode for layer in layers)
     if are_quantized or target.current().device is None:
-        # Only the layer knows the scales of a quantized kernel.
+        # Only the layer knows the scales of a quantized kernel; and it takes
+        # one matmul if the device may be a CPU.
         return [tf.transpose(layer(states), (2, 0, 1, 3)) for layer in layers]
     kernels = [tf.cast(layer.kernel, states.dtype) for layer in layers]
     if target.current().is_cpu:

@@ -124,11 +124,7 @@ class Slots(tf.saved_model.experimental.TrackableResource):
             )
 
         are_adjacent = tf.reduce_all(slots == start + tf.range(size))
-        return tf.nest.map_structure(
-            lambda value, variable: tf.ensure_shape(value, variable.shape),
-            tf.cond(are_adjacent, sliced, gathered),
-            self._memory,
-        )
+        return tf.cond(are_adjacent, sliced, gathered)
 
     def _replace(self, slots, memory):
         """Writes whole rows."""
@@ -175,7 +171,7 @@ def _scatter(counts, slots, written):
     """
     with tf.control_dependencies(written):
         for variable, values in counts:
-            variable.scatter_nd_update(slots[:, None], tf.identity(values))
+            variable.scatter_nd_update(slots[:, None], values)
 
 
 def _without_rows(row_shape, dtype):

@@ -210,8 +210,8 @@ class Trainer:
                 self.loss_scale = LossScale()
                 names += ["loss_scale", "skipped"]
         on_cpu = device_of(strategy) == "cpu"
-        # Accelerators would round the operands of a matvec.
-        self._norm = _norm_by_matvec if on_cpu else tf.linalg.global_norm
+        # Accelerators would round the operands of a matmul.
+        self._norm = _norm_by_matmul if on_cpu else tf.linalg.global_norm
         self._compiled_gradients = compile_layers(
             self._gradients,
             strategy,
@@ -510,9 +510,9 @@ def _check_kernel(model, segment_lengths):
         check_lengths(length, backbone.memory_length)
 
 
-def _norm_by_matvec(gradients):
-    """Returns the global norm, summing squares by a matvec with ones."""
-    # XLA fuses the square into the matvec: one pass over the gradients at the
+def _norm_by_matmul(gradients):
+    """Returns the global norm, summing squares by a matmul with ones."""
+    # XLA fuses the square into the matmul: one pass over the gradients at the
     # speed of memory. Otherwise it writes the squares to memory before summing
     # them, which takes five times as long on a CPU.
     sums = [

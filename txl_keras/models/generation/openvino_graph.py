@@ -338,8 +338,7 @@ class OpenVinoGraph:
         biases = [name.removesuffix("kernel") + "bias" for name in names]
         if biases[0] not in self._weights:
             return x
-        biases = [self._value(name).reshape(-1) for name in biases]
-        return self._op.add(x, np.concatenate(biases))
+        return self._op.add(x, np.concatenate([*map(self._value, biases)]))
 
     def _matrix(self, rows):
         """Returns a constant; as int8 it has one scale per row."""

@@ -39,6 +39,7 @@ class FitData:
     has_resets: bool
     # Whether the order may differ from epoch to epoch.
     has_epochs: bool = False
+    # Of segments that vary.
     segment_lengths: tuple[int, ...] | None = None
 
     def iterator(self, first_step, strategy):
@@ -65,13 +66,14 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
                     f"has its own. Received: {name}={shown(value)}"
                 )
     if isinstance(x, Segments):
+        varies = len(x.segment_lengths) > 1
         return FitData(
             lambda step: _checked(x.dataset(step), vocabulary_size),
             x.batch_size,
             len(x),
             has_resets=True,
             has_epochs=True,
-            segment_lengths=x.segment_lengths,
+            segment_lengths=x.segment_lengths if varies else None,
         )
     if isinstance(x, (np.ndarray, tf.Tensor)):
         if weights is not None:
@@ -217,6 +219,7 @@ def batch_data(x, y, weights, vocabulary_size, rows=None):
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def _begin_cold(step, batch):
     """Resets all rows in the first batch of a text that is read again."""
     reset = batch.get("reset", False) | tf.fill(
@@ -261,37 +264,39 @@ def text_segments(texts, tokenizer, batch_size, segment_length, is_training):
 
 def _as_dicts(dataset, vocabulary_size):
     """Maps a dataset of tuples or dicts to dicts of static shapes."""
-    is_dict = isinstance(dataset.element_spec, dict)
-
-    def parts(*element):
-        """Returns a dict of what an element holds."""
-        if is_dict:
-            return dict(element[0])
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(
-            element if len(element) > 1 else element[0]
-        )
-        named = {"inputs": x, "targets": y, "weights": weights}
-        return {key: value for key, value in named.items() if value is not None}
-
-    dataset = dataset.map(parts)
-    _check_keys(dataset.element_spec)
-    shape = dataset.element_spec["inputs"].shape
+    # One map: each is a graph, and its tracing a twentieth of a second.
+    spec = _parts(dataset.element_spec)
+    _check_keys(spec)
+    shape = spec["inputs"].shape
     if not shape.is_fully_defined():
         # All batches must be as large as the first, but the last may be short.
         first = next(iter(dataset), None)
         if first is None:
             raise ValueError("`x` must not be empty. Received: no batches")
-        shape = first["inputs"].shape
+        shape = _parts(first)["inputs"].shape
         dataset = dataset.scan(False, functools.partial(_follow, rows=shape[0]))
     if shape.rank != 2:
         raise ValueError(
             "`x` must have batches of the shape (B, T). Received: a batch of "
             f"shape {shape}"
         )
-    complete = functools.partial(
-        _complete, shape=shape, mean_of_all=not is_dict
-    )
-    return _checked(dataset.map(complete), vocabulary_size)
+    mean_of_all = not isinstance(dataset.element_spec, dict)
+
+    @tf.autograph.experimental.do_not_convert
+    def complete(*element):
+        batch = _parts(element if mean_of_all else element[0])
+        return _check_ids(_complete(batch, shape, mean_of_all), vocabulary_size)
+
+    return dataset.map(complete)
+
+
+def _parts(element):
+    """Returns a dict of what an element of a dataset holds, or its spec."""
+    if isinstance(element, dict):
+        return dict(element)
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(element)
+    named = {"inputs": x, "targets": y, "weights": weights}
+    return {key: value for key, value in named.items() if value is not None}
 
 
 def _check_keys(spec):
@@ -305,12 +310,13 @@ def _check_keys(spec):
         )
 
 
-def _follow(was_short, batch, rows):
+@tf.autograph.experimental.do_not_convert
+def _follow(was_short, element, rows):
     """Checks that no batch follows a short one, whose rows it would go on."""
     message = "Only the last batch may have fewer rows than the first one."
     check = tf.debugging.Assert(~was_short, [message])
     with tf.control_dependencies([check]):
-        return tf.shape(batch["inputs"])[0] < rows, batch
+        return tf.shape(_parts(element)["inputs"])[0] < rows, element
 
 
 def _complete(batch, shape, mean_of_all):
@@ -354,6 +360,7 @@ def _checked(dataset, vocabulary_size):
     )
 
 
+@tf.autograph.experimental.do_not_convert
 def _check_ids(batch, vocabulary_size):
     names = {"inputs": "x", "targets": "y"}
     ids = {

@@ -20,6 +20,7 @@ os.environ.setdefault(
 
 import keras  # noqa: E402
 import pytest  # noqa: E402
+import tensorflow as tf  # noqa: E402
 from absl import flags as absl_flags  # noqa: E402
 from factories import seed_weights  # noqa: E402
 from script_runs import TRAIN  # noqa: E402
@@ -62,6 +63,18 @@ def operations_share_a_traceback():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: traceback)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def grappler_is_off():
+    """Its rewrites are a seventh of a tiny model's `fit`, and not of ours.
+
+    Tests of what a server runs, in serving/, have it on.
+    """
+    option = "disable_meta_optimizer"
+    tf.config.optimizer.set_experimental_options({option: True})
+    yield
+    tf.config.optimizer.set_experimental_options({option: False})
 
 
 @pytest.fixture(autouse=True, scope="module")

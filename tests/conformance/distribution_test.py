@@ -137,10 +137,9 @@ def fitted(one_and_two):
 
 
 def test_fit_on_two_replicas_has_the_losses_of_one(fitted):
-    for model, (one, *on_two) in fitted.items():
-        assert one[1] < one[0] - 0.005, model
-        for two in on_two:
-            np.testing.assert_allclose(two, one, rtol=1e-5, err_msg=model)
+    for data, (one, two, *_) in fitted.items():
+        assert one[1] < one[0] - 0.005, data
+        np.testing.assert_allclose(two, one, rtol=1e-5, err_msg=data)
 
 
 def test_fit_on_two_replicas_has_the_losses_of_the_trainer(fitted):

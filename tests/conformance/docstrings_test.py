@@ -7,6 +7,7 @@ import pkgutil
 import re
 
 import pytest
+import tensorflow as tf
 
 import txl_keras
 
@@ -29,8 +30,17 @@ def examples():
                 yield pytest.param(example, id=f"{module.__name__}.{name}")
 
 
+@pytest.fixture
+def eagerly_if_of_models(request):
+    """Tracing takes most of their time; other tests trace every model."""
+    is_of_models = "[txl_keras.models." in request.node.name
+    tf.config.run_functions_eagerly(is_of_models)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
 @pytest.mark.parametrize("example", list(examples()))
-def test_example_runs(example, tmp_path, monkeypatch):
+def test_example_runs(example, tmp_path, monkeypatch, eagerly_if_of_models):
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "example", "exec"), {})
 

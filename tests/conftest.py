@@ -30,6 +30,7 @@ from tensorflow.python.util import tf_stack  # noqa: E402
 
 from txl_keras.data import ByteTokenizer  # noqa: E402
 from txl_keras.models import TransformerXLCausalLM  # noqa: E402
+from txl_keras.training import loop  # noqa: E402
 from txl_keras.workdir import Workdir  # noqa: E402
 
 
@@ -65,16 +66,16 @@ def operations_share_a_traceback():
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
-def grappler_is_off():
-    """Its rewrites are a seventh of a tiny model's `fit`, and not of ours.
+@pytest.fixture(autouse=True, scope="module")
+def grappler_is_off(request):
+    """Its rewrites take a seventh of the time of tests, and are not ours.
 
-    Tests of what a server runs, in serving/, have it on.
+    Where exported graphs are run, which are for other programs, it is on.
     """
-    option = "disable_meta_optimizer"
-    tf.config.optimizer.set_experimental_options({option: True})
-    yield
-    tf.config.optimizer.set_experimental_options({option: False})
+    is_off = request.path.parent.name != "serving"
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": is_off}
+    )
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -113,6 +114,8 @@ def here(monkeypatch):
         known = set(absl_flags.FLAGS)
         printed = io.StringIO()
         monkeypatch.setattr(sys, "argv", [name, *map(str, flags)])
+        # Measuring takes a second.
+        monkeypatch.setattr(loop, "peak_flops", lambda *_: 1e9)
         try:
             with contextlib.redirect_stdout(printed):
                 runpy.run_path(str(TRAIN / name), run_name="__main__")

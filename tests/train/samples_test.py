@@ -13,6 +13,7 @@ from script_runs import metrics_of
 from txl_keras.data import ByteTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
+from txl_keras.scripts import exporting
 from txl_keras.scripts import samples as samples_module
 from txl_keras.scripts.samples import Samples
 from txl_keras.training.stopping import StopRequest
@@ -170,7 +171,10 @@ def test_samples_that_do_not_fit_into_memory_are_left_out(
     assert not shown.samples
 
 
-def test_a_run_with_samples_is_the_run_without(run, succeed, tmp_path):
+def test_a_run_with_samples_is_the_run_without(
+    run, succeed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(exporting, "export_run", lambda *_: None)
     whole, _, flags = run
     assert "--progress_sample_tokens=0" in TINY
     workdir = tmp_path / "sampled"

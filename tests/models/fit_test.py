@@ -4,6 +4,8 @@ Documents of `DOCUMENTS` tokens do not fill the segments, so that weights,
 resets and the number of targets differ from step to step.
 """
 
+import collections
+
 import keras
 import numpy as np
 import pytest
@@ -121,6 +123,9 @@ def means(values, weights):
     return np.cumsum(np.multiply(values, weights)) / np.cumsum(weights)
 
 
+Pair = collections.namedtuple("Pair", ["x", "y"])
+
+
 def test_every_kind_of_data_gives_the_same_by_one_graph(rewind, monkeypatch):
     segments = segments_of("documents", reset_documents=False, documents=None)
     x, y = segments.arrays()
@@ -142,6 +147,7 @@ def test_every_kind_of_data_gives_the_same_by_one_graph(rewind, monkeypatch):
         {"x": x, "y": y, "batch_size": B},
         {"x": pairs.batch(B)},
         {"x": pairs.batch(B, drop_remainder=True)},
+        {"x": pairs.batch(B).map(Pair)},
         {"x": _batches(x, y)},
         {"x": segments},
     ):

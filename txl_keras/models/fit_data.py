@@ -284,7 +284,8 @@ def _as_dicts(dataset, vocabulary_size):
 
     @tf.autograph.experimental.do_not_convert
     def complete(*element):
-        batch = _parts(element if mean_of_all else element[0])
+        # `map` unpacks plain tuples only.
+        batch = _parts(element if len(element) > 1 else element[0])
         return _check_ids(_complete(batch, shape, mean_of_all), vocabulary_size)
 
     return dataset.map(complete)

@@ -81,7 +81,7 @@ def compiled(strategy):
     sizes = {**SIZES, "dropout": 0.1, "cutoffs": (90,)}
     with strategy.scope():
         model = TransformerXLCausalLM.from_preset("quickstart", **sizes)
-        # It has a state as Adam, and is traced in a third of the time.
+        # It has a state, as Adam has, and fewer operations.
         momentum = keras.optimizers.SGD(0.3, 0.9, global_clipnorm=0.25)
         model.compile(momentum, jit_compile=False)
     return model

@@ -39,7 +39,7 @@ class FitData:
     has_resets: bool
     # Whether the order may differ from epoch to epoch.
     has_epochs: bool = False
-    # Of segments that vary.
+    # Those of `Segments`, if they vary.
     segment_lengths: tuple[int, ...] | None = None
 
     def iterator(self, first_step, strategy):
@@ -67,8 +67,9 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
                 )
     if isinstance(x, Segments):
         varies = len(x.segment_lengths) > 1
+        check = functools.partial(_check_ids, vocabulary_size=vocabulary_size)
         return FitData(
-            lambda step: _checked(x.dataset(step), vocabulary_size),
+            lambda step: x.dataset(step).map(check),
             x.batch_size,
             len(x),
             has_resets=True,
@@ -264,7 +265,7 @@ def text_segments(texts, tokenizer, batch_size, segment_length, is_training):
 
 def _as_dicts(dataset, vocabulary_size):
     """Maps a dataset of tuples or dicts to dicts of static shapes."""
-    # One map: each is a graph, and its tracing a twentieth of a second.
+    # One map for all, because each is traced.
     spec = _parts(dataset.element_spec)
     _check_keys(spec)
     shape = spec["inputs"].shape
@@ -354,15 +355,9 @@ def _complete(batch, shape, mean_of_all):
     }
 
 
-def _checked(dataset, vocabulary_size):
-    """Checks ids in the pipeline, since XLA could not raise an error."""
-    return dataset.map(
-        functools.partial(_check_ids, vocabulary_size=vocabulary_size)
-    )
-
-
 @tf.autograph.experimental.do_not_convert
 def _check_ids(batch, vocabulary_size):
+    """Checks ids before a step, in which XLA could not raise an error."""
     names = {"inputs": "x", "targets": "y"}
     ids = {
         key: tf.cast(

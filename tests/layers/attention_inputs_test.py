@@ -134,6 +134,50 @@ def test_an_attention_mask_may_broadcast(name, shape):
     np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
+def call_and_gradients(name, is_real, **arguments):
+    """Outputs of real queries, and the gradients of weights from them."""
+    with tf.GradientTape() as tape:
+        outputs = tf.nest.flatten(LAYERS[name](**arguments))
+        outputs = [tf.boolean_mask(x, is_real) for x in outputs]
+        loss = tf.add_n([tf.reduce_sum(tf.square(x)) for x in outputs])
+    gradients = tape.gradient(loss, LAYERS[name].trainable_weights)
+    # There is none for segments, and rows of a table have sparse ones.
+    return outputs, [
+        tf.convert_to_tensor(x) for x in gradients if x is not None
+    ]
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 3e38])
+@pytest.mark.parametrize("name,mask,shape", MASKS)
+def test_what_is_masked_has_no_influence(name, mask, shape, value):
+    """Key 1 of row 1 is masked, by a mask of pairs for query 0 only."""
+    is_pair, key = len(shape) == 3, (1, 1)
+    booleans = np.ones(shape, bool)
+    booleans[(1, 0, 1) if is_pair else key] = False
+    is_real = np.ones((B, T), bool)
+    is_real[(1, slice(1, T)) if is_pair else key] = False
+    content = "content" if name == "two_stream" else "query"
+    hides = content if shape[-1] == T else "memory"
+    results = []
+    for masked in (0.5, value):
+        states = {content: QUERY.copy(), "memory": MEMORY.copy()}
+        states[hides][key] = masked
+        if name == "two_stream":
+            states["query"] = QUERY[::-1].copy()
+            states["query"][key] = states["content"][key]
+        results.append(
+            call_and_gradients(name, is_real, **states, **{mask: booleans})
+        )
+    (expected, expected_gradients), (outputs, gradients) = results
+    for found, wanted in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    # Those who attend to it have NaN in their gradients, and a projection of
+    # the largest number overflows.
+    if not is_pair and value != 3e38:
+        for found, wanted in zip(gradients, expected_gradients, strict=True):
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_memory_mask_needs_a_memory(name):
     with pytest.raises(ValueError, match="`memory` must .* `memory_mask`"):

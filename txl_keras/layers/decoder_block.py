@@ -5,16 +5,21 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `D` hidden size.
 
 import keras
 import tensorflow as tf
+from keras import ops
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.layers.attention.causal import CausalMultiHeadAttention
+from txl_keras.layers.attention.heads import check_steps_mask
 from txl_keras.layers.attention.relative import RelativeMultiHeadAttention
 from txl_keras.layers.attention.shaw import ShawMultiHeadAttention
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.compute.problem import finite_masked
+from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.config import config_of
 from txl_keras.layers.gate import GATES
 from txl_keras.layers.gate import Gate
@@ -261,7 +266,7 @@ class DecoderBlock(keras.layers.Layer):
                 x,
                 memory=None
                 if memory is None
-                else self._attention_inputs(memory),
+                else self._attention_inputs(memory, memory_mask),
                 query_mask=inputs_mask,
                 memory_mask=memory_mask,
                 attention_mask=attention_mask,
@@ -275,8 +280,13 @@ class DecoderBlock(keras.layers.Layer):
                 scores.append(probabilities)
             return self._drop(attended, training, dropout_seed, site=1)
 
+        inputs_mask = check_steps_mask("inputs_mask", inputs_mask, inputs)
+        inputs = finite_masked(inputs, inputs_mask)
         if memory is not None:
             check_shape("memory", memory, (None, None, inputs.shape[-1]))
+            memory_mask = check_mask(
+                "memory_mask", memory_mask, ops.shape(memory)[:2]
+            )
             check_remembers(
                 self.attention_type,
                 memory.shape[1],
@@ -383,11 +393,10 @@ class DecoderBlock(keras.layers.Layer):
 
             def attend(states, num_real):
                 places = tf.range(tf.shape(states)[1])[None, :]
+                mask = places < num_real[:, None]
                 return tf.cast(
                     self.attention.attend_by_content(
-                        query,
-                        self._attention_inputs(states),
-                        places < num_real[:, None],
+                        query, self._attention_inputs(states, mask), mask
                     ),
                     "float32",
                 )
@@ -410,9 +419,11 @@ class DecoderBlock(keras.layers.Layer):
             )
         return tf.where(num_groups > 0, loss, 0.0)
 
-    def _attention_inputs(self, states):
+    def _attention_inputs(self, states, mask=None):
         """Normalizes the states that attention receives, with pre-norm."""
-        return self._attention_norm(states) if self.normalize_first else states
+        if not self.normalize_first:
+            return states
+        return self._attention_norm(zero_masked(states, mask))
 
     def _transform(self, inputs, attention, training=False, dropout_seed=None):
         """Computes the equations above, given a function for attention."""

@@ -5,11 +5,15 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
 """
 
 import keras
+from keras import ops
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_mask
 from txl_keras.layers.attention.two_stream import TwoStreamRelativeAttention
+from txl_keras.layers.attention.two_stream import targets_mask
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.config import config_of
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import dense
@@ -142,8 +146,13 @@ class TwoStreamBlock(keras.layers.Layer):
             dropout_seed=fold_in(dropout_seed, 0),
         )
         content_seed, query_seed = (fold_in(dropout_seed, i) for i in (1, 2))
+        content_mask = check_mask(
+            "content_mask", content_mask, ops.shape(content)[:2]
+        )
+        content = finite_masked(content, content_mask)
         if query is None:
             return self._transform(content, attended, training, content_seed)
+        query = finite_masked(query, targets_mask(content_mask, target_mapping))
         return (
             self._transform(content, attended[0], training, content_seed),
             self._transform(query, attended[1], training, query_seed),

@@ -20,6 +20,7 @@ from txl_keras.layers.attention.position_encoding import (
 )
 from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
+from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.config import config_of
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 from txl_keras.layers.decoder_block import DecoderBlock
@@ -138,9 +139,10 @@ class TransformerXLBackbone(RecurrentBackbone):
             texts or episodes, from which nothing before them is seen, neither
             memory nor segment. The latter needs `cold_start="masked"`.
         mask: Optional boolean tensor `(B, T)`, false at padding, which may be
-            anywhere: it is neither attended to nor remembered, and does not
-            count in distances. Its hidden states have no meaning, and later
-            layers and losses get their mask. Needs relative positions.
+            anywhere: it is neither attended to nor remembered, even if it is
+            NaN, and does not count in distances. Its hidden states have no
+            meaning, and later layers and losses get their mask. Needs relative
+            positions.
         training: Boolean, for dropout.
         dropout_seed: Optional uint32 scalar. If given, dropout depends only on
             it and on the number of the row.
@@ -540,7 +542,7 @@ class TransformerXLBackbone(RecurrentBackbone):
         row_seeds = fold_in(dropout_seed, self._rows(first_row, batch_size))
 
         x = self._dropout(
-            self._embed(inputs),
+            zero_masked(self._embed(inputs), mask),
             training=training,
             dropout_seed=fold_in(row_seeds, 0),
         )
@@ -757,6 +759,10 @@ class TransformerXLBackbone(RecurrentBackbone):
             `ProjectedMemory`, a ring buffer with the oldest entry first; with
             compression a `CompressiveCache`.
         """
+        mask = memory.mask()
+        memory = memory._replace(
+            states=tuple(zero_masked(state, mask) for state in memory.states)
+        )
         keys, values = zip(
             *(
                 block.project(state)

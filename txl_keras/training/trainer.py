@@ -548,13 +548,4 @@ def _reset_overflows(memory, cold_start):
         ],
         axis=0,
     )  # [B]
-
-    def cleared(state):
-        return tf.where(is_finite[:, None, None], state, 0)
-
-    # Also sets them to 0: a mask does not hide them, as 0 * inf is NaN.
-    memory = memory._replace(
-        states=tuple(map(cleared, memory.states)),
-        pending=tuple(map(cleared, memory.pending)),
-    )
     return memory.reset_rows(~is_finite, cold_start)

@@ -15,9 +15,13 @@ from txl_keras.checks import check_shape
 from txl_keras.layers import compute
 from txl_keras.layers.attention.heads import HeadsAttention
 from txl_keras.layers.attention.heads import check_memory_mask
+from txl_keras.layers.attention.heads import check_steps_mask
 from txl_keras.layers.compute import definition
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
+from txl_keras.layers.compute.problem import finite_masked
+from txl_keras.layers.compute.problem import finite_values
+from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.config import config_of
 from txl_keras.layers.sublayers import project_heads
 
@@ -57,7 +61,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         memory: Optional tensor of shape `(B, M, D)`, the states before it.
         query_mask: Optional boolean `(B, T)`, false at padding, which gets no
             attention. Keras passes the mask of an `Embedding(mask_zero=True)`
-            automatically.
+            automatically. What a mask hides has no influence, even NaN.
         memory_mask: Optional boolean `(B, M)`, false where memory is empty.
         attention_mask: Optional boolean that broadcasts to `(B, T, S)`,
             combined with the mask of later keys.
@@ -165,28 +169,34 @@ class CausalMultiHeadAttention(HeadsAttention):
         positions,
     ):
         """Projects states, poses the `Problem` and projects its solution."""
-        if query_mask is None:
-            # Keras passes it by name only if there are several tensors.
-            query_mask = getattr(query, "_keras_mask", None)
+        query_mask = check_steps_mask("query_mask", query_mask, query)
         # A copy without the Keras mask, which is handled here. The projections
         # would warn that they discard it.
         query = tf.identity(query)
-        visible = self._visible(
-            query, memory, query_mask, memory_mask, attention_mask
+        memory_mask, attention_mask = self._check_masks(
+            query, memory, memory_mask, attention_mask
         )
         projected, *segment = project_heads(
-            query, self._query_dense, self._key_dense, self._value_dense
+            finite_masked(query, query_mask),
+            self._query_dense,
+            self._key_dense,
+            self._value_dense,
         )
-        parts = [segment]
+        parts = [[zero_masked(x, query_mask) for x in segment]]
         if memory is not None and memory.shape[1] != 0:
+            memory = zero_masked(memory, memory_mask)
             memory_part = project_heads(
                 memory, self._key_dense, self._value_dense
             )
-            parts = [memory_part, segment]
+            parts = [memory_part, *parts]
+        if attention_mask is not None:
+            parts = [(keys, finite_values(values)) for keys, values in parts]
         problem = Problem(
             query=self._scaled(projected),
             parts=parts,
-            visible=visible,
+            visible=self._visible(
+                query, memory, query_mask, memory_mask, attention_mask
+            ),
             content_bias=content_bias,
             positions=positions,
             dropout=self._call_dropout(query, training, dropout_seed),
@@ -196,8 +206,8 @@ class CausalMultiHeadAttention(HeadsAttention):
             return self._output_dense(attended), probabilities
         return self._output_dense(compute.attend(problem))
 
-    def _visible(self, query, memory, query_mask, memory_mask, attention_mask):
-        """Checks the masks of a call and combines them into `Visible`."""
+    def _check_masks(self, query, memory, memory_mask, attention_mask):
+        """Checks masks with keys in memory; returns boolean tensors."""
         check_memory_mask(memory, memory_mask)
         if memory is None and self.same_length:
             raise ValueError(
@@ -207,7 +217,6 @@ class CausalMultiHeadAttention(HeadsAttention):
             )
         batch_size, length, _ = ops.shape(query)
         num_memory = 0 if memory is None else ops.shape(memory)[1]
-        query_mask = check_mask("query_mask", query_mask, (batch_size, length))
         memory_mask = check_mask(
             "memory_mask", memory_mask, (batch_size, num_memory)
         )
@@ -223,12 +232,17 @@ class CausalMultiHeadAttention(HeadsAttention):
                 attention_mask,
                 (*ops.shape(attention_mask)[:-1], num_memory + length),
             )
+        return memory_mask, attention_mask
+
+    def _visible(self, query, memory, query_mask, memory_mask, attention_mask):
+        """Combines the masks of a call into `Visible`."""
+        num_memory = 0 if memory is None else ops.shape(memory)[1]
         key_mask = None
         if query_mask is not None or memory_mask is not None:
             key_mask = _key_mask(query, memory, query_mask, memory_mask)
         return Visible(
             num_memory,
-            length,
+            ops.shape(query)[1],
             look_ahead=self.look_ahead,
             max_distance=self._max_distance(num_memory),
             key_mask=key_mask,
@@ -250,6 +264,7 @@ class CausalMultiHeadAttention(HeadsAttention):
             Tensor of shape `(B, T, N, H)`.
         """
         length, num_keys = ops.shape(query)[1], ops.shape(states)[1]
+        states = zero_masked(states, mask)
         (query,) = project_heads(query, self._query_dense)
         problem = Problem(
             self._scaled(query),
@@ -289,7 +304,9 @@ class CausalMultiHeadAttention(HeadsAttention):
         projected = ops.transpose(self._query_dense(query), (2, 0, 1, 3))
         key, value = self.project(query)
         num_memory = past.keys.shape[2]
-        parts, length = [(key, value)], ops.shape(query)[1]
+        # A causal mask hides padding, which follows what is real.
+        parts = [(key, finite_values(value))]
+        length = ops.shape(query)[1]
         if num_memory:
             # Memory is in slot order; `order` below maps slots to the text.
             parts = [(past.keys, past.values), *parts]

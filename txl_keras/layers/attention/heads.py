@@ -9,6 +9,7 @@ from keras import ops
 
 from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_mask
 from txl_keras.layers.compute.problem import Dropout
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import heads_dense
@@ -63,6 +64,14 @@ class HeadsAttention(keras.layers.Layer):
             return None
         seeds = self._dropout.row_seeds(ops.shape(states)[0], dropout_seed)
         return Dropout(float(self.dropout), seeds)
+
+
+def check_steps_mask(name, mask, states):
+    """Returns a mask `(B, T)` of states, checked, or else that of Keras."""
+    if mask is None:
+        # Keras passes it by name only if there are several tensors.
+        mask = getattr(states, "_keras_mask", None)
+    return check_mask(name, mask, ops.shape(states)[:2])
 
 
 def check_memory_mask(memory, memory_mask):

@@ -24,6 +24,9 @@ from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
+from txl_keras.layers.compute.problem import finite_masked
+from txl_keras.layers.compute.problem import finite_values
+from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.config import config_of
 from txl_keras.layers.sublayers import heads_dense
 from txl_keras.layers.sublayers import project_heads
@@ -188,6 +191,9 @@ class TwoStreamRelativeAttention(HeadsAttention):
         permutation_mask = check_mask(
             "permutation_mask", permutation_mask, (batch_size, length, length)
         )
+        content = finite_masked(content, content_mask)
+        if memory is not None:
+            memory = zero_masked(memory, memory_mask)
         keys = self._keys(content, memory, position_encoding, token_type_ids)
         content_stream_mask, query_stream_mask = _masks(
             content, memory, content_mask, memory_mask, permutation_mask
@@ -202,6 +208,7 @@ class TwoStreamRelativeAttention(HeadsAttention):
         )
         if query is None:
             return outputs
+        query = finite_masked(query, targets_mask(content_mask, target_mapping))
         dropout = self._call_dropout(
             content, training, fold_in(dropout_seed, 1)
         )
@@ -217,8 +224,12 @@ class TwoStreamRelativeAttention(HeadsAttention):
             context = ops.concatenate([memory, content], axis=1)  # [B, S, D]
         position_encoding = ops.cast(position_encoding, self.compute_dtype)
         positions = self._position_dense(position_encoding)
+        keys, values = project_heads(
+            context, self._key_dense, self._value_dense
+        )
         return _Keys(
-            *project_heads(context, self._key_dense, self._value_dense),
+            keys,
+            finite_values(values),
             ops.transpose(positions, (1, 0, 2)),
             _in_other_segment(token_type_ids, memory),
         )
@@ -302,6 +313,13 @@ class _Keys:
     values: object  # [N, B, S, H]
     positions: object  # [N, S + T, H], projected distances
     in_other_segment: object  # boolean [B, T, S], or None
+
+
+def targets_mask(content_mask, target_mapping):
+    """Returns a mask `(B, P)` of the query stream, or `None`."""
+    if target_mapping is None:
+        return content_mask
+    return ops.any(target_mapping != 0, axis=-1)
 
 
 def _in_other_segment(token_type_ids, memory):

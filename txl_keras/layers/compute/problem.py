@@ -19,6 +19,30 @@ from keras import ops
 MASKED_SCORE = -1e30
 
 
+# A masked probability is 0, but 0 times NaN or infinity is NaN: in the output,
+# and in gradients of the weights. So what a mask hides is replaced by zeros.
+
+
+def zero_masked(states, mask):
+    """Replaces masked states of `(B, S, D)` by zeros, if there is a mask."""
+    return states if mask is None else ops.where(mask[..., None], states, 0)
+
+
+def finite_masked(states, mask):
+    """Replaces NaN and infinity in masked states of `(B, S, D)` by zeros."""
+    # Other values stay: a masked query has an output of its own.
+    if mask is None:
+        return states
+    return ops.where(mask[..., None] | ops.isfinite(states), states, 0)
+
+
+def finite_values(values):
+    """Replaces NaN and infinity in values by zeros, for masks of pairs."""
+    # Such a state cannot be replaced before it is projected, because other
+    # queries may attend to it. For them the score of its key is NaN.
+    return ops.where(ops.isfinite(values), values, 0)
+
+
 def dot_product(query, rows):
     """Computes scores `(N, B, T, R)` of queries and rows `(N, R, H)`."""
     return ops.einsum("nbth,nrh->nbtr", query, rows)

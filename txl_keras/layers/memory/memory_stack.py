@@ -15,6 +15,7 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
+from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.config import config_of
 
 COLD_STARTS = ("masked", "zeros")
@@ -66,22 +67,23 @@ class Memory(
         Returns:
             `Memory` of the same shapes.
         """
-        memory = self
+        valid_length = self.length if cold_start == "zeros" else 0
+        memory = self._replace(
+            valid_length=tf.where(reset, valid_length, self.valid_length)
+        )
         if self.pending:
-            memory = self._replace(
+            memory = memory._replace(
                 pending_length=tf.where(reset, 0, self.pending_length)
             )
-        if cold_start == "masked":
-            return memory._replace(
-                valid_length=tf.where(reset, 0, self.valid_length)
+
+        def cleared(states):
+            return tuple(
+                zero_masked(state, ~reset[:, None]) for state in states
             )
-        states = tuple(
-            tf.where(reset[:, None, None], tf.zeros((), state.dtype), state)
-            for state in self.states
-        )
+
+        # Also where a mask hides what is left, so that a row forgets NaN.
         return memory._replace(
-            states=states,
-            valid_length=tf.where(reset, self.length, self.valid_length),
+            states=cleared(self.states), pending=cleared(self.pending)
         )
 
     def extend(self, hidden_states, lengths=None):

@@ -1,0 +1,167 @@
+"""NaN and infinity where nothing may be read: masks, resets and episodes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from factories import feature_backbone
+from factories import small_backbone
+
+from txl_keras.models import SegmentReader
+from txl_keras.models import XLNetBackbone
+
+B, T, M, D = 3, 5, 6, 16
+COMPRESSED = {"compression_rate": 2, "compressed_length": 3}
+OPTIONS = {
+    "relative": {},
+    "pre-norm": {"normalize_first": True, "normalize_output": True},
+    "shaw": {"attention_type": "shaw", "max_positions": M + T},
+    "zeros": {"cold_start": "zeros"},
+    "outputs": {"memory_source": "outputs"},
+    "same_length": {"same_length": True, "tie_attention_biases": False},
+    "gate": {"normalize_first": True, "gate": "gru"},
+    "look_ahead": {"look_ahead": 2},
+    "conv": {"compression": "conv", **COMPRESSED},
+    "most_used": {"compression": "most_used", **COMPRESSED},
+}
+EVERY = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+VALUES = pytest.mark.parametrize("value", [np.nan, -3e38])
+
+
+def features(length, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.normal(size=(B, length, D)).astype("float32")
+
+
+def bits_of(*tensors):
+    return [np.asarray(x).tobytes() for x in tf.nest.flatten(tensors)]
+
+
+@VALUES
+@EVERY
+def test_a_reset_equals_a_cold_start_in_every_bit(options, value):
+    backbone = feature_backbone(**options)
+    broken = features(T)
+    broken[1, 2] = value
+    _, memory = backbone(embeddings=broken)
+    assert not np.isfinite(memory.states[-1][1]).all()
+    reset = np.array([False, True, True])
+    expected = backbone(embeddings=features(T, 1))
+    found = backbone(embeddings=features(T, 1), memory=memory, reset=reset)
+    for of_all, cold in zip(
+        tf.nest.flatten(found), tf.nest.flatten(expected), strict=True
+    ):
+        assert bits_of(of_all[1:]) == bits_of(cold[1:])
+    assert np.isfinite(found[0]).all()
+
+
+def test_a_stateful_backbone_forgets_nan():
+    backbone = feature_backbone(stateful=True)
+    broken = features(T)
+    broken[0, 2] = np.nan
+    backbone(embeddings=broken)
+    hidden, _ = backbone(embeddings=features(T, 1), reset=np.ones(B, bool))
+    expected, _ = feature_backbone()(embeddings=features(T, 1))
+    assert bits_of(hidden) == bits_of(expected)
+
+
+@VALUES
+@EVERY
+def test_padding_has_no_influence(options, value):
+    """Neither on later segments nor on the gradient of any weight."""
+    backbone = feature_backbone(**options)
+    mask = np.ones((B, T), bool)
+    mask[0, 1] = mask[1, [0, 4]] = False
+    mask[2] = False
+    results = []
+    for padding in (0.0, value):
+        x = np.where(mask[..., None], features(T), padding)
+        with tf.GradientTape() as tape:
+            hidden, memory = backbone(
+                embeddings=x.astype("float32"), mask=mask, training=True
+            )
+            later, _ = backbone(embeddings=features(T, 1), memory=memory)
+            outputs = [tf.boolean_mask(hidden, mask), later]
+            loss = tf.add_n([tf.reduce_sum(y**2) for y in outputs])
+            loss += tf.add_n([0.0, *backbone.losses])
+        gradients = tape.gradient(loss, backbone.trainable_weights)
+        # A compression may have weights that this loss does not train.
+        outputs += [tf.convert_to_tensor(x) for x in gradients if x is not None]
+        results.append(outputs)
+    for found, expected in zip(*results[::-1], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@VALUES
+def test_an_episode_has_no_influence_on_the_next(value):
+    backbone = feature_backbone(normalize_first=True)
+    reset = np.zeros((B, T), bool)
+    reset[0, 3] = reset[1, 0] = True
+    x, spoiled = features(T), features(T)
+    spoiled[0, 1] = spoiled[2, 2] = value
+    _, memory = backbone(embeddings=features(T, 1))
+    broken = [np.array(state) for state in memory.states]
+    for state in broken:
+        state[1, -2] = value  # before the reset of its first step
+    expected, after = backbone(embeddings=x, memory=memory, reset=reset)
+    found, spoiled_after = backbone(
+        embeddings=spoiled, memory=memory._replace(states=broken), reset=reset
+    )
+    real = [(0, slice(3, T)), (1, slice(0, T))]
+    for place in real:
+        np.testing.assert_allclose(found[place], expected[place], atol=1e-5)
+    if value != -3e38:  # which a norm makes finite
+        assert np.isnan(found[2, 2:]).all()  # it is seen where none begins
+    later, _ = backbone(embeddings=features(T, 2), memory=after)
+    found, _ = backbone(embeddings=features(T, 2), memory=spoiled_after)
+    np.testing.assert_allclose(found[:2], later[:2], atol=1e-5)
+
+
+@VALUES
+def test_a_reader_of_segments_leaves_out_padding(value):
+    backbone = feature_backbone()
+    lengths = np.array([T, 2, 0], "int32")
+    results = []
+    for padding in (0.0, value):
+        reader = SegmentReader(backbone, B, T)
+        reader.begin()
+        is_real = np.arange(T) < lengths[:, None]
+        x = np.where(is_real[..., None], features(T), padding)
+        hidden, entries = reader.read(tf.constant(x, "float32"))
+        reader.remember(entries, tf.constant(lengths))
+        later, _ = reader.read(tf.constant(features(T, 1)))
+        results.append([tf.boolean_mask(hidden, is_real), later])
+    for found, expected in zip(*results[::-1], strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@EVERY
+def test_entries_that_are_not_valid_may_be_anything(options):
+    """A client of a server may send what it did not initialize."""
+    backbone = feature_backbone(**options)
+    _, memory = backbone(embeddings=features(2))
+    is_valid = memory.mask()[..., None]
+    spoiled = memory._replace(
+        states=tuple(tf.where(is_valid, x, np.nan) for x in memory.states)
+    )
+    x = features(T, 1)
+    expected, _ = backbone(embeddings=x, memory=memory)
+    found, _ = backbone(embeddings=x, memory=spoiled)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    if not backbone.look_ahead:
+        positions = backbone.project_positions(backbone.past_length() + T)
+        found, *_ = backbone.call_projected(
+            tf.constant(x), backbone.project_memory(spoiled), positions
+        )
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_xlnet_forgets_nan():
+    backbone = small_backbone(make=XLNetBackbone)
+    ids = np.arange(B * T).reshape(B, T) % 11
+    _, memory = backbone(ids)
+    broken = memory._replace(
+        states=tuple(np.full(x.shape, np.nan, "float32") for x in memory.states)
+    )
+    expected, _ = backbone(ids)
+    found, _ = backbone(ids, memory=broken, reset=np.ones(B, bool))
+    assert bits_of(found) == bits_of(expected)

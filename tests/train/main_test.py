@@ -33,6 +33,7 @@ def test_a_run_leaves_all_it_promises(run):
     test = results["test"]
     assert f"test: {test['bits_per_token']:.3f} bits per byte" in printed
     assert f"gzip -9 {test['compressors']['gzip -9']:.3f}" in printed
+    assert "valid and test are the last tenth of mine.txt" in printed
     assert (workdir / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
     assert (workdir / "sample.txt").read_text("utf-8") in printed
     assert (workdir / "export/60/saved_model.pb").exists()

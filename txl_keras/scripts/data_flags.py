@@ -185,7 +185,7 @@ def load_corpus(options, whole=False):
     separator = options["document_separator"]
     if separator is not None:
         separator = separator.replace(r"\n", "\n").replace(r"\t", "\t")
-    return corpora.load_corpus(
+    corpus = corpora.load_corpus(
         options["corpus"],
         options["data_dir"],
         options["manual_dir"],
@@ -193,6 +193,9 @@ def load_corpus(options, whole=False):
         options["text_key"],
         whole,
     )
+    if corpus.description:
+        print(f"{corpus.name}: {corpus.description}", flush=True)
+    return corpus
 
 
 def prepare_text(tokenizer=None, beam=None):

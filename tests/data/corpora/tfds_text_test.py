@@ -52,20 +52,21 @@ def test_the_identity_is_that_of_dataset_and_feature(tmp_path, small):
     assert titles.fingerprint() != corpus.fingerprint()
 
 
-@pytest.mark.parametrize("name", ["valid", "dev"])
-def test_other_names_of_validation(tmp_path, small, capsys, name):
+@pytest.mark.parametrize("name", ["valid", "val", "dev"])
+def test_other_names_of_validation(tmp_path, small, name):
     small(SPLITS={"train": 2, name: 3, "test": 1})
-    assert list(load(tmp_path).documents("valid")) == lines(name, 3)
-    assert "taken" not in capsys.readouterr().out
+    corpus = load(tmp_path)
+    assert list(corpus.documents("valid")) == lines(name, 3)
+    assert corpus.description == f"valid is '{name}'; test is 'test'"
 
 
 @pytest.mark.parametrize("name", ["validation", "test"])
-def test_one_held_out_split_serves_as_both(tmp_path, small, capsys, name):
+def test_one_held_out_split_serves_as_both(tmp_path, small, name):
     small(SPLITS={"train": 2, name: 3})
     corpus = load(tmp_path)
     for split in ("valid", "test"):
         assert list(corpus.documents(split)) == lines(name, 3)
-    assert f"'{name}' is used for both" in capsys.readouterr().out
+    assert corpus.description == f"valid is '{name}'; test is '{name}'"
 
 
 def test_the_end_of_train_is_held_out_if_there_is_nothing_else(tmp_path, small):

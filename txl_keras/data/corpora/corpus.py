@@ -40,6 +40,7 @@ class Corpus:
             `identity()`, this must be a dict with its result for the split: a
             list whose first item is the list of files, each a list whose first
             item is the path.
+        description: String that tells people which files are held out.
 
     Raises:
         ValueError: If a split is missing, unknown or empty, or if the encoding
@@ -56,6 +57,7 @@ class Corpus:
     splits: dict
     encoding: str = "utf-8"
     identity: object = None
+    description: str = ""
 
     def __post_init__(self):
         if set(self.splits) not in (set(SPLITS), {WHOLE}):

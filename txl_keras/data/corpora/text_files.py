@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 
 import tensorflow as tf
 
@@ -20,6 +21,8 @@ from txl_keras.data.corpora.id_files import ID_SUFFIXES
 from txl_keras.data.corpora.id_files import IdCorpus
 from txl_keras.data.corpora.id_files import is_id_file
 from txl_keras.data.corpora.id_files import split_ids
+from txl_keras.data.corpora.split_names import listed
+from txl_keras.data.corpora.split_names import named_splits
 from txl_keras.data.corpora.splitting import cuts
 from txl_keras.data.corpora.splitting import drop_duplicates
 from txl_keras.data.corpora.splitting import grouped
@@ -28,14 +31,6 @@ from txl_keras.data.corpora.splitting import split_groups
 
 _JSON_LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".txt", ".tokens", *_JSON_LINES, *ID_SUFFIXES)
-SPLIT_NAMES = {
-    "train": "train",
-    "valid": "valid",
-    "validation": "valid",
-    "val": "valid",
-    "dev": "valid",
-    "test": "test",
-}
 MAX_DOCUMENT_BYTES = 1 << 30  # between separators: must fit in memory
 # Errors that a line raises if it is not a JSON object with a text.
 _PARSE_ERRORS = (
@@ -57,7 +52,7 @@ def load(path, document_separator=None, text_key="text", whole=False):
         )
     separator = document_separator and document_separator.encode("utf-8")
     try:
-        parts = _split(path, separator, whole)
+        parts, description = _split(path, separator, whole)
     except UnicodeError as error:  # in a file name; no text is decoded here
         raise ValueError(
             f"{path} must have files whose names are UTF-8: rename the others. "
@@ -87,6 +82,7 @@ def load(path, document_separator=None, text_key="text", whole=False):
         path,
         splits,
         identity={split: text.identity() for split, text in splits.items()},
+        description=description,
     )
 
 
@@ -192,26 +188,51 @@ class TextFiles:
 
 
 def _split(path, separator, whole):
-    """Returns a dict of split to a list of `Part`s."""
+    """Returns a dict of split to `Part`s, and which files are held out."""
+    found = _find_files(path)
+    root = path
+    if not tf.io.gfile.isdir(path):
+        root = os.path.dirname(re.split(r"[*?\[]", path)[0])
+    # By relative paths: the result must not depend on the folder's place.
+    files = {os.path.relpath(file, root): file for file in found}
+    sizes = {name: found[file] for name, file in files.items()}
+
+    def distinct(names):
+        return drop_duplicates(
+            {name: sizes[name] for name in names},
+            lambda name: read_bytes(files[name]),
+        )
+
     if whole:
-        return {WHOLE: [Part(file) for file in _find_files(path)]}
-    if tf.io.gfile.isdir(path):
-        named = _named_splits(path)
-        if named:
-            return {
-                split: [Part(file) for file in files]
-                for split, files in named.items()
-            }
-    files = _find_files(path)
-    if len(files) >= len(SPLITS):
-        root = path if tf.io.gfile.isdir(path) else os.path.dirname(path)
-        # By relative paths: the result must not depend on the folder's place.
-        names = {os.path.relpath(file, root): file for file in files}
-        sizes = {name: files[file] for name, file in names.items()}
-        return {
-            split: [Part(names[name]) for name in sorted(chosen)]
-            for split, chosen in split_groups(sizes).items()
-        }
+        return {WHOLE: [Part(files[name]) for name in distinct(files)]}, ""
+    chosen, how = None, "by name"
+    if len(files) > 1:
+        chosen = named_splits(root, sizes, SUFFIXES)
+    if chosen:
+        chosen = {split: distinct(names) for split, names in chosen.items()}
+    else:
+        kept = distinct(files)
+        if len(kept) < len(SPLITS):
+            each = "each of " * (len(kept) > 1)
+            return (
+                _cut([files[name] for name in kept], separator),
+                f"valid and test are the last tenth of {each}{listed(kept)}",
+            )
+        chosen, how = split_groups(kept), "by a hash of the names"
+    left_out = files.keys() - set().union(*chosen.values())
+    return (
+        {
+            split: [Part(files[name]) for name in sorted(names)]
+            for split, names in chosen.items()
+        },
+        f"valid is {listed(chosen['valid'])}; test is "
+        f"{listed(chosen['test'])} ({how})"
+        + (f"; left out: {listed(left_out)}" if left_out else ""),
+    )
+
+
+def _cut(files, separator):
+    """Cuts each of some files into splits; returns a dict to `Part`s."""
     splits = {split: [] for split in SPLITS}
     for file in files:
         places = (
@@ -223,39 +244,6 @@ def _split(path, separator, whole):
             if start < stop:
                 splits[split].append(Part(file, start, stop))
     return splits
-
-
-def _named_splits(folder):
-    """Returns a dict of split to its files by their names, or an empty one."""
-    found = {}
-    for name in sorted(tf.io.gfile.listdir(folder)):
-        parts = name.rstrip("/").split(".")
-        if not parts[0]:
-            continue  # hidden
-        splits = {SPLIT_NAMES[part] for part in parts if part in SPLIT_NAMES}
-        if len(splits) == 1:
-            found.setdefault(splits.pop(), []).append(name)
-    if len(found) < len(SPLITS):
-        # One name alone may be any file, and so may train.py and test.py.
-        names = [n for names in found.values() for n in names if _is_text(n)]
-        if len(found) == 2 and names:
-            raise ValueError(
-                f"{folder} must have files or folders for all of train, valid "
-                f"and test, or for none. Received: only {' and '.join(names)}"
-            )
-        return {}
-    return {
-        split: [
-            file
-            for name in names
-            for file in _find_files(os.path.join(folder, name.rstrip("/")))
-        ]
-        for split, names in found.items()
-    }
-
-
-def _is_text(name):
-    return _uncompressed(name).endswith((*SUFFIXES, "/"))
 
 
 def _find_files(path):
@@ -274,7 +262,7 @@ def _find_files(path):
             f"{path} must be, or contain, at least one file with text. "
             "Received: no files, or only empty and hidden ones"
         )
-    return drop_duplicates(sizes, read_bytes)
+    return sizes
 
 
 def _files_below(folder, above=()):

@@ -15,7 +15,7 @@ from txl_keras.data.corpora.tfds_builder import identify
 from txl_keras.data.corpora.tfds_builder import prepare
 from txl_keras.data.corpora.tfds_builder import tfds
 
-_VALID_NAMES = ("validation", "valid", "dev")
+_VALID_NAMES = ("validation", "valid", "val", "dev")
 # Splits of a dataset that only has train.
 PARTS = {
     "train": "train[:90%]",
@@ -42,6 +42,7 @@ def load(name, data_dir=None, manual_dir=None, text_key=None):
             for split in SPLITS
         },
         identity={**identify(builder), "text_key": key},
+        description=f"valid is {splits['valid']!r}; test is {splits['test']!r}",
     )
 
 
@@ -114,11 +115,6 @@ def _choose_splits(builder):
     splits = {"valid": found.get("test"), "test": found.get("valid"), **found}
     if len(found) == 1:
         splits = PARTS
-    if splits["valid"] == splits["test"]:
-        print(
-            f"{builder.name} does not have separate validation and test "
-            f"splits: '{splits['valid']}' is used for both."
-        )
     sizes = {split: infos[splits[split]].num_examples for split in SPLITS}
     if not all(sizes.values()):
         raise ValueError(

@@ -1,0 +1,118 @@
+"""Splits that files of a text have in their names, such as `my_train.txt`."""
+
+import collections
+import os
+import re
+
+from txl_keras.data.corpora.corpus import SPLITS
+
+_WORDS = {
+    "train": "train",
+    "training": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "test": "test",
+    "testing": "test",
+}
+
+
+def named_splits(folder, sizes, text_suffixes):
+    """Assigns files to splits by whole words in their relative paths.
+
+    Names count if those at the top of the folder are of all splits, such as
+    `train.txt` or `test/`; others are left out then. They also count if all
+    data has one, such as `data/my_train-0-of-9.txt`. Other names are accidents,
+    as in a folder of code.
+
+    Args:
+        folder: String, for error messages.
+        sizes: Dict of relative path to bytes.
+        text_suffixes: Suffixes of data. That with the most bytes is one, too.
+
+    Returns:
+        Dict of split to paths, or `None` if names do not count.
+
+    Raises:
+        ValueError: If it is not clear whether they count.
+
+    >>> sizes = {"a_train.txt": 9, "a_dev.txt": 2, "b_dev.txt": 1, "test_a": 2}
+    >>> named_splits("folder", sizes, (".txt",))["valid"]
+    ['a_dev.txt', 'b_dev.txt']
+    """
+    shared = os.path.commonpath([os.path.dirname(name) for name in sizes])
+    paths = {name: name[len(shared) :].lstrip("/").lower() for name in sizes}
+    tops = {name: path.split("/")[0] for name, path in paths.items()}
+    exact = {name: _splits_of(top.split(".")) for name, top in tops.items()}
+    if set().union(*exact.values()) == set(SPLITS):
+        return _assign(folder, exact)
+    kinds = collections.Counter()
+    for name, size in sizes.items():
+        kinds[_suffix(name)] += size
+    main = max(kinds, key=kinds.get)
+    data = {
+        name: _splits_of(re.split("[-_./]", path))
+        for name, path in paths.items()
+        if _suffix(name) in (main, *text_suffixes)
+    }
+    named = [name for name, splits in data.items() if splits]
+    others = [name for name in data if name not in named]
+    splits = set().union(*data.values())
+    if not others:
+        # Files of a single split are divided as those without a name.
+        return _assign(folder, data) if len(splits) > 1 else None
+    at_top = [_splits_of(re.split("[-_.]", tops[name])) for name in named]
+    are_most = 2 * _total(sizes, named) >= _total(sizes, data)
+    is_meant = len(splits) > 1 and (len(set().union(*at_top)) > 1 or are_most)
+    is_held_out = any(exact[name] & {"valid", "test"} for name in named)
+    is_text = main in (*text_suffixes, "")
+    folders = [exact[name] for name, path in paths.items() if "/" in path]
+    if is_text and (is_meant or is_held_out) or len(set().union(*folders)) > 1:
+        raise _error(folder, f"{listed(named)} beside {listed(others)}")
+    return None
+
+
+def _splits_of(words):
+    return {_WORDS[word] for word in words if word in _WORDS}
+
+
+def _suffix(name):
+    return os.path.splitext(name.lower().removesuffix(".gz"))[1]
+
+
+def _total(sizes, names):
+    return sum(sizes[name] for name in names)
+
+
+def _assign(folder, found):
+    """Returns a dict of split to names, from the splits in each name."""
+    several = [name for name, splits in found.items() if len(splits) > 1]
+    if several:
+        raise _error(folder, f"names of several splits in {listed(several)}")
+    assigned = {
+        split: [name for name, splits in found.items() if split in splits]
+        for split in SPLITS
+    }
+    if not all(assigned.values()):
+        named = [name for name, splits in found.items() if splits]
+        raise _error(folder, f"only {listed(named)}")
+    return assigned
+
+
+def _error(folder, received):
+    return ValueError(
+        f"{folder} must have files or folders for all of train, valid and "
+        "test, or for none, by the words in their names: rename or remove "
+        "others, or pass a pattern of the files to read, such as "
+        f"{os.path.join(folder, 'train*')}, whose last files are held out. "
+        f"Received: {received}"
+    )
+
+
+def listed(names):
+    """Returns the first of some names as words."""
+    names = sorted(names)
+    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
+    *first, last = [*names[:3], *more]
+    return f"{', '.join(first)} and {last}" if first else last

@@ -16,6 +16,7 @@ from model_checks import scored
 from txl_keras.data import Segments
 from txl_keras.layers.compute import target
 from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.serving import Generator
@@ -177,6 +178,35 @@ def test_a_compiled_model_is_traced_again_and_int8_trains_lora_alone():
     check_that_fit_trains_lora_alone(model, ids)
     with pytest.raises(ValueError, match="Create a new one after `quantize`"):
         write([[1, 2]], 1)
+
+
+@pytest.mark.parametrize(
+    "make,names", [(TransformerXLBackbone, ALL), (XLNetBackbone, ALL[:3])]
+)
+@pytest.mark.parametrize("quantizes_first", [True, False])
+def test_int8_with_lora_is_loaded_as_it_was(
+    quantizes_first, make, names, tmp_path
+):
+    """The sum would be rounded to int8 again."""
+    model = adapted_model(names, quantize=quantizes_first, make=make)
+    if not quantizes_first:
+        model.quantize("int8")
+    ids = random_ids(B, T)
+    expected, _ = model.score(ids, ids)
+    for _ in range(2):
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        np.testing.assert_array_equal(loaded.score(ids, ids)[0], expected)
+        trainable = {w.path for w in loaded.trainable_weights}
+        assert trainable == {w.path for w in lora_weights(loaded)}
+        model = loaded
+    model.save_weights(tmp_path / "all.weights.h5")
+    for weight in lora_weights(model):
+        weight.assign(np.zeros(weight.shape))
+    model.load_weights(tmp_path / "all.weights.h5")
+    np.testing.assert_array_equal(model.score(ids, ids)[0], expected)
+    with pytest.raises(ValueError, match="A preset must hold float32"):
+        model.save_to_preset(tmp_path / "preset")
 
 
 def test_trainer_trains_lora_alone():

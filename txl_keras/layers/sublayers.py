@@ -9,6 +9,8 @@ from txl_keras.layers.compute import target
 from txl_keras.layers.compute.pallas import with_row_major_gradient
 from txl_keras.layers.compute.target import fused
 
+LORA_MATRICES = ("lora_kernel_a", "lora_kernel_b")
+
 
 def heads_dense(layer, equation, name, output_shape=None):
     """Creates a projection to or from the heads of a layer."""
@@ -25,7 +27,7 @@ def heads_dense(layer, equation, name, output_shape=None):
 
 
 class _QuantizedLikeItsBase:
-    """Lets a subclass of a Keras layer be quantized.
+    """Lets a subclass of a Keras layer be quantized, and saved with LoRA.
 
     Keras refuses subclasses, whose `call` may be another. A quantized layer
     does not use `call`.
@@ -34,6 +36,27 @@ class _QuantizedLikeItsBase:
     def quantize(self, mode=None, type_check=True, config=None):
         """Quantizes the kernel like the Keras layer."""
         super().quantize(mode, type_check=False, config=config)
+
+    def save_own_variables(self, store):
+        """Saves like the Keras layer, but LoRA beside a quantized kernel.
+
+        Keras adds it to the kernel, which is rounded once more.
+        """
+        keeps_lora = self.lora_enabled and self.quantization_mode is not None
+        if keeps_lora:
+            self.lora_enabled = False
+        super().save_own_variables(store)
+        if keeps_lora:
+            self.lora_enabled = True
+            for name in LORA_MATRICES:
+                store[name] = getattr(self, name)
+
+    def load_own_variables(self, store):
+        """Loads what `save_own_variables` saved."""
+        super().load_own_variables(store)
+        if self.lora_enabled:
+            for name in {*LORA_MATRICES} & {*store.keys()}:
+                getattr(self, name).assign(store[name])
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

@@ -16,9 +16,9 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
+from txl_keras.layers.sublayers import LORA_MATRICES
 
 _SUFFIX = ".lora.h5"
-_PARTS = ("lora_kernel_a", "lora_kernel_b")
 # Far more than a model needs. HDF5 reads deep groups in quadratic time.
 _MAX_DEPTH = 16
 _MAX_ITEMS = 1 << 16
@@ -75,7 +75,8 @@ class LoraBackbone(keras.Model):
         All other weights of the backbone are frozen, and those of the softmax
         of a language model; the dense layer of a classifier is still trained.
         Compile the model afterwards. The files of `model.save` and
-        `save_weights` hold the merged kernels, so a loaded model has no LoRA.
+        `save_weights` hold the merged kernels, so a loaded model has no LoRA,
+        unless its kernels are quantized.
 
         Args:
             rank: Integer `r`.
@@ -138,7 +139,7 @@ class LoraBackbone(keras.Model):
         with h5py.File(path, "w") as file:
             group = file.create_group("lora")
             for name, layer in layers.items():
-                for part in _PARTS:
+                for part in LORA_MATRICES:
                     group[f"{name}/{part}"] = np.asarray(getattr(layer, part))
                 group[name].attrs["lora_alpha"] = float(layer.lora_alpha)
 
@@ -192,17 +193,28 @@ class LoraBackbone(keras.Model):
             chosen = {name: adaptable[name] for name in arrays}
             self._enable(chosen, rank, min(alphas.values()))
         for name, parts in arrays.items():
-            for part, array in zip(_PARTS, parts, strict=True):
+            for part, array in zip(LORA_MATRICES, parts, strict=True):
                 getattr(adaptable[name], part).assign(array)
 
-    def _enable(self, layers, rank, lora_alpha):
+    def freeze_for_lora(self):
+        """Freezes all weights but LoRA's, if there are any, and the softmax."""
+        matrices = [
+            getattr(layer, name)
+            for layer in self._lora_layers().values()
+            for name in LORA_MATRICES
+        ]
+        if not matrices:
+            return
         heads = [getattr(owner, "softmax", None) for owner in self._owners]
         for frozen in (self, *filter(None, heads)):
             for weight in frozen.weights:
-                weight.trainable = False
+                weight.trainable = any(weight is matrix for matrix in matrices)
+
+    def _enable(self, layers, rank, lora_alpha):
         with self.distribute_strategy.scope():  # the variables of all replicas
             for layer in layers.values():
                 layer.enable_lora(rank, lora_alpha=lora_alpha)
+        self.freeze_for_lora()
         self._retrace_owners()
 
     def _retrace_owners(self):
@@ -267,7 +279,7 @@ def _read(path):
         with h5py.File(path) as file:
             file.visititems(visit)
         pairs = {
-            layer: tuple(parts[part] for part in _PARTS)
+            layer: tuple(parts[part] for part in LORA_MATRICES)
             for layer, parts in arrays.items()
         }
     except (

@@ -168,6 +168,7 @@ class PresetModel(keras.Model):
             del config["trainable"]
         model = cls(**config)
         quantize_layers(model, quantized)
+        getattr(model, "backbone", model).freeze_for_lora()
         if is_frozen:
             model.trainable = False
         return model

@@ -6,6 +6,7 @@ loaded (Keras 3.15).
 
 import keras
 
+from txl_keras.checks import check_integer
 from txl_keras.checks import shown
 
 
@@ -20,6 +21,10 @@ def quantization_config(model):
             "config": keras.saving.serialize_keras_object(
                 getattr(layer, "quantization_config", None)
             ),
+            # An int8 kernel cannot hold the matrices of LoRA: see `Dense`.
+            "lora": [layer.lora_rank, layer.lora_alpha]
+            if getattr(layer, "lora_enabled", False)
+            else None,
         }
         for path, layer in _layers(model).items()
         if layer.quantization_mode is not None
@@ -39,6 +44,10 @@ def quantize_layers(model, quantized):
     for path, how in quantized.items():
         config = keras.saving.deserialize_keras_object(how["config"])
         layers[path].quantize(how["mode"], config=config)
+        if how["lora"] is not None:
+            rank, alpha = how["lora"]
+            check_integer("rank", rank, 1)
+            layers[path].enable_lora(rank, lora_alpha=alpha)
 
 
 def _layers(model):

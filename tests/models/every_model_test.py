@@ -167,3 +167,53 @@ def outputs_for_gradient(model, inputs):
     first = outputs[0] if isinstance(outputs, tuple) else outputs
     weights = np.random.default_rng(0).normal(size=first.shape)
     return tf.reduce_sum(tf.cast(first, tf.float32) * weights.astype("float32"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"cold_start": "zeros", "memory_source": "outputs"},
+        {
+            "compression": "max_pool",
+            "compression_rate": 2,
+            "compressed_length": 3,
+        },
+        {"make": LSTMBackbone},
+        {"make": XLNetBackbone},
+    ],
+)
+def test_a_functional_model_hands_memory_on(config, tmp_path):
+    """Trains, saves, loads and goes on from the memory that it returns."""
+    backbone = small_backbone(**LAYERS, **config)
+    ids = keras.Input((2 * T,), dtype="int32")
+    memory = keras.tree.map_structure(
+        lambda x: keras.Input(x.shape[1:], dtype=x.dtype.name),
+        backbone.initial_memory(B),
+    )
+    first, between = backbone(ids[:, :T], memory=memory)
+    second, after = backbone(ids[:, T:], memory=between)
+    hidden = keras.layers.Concatenate(axis=1)([first, second])
+    model = keras.Model([ids, memory], [hidden, after])
+    text = random_ids(B, 4 * T, seed=5)
+
+    def read(model):
+        hidden, memory = [], backbone.initial_memory(B)
+        for part in (text[:, : 2 * T], text[:, 2 * T :]):
+            found, memory = model([tf.constant(part), memory])
+            hidden.append(found)
+        return np.concatenate(hidden, axis=1)
+
+    expected, memory = [], None
+    for part in np.split(text, 4, axis=1):
+        found, memory = backbone(part, memory=memory)
+        expected.append(found)
+    expected = np.concatenate(expected, axis=1)
+    np.testing.assert_allclose(read(model), expected, atol=1e-5)
+    model.save(tmp_path / "model.keras")
+    for copy in (
+        keras.saving.load_model(tmp_path / "model.keras"),
+        keras.models.clone_model(model),
+    ):
+        copy.set_weights(model.get_weights())
+        np.testing.assert_allclose(read(copy), expected, atol=1e-5)

@@ -275,6 +275,11 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
 
     def _check_memory(self, memory, batch_size):
         """Checks a memory and casts its `valid_length` to int32."""
+        if isinstance(memory, list) and len(memory) == len(Memory._fields):
+            # Keras stores it so in the config of a Functional model.
+            memory = Memory(
+                *(tuple(x) if isinstance(x, list) else x for x in memory)
+            )
         if not isinstance(memory, Memory):
             raise ValueError(
                 "`memory` must be a Memory, as `initial_memory` and calls of "

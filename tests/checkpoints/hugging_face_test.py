@@ -201,6 +201,27 @@ def test_half_precision_becomes_single(folder):
         np.testing.assert_allclose(ours, expected, rtol=2**-8)
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
+def test_the_prefix_of_a_wrapper_is_left_out(folder, prefix):
+    expected = load_hugging_face(folder)
+    change_tensors(
+        folder, lambda tensors: {prefix + k: v for k, v in tensors.items()}
+    )
+    assert_same_model(load_hugging_face(folder), expected)
+
+
+@pytest.mark.parametrize("change", [lambda x: x * 1.001, lambda x: x[1:]])
+def test_other_frequencies_of_positions_are_refused(folder, change):
+    name = "transformer.pos_emb.inv_freq"
+
+    def replace(tensors):
+        return {**tensors, name: change(tensors[name])}
+
+    change_tensors(folder, replace)
+    with pytest.raises(ValueError, match="inv_freq must hold the 16 frequenc"):
+        load_hugging_face(folder)
+
+
 def test_a_configuration_of_another_model_is_told_all_at_once(folder):
     change_config(folder, d_inner=50, cutoffs=[12, 24], tie_projs=[False] * 3)
     with pytest.raises(ValueError) as error:
@@ -229,6 +250,7 @@ def test_missing_keys_take_the_defaults_of_the_library(folder):
     "changes, message",
     [
         ({"attn_type": 1}, "attn_type=1"),
+        ({"sample_softmax": 100}, "sample_softmax=100"),
         ({"model_type": "gpt2"}, "gpt2"),
         ({"vocab_size": None, "n_head": None}, r"\['n_token', 'n_head'\]"),
         ({"same_length": True, "mem_len": 0}, "none without memory"),

@@ -180,6 +180,13 @@ def test_what_is_no_state_dict_is_refused(tmp_path):
         load_pytorch(tmp_path / "model.pt", stored_config(NAME))
 
 
+def test_other_frequencies_of_positions_are_refused():
+    arrays = stored_arrays(NAME)
+    arrays["pos_emb.inv_freq"] = arrays["pos_emb.inv_freq"] * 1.001
+    with pytest.raises(ValueError, match="pos_emb.inv_freq must hold the"):
+        load_arrays(arrays, stored_config(NAME))
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [

@@ -184,6 +184,15 @@ def raise_found(message, checks):
         raise ValueError("\n".join([message, *found]))
 
 
+def sampled_softmax(config):
+    """Returns whether it is set, and the problem, for `raise_found`."""
+    return (
+        config["sample_softmax"] > 0,
+        f"sample_softmax={config['sample_softmax']}: must not be positive, "
+        "since a sampled softmax has other weights",
+    )
+
+
 def check_overrides(overrides, allowed):
     """Raises `ValueError` for overrides that the weights depend on."""
     unknown = sorted(set(overrides) - set(allowed))

@@ -4,20 +4,20 @@ import json
 import pathlib
 import tempfile
 
-import numpy as np
-
 from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
+from txl_keras.checkpoints.configuration import sampled_softmax
 from txl_keras.checkpoints.configuration import tied_projections
 from txl_keras.checkpoints.hugging_face_files import folder_config
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
 from txl_keras.checkpoints.torch_layout import HUGGING_FACE
+from txl_keras.checkpoints.torch_layout import frequencies
 from txl_keras.checkpoints.torch_layout import torch_layout
-from txl_keras.checks import shown
+from txl_keras.checkpoints.torch_layout import without_frequencies
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.tensor_files import write_safetensors
 
@@ -34,6 +34,7 @@ _DEFAULTS = {
     "pre_lnorm": False,
     "proj_share_all_but_first": True,
     "same_length": True,
+    "sample_softmax": -1,
     "tie_projs": None,
     "tie_word_embeddings": True,
     "untie_r": True,
@@ -48,8 +49,6 @@ _REQUIRED = {
     "compression": None,
 }
 _EXPECTED_FILES = {"config.json", "model.safetensors"}
-# The sinusoids' frequencies are no weight, but the library expects the tensor.
-_FREQUENCIES = "transformer.pos_emb.inv_freq"
 
 
 def load_hugging_face(folder, dtype=None, **overrides):
@@ -94,9 +93,7 @@ def load_hugging_face(folder, dtype=None, **overrides):
     """
     folder = pathlib.Path(folder)
     config = _read_config(folder, overrides)
-    tensors = folder_tensors(folder).renamed(
-        lambda name: None if name == _FREQUENCIES else name
-    )
+    tensors = folder_tensors(folder)
     _check_class(tensors, folder)
     plan = Plan(
         config,
@@ -112,23 +109,33 @@ def load_hugging_face(folder, dtype=None, **overrides):
         layer_norm_epsilon=config["layer_norm_epsilon"],
         cold_start="zeros",
     )
-    return read(plan.build, torch_layout(plan, HUGGING_FACE), tensors, folder)
+    layout = torch_layout(plan, HUGGING_FACE)
+    tensors = without_frequencies(
+        tensors, HUGGING_FACE, config["d_model"], folder
+    )
+    return read(plan.build, layout, tensors, folder)
 
 
 def _read_config(folder, overrides):
     config, path = folder_config(folder, "transfo-xl")
-    if config.get("attn_type", 0):
-        raise ValueError(
-            f"{path}: `attn_type` must be 0, since Hugging Face implements no "
-            f"other. Received: attn_type={shown(config['attn_type'])}"
-        )
     if config.get("vocab_size") is not None:
         check_values({"vocab_size": config["vocab_size"]}, path)
         config["n_token"] = config["vocab_size"]
     # Most other keys are options of generation.
     known = {"n_token", *_SIZES, *_DEFAULTS, "dropatt"}
     config = {key: config[key] for key in known & {*config}}
-    return read_config(config, overrides, _DEFAULTS, path)
+    config = read_config(config, overrides, _DEFAULTS, path)
+    raise_found(
+        f"{path} has settings that Hugging Face's code ignores or lacks:",
+        [
+            (
+                config["attn_type"] != 0,
+                f"attn_type={config['attn_type']}: must be 0",
+            ),
+            sampled_softmax(config),
+        ],
+    )
+    return config
 
 
 def _check_class(tensors, folder):
@@ -188,7 +195,10 @@ def save_hugging_face(model, folder):
         write_safetensors(
             {
                 **write(model, torch_layout(model, HUGGING_FACE)),
-                _FREQUENCIES: _frequencies(model.backbone.hidden_dim),
+                # The library expects it.
+                "transformer.pos_emb.inv_freq": frequencies(
+                    model.backbone.hidden_dim
+                ),
             },
             new / "model.safetensors",
             metadata={"format": "pt"},
@@ -261,11 +271,6 @@ def _check_replaceable(folder):
             f"{sorted(_EXPECTED_FILES)}. Received: folder={folder}, which "
             f"holds {sorted(names)}"
         )
-
-
-def _frequencies(hidden_dim):
-    exponents = np.arange(0, hidden_dim, 2, np.float32) / hidden_dim
-    return 1 / np.float32(10000) ** exponents
 
 
 def _config(model):

@@ -5,6 +5,7 @@ import re
 
 from txl_keras.checkpoints.torch_files import load_torch
 from txl_keras.checkpoints.torch_files import torch_tensors
+from txl_keras.checkpoints.torch_files import unwrapped
 from txl_keras.checks import shown
 from txl_keras.json_files import read_json
 from txl_keras.tensor_files import Tensors
@@ -43,10 +44,12 @@ def folder_tensors(folder):
                     f"{shown(name)} in several"
                 )
             owners[name] = file
-    return Tensors(
-        {name: file.shapes[name] for name, file in owners.items()},
-        lambda name: owners[name][name],
-        sum(file.num_bytes for file in files),
+    return unwrapped(
+        Tensors(
+            {name: file.shapes[name] for name, file in owners.items()},
+            lambda name: owners[name][name],
+            sum(file.num_bytes for file in files),
+        )
     )
 
 

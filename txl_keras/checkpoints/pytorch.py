@@ -3,12 +3,14 @@
 from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
+from txl_keras.checkpoints.configuration import sampled_softmax
 from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.torch_files import load_torch
 from txl_keras.checkpoints.torch_files import torch_tensors
 from txl_keras.checkpoints.torch_layout import NVIDIA
 from txl_keras.checkpoints.torch_layout import ORIGINAL
 from txl_keras.checkpoints.torch_layout import torch_layout
+from txl_keras.checkpoints.torch_layout import without_frequencies
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 
 _DEFAULTS = {
@@ -96,12 +98,9 @@ def from_tensors(tensors, config, source, dtype=None, overrides=None):
         normalize_first=bool(config["pre_lnorm"]),
         same_length=same_length if config["same_length"] else False,
     )
-    layout = torch_layout(plan, NVIDIA if is_nvidia else ORIGINAL)
-    # The frequencies of the sinusoids are not a weight.
-    tensors = tensors.renamed(
-        lambda name: None if name == "pos_emb.inv_freq" else name
-    )
-    return read(plan.build, layout, tensors, source)
+    naming = NVIDIA if is_nvidia else ORIGINAL
+    tensors = without_frequencies(tensors, naming, config["d_model"], source)
+    return read(plan.build, torch_layout(plan, naming), tensors, source)
 
 
 def _check_supported(config, overrides):
@@ -115,11 +114,7 @@ def _check_supported(config, overrides):
             f"attn_type={config['attn_type']}: must be one of "
             f"{[*_ATTENTION_TYPES]}",
         ),
-        (
-            config["sample_softmax"] > 0,
-            f"sample_softmax={config['sample_softmax']}: must not be positive, "
-            "since a sampled softmax has other weights",
-        ),
+        sampled_softmax(config),
         (
             config["ext_len"] > 0,
             f"ext_len={config['ext_len']}: must be 0, since an extended "

@@ -9,6 +9,7 @@ import contextlib
 import io
 import itertools
 import mmap
+import operator
 import os
 import re
 import struct
@@ -30,6 +31,8 @@ _MAX_DIRECTORY_BYTES = 8 << 20  # of a zip file; takes 13 times as much memory
 # Limits for a model that was saved whole; only a malicious file exceeds them.
 _MAX_MODULES = 1 << 16
 _MAX_NAME = 1000
+# What torch.nn.DataParallel and torch.compile put before the names of tensors.
+_WRAPPERS = ("module.", "_orig_mod.")
 _DTYPES = {
     f"torch.{kind}Storage": np.dtype(dtype)
     for kind, dtype in {
@@ -332,13 +335,21 @@ def torch_tensors(state, path):
                 f"{error}"
             ) from error
         storages[id(storage)] = len(storage.data)
-    tensors = Tensors(
-        {name: array.shape for name, array in arrays.items()},
-        arrays.__getitem__,
-        sum(storages.values()),
+    return unwrapped(
+        Tensors(
+            {name: array.shape for name, array in arrays.items()},
+            arrays.__getitem__,
+            sum(storages.values()),
+        )
     )
-    if all(name.startswith("module.") for name in tensors):  # DataParallel
-        tensors = tensors.renamed(lambda name: name.removeprefix("module."))
+
+
+def unwrapped(tensors):
+    """Removes the prefix that a wrapper, such as DataParallel, adds."""
+    for prefix in _WRAPPERS:
+        if all(name.startswith(prefix) for name in tensors):
+            rename = operator.methodcaller("removeprefix", prefix)
+            tensors = tensors.renamed(rename)
     return tensors
 
 

@@ -9,8 +9,12 @@ vocabulary, `L` layers.
 
 import dataclasses
 
+import ml_dtypes
+import numpy as np
+
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import projection_shapes
+from txl_keras.checks import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +60,33 @@ def torch_layout(model, naming):
     for i in range(backbone.num_layers):
         layout += _block(backbone, naming, i)
     return layout
+
+
+def frequencies(hidden_dim):
+    """Returns the frequencies of the sinusoids, float32 `(D / 2,)`."""
+    exponents = np.arange(0, hidden_dim, 2, np.float32) / hidden_dim
+    return 1 / np.float32(10000) ** exponents
+
+
+def without_frequencies(tensors, naming, hidden_dim, source):
+    """Checks the frequencies, which are no weight, and leaves them out."""
+    name = f"{naming.body}pos_emb.inv_freq"
+    if name in tensors:
+        found, expected = tensors.shapes[name], frequencies(hidden_dim)
+        is_expected = found == expected.shape
+        if is_expected:
+            found = tensors[name]
+            # The file may hold them with fewer bits.
+            tolerance = max(1e-5, 2 * float(ml_dtypes.finfo(found.dtype).eps))
+            found = found.astype(np.float32)
+            is_expected = np.allclose(found, expected, tolerance, 0)
+        if not is_expected:
+            raise ValueError(
+                f"{source}: {name} must hold the {len(expected)} frequencies "
+                "10000^(-2i / d_model) of the original, because no other "
+                f"sinusoids are supported. Received: {shown([*found])}"
+            )
+    return tensors.renamed(lambda other: None if other == name else other)
 
 
 def _entry(names, weights, shape, **options):

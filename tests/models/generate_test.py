@@ -11,6 +11,7 @@ from factories import seed_weights
 from factories import small_model
 
 from txl_keras.data import CharacterTokenizer
+from txl_keras.data import IdTokenizer
 from txl_keras.data import WordTokenizer
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
@@ -343,7 +344,7 @@ def test_text_needs_a_tokenizer():
     for call in (model.generate, model.score_texts, model.embed_texts):
         with pytest.raises(ValueError, match="`tokenizer` must be set"):
             call(["a"])
-    model.tokenizer = CharacterTokenizer("ab")
-    for call in (model.generate, model.score_texts, model.embed_texts):
+    for other in (CharacterTokenizer("ab"), IdTokenizer(10)):
         with pytest.raises(ValueError, match="as many symbols as the model"):
-            call(["a"])
+            model.tokenizer = other
+    assert model.tokenizer is None

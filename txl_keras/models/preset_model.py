@@ -181,10 +181,19 @@ class BackboneModel(PresetModel):
         kwargs.setdefault("dtype", backbone.dtype_policy)
         super().__init__(**kwargs)
         self.backbone = backbone
-        if tokenizer is not None:
-            check_vocabulary(tokenizer, backbone.vocabulary_size)
         self.tokenizer = tokenizer
         backbone.add_owner(self)
+
+    @property
+    def tokenizer(self):
+        """Returns the tokenizer of the model's vocabulary, or `None`."""
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer):
+        if tokenizer is not None:
+            check_vocabulary(tokenizer, self.backbone.vocabulary_size)
+        self._tokenizer = tokenizer
 
     def initial_memory(self, batch_size, memory_length=None):
         """Returns the memory of a cold start: see `RecurrentBackbone`."""

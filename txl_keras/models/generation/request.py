@@ -8,7 +8,6 @@ import numpy as np
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_list
 from txl_keras.checks import check_token_ids
-from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
 from txl_keras.models.generation.continuation import Continuation
 from txl_keras.models.generation.text_stream import TextStream
@@ -114,14 +113,13 @@ class Request:
 
 
 def check_has_tokenizer(model, name):
-    """Raises `ValueError` unless a model has a tokenizer that fits it."""
+    """Raises `ValueError` unless a model has a tokenizer."""
     if model.tokenizer is None:
         raise ValueError(
             f"`tokenizer` must be set in a model that is to read text as "
             f"`{name}`. Build the model with `tokenizer`, or set "
             "`model.tokenizer`. Received: model.tokenizer=None"
         )
-    check_vocabulary(model.tokenizer, model.backbone.vocabulary_size)
 
 
 def _is_scalar(value):

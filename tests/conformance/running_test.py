@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags as absl_flags
 from script_flags import flags_of
 from script_runs import TRAIN
 
+from txl_keras.scripts import flag_names
 from txl_keras.scripts.help_topics import describe_flags
 from txl_keras.scripts.running import in_a_child
 
@@ -53,12 +55,12 @@ def test_a_flag_of_others_is_told_with_the_one_that_was_meant(
     fail("main.py", given, messages=[message])
 
 
-_MISSPELLED = f"""
+_WRONG_VALUE = f"""
 import importlib.util
 import runpy
 import sys
 
-sys.argv = ["main.py", "--learning_rte=0.1"]
+sys.argv = ["main.py", "--learning_rate=high"]
 try:
     runpy.run_path({str(TRAIN / "main.py")!r}, run_name="__main__")
 finally:
@@ -69,19 +71,19 @@ finally:
 
 
 @pytest.fixture(scope="module")
-def misspelled():
+def wrong_value():
     """A process of a script that ended with the error of a flag."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
         return subprocess.run(
-            [sys.executable, "-c", _MISSPELLED], capture_output=True, text=True
+            [sys.executable, "-c", _WRONG_VALUE], capture_output=True, text=True
         )
 
 
-def test_a_misspelled_flag_is_told_with_the_one_that_was_meant(misspelled):
-    done = misspelled
+def test_a_wrong_value_of_a_flag_is_named(wrong_value):
+    done = wrong_value
     assert done.returncode == 1
-    assert "Did you mean: learning_rate ?" in done.stderr + done.stdout
+    assert "flag --learning_rate=high:" in done.stderr + done.stdout
     # The log of TensorFlow does not stand in front of it.
     assert "oneDNN" not in done.stderr
     assert "cuda" not in done.stderr
@@ -104,9 +106,44 @@ def test_the_commands_are_listed_without_tensorflow():
     done = run_txl("--help", before="sys.modules['tensorflow'] = None")
     assert done.returncode == 0, done.stderr
     assert "  train           Trains a Transformer-XL" in done.stdout
-    done = run_txl("trian")
-    assert done.returncode == 1
-    assert "Received: trian" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, printed",
+    [
+        (["--version"], "txl_keras 0."),
+        (["trian"], "Received: trian. Did you mean `txl train`?"),
+        (["help", "trian"], "Did you mean `txl train`?"),
+        (["train", "--learning_rte=1"], "Did you mean --learning_rate?"),
+        (["train", "--nolowercase"], "Did you mean --lower_case?"),
+        (["generate", "--n_layer", "3"], "flag --n_layer. Did you mean --num"),
+        (["train", "--frobnicate"], "unknown flag --frobnicate."),
+    ],
+)
+def test_what_is_misspelled_is_told_without_tensorflow(arguments, printed):
+    done = run_txl(*arguments, before="sys.modules['tensorflow'] = None")
+    assert printed in done.stdout + done.stderr
+    assert (done.returncode == 0) == ("--version" in arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["help", "average"], ["average", "-h"], ["average", "--help"]]
+)
+def test_each_command_has_a_help(arguments):
+    done = run_txl(*arguments)
+    assert done.returncode == 0
+    assert "Averages the latest" in done.stdout
+    assert "--output" in done.stdout
+
+
+def test_no_flag_of_a_script_is_taken_for_a_misspelled_one():
+    """Values that follow a flag are none."""
+    for script in sorted(TRAIN.glob("*.py")):
+        with flags_of(script.name):
+            names = [name for name in absl_flags.FLAGS if len(name) > 1]
+            flag_names.check(script, [f"--{name}" for name in names])
+            flag_names.check(script, [f"--no{name}=1" for name in names])
+    flag_names.check(TRAIN / "main.py", ["--corpus", "--text", "--", "--text"])
 
 
 def test_the_log_of_tensorflow_can_be_shown():
@@ -115,9 +152,9 @@ def test_the_log_of_tensorflow_can_be_shown():
     assert "This TensorFlow binary" in done.stderr
 
 
-def test_packages_that_no_script_needs_are_not_imported(misspelled):
+def test_packages_that_no_script_needs_are_not_imported(wrong_value):
     pytest.importorskip("sklearn")
-    imported, is_there = misspelled.stdout.splitlines()[-2:]
+    imported, is_there = wrong_value.stdout.splitlines()[-2:]
     assert imported == "[]"
     assert is_there == "True"
 

@@ -1,5 +1,7 @@
 """Flags for the model, and the function that builds it."""
 
+import inspect
+
 from absl import flags
 
 from txl_keras.data.statistics import token_counts
@@ -21,9 +23,42 @@ _BACKBONES = {"transformer_xl": TransformerXLBackbone, "lstm": LSTMBackbone}
 _MODEL_FLAGS = []
 
 
+class _PresetParser(flags.EnumParser):
+    def parse(self, argument):
+        if argument in presets.TRAINED:
+            raise ValueError(
+                "a preset is sizes without weights; to begin with this trained "
+                f"model, give --initialize_from={argument} instead"
+            )
+        return super().parse(argument)
+
+
 def _define(define, name, description, **kwargs):
-    define(name, None, help=f"{description} Default: the preset's.", **kwargs)
+    help = (
+        f"{description} Default: the preset's (quickstart: {_default(name)})."
+    )
+    define(name, None, help=help, **kwargs)
     _MODEL_FLAGS.append(name)
+
+
+def _default(name):
+    """Returns what a flag is in the preset `quickstart`, in words."""
+    sizes = presets.preset_config("quickstart")
+    width = sizes["hidden_dim"]
+    of_classes = (
+        inspect.signature(model_class).parameters
+        for model_class in (TransformerXLBackbone, TransformerXLCausalLM)
+    )
+    value = {
+        **{k: v.default for part in of_classes for k, v in part.items()},
+        **sizes,
+        "head_dim": width // sizes["num_heads"],
+        "embedding_dim": width,
+        "tie_projections": "all",
+    }[name]
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None or value == () else value
 
 
 def define_model_flags(has_softmax=True):
@@ -35,8 +70,8 @@ def define_model_flags(has_softmax=True):
         flags.DEFINE_bool,
         flags.DEFINE_enum,
     )
-    flags.DEFINE_enum(
-        "preset", "quickstart", presets.names(),
+    flags.DEFINE(
+        _PresetParser(presets.names()), "preset", "quickstart",
         "Preset of the model: the sizes and options that other model flags "
         "can change.",
     )  # fmt: skip

@@ -8,14 +8,21 @@ TensorFlow's log would hide our first lines. By default only fatal errors are
 logged: the others also come as exceptions, or are harmless, such as "failed
 call to cuInit" without a GPU. The environment variable TF_CPP_MIN_LOG_LEVEL
 sets another level, and 0 shows all lines.
+
+Flags that no script has are refused before that.
 """
 
 import contextlib
 import os
+import pathlib
 import re
 import sys
 import tempfile
+import time
 
+from txl_keras.scripts import flag_names
+
+STARTED = time.monotonic()
 _LOG_LINE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog"
     rb"|[IWE]\d{4} \d\d:\d\d"
@@ -57,6 +64,9 @@ def _without_packages(*names):
             del sys.modules[name]
 
 
+_script = pathlib.Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+if _script.parent.name == "train":
+    flag_names.check(_script, sys.argv[1:])
 _shows_log = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "0"
 with (
     contextlib.nullcontext() if _shows_log else _without_log(),

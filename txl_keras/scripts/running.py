@@ -6,13 +6,17 @@ import os
 import pathlib
 import signal
 import sys
+import time
 import traceback
+
+from txl_keras.scripts.quiet import STARTED
 
 import tensorflow as tf
 from absl import app
 from absl import flags
 from absl import logging
 
+from txl_keras.scripts import flag_names
 from txl_keras.scripts.flagfiles import expand_flagfiles
 from txl_keras.scripts.help_topics import define_help_flag
 from txl_keras.training.host_memory import keep_freed_memory
@@ -40,59 +44,46 @@ _PEER_ERRORS = (
     tf.errors.DeadlineExceededError,
 )
 
-# Names that flags have in the original code and in other trainers.
-_OTHER_NAMES = {
-    "clamp_len": "clamp_length",
-    "clip": "clip_norm",
-    "d_embed": "embedding_dim",
-    "d_head": "head_dim",
-    "d_inner": "intermediate_dim",
-    "d_model": "hidden_dim",
-    "data": "corpus",
-    "dropatt": "attention_dropout",
-    "eval_batch": "eval_batch_size",
-    "lr": "learning_rate",
-    "max_step": "max_steps",
-    "mem_len": "memory_length",
-    "model_dir": "workdir",
-    "n_head": "num_heads",
-    "n_layer": "num_layers",
-    "output_dir": "workdir",
-    "steps": "max_steps",
-    "tgt_len": "segment_length",
-    "train_steps": "max_steps",
-    "vocab_size": "vocabulary_size",
-    "warmup_step": "warmup_steps",
-    "wd": "weight_decay",
-    "work_dir": "workdir",
-}
+_started = STARTED
 
 
 def run(main):
     """Parses flags and runs `main`; prints user errors without a traceback."""
+    global _started
+    _started = _started or time.monotonic()
+    try:
+        _run_script(main)
+    finally:
+        # Tests run several scripts in one process.
+        _started = None
+
+
+def seconds():
+    """Returns how long the script has been running, with its imports."""
+    return time.monotonic() - _started
+
+
+def _run_script(main):
     _begin()
     define_help_flag()
     scripts = pathlib.Path(main.__code__.co_filename).resolve().parent
     try:
         # In place, because child processes receive the arguments, too.
-        sys.argv[1:] = expand_flagfiles(sys.argv[1:], scripts.parent)
+        arguments = expand_flagfiles(sys.argv[1:], scripts.parent)
+        sys.argv[1:] = ["--help" if x == "-h" else x for x in arguments]
     except (OSError, ValueError) as error:
         sys.exit(f"Error: {error}")
     app.run(lambda argv: _run(main, argv), flags_parser=_parse_flags)
 
 
 def _parse_flags(arguments):
-    """Parses flags; suggests the name here of a flag that others have."""
+    """Parses flags; suggests the name of one that is not known."""
     try:
         return flags.FLAGS(arguments)
     except flags.UnrecognizedFlagError as error:
-        given = error.flagname
-        name = _OTHER_NAMES.get(given)
-        if name in flags.FLAGS:
-            sys.exit(f"Error: unknown flag --{given}. Did you mean --{name}?")
+        sys.exit(flag_names.unknown(error.flagname, list(flags.FLAGS)))
     except flags.Error:
-        pass
-    return app.parse_flags_with_usage(arguments)
+        return app.parse_flags_with_usage(arguments)
 
 
 def in_a_child(function, *arguments):

@@ -4,10 +4,14 @@
 """
 
 import ast
+import difflib
 import importlib.util
 import pathlib
 import runpy
 import sys
+
+import txl_keras
+from txl_keras.scripts import flag_names
 
 # Module of `txl_keras.train` by command; train/benchmark.py,
 # train/scaling_table.py and train/tpu_table.py need a checkout.
@@ -31,14 +35,22 @@ COMMANDS = {
 def main():
     """Runs the script that the first argument names, with the others."""
     command, *arguments = sys.argv[1:] or ["--help"]
+    if command == "help" and arguments:
+        command, arguments = arguments[0], ["--help"]
     if command in ("--help", "-h", "help"):
         print(_help())
         return
+    if command == "--version":
+        print(f"txl_keras {txl_keras.__version__}")
+        return
     if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, 1)
+        hint = f" Did you mean `txl {near[0]}`?" if near else ""
         sys.exit(
             f"Error: the command must be one of {', '.join(COMMANDS)}. "
-            f"Received: {command}"
+            f"Received: {command}.{hint}"
         )
+    flag_names.check(_scripts() / f"{COMMANDS[command]}.py", arguments)
     importlib.import_module("txl_keras.scripts.quiet")
     sys.argv[1:] = arguments
     # As `python -m`: processes that the script starts import it by this name.
@@ -52,7 +64,7 @@ def _help():
         "",
         *(f"  {name:15} {_summary(name)}" for name in COMMANDS),
         "",
-        "`txl COMMAND --help` lists its flags, and --flagfile=NAME reads them "
+        "`txl help COMMAND` lists its flags, and --flagfile=NAME reads them "
         "from a file\nof your own, or one of those that come with txl: "
         "--flagfile=quickstart.\nTF_CPP_MIN_LOG_LEVEL=0 in the environment "
         "shows the log of TensorFlow.",

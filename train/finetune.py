@@ -8,10 +8,10 @@ r"""Trains a text classifier on the backbone of a language model.
         --min_count=2 --train_file=reviews.csv --label_column=stars
 
 Texts of any length are read whole, segment by segment with memory, unless
---max_text_tokens limits them. --initialize_from names the workdir of a run of
-`txl train` or of a checkpoint that `txl convert` converted, and takes its
-weights, sizes and tokenizer. With --from_scratch it takes everything except
-the weights: a baseline that shows what the pretrained weights add.
+--max_text_tokens limits them. --initialize_from names a trained model, such as
+the workdir of a run, and takes its weights, sizes and tokenizer. With
+--from_scratch it takes everything except the weights: a baseline that shows
+what the pretrained weights add.
 
 Files are .tsv, .csv or .jsonl (or .gz of these). Without --valid_file, the
 share --valid_share of train is split off by a hash of each text. Training ends
@@ -50,6 +50,7 @@ from txl_keras.models.transformer_xl_text_classifier import POOLINGS
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
+from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.exporting import loading_note
 from txl_keras.scripts.progress_bar import progress_bar
@@ -98,11 +99,8 @@ flags.DEFINE_string(
     "~/tensorflow_datasets.",
 )  # fmt: skip
 
-flags.DEFINE_string(
-    "initialize_from", None,
-    "Workdir of the language model whose weights, sizes and tokenizer to use. "
-    "Default: random weights.",
-)  # fmt: skip
+trained_model.define_origin_flag()
+flags.adopt_module_key_flags(trained_model)
 flags.DEFINE_bool(
     "from_scratch", False,
     "Use only the sizes and the tokenizer of --initialize_from, and start from "
@@ -324,7 +322,7 @@ def _check_flags():
 
 
 def _origin():
-    """Returns the `Workdir` of the language model to start from, or `None`."""
+    """Returns the language model to start from, or `None`."""
     if FLAGS.initialize_from is None:
         if FLAGS.from_scratch:
             raise ValueError(
@@ -333,19 +331,7 @@ def _origin():
             )
         return None
     training_flags.check_inherited_flags()
-    origin = Workdir(FLAGS.initialize_from)
-    if not origin.is_claimed():
-        raise FileNotFoundError(
-            "`initialize_from` must be the workdir of a language model, but "
-            f"there is no {origin.file('config.json')}."
-        )
-    received = origin.model_class_name()
-    if received != "TransformerXLCausalLM":
-        raise ValueError(
-            "`initialize_from` must be the workdir of a language model. "
-            f"Received: {origin.path}, of class {received}"
-        )
-    return origin
+    return trained_model.open_origin()
 
 
 def _read_texts():
@@ -410,14 +396,12 @@ def _build_model(origin, tokenizer, train_ids, label_names):
     if origin:
         check_vocabulary(tokenizer, language_model.backbone.vocabulary_size)
         if not FLAGS.from_scratch:
-            step = origin.restore_weights(language_model, "best")
-            print(
-                f"Starts from the best weights of {origin.path}, step {step}."
-            )
+            origin.restore_weights(language_model, "best")
+            print(f"Starts from the best weights of {origin.path}.")
     return TransformerXLTextClassifier(
         language_model.backbone,
         len(label_names),
-        FLAGS.segment_length or origin_flags.get("segment_length", 128),
+        FLAGS.segment_length or origin_flags.get("segment_length") or 128,
         FLAGS.pooling,
     )
 

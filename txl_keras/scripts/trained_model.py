@@ -1,12 +1,26 @@
-"""Flags that name a trained model, and the function that loads it."""
+"""Flags that name a trained model, and the functions that load it."""
 
+import os
+
+import tensorflow as tf
 from absl import flags
 
+from txl_keras.json_files import check_fields
+from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
+from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
+
+# Of a preset, for training that begins with it.
+_TRAINING_FIELDS = {
+    "training": "an object or null",
+    "training.learning_rate": "a number or null",
+    "training.segment_length": "an integer or null",
+}
 
 
 def define_trained_model_flags():
@@ -75,3 +89,87 @@ def load_given_preset(**overrides):
             f"`preset` must have a tokenizer. Received: --preset={FLAGS.preset}"
         )
     return model
+
+
+def define_origin_flag():
+    """Defines `--initialize_from`, which `open_origin` reads."""
+    flags.DEFINE_string(
+        "initialize_from", None,
+        "Trained model to begin with: its weights, sizes and tokenizer. The "
+        f"workdir of another run, {', '.join(TRAINED)}, a folder of "
+        "`save_to_preset`, or hf://owner/name. Default: random weights.",
+    )  # fmt: skip
+
+
+def open_origin():
+    """Opens the model of `--initialize_from`: a `Workdir` or a preset."""
+    name = FLAGS.initialize_from
+    if name in TRAINED or name.startswith("hf://"):
+        return _PresetOrigin(name)
+    if name in PRESETS:
+        raise ValueError(
+            "`initialize_from` must be a trained model. Sizes without weights "
+            f"are given as --preset={name}. Received: --initialize_from={name}"
+        )
+    workdir = Workdir(name)
+    if not workdir.is_claimed():
+        raise FileNotFoundError(
+            "`initialize_from` must be the folder of a run or of a preset, or "
+            f"one of {', '.join(TRAINED)}, but there is no "
+            f"{workdir.file('config.json')}."
+        )
+    if "flags" not in read_json(workdir.file("config.json")):
+        return _PresetOrigin(name)
+    received = workdir.model_class_name()
+    if received != TransformerXLCausalLM.__name__:
+        raise ValueError(
+            "`initialize_from` must be the folder of a language model. "
+            f"Received: {workdir.path}, of class {received}"
+        )
+    return workdir
+
+
+class _PresetOrigin:
+    """Offers a preset with the methods of a `Workdir` that training needs."""
+
+    def __init__(self, name):
+        self.path = name
+        try:
+            self._model = TransformerXLCausalLM.from_preset(name)
+        except ValueError as error:
+            raise ValueError(
+                "`initialize_from` must be the folder of a language model. "
+                f"Received: {name} ({error})"
+            ) from error
+        if self._model.tokenizer is None:
+            raise ValueError(
+                "`initialize_from` must have a tokenizer. Received: "
+                f"--initialize_from={name}"
+            )
+
+    def read_config(self):
+        path = os.path.join(TRAINED.get(self.path, self.path), "config.json")
+        if not tf.io.gfile.exists(path):  # in a Hub repository
+            return {"flags": {}}
+        config = read_json(path)
+        check_fields(config, _TRAINING_FIELDS, path)
+        return {"flags": config.get("training", {})}
+
+    def read_model_config(self, checkpoint):
+        config = self._model.get_config()
+        config.pop("tokenizer")
+        return config
+
+    def load_tokenizer(self):
+        return self._model.tokenizer
+
+    def restore_weights(self, model, checkpoint):
+        weights = weights_by_name(self._model)
+        for name, weight in weights_by_name(model).items():
+            shape = getattr(weights.get(name), "shape", None)
+            if shape != weight.shape:
+                raise ValueError(
+                    f"weights/{name} must be of shape {weight.shape}. "
+                    f"Received: {shape}"
+                )
+            weight.assign(weights[name])

@@ -65,6 +65,7 @@ from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
+from txl_keras.evaluation.report import left_out
 from txl_keras.evaluation.report import measure_text
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import with_result
@@ -223,6 +224,7 @@ def _evaluate(stop):
         result |= path | add_bits_per_byte(
             scores, measure_text(tokenizer, tokens)
         )
+        result |= left_out(tokens, split.tokens)
         if FLAGS.position_curve:
             result["position_curve"] = position_curve(nll, documents)
     if workdir is not None:

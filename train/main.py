@@ -21,19 +21,23 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.data.statistics import mean_bytes
 from txl_keras.data.statistics import typical_passage
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.report import add_bits_per_byte
+from txl_keras.evaluation.report import bytes_per_token
 from txl_keras.evaluation.report import describe
+from txl_keras.evaluation.report import left_out
 from txl_keras.evaluation.report import measure_text
 from txl_keras.evaluation.report import score
 from txl_keras.scripts import compiling
 from txl_keras.scripts import data_flags
-from txl_keras.scripts import minutes
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import run_length
 from txl_keras.scripts import running
+from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
 from txl_keras.scripts.exporting import export_run
@@ -50,7 +54,6 @@ from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import create_strategy
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.strategy import wait_for_all
-from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
@@ -111,7 +114,7 @@ def main(_):
 
 def train(strategy, stop):
     """Trains and scores test; returns False if it was stopped."""
-    workdir = training_run.begin(strategy)
+    workdir, asked = training_run.begin(strategy)
 
     # Text, model, optimizer.
     origin = _origin(workdir)
@@ -141,21 +144,28 @@ def train(strategy, stop):
             attention_kernel=FLAGS.attention_kernel,
         )
 
-    if FLAGS.minutes is not None:
-        minutes.choose(strategy, workdir, build, segments)
+    if FLAGS.minutes is not None and not workdir.is_claimed():
+        run_length.choose(strategy, build, segments)
     held_out = {
-        name: splits[name].head(FLAGS.max_eval_tokens)
-        for name in ("valid", "test")
+        "valid": splits["valid"].head(FLAGS.max_eval_tokens),
+        "test": splits["test"].head(run_length.max_test_tokens()),
     }
     valid, test = (
         training_flags.held_out_segments(*held_out[name]) for name in held_out
     )
 
+    sizes = None
+    if tokenizer.is_lossless:
+        sizes = {
+            "train": mean_bytes(splits["train"]),
+            "valid": bytes_per_token(tokenizer, held_out["valid"][0]),
+        }
+
     @functools.cache  # compressing takes seconds
     def text_of(name):
         return measure_text(tokenizer, held_out[name][0])
 
-    trainer = build()
+    trainer, plan = build()
     model = trainer.model
     evaluator = Evaluator(
         model,
@@ -170,8 +180,9 @@ def train(strategy, stop):
     if origin and origin is not workdir:
         at = _restore_origin(origin, model)
         log(
-            f"Starts from the best weights of {origin.path}, step {at}, at a "
-            f"learning rate of {FLAGS.learning_rate:g}."
+            f"Starts from the best weights of {origin.path}, "
+            + (f"step {at}, " if at else "")
+            + f"at a learning rate of {FLAGS.learning_rate:g}."
         )
     samples = Samples(
         model,
@@ -188,34 +199,41 @@ def train(strategy, stop):
     )
     loop = training_run.begin_loop(
         trainer,
+        plan,
         segments,
         lambda: evaluator.evaluate(valid),
         workdir,
         tokenizer,
         splits,
         training_flags.result_settings(),
-        describe=lambda nll: score(nll, tokenizer),
+        describe=lambda nll: score(
+            nll, tokenizer, sizes and {"bytes_per_token": sizes["train"]}
+        ),
         describe_valid=lambda nll: score(nll, tokenizer, text_of("valid")),
         unit=tokenizer.unit,
         samples=samples,
+        bytes_per_token=sizes,
     )
     step = loop.restore()
+    run_length.extend(asked, trainer, plan, workdir)
     log(_describe_start(workdir, corpus, tokenizer, splits, trainer))
-    log(f"step {step} of {FLAGS.max_steps}", flush=True)
-    if step == FLAGS.max_steps and workdir.is_finished():
+    log(f"step {step} of {plan.last_step}", flush=True)
+    if step == plan.last_step and workdir.is_finished():
         log(
-            "The run is finished. To score it in other ways or to write more "
-            "text, use `txl evaluate` and `txl generate`."
+            "The run is finished. To train it for longer, give more "
+            "--max_steps or --minutes. To score it in other ways or to write "
+            "more text, use `txl evaluate` and `txl generate`."
         )
         log(_describe_results(workdir, tokenizer))
         return True
 
     # Train.
     start = time.monotonic()
-    if not training_run.run_loop(loop, trainer, stop):
+    pace = run_length.Pace(plan, trainer, segments)
+    if not training_run.run_loop(loop, trainer, stop, pace):
         return False
-    if step < FLAGS.max_steps:
-        log(_describe_speed(step, start))
+    if step < plan.last_step:
+        log(_describe_speed(plan.last_step - step, start))
 
     # Finish with the best weights.
     log("Scoring test, writing a sample, exporting.", flush=True)
@@ -227,7 +245,10 @@ def train(strategy, stop):
     best_step, scores = scored
     if is_chief(strategy):
         for name in held_out:
-            scores[name] = add_bits_per_byte(scores[name], text_of(name))
+            scores[name] = {
+                **add_bits_per_byte(scores[name], text_of(name)),
+                **left_out(held_out[name][0], splits[name].tokens),
+            }
         plot_learning_curve(
             workdir.read_metrics(),
             workdir.file("learning_curve.png"),
@@ -249,7 +270,7 @@ def train(strategy, stop):
 
 
 def _origin(workdir):
-    """Returns the run that provides model and tokenizer, or `None`."""
+    """Returns what provides model and tokenizer, or `None`."""
     if FLAGS.initialize_from is None:
         return None
     training_flags.check_inherited_flags()
@@ -258,7 +279,7 @@ def _origin(workdir):
         rate = workdir.read_config()["flags"].get("learning_rate")
         FLAGS.set_default("learning_rate", rate or FLAGS.learning_rate)
         return workdir
-    origin = Workdir(FLAGS.initialize_from)
+    origin = trained_model.open_origin()
     training_flags.set_fine_tuning_rate(origin.read_config())
     return origin
 
@@ -321,8 +342,7 @@ def _describe_start(workdir, corpus, tokenizer, splits, trainer):
     )
 
 
-def _describe_speed(first_step, start):
-    steps = FLAGS.max_steps - first_step
+def _describe_speed(steps, start):
     tokens = steps * FLAGS.batch_size * FLAGS.segment_length
     seconds = time.monotonic() - start
     return (

@@ -30,6 +30,7 @@ from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.metrics import bits_per_token
 from txl_keras.models import XLNetPermutationLM
 from txl_keras.scripts import data_flags
+from txl_keras.scripts import run_length
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
@@ -78,7 +79,7 @@ def main(_):
 
 def train(strategy, stop):
     """Trains and scores test; returns False if it was stopped."""
-    workdir = training_run.begin(strategy)
+    workdir, asked = training_run.begin(strategy)
 
     # Text, model, optimizer.
     corpus, tokenizer, splits = data_flags.prepare_text()
@@ -100,7 +101,7 @@ def train(strategy, stop):
             vocabulary_size, training_flags.dtype_policy()
         )
 
-    trainer = training_run.build_trainer(strategy, build_model, stop)
+    trainer, plan = training_run.build_trainer(strategy, build_model, stop)
     evaluator = PermutationEvaluator(
         trainer.model, strategy, FLAGS.eval_batch_size, stop=stop
     )
@@ -108,6 +109,7 @@ def train(strategy, stop):
     # Start, resume, or find that the run is finished.
     loop = training_run.begin_loop(
         trainer,
+        plan,
         segments,
         lambda: evaluator.evaluate(valid),
         workdir,
@@ -122,15 +124,20 @@ def train(strategy, stop):
     )
     log = training_run.chief_print(strategy)
     step = loop.restore()
+    run_length.extend(asked, trainer, plan, workdir)
     log(_describe_start(workdir, corpus, splits, trainer, segments))
-    log(f"step {step} of {FLAGS.max_steps}", flush=True)
-    if step == FLAGS.max_steps and workdir.is_finished():
-        log("The run is finished.")
+    log(f"step {step} of {plan.last_step}", flush=True)
+    if step == plan.last_step and workdir.is_finished():
+        log(
+            "The run is finished. To train it for longer, give more "
+            "--max_steps."
+        )
         log(_describe_results(workdir))
         return True
 
     # Train.
-    if not training_run.run_loop(loop, trainer, stop):
+    pace = run_length.Pace(plan, trainer, segments)
+    if not training_run.run_loop(loop, trainer, stop, pace):
         return False
 
     # Finish with the best weights.

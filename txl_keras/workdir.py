@@ -60,6 +60,7 @@ _RESULTS_FIELDS = {
             ".nll": "a number",
             ".bits_per_byte": "a number or null",
             ".compressors": "an object or null",
+            ".of_tokens": "an integer or null",
         }.items()
     },
 }
@@ -204,6 +205,11 @@ class Workdir(RunFolder):
     def write_results(self, results):
         """Writes results.json, which marks the run as finished."""
         write_json(results, self.file("results.json"))
+
+    def remove_results(self):
+        """Removes results.json, because the run goes on."""
+        if self.is_finished():
+            tf.io.gfile.remove(self.file("results.json"))
 
     def read_results(self):
         """Returns the dictionary in results.json."""

@@ -155,7 +155,7 @@ def test_evaluate_prints_the_same_score_of_a_preset(
     printed = succeed(
         "evaluate.py", preset, text, *flags, f"--token_nll_path={path}"
     )
-    score = re.search(r"test: (.* bits per byte over 299 tokens)", of_run)
+    score = re.search(r"test: (.* over the first 299 of [\d,]+ tok)", of_run)
     assert f"mine.txt, test: {score[1]}" in printed
     assert len(np.load(path)) == 300
     assert f"Written to {path}" in printed
@@ -238,7 +238,7 @@ def test_evaluate_slides_a_window_over_a_text(run, corpus, succeed, fail):
         "--batch_size=5",
     )
     printed = succeed("evaluate.py", *flags, "--stride=1", "--memory_length=0")
-    assert "over 39 tokens" in printed
+    assert "over the first 39 of " in printed
     result = evaluation_of(run[0])
     assert result["stride"] == 1
     # Each token by the 6 before it, the first ones by as many as there are.

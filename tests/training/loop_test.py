@@ -18,6 +18,7 @@ from txl_keras.training.loop import TrainingLoop
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.profiler import Profile
 from txl_keras.training.progress import Progress
+from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.tensorboard import TensorBoard
 from txl_keras.training.trainer import Trainer
 from txl_keras.workdir import Workdir
@@ -41,6 +42,8 @@ class Run:
         self.scores = iter(nlls)
         self.drawn = []
         tokens = np.arange(300) ** 2 % 7
+        settings = {**SETTINGS, **settings}
+        self.plan = RunPlan(lambda _: 0.01, settings.pop("max_steps"))
         self.loop = TrainingLoop(
             self.trainer,
             Segments(tokens, 2, 4, drop_remainder=True),
@@ -52,7 +55,8 @@ class Run:
                 best_directory=self.workdir.best,
                 run=0,
             ),
-            **{**SETTINGS, **settings},
+            plan=self.plan,
+            **settings,
             progress=Progress(12, 8, str, str, is_shown=False),
             tensorboard=TensorBoard(None),
             profile=Profile(str(path)),
@@ -196,6 +200,25 @@ def test_worse_weights_do_not_replace_the_best_after_a_restart(begin, tmp_path):
     assert second.loop.restore() == 12
     assert second.loop.run()
     assert saved_steps(second.workdir.best) == [8]
+
+
+def test_a_plan_may_change_as_it_goes(begin, tmp_path):
+    """The new last step has all that the last step has."""
+    run = begin(tmp_path, [3.0, 2.0, 1.0])
+    run.loop.restore()
+    asked = []
+
+    def pace(step, seconds):
+        asked.append(step)
+        assert seconds > 0
+        if step == 6:
+            run.plan.change(updates=6, step=6, last_step=9)
+            return "faster"
+
+    assert run.loop.run(pace)
+    assert asked == run.steps("loss") == [4, 5, 6, 8, 9]
+    assert run.steps("valid") == [4, 8, 9]
+    assert saved_steps(run.workdir.checkpoints) == [6, 9]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -51,6 +51,11 @@ def unigram_scores(train_counts, counts):
     }
 
 
+def mean_bytes(split):
+    """Returns the mean bytes per token of a `PreparedSplit`."""
+    return split.metadata["num_bytes"] / split.metadata["num_tokens"]
+
+
 def describe_split(split):
     """Returns a dict of the sizes, rates and document lengths of a split."""
     metadata = split.metadata
@@ -59,7 +64,7 @@ def describe_split(split):
         "num_bytes": metadata["num_bytes"],
         "num_tokens": metadata["num_tokens"],
         "num_documents": metadata["num_documents"],
-        "bytes_per_token": metadata["num_bytes"] / metadata["num_tokens"],
+        "bytes_per_token": mean_bytes(split),
         "unknown_rate": metadata["num_unknown"] / metadata["num_tokens"],
         "document_length": {
             "min": int(lengths.min()),

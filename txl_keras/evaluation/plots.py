@@ -28,7 +28,8 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
     """Plots bits per token against training steps.
 
     Args:
-        metrics: List of dictionaries, `Workdir.read_metrics()`.
+        metrics: List of dictionaries, `Workdir.read_metrics()`. If they have
+            `bits_per_byte`, these are the axis on the right.
         path: String, a PNG, SVG or PDF file, local or `gs://`.
         unit: String, the name of a token, such as "byte".
         scores: Optional dictionary, the validation scores in results.json. If
@@ -48,6 +49,17 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
     for i, (name, value) in enumerate(lines.items()):
         axes.axhline(value, linestyle="--", color=f"C{i + 2}", label=name)
     axes.legend()
+    scored = [line.get("valid", line) for line in metrics]
+    sizes = [
+        line["bits_per_token"] / line["bits_per_byte"]
+        for line in scored
+        if line.get("bits_per_byte")
+    ]
+    if sizes and unit != "byte":
+        axes.secondary_yaxis(
+            "right",
+            functions=(lambda x: x / sizes[-1], lambda x: x * sizes[-1]),
+        ).set_ylabel("bits per byte")
     _save(figure, path)
 
 

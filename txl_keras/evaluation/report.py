@@ -20,21 +20,31 @@ SETTINGS = (
 _BLOCK = 1 << 20  # tokens processed at once
 
 
-def measure_text(tokenizer, tokens):
-    """Returns the facts for `add_bits_per_byte`, `None` if text is lost."""
-    # `num_tokens` and `bytes_per_token` leave out the first token, which has no
-    # score. An `<unk>` stands for an unknown number of bytes.
+def bytes_per_token(tokenizer, tokens):
+    """Returns the mean of all tokens but the first, which has no score.
+
+    `None` if text is lost: an `<unk>` stands for an unknown number of bytes.
+    """
     if not tokenizer.is_lossless:
         return None
+    first, all_tokens = (
+        len(tokenizer.decode_bytes(part)) for part in (tokens[:1], tokens)
+    )
+    return (all_tokens - first) / (len(tokens) - 1)
+
+
+def measure_text(tokenizer, tokens):
+    """Returns the facts for `add_bits_per_byte`, `None` if text is lost."""
+    mean = bytes_per_token(tokenizer, tokens)
+    if mean is None:
+        return None
     text = tokenizer.decode_bytes(tokens)
-    num_bytes = len(text) - len(tokenizer.decode_bytes(tokens[:1]))
     compressors = {}
     if len(text) <= COMPRESSED_BYTES:
         compressors = compressed_bits_per_byte(text)
-    num_tokens = len(tokens) - 1
     return {
-        "num_tokens": num_tokens,
-        "bytes_per_token": num_bytes / num_tokens,
+        "num_tokens": len(tokens) - 1,
+        "bytes_per_token": mean,
         "compressors": compressors,
     }
 
@@ -48,6 +58,13 @@ def add_bits_per_byte(scores, text):
         "bits_per_byte": scores["bits_per_token"] / text["bytes_per_token"],
         "compressors": text["compressors"],
     }
+
+
+def left_out(tokens, all_tokens):
+    """Returns the number of all that can be scored, if only some were."""
+    if len(tokens) == len(all_tokens):
+        return {}
+    return {"of_tokens": len(all_tokens) - 1}
 
 
 def compressed_bits_per_byte(text):
@@ -70,7 +87,7 @@ def score(nll, tokenizer, text=None):
         return line
     bits_per_byte = bits_per_token(nll) / text["bytes_per_token"]
     return line + _in_bits_per_byte(
-        bits_per_byte, text["compressors"], tokenizer
+        bits_per_byte, text.get("compressors", {}), tokenizer
     )
 
 
@@ -98,8 +115,11 @@ def measure(unit):
 
 def describe(scores, tokenizer):
     """Formats scores, with `bits_per_byte` if they have it, as one line."""
-    nll = score(scores["nll"], tokenizer)
-    line = f"{nll} over {scores['num_tokens']:,} tokens"
+    # If `max_eval_tokens` left tokens out, `of_tokens` is the number of all.
+    tokens = f"{scores['num_tokens']:,}"
+    if scores.get("of_tokens"):
+        tokens = f"the first {tokens} of {scores['of_tokens']:,}"
+    line = f"{score(scores['nll'], tokenizer)} over {tokens} tokens"
     if "bits_per_byte" not in scores:
         return line
     return line + _in_bits_per_byte(

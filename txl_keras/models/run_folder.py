@@ -29,6 +29,8 @@ _CONFIG_FIELDS = {
     "flags.segment_length": "an integer or null",
     "flags.batch_size": "an integer or null",
     "flags.learning_rate": "a number or null",
+    "flags.max_steps": "an integer or null",
+    "flags.minutes": "a number or null",
     "flags.reset_documents": "a boolean or null",
     "model": "an object",
     "tokenizer": "a string or null",

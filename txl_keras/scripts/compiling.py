@@ -168,7 +168,7 @@ class _Run:
         strategy = tf.distribute.get_strategy()
         self._trainer = Trainer(
             model,
-            training_flags.build_optimizer(),
+            training_flags.build_optimizer(training_flags.build_plan()),
             strategy,
             self._rows,
             clip_norm=FLAGS.clip_norm or None,

@@ -185,7 +185,7 @@ def load_corpus(options, whole=False):
     separator = options["document_separator"]
     if separator is not None:
         separator = separator.replace(r"\n", "\n").replace(r"\t", "\t")
-    corpus = corpora.load_corpus(
+    return corpora.load_corpus(
         options["corpus"],
         options["data_dir"],
         options["manual_dir"],
@@ -193,9 +193,6 @@ def load_corpus(options, whole=False):
         options["text_key"],
         whole,
     )
-    if corpus.description:
-        print(f"{corpus.name}: {corpus.description}", flush=True)
-    return corpus
 
 
 def prepare_text(tokenizer=None, beam=None):
@@ -204,6 +201,8 @@ def prepare_text(tokenizer=None, beam=None):
     folder = token_folder(options["data_dir"])
     check_outside_text("data_dir", folder)
     corpus = load_corpus(options)
+    if corpus.description:
+        print(f"{corpus.name}: {corpus.description}", flush=True)
     tokenizer = tokenizer or make_tokenizer(corpus, folder, beam)
     return corpus, tokenizer, prepare(corpus, tokenizer, folder, beam=beam)
 

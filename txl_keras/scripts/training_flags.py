@@ -5,10 +5,12 @@ from absl import flags
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import trained_model
 from txl_keras.scripts import xlnet_flags
 from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
 from txl_keras.training import optimizers
 from txl_keras.training.optimizers import OPTIMIZERS
+from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.schedules import SCHEDULES
 from txl_keras.training.schedules import build_schedule
 from txl_keras.training.strategy import check_alike
@@ -20,14 +22,14 @@ FLAGS = flags.FLAGS
 RESULT_FLAGS = (
     *TOKENIZER_FLAGS, "initialize_from", "precision", "seed", "batch_size",
     "segment_length", "order", "reset_documents", "varlen", "half_loss",
-    "intermediate_losses", "max_steps", "optimizer", "weight_decay",
+    "intermediate_losses", "max_steps", "minutes", "optimizer", "weight_decay",
     "momentum", "beta_1", "beta_2", "epsilon", "clip_norm", "schedule",
     "learning_rate", "min_learning_rate", "warmup_steps", "subtract_warmup",
     "max_eval_tokens",
 )  # fmt: skip
 # Flags that do not affect the result. They may change when a run resumes.
 RUNTIME_FLAGS = (
-    "accumulate_steps", "minutes", "eval_batch_size", "eval_every",
+    "accumulate_steps", "eval_batch_size", "eval_every",
     "checkpoint_every", "max_to_keep", "profile_steps", "steps_per_execution",
     "max_sample_tokens", "progress_sample_tokens", "attention_kernel",
 )  # fmt: skip
@@ -38,17 +40,15 @@ _FINE_TUNING_RATE = 5e-5
 def define_training_flags():
     """Defines the flags for training a language model."""
     define_common_flags()
-    flags.DEFINE_string(
-        "initialize_from", None,
-        "Workdir of another run to fine-tune: training starts with its model, "
-        "best weights and tokenizer. Default: random weights.",
-    )  # fmt: skip
+    trained_model.define_origin_flag()
     flags.DEFINE_float(
         "minutes", None,
-        "Minutes to train, about: times some steps at the start and chooses "
-        "max_steps accordingly, and for a short text fewer; dropout, precision "
-        "and max_eval_tokens, too, unless they are given. A run that resumes "
-        "keeps what was chosen. Default: max_steps counts.", lower_bound=0.01,
+        "Minutes that the command takes, about: times some steps at the start "
+        "and chooses max_steps accordingly, and for a short text fewer; "
+        "dropout, precision and max_eval_tokens, too, unless they are given. "
+        "Changes max_steps while it trains if the speed changes. More minutes "
+        "than before train a finished run for longer. Default: max_steps "
+        "counts.", lower_bound=0.01,
     )  # fmt: skip
     flags.DEFINE_bool(
         "varlen", False,
@@ -127,8 +127,10 @@ def define_common_flags():
         "Clear the memory at the start of each document.",
     )  # fmt: skip
     flags.DEFINE_integer(
-        "max_steps", 5000, "Number of training steps.", lower_bound=1
-    )
+        "max_steps", 5000,
+        "Number of training steps. More than before train a finished run for "
+        "longer.", lower_bound=1,
+    )  # fmt: skip
     flags.DEFINE_enum(
         "optimizer", "adam", OPTIMIZERS,
         "Optimizer; lamb is for large batches, muon orthogonalizes the updates "
@@ -268,8 +270,8 @@ def dtype_policy():
     return f"mixed_{FLAGS.precision}"
 
 
-def build_optimizer():
-    """Builds the optimizer and the learning-rate schedule of the flags."""
+def build_plan():
+    """Builds the learning-rate schedule of the flags, over their steps."""
     schedule = build_schedule(
         FLAGS.schedule,
         FLAGS.learning_rate,
@@ -278,9 +280,14 @@ def build_optimizer():
         FLAGS.min_learning_rate,
         FLAGS.subtract_warmup,
     )
+    return RunPlan(schedule, FLAGS.max_steps)
+
+
+def build_optimizer(plan):
+    """Builds the optimizer of the flags, whose learning rate is a `RunPlan`."""
     return optimizers.build_optimizer(
         FLAGS.optimizer,
-        schedule,
+        plan,
         FLAGS.weight_decay,
         FLAGS.momentum,
         FLAGS.beta_1,

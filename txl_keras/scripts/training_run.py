@@ -7,6 +7,7 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.scripts import data_flags
+from txl_keras.scripts import run_length
 from txl_keras.scripts import training_flags
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.loop import TrainingLoop
@@ -22,7 +23,10 @@ FLAGS = flags.FLAGS
 
 
 def begin(strategy):
-    """Seeds, checks all that needs no text, and returns the `Workdir`."""
+    """Seeds and checks all that needs no text.
+
+    Returns the `Workdir`, and what `run_length.keep_plan` returns.
+    """
     training_flags.check_workers(strategy)
     keras.utils.set_random_seed(FLAGS.seed)
     replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
@@ -31,15 +35,16 @@ def begin(strategy):
     workdir.check_has_config()
     if is_chief(strategy):
         workdir.check_writable()
-    return workdir
+    return workdir, run_length.keep_plan(workdir)
 
 
 def build_trainer(strategy, build_model, stop, **options):
-    """Builds model, optimizer and `Trainer` of the flags."""
+    """Builds model, optimizer and `Trainer` of the flags, and the `RunPlan`."""
     with strategy.scope():
         model = build_model()
-        optimizer = training_flags.build_optimizer()
-    return Trainer(
+        plan = training_flags.build_plan()
+        optimizer = training_flags.build_optimizer(plan)
+    trainer = Trainer(
         model,
         optimizer,
         strategy,
@@ -50,6 +55,7 @@ def build_trainer(strategy, build_model, stop, **options):
         stop=stop,
         **options,
     )
+    return trainer, plan
 
 
 def chief_print(strategy):
@@ -59,6 +65,7 @@ def chief_print(strategy):
 
 def begin_loop(
     trainer,
+    plan,
     segments,
     validate,
     workdir,
@@ -70,18 +77,20 @@ def begin_loop(
     describe_valid=None,
     unit,
     samples=None,
+    bytes_per_token=None,
 ):
     """Claims the workdir and makes its `TrainingLoop`, not yet restored."""
     # `describe` formats nats per token for the progress line, and
     # `describe_valid` (by default the same) those of a validation score; `unit`
     # names a token in the learning curve. `samples` are `Samples` to show after
-    # each validation, unless the model cannot write text.
+    # each validation, unless the model cannot write text. `bytes_per_token`:
+    # see `TrainingLoop`.
 
     def on_score(step):
         path = workdir.file("learning_curve.png")
         plot_learning_curve(workdir.read_metrics(), path, unit)
         # At the end there is a sample of the best weights.
-        if samples is not None and step < FLAGS.max_steps:
+        if samples is not None and step < plan.last_step:
             samples.show(step, progress, tensorboard)
 
     strategy = trainer.strategy
@@ -94,6 +103,7 @@ def begin_loop(
         FLAGS.max_to_keep,
         workdir.best,
         workdir.run_hash(),
+        plan,
     )
     progress = Progress(
         FLAGS.max_steps,
@@ -109,7 +119,7 @@ def begin_loop(
         validate,
         workdir,
         checkpoints,
-        max_steps=FLAGS.max_steps,
+        plan=plan,
         eval_every=FLAGS.eval_every,
         checkpoint_every=FLAGS.checkpoint_every,
         steps_per_execution=FLAGS.steps_per_execution,
@@ -117,6 +127,7 @@ def begin_loop(
         tensorboard=tensorboard,
         profile=profile,
         on_score=on_score,
+        bytes_per_token=bytes_per_token,
     )
 
 
@@ -142,10 +153,10 @@ def _claim(workdir, settings, model, tokenizer, splits, strategy):
     workdir.check_config(config)
 
 
-def run_loop(loop, trainer, stop):
+def run_loop(loop, trainer, stop, pace):
     """Trains to the last step; returns False if stopped before."""
     with stop.deferred():
-        is_done = loop.run()
+        is_done = loop.run(pace)
     # Other workers wait until the chief has written everything.
     wait_for_all(trainer.strategy)
     if not is_done:

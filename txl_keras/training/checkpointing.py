@@ -8,6 +8,7 @@ plain names:
     weights/NAME       such as weights/block_0/attention/query/kernel
     optimizer/INDEX    `optimizer.variables`, in their order
     loss_scale/...     in float16
+    plan/NAME          `RunPlan.variables`, if there is a plan
     memory/INDEX       states and valid lengths, rows in the order of the batch
     results/NAME       of steps that are not in metrics.jsonl yet
 
@@ -58,6 +59,7 @@ class Checkpoints:
         run: Optional integer that identifies the run: `Workdir.run_hash`. Then
             writing waits while the config.json of the run, beside `directory`,
             is missing.
+        plan: Optional `RunPlan`, to save and restore.
 
     Raises:
         ValueError: If a directory has one of `*?[]` in its path, which
@@ -74,11 +76,13 @@ class Checkpoints:
         max_to_keep=2,
         best_directory=None,
         run=None,
+        plan=None,
     ):
         for path in (directory, best_directory or ""):
             check_no_pattern("directory", path)
         self._directory = directory
         self._run = run
+        self._plan = plan
         self._damaged = set()
         self._best_directory = best_directory
         self._trainer = trainer
@@ -205,6 +209,9 @@ class Checkpoints:
         if trainer.loss_scale:
             variables["loss_scale/value"] = trainer.loss_scale.value
             variables["loss_scale/good_steps"] = trainer.loss_scale.good_steps
+        if self._plan:
+            for name, variable in self._plan.variables.items():
+                variables[f"plan/{name}"] = variable
         return variables
 
     def _shapes(self):

@@ -39,7 +39,7 @@ class TrainingLoop:
         workdir,
         checkpoints,
         *,
-        max_steps,
+        plan,
         eval_every,
         checkpoint_every,
         steps_per_execution,
@@ -47,13 +47,16 @@ class TrainingLoop:
         tensorboard,
         profile,
         on_score,
+        bytes_per_token=None,
     ):
+        # `bytes_per_token` has the means of "train" and "valid", for bits per
+        # byte, which are left out without it.
         self._trainer = trainer
         self._segments = segments
         self._validate = validate
         self._workdir = workdir
         self._checkpoints = checkpoints
-        self._max_steps = check_integer("max_steps", max_steps, 1)
+        self._plan = plan
         self._eval_every = check_integer("eval_every", eval_every, 1)
         self._checkpoint_every = check_integer(
             "checkpoint_every", checkpoint_every, 1
@@ -65,6 +68,7 @@ class TrainingLoop:
         self.tensorboard = tensorboard
         self._profile = profile
         self._on_score = on_score
+        self._bytes_per_token = bytes_per_token
         self._step_flops = model_flops(
             trainer.model,
             trainer.batch_size,
@@ -80,6 +84,7 @@ class TrainingLoop:
         # of those that this process ran.
         self._pending = {}
         self._timed_steps, self._seconds = 0, 0.0
+        self._seconds_per_step = None
         self._first_loss = None
         self._best = math.inf  # nats of the weights that are kept as the best
 
@@ -111,8 +116,10 @@ class TrainingLoop:
             )
         return math.inf
 
-    def run(self):
+    def run(self, pace=None):
         """Trains; returns true at the last step, false if stopped."""
+        # `pace` takes a step and the seconds of each step before it. It may
+        # change the last step of the plan, and returns words about it or "".
         step = int(self._trainer.step.numpy())
         self._peak_flops = peak_flops(
             self._trainer.model.compute_dtype, self._trainer.strategy
@@ -124,7 +131,7 @@ class TrainingLoop:
                     return False
                 self._show(step)
             feed = Feed(self._segments, self._trainer.strategy, first_step=step)
-            while step < self._max_steps:
+            while step < self._plan.last_step:
                 self._profile.update(step)
                 boundary = self._next_boundary(step)
                 end = self._profile.next_boundary(step) or boundary
@@ -135,6 +142,10 @@ class TrainingLoop:
                 stopped = self._trainer.stopped
                 if step == boundary:
                     self._write_line(step)
+                    words = pace and pace(step, self._seconds_per_step)
+                    if words:
+                        last_step = self._plan.last_step
+                        self._progress.change(step, last_step, words)
                     is_scored = False
                     if self._is_due(step, self._eval_every) and not stopped:
                         is_scored = self._score(step)
@@ -172,12 +183,12 @@ class TrainingLoop:
             self._progress.close()
 
     def _is_due(self, step, every):
-        return step % every == 0 or step == self._max_steps
+        return step % every == 0 or step == self._plan.last_step
 
     def _next_boundary(self, step):
         """Returns the next step at which a line is written."""
         return min(
-            self._max_steps,
+            self._plan.last_step,
             *(
                 step + every - step % every
                 for every in (
@@ -210,6 +221,7 @@ class TrainingLoop:
             "step": step,
             "loss": loss,
             "bits_per_token": bits_per_token(loss) if applied.any() else None,
+            **self._in_bytes(loss, "train"),
             "gradient_norm": norm,
             "learning_rate": float(results["learning_rate"][-1]),
         }
@@ -226,6 +238,13 @@ class TrainingLoop:
         self._write(lambda: self._workdir.append_metrics(metrics))
         self._report(metrics)
 
+    def _in_bytes(self, nll, split):
+        """Returns a loss in bits per byte, if that is known."""
+        if nll is None or not self._bytes_per_token:
+            return {}
+        bits_per_byte = bits_per_token(nll) / self._bytes_per_token[split]
+        return {"bits_per_byte": bits_per_byte}
+
     def _check_divergence(self, step, loss):
         """Raises if the loss exceeds twice ln V and twice the first loss."""
         if loss is None:
@@ -241,14 +260,12 @@ class TrainingLoop:
     def _report(self, metrics):
         """Reports metrics and speed on the terminal and in TensorBoard."""
         # Speed differs from run to run, so it is not in metrics.jsonl.
-        steps_per_second = self._timed_steps / self._seconds
+        seconds = self._seconds_per_step = self._seconds / self._timed_steps
         self._timed_steps, self._seconds = 0, 0.0
         tokens = self._trainer.batch_size * self._segments.segment_length
         speed = {
-            "tokens_per_second": tokens * steps_per_second,
-            "utilization": self._step_flops
-            * steps_per_second
-            / self._peak_flops,
+            "tokens_per_second": tokens / seconds,
+            "utilization": self._step_flops / seconds / self._peak_flops,
         }
         self._progress.update({**metrics, **speed})
         speed["device_memory_bytes"] = device_memory()
@@ -286,6 +303,7 @@ class TrainingLoop:
             raise FloatingPointError(
                 f"The validation loss is {scores['nll']} at step {step}."
             )
+        scores = {**scores, **self._in_bytes(scores["nll"], "valid")}
         is_best = scores["nll"] < self._best
         if is_best:
             self._best = scores["nll"]

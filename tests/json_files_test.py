@@ -62,7 +62,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no file .*config.json"):
         read_json(tmp_path / "config.json")
-    with pytest.raises(FileNotFoundError, match="no file"):
+    with pytest.raises(FileNotFoundError, match="must be a file.*a folder"):
         read_json(tmp_path)
 
 

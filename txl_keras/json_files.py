@@ -49,11 +49,12 @@ def read_json(path, kind=dict, max_bytes=MAX_BYTES):
 def open_checked(path, max_bytes):
     """Opens a file for reading bytes, unless it is missing or too large."""
     path = str(path)
-    # Opening a named pipe would block. Only local paths can be one.
-    is_local = "://" not in path
-    if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
+    if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"There is no file {path}.")
-    if is_local and not pathlib.Path(path).is_file():
+    if tf.io.gfile.isdir(path):
+        raise FileNotFoundError(f"{path} must be a file. Received: a folder")
+    # Opening a named pipe would block. Only local paths can be one.
+    if "://" not in path and not pathlib.Path(path).is_file():
         raise ValueError(
             f"{path} must be a file. Received: a pipe, socket or device"
         )

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import pathlib
 import zipfile
 
@@ -12,9 +13,11 @@ from txl_keras.data import IdTokenizer
 from txl_keras.data import build_tokenizer
 from txl_keras.data import load_corpus
 from txl_keras.data import prepare
+from txl_keras.data.corpora import files
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.id_files import IdCorpus
+from txl_keras.data.corpora.id_files import document_starts
 from txl_keras.data.corpora.id_files import read_ids
 from txl_keras.data.corpora.id_files import split_ids
 
@@ -252,6 +255,33 @@ def test_a_size_that_no_compression_reaches_is_refused(tmp_path):
     (tmp_path / "a.npz").write_bytes(data.replace(2 * size, size + larger))
     with pytest.raises(ValueError, match=r"a\.npz .*2,147,483,648 bytes"):
         splits_of(tmp_path / "a.npz", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"tokens": IDS, "documents": np.zeros(10**6, np.uint8)},
+        {"tokens": np.zeros((10**6, 1), np.uint8)},
+    ],
+    ids=["documents", "rows"],
+)
+def test_more_documents_than_memory_may_hold_are_refused(
+    arrays, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(files, "_FREE_BYTES", 1 << 16)
+    path = str(tmp_path / "a.npz")
+    np.savez_compressed(path, **arrays)
+    with pytest.raises(ValueError, match=r"a\.npz .*not unpack to more than"):
+        document_starts(path)
+    np.savez(path, **arrays)
+    if "documents" in arrays:  # as many as bytes in the file
+        assert len(document_starts(path)) == 10**6
+
+
+def test_a_pipe_of_ids_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.npy")
+    with pytest.raises(ValueError, match=r"a\.npy must be a file.*pipe"):
+        next(read_ids(str(tmp_path / "a.npy")))
 
 
 class _Touch:

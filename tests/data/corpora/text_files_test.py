@@ -242,6 +242,16 @@ def test_what_is_no_text_file_is_left_out_or_named(tmp_path):
         load_corpus(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.npy"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_pipe_and_a_device_are_named(whole, name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    (tmp_path / f"zero_{name}").symlink_to("/dev/zero")
+    for path in (tmp_path / name, tmp_path / f"zero_{name}"):
+        with pytest.raises(ValueError, match=f"{path} must be a file.*pipe"):
+            load_corpus(path, whole=whole)
+
+
 def test_a_name_that_is_not_utf8_is_named(tmp_path):
     write_files(tmp_path, {f"{i}.txt": b"text %d\n" % i for i in range(5)})
     folder = os.fsencode(tmp_path)

@@ -8,6 +8,7 @@
 """
 
 import importlib
+import math
 import os
 
 import tensorflow as tf
@@ -17,7 +18,9 @@ from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import absolute_path
+from txl_keras.data.corpora.files import is_file
 from txl_keras.data.corpora.files import is_remote
+from txl_keras.json_files import open_checked
 
 __all__ = ["CORPORA", "Corpus", "corpus_path", "load_corpus"]
 
@@ -111,6 +114,8 @@ def load_corpus(
             "path of a text file or folder; no such path was found. "
             f"Received: corpus={name!r}"
         )
+    if is_file(path):
+        open_checked(path, math.inf).close()  # raises for a pipe or device
     return text_files.load(path, document_separator, text_key or "text", whole)
 
 

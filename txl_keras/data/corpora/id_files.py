@@ -14,12 +14,13 @@ from txl_keras.data.corpora.corpus import BLOCK_BYTES
 from txl_keras.data.corpora.corpus import SECTION_BYTES
 from txl_keras.data.corpora.corpus import Block
 from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.files import check_unpacked
 from txl_keras.data.corpora.splitting import HELD_OUT_FRACTION
 from txl_keras.data.corpora.splitting import grouped
+from txl_keras.json_files import open_checked
 
 ID_SUFFIXES = (".npy", ".npz")
 MAX_ID = 2**31 - 2  # so that ids and the size of the vocabulary are int32
-_MAX_RATIO = 1040  # no array is compressed to a smaller part of its size
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -107,10 +108,12 @@ def document_starts(path):
     with _open(path) as array:
         size, shape = array.size, array.shape
     if len(shape) == 2:
+        _check_starts(path, shape[0])
         return np.arange(0, size, shape[1] or 1)
     if not _has_documents(path):
         return np.zeros(1, np.int64)
     with _open(path, "documents") as array:
+        _check_starts(path, array.size)
         blocks = [
             np.zeros(0, np.int64),
             *array.read(0, array.size, BLOCK_BYTES),
@@ -124,6 +127,11 @@ def document_starts(path):
             f"{np.array2string(starts, threshold=6)}"
         )
     return starts
+
+
+def _check_starts(path, number):
+    """Checks that the starts of documents, which are kept, fit in memory."""
+    check_unpacked(path, 8 * number, tf.io.gfile.stat(path).length)
 
 
 def read_ids(path, start=0, stop=None, size=BLOCK_BYTES):
@@ -189,16 +197,13 @@ class _Array:
 def _open(path, entry="tokens"):
     """Opens the array of an `.npy` file, or an entry of an `.npz` file."""
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(tf.io.gfile.GFile(path, "rb"))
+        file = stack.enter_context(open_checked(path, math.inf))
         try:
             length = tf.io.gfile.stat(path).length
             if path.lower().endswith(".npz"):
                 archive = stack.enter_context(zipfile.ZipFile(file))
                 member = archive.getinfo(f"{entry}.npy")
-                if member.file_size > _MAX_RATIO * length:
-                    raise ValueError(
-                        f"{entry}.npy would have {member.file_size:,} bytes"
-                    )
+                check_unpacked(path, member.file_size, length)
                 length = member.file_size
                 file = stack.enter_context(archive.open(member))
             version = np.lib.format.read_magic(file)
@@ -214,7 +219,7 @@ def _has_documents(path):
     if not path.lower().endswith(".npz"):
         return False
     with (
-        tf.io.gfile.GFile(path, "rb") as file,
+        open_checked(path, math.inf) as file,
         zipfile.ZipFile(file) as archive,
     ):
         return "documents.npy" in archive.namelist()
@@ -243,5 +248,5 @@ def _damaged_error(path, error):
     return ValueError(
         f"{path} must be a file of token ids, as np.save(path, ids) or "
         "np.savez(path, tokens=ids, documents=starts) write it. Received: "
-        f"{type(error).__name__}: {error}"[:300]
+        f"{type(error).__name__}: {str(error)[:300]}"
     )

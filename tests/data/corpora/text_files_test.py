@@ -164,7 +164,7 @@ def test_text_that_is_not_utf8_is_named_with_its_byte(tmp_path):
     fine = {f"{i}.txt": b"fine %d\n" % i * 9 for i in range(9)}
     write_files(tmp_path, {**fine, "b.txt": b"caf\xe9\n"})
     corpus = load_corpus(tmp_path)
-    message = "b.txt is not UTF-8: byte 0xe9 at offset 3.*iconv"
+    message = "b.txt is not text in UTF-8: byte 0xe9 at offset 3.*iconv"
     with pytest.raises(ValueError, match=message):
         texts_of(corpus)
 
@@ -250,6 +250,15 @@ def test_a_pipe_and_a_device_are_named(whole, name, tmp_path):
     for path in (tmp_path / name, tmp_path / f"zero_{name}"):
         with pytest.raises(ValueError, match=f"{path} must be a file.*pipe"):
             load_corpus(path, whole=whole)
+
+
+def test_utf16_is_named_before_it_is_tokenized(tmp_path):
+    text = "".join(f"line {i}\n" for i in range(200))
+    (tmp_path / "a.txt").write_bytes(text.encode("utf-16-le"))
+    corpus = load_corpus(tmp_path / "a.txt")
+    for split in SPLITS:
+        with pytest.raises(ValueError, match="a.txt .*iconv -f UTF-16LE"):
+            corpus.read(split)
 
 
 def test_a_name_that_is_not_utf8_is_named(tmp_path):

@@ -12,6 +12,7 @@ import zlib
 
 import tensorflow as tf
 
+from txl_keras.data.corpora.text_formats import advice_for
 from txl_keras.json_files import open_checked
 
 CHUNK_BYTES = 1 << 20
@@ -21,6 +22,7 @@ DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 # but a bomb 1000 to 1. So much is allowed to come of the smallest file, too.
 _MAX_RATIO = 200
 _FREE_BYTES = 8 << 20
+_HEAD = 1 << 16  # bytes that determine the format of a file
 
 
 @contextlib.contextmanager
@@ -143,7 +145,7 @@ def read_text(path, start=0, stop=None):
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = start
     for chunk in read_bytes(path, start, stop):
-        _check_utf8(decoder, chunk, path, offset)
+        _check_text(decoder, chunk, path, offset)
         # Windows programs begin files with a byte order mark.
         yield chunk if offset else chunk.removeprefix(codecs.BOM_UTF8)
         offset += len(chunk)
@@ -153,7 +155,7 @@ def read_text(path, start=0, stop=None):
             f"reading. Received: {offset} bytes. Run the same command again "
             "when no other program writes to the file."
         )
-    _check_utf8(decoder, b"", path, offset)
+    _check_text(decoder, b"", path, offset)
 
 
 def text_size(path):
@@ -208,14 +210,22 @@ def modification_time(path):
     return os.stat(path).st_mtime_ns  # `gfile` returns whole seconds
 
 
-def _check_utf8(decoder, chunk, path, offset):
+def _check_text(decoder, chunk, path, offset):
+    """Raises ValueError if the next bytes of a file are not text."""
     held, _ = decoder.getstate()  # incomplete character of the last chunk
     try:
         decoder.decode(chunk, final=not chunk)
+        data, place = chunk, chunk.find(0)
     except UnicodeDecodeError as error:
-        place = offset - len(held) + error.start
-        raise ValueError(
-            f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at "
-            f"offset {place}. Remove the file if it is not text, or convert "
-            "it, for example with `iconv -f latin1 -t utf-8 OLD > NEW`."
-        ) from error
+        data, place = error.object, error.start
+        offset -= len(held)
+    if place >= 0:
+        head = b"".join(read_bytes(path, 0, _HEAD))
+        raise _no_text_error(path, data[place], offset + place, head)
+
+
+def _no_text_error(path, byte, place, head):
+    return ValueError(
+        f"{path} is not text in UTF-8: byte {byte:#04x} at offset {place}. "
+        f"{advice_for(head, byte)}"
+    )

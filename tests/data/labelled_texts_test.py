@@ -1,10 +1,13 @@
 import gzip
 import json
+import os
 
 import pytest
 
 from txl_keras.data import LabelledTexts
+from txl_keras.data import labelled_texts
 from txl_keras.data import read_labelled_texts
+from txl_keras.data.corpora import files
 
 NUMBERS = {"text_column": "1", "label_column": "0"}
 
@@ -65,8 +68,8 @@ def test_json_lines_may_have_integers_as_labels(write):
         ("a.jsonl", '{"text": 3, "label": "a"}', {}, "strings.*3 at"),
         ("a.jsonl", '{"text": "a", "label": null}', {}, "None at"),
         ("a.jsonl", '{"text": "a", "label"\n', {}, "line 1"),
-        ("a.jsonl", "[]", {}, r"JSON object. Received: \[\] at"),
-        ("a.jsonl", "[" * 99_999, {}, "line 1: .*recursion"),
+        ("a.jsonl", "[]", {}, r"line 1 .*JSON object. Received: \[\]"),
+        ("a.jsonl", "[" * 99_999, {}, "line 1 .*nested"),
         ("a.jsonl", '{"text": "a", "label": 0.5}', {}, "strings.*0.5 at"),
         ("a.jsonl", '{"text": "a", "label": NaN}', {}, "strings.*nan at"),
     ],
@@ -84,6 +87,72 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
     for path in (tmp_path / "none.tsv", str(tmp_path / "none.tsv")):
         with pytest.raises(FileNotFoundError, match=r"none\.tsv"):
             read_labelled_texts(path)
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl.gz", "folder"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_refused_at_once(kind, name, tmp_path):
+    path = tmp_path / name
+    if kind == "pipe":
+        os.mkfifo(path)  # would be waited for
+    elif kind == "device":
+        path.symlink_to("/dev/zero")  # has no end
+    else:
+        path.mkdir()
+    with pytest.raises((ValueError, OSError), match=f"must be a file.*{kind}"):
+        read_labelled_texts(path)
+
+
+def test_a_large_empty_file_is_not_read(tmp_path):
+    with open(tmp_path / "a.tsv", "wb") as file:
+        file.truncate(1 << 28)  # of which nothing is on the disk
+    with pytest.raises(ValueError, match="0x00 at offset 0"):
+        read_labelled_texts(tmp_path / "a.tsv")
+
+
+ROWS = {
+    "a.tsv": "a\tb\n",
+    "a.csv": "a,b\n",
+    "a.jsonl": '{"0": "a", "1": "b"}\n',
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_refused_before_they_fill_the_memory(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(files, "_FREE_BYTES", 1 << 16)
+    columns = {"text_column": "0", "label_column": "1"}
+    path = tmp_path / f"{name}.gz"
+    noise = [f"{i * 7919 % 10000:04}" for i in range(600)]
+    rows = [ROWS[name].replace("a", text) for text in noise]
+    path.write_bytes(gzip.compress("".join(rows).encode()))
+    assert read_labelled_texts(path, **columns).texts == noise
+    # Far less than 64 KiB in the file, but not in memory.
+    path.write_bytes(gzip.compress(ROWS[name].encode() * 2**13))
+    with pytest.raises(ValueError, match="must not unpack to more than 200"):
+        read_labelled_texts(path, **columns)
+    (tmp_path / name).write_text(ROWS[name] * 2**12)
+    assert len(read_labelled_texts(tmp_path / name, **columns)) == 2**12
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.tsv", "text\tlabel\na\tb\n" + "c" * 3000, "every 1,000 bytes"),
+        ("a.jsonl", '{"text": "' + "c" * 3000, "every 1,000 bytes"),
+        ("a.csv", "text,label\na,b\n" + "c" * 3000, "every 1,000 bytes"),
+        ("a.csv", 'text,label\na,b\nc,"d\n' + "e\n" * 1100, "line .*in quotes"),
+        ("a.csv", "text,label\na,b\n" + '"c\n",' * 400, "line .*in quotes"),
+    ],
+)
+def test_a_row_without_an_end_is_not_kept(
+    name, content, message, write, monkeypatch
+):
+    monkeypatch.setattr(labelled_texts, "_MAX_RECORD_BYTES", 1000)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 100)
+    with pytest.raises(ValueError, match=message):
+        read_labelled_texts(write(name, content))
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,23 @@ import csv
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
+import math
 import os
+import sys
+
+import tensorflow as tf
 
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
-from txl_keras.data.corpora.files import read_text
+from txl_keras.data.corpora.files import check_unpacked
+from txl_keras.data.corpora.files import read_between
+from txl_keras.json_files import open_checked
+from txl_keras.json_files import parse_json
+
+# Most bytes of a row, which is kept in memory: a quote may have no end.
+_MAX_RECORD_BYTES = 1 << 25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,26 +197,39 @@ def read_labelled_texts(path, text_column="text", label_column="label"):
     ```
     """
     path = os.fspath(path)
+    open_checked(path, math.inf).close()
     kind = path.lower().removesuffix(".gz").rpartition(".")[2]
     if kind not in _RECORDS:
         raise ValueError(
             "The name of a file with labelled texts must end in .tsv, .csv or "
             f".jsonl, optionally followed by .gz. Received: {path}"
         )
-    content = b"".join(read_text(path)).decode("utf-8")
     has_header = not (text_column.isdecimal() and label_column.isdecimal())
-    texts, labels, numbers = [], [], []
-    for number, record in _RECORDS[kind](content, has_header, path):
+    lines = (
+        line.decode("utf-8")
+        for line in read_between(path, b"\n", max_bytes=_MAX_RECORD_BYTES)
+    )
+    size = tf.io.gfile.stat(path).length
+    texts, labels, numbers, names, taken = [], [], [], {}, 0
+    for number, record in _RECORDS[kind](lines, has_header, path):
         place = f"{path}, line {number}"
-        texts.append(_value(record, "text_column", text_column, place))
-        labels.append(_value(record, "label_column", label_column, place))
+        text = _value(record, "text_column", text_column, place)
+        label = _value(record, "label_column", label_column, place)
+        taken += sys.getsizeof(text) + sys.getsizeof(number)
+        if label not in names:
+            taken += sys.getsizeof(label)
+        # Texts of some length take twice their bytes, but short ones more.
+        check_unpacked(path, taken // 2, size)
+        texts.append(text)
+        labels.append(names.setdefault(label, label))
         numbers.append(number)
     return LabelledTexts(texts, labels, path, numbers, "line")
 
 
 def _value(record, flag, column, place):
     if column not in record:
-        columns = ", ".join(f"{name!r:.40}" for name in record)
+        names = itertools.islice(record, 50)
+        columns = ", ".join(f"{name!r:.40}" for name in names)
         raise ValueError(
             f"`{flag}` must be a column of the file, one of {columns}. For a "
             ".tsv or .csv file without column names in its first row, give "
@@ -222,24 +246,46 @@ def _value(record, flag, column, place):
     return value
 
 
-def _tsv_records(content, has_header, path):
+def _tsv_records(lines, has_header, path):
     # The `csv` module would also end a row at "\r".
     rows = (
         (number, line.removesuffix("\r").split("\t"))
-        for number, line in enumerate(content.split("\n"), 1)
+        for number, line in enumerate(lines, 1)
         if line.strip("\r")
     )
     return _named(rows, has_header, path)
 
 
-def _csv_records(content, has_header, path):
+def _csv_records(lines, has_header, path):
+    filled = 0  # characters of the row that is being read
+
+    def ends():
+        nonlocal filled
+        for line in lines:
+            filled += len(line)
+            if filled > _MAX_RECORD_BYTES:
+                raise csv.Error(
+                    f"a row of more than {_MAX_RECORD_BYTES:,} characters"
+                )
+            # A row may also end at "\r".
+            yield from io.StringIO(f"{line}\n", newline="")
+
+    def rows():
+        nonlocal filled
+        for row in reader:
+            filled = 0
+            if row:
+                yield reader.line_num, row
+
     limit = csv.field_size_limit(2**31 - 1)  # 128 KiB by default
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+    reader = csv.reader(ends(), strict=True)
     try:
-        rows = ((reader.line_num, row) for row in reader if row)
-        yield from _named(rows, has_header, path)
+        yield from _named(rows(), has_header, path)
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+        raise ValueError(
+            f"{path}, line {reader.line_num}: {error}. Values with commas, "
+            "quotes or newlines must be in quotes, and their quotes doubled."
+        ) from error
     finally:
         csv.field_size_limit(limit)
 
@@ -253,7 +299,7 @@ def _named(rows, has_header, path):
             if len(set(names)) < len(names):
                 raise ValueError(
                     f"The columns of {path} must have different names. "
-                    f"Received: {names}"
+                    f"Received: {shown(names)}"
                 )
             if has_header:
                 continue
@@ -265,21 +311,11 @@ def _named(rows, has_header, path):
         yield number, dict(zip(names, row, strict=True))
 
 
-def _json_records(content, has_header, path):
+def _json_records(lines, has_header, path):
     del has_header  # every object names its values
-    for number, line in enumerate(content.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-        if not isinstance(record, dict):
-            raise ValueError(
-                "Every line must be a JSON object. Received: "
-                f"{line:.40} at {path}, line {number}"
-            )
-        yield number, record
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield number, parse_json(line, f"{path}, line {number}")
 
 
 _RECORDS = {

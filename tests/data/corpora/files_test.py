@@ -4,6 +4,7 @@ import os
 import pytest
 
 from txl_keras.data.corpora import files
+from txl_keras.data.corpora.files import read_between
 from txl_keras.data.corpora.files import read_bytes
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
@@ -64,3 +65,14 @@ def test_a_file_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
         for chunk in read_bytes(path):
             found += len(chunk)
     assert found < 2**21  # it ends long before the end of the file
+
+
+def test_what_has_no_separator_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK_BYTES", 8)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"ab--c\n--" + b"d" * 99)
+    assert list(read_between(str(path), b"--"))[:2] == [b"ab", b"c\n"]
+    texts = read_between(str(path), b"--", max_bytes=20)
+    assert [next(texts), next(texts)] == [b"ab", b"c\n"]
+    with pytest.raises(ValueError, match="every 20 bytes.*Received: b'--'"):
+        next(texts)

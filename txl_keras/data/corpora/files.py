@@ -16,6 +16,7 @@ from txl_keras.data.corpora.text_formats import advice_for
 from txl_keras.json_files import open_checked
 
 CHUNK_BYTES = 1 << 20
+MAX_DOCUMENT_BYTES = 1 << 30  # between separators: must fit in memory
 # Errors that damaged gzip data raises.
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 # gzip packs prose 3 to 1, logs 10 to 1 and lines that hardly differ 100 to 1,
@@ -156,6 +157,28 @@ def read_text(path, start=0, stop=None):
             "when no other program writes to the file."
         )
     _check_text(decoder, b"", path, offset)
+
+
+def read_between(
+    path, separator, start=0, stop=None, max_bytes=MAX_DOCUMENT_BYTES
+):
+    """Yields the texts between separators, as `bytes`."""
+    rest = bytearray()
+    for chunk in read_text(path, start, stop):
+        searched = max(0, len(rest) - len(separator) + 1)
+        rest += chunk
+        if rest.find(separator, searched) >= 0:
+            *texts, last = bytes(rest).split(separator)
+            yield from texts
+            rest = bytearray(last)
+        elif len(rest) > max_bytes:
+            raise ValueError(
+                f"{path} must have a separator within every {max_bytes:,} "
+                f"bytes. Received: {separator!r}, which does not occur in so "
+                "many bytes"
+            )
+    if rest:
+        yield bytes(rest)
 
 
 def text_size(path):

@@ -14,6 +14,7 @@ from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.corpus import Section
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import modification_time
+from txl_keras.data.corpora.files import read_between
 from txl_keras.data.corpora.files import read_bytes
 from txl_keras.data.corpora.files import read_text
 from txl_keras.data.corpora.files import rough_size
@@ -31,7 +32,6 @@ from txl_keras.data.corpora.splitting import split_groups
 
 _JSON_LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".txt", ".tokens", *_JSON_LINES, *ID_SUFFIXES)
-MAX_DOCUMENT_BYTES = 1 << 30  # between separators: must fit in memory
 # Errors that a line raises if it is not a JSON object with a text.
 _PARSE_ERRORS = (
     ValueError,
@@ -311,36 +311,18 @@ def _whole_file(part, ends_line):
 
 
 def _separated_documents(part, separator):
-    for text in _between(part, separator):
+    for text in read_between(part.path, separator, part.start, part.stop):
         if text:
             yield text if text.endswith(b"\n") else text + b"\n"
 
 
 def _json_documents(part, text_key):
-    for number, line in enumerate(_between(part, b"\n"), start=1):
+    lines = read_between(part.path, b"\n", part.start, part.stop)
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             text = _parse(line, text_key, part.path, part.start, number)
             if text:
                 yield text if text.endswith(b"\n") else text + b"\n"
-
-
-def _between(part, separator):
-    """Yields the texts between separators."""
-    rest = bytearray()
-    for chunk in read_text(part.path, part.start, part.stop):
-        searched = max(0, len(rest) - len(separator) + 1)
-        rest += chunk
-        if rest.find(separator, searched) >= 0:
-            *texts, last = bytes(rest).split(separator)
-            yield from texts
-            rest = bytearray(last)
-        elif len(rest) > MAX_DOCUMENT_BYTES:
-            raise ValueError(
-                f"{part.path} must have a document separator within every "
-                f"{MAX_DOCUMENT_BYTES:,} bytes. Received: {separator!r}, which "
-                "does not occur in so many bytes"
-            )
-    yield bytes(rest)
 
 
 def _parse(line, text_key, path, start, number):

@@ -155,6 +155,19 @@ def test_a_row_without_an_end_is_not_kept(
         read_labelled_texts(write(name, content))
 
 
+def test_rows_may_end_as_excel_for_mac_writes_them(write):
+    for name, mark in (("a.tsv", "\t"), ("a.csv", ",")):
+        rows = [("label", "text"), ("ham", "Hi, é"), ("spam", "You won")]
+        rows = [mark.join(row).replace("Hi,", "Hi") for row in rows]
+        texts = read_labelled_texts(write(name, "\r".join(rows)))
+        assert texts.texts == ["Hi é", "You won"]
+        assert texts.place(1).endswith("line 3")
+    # Newlines within values are others than those between rows.
+    texts = read_labelled_texts(write("b.csv", 'text,label\r"a\nb",c\rd,e'))
+    assert texts.texts == ["a\nb", "d"]
+    assert texts.place(1).endswith("line 4")
+
+
 @pytest.mark.parametrize(
     ("texts", "labels", "message"),
     [

@@ -6,6 +6,7 @@ import pytest
 from txl_keras.data.corpora import files
 from txl_keras.data.corpora.files import read_between
 from txl_keras.data.corpora.files import read_bytes
+from txl_keras.data.corpora.files import read_text
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
 
@@ -65,6 +66,26 @@ def test_a_file_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
         for chunk in read_bytes(path):
             found += len(chunk)
     assert found < 2**21  # it ends long before the end of the file
+
+
+def test_lines_may_end_as_on_old_macs(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK_BYTES", 7)
+    text = b"".join(b"line %d\n" % i for i in range(99))
+    old = text.replace(b"\n", b"\r")
+    (tmp_path / "a.txt").write_bytes(old)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(old))
+    for name in ("a.txt", "a.txt.gz"):
+        path = str(tmp_path / name)
+        assert b"".join(read_text(path)) == text
+        assert b"".join(read_text(path, 20, 60)) == text[20:60]
+
+
+def test_windows_and_progress_bars_keep_every_byte(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK_BYTES", 7)
+    path = tmp_path / "a.txt"
+    for text in (b"line\r\n" * 9, b"10 %\r20 %\r" * 9 + b"\n\r", b"1 line"):
+        path.write_bytes(text)
+        assert b"".join(read_text(str(path))) == text
 
 
 def test_what_has_no_separator_is_not_kept(tmp_path, monkeypatch):

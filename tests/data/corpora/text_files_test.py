@@ -5,7 +5,9 @@ import os
 import pytest
 import tensorflow as tf
 
+from txl_keras.data.corpora import corpus as corpus_module
 from txl_keras.data.corpora import corpus_path
+from txl_keras.data.corpora import files as files_module
 from txl_keras.data.corpora import load_corpus
 from txl_keras.data.corpora.corpus import SPLITS
 
@@ -259,6 +261,25 @@ def test_utf16_is_named_before_it_is_tokenized(tmp_path):
     for split in SPLITS:
         with pytest.raises(ValueError, match="a.txt .*iconv -f UTF-16LE"):
             corpus.read(split)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl"])
+def test_a_text_of_an_old_mac_is_the_text_of_today(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(files_module, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(corpus_module, "SECTION_BYTES", 100)
+    lines = [f"line {i} é" for i in range(90)]
+    if name.endswith(".jsonl"):
+        lines = [json.dumps({"text": line}) for line in lines]
+    found = []
+    for end in (b"\n", b"\r"):
+        text = b"".join(line.encode() + end for line in lines)
+        path = tmp_path / end.hex() / name
+        path.parent.mkdir()
+        path.write_bytes(gzip.compress(text) if "gz" in name else text)
+        corpus = load_corpus(path)
+        blocks = [[*corpus.blocks(split, size=30)] for split in SPLITS]
+        found.append([[b.pieces, b.amid_line] for bs in blocks for b in bs])
+    assert found[0] == found[1]
 
 
 def test_a_name_that_is_not_utf8_is_named(tmp_path):

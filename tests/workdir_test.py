@@ -203,6 +203,16 @@ def test_a_tokenizer_that_was_changed_is_refused(model, tmp_path):
         workdir.load_tokenizer()
 
 
+def test_a_sample_is_read_from_a_file_only(tmp_path):
+    workdir = Workdir(str(tmp_path))
+    workdir.write_sample("naïve\n")
+    assert workdir.read_sample() == "naïve\n"
+    (tmp_path / "sample.txt").unlink()
+    (tmp_path / "sample.txt").symlink_to("/dev/zero")  # has no end
+    with pytest.raises(ValueError, match="sample.txt must be a file.*device"):
+        workdir.read_sample()
+
+
 def test_a_tokenizer_that_was_removed_is_written_again(tmp_path):
     workdir = Workdir(str(tmp_path))
     tokenizer = tokenizer_of(4)

@@ -174,7 +174,7 @@ def _read_ids(tokenizer, prompt):
     try:
         if is_id_file(prompt):
             blocks = read_ids(os.path.expanduser(prompt))
-            prompt = np.concatenate([[], *blocks]).astype(int)
+            prompt = np.concatenate([np.zeros(0, np.uint8), *blocks])
         return tokenizer.encode(prompt)
     except ValueError as error:
         raise ValueError(

@@ -58,6 +58,7 @@ from absl import flags
 from txl_keras.checks import check_integer
 from txl_keras.data import Segments
 from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.files import check_unpacked
 from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import check_attends
 from txl_keras.evaluation.attention_maps import check_heads
@@ -301,10 +302,15 @@ def _read_maps(path, models):
     """Adds the attention maps of a file that `_write` wrote to the models."""
     try:
         with open_checked(path, math.inf) as file:
-            arrays = np.load(io.BytesIO(file.read()))
+            data = io.BytesIO(file.read())
+        with zipfile.ZipFile(data) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        check_unpacked(path, size, data.getbuffer().nbytes)
+        arrays = np.load(data)
         maps = [arrays[f"maps_{i}"] for i in range(len(models))]
     except (
-        ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error,
+        ValueError, LookupError, EOFError, MemoryError, zipfile.BadZipFile,
+        zlib.error,
     ) as error:  # fmt: skip
         raise ValueError(
             f"{path}, the attention maps of `numbers`, is damaged: bring it "

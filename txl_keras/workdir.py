@@ -28,6 +28,7 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.file_lock import CAN_LOCK
 from txl_keras.file_lock import lock
+from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import check_fields
 from txl_keras.json_files import open_checked
@@ -240,8 +241,8 @@ class Workdir(RunFolder):
 
     def read_sample(self):
         """Returns the text of sample.txt."""
-        with tf.io.gfile.GFile(self.file("sample.txt")) as file:
-            return file.read()
+        with open_checked(self.file("sample.txt"), MAX_BYTES) as file:
+            return file.read().decode("utf-8")
 
     def append_metrics(self, metrics):
         """Appends a dictionary with `step` as a line to metrics.jsonl."""

@@ -1,5 +1,6 @@
 import collections
 import copyreg
+import gzip
 import io
 import json
 import pickle
@@ -87,8 +88,9 @@ def test_text_has_one_symbol_a_line(path, newline, end):
     path.write_bytes(text.encode())
     assert load_vocabulary(path) == SYMBOLS
     assert load_vocabulary(str(path), size=5) == SYMBOLS
-    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert load_vocabulary(path) == SYMBOLS
+    for data in (b"\xef\xbb\xbf" + text.encode(), "\r".join(SYMBOLS).encode()):
+        path.write_bytes(data)
+        assert load_vocabulary(path) == SYMBOLS
 
 
 def test_text_may_look_like_json_or_opcodes(tmp_path):
@@ -108,7 +110,9 @@ def test_text_may_look_like_json_or_opcodes(tmp_path):
         (b"", "line 1 has no symbol"),
         (b"a\n\n", "line 2 has no symbol"),
         (b"a\n\xff\n", "Expected text with one symbol per line; JSON with"),
-        (b"\x00\x01\x02a", "binary format. Expected text with one"),
+        (b"\x00\x01\x02a", "0x00 at offset 0.*Expected text with one"),
+        ("a\nb\n".encode("utf-16"), "iconv -f UTF-16LE.*Expected text"),
+        (gzip.compress(b"a\nb\n"), "gzip.*Expected text"),
     ],
 )
 def test_wrong_text_is_refused(path, content, message):

@@ -323,7 +323,9 @@ def test_damaged_attention_maps_are_named(fail, succeed, tmp_path):
     np.savez(maps, maps_0=np.full((1, 2, 3, 5), 0.2, np.float32))
     succeed(*flags)
     whole = maps.read_bytes()
-    for content in (b"", b"no zip", whole[:-9]):
+    np.savez_compressed(maps, maps_0=np.zeros((1, 2, 2**21, 5), np.float32))
+    bomb = maps.read_bytes()
+    for content in (b"", b"no zip", whole[:-9], bomb):
         maps.write_bytes(content)
         fail(*flags, messages=[str(maps), "damaged", "measure again"])
     np.savez(maps, maps_0=np.zeros((2, 1, 3, 5), np.float32))

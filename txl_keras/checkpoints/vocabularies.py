@@ -17,6 +17,7 @@ from txl_keras.checkpoints.torch_files import is_zip
 from txl_keras.checkpoints.torch_files import load_object
 from txl_keras.checkpoints.torch_files import mapped
 from txl_keras.checks import shown
+from txl_keras.data.corpora.files import decode_text
 from txl_keras.data.vocabulary import WordVocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import parse_json
@@ -155,8 +156,10 @@ def _read(path):
                 f"{MAX_VOCABULARY_BYTES:,}"
             )
         data = data[:]
-    if b"\0" in data:
-        raise ValueError(f"it is of an unknown binary format. {_FORMATS}")
+    try:
+        decode_text(data, path)
+    except ValueError as error:
+        raise ValueError(f"{error} {_FORMATS}") from error
     data = data.removeprefix(codecs.BOM_UTF8)
     if path.suffix != ".txt" and _JSON_START.match(data):
         return parse_json(data, "it", (dict, list))
@@ -164,12 +167,11 @@ def _read(path):
 
 
 def _read_lines(data):
+    if b"\n" not in data:  # "\r" alone ends the lines of some programs
+        data = data.replace(b"\r", b"\n")
     lines = {}  # by symbol
     for number, line in enumerate(io.BytesIO(data or b"\n"), 1):
-        try:
-            words = line.decode("utf-8").split(None, 1)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"line {number}: {error}. {_FORMATS}") from error
+        words = line.decode("utf-8").split(None, 1)
         if not words:
             raise ValueError(f"line {number} has no symbol. {_FORMATS}")
         _check_count(number)

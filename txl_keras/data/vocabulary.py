@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 
 import numpy as np
 
@@ -100,6 +101,12 @@ class WordVocabulary:
     """
 
     def __init__(self, symbols):
+        if isinstance(symbols, (str, os.PathLike)):  # not its characters
+            raise ValueError(
+                "`symbols` must be a list of words: of a file, read it with "
+                "`checkpoints.load_vocabulary` or `WordPieceTokenizer."
+                f"from_file`. Received: {symbols!r:.80}"
+            )
         self.symbols = _check_symbols(symbols)
         self.dtype = smallest_dtype(len(self.symbols))
         self._ids = {word: i for i, word in enumerate(self.symbols)}

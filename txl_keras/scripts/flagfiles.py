@@ -3,6 +3,10 @@
 import pathlib
 import re
 
+from txl_keras.data.corpora.files import decode_text
+from txl_keras.json_files import MAX_BYTES
+from txl_keras.json_files import open_checked
+
 _FLAGFILE = re.compile("--?flagfile(?:=(.*))?", re.DOTALL)
 # Where a flagfile is looked for, from the folder that holds train/.
 _PLACES = (
@@ -33,7 +37,9 @@ def expand_flagfiles(arguments, home, within=()):
                 "`flagfile` must not read itself. Received: "
                 + " -> ".join(map(str, (*within, path)))
             )
-        lines = map(str.strip, path.read_text("utf-8").splitlines())
+        with open_checked(path, MAX_BYTES) as file:
+            text = decode_text(file.read(), path)
+        lines = map(str.strip, text.splitlines())
         flags = [x for x in lines if x and not x.startswith(("#", "//"))]
         yield from expand_flagfiles(flags, home, (*within, path))
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from txl_keras.data.tokenizers import build_tokenizer
+from txl_keras.data.tokenizers import sentence_piece_tokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
 )
@@ -199,6 +200,28 @@ def test_models_are_read_from_files(lossless, tmp_path):
     np.testing.assert_array_equal(tokenizer.encode(TEXT), lossless.encode(TEXT))
 
 
+@pytest.mark.parametrize("content", [b"", b"[PAD]\n[UNK]\n", None])
+def test_a_file_that_is_no_model_is_named(content, tmp_path):
+    path = tmp_path / "spiece.model"
+    with pytest.raises(FileNotFoundError, match=f"There is no file {path}"):
+        SentencePieceTokenizer.from_file(path)
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    message = "`model` is not a SentencePiece model.* Take a published one"
+    message = f"{path}: {message}|{path} must be a file.*a folder"
+    with pytest.raises((ValueError, OSError), match=message):
+        SentencePieceTokenizer.from_file(path)
+
+
+def test_a_file_with_too_many_pieces_is_refused(monkeypatch):
+    model = train_foreign()
+    monkeypatch.setattr(sentence_piece_tokenizer, "_MAX_PIECES", 79)
+    with pytest.raises(ValueError, match="has more than 79 pieces"):
+        SentencePieceTokenizer(model)
+
+
 def test_configurations_are_json(tokenizer):
     config = json.loads(json.dumps(tokenizer.get_config()))
     assert base64.b64decode(config["model"]) == tokenizer.model
@@ -303,7 +326,8 @@ def test_wrong_arguments_are_errors(lossless):
             SentencePieceTokenizer.train(texts, 300)
     with pytest.raises(ValueError, match="`model_type` must be .*'word'"):
         SentencePieceTokenizer.train([TEXT], 300, "word")
-    with pytest.raises(ValueError, match="`model` must be the bytes.*str"):
+    message = r"`model` must be the bytes.*from_file\(path\)`.*str"
+    with pytest.raises(ValueError, match=message):
         SentencePieceTokenizer("spiece.model")
     for model in (b"", b"no model", lossless.model[:-1], b"\n\0"):
         with pytest.raises(ValueError, match="`model` is not a SentencePiece"):

@@ -118,6 +118,16 @@ def test_vocabularies_are_read_from_files(tmp_path):
     tokenizer = WordPieceTokenizer.from_file(path, line_end="[SEP]")
     assert tokenizer.vocabulary.symbols[4:] == ("\u2028",)
     assert tokenizer.encode("the\nthe").tolist() == [3, 2, 3]
+    text = path.read_text("utf-8")
+    for end in ("\r", "\r\n"):
+        path.write_bytes(text.replace("\n", end).encode("utf-8-sig"))
+        again = WordPieceTokenizer.from_file(path, line_end="[SEP]")
+        assert again.vocabulary.symbols == tokenizer.vocabulary.symbols
+    path.write_bytes(text.encode("utf-16"))
+    with pytest.raises(ValueError, match=f"{path} .*iconv -f UTF-16LE"):
+        WordPieceTokenizer.from_file(path)
+    with pytest.raises(ValueError, match="`symbols` must be a list.*vocab.txt"):
+        WordPieceTokenizer(str(path))
 
 
 @pytest.mark.parametrize(

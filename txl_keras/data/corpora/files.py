@@ -197,6 +197,17 @@ def read_between(
         yield bytes(rest)
 
 
+def decode_text(data, path):
+    """Returns the text of a whole file, checked like that of `read_text`."""
+    try:
+        text, place = data.decode("utf-8"), data.find(0)
+    except UnicodeDecodeError as error:
+        place = error.start
+    if place >= 0:
+        raise _no_text_error(path, data[place], place, data[:_HEAD])
+    return text.removeprefix("\ufeff")
+
+
 def text_size(path):
     """Returns the bytes of a text; reads all of a `.gz` to decompress it."""
     if not path.lower().endswith(".gz"):

@@ -1,7 +1,6 @@
 """`SentencePieceTokenizer`: one id per piece of a SentencePiece model."""
 
 import base64
-import pathlib
 import threading
 
 import numpy as np
@@ -21,7 +20,10 @@ from txl_keras.data.tokenizers.subword_tokenizer import train_pieces
 from txl_keras.data.tokenizers.token_ids import check_ids
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.vocabulary import smallest_dtype
+from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import open_checked
 
+_MAX_PIECES = 1 << 20  # the largest models have 262,144
 _LOADING = threading.Lock()
 # Appended to a serialized model, this overrides its `add_dummy_prefix`.
 _NO_DUMMY_PREFIX = SentencePieceModel(
@@ -70,7 +72,8 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(self, model, line_end=None):
         if not isinstance(model, bytes):
             raise ValueError(
-                "`model` must be the bytes of a SentencePiece model. "
+                "`model` must be the bytes of a SentencePiece model: load a "
+                "file with `SentencePieceTokenizer.from_file(path)`. "
                 f"Received: {type(model).__name__}"
             )
         pieces, normalizer = _read_model(model)
@@ -97,9 +100,7 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             _load(model)
         except tf.errors.OpError as error:
-            raise ValueError(
-                f"`model` is not a SentencePiece model: {error.message}"
-            ) from error
+            raise _no_model_error(error.message) from error
 
     @classmethod
     def from_file(cls, path, line_end=None):
@@ -111,8 +112,17 @@ class SentencePieceTokenizer(Tokenizer):
 
         Returns:
             A `SentencePieceTokenizer`.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: As for the class, or if the file has more than 16 MiB.
         """
-        return cls(pathlib.Path(path).read_bytes(), line_end)
+        with open_checked(path, MAX_VOCABULARY_BYTES) as file:
+            model = file.read()
+        try:
+            return cls(model, line_end)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     @classmethod
     def train(
@@ -231,18 +241,24 @@ def _read_model(model):
     # Parses it without sentencepiece, which is only needed for training.
     try:
         read = SentencePieceModel.FromString(model)
+        if len(read.pieces) > _MAX_PIECES:
+            raise ValueError(f"it has more than {_MAX_PIECES:,} pieces")
         pieces = [(x.piece.decode("utf-8"), x.type) for x in read.pieces]
         for normalizer in (read.normalizer_spec, read.denormalizer_spec):
             _check_charsmap(normalizer.precompiled_charsmap)
     except (ValueError, message.DecodeError) as error:
-        raise ValueError(
-            f"`model` is not a SentencePiece model: {error!r}"
-        ) from error
+        raise _no_model_error(repr(error)) from error
     if not pieces:
-        raise ValueError(
-            "`model` is not a SentencePiece model: it has no pieces."
-        )
+        raise _no_model_error("it has no pieces")
     return pieces, read.normalizer_spec
+
+
+def _no_model_error(reason):
+    return ValueError(
+        f"`model` is not a SentencePiece model: {reason}. Take a published "
+        "one, such as spiece.model or tokenizer.model, or train one with "
+        "`SentencePieceTokenizer.train`."
+    )
 
 
 def _check_charsmap(data):

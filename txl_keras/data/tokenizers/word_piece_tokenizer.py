@@ -1,10 +1,11 @@
 """`WordPieceTokenizer`: one id per word or part of a word, as in BERT."""
 
-import pathlib
+import re
 
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.data.corpora.files import decode_text
 from txl_keras.data.tokenizers.sentence_piece_model import NORMAL
 from txl_keras.data.tokenizers.sentence_piece_model import SPACE
 from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
@@ -14,6 +15,8 @@ from txl_keras.data.tokenizers.subword_tokenizer import split_lines
 from txl_keras.data.tokenizers.subword_tokenizer import train_pieces
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
 from txl_keras.data.vocabulary import WordVocabulary
+from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import open_checked
 
 
 class WordPieceTokenizer(Tokenizer):
@@ -120,9 +123,16 @@ class WordPieceTokenizer(Tokenizer):
 
         Returns:
             A `WordPieceTokenizer`.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: As for the class, or if the file has more than 16 MiB or
+                is not in UTF-8.
         """
-        text = pathlib.Path(path).read_text(encoding="utf-8")
-        return cls(text.removesuffix("\n").split("\n"), **options)
+        with open_checked(path, MAX_VOCABULARY_BYTES) as file:
+            text = decode_text(file.read(), path)
+        lines = re.split("\r\n|\r|\n", text)
+        return cls(lines if lines[-1] else lines[:-1], **options)
 
     @classmethod
     def train(

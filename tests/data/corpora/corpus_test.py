@@ -35,6 +35,13 @@ def test_a_corpus_needs_three_splits_with_text():
         Corpus("tiny", full, "ascii")
 
 
+def test_an_unknown_split_is_named():
+    whole = Corpus("tiny", {"all": b"text"})
+    for read in (whole.read, whole.documents, whole.num_bytes):
+        with pytest.raises(ValueError, match=r"`split` .*all.*split='train'"):
+            read("train")
+
+
 def corpus_of(documents, **options):
     splits = {"train": documents, "valid": b"v", "test": b"t"}
     return Corpus("c", splits, **options)

@@ -43,6 +43,23 @@ def test_characters_go_by_frequency_then_by_code_point():
     assert tokenizer.decode([3, 5, 0]) == "a€b"
 
 
+@pytest.mark.parametrize("name", ["words", "sentencepiece", "wordpiece"])
+def test_a_text_without_splits_has_no_train_to_learn_from(name):
+    whole = Corpus("book.txt", {"all": b"b a\n" * 99})
+    size = {"vocabulary_size": 8}
+    with pytest.raises(ValueError, match=r"`corpus` .*train split.*book\.txt"):
+        build_tokenizer(name, whole, **size)
+
+
+def test_symbols_and_given_words_need_no_train_split():
+    whole = Corpus("book.txt", {"all": b"b ab\n"})
+    characters = build_tokenizer("characters", whole)
+    assert characters.vocabulary.symbols == ("b", "\n", " ", "a")
+    words = build_tokenizer("words", whole, vocabulary=["<eos>", "b", "ab"])
+    assert words.encode(whole.read("all")).tolist() == [1, 2, 0]
+    assert build_tokenizer("bytes", whole).vocabulary_size == 256
+
+
 @pytest.mark.parametrize(
     "size, dtype", [(256, np.uint8), (257, np.uint16), (65537, np.int32)]
 )

@@ -73,14 +73,17 @@ class Corpus:
             )
         check_one_of("encoding", self.encoding, ENCODINGS)
 
+    def _text(self, split):
+        return self.splits[check_one_of("split", split, self.splits)]
+
     def documents(self, split):
         """Yields the documents of a split: `bytes` or iterables of `bytes`."""
-        text = self.splits[split]
+        text = self._text(split)
         return iter((text,) if isinstance(text, bytes) else text)
 
     def num_bytes(self, split):
         """Returns the approximate bytes of a split, or None if unknown."""
-        return _num_bytes(self.splits[split])
+        return _num_bytes(self._text(split))
 
     def sections(self, split):
         """Returns the parts of a split that can be read independently.
@@ -95,7 +98,7 @@ class Corpus:
             List of `Section`s, in order. Only one if the text cannot be cut
             without reading it.
         """
-        text = self.splits[split]
+        text = self._text(split)
         if hasattr(text, "sections"):
             return text.sections(SECTION_BYTES)
         return [Section((text,) if isinstance(text, bytes) else text)]

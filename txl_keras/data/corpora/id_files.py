@@ -53,7 +53,7 @@ class IdCorpus(Corpus):
         return None  # those of `.npz` files are unknown
 
     def sections(self, split):
-        groups = grouped(self.splits[split].parts, SECTION_BYTES)
+        groups = grouped(self._text(split).parts, SECTION_BYTES)
         return [IdSection(tuple(group)) for group in groups]
 
     def unknown_symbol_error(self, split, symbol, position):

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from txl_keras.checks import check_one_of
 from txl_keras.checks import shown
-from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.corpora.id_files import MAX_ID
 from txl_keras.data.corpora.id_files import IdCorpus
@@ -87,7 +86,8 @@ def build_tokenizer(name, corpus, beam=None, **options):
     Raises:
         ValueError: If the name is unknown, or an option is not one of this
             tokenizer, or `"ids"` is not the name for a corpus of token ids
-            or is that for one of text.
+            or is that for one of text, or a vocabulary would be built from the
+            train split of a corpus without one.
 
     Example:
 
@@ -126,7 +126,7 @@ def _build_characters(corpus, beam, drop_newlines=False):
     function = functools.partial(
         count_symbols, encoding=corpus.encoding, drop_newlines=drop_newlines
     )
-    counts = _count(function, corpus, SPLITS, beam)
+    counts = _count(function, corpus, corpus.splits, beam)
     return CharacterTokenizer.from_counts(counts, *options)
 
 
@@ -135,6 +135,7 @@ def _build_words(corpus, beam, vocabulary=None, **options):
     if vocabulary is not None:
         _check_not_counted("min_count", "vocabulary_size", **options)
         return WordTokenizer(vocabulary, **options)
+    _check_train(corpus)
     function = functools.partial(
         count_words, lower_case=options.get("lower_case", False)
     )
@@ -179,6 +180,7 @@ def _build_subwords(
             "`vocabulary`: the model that is trained here encodes newlines. "
             f"Received: line_end={shown(options['line_end'])}"
         )
+    _check_train(corpus)
     if beam is None:
         texts = map_blocks(
             lambda block: block.text, corpus, "train", "Reading", threads=True
@@ -192,6 +194,15 @@ def _build_subwords(
         max_characters=sys.maxsize,  # they are a sample already
         **options,
     )
+
+
+def _check_train(corpus):
+    if "train" not in corpus.splits:
+        raise ValueError(
+            "`corpus` must have a train split to build a vocabulary from: "
+            "load it without whole=True, or give `vocabulary`. "
+            f"Received: corpus={corpus.name}, with {list(corpus.splits)}"
+        )
 
 
 def _in_texts(sentences):

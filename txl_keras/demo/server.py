@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import io
 import ipaddress
 import json
 import pathlib
@@ -10,7 +11,7 @@ import socket
 import socketserver
 import sys
 import threading
-import urllib.parse
+import time
 
 from txl_keras.evaluation.surprise_page import fill_template
 from txl_keras.json_files import parse_json
@@ -19,6 +20,8 @@ _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 # Enough for the longest text that a visitor may ask about.
 _MAX_QUESTION_BYTES = 256 << 10
 _MAX_CONNECTIONS = 32
+# host[:port], without a user name or a path.
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::[0-9]+)?", re.ASCII)
 _HEADERS = {
     # The frame with the surprise of a text inherits this policy.
     "Content-Security-Policy": (
@@ -30,6 +33,11 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_BUSY = (
+    b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 10\r\n"
+    b"Content-Type: text/plain; charset=utf-8\r\n\r\n"
+    b"Too many connections are open. Try again in a few seconds.\n"
+)
 
 
 class DemoServer(http.server.ThreadingHTTPServer):
@@ -51,6 +59,7 @@ class DemoServer(http.server.ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = _MAX_CONNECTIONS
 
     def __init__(self, host, port):
         if ":" in host:
@@ -68,6 +77,7 @@ class DemoServer(http.server.ThreadingHTTPServer):
         self.url = f"http://{shown}:{self.server_address[1]}/"
         self.playground = self.page = None  # until `serve`
         self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._refused = []
 
     def serve(self, playground):
         """Answers visitors until `shutdown` is called, or an exception."""
@@ -81,9 +91,20 @@ class DemoServer(http.server.ThreadingHTTPServer):
         # That of the base class asks a name server for the name of the host.
         socketserver.TCPServer.server_bind(self)
 
-    def verify_request(self, request, client_address):
-        """Refuses a connection if there are too many."""
-        return self._connections.acquire(blocking=False)
+    def process_request(self, request, client_address):
+        """Answers a connection in a thread, or refuses it at once."""
+        if self._connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with contextlib.suppress(OSError):
+            request.setblocking(False)
+            request.sendall(_BUSY)
+            request.shutdown(socket.SHUT_WR)
+        # Closed later: with the request unread, closing resets the connection,
+        # and some clients then lose the answer.
+        self._refused.append(request)
+        if len(self._refused) > _MAX_CONNECTIONS:
+            self._refused.pop(0).close()
 
     def process_request_thread(self, request, client_address):
         """Answers one connection."""
@@ -98,46 +119,107 @@ class DemoServer(http.server.ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class _Refusal(Exception):
+    """Ends a request with a status and a text."""
+
+
+class _SocketFile(io.RawIOBase):
+    """Reads or writes a socket, and waits `seconds` in all for the visitor."""
+
+    # The timeout of a socket alone would begin again at each byte.
+
+    def __init__(self, connection, seconds):
+        self._connection = connection
+        self._seconds_left = seconds
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        try:
+            size = self._wait(self._connection.recv_into, buffer)
+        except TimeoutError:
+            raise _Refusal(408, "The request did not arrive in time.") from None
+        if not size:
+            raise _Refusal(400, "The request ended too early.")
+        return size
+
+    def write(self, data):
+        self._wait(self._connection.sendall, data)
+        return len(data)
+
+    def _wait(self, function, data):
+        if self._seconds_left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(self._seconds_left)
+        start = time.monotonic()
+        try:
+            return function(data)
+        finally:
+            self._seconds_left -= time.monotonic() - start
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     """Answers one request, then closes the connection."""
 
     server_version, sys_version = "txl", ""
-    disable_nagle_algorithm = True  # each token is sent at once
-    timeout = 30  # seconds without a byte from or to the visitor
+    requestline = ""  # until it arrives
+    # Waiting for the visitor, in all. To compute an answer may take longer.
+    request_seconds, answer_seconds = 10, 30
+
+    def setup(self):
+        # Each token is sent at once.
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        request = _SocketFile(self.request, self.request_seconds)
+        self.rfile = io.BufferedReader(request)
+        self.wfile = _SocketFile(self.request, self.answer_seconds)
+
+    def handle(self):
+        try:
+            super().handle()
+        except _Refusal as refusal:
+            self.send_error(*refusal.args)
+
+    def finish(self):
+        # Reads the rest of a refused request: closing with bytes unread would
+        # reset the connection, and the visitor could lose the answer.
+        with contextlib.suppress(OSError, _Refusal):
+            self.request.shutdown(socket.SHUT_WR)
+            while self.rfile.read1():
+                pass
 
     def do_GET(self):
-        if not self._is_from_page():
-            return
+        self._check_is_from_page()
         if self.path != "/":
-            self._refuse(404, "There is no such page.")
-            return
+            raise _Refusal(404, "There is no such page.")
         self._begin(200, "text/html")
         self.wfile.write(self.server.page.encode())
 
     def do_POST(self):
+        self._check_is_from_page()
         playground = self.server.playground
         answer = {
             "/write": playground.write,
             "/surprise": playground.surprise,
         }.get(self.path)
-        if not self._is_from_page():
-            return
         if answer is None:
-            self._refuse(404, "There is no such page.")
-            return
-        size = self.headers.get("Content-Length", "")
-        # Six digits: Python refuses to parse very long numbers.
-        is_number = re.fullmatch("[0-9]{1,6}", size)
-        if not is_number or int(size) > _MAX_QUESTION_BYTES:
-            self._refuse(
+            raise _Refusal(404, "There is no such page.")
+        if self.headers["Content-Type"] != "application/json":
+            raise _Refusal(415, "Questions must be of type application/json.")
+        size = self.headers["Content-Length"]
+        if size is None:
+            raise _Refusal(411, "Questions must have a Content-Length.")
+        if not re.fullmatch("[0-9]+", size):
+            raise _Refusal(400, "Content-Length must be a number of bytes.")
+        # Python refuses to parse very long numbers.
+        if len(size) > 6 or int(size) > _MAX_QUESTION_BYTES:
+            raise _Refusal(
                 413, f"A text may have {_MAX_QUESTION_BYTES >> 10} KiB at most."
             )
-            return
         try:
             question = parse_json(self.rfile.read(int(size)), "The question")
         except ValueError as error:
-            self._refuse(400, str(error))
-            return
+            raise _Refusal(400, str(error)) from error
         self._begin(200, "application/x-ndjson")
         # Closed if the visitor leaves, which stops the work.
         with contextlib.closing(answer(question)) as events:
@@ -147,28 +229,36 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         """Prints nothing for each request."""
 
-    def _is_from_page(self):
+    def send_error(self, code, message=None, explain=None):
+        """Refuses a request with a text; the base class calls this, too."""
+        self._begin(code, "text/plain")
+        text = message or self.responses[code][0]
+        self.wfile.write(text.encode("utf-8", "replace"))
+
+    def _check_is_from_page(self):
         """Refuses requests that other web pages make a browser send."""
+        if not self.request_version.startswith("HTTP/1."):
+            raise _Refusal(505, "The version of HTTP must be 1.0 or 1.1.")
+        # Proxies and servers read these in different ways.
+        is_ambiguous = "Transfer-Encoding" in self.headers or any(
+            len(self.headers.get_all(name, ())) > 1
+            for name in ("Host", "Origin", "Content-Type", "Content-Length")
+        )
         host = self.headers.get("Host", "")
-        if self.server.is_local and not _is_loopback(_name(host)):
+        parts = _HOST.fullmatch(host)
+        if is_ambiguous or self.headers.defects or not parts:
+            raise _Refusal(
+                400, "A request must have one Host, host[:port], and one body."
+            )
+        if self.server.is_local and not _is_loopback(parts[1] or parts[2]):
             # A name of another site that leads to this machine.
-            self._refuse(403, f"Open {self.server.url} instead.")
-            return False
+            raise _Refusal(403, f"Open {self.server.url} instead.")
         origin = self.headers.get("Origin")
         if origin and origin.partition("://")[2] != host:
-            self._refuse(403, "Questions must come from the page itself.")
-            return False
-        is_json = self.headers.get("Content-Type") == "application/json"
-        if self.command == "POST" and not is_json:
-            self._refuse(415, "Questions must be of type application/json.")
-            return False
-        return True
-
-    def _refuse(self, status, message):
-        self._begin(status, "text/plain")
-        self.wfile.write(message.encode("utf-8", "replace"))
+            raise _Refusal(403, "Questions must come from the page itself.")
 
     def _begin(self, status, kind):
+        self.request_version = "HTTP/1.0"  # 0.9 would have no status line
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         for name, value in _HEADERS.items():
@@ -176,16 +266,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def _name(host):
-    """Returns the name or address in a `Host` header, without the port."""
-    try:
-        return urllib.parse.urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
 def _is_loopback(name):
     try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+        return (
+            name.lower() == "localhost"
+            or ipaddress.ip_address(name).is_loopback
+        )
     except ValueError:
         return False

@@ -439,7 +439,7 @@ def _callbacks(workdir, steps_per_epoch, on_progress):
         workdir.append_metrics({"step": step, "epoch": epoch + 1, **logs})
 
     done = itertools.count(1)
-    show = on_progress and (lambda *_: on_progress(next(done)))
+    show = on_progress and (lambda batch, logs: on_progress(next(done)))
     return [
         keras.callbacks.TerminateOnNaN(),
         keras.callbacks.LambdaCallback(

@@ -12,7 +12,7 @@ A score is the mean over the tokens that were drawn as targets; beside it is
 the score of a baseline that predicts by token frequency alone. The text, the
 training flags and the files in the workdir are those of main.py; in addition,
 `model.keras` is the model with the best validation score, for
-`keras.saving.load_model`. Run the same command again to resume.
+`keras.saving.load_model`. It stops and resumes as main.py does.
 """
 
 import os
@@ -191,7 +191,7 @@ def _describe_start(workdir, corpus, splits, trainer, segments):
 
 
 def _bits(nll):
-    return f"{bits_per_token(nll):.4f} bits per predicted token"
+    return f"{bits_per_token(nll):.3f} bits per predicted token"
 
 
 def _describe_results(workdir):

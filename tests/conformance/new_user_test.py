@@ -1,13 +1,8 @@
 """Tests of what a new user meets: errors that name the flag, and progress."""
 
-import itertools
-import time
-
 import numpy as np
-import pytest
 import tensorflow as tf
 from script_flags import flags_of
-from script_runs import CLASSIFIER_SIZES
 from script_runs import write_mails
 
 from txl_keras.data import ByteTokenizer
@@ -321,19 +316,3 @@ def test_segments_that_no_text_ends_in_have_no_backward_pass():
         tape.gradient(logits, model.trainable_variables)
         assert len(backward) == num_segments
         assert min(backward) > 0
-
-
-@pytest.mark.large  # Keras traces for 20 seconds
-def test_a_log_file_shows_how_far_a_classifier_is(here, tmp_path, monkeypatch):
-    mails = write_mails(tmp_path / "mails.tsv", range(40))
-    minutes = itertools.count(0, 61)
-    monkeypatch.setattr(time, "monotonic", lambda: next(minutes))
-    printed, error = here(
-        "finetune.py", f"--workdir={tmp_path / 'run'}",
-        f"--train_file={mails}", "--epochs=2", *CLASSIFIER_SIZES,
-    )  # fmt: skip
-    assert error is None
-    lines = [line for line in printed.splitlines() if " left" in line]
-    assert lines[0].startswith("epoch 1/2, step 1/")
-    assert "loss" in lines[0]
-    assert lines[-1].startswith("epoch 2/2")

@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from script_runs import evaluation_of
 from script_runs import results_of
@@ -11,9 +10,8 @@ from script_runs import results_of
 from txl_keras.workdir import Workdir
 
 
-@pytest.mark.large
-def test_the_average_of_a_run_is_a_run(words_run, succeed, fail, tmp_path):
-    workdir, output = words_run[0], tmp_path / "average"
+def test_the_average_of_a_run_is_a_run(run, succeed, fail, tmp_path):
+    workdir, output = run[0], tmp_path / "average"
     flags = ("average.py", f"--workdir={workdir}", f"--output={output}")
     printed = succeed(*flags, "--num_checkpoints=2")
     assert "[40, 60]" in printed
@@ -29,7 +27,7 @@ def test_the_average_of_a_run_is_a_run(words_run, succeed, fail, tmp_path):
         if name.startswith("weights/")
     ]
     model, step = Workdir(str(output)).load_model()
-    assert len(names) == len(model.weights) > 20
+    assert len(names) == len(model.weights) > 10
     assert step == 60
     for name in names:
         older, newer = (reader.get_tensor(name) for reader in readers)
@@ -53,13 +51,12 @@ def test_the_average_of_a_run_is_a_run(words_run, succeed, fail, tmp_path):
     assert (output / "config.json").read_bytes() == before
 
 
-@pytest.mark.large
 def test_an_average_of_more_checkpoints_than_there_are_is_refused(
-    words_run, fail, tmp_path
+    run, fail, tmp_path
 ):
     output = tmp_path / "average"
-    flags = (f"--workdir={words_run[0]}", f"--output={output}")
+    flags = (f"--workdir={run[0]}", f"--output={output}")
     error = fail("average.py", *flags, "--num_checkpoints=4")
-    assert "at most 3" in error
+    assert "at most 2" in error
     assert "--max_to_keep" in error
     assert not output.exists()

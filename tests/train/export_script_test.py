@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from txl_keras.workdir import Workdir
 
@@ -33,10 +34,16 @@ def test_an_option_without_effect_on_an_export_is_refused(
     assert re.search(message.replace(".*", "must be left out"), error)
 
 
+def test_a_run_is_exported(run, succeed, tmp_path):
+    served = tmp_path / "served"
+    printed = succeed("export.py", f"--workdir={run[0]}", f"--output={served}")
+    assert f"of step 60 written to {served}" in printed
+    signatures = tf.saved_model.load(served).signatures
+    assert {"initial_memory", "serving_default"} <= signatures.keys()
+
+
 @pytest.mark.large
-@pytest.mark.parametrize(
-    "fixture", ["run", pytest.param("words_run", marks=pytest.mark.large)]
-)
+@pytest.mark.parametrize("fixture", ["run", "words_run"])
 def test_the_savedmodel_loads_where_there_is_only_tensorflow(
     fixture, request, succeed, tmp_path
 ):

@@ -1,6 +1,8 @@
 """Runs train/finetune.py."""
 
+import itertools
 import re
+import time
 
 import keras
 import numpy as np
@@ -43,12 +45,14 @@ def flags_of(workdir, files, *others):
     return [f"--workdir={workdir}", *named, *others]
 
 
-@pytest.mark.large  # Keras traces for 20 seconds
 def test_a_run_learns_scores_and_exports(
-    files, language_model, succeed, fail, tmp_path
+    files, language_model, succeed, fail, tmp_path, capsys, monkeypatch
 ):
     path, model = language_model
     run = tmp_path / "run"
+    # Without a terminal there is a line per minute, and one per epoch.
+    minutes = itertools.count(0, 61)
+    monkeypatch.setattr(time, "monotonic", lambda: next(minutes))
     printed = succeed(
         "finetune.py",
         *flags_of(run, files, f"--initialize_from={path}"),
@@ -61,6 +65,8 @@ def test_a_run_learns_scores_and_exports(
         "--dropout=0.01",
     )
     assert f"Starts from the best weights of {path}, step 12." in printed
+    assert re.search("^Epoch 8/8\n.*val_loss: ", printed, re.MULTILINE)
+    assert re.search("^100% .*s/step]$", capsys.readouterr().err, re.MULTILINE)
 
     results, metrics = results_of(run), metrics_of(run)
     assert [line["epoch"] for line in metrics] == list(range(1, 9))

@@ -6,17 +6,19 @@ import pytest
 from script_runs import TINY
 
 
-@pytest.mark.large
-def test_prepared_text_is_described_and_found_by_training(
-    word_corpus, succeed, tmp_path
-):
-    options = (
+@pytest.fixture
+def options(word_corpus, tmp_path):
+    """Flags of the text, of its tokenizer and of an own data folder."""
+    return (
         f"--corpus={word_corpus}",
         f"--data_dir={tmp_path}",
         "--document_separator=\\n",
         "--tokenizer=words",
         "--min_count=2",
     )
+
+
+def test_prepared_text_is_described(options, succeed, tmp_path):
     printed = succeed(
         "prepare_data.py", *options, f"--output={tmp_path / 'out'}"
     )
@@ -30,6 +32,10 @@ def test_prepared_text_is_described_and_found_by_training(
     assert f"{train['num_tokens']:,}" in printed
     assert (tmp_path / "out/statistics.png").read_bytes()[:4] == b"\x89PNG"
 
+
+@pytest.mark.large
+def test_prepared_text_is_found_by_training(options, succeed, tmp_path):
+    succeed("prepare_data.py", *options)
     written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")}
     assert len(written) == 3
     flags = (f"--workdir={tmp_path / 'run'}", *TINY, "--max_steps=3")

@@ -28,7 +28,6 @@ XLNET = (
 )
 
 
-@pytest.mark.large
 def test_an_xlnet_is_trained_and_comes_back(corpus, succeed, fail, tmp_path):
     workdir = tmp_path / "run"
     flags = (f"--corpus={corpus}", f"--workdir={workdir}", *XLNET)

@@ -7,6 +7,7 @@ import os
 import runpy
 import shutil
 import sys
+import termios
 
 # LLVM's optimizations and MLIR's emitters are most of the time that XLA takes
 # to compile, in the tests and in the programs they start. `XLA_FLAGS= pytest`
@@ -104,7 +105,8 @@ def here(monkeypatch):
 
     That saves the seconds of importing TensorFlow. The function returns what
     the script printed and its exit message, `None` on success. It raises the
-    errors that the script would show with a traceback.
+    errors that the script would show with a traceback. Its attributes
+    `stdout` and `stderr` may be files to which the script prints.
     """
 
     def run(name, *flags):
@@ -117,7 +119,10 @@ def here(monkeypatch):
         peak = "txl_keras.training.loop.peak_flops"
         monkeypatch.setattr(peak, lambda *_: 1e9)
         try:
-            with contextlib.redirect_stdout(printed):
+            with (
+                contextlib.redirect_stdout(run.stdout or printed),
+                contextlib.redirect_stderr(run.stderr or sys.stderr),
+            ):
                 runpy.run_path(str(TRAIN / name), run_name="__main__")
         except SystemExit as stop:
             return printed.getvalue(), stop.code
@@ -128,6 +133,7 @@ def here(monkeypatch):
             absl_flags.FLAGS.unparse_flags()
         raise AssertionError("absl ends a program by `sys.exit`")
 
+    run.stdout = run.stderr = None
     return run
 
 
@@ -158,6 +164,20 @@ def fail(here):
         return error
 
     return run
+
+
+@pytest.fixture
+def terminal(here):
+    """Lets scripts print to a terminal; returns its other end, to read from.
+
+    It holds about 8 kB until they are read.
+    """
+    reader, writer = os.openpty()
+    os.set_blocking(reader, False)
+    termios.tcsetwinsize(writer, (24, 80))
+    with open(reader, "rb", buffering=0) as other, open(writer, "w") as file:
+        here.stdout = here.stderr = file
+        yield other
 
 
 @pytest.fixture(scope="session")

@@ -207,4 +207,4 @@ def _first_prompt(tokenizer):
 
 
 if __name__ == "__main__":
-    running.run(main)
+    running.run(main, prints_result=True)

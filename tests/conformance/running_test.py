@@ -1,5 +1,6 @@
 """What scripts share."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from script_runs import TRAIN
 
 from txl_keras.scripts import flag_names
 from txl_keras.scripts.help_topics import describe_flags
+from txl_keras.scripts.output import lasting_output
 from txl_keras.scripts.running import in_a_child
 
 
@@ -89,7 +91,7 @@ def test_a_wrong_value_of_a_flag_is_named(wrong_value):
     assert "cuda" not in done.stderr
 
 
-def run_txl(*arguments, before="", **environment):
+def run_txl(*arguments, before="", stdout=subprocess.PIPE, **environment):
     """Runs `txl` in a process of its own, after some lines of code."""
     code = (
         f"import sys\n{before}\nfrom txl_keras.scripts.txl import main\nmain()"
@@ -97,7 +99,8 @@ def run_txl(*arguments, before="", **environment):
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env={**os.environ, **environment},
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
     )
 
@@ -144,6 +147,20 @@ def test_no_flag_of_a_script_is_taken_for_a_misspelled_one():
             flag_names.check(script, [f"--{name}" for name in names])
             flag_names.check(script, [f"--no{name}=1" for name in names])
     flag_names.check(TRAIN / "main.py", ["--corpus", "--text", "--", "--text"])
+
+
+def test_help_that_nobody_reads_has_no_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as pipe:
+        done = run_txl("--help", stdout=pipe)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_command_runs_without_stdout():
+    with contextlib.redirect_stdout(None), lasting_output():  # as after `>&-`
+        print("lost", flush=True)
+        assert not sys.stdout.isatty()
 
 
 def test_the_log_of_tensorflow_can_be_shown():

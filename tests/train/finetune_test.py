@@ -144,9 +144,8 @@ def test_bad_input_is_one_message_before_any_work(
     assert not run.exists()
 
 
-@pytest.mark.large  # Keras traces
 def test_weights_that_a_last_step_spoils_are_not_exported(
-    files, fail, tmp_path
+    files, fail, terminal, tmp_path
 ):
     run = tmp_path / "run"
     error = fail(
@@ -155,4 +154,5 @@ def test_weights_that_a_last_step_spoils_are_not_exported(
         "--warmup_share=0", "--monitor=accuracy",
     )  # fmt: skip
     assert "The loss is nan in epoch 1" in error
+    assert "1/1\x1b[0m \x1b[32m━━━" in terminal.read().decode()
     assert not (run / "export").exists()

@@ -19,6 +19,7 @@ from absl import logging
 from txl_keras.scripts import flag_names
 from txl_keras.scripts.flagfiles import expand_flagfiles
 from txl_keras.scripts.help_topics import define_help_flag
+from txl_keras.scripts.output import lasting_output
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.workers import lost_worker
@@ -47,12 +48,13 @@ _PEER_ERRORS = (
 _started = STARTED
 
 
-def run(main):
+def run(main, prints_result=False):
     """Parses flags and runs `main`; prints user errors without a traceback."""
     global _started
     _started = _started or time.monotonic()
     try:
-        _run_script(main)
+        with lasting_output(prints_result):
+            _run_script(main)
     finally:
         # Tests run several scripts in one process.
         _started = None

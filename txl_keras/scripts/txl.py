@@ -12,6 +12,7 @@ import sys
 
 import txl_keras
 from txl_keras.scripts import flag_names
+from txl_keras.scripts.output import lasting_output
 
 # Module of `txl_keras.train` by command; train/benchmark.py,
 # train/scaling_table.py and train/tpu_table.py need a checkout.
@@ -38,7 +39,8 @@ def main():
     if command == "help" and arguments:
         command, arguments = arguments[0], ["--help"]
     if command in ("--help", "-h", "help"):
-        print(_help())
+        with lasting_output():
+            print(_help())
         return
     if command == "--version":
         print(f"txl_keras {txl_keras.__version__}")

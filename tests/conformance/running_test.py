@@ -15,6 +15,7 @@ from txl_keras.scripts import flag_names
 from txl_keras.scripts.help_topics import describe_flags
 from txl_keras.scripts.output import lasting_output
 from txl_keras.scripts.running import in_a_child
+from txl_keras.scripts.txl import COMMANDS
 
 
 def test_help_lists_flags_by_topic(monkeypatch):
@@ -167,6 +168,31 @@ def test_the_log_of_tensorflow_can_be_shown():
     done = run_txl("average", "--help", TF_CPP_MIN_LOG_LEVEL="0")
     assert "Averages the latest" in done.stdout
     assert "This TensorFlow binary" in done.stderr
+
+
+_INTERRUPT = """
+import os
+import signal
+import sys
+
+class Finder:
+    def find_spec(name, *_):
+        if name == "tensorflow":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_interrupted_import_has_no_traceback(command):
+    done = run_txl(command, before=_INTERRUPT)
+    assert (done.returncode, done.stderr) == (130, "")
+    script = str(TRAIN / f"{COMMANDS[command]}.py")
+    code = f"{_INTERRUPT}import runpy\nrunpy.run_path({script!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert (done.returncode, done.stderr) == (130, b"")
 
 
 def test_packages_that_no_script_needs_are_not_imported(wrong_value):

@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import signal
 import threading
 
 import pytest
@@ -23,6 +24,16 @@ def test_processes_do_the_work_of_many():
     assert set(workers[:NUM_INLINE_ITEMS]) == {os.getpid()}
     assert os.getpid() not in workers[NUM_INLINE_ITEMS:]
     assert not multiprocessing.active_children()
+
+
+def test_an_interrupt_is_left_to_the_parent():
+    def interrupt(item):
+        if os.getpid() != parent:  # as Ctrl-C does in a terminal
+            os.kill(os.getpid(), signal.SIGINT)
+        return item
+
+    parent = os.getpid()
+    assert list(ordered_map(interrupt, range(20), 2)) == list(range(20))
 
 
 def test_threads_stay_in_this_process():

@@ -4,6 +4,7 @@ import collections
 import itertools
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from concurrent import futures
@@ -59,6 +60,8 @@ def _num_cores():
 def _initialize_worker(function):
     global _worker_function
     _worker_function = function
+    # Ctrl-C reaches all processes; the parent ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(
         target=_exit_with_parent, args=(os.getppid(),), daemon=True
     ).start()

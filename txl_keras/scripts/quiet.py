@@ -10,6 +10,7 @@ call to cuInit" without a GPU. The environment variable TF_CPP_MIN_LOG_LEVEL
 sets another level, and 0 shows all lines.
 
 Flags that no script has are refused before that.
+Ctrl-C, which may come during these seconds, ends without a traceback.
 """
 
 import contextlib
@@ -64,6 +65,14 @@ def _without_packages(*names):
             del sys.modules[name]
 
 
+def _show_error(kind, error, traceback):
+    """Prints an error that nobody caught, and nothing for Ctrl-C."""
+    if issubclass(kind, KeyboardInterrupt):
+        os._exit(130)
+    sys.__excepthook__(kind, error, traceback)
+
+
+sys.excepthook = _show_error
 _script = pathlib.Path(getattr(sys.modules["__main__"], "__file__", None) or "")
 if _script.parent.name == "train":
     flag_names.check(_script, sys.argv[1:])

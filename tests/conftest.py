@@ -6,6 +6,7 @@ import io
 import os
 import runpy
 import shutil
+import signal
 import sys
 import termios
 
@@ -178,6 +179,20 @@ def terminal(here):
     with open(reader, "rb", buffering=0) as other, open(writer, "w") as file:
         here.stdout = here.stderr = file
         yield other
+
+
+@pytest.fixture
+def heeded_signals():
+    """Lets a test send itself signals that pytest's parent may ignore."""
+    actions = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    before = {n: signal.signal(n, action) for n, action in actions.items()}
+    yield
+    for number, action in before.items():
+        signal.signal(number, action)
 
 
 @pytest.fixture(scope="session")

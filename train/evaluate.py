@@ -31,8 +31,8 @@ the best pair on valid is taken:
     txl evaluate --workdir=runs/quickstart --dynamic=rms \
         --dynamic_learning_rate=1e-5,3e-5,1e-4 --dynamic_decay=0,0.03
 
-Stopped by SIGTERM or Ctrl-C while it scores a run, the same command goes on
-where it was.
+Stopped by SIGTERM, SIGHUP or Ctrl-C while dynamic evaluation scores a run, the
+same command goes on where it was.
 
 Writes to the workdir: evaluation_SPLIT.json, a list with one result for each
 checkpoint, text and settings, the latest last; with --token_nll the nats of

@@ -7,8 +7,9 @@ r"""Trains a Transformer-XL language model on text.
     txl train --flagfile=enwik8_base \
         --flagfile=v2_8 --compile_only
 
-Run the same command again to resume a run that was stopped. SIGTERM and Ctrl-C
-finish the current step, save a checkpoint and exit with code 75.
+Run the same command again to resume a run that was stopped. SIGTERM, SIGHUP (a
+closed terminal) and Ctrl-C finish the current step, save a checkpoint and exit
+with code 75.
 """
 
 import functools

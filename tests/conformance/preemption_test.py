@@ -118,7 +118,10 @@ def whole_run(flags, tmp_path_factory):
 
 
 @pytest.mark.large
-def test_a_run_told_to_stop_saves_the_step_and_goes_on(whole_run, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_told_to_stop_saves_the_step_and_goes_on(
+    number, whole_run, tmp_path
+):
     whole, flags = whole_run
     workdir = tmp_path / "stopped"
     # One execution of all 60 steps: the stop has to come inside of it. Lines
@@ -129,7 +132,7 @@ def test_a_run_told_to_stop_saves_the_step_and_goes_on(whole_run, tmp_path):
     while b"step 0 of 60" not in pathlib.Path(f"{workdir}.log").read_bytes():
         time.sleep(0.01)
     time.sleep(1)  # The first step takes seconds to compile.
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     code = process.wait()
     log = pathlib.Path(f"{workdir}.log").read_text()
     assert code == EXIT_CODE, log

@@ -616,7 +616,7 @@ TINY = (
 @needs_compiler
 def test_the_command_reports_all_steps_of_a_run(here, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compiling, "end_on_sigterm", lambda: None)
+    monkeypatch.setattr(compiling, "clean_up_on_signals", lambda: None)
     # The child that lowers would import TensorFlow, too. The tests below, which
     # take minutes, have it.
     monkeypatch.setattr(compiling, "in_a_child", lambda f, *args: f(*args))

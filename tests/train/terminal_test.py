@@ -1,8 +1,15 @@
 """Runs scripts on a terminal, and where nobody reads what they print."""
 
 import os
+import re
+import signal
 
 import pytest
+from script_runs import metrics_of
+
+from txl_keras.scripts import exporting
+from txl_keras.training.stopping import EXIT_CODE
+from txl_keras.workdir import Workdir
 
 
 def test_a_measurement_shows_a_bar(group, corpus, succeed, terminal, tmp_path):
@@ -14,6 +21,31 @@ def test_a_measurement_shows_a_bar(group, corpus, succeed, terminal, tmp_path):
     printed = terminal.read().decode()
     assert "memory: 100%" in printed
     assert f"Written to {tmp_path / 'recl.png'}" in printed
+
+
+def test_a_run_whose_terminal_is_closed_resumes(
+    run, here, succeed, terminal, heeded_signals, monkeypatch, tmp_path
+):
+    def close_after_a_line(workdir, line, append=Workdir.append_metrics):
+        append(workdir, line)
+        if line["step"] == 14:
+            terminal.close()
+            # Both the system and the shell send one.
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
+
+    monkeypatch.setattr(exporting, "export_run", lambda *_: None)
+    whole, _, flags = run
+    workdir = tmp_path / "stopped"
+    flags = [f for f in flags if "workdir" not in f] + [f"--workdir={workdir}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Workdir, "append_metrics", close_after_a_line)
+        assert here("main.py", *flags)[1] == EXIT_CODE
+    here.stdout = here.stderr = None
+    printed = succeed("main.py", *flags)
+    (step,) = re.findall(r"^step (\d+) of 60$", printed, re.MULTILINE)
+    assert 14 <= int(step) < 60
+    assert metrics_of(workdir) == metrics_of(whole)
 
 
 @pytest.fixture

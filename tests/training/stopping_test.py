@@ -2,16 +2,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
 
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_heard_while_it_is_listened_to(number):
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_heard_while_it_is_listened_to(
+    number, heeded_signals, capfd
+):
     before = signal.getsignal(number)
     stop = StopRequest()
     with stop, stop.deferred():
@@ -22,6 +25,18 @@ def test_a_signal_is_heard_while_it_is_listened_to(number):
     assert stop.signal == number
     assert signal.getsignal(number) == before
     assert signal.set_wakeup_fd(-1) == -1
+    told = capfd.readouterr().err
+    assert f"\n{stop.signal.name}: finishing the step, then saving." in told
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_is_ignored_stays_so(number, heeded_signals):
+    signal.signal(number, signal.SIG_IGN)
+    stop = StopRequest()
+    with stop, stop.deferred():
+        os.kill(os.getpid(), number)
+        assert not stop.wait(0.2)
+    assert signal.getsignal(number) == signal.SIG_IGN
 
 
 def test_what_is_no_wish_to_stop_is_not_heard():
@@ -43,31 +58,29 @@ def test_a_signal_ends_the_program_where_no_loop_looks_or_one_came_before():
     # forked before TensorFlow starts threads.
     script = """
 import os, signal, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from txl_keras.training.stopping import StopRequest
 child = os.fork()
 if not child:
     with StopRequest() as stop:
         with stop.deferred():
             pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
         time.sleep(60)
 _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status), flush=True)
 with StopRequest() as stop, stop.deferred():
-    print("ready", flush=True)
-    stop.wait(60)
-    print("heard", flush=True)
+    # A terminal that is closed sends two, and the system then one to end.
+    for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+        time.sleep(0.1)
+    while stop.signal != number:
+        time.sleep(0.1)
+    os.kill(os.getpid(), number)
     time.sleep(60)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout.readline().strip() == str(EXIT_CODE)
-        for word in ("ready", "heard"):
-            assert process.stdout.readline().strip() == word
-            time.sleep(0.1)
-            process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 128 + signal.SIGTERM
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True
+    )
+    assert done.stdout == f"{EXIT_CODE}\n"
+    assert done.returncode == 128 + signal.SIGTERM

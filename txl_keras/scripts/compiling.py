@@ -16,7 +16,7 @@ from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import presets
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import training_flags
-from txl_keras.scripts.running import end_on_sigterm
+from txl_keras.scripts.running import clean_up_on_signals
 from txl_keras.scripts.running import in_a_child
 from txl_keras.serving import Generator
 from txl_keras.tpu.compiling import check_compiler
@@ -70,7 +70,7 @@ def compile_run():
         check_kernel(slice_, FLAGS.precision)
     check_compiler()
     path = _output()
-    end_on_sigterm()
+    clean_up_on_signals()
     with tempfile.TemporaryDirectory() as folder:
         # Tracing and lowering takes 6 GB for 24 layers, which TensorFlow frees
         # only when its process ends, and the compiler needs twice that.

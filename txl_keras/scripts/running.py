@@ -22,6 +22,8 @@ from txl_keras.scripts.help_topics import define_help_flag
 from txl_keras.scripts.output import lasting_output
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
+from txl_keras.training.stopping import TERMINATION
+from txl_keras.training.stopping import set_handlers
 from txl_keras.training.workers import lost_worker
 from txl_keras.training.workers import read_cluster
 
@@ -143,9 +145,9 @@ def check_used(by, users):
             )
 
 
-def end_on_sigterm():
-    """Lets SIGTERM raise `SystemExit`, so that clean-up code runs."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+def clean_up_on_signals():
+    """Lets signals raise `SystemExit`, so that clean-up code runs."""
+    set_handlers(TERMINATION, lambda number, _: sys.exit(128 + number))
 
 
 def _begin():

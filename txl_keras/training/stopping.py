@@ -1,4 +1,4 @@
-"""Stopping between two steps when the machine is taken away."""
+"""Stopping between two steps when machine or terminal is taken away."""
 
 import contextlib
 import os
@@ -9,10 +9,26 @@ import tensorflow as tf
 
 # EX_TEMPFAIL of sysexits.h: the same command resumes.
 EXIT_CODE = 75
+_HANGUP = getattr(signal, "SIGHUP", None)  # which Windows lacks
+# What ends a program without Ctrl-C.
+TERMINATION = tuple(filter(None, (signal.SIGTERM, _HANGUP)))
+
+
+def set_handlers(numbers, handler):
+    """Sets the handler of signals; returns their handlers before."""
+    # What is ignored stays ignored: SIGHUP after `nohup`, and SIGINT in the
+    # background of a script.
+    return {
+        number: signal.signal(number, handler)
+        for number in numbers
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
 
 
 class StopRequest:
-    """Receives SIGTERM and SIGINT, even while TensorFlow runs many steps.
+    """Receives signals that stop, even while TensorFlow runs many steps.
+
+    These are SIGTERM, SIGINT (Ctrl-C) and SIGHUP (the terminal was closed).
 
     A signal handler in Python runs only when TensorFlow returns to the main
     thread, after up to `steps_per_execution` steps, but clouds give 30 seconds.
@@ -23,7 +39,8 @@ class StopRequest:
 
     Inside this context manager, a signal ends the program at once with
     `EXIT_CODE`. Inside `deferred()`, the first signal is left to the loop, and
-    only a second one ends the program.
+    only a second one ends the program. Further SIGHUP do not: when a terminal
+    is closed, both the system and the shell may send one.
 
     >>> stop = StopRequest()
     >>> with stop, stop.deferred():
@@ -33,8 +50,6 @@ class StopRequest:
     >>> stop.signal.name, float(stop.variable)
     ('SIGTERM', 1.0)
     """
-
-    _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
     def __init__(self):
         with tf.device("CPU:0"):
@@ -50,10 +65,9 @@ class StopRequest:
     def __enter__(self):
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
-        self._handlers = {
-            number: signal.signal(number, lambda *_: None)
-            for number in self._SIGNALS
-        }
+        self._handlers = set_handlers(
+            (*TERMINATION, signal.SIGINT), lambda *_: None
+        )
         self._old_fd = signal.set_wakeup_fd(self._write_end)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -79,14 +93,29 @@ class StopRequest:
     def _listen(self):
         while numbers := os.read(self._read_end, 64):
             for number in numbers:
-                if number not in self._SIGNALS:
-                    continue
-                if not self._is_deferred:
-                    # Not `sys.exit`, which other code may catch. A kill is
-                    # safe at any time.
-                    os._exit(EXIT_CODE)
-                if self.signal is not None:
-                    os._exit(128 + number)
-                self.signal = signal.Signals(number)
-                self.variable.assign(1.0)
-                self._received.set()
+                if number in self._handlers:
+                    self._receive(signal.Signals(number))
+
+    def _receive(self, number):
+        if not self._is_deferred:
+            _tell(f"{number.name}: stopped. Run the same command to go on.")
+            # Not `sys.exit`, which other code may catch. A kill is safe at any
+            # time.
+            os._exit(EXIT_CODE)
+        if self.signal is not None and number == _HANGUP:
+            return
+        if self.signal not in (None, _HANGUP):
+            os._exit(128 + number)
+        self.signal = number
+        self.variable.assign(1.0)
+        self._received.set()
+        _tell(
+            f"{number.name}: finishing the step, then saving. A second signal "
+            "ends the program at once."
+        )
+
+
+def _tell(text):
+    """Writes a line to stderr, whose lock the main thread may hold."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())

@@ -228,7 +228,7 @@ def _evaluate(stop):
         if FLAGS.position_curve:
             result["position_curve"] = position_curve(nll, documents)
     if workdir is not None:
-        _write(workdir, result, tokenizer.unit)
+        workdir.when_present(lambda: _write(workdir, result, tokenizer.unit))
     if FLAGS.html:
         page = surprise_page(
             model,

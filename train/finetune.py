@@ -42,6 +42,7 @@ from txl_keras.data import TextBatches
 from txl_keras.data import read_labelled_texts
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.files import is_file
+from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.evaluation.classification import classification_scores
@@ -396,8 +397,9 @@ def _build_model(origin, tokenizer, train_ids, label_names):
     if origin:
         check_vocabulary(tokenizer, language_model.backbone.vocabulary_size)
         if not FLAGS.from_scratch:
-            origin.restore_weights(language_model, "best")
-            print(f"Starts from the best weights of {origin.path}.")
+            step = origin.restore_weights(language_model, "best")
+            at = f", step {step}" if step else ""
+            print(f"Starts from the best weights of {origin.path}{at}.")
     return TransformerXLTextClassifier(
         language_model.backbone,
         len(label_names),
@@ -434,16 +436,23 @@ def _callbacks(workdir, steps_per_epoch, on_progress):
         "mode": "min" if FLAGS.monitor == "loss" else "max",
     }
 
+    done = itertools.count(1)
+
+    def on_step(batch, logs):
+        if on_progress:
+            on_progress(next(done))
+        if not is_remote(workdir.path):  # where each look takes time
+            workdir.when_present(lambda: None)
+
     def append(epoch, logs):
         step = (epoch + 1) * steps_per_epoch
-        workdir.append_metrics({"step": step, "epoch": epoch + 1, **logs})
+        line = {"step": step, "epoch": epoch + 1, **logs}
+        workdir.when_present(lambda: workdir.append_metrics(line))
 
-    done = itertools.count(1)
-    show = on_progress and (lambda batch, logs: on_progress(next(done)))
     return [
         keras.callbacks.TerminateOnNaN(),
         keras.callbacks.LambdaCallback(
-            on_epoch_end=append, on_train_batch_end=show
+            on_epoch_end=append, on_train_batch_end=on_step
         ),
         keras.callbacks.ModelCheckpoint(
             workdir.file("best.keras"), save_best_only=True, **best

@@ -179,11 +179,11 @@ def train(strategy, stop):
     # Start, resume, or find that the run is finished.
     log = training_run.chief_print(strategy)
     if origin and origin is not workdir:
-        at = _restore_origin(origin, model)
+        step = _restore_origin(origin, model)
+        at = f", step {step}" if step else ""
         log(
-            f"Starts from the best weights of {origin.path}, "
-            + (f"step {at}, " if at else "")
-            + f"at a learning rate of {FLAGS.learning_rate:g}."
+            f"Starts from the best weights of {origin.path}{at}, at a learning "
+            f"rate of {FLAGS.learning_rate:g}."
         )
     samples = Samples(
         model,

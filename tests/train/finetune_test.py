@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 import time
 
 import keras
@@ -15,6 +16,7 @@ from script_runs import results_of
 from script_runs import write_mails
 
 import txl_keras.models  # noqa: F401, what Keras loads
+from txl_keras import missing_folder
 from txl_keras.data import ByteTokenizer
 from txl_keras.workdir import Workdir
 
@@ -98,6 +100,34 @@ def test_a_run_learns_scores_and_exports(
     assert "`workdir` must be new" in error
     error = fail("generate.py", f"--workdir={run}", "--max_tokens=1")
     assert "of class TransformerXLTextClassifier" in error
+
+
+def test_a_run_whose_folder_is_removed_ends_at_once(
+    files, fail, tmp_path, monkeypatch
+):
+    claim = Workdir.claim
+
+    def claim_and_lose(workdir, *args):
+        claim(workdir, *args)
+        shutil.rmtree(workdir.path)
+
+    monkeypatch.setattr(Workdir, "claim", claim_and_lose)
+    monkeypatch.setattr(missing_folder, "WAIT_SECONDS", 0)
+    steps = []
+    step = keras.callbacks.TerminateOnNaN.on_train_batch_end
+    monkeypatch.setattr(
+        keras.callbacks.TerminateOnNaN,
+        "on_train_batch_end",
+        lambda self, *args, **kw: steps.append(1) or step(self, *args, **kw),
+    )
+    fail(
+        "finetune.py",
+        *flags_of(tmp_path / "run", files, *CLASSIFIER_SIZES),
+        "--tokenizer=bytes",
+        messages=["must stay where it is", "config.json has been missing"],
+    )
+    assert len(steps) == 1
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,14 @@ class Request:
         self._is_single = isinstance(prompts, str)
         if self._is_single:
             prompts = [prompts]
+        if isinstance(prompts, bytes) or any(
+            isinstance(prompt, bytes) for prompt in _items(prompts)
+        ):
+            raise ValueError(
+                "`prompts` must be a string, a list of strings, or token ids: "
+                "turn bytes into a string with `.decode()`. "
+                f"Received: prompts={shown(prompts)}"
+            )
         check_list("prompts", prompts)
         self._prompts = list(prompts)
         if any(isinstance(prompt, str) for prompt in self._prompts):
@@ -120,6 +128,10 @@ def check_has_tokenizer(model, name):
             f"`{name}`. Build the model with `tokenizer`, or set "
             "`model.tokenizer`. Received: model.tokenizer=None"
         )
+
+
+def _items(prompts):
+    return prompts if isinstance(prompts, (list, tuple)) else ()
 
 
 def _is_scalar(value):

@@ -156,7 +156,8 @@ def train(strategy, stop):
     )
 
     sizes = None
-    if tokenizer.is_lossless:
+    # The first token of a document that resets memory has no score.
+    if tokenizer.is_lossless and not FLAGS.reset_documents:
         sizes = {
             "train": mean_bytes(splits["train"]),
             "valid": bytes_per_token(tokenizer, held_out["valid"][0]),

@@ -13,6 +13,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from factories import byte_model
 from script_runs import TINY
 from script_runs import TRAIN
 from script_runs import metrics_of
@@ -71,28 +72,101 @@ def test_a_finished_run_says_so_and_changes_nothing(run, succeed):
     assert (workdir / "results.json").read_bytes() == before
 
 
+def test_a_finished_run_goes_on_for_longer(run, succeed, fail, tmp_path):
+    workdir = tmp_path / "longer"
+    shutil.copytree(run[0], workdir)
+    flags = [f for f in run[2] if "workdir" not in f]
+    flags += [f"--workdir={workdir}", "--progress_sample_tokens=0"]
+    before = metrics_of(workdir)
+    printed = succeed("main.py", *flags, "--max_steps=75")
+    # As if 75 steps had been planned: step 60 of these is number 48 of 60.
+    rate = 0.01 * (1 + math.cos(math.pi * 48 / 60)) / 2
+    assert (
+        f"goes on to step 75 instead of 60; its learning rate is {rate:.3g} "
+        in printed
+    )
+    metrics = metrics_of(workdir)
+    assert metrics[: len(before)] == before
+    assert [x["step"] for x in metrics[len(before) :]] == [63, 70, 75, 75]
+    assert metrics[-2]["learning_rate"] < 1e-4
+    assert (workdir / f"export/{results_of(workdir)['step']}").exists()
+    for more in ([], ["--max_steps=75"]):
+        again = succeed("main.py", *flags, *more)
+        assert "step 75 of 75\nThe run is finished." in again
+    fail(
+        "main.py", *flags, "--max_steps=70",
+        messages=["`max_steps` must be more than the steps", "75"],
+    )  # fmt: skip
+    assert (workdir / "results.json").exists()
+
+
+def test_a_run_begins_with_the_weights_of_a_preset(
+    corpus, succeed, fail, tmp_path
+):
+    preset, workdir = tmp_path / "preset", tmp_path / "run"
+    model = byte_model(hidden_dim=16, num_heads=2, memory_length=12)
+    model.save_to_preset(preset, training={"learning_rate": 0.5})
+    flags = [f"--corpus={corpus}", f"--workdir={workdir}", "--batch_size=4"]
+    flags += ["--max_steps=1", "--learning_rate=1e-9", "--warmup_steps=0"]
+    flags += ["--max_eval_tokens=100", "--max_sample_tokens=0"]
+    printed = succeed("main.py", *flags, f"--initialize_from={preset}")
+    assert f"Starts from the best weights of {preset}, at a" in printed
+    trained, _ = Workdir(str(workdir)).load_model()
+    for found, expected in zip(
+        trained.get_weights(), model.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    all_tokens = len(load_corpus(str(corpus)).read("test"))
+    first = f"over the first 99 of {all_tokens - 1:,} tokens"
+    assert re.search(f"^test: .* bits per byte {first}", printed, re.MULTILINE)
+    for origin, message in (
+        ("quickstart", "Sizes without weights are given as --preset=quick"),
+        (tmp_path, "or one of enwik8_small, python_stdlib_small, but there"),
+    ):
+        other = [*flags[:1], f"--workdir={tmp_path / 'other'}"]
+        fail(
+            "main.py", *other, f"--initialize_from={origin}",
+            messages=["`initialize_from` must be", message],
+        )  # fmt: skip
+
+
+def test_a_trained_preset_is_given_as_origin(here, capsys):
+    _, code = here("main.py", "--preset=python_stdlib_small")
+    assert code
+    assert "give --initialize_from=python_stdlib" in capsys.readouterr().err
+
+
 @pytest.mark.large
-def test_a_killed_run_ends_as_if_it_had_never_been(run, tmp_path):
-    whole, _, flags = run
-    workdir = tmp_path / "killed"
-    flags = [f for f in flags if "workdir" not in f] + [f"--workdir={workdir}"]
+@pytest.mark.parametrize("more", [[], ["--max_steps=150"]])
+def test_a_killed_run_ends_as_if_it_had_never_been(
+    more, run, succeed, tmp_path
+):
+    """Also when it had been finished, and goes on for more steps."""
+    whole, killed = run[0], tmp_path / "killed"
+    flags = [f for f in run[2] if "workdir" not in f] + more
+    if more:
+        for path in (killed, whole := tmp_path / "whole"):
+            shutil.copytree(run[0], path)
+        succeed("main.py", *flags, f"--workdir={whole}")
+    flags += [f"--workdir={killed}"]
     process = subprocess.Popen(
         [sys.executable, TRAIN / "main.py", *flags],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     # After the first checkpoint, at a step that none was written at.
-    while process.poll() is None and not (workdir / "metrics.jsonl").exists():
+    while process.poll() is None and not (killed / "metrics.jsonl").exists():
         time.sleep(0.01)
-    while process.poll() is None and len(metrics_of(workdir)) < 4:
+    before = len(metrics_of(killed)) if more else 0
+    while process.poll() is None and len(metrics_of(killed)) < before + 4:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
 
     output_of_script("main.py", *flags)
-    assert metrics_of(workdir) == metrics_of(whole)
+    assert metrics_of(killed) == metrics_of(whole)
     for name in ("results.json", "sample.txt"):
-        assert (workdir / name).read_bytes() == (whole / name).read_bytes()
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
 
 
 @pytest.mark.large
@@ -257,7 +331,7 @@ def test_two_replicas_in_bfloat16_run_to_the_end(corpus, tmp_path):
         "--max_eval_tokens=500",
     )
     assert "2 x CPU" in printed
-    assert "over 499 tokens" in printed
+    assert "over the first 499 of " in printed
 
 
 @pytest.mark.large
@@ -278,7 +352,7 @@ def test_the_text_may_be_moved_and_its_newlines_left_out(
     moved.write_bytes(corpus.read_bytes())
     flags = (f"--workdir={workdir}", f"--corpus={moved}", "--split=valid")
     printed = succeed("evaluate.py", *flags, "--max_eval_tokens=100")
-    assert "bpc over 99 tokens" in printed
+    assert "bpc over the first 99 of " in printed
     # A new line is no token of this run: it begins with a space.
     flags = (f"--workdir={workdir}", "--max_tokens=9")
     written = succeed("generate.py", *flags)
@@ -311,15 +385,15 @@ def test_any_order_of_the_text_is_learned(
     succeed("main.py", *flags, "--max_sample_tokens=0")
     losses = [line["loss"] for line in metrics_of(tmp_path) if "loss" in line]
     assert losses[-1] < losses[0] - 1
-    assert "max_steps was 60, now 61" in fail(
-        "main.py", *flags, "--max_steps=61"
+    assert "segment_length was 16, now 17" in fail(
+        "main.py", *flags, "--segment_length=17"
     )
 
 
 @pytest.mark.large
-def test_minutes_choose_steps_and_dropout(corpus, succeed, tmp_path):
+def test_minutes_choose_steps_and_dropout(corpus, succeed, fail, tmp_path):
     flags = (f"--corpus={corpus}", *TINY, "--max_sample_tokens=0")
-    timed, counted = tmp_path / "timed", tmp_path / "counted"
+    timed = tmp_path / "timed"
     printed = succeed("main.py", f"--workdir={timed}", *flags, "--minutes=0.05")
     config = Workdir(str(timed)).read_config()
     steps = config["flags"]["max_steps"]
@@ -331,18 +405,22 @@ def test_minutes_choose_steps_and_dropout(corpus, succeed, tmp_path):
         rf"[\d.]+ epochs of [\d,]+ tokens; dropout {dropout:g}\.$"
     )
     assert re.search(line, printed, re.MULTILINE)
-    # The run is the one with these flags.
-    chosen = {"max_steps": steps, "dropout": dropout, "precision": precision}
-    chosen = [f"--{name}={value}" for name, value in chosen.items()]
-    succeed("main.py", f"--workdir={counted}", *flags, *chosen)
-    metrics = (Workdir(str(path)).read_metrics() for path in (timed, counted))
-    of_timed, of_counted = (
-        [line["loss"] for line in lines if "loss" in line] for lines in metrics
+    last = metrics_of(timed)[-1]["step"]
+    # Without the flag, the run has what it chose.
+    for more in (["--minutes=0.05"], []):
+        flags_again = [f for f in flags if "max_steps" not in f]
+        again = succeed("main.py", f"--workdir={timed}", *flags_again, *more)
+        assert f"step {last} of {last}" in again
+        assert "The run is finished" in again
+    printed = succeed(
+        "main.py", f"--workdir={timed}", *flags_again, "--minutes=0.2"
     )
-    assert of_timed == of_counted
-    printed = succeed("main.py", f"--workdir={timed}", *flags, "--minutes=9")
-    assert f"keeps what was chosen, {steps:,} steps" in printed
-    assert "The run is finished" in printed
+    assert f"instead of {last:,}; its learning rate is 0.00" in printed
+    assert metrics_of(timed)[-1]["step"] > last
+    fail(
+        "main.py", f"--workdir={timed}", *flags_again, "--minutes=0.01",
+        messages=["`minutes` must be more than the run has trained"],
+    )  # fmt: skip
 
 
 @pytest.mark.large

@@ -60,6 +60,8 @@ def keep_plan(workdir):
         if FLAGS[name].present and FLAGS[name].value != before:
             asked[name] = FLAGS[name].value
         FLAGS[name].value = before
+    if "minutes" in FLAGS and FLAGS["minutes"].present:
+        asked.pop("max_steps", None)  # which --minutes replaces
     if kept.get("minutes") is not None:
         for name in ("precision", "max_eval_tokens"):
             if not FLAGS[name].present:

@@ -37,9 +37,9 @@ def named_splits(folder, sizes, text_suffixes):
     Raises:
         ValueError: If it is not clear whether they count.
 
-    >>> sizes = {"a_train.txt": 9, "a_dev.txt": 2, "b_dev.txt": 1, "test_a": 2}
+    >>> sizes = {"my_train.txt": 9, "my_dev.txt": 2, "my_test.txt": 2}
     >>> named_splits("folder", sizes, (".txt",))["valid"]
-    ['a_dev.txt', 'b_dev.txt']
+    ['my_dev.txt']
     """
     shared = os.path.commonpath([os.path.dirname(name) for name in sizes])
     paths = {name: name[len(shared) :].lstrip("/").lower() for name in sizes}

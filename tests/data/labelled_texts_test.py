@@ -1,6 +1,5 @@
 import gzip
 import json
-import os
 
 import pytest
 
@@ -90,15 +89,9 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl.gz", "folder"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_file_is_refused_at_once(kind, name, tmp_path):
+def test_what_is_no_file_is_refused_at_once(not_a_file, name, tmp_path):
     path = tmp_path / name
-    if kind == "pipe":
-        os.mkfifo(path)  # would be waited for
-    elif kind == "device":
-        path.symlink_to("/dev/zero")  # has no end
-    else:
-        path.mkdir()
+    kind = not_a_file(path)
     with pytest.raises((ValueError, OSError), match=f"must be a file.*{kind}"):
         read_labelled_texts(path)
 

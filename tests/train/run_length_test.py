@@ -1,4 +1,4 @@
-"""How `--minutes` chooses the steps of a run, and keeps to the time."""
+"""Tests that `--minutes` chooses the steps of a run and keeps to the time."""
 
 import types
 

@@ -31,7 +31,7 @@ def test_another_last_step_stretches_the_rest(schedule, last_step):
     plan = RunPlan(schedule, STEPS)
     plan.change(updates=11, step=12, last_step=last_step)  # one was skipped
     assert plan.last_step == last_step
-    # No jump, and the end is that of the schedule.
+    # No jump, and it ends where the schedule ends.
     assert float(plan(11)) == pytest.approx(float(schedule(11)))
     end = 11 + last_step - 12
     assert float(plan(end)) == pytest.approx(float(schedule(STEPS)), abs=1e-6)

@@ -1,4 +1,4 @@
-"""What a command prints when nobody can read it any more."""
+"""Keeps a command going when nobody can read its output any more."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""How long a run is: `--max_steps` and `--minutes`, now and when it resumes."""
+"""Sets the length of a run: `--max_steps`, `--minutes`, and when it resumes."""
 
 import math
 import time
@@ -23,7 +23,7 @@ _TIMED_SECONDS = 4
 _TRAINING_SHARE = 0.9
 # The least of it, where preparing the text took longer than the rest leaves.
 _LEAST_SHARE = 0.5
-# Of the time of training: that of its scores, until some were made; in which
+# Shares of the time of training: for its scores, until some were made; in which
 # the speed that is counted with follows a change; by which a plan may be wrong;
 # and in which the rate falls to its end, however late it is.
 _SCORING_SHARE = 0.05
@@ -220,7 +220,7 @@ class Pace:
         self._trained += seconds
 
     def _last_step(self, step, seconds, budget):
-        """Returns the last step that fits, or that of the plan if it does."""
+        """Returns the last step that fits, or the planned one if it does."""
         first_step, first_seconds = self._first
         others = _SCORING_SHARE * self._cost
         # That of this step comes later.
@@ -252,7 +252,7 @@ def _time_training(build, segments):
     strategy = trainer.strategy
     seconds = _seconds_per_step(trainer, Feed(segments, strategy))
     dropout = trainer.model.backbone.dropout
-    # Names and weights are those of a run with this --max_steps.
+    # So that names and weights come out as in a run with this --max_steps.
     del trainer
     keras.utils.clear_session()
     keras.utils.set_random_seed(FLAGS.seed)

@@ -10,7 +10,7 @@ from txl_keras.checks import check_integer
 class RunPlan(keras.optimizers.schedules.LearningRateSchedule):
     """Stretches a schedule of `max_steps` updates over those that a run has.
 
-    After `t` updates the rate is that of the schedule at
+    After `t` updates the rate is what the schedule gives at
 
         place + pace (t - first)
 
@@ -55,7 +55,7 @@ class RunPlan(keras.optimizers.schedules.LearningRateSchedule):
 
     def change(self, updates, step, last_step, begins_again=False):
         """Sets the last step after `step`; the rate still ends as planned."""
-        # With `begins_again` the rate is that of a run that was planned so from
+        # With `begins_again` the rate is as in a run that was planned so from
         # the start, unless it is higher. Otherwise a finished run, whose rate
         # may be 0, would learn nothing.
         place = float(self._place(updates))

@@ -1,5 +1,4 @@
 import gzip
-import os
 
 import pytest
 
@@ -36,15 +35,9 @@ def test_what_is_not_completed_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_only_files_are_read(kind, name, tmp_path):
+def test_only_files_are_read(not_a_file, name, tmp_path):
     path = tmp_path / name
-    if kind == "pipe":
-        os.mkfifo(path)  # would be waited for
-    elif kind == "device":
-        path.symlink_to("/dev/zero")  # has no end
-    else:
-        path.mkdir()
+    kind = not_a_file(path)
     with pytest.raises((ValueError, OSError), match=f"must be a file.*{kind}"):
         list(read_bytes(str(path)))
 

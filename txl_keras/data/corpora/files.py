@@ -198,7 +198,7 @@ def read_between(
 
 
 def decode_text(data, path):
-    """Returns the text of a whole file, checked like that of `read_text`."""
+    """Returns the text of a whole file, with the checks of `read_text`."""
     try:
         text, place = data.decode("utf-8"), data.find(0)
     except UnicodeDecodeError as error:

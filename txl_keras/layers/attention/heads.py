@@ -67,7 +67,7 @@ class HeadsAttention(keras.layers.Layer):
 
 
 def check_steps_mask(name, mask, states):
-    """Returns a mask `(B, T)` of states, checked, or else that of Keras."""
+    """Returns a mask `(B, T)` of states, checked, or else Keras's own."""
     if mask is None:
         # Keras passes it by name only if there are several tensors.
         mask = getattr(states, "_keras_mask", None)

@@ -179,6 +179,24 @@ def test_what_is_masked_has_no_influence(name, mask, shape, value):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_an_overflow_of_a_value_is_seen_by_those_who_attend_to_it(name):
+    """Not only in its key, so that it is noticed."""
+    layer = type(LAYERS[name]).from_config(LAYERS[name].get_config())
+    arguments = {"memory": MEMORY}
+    if name == "two_stream":
+        arguments = {"content": QUERY, "query": QUERY, **arguments}
+        arguments["permutation_mask"] = np.ones((B, T, T), bool)
+    else:
+        arguments = {"query": QUERY, **arguments}
+        arguments["attention_mask"] = np.ones((B, T, S), bool)
+    layer(**arguments)
+    (kernel,) = (x for x in layer.weights if x.path.endswith("value/kernel"))
+    kernel.assign(np.sign(kernel) * 3e38)
+    for output in tf.nest.flatten(layer(**arguments)):
+        assert np.isnan(output).all()
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_a_memory_mask_needs_a_memory(name):
     with pytest.raises(ValueError, match="`memory` must .* `memory_mask`"):
         LAYERS[name](QUERY, memory_mask=np.ones((B, M), bool))

@@ -4,8 +4,10 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from txl_keras.scripts import run_length
+from txl_keras.training import run_plan
 from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.schedules import build_schedule
 
@@ -33,22 +35,28 @@ class Machine:
     def __init__(self, monkeypatch, minutes, planned, cost, epoch=1e9):
         self.now = 0.0
         monkeypatch.setattr(
-            run_length,
-            "time",
-            types.SimpleNamespace(monotonic=lambda: self.now),
+            run_plan, "time", types.SimpleNamespace(monotonic=lambda: self.now)
         )
         monkeypatch.setattr(
             run_length, "FLAGS", types.SimpleNamespace(eval_every=500)
         )
         self.cost, self.step = cost, 0
-        self.plan = RunPlan(build_schedule("cosine", 0.1, planned), planned)
-        self.budget = 60 * minutes
+        self.planned, self.budget = planned, 60 * minutes
+        self.plan = self.new_plan()
         self.plan.variables["budget"].assign(self.budget)
         self.segments = types.SimpleNamespace(steps_per_epoch=epoch)
         self.changes = 0
 
+    def new_plan(self):
+        schedule = build_schedule("cosine", 0.1, self.planned)
+        return RunPlan(schedule, self.planned)
+
     def run(self, until=np.inf):
         """Runs as `TrainingLoop` does; a process begins by compiling."""
+        saved, self.plan = self.plan.variables, self.new_plan()
+        for name, variable in saved.items():
+            self.plan.variables[name].assign(variable)
+        self.plan.count_seconds()
         iterations = types.SimpleNamespace(numpy=lambda: self.step)
         trainer = types.SimpleNamespace(
             strategy=None,
@@ -62,6 +70,7 @@ class Machine:
             compiling = 0.0
             self.now += seconds
             self.step += steps
+            self.plan.count_seconds()
             self.changes += bool(pace(self.step, seconds / steps))
             if self.step % 500 == 0:
                 self.now += 40 * self.cost(self.step)  # scores
@@ -117,3 +126,25 @@ def test_without_minutes_the_time_is_only_counted(monkeypatch):
     assert machine.run() == pytest.approx(900 * 0.5 + 8 + 20)
     assert machine.step == 900
     assert float(machine.plan.variables["seconds"].numpy()) > 450
+
+
+@pytest.mark.parametrize("minutes", [12, 12.3])
+def test_minutes_that_were_asked_for_before_change_nothing(minutes):
+    plan = RunPlan(build_schedule("cosine", 0.1, 500), 500)
+    plan.variables["seconds"].assign(90.0)
+    numbers = {
+        "step": types.SimpleNamespace(numpy=lambda: 200),
+        "optimizer": types.SimpleNamespace(
+            iterations=types.SimpleNamespace(numpy=lambda: 200)
+        ),
+        "strategy": tf.distribute.get_strategy(),
+    }
+    trainer, removed = types.SimpleNamespace(**numbers), []
+    workdir = types.SimpleNamespace(remove_results=lambda: removed.append(1))
+    found = []
+    for _ in range(2):
+        run_length.extend({"minutes": minutes}, trainer, plan, workdir)
+        found.append((plan.last_step, len(removed)))
+    # As many as fit in 0.9 of them, at 0.45 s per step.
+    assert found[0] == (pytest.approx(2 * 60 * minutes, abs=1), 1)
+    assert found[1] == found[0]

@@ -221,6 +221,17 @@ def test_a_plan_may_change_as_it_goes(begin, tmp_path):
     assert saved_steps(run.workdir.checkpoints) == [6, 9]
 
 
+def test_the_time_of_a_run_that_stops_before_its_first_line_counts(
+    begin, tmp_path
+):
+    run = begin(tmp_path, [])
+    run.loop.restore()
+    run.stop.variable.assign(1.0)
+    assert not run.loop.run()
+    assert run.steps("loss") == []
+    assert float(run.plan.variables["seconds"].numpy()) > 0
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_intervals_must_be_positive(begin, name, tmp_path):
     with pytest.raises(ValueError, match=f"{name}=-2"):

@@ -43,20 +43,24 @@ class _QuantizedLikeItsBase:
         Keras adds it to the kernel, which is rounded once more.
         """
         keeps_lora = self.lora_enabled and self.quantization_mode is not None
-        if keeps_lora:
-            self.lora_enabled = False
-        super().save_own_variables(store)
-        if keeps_lora:
+        if not keeps_lora:
+            super().save_own_variables(store)
+            return
+        self.lora_enabled = False
+        try:
+            super().save_own_variables(store)
+        finally:
             self.lora_enabled = True
-            for name in LORA_MATRICES:
-                store[name] = getattr(self, name)
+        for name in LORA_MATRICES:
+            store[name] = getattr(self, name)
 
     def load_own_variables(self, store):
         """Loads what `save_own_variables` saved."""
         super().load_own_variables(store)
         if self.lora_enabled:
-            for name in {*LORA_MATRICES} & {*store.keys()}:
-                getattr(self, name).assign(store[name])
+            for name in LORA_MATRICES:
+                if name in store:
+                    getattr(self, name).assign(store[name])
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")

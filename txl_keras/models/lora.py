@@ -197,7 +197,7 @@ class LoraBackbone(keras.Model):
                 getattr(adaptable[name], part).assign(array)
 
     def freeze_for_lora(self):
-        """Freezes all weights but LoRA's, if there are any, and the softmax."""
+        """Freezes the backbone and the softmax, if LoRA has matrices in it."""
         matrices = [
             getattr(layer, name)
             for layer in self._lora_layers().values()

@@ -275,7 +275,10 @@ class RecurrentBackbone(LoraBackbone, PresetModel):
 
     def _check_memory(self, memory, batch_size):
         """Checks a memory and casts its `valid_length` to int32."""
-        if isinstance(memory, list) and len(memory) == len(Memory._fields):
+        are_fields = isinstance(memory, list) and len(memory) == len(
+            Memory._fields
+        )
+        if are_fields and isinstance(memory[0], list | tuple):
             # Keras stores it so in the config of a Functional model.
             memory = Memory(
                 *(tuple(x) if isinstance(x, list) else x for x in memory)

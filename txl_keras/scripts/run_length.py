@@ -23,13 +23,11 @@ _TIMED_SECONDS = 4
 _TRAINING_SHARE = 0.9
 # The least of it, where preparing the text took longer than the rest leaves.
 _LEAST_SHARE = 0.5
-# Shares of the time of training: for its scores, until some were made; in which
-# the speed that is counted with follows a change; by which a plan may be wrong;
-# and in which the rate falls to its end, however late it is.
-_SCORING_SHARE = 0.05
-_MEMORY_SHARE = 0.05
-_ERROR_SHARE = 0.03
-_LAST_SHARE = 0.02
+# Shares of the time of training:
+_SCORING_SHARE = 0.05  # for scores, until some were made
+_AVERAGING_SHARE = 0.05  # over which the seconds per step are averaged
+_ERROR_SHARE = 0.03  # by which a plan may be wrong before it is changed
+_LAST_SHARE = 0.02  # in which the rate falls to its end, however late it is
 # Dropout for up to so many epochs, and the most epochs, after which nothing was
 # gained, by trials: docs/reproduction.md. Where there are none the limits lie
 # between them.
@@ -127,7 +125,11 @@ def _has_bfloat16(strategy):
 
 
 def extend(asked, trainer, plan, workdir):
-    """Gives a restored run the steps or minutes that `keep_plan` returned."""
+    """Gives a restored run the steps or minutes that `keep_plan` returned.
+
+    The results of a run that goes on are removed. A run at step 0 gets the
+    time that its `--minutes` leave.
+    """
     step, last = int(trainer.step.numpy()), plan.last_step
     seconds = float(plan.variables["seconds"].numpy())
     budget = plan.variables["budget"]
@@ -144,7 +146,7 @@ def extend(asked, trainer, plan, workdir):
                 f"--minutes={asked['minutes']:g}"
             )
         budget.assign(time_asked)
-        if step:
+        if seconds:
             # A first guess, which `Pace` improves.
             last = step + math.ceil((time_asked - seconds) * step / seconds)
     elif "max_steps" in asked:
@@ -171,15 +173,12 @@ def extend(asked, trainer, plan, workdir):
 class Pace:
     """Keeps a run within its minutes: changes its last step as it goes."""
 
-    # Called at each line of metrics.jsonl. It also counts the seconds, which
-    # the checkpoints keep.
+    # Called at each line of metrics.jsonl.
 
     def __init__(self, plan, trainer, segments):
         self._plan = plan
         self._trainer = trainer
         self._segments = segments
-        self._start = time.monotonic()
-        self._before = float(plan.variables["seconds"].numpy())
         # At the end of the first steps, which compile: step and seconds.
         self._first = None
         self._trained = 0.0  # seconds of the steps after these
@@ -188,9 +187,10 @@ class Pace:
 
     def __call__(self, step, seconds_per_step):
         """Counts steps; returns words about a change, or an empty string."""
-        seconds = self._before + time.monotonic() - self._start
-        self._plan.variables["seconds"].assign(seconds)
-        budget = float(self._plan.variables["budget"].numpy())
+        seconds, budget = (
+            float(self._plan.variables[name].numpy())
+            for name in ("seconds", "budget")
+        )
         if not budget or step == self._plan.last_step:
             return ""
         if self._first is None:
@@ -215,7 +215,7 @@ class Pace:
         seconds = steps * seconds_per_step
         weight = 1.0
         if self._cost:
-            weight = -math.expm1(-seconds / (_MEMORY_SHARE * budget))
+            weight = -math.expm1(-seconds / (_AVERAGING_SHARE * budget))
         self._cost += weight * (seconds_per_step - self._cost)
         self._trained += seconds
 
@@ -223,7 +223,7 @@ class Pace:
         """Returns the last step that fits, or the planned one if it does."""
         first_step, first_seconds = self._first
         others = _SCORING_SHARE * self._cost
-        # That of this step comes later.
+        # This step is scored later.
         every = FLAGS.eval_every
         scored = (step - 1) // every - (first_step - 1) // every
         if scored:

@@ -125,6 +125,7 @@ class TrainingLoop:
             self._trainer.model.compute_dtype, self._trainer.strategy
         )
         self._progress.start(step)
+        self._plan.count_seconds()
         with self._closing():
             if self._lacks_score(step):
                 if not self._score(step):
@@ -139,6 +140,7 @@ class TrainingLoop:
                 start = time.monotonic()
                 results = self._trainer.train(feed.next(num_steps), num_steps)
                 step += self._keep(results, time.monotonic() - start)
+                self._plan.count_seconds()
                 stopped = self._trainer.stopped
                 if step == boundary:
                     self._write_line(step)

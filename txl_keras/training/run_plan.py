@@ -1,5 +1,7 @@
 """The number of steps of a run, and its schedule, as that number changes."""
 
+import time
+
 import keras
 import tensorflow as tf
 from keras import ops
@@ -34,10 +36,11 @@ class RunPlan(keras.optimizers.schedules.LearningRateSchedule):
                 ("pace", 1.0, tf.float32),
                 ("last_step", max_steps, tf.int64),
                 # The time that training may take, 0 for any, and has taken.
-                ("budget", 0.0, tf.float32),
-                ("seconds", 0.0, tf.float32),
+                ("budget", 0.0, tf.float64),
+                ("seconds", 0.0, tf.float64),
             )
         }
+        self._counted = None  # the time until which `seconds` are counted
 
     def __call__(self, step):
         return self._schedule(self._place(step))
@@ -51,13 +54,23 @@ class RunPlan(keras.optimizers.schedules.LearningRateSchedule):
 
     @property
     def last_step(self):
+        """Returns the last step of the run."""
         return int(self.variables["last_step"].numpy())
 
+    def count_seconds(self):
+        """Counts the time since the last call; the first starts the clock."""
+        now = time.monotonic()
+        if self._counted is not None:
+            self.variables["seconds"].assign_add(now - self._counted)
+        self._counted = now
+
     def change(self, updates, step, last_step, begins_again=False):
-        """Sets the last step after `step`; the rate still ends as planned."""
-        # With `begins_again` the rate is as in a run that was planned so from
-        # the start, unless it is higher. Otherwise a finished run, whose rate
-        # may be 0, would learn nothing.
+        """Sets the last step after `step`; the rate still ends as planned.
+
+        With `begins_again` a run that is past the place in the schedule where
+        one of `last_step` steps would be goes back to it. A finished run, whose
+        rate may be 0, would learn nothing otherwise.
+        """
         place = float(self._place(updates))
         if begins_again:
             place = min(place, self._planned * step / last_step)

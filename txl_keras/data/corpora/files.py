@@ -55,8 +55,8 @@ def check_unpacked(path, size, packed):
     if size > _MAX_RATIO * packed + _FREE_BYTES:
         raise ValueError(
             f"{path} must not unpack to more than {_MAX_RATIO} times its size, "
-            "which only files do that are made to fill a memory or a disk. "
-            "Remove it, or unpack it yourself. Received: at least "
+            "as files do that are made to fill a memory or a disk. If it is "
+            "none of them, unpack it yourself. Received: at least "
             f"{size:,} bytes from {packed:,}"
         )
 

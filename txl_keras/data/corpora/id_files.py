@@ -203,7 +203,6 @@ def _open(path, entry="tokens"):
             if path.lower().endswith(".npz"):
                 archive = stack.enter_context(zipfile.ZipFile(file))
                 member = archive.getinfo(f"{entry}.npy")
-                check_unpacked(path, member.file_size, length)
                 length = member.file_size
                 file = stack.enter_context(archive.open(member))
             version = np.lib.format.read_magic(file)

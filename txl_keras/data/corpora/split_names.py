@@ -35,7 +35,10 @@ def named_splits(folder, sizes, text_suffixes):
         Dict of split to paths, or `None` if names do not count.
 
     Raises:
-        ValueError: If it is not clear whether they count.
+        ValueError: If a name is of two splits, if a split is missing, or if
+            only some names are of splits and that is no accident: one is
+            `test.txt`, names at the top are of several splits, or the texts
+            with such names are most of all.
 
     >>> sizes = {"my_train.txt": 9, "my_dev.txt": 2, "my_test.txt": 2}
     >>> named_splits("folder", sizes, (".txt",))["valid"]

@@ -20,7 +20,7 @@ from txl_keras.layers.compute import definition
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import finite_masked
-from txl_keras.layers.compute.problem import finite_values
+from txl_keras.layers.compute.problem import hidden_by_key
 from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.config import config_of
 from txl_keras.layers.sublayers import project_heads
@@ -182,6 +182,7 @@ class CausalMultiHeadAttention(HeadsAttention):
             self._key_dense,
             self._value_dense,
         )
+        # Finite states may have infinite keys.
         parts = [[zero_masked(x, query_mask) for x in segment]]
         if memory is not None and memory.shape[1] != 0:
             memory = zero_masked(memory, memory_mask)
@@ -190,7 +191,7 @@ class CausalMultiHeadAttention(HeadsAttention):
             )
             parts = [memory_part, *parts]
         if attention_mask is not None:
-            parts = [(keys, finite_values(values)) for keys, values in parts]
+            parts = [hidden_by_key(*part) for part in parts]
         problem = Problem(
             query=self._scaled(projected),
             parts=parts,
@@ -305,7 +306,7 @@ class CausalMultiHeadAttention(HeadsAttention):
         key, value = self.project(query)
         num_memory = past.keys.shape[2]
         # A causal mask hides padding, which follows what is real.
-        parts = [(key, finite_values(value))]
+        parts = [hidden_by_key(key, value)]
         length = ops.shape(query)[1]
         if num_memory:
             # Memory is in slot order; `order` below maps slots to the text.

@@ -25,7 +25,7 @@ from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import finite_masked
-from txl_keras.layers.compute.problem import finite_values
+from txl_keras.layers.compute.problem import hidden_by_key
 from txl_keras.layers.compute.problem import zero_masked
 from txl_keras.layers.config import config_of
 from txl_keras.layers.sublayers import heads_dense
@@ -224,12 +224,9 @@ class TwoStreamRelativeAttention(HeadsAttention):
             context = ops.concatenate([memory, content], axis=1)  # [B, S, D]
         position_encoding = ops.cast(position_encoding, self.compute_dtype)
         positions = self._position_dense(position_encoding)
-        keys, values = project_heads(
-            context, self._key_dense, self._value_dense
-        )
+        projected = project_heads(context, self._key_dense, self._value_dense)
         return _Keys(
-            keys,
-            finite_values(values),
+            *hidden_by_key(*projected),
             ops.transpose(positions, (1, 0, 2)),
             _in_other_segment(token_type_ids, memory),
         )

@@ -1,7 +1,8 @@
 """Description of one attention, independent of how it is computed.
 
 `Problem` holds the projected tensors, `Visible` is its mask, `Positions` adds
-scores by distance, and `Dropout` drops probabilities.
+scores by distance, and `Dropout` drops probabilities. By the functions before
+them layers and models keep NaN and infinity out of what is masked.
 
 Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `N` heads, `H`
 head size, `R` distances.
@@ -11,6 +12,7 @@ import dataclasses
 import functools
 import typing
 
+import numpy as np
 import tensorflow as tf
 from keras import ops
 
@@ -20,11 +22,12 @@ MASKED_SCORE = -1e30
 
 
 # A masked probability is 0, but 0 times NaN or infinity is NaN: in the output,
-# and in gradients of the weights. So what a mask hides is replaced by zeros.
+# and in gradients of the weights. So what a mask of steps hides is replaced by
+# zeros. What a mask of pairs hides from some queries is kept from their output.
 
 
 def zero_masked(states, mask):
-    """Replaces masked states of `(B, S, D)` by zeros, if there is a mask."""
+    """Replaces masked states of `(..., B, S, D)`, if any, by zeros."""
     return states if mask is None else ops.where(mask[..., None], states, 0)
 
 
@@ -36,11 +39,12 @@ def finite_masked(states, mask):
     return ops.where(mask[..., None] | ops.isfinite(states), states, 0)
 
 
-def finite_values(values):
-    """Replaces NaN and infinity in values by zeros, for masks of pairs."""
-    # Such a state cannot be replaced before it is projected, because other
-    # queries may attend to it. For them the score of its key is NaN.
-    return ops.where(ops.isfinite(values), values, 0)
+def hidden_by_key(keys, values):
+    """Moves NaN and infinity from values to their keys, for masks of pairs."""
+    # The masked score of a key is replaced, and queries that may attend to it
+    # still become NaN.
+    is_finite = ops.all(ops.isfinite(values), axis=-1, keepdims=True)
+    return ops.where(is_finite, keys, np.nan), ops.where(is_finite, values, 0)
 
 
 def dot_product(query, rows):

@@ -67,6 +67,7 @@ class Memory(
         Returns:
             `Memory` of the same shapes.
         """
+        reset = tf.convert_to_tensor(reset)
         valid_length = self.length if cold_start == "zeros" else 0
         memory = self._replace(
             valid_length=tf.where(reset, valid_length, self.valid_length)

@@ -37,9 +37,8 @@ class Request:
         self._is_single = isinstance(prompts, str)
         if self._is_single:
             prompts = [prompts]
-        if isinstance(prompts, bytes) or any(
-            isinstance(prompt, bytes) for prompt in _items(prompts)
-        ):
+        items = prompts if isinstance(prompts, list | tuple) else [prompts]
+        if any(isinstance(prompt, bytes) for prompt in items):
             raise ValueError(
                 "`prompts` must be a string, a list of strings, or token ids: "
                 "turn bytes into a string with `.decode()`. "
@@ -128,10 +127,6 @@ def check_has_tokenizer(model, name):
             f"`{name}`. Build the model with `tokenizer`, or set "
             "`model.tokenizer`. Received: model.tokenizer=None"
         )
-
-
-def _items(prompts):
-    return prompts if isinstance(prompts, (list, tuple)) else ()
 
 
 def _is_scalar(value):

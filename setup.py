@@ -39,7 +39,7 @@ BEAM = "apache-beam>=2.70"
 TENSORFLOW = ">=2.20,<2.22"
 
 # Scripts for developers, which need a checkout.
-CHECKOUT_ONLY = {"benchmark", "scaling_table", "tpu_table"}
+CHECKOUT_ONLY = {"benchmark", "tpu_table"}
 
 
 class BuildScripts(build_py):

@@ -129,7 +129,6 @@ def test_a_wheel_has_all_configs_and_no_tools_of_developers(installed):
     kept = {path.name for path in (package / "train").glob("*.py")}
     assert scripts - kept == {
         "benchmark.py",
-        "scaling_table.py",
         "tpu_table.py",
     }
     assert not (package / "train" / "benchmarks").exists()

@@ -14,8 +14,8 @@ import txl_keras
 from txl_keras.scripts import flag_names
 from txl_keras.scripts.output import lasting_output
 
-# Module of `txl_keras.train` by command; train/benchmark.py,
-# train/scaling_table.py and train/tpu_table.py need a checkout.
+# Module of `txl_keras.train` by command; train/benchmark.py and
+# train/tpu_table.py need a checkout.
 COMMANDS = {
     "train": "main",
     "evaluate": "evaluate",

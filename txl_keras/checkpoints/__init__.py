@@ -5,7 +5,6 @@ from txl_keras.checkpoints.hugging_face import load_hugging_face
 from txl_keras.checkpoints.hugging_face import save_hugging_face
 from txl_keras.checkpoints.hugging_face_xlnet import load_hugging_face_xlnet
 from txl_keras.checkpoints.pytorch import load_pytorch
-from txl_keras.checkpoints.rllib import load_rllib
 from txl_keras.checkpoints.tf1 import load_tf1
 from txl_keras.checkpoints.tf1 import load_tf1_mean_square
 
@@ -16,7 +15,6 @@ __all__ = [
     "load_hugging_face",
     "load_hugging_face_xlnet",
     "load_pytorch",
-    "load_rllib",
     "load_tf1",
     "load_tf1_mean_square",
     "load_vocabulary",

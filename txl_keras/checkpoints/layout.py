@@ -27,8 +27,7 @@ class Entry:
     part per weight, and each part is reshaped to its weight.
     """
 
-    # Names in the file. A shared tensor may have one of them or several. Empty
-    # if the format has no such tensor: then weights keep their initial values.
+    # Names in the file. A shared tensor may have one of them or several.
     names: tuple
     # Paths of our weights, in order.
     weights: tuple
@@ -126,8 +125,6 @@ def read(build, layout, tensors, source):
     model = build()
     weights = _covered_weights(model, layout)
     for entry in layout:
-        if not entry.names:
-            continue
         name = _matching_names(entry, tensors)[0]
         targets = [weights[path] for path in entry.weights]
         shapes = [tuple(weight.shape) for weight in targets]
@@ -178,7 +175,7 @@ def _printable(name):
 
 def _problems_of_names(layout, tensors):
     for entry in layout:
-        if entry.names and not any(name in tensors for name in entry.names):
+        if not any(name in tensors for name in entry.names):
             yield f"missing: {' or '.join(entry.names)} of shape {entry.shape}"
     known = {name for entry in layout for name in entry.names}
     for name in sorted(set(tensors) - known):

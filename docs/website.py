@@ -34,7 +34,6 @@ _COPIED = (
     "docs/notebooks/*.ipynb",
     "docs/pictures/*",
     "train/configs/*/pictures/*",
-    "train/configs/recall/*.png",
 )
 _ADDRESS = re.compile(r"^repo_url: (\S+)", re.MULTILINE)
 _GROUP = re.compile(r"^\| \*\*(.+)\*\* \|")

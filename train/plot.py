@@ -29,25 +29,19 @@ attention_by_distance  attention by distance: means over heads and over
                        --num_positions queries, spread over the split
 recl                   relative effective context lengths, which `txl recl`
                        measures; --numbers is the file that it wrote
-recall                 right answers by distance, which `txl recall` measures;
-                       --numbers is the file that it wrote
 
 The runs must share one tokenizer, or for learning_curves one unit of tokens.
 Losses are shown in bits per byte or character, or as perplexity per word.
 
-The numbers in a picture are written beside it as .json (attention maps as
-.npz), with losses in nats. --numbers draws such a file again, in another file
-type or with other --labels; several files of learning_curves become one
-picture.
+The numbers in a picture, except attention maps, are written beside it as .json,
+with losses in nats. --numbers draws such a file again, in another file type;
+several files of learning_curves become one picture.
 """
 
 import dataclasses
 import functools
-import io
 import math
 import os
-import zipfile
-import zlib
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -58,7 +52,6 @@ from absl import flags
 from txl_keras.checks import check_integer
 from txl_keras.data import Segments
 from txl_keras.data.corpora.corpus import SPLITS
-from txl_keras.data.corpora.files import check_unpacked
 from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import check_attends
 from txl_keras.evaluation.attention_maps import check_heads
@@ -67,20 +60,17 @@ from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import segments_in_memory
-from txl_keras.evaluation.picture_numbers import check_numbers
 from txl_keras.evaluation.plots import FORMATS
 from txl_keras.evaluation.plots import plot_attention_by_distance
 from txl_keras.evaluation.plots import plot_attention_maps
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
-from txl_keras.evaluation.plots import plot_recall
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import measure
 from txl_keras.evaluation.report import merge_positions
 from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
-from txl_keras.json_files import open_checked
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
@@ -94,12 +84,11 @@ FLAGS = flags.FLAGS
 flags.DEFINE_enum(
     "picture", None,
     ["learning_curves", "context_losses", "memory_lengths", "positions",
-     "attention", "attention_by_distance", "recl", "recall"],
+     "attention", "attention_by_distance", "recl"],
     "The picture to draw: loss by step (learning_curves), by context length "
     "(context_losses), by memory length (memory_lengths) or by position in the "
     "segment (positions); attention maps (attention), attention by distance "
-    "(attention_by_distance), effective context lengths (recl), or recall by "
-    "distance (recall).",
+    "(attention_by_distance), or effective context lengths (recl).",
     required=True,
 )  # fmt: skip
 flags.DEFINE_string(
@@ -199,8 +188,8 @@ _ONLY_FOR = {
 }  # fmt: skip
 # Flags that say what to measure.
 _MEASURED_BY = (
-    "checkpoint", "corpus", "split", "segment_length", "same_length",
-    "clamp_length", "batch_size",
+    "workdirs", "labels", "checkpoint", "corpus", "split", "segment_length",
+    "same_length", "clamp_length", "batch_size",
     *(name for name in _ONLY_FOR if name != "x_axis"),
 )  # fmt: skip
 
@@ -211,16 +200,22 @@ def main(_):
     measure_runs, draw = _PICTURES[FLAGS.picture]
     _check_flags()
     if FLAGS.numbers:
-        draw(_read(), output)
+        try:
+            draw(_read(), output)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                "`numbers` must be as `txl` wrote them: measure them again. "
+                f"Received: --numbers={','.join(FLAGS.numbers)} ({error!r})"
+            ) from error
     else:
         path = os.path.splitext(output)[0]
         several_runs.check_replaces(
-            f"{path}.json",
-            [name for name, (by, _) in _PICTURES.items() if by],
-            [f"{path}.npz"] if FLAGS.picture == "attention" else (),
+            f"{path}.json", [name for name, (by, _) in _PICTURES.items() if by]
         )
         numbers = measure_runs()
-        _write(numbers, path)
+        if FLAGS.picture != "attention":  # maps are too large for JSON
+            write_json({"picture": FLAGS.picture, **numbers}, f"{path}.json")
+            print(f"Written to {path}.json")
         draw(numbers, output)
     print(f"Written to {output}")
 
@@ -228,17 +223,16 @@ def main(_):
 def _check_flags():
     """Checks the flags before anything is loaded."""
     running.check_used("picture", _ONLY_FOR)
-    measure_runs, _ = _PICTURES[FLAGS.picture]
-    if not (measure_runs or FLAGS.numbers):
+    if FLAGS.picture == "recl" and not FLAGS.numbers:
         raise ValueError(
-            f"`numbers` must be given with --picture={FLAGS.picture}: the file "
-            f"that `txl {FLAGS.picture}` wrote. Received: --numbers=None"
+            "`numbers` must be given with --picture=recl: the file that "
+            "`txl recl` wrote. Received: --numbers=None"
         )
-    if FLAGS.numbers and FLAGS.workdirs:
+    if FLAGS.picture == "attention" and FLAGS.numbers:
         raise ValueError(
-            "`numbers` and `workdirs` exclude each other. Received: "
-            f"--numbers={','.join(FLAGS.numbers)}, "
-            f"--workdirs={','.join(FLAGS.workdirs)}"
+            "`numbers` must be left out with --picture=attention, whose maps "
+            "are measured by --workdirs. Received: "
+            f"--numbers={','.join(FLAGS.numbers)}"
         )
     measured = [name for name in _MEASURED_BY if FLAGS[name].present]
     if FLAGS.numbers and measured:
@@ -275,11 +269,10 @@ def _labels(paths):
 
 
 def _read():
-    """Reads the files `--numbers` and applies `--labels`."""
+    """Reads the files `--numbers`, of which several become one picture."""
     paths = [os.path.expanduser(path) for path in FLAGS.numbers]
     several_runs.check_different("numbers", paths, "files")
-    files = [_read_file(path) for path in paths]
-    numbers, *others = files
+    numbers, *others = map(_read_file, paths)
     for path, other in zip(paths[1:], others, strict=True):
         if other["unit"] != numbers["unit"]:
             raise ValueError(
@@ -288,49 +281,10 @@ def _read():
                 f"{other['unit']}s"
             )
         numbers["models"] += other["models"]
-    models = numbers["models"]
-    if FLAGS.labels or any("label" not in model for model in models):
-        names = [model.get("workdir") or model["label"] for model in models]
-        for model, label in zip(models, _labels(names), strict=True):
-            model["label"] = label
-    if FLAGS.picture == "attention":
-        _read_maps(f"{os.path.splitext(paths[0])[0]}.npz", models)
     return numbers
 
 
-def _read_maps(path, models):
-    """Adds the attention maps of a file that `_write` wrote to the models."""
-    try:
-        with open_checked(path, math.inf) as file:
-            data = io.BytesIO(file.read())
-        with zipfile.ZipFile(data) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-        check_unpacked(path, size, data.getbuffer().nbytes)
-        arrays = np.load(data)
-        maps = [arrays[f"maps_{i}"] for i in range(len(models))]
-    except (
-        ValueError, LookupError, EOFError, MemoryError, zipfile.BadZipFile,
-        zlib.error,
-    ) as error:  # fmt: skip
-        raise ValueError(
-            f"{path}, the attention maps of `numbers`, is damaged: bring it "
-            f"back as it was written, or measure again ({error!r})"
-        ) from error
-    for model, of_model in zip(models, maps, strict=True):
-        counts = [len(model[name]) for name in ("layers", "heads", "tokens")]
-        shape = of_model.shape
-        fits = len(shape) == 4 and [*shape[:2], shape[3]] == counts
-        if not (fits and of_model.dtype.kind == "f" and shape[2] > 0):
-            raise ValueError(
-                f"{path} must hold the attention maps of `numbers`, floats of "
-                f"shape ({counts[0]}, {counts[1]}, T, {counts[2]}). Received: "
-                f"dtype {of_model.dtype}, shape {shape}"
-            )
-        model["maps"] = of_model
-
-
 def _read_file(path):
-    """Reads a JSON file and checks that it holds the picture's numbers."""
     numbers = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
     pictures = [FLAGS.picture]
     if FLAGS.picture == "context_losses":
@@ -341,28 +295,7 @@ def _read_file(path):
             "`numbers` must be the JSON file of a picture of "
             f"{' or '.join(pictures)}. Received: {path}, of {received}"
         )
-    check_numbers(numbers, FLAGS.picture, path)
     return numbers
-
-
-def _write(numbers, path):
-    """Writes numbers to `path`.json and attention maps to `path`.npz."""
-    models = numbers["models"]
-    if FLAGS.picture == "attention":
-        buffer = io.BytesIO()
-        maps = {f"maps_{i}": model["maps"] for i, model in enumerate(models)}
-        np.savez_compressed(buffer, **maps)
-        with tf.io.gfile.GFile(f"{path}.npz", "wb") as file:
-            file.write(buffer.getvalue())
-        print(f"Written to {path}.npz")
-        models = [
-            {name: value for name, value in model.items() if name != "maps"}
-            for model in models
-        ]
-    write_json(
-        {"picture": FLAGS.picture, **numbers, "models": models}, f"{path}.json"
-    )
-    print(f"Written to {path}.json")
 
 
 # === Numbers of runs ===
@@ -804,7 +737,6 @@ _PICTURES = {
         functools.partial(_draw_models, plot_attention_by_distance),
     ),
     "recl": (None, _draw_recl),
-    "recall": (None, plot_recall),
 }  # fmt: skip
 
 

@@ -52,18 +52,17 @@ def test_context_lengths_of_a_group_are_measured(
         ["far", "<=", "4", "<=", "4"],
         ["near", "<=", "4", "<=", "4"],
     ]
-    # Drawn once more, by the same names and by others.
+    # Drawn once more.
     numbers = f"--numbers={output}"
-    for picture, labels, texts in (
-        ("recl", [], ["far", "near", "r = 0.25"]),
-        ("context_losses", ["--labels=a,b"], ["a", "b", "bits per byte", "12"]),
+    for picture, texts in (
+        ("recl", ["far", "near", "r = 0.25"]),
+        ("context_losses", ["far", "near", "bits per byte", "12"]),
     ):
         output = tmp_path / f"{picture}.svg"
         succeed(
             "plot.py",
             f"--picture={picture}",
             numbers,
-            *labels,
             f"--output={output}",
         )
         for text in texts:

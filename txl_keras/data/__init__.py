@@ -33,8 +33,6 @@ from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 
 # Streams of token ids that test memory alone.
-from txl_keras.data.recall import RecallTask
-
 # Cuts a token stream into batches of segments.
 from txl_keras.data.segments import Segments
 from txl_keras.data.sliding_windows import SlidingWindows
@@ -65,7 +63,6 @@ __all__ = [
     "LabelledTexts",
     "PermutedSegments",
     "PreparedSplit",
-    "RecallTask",
     "Segments",
     "SentencePieceTokenizer",
     "SlidingWindows",

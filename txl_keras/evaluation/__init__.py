@@ -33,12 +33,8 @@ from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
 from txl_keras.evaluation.plots import plot_position_curve
-from txl_keras.evaluation.plots import plot_recall
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.plots import plot_slowdowns
-from txl_keras.evaluation.recall import attended_share
-from txl_keras.evaluation.recall import largest_reach
-from txl_keras.evaluation.recall import recall_by_distance
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import relative_gains
 from txl_keras.evaluation.report import learning_curve
@@ -53,7 +49,6 @@ __all__ = [
     "Evaluator",
     "PermutationEvaluator",
     "TextScorer",
-    "attended_share",
     "attention_by_distance",
     "attention_maps",
     "attention_maps_at",
@@ -61,7 +56,6 @@ __all__ = [
     "context_losses",
     "create_token_file",
     "effective_context_lengths",
-    "largest_reach",
     "learning_curve",
     "load_mean_square",
     "mean_attention_by_distance",
@@ -73,11 +67,9 @@ __all__ = [
     "plot_learning_curves",
     "plot_losses",
     "plot_position_curve",
-    "plot_recall",
     "plot_recl",
     "plot_slowdowns",
     "position_curve",
-    "recall_by_distance",
     "relative_gains",
     "save_mean_square",
     "segment_position_losses",

@@ -26,13 +26,10 @@ def output_path(endings, reason):
     return output
 
 
-def check_replaces(path, pictures, beside=()):
+def check_replaces(path, pictures):
     """Checks that a JSON file to write replaces only a file of its own kind."""
-    # Protects files such as a run's config.json: an existing file must hold the
-    # numbers of one of `pictures`, and must be there if one of the files to
-    # write `beside` it is.
-    replaced = [p for p in (path, *beside) if tf.io.gfile.exists(p)]
-    if not replaced:
+    # Protects files such as a run's config.json.
+    if not tf.io.gfile.exists(path):
         return
     try:
         kind = read_json(path, max_bytes=MAX_VOCABULARY_BYTES).get("picture")
@@ -40,7 +37,7 @@ def check_replaces(path, pictures, beside=()):
         kind = None
     if kind not in pictures:
         raise ValueError(
-            f"`output` must not replace {replaced[0]}, which is not a file of "
+            f"`output` must not replace {path}, which is not a file of "
             f"{' or '.join(pictures)}: give another name. Received: "
             f"--output={FLAGS.output}"
         )

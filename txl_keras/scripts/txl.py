@@ -28,7 +28,6 @@ COMMANDS = {
     "average": "average",
     "plot": "plot",
     "recl": "recl",
-    "recall": "recall",
     "pretrain_xlnet": "pretrain_xlnet",
 }
 

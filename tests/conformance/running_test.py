@@ -122,6 +122,7 @@ def test_the_commands_are_listed_without_tensorflow():
         (["train", "--nolowercase"], "Did you mean --lower_case?"),
         (["generate", "--n_layer", "3"], "flag --n_layer. Did you mean --num"),
         (["train", "--frobnicate"], "unknown flag --frobnicate."),
+        (["train", "--flagfile=quickstart", "--undefok=a", "--b"], "flag --b."),
     ],
 )
 def test_what_is_misspelled_is_told_without_tensorflow(arguments, printed):
@@ -148,6 +149,20 @@ def test_no_flag_of_a_script_is_taken_for_a_misspelled_one():
             flag_names.check(script, [f"--{name}" for name in names])
             flag_names.check(script, [f"--no{name}=1" for name in names])
     flag_names.check(TRAIN / "main.py", ["--corpus", "--text", "--", "--text"])
+
+
+def test_the_first_command_of_the_readme_is_understood():
+    readme = (TRAIN.parent / "README.md").read_text("utf-8")
+    command = re.search(r"^pip install .* && python (.*)$", readme, re.M)[1]
+    assert "--flagfile" in command
+    done = subprocess.run(
+        [sys.executable, *command.split(), "--max_steps=-1"],
+        cwd=TRAIN.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "flag --max_steps=-1" in done.stderr  # and nothing before it
 
 
 def test_help_that_nobody_reads_has_no_traceback():

@@ -43,7 +43,8 @@ def check(script, arguments):
     """Ends the program if an argument is a flag that no script has."""
     # Flags of other scripts are left to absl, which knows them all.
     app.define_help_flags()
-    known = {*flags.FLAGS, *_defined(script), "h"}
+    # absl reads the last two, and lists them nowhere.
+    known = {*flags.FLAGS, *_defined(script), "h", "flagfile", "undefok"}
     takes_next = False
     for argument in arguments:
         match = _FLAG.fullmatch(argument)

@@ -142,7 +142,8 @@ class LabelledTexts:
         if not all(parts):
             raise ValueError(
                 f"{self.name} has too few texts to split off a share of "
-                f"{share}. Received: {len(self)} texts"
+                f"{share}: give a larger share, or the texts to hold out in a "
+                f"file of their own. Received: {len(self)} texts"
             )
         return tuple(self.take(part) for part in parts)
 

@@ -93,15 +93,19 @@ def choose(strategy, build, segments):
         seconds, epochs, _ = _time_training(build, segments)
         FLAGS.dropout = dropout = _dropout_for(epochs)
     epochs = min(epochs, _MOST_EPOCHS)
+    instead = ""
+    if FLAGS["max_steps"].present:
+        instead = f" instead of --max_steps={FLAGS.max_steps}"
     FLAGS.max_steps = max(1, int(epochs * segments.steps_per_epoch))
     limit = ""
     if epochs == _MOST_EPOCHS:
         limit = ", which is enough for so short a text"
     if is_chief(strategy):
         print(
-            f"--minutes={FLAGS.minutes:g}: {FLAGS.max_steps:,} steps of "
-            f"{1e3 * seconds:.0f} ms in {FLAGS.precision}, {epochs:.2g} epochs "
-            f"of {len(segments.tokens):,} tokens{limit}; dropout {dropout:g}."
+            f"--minutes={FLAGS.minutes:g}: {FLAGS.max_steps:,} steps"
+            f"{instead} of {1e3 * seconds:.0f} ms in {FLAGS.precision}, "
+            f"{epochs:.2g} epochs of {len(segments.tokens):,} tokens{limit}; "
+            f"dropout {dropout:g}."
         )
 
 
@@ -152,6 +156,17 @@ def extend(asked, trainer, plan, workdir):
     elif "max_steps" in asked:
         last = asked["max_steps"]
         budget.assign(0.0)
+    elif (
+        # The first command of a run that a later one changed resumes it.
+        FLAGS["max_steps"].present
+        and FLAGS.max_steps != last
+        and not budget.numpy()
+        and is_chief(trainer.strategy)
+    ):
+        print(
+            f"The run goes on to step {last:,}, which a later command asked "
+            f"for than the one with --max_steps={FLAGS.max_steps}."
+        )
     if last == plan.last_step:
         return
     if last <= step:

@@ -48,7 +48,7 @@ def define_training_flags():
         "dropout, precision and max_eval_tokens, too, unless they are given. "
         "Changes max_steps while it trains if the speed changes. More minutes "
         "than before train a finished run for longer. Default: max_steps "
-        "counts.", lower_bound=0.01,
+        "counts.", lower_bound=0.01, upper_bound=1e6,
     )  # fmt: skip
     flags.DEFINE_bool(
         "varlen", False,
@@ -129,7 +129,7 @@ def define_common_flags():
     flags.DEFINE_integer(
         "max_steps", 5000,
         "Number of training steps. More than before train a finished run for "
-        "longer.", lower_bound=1,
+        "longer.", lower_bound=1, upper_bound=10**9,
     )  # fmt: skip
     flags.DEFINE_enum(
         "optimizer", "adam", OPTIMIZERS,

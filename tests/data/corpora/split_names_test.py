@@ -25,6 +25,10 @@ def split(names):
         ("data/train-0.txt", "data/dev-0.txt", "data/test-0.txt"),
         ("a/b-training/1", "a/b-dev/1", "a/b-testing/1"),
         ("train/1.md", "dev/1.md", "test/the_train.md"),
+        ("split=train/0.txt", "split=validation/0.txt", "split=test/0.txt"),
+        ("my train (1).txt", "my valid@1.txt", "my test.txt"),
+        ("TrainData.txt", "ValidData.txt", "myTestData.txt"),
+        ("a_train.csv", "a_valid.txt", "a_test.tsv"),
     ],
 )
 def test_whole_words_name_a_split(names):
@@ -59,6 +63,9 @@ def test_exact_names_at_the_top_leave_out_others(more):
         (["a.txt", "b.txt", "c.txt", "dev/0.txt"], "dev/0.txt beside a.txt"),
         (["a/train/1.txt", "a/dev/1.txt", "a/test/1.txt", "b/c.txt"], "b/c"),
         (["train/a.md", "test/b.md", "README.md"], "beside README.md"),
+        (["a_train.md", "a_dev.md", "a_test.md", "b.md"], "beside b.md"),
+        (["a_train.tsv", "a_dev.tsv", "a_test.tsv", "b.tsv"], "beside b.tsv"),
+        (["a/train/1", "a/dev/1", "a/test/1", *"bcde"], "beside b, c"),
     ],
 )
 def test_names_that_may_be_of_splits_are_refused(names, received):

@@ -61,6 +61,17 @@ def test_a_folder_with_two_of_three_named_splits_is_refused(tmp_path):
         load_corpus(tmp_path)
 
 
+def test_a_named_split_without_text_is_refused(tmp_path):
+    """Otherwise the end of train would be taken for it."""
+    write_files(tmp_path, {"train.txt": b"one" * 99, "valid.txt": b""})
+    os.mkfifo(tmp_path / "test.txt")
+    with pytest.raises(ValueError, match="remove .*test.txt and .*valid.txt"):
+        load_corpus(tmp_path)
+    (tmp_path / "test.txt").unlink()
+    write_files(tmp_path, {"valid-0.txt": b"two", "test.txt": b"three"})
+    assert texts_of(load_corpus(tmp_path))["valid"] == b"two"
+
+
 @pytest.mark.parametrize(
     "suffix", ["ndjson", "ndjson.gz", "tokens", "TXT", "Jsonl.GZ"]
 )

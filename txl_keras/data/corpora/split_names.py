@@ -16,15 +16,20 @@ _WORDS = {
     "test": "test",
     "testing": "test",
 }
+# What is data beside files that named splits are recognized in; and what may be
+# a text, rather than code, where it is most of a folder.
+_TABLES = (".tsv", ".csv")
+_PROSE = ("", *_TABLES, ".md", ".rst", ".html", ".xml", ".json", ".tex")
 
 
 def named_splits(folder, sizes, text_suffixes):
     """Assigns files to splits by whole words in their relative paths.
 
-    Names count if those at the top of the folder are of all splits, such as
-    `train.txt` or `test/`; others are left out then. They also count if all
-    data has one, such as `data/my_train-0-of-9.txt`. Other names are accidents,
-    as in a folder of code.
+    Words are between characters that are no letters or digits, or begin with a
+    capital letter. Names count if those at the top of the folder are of all
+    splits, such as `train.txt` or `test/`; others are left out then. They also
+    count if all data has one, such as `data/my_train-0-of-9.txt`. Other names
+    are accidents, as in a folder of code.
 
     Args:
         folder: String, for error messages.
@@ -37,17 +42,19 @@ def named_splits(folder, sizes, text_suffixes):
     Raises:
         ValueError: If a name is of two splits, if a split is missing, or if
             only some names are of splits and that is no accident: one is
-            `test.txt`, names at the top are of several splits, or the texts
-            with such names are most of all.
+            `test.txt`, names at the top are of several splits, names are of all
+            three, or the texts with such names are most of all.
 
     >>> sizes = {"my_train.txt": 9, "my_dev.txt": 2, "my_test.txt": 2}
     >>> named_splits("folder", sizes, (".txt",))["valid"]
     ['my_dev.txt']
     """
     shared = os.path.commonpath([os.path.dirname(name) for name in sizes])
-    paths = {name: name[len(shared) :].lstrip("/").lower() for name in sizes}
+    paths = {name: name[len(shared) :].lstrip("/") for name in sizes}
     tops = {name: path.split("/")[0] for name, path in paths.items()}
-    exact = {name: _splits_of(top.split(".")) for name, top in tops.items()}
+    exact = {
+        name: _splits_of(top.lower().split(".")) for name, top in tops.items()
+    }
     if set().union(*exact.values()) == set(SPLITS):
         return _assign(folder, exact)
     kinds = collections.Counter()
@@ -55,9 +62,9 @@ def named_splits(folder, sizes, text_suffixes):
         kinds[_suffix(name)] += size
     main = max(kinds, key=kinds.get)
     data = {
-        name: _splits_of(re.split("[-_./]", path))
+        name: splits_in(path)
         for name, path in paths.items()
-        if _suffix(name) in (main, *text_suffixes)
+        if _suffix(name) in (main, *text_suffixes, *_TABLES)
     }
     named = [name for name, splits in data.items() if splits]
     others = [name for name in data if name not in named]
@@ -65,15 +72,23 @@ def named_splits(folder, sizes, text_suffixes):
     if not others:
         # Files of a single split are divided as those without a name.
         return _assign(folder, data) if len(splits) > 1 else None
-    at_top = [_splits_of(re.split("[-_.]", tops[name])) for name in named]
+    at_top = set().union(*(splits_in(tops[name]) for name in named))
     are_most = 2 * _total(sizes, named) >= _total(sizes, data)
-    is_meant = len(splits) > 1 and (len(set().union(*at_top)) > 1 or are_most)
+    is_meant = len(splits) > 1 and (
+        len(at_top) > 1 or are_most or splits == set(SPLITS)
+    )
     is_held_out = any(exact[name] & {"valid", "test"} for name in named)
-    is_text = main in (*text_suffixes, "")
+    is_text = main in (*text_suffixes, *_PROSE)
     folders = [exact[name] for name, path in paths.items() if "/" in path]
     if is_text and (is_meant or is_held_out) or len(set().union(*folders)) > 1:
         raise _error(folder, f"{listed(named)} beside {listed(others)}")
     return None
+
+
+def splits_in(path):
+    """Returns the splits that whole words of a path name."""
+    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", path)
+    return _splits_of(re.split(r"[\W_]+", words.lower()))
 
 
 def _splits_of(words):

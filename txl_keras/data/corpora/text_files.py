@@ -24,6 +24,7 @@ from txl_keras.data.corpora.id_files import is_id_file
 from txl_keras.data.corpora.id_files import split_ids
 from txl_keras.data.corpora.split_names import listed
 from txl_keras.data.corpora.split_names import named_splits
+from txl_keras.data.corpora.split_names import splits_in
 from txl_keras.data.corpora.splitting import cuts
 from txl_keras.data.corpora.splitting import drop_duplicates
 from txl_keras.data.corpora.splitting import grouped
@@ -256,7 +257,18 @@ def _find_files(path):
         paths = [p for p in tf.io.gfile.glob(path) if not tf.io.gfile.isdir(p)]
     # Decompressed sizes, so that a file and its .gz are found to be equal.
     sizes = {p: rough_size(p) for p in sorted(paths)}
+    empty = [p for p, size in sizes.items() if not size]
     sizes = {p: size for p, size in sizes.items() if size}
+    of_empty, of_others = (
+        set().union(*(splits_in(os.path.relpath(p, path)) for p in paths))
+        for paths in (empty, sizes)
+    )
+    if sizes and not of_empty <= of_others:
+        raise ValueError(
+            f"{path} must have text for the splits that its files name: fill "
+            f"or remove {listed(empty)}. Received: files that are empty, or no "
+            "regular files"
+        )
     if not sizes:
         raise ValueError(
             f"{path} must be, or contain, at least one file with text. "

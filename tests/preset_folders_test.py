@@ -27,7 +27,6 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models import TransformerXLStreamLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
@@ -37,6 +36,7 @@ from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
 
 IDS = random_ids(2, 5)
+FRAMES = np.random.default_rng(0).normal(size=(2, 5, 16)).astype("float32")
 TOKENIZER = CharacterTokenizer("abcdefghijk")
 KERNEL = "block_0/attention/query/kernel"  # of shape (8, 2, 5)
 
@@ -55,23 +55,15 @@ def make_causal_lm(**config):
     return model
 
 
-def make_stream_lm():
-    # The names are not in alphabetical order.
-    return TransformerXLStreamLM(
-        feature_backbone(num_layers=1, stateful=True),
-        {"pitch": 7, "type": 2, "length": 4},
-        embedding_dims=(6, 3, 5),
-        first="type",
-    )
-
-
 MODELS = {
     # Two blocks that could change places; the others have one.
     "backbone": lambda: small_backbone(num_layers=2),
     "causal_lm": make_causal_lm,
     "classifier": make_classifier,
     "lstm": lambda: small_backbone(make=LSTMBackbone, num_layers=1),
-    "stream_lm": make_stream_lm,
+    "features": lambda: feature_backbone(
+        num_layers=1, normalize_first=True, gate="gru"
+    ),
     "lstm_lm": lambda: small_model(make=LSTMBackbone, num_layers=1),
     "xlnet": lambda: small_backbone(make=XLNetBackbone, num_layers=1),
     "xlnet_lm": lambda: small_model(make=XLNetBackbone, num_layers=1),
@@ -82,9 +74,8 @@ def hidden_or_logits(model):
     ids = {"inputs": IDS} if isinstance(model, XLNetPermutationLM) else IDS
     if isinstance(model, TransformerXLCausalLM):
         model.reset_memory()
-    if isinstance(model, TransformerXLStreamLM):
-        steps = IDS[..., None] % (7, 2, 4)
-        return model({"token_ids": steps, "reset": IDS >= 0})["length"]
+    if getattr(model, "vocabulary_size", 0) is None:
+        return model(embeddings=FRAMES)[0]
     return tf.nest.flatten(model(ids))[0]
 
 
@@ -294,8 +285,6 @@ def test_a_classifier_takes_a_backbone_and_gets_a_new_head(name, saved):
         ("causal_lm", XLNetBackbone, "TransformerXLCausalLM"),
         ("causal_lm", XLNetPermutationLM, "TransformerXLCausalLM"),
         ("xlnet_lm", TransformerXLCausalLM, "XLNetPermutationLM"),
-        ("stream_lm", TransformerXLCausalLM, "TransformerXLStreamLM"),
-        ("causal_lm", TransformerXLStreamLM, "TransformerXLCausalLM"),
         ("xlnet", TransformerXLTextClassifier, "XLNetBackbone"),
     ],
 )
@@ -373,37 +362,6 @@ def test_a_config_that_lies_is_refused(fields, message, folder):
     change_config(folder, **fields)
     with pytest.raises(ValueError, match=message) as error:
         TransformerXLCausalLM.from_preset(folder)
-    assert str(folder) in str(error.value)
-
-
-SIZES = "config__vocabulary_sizes"
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({SIZES: [7, 2, 4]}, "vocabulary_sizes` must be an object"),
-        ({SIZES: EVIL}, "`first` must be None or one of the streams"),
-        ({f"{SIZES}__type": EVIL}, "`vocabulary_sizes` must be an integer"),
-        ({f"{SIZES}__pitch": 10**9}, "of another model"),
-        ({f"{SIZES}__length": None}, "`embedding_dims` must have one size"),
-        ({SIZES: {f"{i}": 2 for i in range(99)}}, "vocabulary_sizes` .*from 0"),
-        ({"config__embedding_dims": [6, 3, 8]}, "of another model"),
-        ({"config__embedding_dims": EVIL}, "embedding_dims` must be a list"),
-        ({"config__first": EVIL}, "first` must be a string or null"),
-        ({"config__first": None}, "of another model|given_"),
-        ({"config__backbone__config__stateful": False}, "stateful=True"),
-    ],
-    ids=str,
-)
-def test_a_config_of_streams_that_lies_is_refused(
-    fields, message, saved, tmp_path
-):
-    folder = tmp_path / "preset"
-    shutil.copytree(saved["stream_lm"][1], folder)
-    change_config(folder, **fields)
-    with pytest.raises(ValueError, match=message) as error:
-        TransformerXLStreamLM.from_preset(folder)
     assert str(folder) in str(error.value)
 
 

@@ -39,7 +39,6 @@ from txl_keras.json_files import read_json
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.models import TransformerXLStreamLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
@@ -65,7 +64,6 @@ _CLASSES = {
         LSTMBackbone,
         TransformerXLBackbone,
         TransformerXLCausalLM,
-        TransformerXLStreamLM,
         TransformerXLTextClassifier,
         XLNetBackbone,
         XLNetPermutationLM,

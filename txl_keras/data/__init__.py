@@ -32,7 +32,6 @@ from txl_keras.data.preparation import PreparedSplit
 from txl_keras.data.preparation import prepare
 from txl_keras.data.preparation import prepare_tokenizer
 
-# Streams of token ids that test memory alone.
 # Cuts a token stream into batches of segments.
 from txl_keras.data.segments import Segments
 from txl_keras.data.sliding_windows import SlidingWindows

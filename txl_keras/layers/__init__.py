@@ -38,7 +38,6 @@ from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.softmax.adaptive_embedding import AdaptiveEmbedding
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
-from txl_keras.layers.stream_embedding import StreamEmbedding
 from txl_keras.layers.two_stream_block import TwoStreamBlock
 
 __all__ = [
@@ -56,7 +55,6 @@ __all__ = [
     "RelativePositionEncoding",
     "RowDropout",
     "ShawMultiHeadAttention",
-    "StreamEmbedding",
     "TwoStreamBlock",
     "TwoStreamRelativeAttention",
     "relative_shift",

@@ -4,7 +4,6 @@ from txl_keras.models.lstm_backbone import LSTMBackbone
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
-from txl_keras.models.transformer_xl_stream_lm import TransformerXLStreamLM
 from txl_keras.models.transformer_xl_text_classifier import (
     TransformerXLTextClassifier,
 )
@@ -17,7 +16,6 @@ __all__ = [
     "SegmentReader",
     "TransformerXLBackbone",
     "TransformerXLCausalLM",
-    "TransformerXLStreamLM",
     "TransformerXLTextClassifier",
     "XLNetBackbone",
     "XLNetPermutationLM",

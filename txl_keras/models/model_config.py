@@ -18,7 +18,6 @@ from txl_keras.checks import shown
 from txl_keras.json_files import check_fields
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLStreamLM
 from txl_keras.models import XLNetBackbone
 from txl_keras.weights import weights_by_name
 
@@ -136,7 +135,6 @@ def weight_shapes(config, model_class, path, max_layers):
     for name, number in (
         ("num_layers", sizes["num_layers"]),
         ("cutoffs", len(sizes.get("cutoffs", ()))),
-        ("vocabulary_sizes", len(config.get("vocabulary_sizes", ()))),
     ):
         check_limit(name, number, max_layers, path)
     one_layer = copy.deepcopy(config)
@@ -192,12 +190,6 @@ def _arguments(config, arguments, model_class, field, path):
         kinds |= dict.fromkeys(
             ("compression_rate", "compressed_length"), "an integer or null"
         )
-    if model_class is TransformerXLStreamLM:
-        kinds |= {
-            "vocabulary_sizes": "an object",
-            "embedding_dims": "a list or null",
-            "first": "a string or null",
-        }
     unknown = sorted(arguments.keys() - kinds)
     if unknown:
         raise ValueError(

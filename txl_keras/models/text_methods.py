@@ -3,7 +3,10 @@
 Letters: `D` hidden size, `P` tokens of one text.
 """
 
+import types
+
 import numpy as np
+import tensorflow as tf
 
 from txl_keras import samplers
 from txl_keras.checks import check_one_of
@@ -11,12 +14,11 @@ from txl_keras.models.generation.beam_search import BeamSearch
 from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.request import Request
 from txl_keras.models.generation.request import check_has_tokenizer
-from txl_keras.models.keeps_compiled import KeepsCompiled
 from txl_keras.models.text_scoring import TextScorer
 from txl_keras.models.text_scoring import default_batch_size
 
 
-class TextMethods(KeepsCompiled):
+class TextMethods:
     """Adds text in and text out to `TransformerXLCausalLM`.
 
     Attributes:
@@ -25,6 +27,7 @@ class TextMethods(KeepsCompiled):
     """
 
     sampler = samplers.Sampler()
+    _kept = None
 
     def generate(
         self,
@@ -240,3 +243,25 @@ class TextMethods(KeepsCompiled):
             segment_length,
             memory_length,
         )
+
+    def _keep(self, make, *settings):
+        """Returns `make(self, *settings)`, one object for equal calls."""
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if replicas > 1:
+            raise RuntimeError(
+                "Text is read and written on one device. Call this method "
+                "outside of `strategy.scope()`. Received: a strategy of "
+                f"{replicas} replicas"
+            )
+        if self._kept is None:
+            # In a dictionary of the model Keras would track its variables.
+            self._kept = types.SimpleNamespace(made={})
+        # A model with other variables, as after `quantize`, needs a new one.
+        variables = self.weights
+        ids = [id(variable) for variable in variables]
+        before, _, found = self._kept.made.get(make, (None,) * 3)
+        if before != (settings, ids):
+            found = make(self, *settings)
+            # The variables, too, so that no new one gets their id.
+            self._kept.made[make] = (settings, ids), variables, found
+        return found

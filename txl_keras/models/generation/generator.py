@@ -121,7 +121,7 @@ class Generator:
                 f"`enable_lora`. Received: {len(self._model.weights)} weights, "
                 f"{self._num_weights} before"
             )
-        prompts = self._check_prompts(prompts)
+        prompts = check_prompts(prompts, self._model.backbone.vocabulary_size)
         check_integer("max_tokens", max_tokens, 0)
         check_integer("seed", seed, 0, np.iinfo(np.int32).max - len(prompts))
         seeds = row_seeds(seed, len(prompts))
@@ -131,14 +131,11 @@ class Generator:
             tokens = self._with_window(prompts, max_tokens, seeds)
         return self._checked_tokens(tokens)
 
-    def _check_prompts(self, prompts):
-        return check_prompts(prompts, self._model.backbone.vocabulary_size)
-
     def _checked_tokens(self, tokens):
         """Yields tokens, and raises an error at the id -1."""
         for position, token in enumerate(tokens):
             if token.min() < 0:
-                row = token.argmin() // token[0].size
+                row = token.argmin()
                 raise FloatingPointError(
                     f"Token {position} after the prompt of row {row} cannot be "
                     "drawn, because the model returned NaN. Check that its "
@@ -239,13 +236,11 @@ class Step(TokenReader):
         return token, _add_seen(seen, token)
 
     def _read_and_draw(self, token, seeds, position, seen):
-        hidden, entries = self._reader.read(self.embed(token[:, None]))
-        token = self.sample(hidden[:, 0], fold_in(seeds, position), seen)
+        hidden, entries = self._reader.read(token[:, None])
+        token = self._model.softmax.sample(
+            hidden[:, 0], self._sampler, fold_in(seeds, position), seen
+        )
         return token, entries
-
-    def sample(self, hidden, seeds, seen):
-        """Draws the tokens `(B,)` after hidden states `(B, D)`."""
-        return self._model.softmax.sample(hidden, self._sampler, seeds, seen)
 
 
 class _OpenVinoStep(TokenReader):

@@ -18,9 +18,6 @@ PROMPT_SEGMENT = 128
 class TokenReader:
     """Base of compiled steps that read one token per row with memory."""
 
-    # The shape of what is read per row and step: one id.
-    token_shape = ()
-
     def __init__(self, model, num_rows, memory_length):
         self.num_rows = num_rows
         self._model = model
@@ -36,7 +33,7 @@ class TokenReader:
         self._read_segment = tf.function(
             self._read_and_remember_segment,
             input_signature=[
-                tf.TensorSpec((num_rows, None, *self.token_shape), tf.int32),
+                tf.TensorSpec((num_rows, None), tf.int32),
                 tf.TensorSpec((num_rows,), tf.int32),
             ],
             autograph=False,
@@ -48,20 +45,15 @@ class TokenReader:
         lengths = np.array([len(prompt) - 1 for prompt in prompts])
         for start in range(0, lengths.max(), PROMPT_SEGMENT):
             end = min(start + PROMPT_SEGMENT, lengths.max())
-            shape = (len(prompts), end - start, *self.token_shape)
-            ids = np.zeros(shape, "int32")
+            ids = np.zeros((len(prompts), end - start), "int32")
             real = np.clip(lengths - start, 0, end - start).astype("int32")
             for row, prompt, length in zip(ids, prompts, real, strict=True):
                 row[:length] = prompt[start : start + length]
             self._read_segment(tf.constant(ids), tf.constant(real))
 
     def _read_and_remember_segment(self, ids, lengths):
-        _, entries = self._reader.read(self.embed(ids))
+        _, entries = self._reader.read(ids)
         self._reader.remember(entries, lengths)
-
-    def embed(self, ids):
-        """Returns what the backbone reads: ids, or embeddings `(B, T, D)`."""
-        return ids
 
 
 class WindowReader:

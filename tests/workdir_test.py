@@ -437,14 +437,12 @@ def test_weights_that_claim_more_than_their_file_holds(model, tmp_path):
         workdir.load_model()
 
 
-def test_evaluations_are_a_list_also_if_an_older_version_wrote_one(tmp_path):
+def test_evaluations_are_a_list(tmp_path):
     workdir = Workdir(str(tmp_path))
     assert workdir.read_evaluations("test") == []
     path = tmp_path / "evaluation_test.json"
-    path.write_text('{"nll": 3.0}')
-    assert workdir.read_evaluations("test") == [{"nll": 3.0}]
     path.write_text('[{"nll": 3.0}, {"nll": 2.0}]')
     assert workdir.read_evaluations("test")[-1] == {"nll": 2.0}
-    path.write_text("[1]")
-    with pytest.raises(ValueError, match="must be a list of results"):
+    path.write_text('{"nll": 3.0}')
+    with pytest.raises(ValueError, match="must hold a JSON list"):
         workdir.read_evaluations("test")

@@ -19,7 +19,6 @@ import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import check_vocabulary
-from txl_keras.checks import shown
 from txl_keras.data.corpora.files import check_can_write
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import remove_link
@@ -224,16 +223,7 @@ class Workdir(RunFolder):
         path = self.file(f"evaluation_{split}.json")
         if not tf.io.gfile.exists(path):
             return []
-        results = read_json(path, (dict, list), MAX_VOCABULARY_BYTES)
-        if isinstance(results, dict):  # older versions wrote a single result
-            return [results]
-        for result in results:
-            if not isinstance(result, dict):
-                raise ValueError(
-                    f"{path} is damaged: it must be a list of results. Remove "
-                    f"or rename it. Received: {shown(result)}"
-                )
-        return results
+        return read_json(path, list, MAX_VOCABULARY_BYTES)
 
     def write_sample(self, text):
         """Writes sample.txt, given a string."""

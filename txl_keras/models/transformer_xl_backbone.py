@@ -45,17 +45,6 @@ from txl_keras.models.recurrent_backbone import RecurrentBackbone
 from txl_keras.weights import normal_initializer
 
 MEMORY_SOURCES = ("inputs", "outputs")
-# Absent from configs at these defaults, so that runs begun before they were
-# added resume.
-_LATER_ARGUMENTS = {
-    "memory_source": "inputs",
-    "gate": None,
-    "compression": None,
-    "compression_rate": None,
-    "compressed_length": None,
-    "look_ahead": 0,
-    "stateful": False,
-}
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -806,14 +795,9 @@ class TransformerXLBackbone(RecurrentBackbone):
         return self.content_attention_bias, self.positional_attention_bias
 
     def get_config(self):
-        config = super().get_config() | config_of(
+        return super().get_config() | config_of(
             TransformerXLBackbone, self, self.token_embedding
         )
-        return {
-            name: value
-            for name, value in config.items()
-            if name not in _LATER_ARGUMENTS or value != _LATER_ARGUMENTS[name]
-        }
 
 
 def _usage(scores, mask):

@@ -286,7 +286,7 @@ def _read(path, shapes, run=None):
     # The errors of missing and truncated files.
     except (tf.errors.OpError, RuntimeError, IndexError) as error:
         raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
-    # Checkpoints of earlier versions have no `run`.
+    # Converted weights are of no run.
     if run is not None and state.get("run", run) != run:
         raise ValueError(
             f"{path} is of another run: it was saved under another "

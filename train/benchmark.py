@@ -1,106 +1,79 @@
-r"""Times the model on this machine and compares it with other implementations.
+r"""Times the model on this machine and compares it with other ways.
 
     python train/benchmark.py --experiment=training --preset=quickstart \
         --batch_size=16
     python train/benchmark.py --experiment=evaluation \
         --preset=wikitext103_base --memory_length=640 --segment_length=64 \
         --clamp_length=400 --same_length --batch_size=10
-    python train/benchmark.py --experiment=attention --preset=enwik8_base
-    python train/benchmark.py --experiment=input_pipeline --batch_size=16
-    python train/benchmark.py --experiment=feeding --preset=enwik8_large \
-        --batch_size=64 --segment_length=768 --hosts=4
-    python train/benchmark.py --experiment=growth --preset=quickstart \
-        --contenders=txl_keras --contenders=plain --picture=growth.png
     python train/benchmark.py --experiment=generation \
         --preset=wikitext103_large --memory_length=1600 --clamp_length=1000 \
         --same_length --openvino_weights=float32 --openvino_weights=int8
-    python train/benchmark.py --experiment=serving --preset=enwik8_base \
-        --memory_length=2100 --clamp_length=820 --same_length
-    python train/benchmark.py --experiment=long_generation \
-        --preset=enwik8_base --memory_length=2100 --calls_per_turn=10000
     python train/benchmark.py --experiment=evaluation_speed \
-        --preset=enwik8_base --same_length --picture=evaluation_speed.png
+        --preset=enwik8_base --same_length
+
+training          one training step of a run, with Adam and the gradient
+                  clipped to a norm of 0.25
+evaluation        scoring of one segment. Memory is projected keys and values;
+                  in the training path it is hidden states
+generation        one token, also by the training path and by OpenVINO; and
+                  reading all weights and caches once, a lower bound
+evaluation_speed  evaluation with memory against a window that slides by one
+                  token, table 9 of Dai et al., 2019
 
 Weights are random, and there is no dropout unless --dropout is given. The
 contenders take turns in one process, and each time is the median over all
 turns: on a shared machine times vary, but ratios vary much less. Utilization
 is `model_flops` per second, divided by the speed of the fastest matmul that
-this process reaches in the same precision. --peer=hugging_face adds Hugging
-Face's Transformer-XL, eager and through torch.compile, always in float32, in
-an environment of its own (--peer_python; see train/peers/hugging_face.py).
-Each experiment is described in its file in train/benchmarks.
+this process reaches in the same precision. --peer_python adds Hugging Face's
+Transformer-XL, eager and through torch.compile, always in float32, in an
+environment of its own: see train/peers/hugging_face.py.
 
 Prints a table, with the least and the greatest time beside the median, and one
-JSON object; --output=FILE appends the object to a file, in the experiment
-growth after each point. Warns if other programs keep the processors busy.
+JSON object; --output=FILE appends the object to a file. Warns if other programs
+keep the processors busy.
 """
 
+import concurrent.futures
 import contextlib
+import functools
 import json
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
+import time
 
 import txl_keras.scripts.quiet  # noqa: F401
 
+import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from benchmarks import attention
-from benchmarks import evaluation
-from benchmarks import evaluation_speed
-from benchmarks import feeding
-from benchmarks import generation
-from benchmarks import growth
-from benchmarks import input_pipeline
-from benchmarks import long_generation
-from benchmarks import serving
-from benchmarks import training
-from benchmarks.model import build_model
-from benchmarks.peer import open_peer
-from txl_keras.data.corpora.files import write_text
-from txl_keras.data.segments import ORDERS
-from txl_keras.evaluation.plots import FORMATS
+from txl_keras.data import Segments
+from txl_keras.models import SegmentReader
+from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models import presets
 from txl_keras.models.generation.openvino_decoder import WEIGHTS
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
+from txl_keras.serving import Generator
+from txl_keras.serving import Sampler
+from txl_keras.training.compilation import compile_layers
+from txl_keras.training.optimizers import build_optimizer
+from txl_keras.training.trainer import Trainer
+from txl_keras.training.utilization import device_memory
+from txl_keras.training.utilization import memory_of
+from txl_keras.training.utilization import model_flops
+from txl_keras.training.utilization import peak_flops
 
 FLAGS = flags.FLAGS
 
-_EXPERIMENTS = {
-    "training": training,
-    "evaluation": evaluation,
-    "attention": attention,
-    "input_pipeline": input_pipeline,
-    "feeding": feeding,
-    "growth": growth,
-    "generation": generation,
-    "long_generation": long_generation,
-    "serving": serving,
-    "evaluation_speed": evaluation_speed,
-}
-# The contenders of each experiment.
-_CONTENDERS = {
-    "training": ["txl_keras", "bare", "plain"],
-    "evaluation": ["txl_keras", "training_path", "bare", "plain"],
-    "attention": ["txl_keras", "bare", "plain"],
-    "growth": ["txl_keras", "bare", "plain"],
-}
-# The experiments that use a flag.
-_ONLY_FOR = {
-    "contenders": tuple(_CONTENDERS),
-    "peer": ("training", "evaluation", "generation"),
-    "openvino_weights": ("generation",),
-    "clients": ("serving",),
-    "picture": ("growth", "evaluation_speed"),
-}
-
 flags.DEFINE_enum(
-    "experiment", None, list(_EXPERIMENTS),
-    "What to time: see the file of that name in train/benchmarks.",
-    required=True,
+    "experiment", None,
+    ["training", "evaluation", "generation", "evaluation_speed"],
+    "What to time, see above.", required=True,
 )  # fmt: skip
 model_flags.define_model_flags()
 flags.adopt_module_key_flags(model_flags)
@@ -116,9 +89,7 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "calls_per_turn", 10,
     "Timed calls in each turn of a contender: training steps, segments to "
-    "score, tokens to write or serve, or hundreds of batches (input_pipeline, "
-    "feeding).",
-    lower_bound=2,
+    "score, or tokens to write.", lower_bound=2,
 )  # fmt: skip
 flags.DEFINE_integer(
     "turns", 5, "Timed turns per contender, after one that does not count.",
@@ -127,103 +98,91 @@ flags.DEFINE_integer(
 training_flags.define_precision_flag()
 flags.adopt_module_key_flags(training_flags)
 flags.DEFINE_multi_enum(
-    "contenders", None, _CONTENDERS["evaluation"],
-    "Contenders of the experiments training, evaluation, attention and growth: "
-    "this library; this library with hidden states as memory, as in training "
-    "(evaluation only); bare TensorFlow; bare TensorFlow with plain attention. "
-    "Default: all that the experiment has, and txl_keras and plain for growth.",
-)  # fmt: skip
-flags.DEFINE_multi_enum(
     "openvino_weights", [], WEIGHTS,
     "Dtypes of weights with which OpenVINO generates, too, in the experiment "
     "generation; may be repeated. Default: none.",
 )  # fmt: skip
-flags.DEFINE_multi_integer(
-    "clients", [1, 4, 16],
-    "Numbers of clients at the same time, in the experiment serving.",
-    lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_enum(
-    "peer", None, ["hugging_face"],
-    "Another library to compare with, in the experiments "
-    f"{', '.join(_ONLY_FOR['peer'])}. Default: none.",
-)  # fmt: skip
 flags.DEFINE_string(
     "peer_python", None,
-    "Path of the Python interpreter that runs --peer, which needs packages of "
-    "its own.",
+    "Path of the Python interpreter of an environment with Hugging Face's "
+    "Transformer-XL, to time that, too. Default: none.",
 )  # fmt: skip
-flags.DEFINE_integer(
-    "corpus_tokens", 90_000_000,
-    "Tokens in the synthetic text of the experiment input_pipeline.",
-    lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "hosts", 4, "Hosts to send batches to in the experiment feeding.",
-    lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_enum(
-    "order", "sequential", ORDERS,
-    "Order of the synthetic text in the experiment feeding. For shuffle, a "
-    "document has 30 tokens.",
-)  # fmt: skip
-for _name, _sizes in {
-    "segment_lengths": [128, 256, 512, 1024],
-    "memory_lengths": [128, 256, 512, 1024],
-    "layer_counts": [2, 4, 8],
-    "batch_sizes": [1, 2, 4, 8],
-}.items():
-    flags.DEFINE_multi_integer(
-        _name, _sizes, f"The {_name} that the experiment growth measures.",
-        lower_bound=1,
-    )  # fmt: skip
 flags.DEFINE_multi_integer(
     "attention_lengths", [800, 1800, 2800, 3800],
     "Tokens that each token attends to, in the experiment evaluation_speed.",
     lower_bound=1,
 )  # fmt: skip
-flags.DEFINE_multi_integer(
-    "windows", [1, 2, 4],
-    "Windows per batch to try for the vanilla model in the experiment "
-    "evaluation_speed. The fastest at the shortest attention length is kept; "
-    "longer windows come in batches of as many tokens.", lower_bound=1,
+flags.DEFINE_integer(
+    "windows", 1,
+    "Windows per batch of the sliding model in the experiment "
+    "evaluation_speed, at the shortest attention length; longer windows come "
+    "in batches of as many tokens.", lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_string(
     "output", None, "File to append the JSON object to. Default: none."
 )
-flags.DEFINE_string(
-    "picture", None,
-    "Picture to draw in the experiments "
-    f"{' and '.join(_ONLY_FOR['picture'])}, a file of type "
-    f"{', '.join(FORMATS)}. Default: none.",
-)  # fmt: skip
 
-_ENDINGS = tuple(f".{name}" for name in FORMATS)
+# The experiments that use a flag.
+_ONLY_FOR = {
+    "openvino_weights": ("generation",),
+    "peer_python": ("training", "evaluation", "generation"),
+    "attention_lengths": ("evaluation_speed",),
+    "windows": ("evaluation_speed",),
+}
+_LEARNING_RATE, _CLIP_NORM = 1e-4, 0.25
+_SEGMENTS = 64  # segments per row before the text of training repeats
+_BANDWIDTH_BYTES = 1 << 29
+# Attention length to slowdown, from table 9 of Dai et al., 2019.
+_PUBLISHED_SLOWDOWNS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 # Share of the processors. This process itself has used one for some seconds.
 _BUSY = 0.5
-_PEERS = pathlib.Path(__file__).parent / "peers"
+_PEER = pathlib.Path(__file__).parent / "peers" / "hugging_face.py"
 
 
 def main(_):
-    _check_backbone()
-    running.check_used("experiment", _ONLY_FOR)
-    _check_contenders()
-    _check_peer()
-    _check_files()  # before anything is timed
+    _check_flags()  # before anything is timed
     _warn_if_busy()
-    model = build_model(FLAGS)
-    options = {}
-    if FLAGS.experiment == "growth" and FLAGS.output:
-        options = {"save": _saver(model)}
-    with _peer(model) as peer:
-        results = _EXPERIMENTS[FLAGS.experiment].run(
-            model, FLAGS, peer, **options
-        )
+    model = _build_model()
+    experiment = {
+        "training": _training,
+        "evaluation": _evaluation,
+        "generation": _generation,
+        "evaluation_speed": _evaluation_speed,
+    }[FLAGS.experiment]
+    with _open_peer(model) as peer:
+        results = experiment(model, peer)
     line = json.dumps({**_describe(model), **results})
     print(line)
-    if FLAGS.output and not options:
-        with _open("output") as file:
+    if FLAGS.output:
+        with open(FLAGS.output, "a") as file:
             file.write(line + "\n")
+
+
+def _check_flags():
+    running.check_used("experiment", _ONLY_FOR)
+    if FLAGS.backbone != "transformer_xl":
+        raise ValueError(
+            "`backbone` must be transformer_xl, as the other contenders "
+            f"implement no LSTM. Received: --backbone={FLAGS.backbone}"
+        )
+    if FLAGS.cutoffs == ["auto"]:
+        raise ValueError(
+            "`cutoffs` must be a list of integers: a benchmark has no text "
+            "whose tokens could be counted. Received: cutoffs=auto"
+        )
+    if FLAGS.peer_python and not shutil.which(FLAGS.peer_python):
+        raise ValueError(
+            "`peer_python` must be the path of an executable Python. "
+            f"Received: --peer_python={FLAGS.peer_python}"
+        )
+    if FLAGS.output:
+        try:
+            open(FLAGS.output, "a").close()
+        except OSError as error:
+            raise ValueError(
+                "`output` must be a writable file. Received: "
+                f"--output={FLAGS.output} ({error.strerror})"
+            ) from error
 
 
 def _warn_if_busy():
@@ -240,111 +199,529 @@ def _warn_if_busy():
         )
 
 
-def _saver(model):
-    """Returns a function that writes results so far as the last line."""
-    path = FLAGS.output
-    earlier = pathlib.Path(path).read_text("utf-8")
-
-    def save(results):
-        line = json.dumps({**_describe(model), **results})
-        write_text(f"{earlier}{line}\n", path)
-
-    return save
-
-
-def _check_backbone():
-    if FLAGS.backbone != "transformer_xl":
-        raise ValueError(
-            "`backbone` must be transformer_xl, as the other contenders "
-            f"implement no LSTM. Received: --backbone={FLAGS.backbone}"
-        )
-
-
-def _check_contenders():
-    """Checks `--contenders`, or sets the experiment's default."""
-    available = _CONTENDERS.get(FLAGS.experiment, [])
-    if FLAGS.contenders is None:
-        is_growth = FLAGS.experiment == "growth"
-        FLAGS.contenders = ["txl_keras", "plain"] if is_growth else available
-    unknown = [name for name in FLAGS.contenders if name not in available]
-    if unknown:
-        raise ValueError(
-            f"`contenders` of --experiment={FLAGS.experiment} must be among "
-            f"{available}. Received: {', '.join(unknown)}"
-        )
-
-
-def _check_peer():
-    if not FLAGS.peer:
-        return
-    if not FLAGS.peer_python:
-        raise ValueError(
-            "`peer_python` must be given with `peer`; how to set it up is "
-            f"described in {_PEERS / FLAGS.peer}.py. "
-            "Received: --peer_python=None"
-        )
-    if not shutil.which(FLAGS.peer_python):
-        raise ValueError(
-            "`peer_python` must be the path of an executable Python. "
-            f"Received: --peer_python={FLAGS.peer_python}"
-        )
-
-
-def _check_files():
-    if FLAGS.picture and not FLAGS.picture.endswith(_ENDINGS):
-        raise ValueError(
-            f"`picture` must end with {' or '.join(_ENDINGS)}. Received: "
-            f"--picture={FLAGS.picture}"
-        )
-    for name in ("output", "picture"):
-        if FLAGS[name].value:
-            _open(name).close()
-
-
-def _open(name):
-    """Opens the file that a flag names, to append to it."""
-    path = FLAGS[name].value
-    try:
-        return open(path, "a")
-    except OSError as error:
-        raise ValueError(
-            f"`{name}` must be a writable file. Received: "
-            f"--{name}={path} ({error.strerror})"
-        ) from error
-
-
-def _peer(model):
-    if not FLAGS.peer:
-        return contextlib.nullcontext()
-    script = _PEERS / f"{FLAGS.peer}.py"
-    return open_peer(script, FLAGS.peer_python, model, FLAGS.batch_size)
+def _build_model():
+    # Not with the dropout of the preset, so that all compute the same.
+    for name in ("dropout", "attention_dropout"):
+        if FLAGS[name].value is None:
+            FLAGS[name].value = 0.0
+    size = FLAGS.vocabulary_size
+    if size is None:
+        size = presets.preset_config(FLAGS.preset)["vocabulary_size"]
+    return model_flags.build_model(size, None, training_flags.dtype_policy())
 
 
 def _describe(model):
     """Returns the settings to record with the results."""
     sizes = (
-        "num_layers",
-        "num_heads",
-        "hidden_dim",
-        "head_dim",
-        "intermediate_dim",
-        "memory_length",
-        "same_length",
-        "clamp_length",
-        "attention_type",
-    )
+        "vocabulary_size", "num_layers", "num_heads", "hidden_dim", "head_dim",
+        "intermediate_dim", "memory_length", "same_length", "clamp_length",
+        "attention_type", "dropout",
+    )  # fmt: skip
+    names = (
+        "experiment", "preset", "precision", "batch_size", "segment_length",
+        "turns", "calls_per_turn",
+    )  # fmt: skip
     return {
-        "experiment": FLAGS.experiment,
-        "preset": FLAGS.preset,
-        "precision": FLAGS.precision,
+        **{name: FLAGS[name].value for name in names},
         **{name: getattr(model.backbone, name) for name in sizes},
-        "vocabulary_size": model.backbone.vocabulary_size,
-        "dropout": model.backbone.dropout,
-        "batch_size": FLAGS.batch_size,
-        "turns": FLAGS.turns,
-        "calls_per_turn": FLAGS.calls_per_turn,
         "cpus": os.cpu_count(),
         "tensorflow": tf.__version__,
+    }
+
+
+# === Experiments ===
+
+# A contender is a function that makes some calls and returns the seconds of
+# each, or raises `_CannotRunError`.
+
+
+def _training(model, peer):
+    rows, length = FLAGS.batch_size, FLAGS.segment_length
+    strategy = tf.distribute.get_strategy()
+    trainer = Trainer(
+        model,
+        build_optimizer("adam", _LEARNING_RATE),
+        strategy,
+        rows,
+        clip_norm=_CLIP_NORM,
+    )
+    ids = _made_up_ids(model, rows * length * _SEGMENTS + 1)
+    if model.backbone.vocabulary_size <= 256:
+        ids = ids.astype(np.uint8)  # the dtype in which a run stores its text
+    segments = Segments(ids, rows, length, drop_remainder=True)
+    steps = iter(segments.distribute(strategy))
+
+    def train():
+        start = time.perf_counter()
+        trainer.train(steps, FLAGS.calls_per_turn)
+        return [(time.perf_counter() - start) / FLAGS.calls_per_turn]
+
+    peers = peer("train", segment_length=length, num_steps=FLAGS.calls_per_turn)
+    flops = model_flops(model, rows, length, training=True)
+    return _measure(
+        model, {"txl_keras": train}, peers, "per step", rows * length, flops
+    )
+
+
+def _evaluation(model, peer):
+    rows, length = FLAGS.batch_size, FLAGS.segment_length
+    segment = _made_up_segment(model, rows, length)
+    scorers = {
+        "txl_keras": _segment_scorer(model, length)[0],
+        "training path": _training_path_scorer(model),
+    }
+    contenders = {
+        name: _timed(lambda score=score: score(*segment).numpy())
+        for name, score in scorers.items()
+    }
+    peers = peer(
+        "evaluate", segment_length=length, num_segments=FLAGS.calls_per_turn
+    )
+    flops = model_flops(model, rows, length)
+    return _measure(
+        model, contenders, peers, "per segment", rows * length, flops
+    )
+
+
+def _segment_scorer(model, length, memory_length=None):
+    """Returns a scoring function and the `SegmentReader` with its memory."""
+    reader = SegmentReader(
+        model.backbone, FLAGS.batch_size, length, memory_length
+    )
+    reader.begin()
+
+    def read(inputs, targets):
+        hidden, entries = reader.read(inputs)
+        return model.softmax(hidden, targets), entries
+
+    read = _compile(model, read)
+    remember = tf.function(reader.remember, jit_compile=True)
+
+    @tf.function
+    def score(inputs, targets):
+        nll, entries = read(inputs, targets)
+        remember(entries)
+        return nll
+
+    return score, reader
+
+
+def _training_path_scorer(model):
+    """Returns a scoring function whose memory is hidden states."""
+    step = _compile(model, model.score)
+    memory = [model.initial_memory(FLAGS.batch_size)]
+
+    def score(inputs, targets):
+        nll, memory[0] = step(inputs, targets, memory[0])
+        return nll
+
+    return score
+
+
+def _compile(model, function):
+    strategy = tf.distribute.get_strategy()
+    return compile_layers(function, strategy, model, training=False)
+
+
+def _generation(model, peer):
+    rows, count = FLAGS.batch_size, FLAGS.calls_per_turn
+    start = np.arange(rows)[:, None] % model.backbone.vocabulary_size
+    engines = {"txl_keras": ()} | {
+        f"openvino {weights}": ("openvino", weights)
+        for weights in FLAGS.openvino_weights
+    }
+
+    def written_by(*engine):
+        write = Generator(model, Sampler(temperature=0), None, *engine)
+        return lambda: _time_items(write(start, count))
+
+    contenders = {
+        **{name: written_by(*engine) for name, engine in engines.items()},
+        "training path": _training_path_writer(model),
+        "bandwidth": _read_memory,
+    }
+    times = _take_turns(contenders | peer("generate", num_tokens=count))
+    bandwidth = _BANDWIDTH_BYTES / times["seconds"].pop("bandwidth")
+    results = _report(times, "per token", rows)
+    num_bytes = _bytes_per_token(model)
+    bound = num_bytes / bandwidth
+    print(
+        f"Each token reads {num_bytes / 1e6:,.0f} MB in {model.compute_dtype}, "
+        f"which takes at least {1e3 * bound:.1f} ms at {bandwidth / 1e9:.1f} "
+        "GB/s. Times as long:"
+    )
+    for name, seconds in results["seconds"].items():
+        print(f"{name:24} {seconds / bound:.2f}")
+    return {**results, "bytes": num_bytes, "bytes_per_s": bandwidth}
+
+
+def _training_path_writer(model):
+    """Returns a contender whose memory is hidden states, as in training."""
+    rows = FLAGS.batch_size
+
+    @tf.function(jit_compile=True)
+    def step(token, memory):
+        log_probs, memory = model.log_probs(token[:, None], memory)
+        return tf.argmax(log_probs[:, -1], -1, tf.int32), memory
+
+    state = [tf.zeros(rows, tf.int32), model.initial_memory(rows)]
+
+    def write():
+        state[:] = step(*state)
+        state[0].numpy()
+
+    return _timed(write)
+
+
+def _read_memory():
+    """Times five readings of `_BANDWIDTH_BYTES` with all cores."""
+    parts = np.array_split(_large_array(), os.cpu_count())
+    with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
+        return _time_items(list(pool.map(np.max, parts)) for _ in range(6))
+
+
+@functools.cache
+def _large_array():
+    return np.ones(_BANDWIDTH_BYTES // 4, np.float32)
+
+
+def _bytes_per_token(model):
+    """Returns the size of all weights and caches, each read once per token."""
+    backbone = model.backbone
+    entries = backbone.memory_length * backbone.num_heads * backbone.head_dim
+    itemsize = tf.as_dtype(backbone.compute_dtype).size
+    caches = 2 * backbone.num_layers * FLAGS.batch_size * entries
+    positions = sum(
+        int(tf.size(tensor))
+        for block in backbone.project_positions(backbone.memory_length + 1)
+        for tensor in block
+    )
+    # Generation reads the projected positions, not their kernels.
+    weights = model.count_params() - sum(
+        weight.shape.num_elements()
+        for weight in backbone.weights
+        if "/position/" in weight.path
+    )
+    return 4 * weights + itemsize * (caches + positions)
+
+
+def _evaluation_speed(model, peer):
+    """Times evaluation with memory against a sliding window."""
+    # Both predict each token from as many earlier tokens. The sliding model has
+    # the same sizes and the learned positions of Al-Rfou et al.; for each token
+    # it reads a whole window and scores only the last token.
+    lengths = sorted(set(FLAGS.attention_lengths))
+    if lengths[0] < 2 * FLAGS.segment_length:
+        raise ValueError(
+            "`attention_lengths` must be at least 2 segments, "
+            f"{2 * FLAGS.segment_length} tokens. Received: {lengths[0]}"
+        )
+    sliding = _variant(
+        model,
+        attention_type="al_rfou",
+        max_positions=lengths[-1],
+        memory_length=0,
+        same_length=False,
+    )
+    results = []
+    for length in lengths:
+        windows = max(1, lengths[0] * FLAGS.windows // length)
+        results.append(_compare(model, sliding, length, windows))
+    return {"memory_length": lengths, "results": results}
+
+
+def _compare(model, sliding, length, windows):
+    """Times both models at one attention length and compares their scores."""
+    rows, segment_length = FLAGS.batch_size, FLAGS.segment_length
+    score, reader = _segment_scorer(model, segment_length, length)
+    differences = _check_scores(model, score, reader, length)
+    segment = _made_up_segment(model, rows, segment_length)
+    text = tf.constant(_made_up_ids(model, length + windows))
+    inputs = tf.stack([text[i : i + length] for i in range(windows)])
+    slide = _window_scorer(sliding, inputs, text[length:, None])
+    seconds = _take_turns(
+        {
+            "Transformer-XL": _timed(lambda: score(*segment).numpy()),
+            # One call per turn: it takes very long.
+            "sliding": lambda: _time_items(slide().numpy() for _ in range(1)),
+        }
+    )["seconds"]
+    ours = seconds["Transformer-XL"] / (rows * segment_length)
+    other = seconds["sliding"] / windows
+    published = _PUBLISHED_SLOWDOWNS.get(length)
+    print(
+        f"attention length {length:6,}: {1e3 * ours:.3f} ms per token; sliding "
+        f"window {1e3 * other:,.1f} ms, {other / ours:,.0f} times as long"
+        + (f" (published: {published:,})" if published else "")
+        + "\n  Largest difference from the scores of one window: "
+        f"{differences['difference']:.1g} nats; without memory "
+        f"{differences['difference_without_memory']:.1g}"
+    )
+    return {
+        "attention_length": length,
+        "windows": windows,
+        "seconds_per_token": {"Transformer-XL": ours, "sliding": other},
+        "slowdown": other / ours,
+        "published_slowdown": published,
+        **differences,
+    }
+
+
+def _variant(model, **changes):
+    """Builds a model whose backbone differs in the given arguments."""
+    config = model.get_config()
+    config["backbone"]["config"].update(changes)
+    return TransformerXLCausalLM.from_config(config)
+
+
+def _check_scores(model, score, reader, length):
+    """Checks that segments with memory score tokens as one long window does."""
+    # At the beginning of a text the memory holds all of it.
+    plain = _variant(model, memory_length=0, same_length=False)
+    plain.set_weights(model.get_weights())
+    num_segments = length // FLAGS.segment_length
+    texts = _made_up_segment(
+        model, FLAGS.batch_size, num_segments * FLAGS.segment_length
+    )
+    segments = [tf.split(text, num_segments, axis=1) for text in texts]
+    expected = _window_scorer(plain, texts[0], segments[1][-1])()
+    reader.begin()
+    found = [score(*segment) for segment in zip(*segments, strict=True)][-1]
+    reader.begin()
+    alone = score(segments[0][-1], segments[1][-1])
+    with_memory, without = (
+        float(tf.reduce_max(tf.abs(nll - expected))) for nll in (found, alone)
+    )
+    if not with_memory < 0.1 * without:
+        raise RuntimeError(
+            "Segments with memory must score tokens as one window does. With "
+            f"a memory of {length:,} tokens the scores differ by up to "
+            f"{with_memory:.2g} nats; without memory by {without:.2g}"
+        )
+    return {"difference": with_memory, "difference_without_memory": without}
+
+
+def _window_scorer(model, inputs, targets):
+    """Returns a function that scores the last `targets.shape[1]` tokens."""
+    reader = SegmentReader(model.backbone, *inputs.shape)
+    reader.begin()
+
+    @tf.function(jit_compile=True)
+    def score(inputs, targets):
+        hidden, _ = reader.read(inputs)
+        return model.softmax(hidden[:, -targets.shape[1] :], targets)
+
+    # Traced here: otherwise TensorFlow warns of retracing at each new length.
+    score.get_concrete_function(inputs, targets)
+    return lambda: score(inputs, targets)
+
+
+def _made_up_ids(model, *shape):
+    """Draws int32 ids; id r has a frequency of about 1 / r. Same each call."""
+    uniform = np.random.default_rng(0).uniform(size=shape)
+    return (model.backbone.vocabulary_size**uniform - 1).astype(np.int32)
+
+
+def _made_up_segment(model, rows, length):
+    """Returns inputs and targets, int32 tensors `(B, T)`."""
+    text = tf.constant(_made_up_ids(model, rows, length + 1))
+    return text[:, :-1], text[:, 1:]
+
+
+# === Times and reports ===
+
+
+class _CannotRunError(RuntimeError):
+    """Reports that a contender cannot run on this machine."""
+
+
+def _timed(call):
+    """Returns a contender of blocking calls."""
+    return lambda: _time_items(call() for _ in range(FLAGS.calls_per_turn))
+
+
+def _time_items(items):
+    """Returns seconds per item, without the first, which includes set-up."""
+    times = [time.perf_counter()]
+    times.extend(time.perf_counter() for _ in items)
+    return np.diff(times)[1:] if len(times) > 2 else np.diff(times)
+
+
+def _take_turns(contenders):
+    """Returns the median seconds of contenders, and the least and greatest."""
+    firsts, turns = {}, {}
+    for name, contender in contenders.items():
+        start = time.perf_counter()
+        try:
+            contender()
+        except _CannotRunError as error:
+            print(f"Skipping {name}, which cannot run here: {error}")
+            continue
+        firsts[name] = time.perf_counter() - start
+        turns[name] = []
+    durations = {name: [] for name in turns}
+    for _ in range(FLAGS.turns):
+        for name, seconds in turns.items():
+            start = time.perf_counter()
+            seconds.extend(contenders[name]())
+            durations[name].append(time.perf_counter() - start)
+    return {
+        "seconds": {name: float(np.median(x)) for name, x in turns.items()},
+        "spread": {
+            name: [float(min(x)), float(max(x))] for name, x in turns.items()
+        },
+        # The first turn less a median one: tracing and compiling.
+        "compile_seconds": {
+            name: max(0.0, firsts[name] - float(np.median(x)))
+            for name, x in durations.items()
+        },
+    }
+
+
+def _measure(model, contenders, peers, unit, num_tokens, flops):
+    """Times contenders, those of a peer in another process, and reports."""
+    times = _take_turns(contenders | peers)
+    dtype = model.compute_dtype
+    best = peak_flops(dtype, tf.distribute.get_strategy())
+    work = {
+        "flops": flops,
+        "peak_flops": best,
+        "utilization": {
+            name: flops / seconds / best
+            for name, seconds in times["seconds"].items()
+        },
+    }
+    results = _report(times, unit, num_tokens, work)
+    step_bytes = {name: memory_of(call) for name, call in contenders.items()}
+    print(
+        f"{flops / 1e9:.3g} GFLOP {unit}; the fastest {dtype} matmul reaches "
+        f"{best / 1e9:,.0f} GFLOP/s"
+    )
+    for name, number in step_bytes.items():
+        if number is not None:
+            print(f"{name}: {number / 2**20:,.1f} MiB of memory per turn")
+    return {**results, "step_bytes": step_bytes}
+
+
+def _report(times, unit, num_tokens, work=None):
+    """Prints a table of contenders and returns it as a dictionary for JSON."""
+    results = {
+        **times,
+        "tokens_per_s": {
+            name: num_tokens / seconds
+            for name, seconds in times["seconds"].items()
+        },
+        "peak_bytes": device_memory()["peak"],
+        **(work or {}),
+    }
+    width = max(14, len(f"ms {unit}"))
+    print(
+        f"{'':24} {f'ms {unit}':>{width}} {'min to max':>18} {'times':>7} "
+        f"{'tokens/s':>10} {'utilization':>12} {'compile s':>10}"
+    )
+    ours = next(iter(results["seconds"].values()))
+    for name, seconds in results["seconds"].items():
+        least, greatest = (1e3 * bound for bound in results["spread"][name])
+        share = f"{work['utilization'][name]:.3f}" if work else ""
+        print(
+            f"{name:24} {1e3 * seconds:{width},.2f} "
+            f"{f'{least:,.2f} to {greatest:,.2f}':>18} {seconds / ours:7.2f} "
+            f"{results['tokens_per_s'][name]:10,.0f} {share:>12} "
+            f"{results['compile_seconds'][name]:10.1f}"
+        )
+    return results
+
+
+# === Hugging Face, in an environment of its own ===
+
+
+@contextlib.contextmanager
+def _open_peer(model):
+    """Yields a function of a task and its sizes that returns contenders."""
+    if not FLAGS.peer_python:
+        yield lambda task, **sizes: {}
+        return
+    _check_peer_has(model)
+    process = subprocess.Popen(
+        [FLAGS.peer_python, "-Wignore", _PEER, json.dumps(_peer_sizes(model))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def answer():
+        line = process.stdout.readline()
+        try:
+            answered = json.loads(line) if line else {"error": "it has ended"}
+        except json.JSONDecodeError:
+            answered = {"error": f"it printed no JSON but {line.strip()!r}"}
+        if "error" in answered:
+            raise RuntimeError(
+                f"The peer {_PEER}, run by {FLAGS.peer_python}, failed: "
+                f"{answered['error']}"
+            )
+        if "cannot" in answered:
+            raise _CannotRunError(answered["cannot"])
+        return answered
+
+    def ask(**request):
+        print(json.dumps(request), file=process.stdin, flush=True)
+        return answer()["seconds"]
+
+    def contenders(task, **sizes):
+        ways = {"hugging_face": {}}
+        if task != "generate":
+            ways["hugging_face compiled"] = {"compiled": True}
+        return {
+            name: functools.partial(ask, task=task, **sizes, **way)
+            for name, way in ways.items()
+        }
+
+    try:
+        answer()  # the message that the peer is ready
+        yield contenders
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _check_peer_has(model):
+    # It would ignore these options and time another model.
+    backbone = model.backbone
+    unsupported = [
+        name
+        for name, is_used in {
+            f"attention_type={backbone.attention_type}": (
+                backbone.attention_type != "relative"
+            ),
+            "normalize_first": backbone.normalize_first,
+            "normalize_output": backbone.normalize_output,
+        }.items()
+        if is_used
+    ]
+    if unsupported:
+        raise ValueError(
+            "`peer_python` supports only relative attention, with a layer norm "
+            "after each sublayer and none after the last block. Received: "
+            f"{', '.join(unsupported)}"
+        )
+
+
+def _peer_sizes(model):
+    backbone = model.backbone
+    embedding = backbone.token_embedding
+    names = (
+        "vocabulary_size", "num_layers", "num_heads", "hidden_dim", "head_dim",
+        "intermediate_dim", "memory_length", "dropout", "attention_dropout",
+    )  # fmt: skip
+    return {
+        **{name: getattr(backbone, name) for name in names},
+        "same_length": bool(backbone.same_length),
+        "clamp_length": backbone.clamp_length or 0,
+        "cutoffs": list(embedding.cutoffs),
+        "div_val": embedding.div_val,
+        "batch_size": FLAGS.batch_size,
+        "num_threads": os.cpu_count(),
     }
 
 

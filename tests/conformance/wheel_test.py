@@ -131,5 +131,4 @@ def test_a_wheel_has_all_configs_and_no_tools_of_developers(installed):
         "benchmark.py",
         "tpu_table.py",
     }
-    assert not (package / "train" / "benchmarks").exists()
     assert not (package / "train" / "peers").exists()

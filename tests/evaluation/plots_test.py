@@ -8,7 +8,6 @@ import pytest
 from txl_keras.evaluation.plots import FORMATS
 from txl_keras.evaluation.plots import plot_attention_by_distance
 from txl_keras.evaluation.plots import plot_attention_maps
-from txl_keras.evaluation.plots import plot_growth
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
 
@@ -124,20 +123,3 @@ def test_a_panel_for_each_model_has_a_line_for_each_layer(tmp_path):
     assert [texts.count(t) for t in ("layer 0", "layer 4")] == [1, 2]
     assert texts.count("distance of query and key, words") == 2
     assert {"one", "two", "segment length"} <= set(texts)
-
-
-def test_growth_has_a_column_for_each_size(tmp_path):
-    path = tmp_path / "growth.svg"
-    results = [
-        {
-            "by": by, "size": size, "contender": name, "seconds": 0.1 * size,
-            "step_bytes": size * 2**20,
-        }
-        for by in ("segment_length", "batch_size")
-        for name in ("ours", "plain")
-        for size in (2, 4)
-    ]  # fmt: skip
-    plot_growth(results, str(path))
-    texts = set(texts_of(path))
-    assert {"segment length", "batch size", "ours", "plain"} <= texts
-    assert {"ms per step", "peak memory of a step, MiB"} <= texts

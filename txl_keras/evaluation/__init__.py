@@ -28,13 +28,11 @@ from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.evaluation.plots import plot_attention_by_distance
 from txl_keras.evaluation.plots import plot_attention_maps
-from txl_keras.evaluation.plots import plot_growth
 from txl_keras.evaluation.plots import plot_learning_curve
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
 from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.plots import plot_recl
-from txl_keras.evaluation.plots import plot_slowdowns
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import relative_gains
 from txl_keras.evaluation.report import learning_curve
@@ -62,13 +60,11 @@ __all__ = [
     "mean_form",
     "plot_attention_by_distance",
     "plot_attention_maps",
-    "plot_growth",
     "plot_learning_curve",
     "plot_learning_curves",
     "plot_losses",
     "plot_position_curve",
     "plot_recl",
-    "plot_slowdowns",
     "position_curve",
     "relative_gains",
     "save_mean_square",

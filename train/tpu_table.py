@@ -19,6 +19,7 @@ exits with code 1.
 import csv
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,13 +30,13 @@ from absl import flags
 
 from txl_keras.data.corpora.files import write_text
 from txl_keras.scripts import running
-from txl_keras.scripts.guide_tables import replace
-from txl_keras.scripts.guide_tables import table
 from txl_keras.tpu.compiling import check_compiler
 from txl_keras.tpu.compiling import versions
 
 FLAGS = flags.FLAGS
 _SCRIPTS = pathlib.Path(__file__).parent
+_CONFIGS = _SCRIPTS.parent / "tpu_configs"
+_REPORTS = _CONFIGS / "compiled.jsonl"
 
 flags.DEFINE_list(
     "only", [],
@@ -48,11 +49,6 @@ flags.DEFINE_bool(
 flags.DEFINE_bool(
     "write_only", False, "Compile nothing; only write the table again."
 )
-flags.DEFINE_string(
-    "root", str(_SCRIPTS.parent),
-    "Folder that holds tpu_configs and train/configs.",
-)  # fmt: skip
-
 _COLUMNS = (
     "slice", "experiment", "rows per replica", "`--accumulate_steps`",
     "`--attention_kernel`", "peak, GiB", "of", "code, GiB", "TFLOP",
@@ -65,57 +61,44 @@ _NAMES = ("slice", "experiment", "accumulate_steps", "attention_kernel")
 
 
 def main(_):
-    root = pathlib.Path(FLAGS.root)
-    claims = _read_claims(root)
-    reports = _read_reports(root)
-    chosen = _chosen(claims)
+    claims, reports = _read_claims(), _read_reports()
     failed = []
-    if not FLAGS.write_only:
+    for claim in [] if FLAGS.write_only else _chosen(claims):
         check_compiler()
-        for claim in chosen:
-            if FLAGS.force or not _is_current(reports.get(claim)):
-                print(f"--- {' '.join(map(str, claim))}", flush=True)
-                reports[claim] = _compile(root, *claim)
-                if not (reports[claim] or {}).get("fits"):
-                    failed.append(claim)
-                    del reports[claim]
-                _write_reports(root, claims, reports)
-    _write_reports(root, claims, reports)
-    _write_table(root, claims, reports)
+        report = reports.get(claim)
+        if report and report["versions"] == versions() and not FLAGS.force:
+            continue
+        print(f"--- {' '.join(map(str, claim))}", flush=True)
+        reports[claim] = _compile(*claim)
+        if not (reports[claim] or {}).get("fits"):
+            failed.append(claim)
+            del reports[claim]
+        _write(claims, reports)
+    _write(claims, reports)
     for claim in failed:
         print(f"Does not fit or compile: {' '.join(map(str, claim))}")
     sys.exit(1 if failed else 0)
 
 
-def _read_claims(root):
+def _read_claims():
     """Reads tuples of slice, experiment, accumulate_steps, attention_kernel."""
-    path = root / "tpu_configs" / "claims.csv"
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    claims = [
-        (
-            row["slice"],
-            row["experiment"],
-            int(row["accumulate_steps"]),
-            row["attention_kernel"] == "yes",
-        )
-        for row in rows
-    ]
-    for slice_, experiment, *_ in claims:
-        for flagfile in _flagfiles(root, slice_, experiment):
-            if not flagfile.exists():
-                raise ValueError(
-                    f"{path} must name flagfiles that exist. Received: "
-                    f"{flagfile}"
-                )
-    return claims
+    with (_CONFIGS / "claims.csv").open(newline="") as file:
+        return [
+            (
+                row["slice"],
+                row["experiment"],
+                int(row["accumulate_steps"]),
+                row["attention_kernel"] == "yes",
+            )
+            for row in csv.DictReader(file)
+        ]
 
 
-def _flagfiles(root, slice_, experiment):
-    return (
-        root / "train" / "configs" / f"{experiment}.flags",
-        root / "tpu_configs" / f"{slice_}.flags",
-    )
+def _read_reports():
+    """Reads the reports into a dictionary by claim."""
+    lines = _REPORTS.read_text().splitlines()
+    reports = [json.loads(line) for line in lines]
+    return {tuple(map(report.get, _NAMES)): report for report in reports}
 
 
 def _chosen(claims):
@@ -136,19 +119,15 @@ def _chosen(claims):
     return chosen
 
 
-def _is_current(report):
-    return report is not None and report["versions"] == versions()
-
-
-def _compile(root, slice_, experiment, accumulate_steps, attention_kernel):
+def _compile(slice_, experiment, accumulate_steps, attention_kernel):
     """Compiles a training step; returns its report, or `None` on failure."""
-    flagfiles = _flagfiles(root, slice_, experiment)
     with tempfile.TemporaryDirectory() as workdir:
         subprocess.run(
             [
                 sys.executable,
                 _SCRIPTS / "main.py",
-                *(f"--flagfile={path}" for path in flagfiles),
+                f"--flagfile={_SCRIPTS}/configs/{experiment}.flags",
+                f"--flagfile={_CONFIGS}/{slice_}.flags",
                 f"--accumulate_steps={accumulate_steps}",
                 f"--attention_kernel={attention_kernel}",
                 "--compile_only",
@@ -171,36 +150,21 @@ def _compile(root, slice_, experiment, accumulate_steps, attention_kernel):
     }
 
 
-def _reports_path(root):
-    return root / "tpu_configs" / "compiled.jsonl"
-
-
-def _read_reports(root):
-    """Reads the reports into a dictionary by claim."""
-    path = _reports_path(root)
-    lines = path.read_text().splitlines() if path.exists() else []
-    reports = [json.loads(line) for line in lines]
-    return {tuple(map(report.get, _NAMES)): report for report in reports}
-
-
-def _write_reports(root, claims, reports):
-    """Writes the reports of all claims, in their order, and drops others."""
-    path = _reports_path(root)
-    lines = [
-        json.dumps(reports[claim], separators=(",", ":")) + "\n"
-        for claim in claims
-        if claim in reports
-    ]
-    write_text("".join(lines), str(path))
-
-
-def _write_table(root, claims, reports):
+def _write(claims, reports):
+    """Writes the reports of all claims, in their order, and their table."""
     found = [reports[claim] for claim in claims if claim in reports]
-    compiled = table(_COLUMNS, map(_cells, found))
-    replace(
-        root / "tpu_configs" / "README.md",
-        {"tpu_table": f"{_status(claims, found)}\n\n{compiled}"},
+    lines = [json.dumps(x, separators=(",", ":")) + "\n" for x in found]
+    write_text("".join(lines), str(_REPORTS))
+    rows = _COLUMNS, ["---"] * len(_COLUMNS), *map(_cells, found)
+    table = "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
+    guide = _CONFIGS / "README.md"
+    text = re.sub(
+        r"(?<=<!-- tpu_table -->\n).*(?=<!-- end of tpu_table -->)",
+        lambda match: f"{_status(claims, found)}\n\n{table}",
+        guide.read_text("utf-8"),
+        flags=re.DOTALL,
     )
+    guide.write_text(text, "utf-8")
 
 
 def _status(claims, found):

@@ -1,4 +1,4 @@
-"""Scores of corpora and single texts, attention maps, and plots of them.
+"""Scores of corpora and single texts, and attention maps.
 
 ```python
 from txl_keras.data import ByteTokenizer
@@ -26,13 +26,6 @@ from txl_keras.evaluation.dynamic_evaluator import save_mean_square
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
-from txl_keras.evaluation.plots import plot_attention_by_distance
-from txl_keras.evaluation.plots import plot_attention_maps
-from txl_keras.evaluation.plots import plot_learning_curve
-from txl_keras.evaluation.plots import plot_learning_curves
-from txl_keras.evaluation.plots import plot_losses
-from txl_keras.evaluation.plots import plot_position_curve
-from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import relative_gains
 from txl_keras.evaluation.report import learning_curve
@@ -58,13 +51,6 @@ __all__ = [
     "load_mean_square",
     "mean_attention_by_distance",
     "mean_form",
-    "plot_attention_by_distance",
-    "plot_attention_maps",
-    "plot_learning_curve",
-    "plot_learning_curves",
-    "plot_losses",
-    "plot_position_curve",
-    "plot_recl",
     "position_curve",
     "relative_gains",
     "save_mean_square",

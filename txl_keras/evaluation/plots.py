@@ -25,16 +25,10 @@ _MAX_MARKS = 48  # points with a marker, or tokens with a label, along an axis
 
 
 def plot_learning_curve(metrics, path, unit="token", scores=None):
-    """Plots bits per token against training steps.
-
-    Args:
-        metrics: List of dictionaries, `Workdir.read_metrics()`. If they have
-            `bits_per_byte`, these are the axis on the right.
-        path: String, a PNG, SVG or PDF file, local or `gs://`.
-        unit: String, the name of a token, such as "byte".
-        scores: Optional dictionary, the validation scores in results.json. If
-            it has `compressors`, they are drawn as dashed lines.
-    """
+    """Plots bits per token against training steps."""
+    # `metrics` are the lines of metrics.jsonl; bits per byte, if there are any,
+    # are the axis on the right. `scores`, those of valid in results.json, may
+    # have `compressors`, which become lines.
     figure, axes = _figure("step", f"bits per {unit}")
     lines = {}
     if scores and "compressors" in scores:
@@ -64,23 +58,7 @@ def plot_learning_curve(metrics, path, unit="token", scores=None):
 
 
 def plot_position_curve(curve, path, unit="token"):
-    """Plots bits per token against the position of a token in its document.
-
-    Args:
-        curve: List of dictionaries, as `position_curve` returns.
-        path: String, a PNG, SVG or PDF file, local or `gs://`.
-        unit: String, the name of a token, such as "byte".
-
-    Example:
-
-    ```python
-    import numpy as np
-    from txl_keras.evaluation import plot_position_curve, position_curve
-
-    curve = position_curve(np.array([np.nan, 5.0, 3.0, 2.5, 2.0]))
-    plot_position_curve(curve, "positions.png", "byte")
-    ```
-    """
+    """Plots the result of `position_curve`."""
     x_label = f"position of the {unit} in its document"
     figure, axes = _figure(x_label, f"bits per {unit}")
     axes.plot([bucket["bits_per_token"] for bucket in curve], marker="o")
@@ -90,24 +68,8 @@ def plot_position_curve(curve, path, unit="token"):
 
 
 def plot_recl(results, path, unit="token"):
-    """Plots relative effective context lengths, one bar per model and r.
-
-    Args:
-        results: Dictionary from the name of a model to a dictionary from r to
-            a result of `effective_context_lengths`. All models must have the
-            same values of r.
-        path: String, a PNG, SVG or PDF file, local or `gs://`.
-        unit: String, the name of a token, such as "byte".
-
-    Example:
-
-    ```python
-    from txl_keras.evaluation import plot_recl
-
-    recl = {"recl": 700, "bound": None}, {"recl": 900, "bound": "lower"}
-    plot_recl({"base": {0.1: recl[0]}, "large": {0.1: recl[1]}}, "recl.png")
-    ```
-    """
+    """Plots effective context lengths, one bar per model and r."""
+    # `results` are those of `effective_context_lengths`, by r, by model.
     figure = Figure(figsize=(8, 5))
     axes = figure.subplots()
     shares = list(next(iter(results.values())))
@@ -136,25 +98,9 @@ def plot_recl(results, path, unit="token"):
 
 
 def plot_learning_curves(curves, path, unit="token", x_label="step"):
-    """Plots the training and validation losses of several runs.
-
-    Args:
-        curves: Dictionary from the name of a run to a dictionary of `train`
-            and `valid`, each a tuple of lists: x; nats per token; and, if
-            these are means over several runs, the least and the greatest.
-        path: String, a PNG, SVG or PDF file, local or `gs://`.
-        unit: String, the name of a token, such as "byte".
-        x_label: String, the label of the x axis.
-
-    Example:
-
-    ```python
-    from txl_keras.evaluation import plot_learning_curves
-
-    base = {"train": ([1, 2, 3], [5.0, 4.0, 3.5]), "valid": ([3], [3.7])}
-    plot_learning_curves({"base": base}, "curves.svg", "byte")
-    ```
-    """
+    """Plots the training and validation losses of several runs."""
+    # A curve has `train` and `valid`, each a tuple of lists: x; nats per token;
+    # and, if these are means over several runs, the least and the greatest.
     name, convert = measure(unit)
     figure, axes = _figure(x_label, name)
     for i, (label, curve) in enumerate(curves.items()):
@@ -192,27 +138,9 @@ def plot_learning_curves(curves, path, unit="token", x_label="step"):
 
 
 def plot_losses(curves, path, x_label, unit="token", ticks=None):
-    """Plots losses of several models on a logarithmic x axis.
-
-    Args:
-        curves: Dictionary from the name of a model to a tuple of lists: x, at
-            least 0 and ascending; nats per token; and optionally the standard
-            errors of these, drawn as a band of two standard errors.
-        path: String, a PNG, SVG or PDF file, local or `gs://`.
-        x_label: String, the label of the x axis.
-        unit: String, the name of a token, such as "byte".
-        ticks: Optional list of the x values to label; by default powers of
-            two.
-
-    Example:
-
-    ```python
-    from txl_keras.evaluation import plot_losses
-
-    curves = {"base": ([0, 8, 16], [1.6, 1.4, 1.3])}
-    plot_losses(curves, "memory.png", "memory length", "byte", [0, 8, 16])
-    ```
-    """
+    """Plots losses of several models on a logarithmic x axis."""
+    # A curve is a tuple of lists: x, at least 0 and ascending; nats per token;
+    # and optionally their standard errors, of which two are drawn as a band.
     name, convert = measure(unit)
     figure, axes = _figure(x_label, name)
     for i, (label, (x, nll, *errors)) in enumerate(curves.items()):
@@ -243,28 +171,9 @@ def plot_losses(curves, path, x_label, unit="token", ticks=None):
 
 
 def plot_attention_by_distance(models, path, unit="token"):
-    """Plots mean attention against distance, one panel per model.
-
-    Args:
-        models: List of dictionaries: `label`; `layers`, the indices of the
-            layers; `attention`, one list per layer of the mean probabilities
-            at distances 0, 1, 2 and so on (see `attention_by_distance`); and
-            `segment_length`, drawn as a vertical line.
-        path: String, a PNG, SVG or PDF file, local or `gs://`.
-        unit: String, the name of a token, such as "byte".
-
-    Example:
-
-    ```python
-    from txl_keras.evaluation import plot_attention_by_distance
-
-    model = {
-        "label": "base", "layers": [0], "segment_length": 2,
-        "attention": [[0.5, 0.3, 0.1]],
-    }
-    plot_attention_by_distance([model], "distance.png")
-    ```
-    """
+    """Plots mean attention against distance, one panel per model."""
+    # A model has a `label`; `layers`, their numbers; `attention`, for each the
+    # mean probabilities at distances 0, 1 and so on; and a `segment_length`.
     figure = Figure(figsize=(7 * len(models), 5), layout="constrained")
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     for axes, model in zip(panels, models, strict=True):
@@ -299,32 +208,10 @@ def plot_attention_by_distance(models, path, unit="token"):
 
 
 def plot_attention_maps(models, path, unit="token"):
-    """Plots attention maps, one row per layer and one column per head.
-
-    Grey means a probability of 0, such as that of a masked key. A vertical
-    line separates memory and segment.
-
-    Args:
-        models: List of dictionaries: `label`; `layers` and `heads`, lists of
-            their indices; `maps`, an array of shape `(layers, heads, T, S)`;
-            and `tokens`, S strings, which label the axes if S is at most 48.
-        path: String, a PNG, SVG or PDF file, local or `gs://`.
-        unit: String, the name of a token, such as "byte".
-
-    Example:
-
-    ```python
-    import numpy as np
-    from txl_keras.evaluation import plot_attention_maps
-
-    maps = np.array([[[[0.5, 0.5, 0], [0.2, 0.2, 0.6]]]])
-    model = {
-        "label": "base", "layers": [3], "heads": [0], "maps": maps,
-        "tokens": ["a", "b", "c"],
-    }
-    plot_attention_maps([model], "maps.png")
-    ```
-    """
+    """Plots attention maps, one row per layer and one column per head."""
+    # A model has a `label`; `layers` and `heads`, their numbers; `maps` of
+    # `(layers, heads, T, S)`; and `tokens`, S strings. Grey is a probability of
+    # 0, such as that of a masked key.
     rows = [(model, i) for model in models for i in range(len(model["layers"]))]
     num_columns = max(len(model["heads"]) for model in models)
     width, heights = _panel_sizes([model["maps"] for model, _ in rows])

@@ -402,7 +402,8 @@ def test_minutes_choose_steps_and_dropout(corpus, succeed, fail, tmp_path):
     dropout = config["model"]["backbone"]["config"]["dropout"]
     precision = config["flags"]["precision"]
     line = (
-        rf"^--minutes=0.05: {steps:,} steps of \d+ ms in {precision}, "
+        rf"^--minutes=0.05: {steps:,} steps instead of --max_steps=60 of "
+        rf"\d+ ms in {precision}, "
         rf"[\d.]+ epochs of [\d,]+ tokens; dropout {dropout:g}\.$"
     )
     assert re.search(line, printed, re.MULTILINE)

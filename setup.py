@@ -106,6 +106,7 @@ setup(
         "keras>=3.13,<3.16",
         "matplotlib",
         "numpy",
+        "safetensors>=0.8",
         f"tensorflow{TENSORFLOW}",
         "tensorboard",
         "tqdm",
@@ -142,7 +143,6 @@ setup(
             "pytest-xdist",
             "ruff",
             # Compared with our reader and writer of its format.
-            "safetensors",
             # A baseline for the text classifier.
             "scikit-learn",
             # Opens pages in Chromium, where it is installed.

@@ -6,6 +6,7 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from txl_keras.tensor_files import int8_with_scale
 from txl_keras.tensor_files import read_safetensors
@@ -20,11 +21,10 @@ ARRAYS = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_package_reads_what_is_written(dtype, tmp_path):
-    numpy = pytest.importorskip("safetensors.numpy")
     path = tmp_path / "a.safetensors"
     arrays = {**ARRAYS, "third": np.float32([1 / 3])}
     write_safetensors(arrays, path, {"format": "pt"}, dtype)
-    read = numpy.load_file(path)
+    read = safetensors.numpy.load_file(path)
     assert read.keys() == arrays.keys()
     for name, array in arrays.items():
         assert read[name].dtype == dtype
@@ -33,13 +33,12 @@ def test_the_package_reads_what_is_written(dtype, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ml_dtypes.bfloat16, "i8"])
 def test_what_the_package_writes_is_read(dtype, tmp_path):
-    numpy = pytest.importorskip("safetensors.numpy")
     arrays = {name: np.asarray(a, dtype) for name, a in ARRAYS.items()}
-    numpy.save_file(arrays, tmp_path / "a.safetensors")
+    safetensors.numpy.save_file(arrays, tmp_path / "a.safetensors")
     tensors = read_safetensors(tmp_path / "a.safetensors")
     assert tensors.shapes == {"b/kernel": (2, 3), "a": (), "empty": (0, 4)}
     if dtype == "i8":
-        with pytest.raises(ValueError, match="'a' must be of floats.*int64"):
+        with pytest.raises(ValueError, match="'a' must be of floats.*I64"):
             tensors["a"]
         return
     for name, array in arrays.items():
@@ -101,31 +100,28 @@ def entry(dtype="F32", shape=(2,), data_offsets=(0, 8), **others):
 
 
 @pytest.mark.parametrize(
-    "header, message",
+    "header",
     [
-        ({"a": entry(shape=[10**9])}, "'a' of shape .* does not take the byt"),
-        ({"a": entry(shape=[-2])}, "describes no tensor 'a'"),
-        ({"a": entry(shape=[2.0])}, "describes no tensor 'a'"),
-        ({"a": entry(shape=[1] * 40)}, "describes no tensor 'a'"),
-        ({"a": entry(data_offsets=[8])}, "does not take the bytes"),
-        ({"a": entry(data_offsets=[-8, 0])}, "describes no tensor 'a'"),
-        ({"a": entry(data_offsets=[4, 12])}, "overlap, or leave gaps"),
-        ({"a": entry(), "b": entry()}, "overlap, or leave gaps"),
-        ({"a": entry(shape=[1], data_offsets=[0, 4])}, "take 4 bytes.* 8 byt"),
-        ({"a": entry(dtype="F4")}, "'a' must be of one of the dtypes.*'F4'"),
-        ({"a": entry(dtype=[])}, "must be of one of the dtypes"),
-        ({"a": 5}, "describes no tensor 'a'"),
-        ([], "must hold a JSON object"),
+        {"a": entry(shape=[10**9])},
+        {"a": entry(shape=[-2])},
+        {"a": entry(shape=[2.0])},
+        {"a": entry(data_offsets=[8])},
+        {"a": entry(data_offsets=[-8, 0])},
+        {"a": entry(data_offsets=[4, 12])},
+        {"a": entry(), "b": entry()},
+        {"a": entry(shape=[1], data_offsets=[0, 4])},
+        {"a": entry(dtype="F4")},
+        {"a": entry(dtype=[])},
+        {"a": 5},
+        [],
     ],
     ids=str,
 )
-def test_a_header_that_describes_another_file_is_refused(
-    header, message, tmp_path
-):
+def test_a_header_that_describes_another_file_is_refused(header, tmp_path):
     path = tmp_path / "a.safetensors"
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 8)
-    with pytest.raises(ValueError, match=f"{path} cannot be read.*{message}"):
+    with pytest.raises(ValueError, match=f"{path} cannot be read"):
         read_safetensors(path)
 
 

@@ -1,39 +1,27 @@
-"""Tensors by name in files, and the safetensors format.
-
-Such a file has the length of a JSON header (8 bytes), the header, and the
-values of the tensors without gaps. Reading one runs no code.
+"""Tensors by name in files, such as those of safetensors.
 
 A matrix can be stored as int8 beside a tensor of float32 scales, `NAME/scale`,
 one per row or per column. It is read as their product.
 """
 
 import collections.abc
-import json
+import contextlib
 import math
+import os
+import tempfile
 
 import ml_dtypes
 import numpy as np
+import safetensors.numpy
 import tensorflow as tf
 
 from txl_keras.checks import shown
-from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import open_checked
-from txl_keras.json_files import parse_json
 
 _MIN_ITEM_BYTES = 2
-_MAX_RANK = 32
 _SCALE = "/scale"
 _MAX_INT8 = 127
-# The names of this format; integers can be skipped, but not loaded.
-_DTYPES = {
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    **{f"{kind}{8 * size}": np.dtype(f"<{kind.lower()}{size}")
-       for kind in "IU" for size in (1, 2, 4, 8)},
-    "BOOL": np.dtype("?"),
-}  # fmt: skip
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Tensors(collections.abc.Mapping):
@@ -77,123 +65,86 @@ class Tensors(collections.abc.Mapping):
 
 def read_safetensors(path):
     """Returns the `Tensors` of a safetensors file, local or remote."""
-    # Reads only the header; it must account for every byte of the file.
-    file = open_checked(path, math.inf)  # stays open, to read tensors later
-    try:
-        places, start = _read_header(file)
-        scales = _find_scales(places)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} cannot be read; it is damaged or cut short: {error}"
-        ) from error
-
-    def load_stored(name):
-        dtype, shape, begin, end = places[name]
-        file.seek(start + begin)
-        return np.frombuffer(file.read(end - begin), dtype).reshape(shape)
+    # Reads only the header, which must account for every byte of the file.
+    open_checked(path, math.inf).close()
+    with _local_copy(path) as local:
+        try:
+            file = safetensors.safe_open(local, "np")
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            shapes = {n: tuple(part.get_shape()) for n, part in slices.items()}
+            dtypes = {n: part.get_dtype() for n, part in slices.items()}
+            scales = _find_scales(shapes, dtypes)
+        except (safetensors.SafetensorError, ValueError) as error:
+            raise ValueError(
+                f"{path} cannot be read; it is damaged or cut short: {error}"
+            ) from error
+        num_bytes = os.path.getsize(local)
 
     def load(name):
-        array = load_stored(name)
-        if array.dtype == np.int8 and name not in scales:
+        scale = 1
+        if name in scales:
+            scale = file.get_tensor(scales[name])
+            if not (np.isfinite(scale) & (scale > 0)).all():
+                raise ValueError(
+                    f"{path} is damaged: {shown(scales[name])} must have "
+                    "positive finite numbers"
+                )
+        elif dtypes[name] == "I8":
             raise ValueError(
                 f"{path} is damaged: {shown(name)} is of int8, and there is no "
                 f"{shown(name + _SCALE)}"
             )
-        if name not in scales:
-            return array
-        scale = load_stored(scales[name])
-        if not (np.isfinite(scale) & (scale > 0)).all():
+        elif dtypes[name] not in _FLOATS:
             raise ValueError(
-                f"{path} is damaged: {shown(scales[name])} must have positive "
-                "finite numbers"
+                f"{shown(name)} must be of floats of 16 to 64 bits. "
+                f"Received: {dtypes[name]}"
             )
-        return array * scale
+        array = file.get_tensor(name)
+        return array * scale if name in scales else array
 
-    names = places.keys() - set(scales.values())
+    names = shapes.keys() - set(scales.values())
     return Tensors(
-        {name: places[name][1] for name in places if name in names},
+        {name: shapes[name] for name in shapes if name in names},
         load,
-        file.size(),
+        num_bytes,
     )
 
 
-def _read_header(file):
-    """Returns the places of all tensors by name, and where the data begins."""
-    length = int.from_bytes(file.read(8), "little")
-    start = 8 + length
-    if not 8 < start <= file.size():
-        raise ValueError(f"its header has {length:,} bytes")
-    if length > MAX_BYTES:
-        raise ValueError(
-            f"its header has {length:,} bytes, and at most {MAX_BYTES:,} are "
-            "read"
-        )
-    header = parse_json(file.read(length), "its header")
-    header.pop("__metadata__", None)
-    places = {name: _place(name, entry) for name, entry in header.items()}
-    at = 0
-    for _, _, begin, end in sorted(
-        places.values(), key=lambda place: place[2:]
-    ):
-        if begin != at:
-            raise ValueError("its tensors overlap, or leave gaps")
-        at = end
-    if start + at != file.size():
-        raise ValueError(
-            f"its tensors take {at:,} bytes, and it has "
-            f"{file.size() - start:,} bytes of them"
-        )
-    return places, start
+@contextlib.contextmanager
+def _local_copy(path):
+    """Yields a local path of a file."""
+    path = os.fspath(path)
+    if "://" not in path:
+        yield path
+        return
+    # A file that is mapped into memory outlives its name.
+    with tempfile.TemporaryDirectory() as folder:
+        local = os.path.join(folder, "model.safetensors")
+        tf.io.gfile.copy(path, local)
+        yield local
 
 
-def _place(name, entry):
-    """Returns dtype, shape, begin and end of a tensor in a header."""
-    entry = entry if isinstance(entry, dict) else {}
-    dtype = _DTYPES.get(str(entry.get("dtype")))
-    shape, offsets = entry.get("shape"), entry.get("data_offsets")
-    for sizes in (shape, offsets):
-        if (
-            not isinstance(sizes, list)
-            or len(sizes) > _MAX_RANK
-            or not all(type(size) is int and size >= 0 for size in sizes)
-        ):
-            raise ValueError(f"its header describes no tensor {shown(name)}")
-    if dtype is None:
-        raise ValueError(
-            f"{shown(name)} must be of one of the dtypes {[*_DTYPES]}. "
-            f"Received: {shown(entry.get('dtype'))}"
-        )
-    if len(offsets) != 2 or (
-        offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize
-    ):
-        raise ValueError(
-            f"{shown(name)} of shape {shown(shape)} does not take the bytes "
-            f"{shown(offsets)}"
-        )
-    return dtype, tuple(shape), *offsets
-
-
-def _find_scales(places):
+def _find_scales(shapes, dtypes):
     """Returns the names of scales by the names of the int8 tensors."""
     scales = {}
-    for name, (dtype, shape, *_) in places.items():
-        if dtype != np.int8 or name + _SCALE not in places:
+    for name, shape in shapes.items():
+        scale = name + _SCALE
+        if dtypes[name] != "I8" or scale not in shapes:
             continue
-        scales[name] = name + _SCALE
-        scale_dtype, scale_shape, *_ = places[name + _SCALE]
-        if scale_dtype != np.float32:
+        scales[name] = scale
+        if dtypes[scale] != "F32":
             raise ValueError(
-                f"{shown(name + _SCALE)} must be of dtype F32. Received: "
-                f"{scale_dtype.name}"
+                f"{shown(scale)} must be of dtype F32. Received: "
+                f"{dtypes[scale]}"
             )
-        if len(scale_shape) != len(shape) or any(
+        if len(shapes[scale]) != len(shape) or any(
             size not in (1, expected)
-            for size, expected in zip(scale_shape, shape, strict=True)
+            for size, expected in zip(shapes[scale], shape, strict=True)
         ):
             raise ValueError(
-                f"{shown(name + _SCALE)} must have the shape of "
-                f"{shown(name)}, {shape}, or 1 in place of a size. Received: "
-                f"{shown(scale_shape)}"
+                f"{shown(scale)} must have the shape of {shown(name)}, "
+                f"{shape}, or 1 in place of a size. Received: "
+                f"{shapes[scale]}"
             )
     return scales
 
@@ -228,20 +179,12 @@ def int8_with_scale(name, array):
 def write_safetensors(arrays, path, metadata=None, dtype="float32"):
     """Writes arrays by name to a safetensors file, local or remote."""
     # Arrays of int8 are written as they are, others as `dtype`.
-    code = {"float32": "F32", "bfloat16": "BF16"}[dtype]
-    codes = {n: "I8" if a.dtype == np.int8 else code for n, a in arrays.items()}
-    header, at = {"__metadata__": metadata} if metadata else {}, 0
-    for name, array in arrays.items():
-        end = at + _DTYPES[codes[name]].itemsize * math.prod(array.shape)
-        header[name] = {
-            "dtype": codes[name],
-            "shape": list(array.shape),
-            "data_offsets": [at, end],
-        }
-        at = end
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)  # aligns the data
-    with tf.io.gfile.GFile(str(path), "wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for name, array in arrays.items():
-            file.write(np.asarray(array, _DTYPES[codes[name]]).tobytes())
+    dtype = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}[dtype]
+    arrays = {
+        name: np.asarray(
+            array, np.int8 if array.dtype == np.int8 else dtype, order="C"
+        )
+        for name, array in arrays.items()
+    }
+    with tf.io.gfile.GFile(os.fspath(path), "wb") as file:
+        file.write(safetensors.numpy.save(arrays, metadata))

@@ -39,8 +39,6 @@ def test_flags_of_pictures_are_checked_before_any_work(
     damaged = tmp_path / "damaged.json"
     damaged.write_text('{"picture": "recl", "models": [{"workdir": "a"}]}')
     config = memory / "config.json"
-    maps = tmp_path / "maps.npz"
-    maps.write_bytes(b"mine")
     for picture, flags, messages in (
         ("positions", [one, "--layers=0"], ["`layers` can only be given"]),
         ("positions", [f"{one},{memory}/"], ["`workdirs`", "different"]),
@@ -50,11 +48,6 @@ def test_flags_of_pictures_are_checked_before_any_work(
             "positions",
             [one, text, f"--output={config.with_suffix('.png')}"],
             ["`output` must not replace", str(config)],
-        ),
-        (
-            "attention",
-            [one, text, f"--output={maps.with_suffix('.png')}"],
-            ["`output` must not replace", str(maps)],
         ),
         ("positions", [one, "--corpus="], ["`corpus` must not be empty"]),
         ("attention", [one, "--heads=x"], ["`heads` must be numbers", "=x"]),
@@ -66,7 +59,7 @@ def test_flags_of_pictures_are_checked_before_any_work(
         ),
         ("memory_lengths", [one, "--memory_length=4"], ["`memory_length` can"]),
         ("context_losses", [one, text, "--context_lengths=9,9999"], ["9,999"]),
-        ("recl", [f"--numbers={damaged}"], ["`numbers`", "damaged", "recl"]),
+        ("recl", [f"--numbers={damaged}"], ["`numbers`", "damaged", "measure them"]),
     ):
         _, error = here(
             "plot.py", f"--picture={picture}", f"--output={output}", *flags
@@ -115,13 +108,13 @@ def test_flags_of_an_evaluation_are_checked_before_any_score(
     )
     config = {"flags": {"segment_length": 5}}
     Workdir(str(lstm)).create(model, 3, config, ByteTokenizer())
-    (none / "evaluation_all.json").write_text("[1]")
+    (none / "evaluation_all.json").write_text("{}")
     for workdir, flags, messages in (
         (memory, ["--corpus="], ["`corpus` must not be empty"]),
         (memory, [f"--corpus={NOT_UTF8}"], ["`corpus`", "UTF-8"]),
         (memory, [f"--data_dir={NOT_UTF8}"], ["`data_dir`", "UTF-8"]),
         (memory, ["--token_nll_path="], ["`token_nll_path`", "folder"]),
-        (none, [], ["evaluation_all.json", "list of results"]),
+        (none, [], ["evaluation_all.json", "must hold a JSON list"]),
         (lstm, ["--same_length"], ["`same_length`", "LSTM"]),
     ):
         _, error = here(

@@ -49,17 +49,17 @@ def pairs(count):
 PICKLES = {
     "memo index": (
         b"\x80\x02Nr" + struct.pack("<I", 1 << 28) + b".",
-        "the place 268435456 of a memo of 0 objects",
+        "much more memory",
     ),
-    "memo index as text": (b"Np268435456\n.", "the place 268435456"),
-    "tuples as key": (b"\x80\x02}" + TUPLES + b"K\x01s.", "the key"),
+    "memo index as text": (b"Np268435456\n.", "much more memory"),
+    "tuples as key": (b"\x80\x02}" + TUPLES + b"K\x01s.", "more time"),
     "tuples as key of a pair": (
         b"\x80\x02" + ORDERED + b"](](" + TUPLES + b"K\0ee\x85R.",
-        "the key",
+        "more time",
     ),
     "deep tuples as key": (
         b"\x80\x02})" + b"\x85" * 300_000 + b"K\x01s.",
-        "the key",
+        "more time",
     ),
     "integers of one hash as keys": (
         b"\x80\x02}("
@@ -67,7 +67,7 @@ PICKLES = {
             long_integer((2**61 - 1) * (i + 1)) + b"K\0" for i in range(50_000)
         )
         + b"u.",
-        "the key 2305843009213693951",
+        "more time",
     ),
     "long integer as key": (
         b"\x80\x02}(\x8b"
@@ -76,15 +76,15 @@ PICKLES = {
         + b"q\0N"
         + b"h\0N" * 20_000
         + b"u.",
-        "an integer of 1048576 bytes",
+        "more time",
     ),
     "deep lists": (
         b"\x80\x02" + b"](" * 2000 + b"e" * 2000 + b".",
-        "nested too deeply",
+        "recursion",
     ),
     "sets": (
         b"\x80\x04(" + b"\x8f" * (3 * MEBIBYTE) + b"l.",
-        "opcodes, which is not needed",
+        "much more memory",
     ),
     "copies": (
         b"\x80\x02" + ORDERED + b"q\0" + pairs(9999) + b"\x85q\1("
@@ -93,7 +93,7 @@ PICKLES = {
     ),
     "declared sizes": (
         b"\x80\x05\x96" + struct.pack("<Q", 1 << 33) + b"a.",
-        "ends within a string",
+        "much more memory",
     ),
 }  # fmt: skip
 

@@ -338,8 +338,6 @@ def test_every_cut_of_a_pickle_is_refused(path):
         ),
         (b"\x80\x02U\x01aQ.", "data outside of it.*nothing in the file was"),
         (b"P1\n.", "data outside of it"),
-        # 1 + 0.17 * 4 million: no list of words has as many of so few bytes.
-        (b"N0" * 2_000_000, "more than 1,680,000 opcodes"),
     ],
 )  # fmt: skip
 def test_wrong_pickles_are_refused(path, content, message):
@@ -496,7 +494,7 @@ def test_extension_codes_are_refused(path, marker, code):
         pickle.loads(data)  # fills a cache of names
         assert exists_soon(marker)
         marker.unlink()
-        with pytest.raises(ValueError, match="unknown opcode 13[012]"):
+        with pytest.raises(ValueError, match="unregistered extension code"):
             load_vocabulary(path)
         assert not marker.exists()
     finally:

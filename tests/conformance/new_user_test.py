@@ -59,7 +59,11 @@ def test_flags_of_pictures_are_checked_before_any_work(
         ),
         ("memory_lengths", [one, "--memory_length=4"], ["`memory_length` can"]),
         ("context_losses", [one, text, "--context_lengths=9,9999"], ["9,999"]),
-        ("recl", [f"--numbers={damaged}"], ["`numbers`", "damaged", "measure them"]),
+        (
+            "recl",
+            [f"--numbers={damaged}"],
+            ["`numbers`", "damaged", "measure them"],
+        ),
     ):
         _, error = here(
             "plot.py", f"--picture={picture}", f"--output={output}", *flags

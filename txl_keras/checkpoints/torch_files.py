@@ -11,7 +11,6 @@ import itertools
 import mmap
 import operator
 import os
-import re
 import struct
 import zipfile
 import zlib
@@ -25,8 +24,6 @@ from txl_keras.checks import shown
 from txl_keras.tensor_files import Tensors
 
 _ZIP_MAGIC = b"PK\x03\x04"
-# First object in a file of torch.save before its zip format.
-_TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _MAX_DIRECTORY_BYTES = 8 << 20  # of a zip file; takes 13 times as much memory
 # Limits for a model that was saved whole; only a malicious file exceeds them.
 _MAX_MODULES = 1 << 16
@@ -50,7 +47,7 @@ _DTYPES = {
 }
 _TENSORS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
 _PARAMETER = "torch._utils._rebuild_parameter"
-_TORCH_NAME = re.compile(
+_TORCH_NAME = (
     r"torch\.(\w+Storage|storage\.\w+Storage|b?float\d+|half|double|u?int\d+"
     r"|long|bool|device|Size)"
 )
@@ -134,30 +131,26 @@ def is_zip(data):
     return data[:4] == _ZIP_MAGIC
 
 
-def load_object(path, data, is_known, load_persistent=None):
+def load_object(path, data, names, pattern="", load_persistent=None):
     """Reads the object in a plain pickle or in a file of `torch.save`.
 
-    Also returns the members of the zip file by name, or the end of the pickle.
+    Also returns the members of the zip file by name, or the keys of the
+    storages that follow the pickle, and its end.
     """
-    if is_zip(data):
-        members = _zip_members(path, data)
-        name = _find_pickle(members, data)
-        start, end, _ = members[name]
-        content, _ = safe_pickle.load(
-            data, start, end, is_known, load_persistent
-        )
-        return content, {
-            member.removeprefix(name.removesuffix("data.pkl")): place
-            for member, place in members.items()
-        }
-    how = {"end": len(data), "is_known": is_known}
-    how["load_persistent"] = load_persistent
-    content, end = safe_pickle.load(data, 0, **how)
-    if content == _TORCH_MAGIC:
-        # A version, facts about the machine, and the object follow.
-        for _ in range(3):
-            content, end = safe_pickle.load(data, end, **how)
-    return content, end
+    allowed = names, pattern, load_persistent
+    if not is_zip(data):
+        return safe_pickle.load(path, 0, *allowed)
+    members = _zip_members(path, data)
+    name = _find_pickle(members, data)
+    start, end, _ = members[name]
+    content, _, found = safe_pickle.load(path, start, *allowed)
+    if found > end:
+        raise ValueError("the pickle is longer than data.pkl")
+    members = {
+        member.removeprefix(name.removesuffix("data.pkl")): place
+        for member, place in members.items()
+    }
+    return content, members, None
 
 
 def _zip_members(path, data):
@@ -221,10 +214,7 @@ def load_torch(path):
     storages = {}  # by key
 
     def load_persistent(persistent_id):
-        kind, *rest = persistent_id
-        if kind == "module":  # a class, and its source code
-            return rest[0]
-        name, key, *_ = rest
+        kind, name, key, *_ = persistent_id
         if (
             kind != "storage"
             or type(name) is not Record
@@ -235,8 +225,10 @@ def load_torch(path):
 
     try:
         with mapped(path) as data:
-            loaded, beside = load_object(path, data, _is_known, load_persistent)
-            _find_storages(data, beside, storages)
+            loaded, beside, end = load_object(
+                path, data, _NAMES, _TORCH_NAME, load_persistent
+            )
+            _find_storages(data, beside, end, storages)
     except safe_pickle.RefusedError as error:
         raise ValueError(
             f"{path} was refused: {error} If you trust the model, save only "
@@ -250,11 +242,7 @@ def load_torch(path):
     return _state_dict(loaded, path) if isinstance(loaded, Record) else loaded
 
 
-def _is_known(name):
-    return name in _NAMES or _TORCH_NAME.fullmatch(name)
-
-
-def _find_storages(data, beside, storages):
+def _find_storages(data, beside, at, storages):
     """Assigns to each storage its part of the file."""
     view = memoryview(data)
     if isinstance(beside, dict):
@@ -268,10 +256,9 @@ def _find_storages(data, beside, storages):
         if view[start:end] not in (b"", b"little"):
             raise ValueError("its numbers must be little-endian")
     elif storages:
-        keys, at = safe_pickle.load(data, beside, len(data), _is_known)
-        if type(keys) is not list or {*map(type, keys)} != {str}:
+        if type(beside) is not list or {*map(type, beside)} != {str}:
             raise ValueError("it has no list of its storages")
-        for key in keys:
+        for key in beside:
             storage = storages.get(key, _Storage(None))
             (size,) = struct.unpack("<q", data[at : at + 8])
             start = at + 8

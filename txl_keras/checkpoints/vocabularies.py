@@ -149,7 +149,7 @@ def _read(path):
     with mapped(path) as data:
         head = data[:_HEAD]
         if is_zip(data) or _is_pickle(head):
-            return load_object(path, data, _NAMES.__contains__)[0]
+            return load_object(path, data, _NAMES)[0]
         if len(data) > MAX_VOCABULARY_BYTES:
             raise ValueError(
                 f"it has {len(data):,} bytes; text and JSON may have "

@@ -115,7 +115,7 @@ setup(
     extras_require={
         # For --beam_runner.
         "beam": [BEAM],
-        # For --corpus=enwik8 and other published texts, and tfds:NAME.
+        # For --corpus=tfds:NAME.
         "datasets": DATASETS,
         # For docs/website.py and docs/generate.py --execute.
         "docs": [

@@ -31,6 +31,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.files import data_folder
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import modification_time
 from txl_keras.data.corpora.files import remove_link
@@ -65,7 +66,6 @@ _FIELDS = {
     **dict.fromkeys(_NUMBERS, "an integer"),
     **dict.fromkeys(_STRINGS, "a string"),
 }
-_HOME_DATA_DIR = "~/tensorflow_datasets"
 # Larger files are hashed only if they are newer than their metadata, and files
 # in a bucket never, because hashing reads all of a file.
 HASHED_BYTES = 1 << 30
@@ -264,8 +264,7 @@ def _check_same(split, key, received):
 
 def token_folder(data_dir=None):
     """Returns the folder of prepared text, by default below that of TFDS."""
-    data_dir = data_dir or os.environ.get("TFDS_DATA_DIR") or _HOME_DATA_DIR
-    return os.path.join(os.path.expanduser(data_dir), "txl_keras_tokens")
+    return os.path.join(data_folder(data_dir), "txl_keras_tokens")
 
 
 def tokenizer_hash(tokenizer):

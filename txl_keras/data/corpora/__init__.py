@@ -14,6 +14,7 @@ import os
 import tensorflow as tf
 
 from txl_keras.checks import shown
+from txl_keras.data.corpora import published
 from txl_keras.data.corpora import python_stdlib
 from txl_keras.data.corpora import text_files
 from txl_keras.data.corpora.corpus import Corpus
@@ -24,17 +25,7 @@ from txl_keras.json_files import open_checked
 
 __all__ = ["CORPORA", "Corpus", "corpus_path", "load_corpus"]
 
-# Classes in the modules of these names. They need TensorFlow Datasets, so they
-# are imported when they are used. To add a corpus, add a file to this folder
-# and a line here.
-_PUBLISHED = {
-    "enwik8": "Enwik8Corpus",
-    "text8": "Text8Corpus",
-    "wikitext103": "Wikitext103Corpus",
-    "wikitext2": "Wikitext2Corpus",
-    "ptb": "PtbCorpus",
-}
-CORPORA = ("python_stdlib", *_PUBLISHED)
+CORPORA = ("python_stdlib", *published.PUBLISHED)
 TFDS_PREFIX = "tfds:"
 
 
@@ -98,10 +89,8 @@ def load_corpus(
         )
     if name == "python_stdlib":
         return python_stdlib.load()
-    if name in _PUBLISHED:
-        module = importlib.import_module(f"{__name__}.{name}")
-        corpus_class = getattr(module, _PUBLISHED[name])
-        return corpus_class.load(data_dir, manual_dir)
+    if name in CORPORA:
+        return published.load(name, data_dir, manual_dir)
     if name.startswith(TFDS_PREFIX) and name != TFDS_PREFIX:
         tfds_text = importlib.import_module(f"{__name__}.tfds_text")
         return tfds_text.load(

@@ -246,6 +246,12 @@ def is_remote(path):
     return "://" in path
 
 
+def data_folder(data_dir=None):
+    """Returns the folder of downloaded and prepared data, without `~`."""
+    data_dir = data_dir or os.environ.get("TFDS_DATA_DIR")
+    return os.path.expanduser(data_dir or "~/tensorflow_datasets")
+
+
 def absolute_path(path):
     """Returns the full name of a path, without `~`; remote ones as they are."""
     if is_remote(path):

@@ -1,25 +1,14 @@
-"""Base class of the corpora that TFDS prepares.
-
-Finds or downloads the published files of a corpus, checks them, writes their
-text as records, and reads it back in order.
-"""
+"""Datasets of TensorFlow Datasets: prepared once, and read in order."""
 
 import contextlib
 import logging
 import os
 import sys
 
-import requests
 import tensorflow as tf
 
-from txl_keras.data.corpora.corpus import SPLITS
-from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.corpus import Section
-from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.published_files import find_sources
-from txl_keras.data.corpora.published_files import read_lines
-from txl_keras.data.corpora.published_files import sources_in_archive
 
 try:
     import tensorflow_datasets as tfds
@@ -37,131 +26,6 @@ except ImportError as error:
 DOWNLOAD_RETRIES = 3
 # Records that TFDS keeps in memory until it writes them. Its default is 1 GB.
 BUFFER_BYTES = 1 << 26
-# TFDS then sorts records on disk into 1000 parts of [0, 2**128) by their keys
-# and reads one part at a time, so the keys are distributed over that range.
-_KEY_SHIFT = 108
-
-
-class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """Writes the published text of a corpus as records, in order.
-
-    The files are taken from `manual_dir` if present, compressed or not, and are
-    downloaded otherwise. A subclass defines the URLs, the expected content, and
-    how a text is divided into records. The name of a subclass ends in `Corpus`:
-    TFDS writes to a folder of that name, so that `enwik8` can still name a
-    file.
-    """
-
-    # Must change when the written records change.
-    VERSION = tfds.core.Version("1.0.0")
-    URLS = ()  # of the archive: the original, then mirrors
-    MEMBERS = {}  # by split, the name of its text in the archive
-    ARCHIVE_DIGEST = None  # algorithm and hexadecimal digest
-    TOKENS = {}  # by split, its number of words plus its number of lines
-    ENCODING = "utf-8"  # as for `Corpus`
-    ONE_DOCUMENT = True  # False: each record of a split is a document
-
-    @classmethod
-    def load(cls, data_dir=None, manual_dir=None):
-        """Opens the corpus as a `Corpus`, and prepares it the first time."""
-        builder = prepare(lambda: cls(data_dir=data_dir), manual_dir)
-        splits = {split: Records(builder, split) for split in SPLITS}
-        if cls.ONE_DOCUMENT:
-            splits = {split: [records] for split, records in splits.items()}
-        name = builder.name.removesuffix("_corpus")
-        return Corpus(name, splits, cls.ENCODING, identify(builder))
-
-    def check(self, sources):
-        """Checks the digest of an archive and the tokens per split."""
-        path, member = sources["train"]
-        if member:
-            algorithm, expected = self.ARCHIVE_DIGEST
-            digest = file_digest(path, algorithm)
-            if digest != expected:
-                raise self.mismatch_error(
-                    path, f"{algorithm} {expected}", f"{algorithm} {digest}"
-                )
-        for split, expected in self.TOKENS.items():
-            tokens = self._count_tokens(sources[split])
-            if tokens != expected:
-                raise self.mismatch_error(
-                    sources[split],
-                    f"{expected:,} words and line ends",
-                    f"{tokens:,}",
-                )
-
-    def records(self, source, split):
-        """Yields the text of a split as `bytes`, one item per record."""
-        raise NotImplementedError
-
-    def mismatch_error(self, path, expected, received):
-        """Returns the error for a file that is not the published one."""
-        return ValueError(
-            f"{path} is damaged or another file. Download it again from "
-            f"{' or '.join(self.URLS)}. Expected: {expected}. "
-            f"Received: {received}"
-        )
-
-    def _count_tokens(self, source):
-        try:
-            # Published results count `<eos>` at the end of each line.
-            return sum(
-                len(line.decode().split()) + 1 for line in read_lines(source)
-            )
-        except UnicodeDecodeError as error:
-            raise self.mismatch_error(source, "UTF-8", error) from error
-
-    def _info(self):
-        # Not `features.Text`, because a record may end inside a character.
-        text = tfds.features.Tensor(shape=(), dtype=tf.string)
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=self.__doc__,
-            features=tfds.features.FeaturesDict({"text": text}),
-            homepage=self.URLS[0],
-            # Otherwise TFDS writes records in the order of their hashes.
-            disable_shuffling=True,
-        )
-
-    def _split_generators(self, dl_manager):
-        folder = os.fspath(dl_manager.manual_dir)
-        archive = os.path.basename(self.URLS[0])
-        sources = find_sources(folder, archive, self.MEMBERS)
-        if sources:
-            self.check(sources)
-        else:
-            sources = self._download(dl_manager, folder, archive)
-        return {
-            split: self._generate_examples(sources[split], split)
-            for split in SPLITS
-        }
-
-    def _generate_examples(self, source, split):
-        for number, text in enumerate(self.records(source, split)):
-            yield number << _KEY_SHIFT, {"text": text}
-
-    def _download(self, dl_manager, folder, archive):
-        failures = []
-        for url in self.URLS:
-            try:
-                path = os.fspath(dl_manager.download(url))
-            except (requests.RequestException, DownloadError) as error:
-                failures.append(describe_failure(error, url))
-                continue
-            sources = sources_in_archive(path, self.MEMBERS)
-            try:
-                self.check(sources)
-            except ValueError:
-                # Otherwise TFDS would use it the next time.
-                tf.io.gfile.remove(path)
-                tf.io.gfile.remove(f"{path}.INFO")
-                raise
-            return sources
-        raise ConnectionError(
-            f"{archive} could not be downloaded: {'; '.join(failures)}. Put "
-            f"{self.MANUAL_DOWNLOAD_INSTRUCTIONS} in the folder {folder}, or "
-            "pass the folder that has it as `manual_dir`."
-        )
 
 
 class Records:
@@ -240,11 +104,11 @@ def prepare(make_builder, manual_dir=None):
     return builder
 
 
-def describe_failure(error, url=None):
+def describe_failure(error):
     """Describes in a few words why a download failed."""
     if isinstance(error, DownloadError):
         return str(error)
-    url = url or getattr(error.request, "url", "unknown address")
+    url = getattr(error.request, "url", "unknown address")
     return f"{url} ({type(error).__name__})"
 
 

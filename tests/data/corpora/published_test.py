@@ -1,0 +1,413 @@
+"""Published texts: small ones in their place, and the real enwik8."""
+
+import dataclasses
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import pathlib
+import tarfile
+import threading
+import zipfile
+
+import pytest
+
+from txl_keras.data.corpora import files
+from txl_keras.data.corpora import load_corpus
+from txl_keras.data.corpora import published
+from txl_keras.data.corpora.published import Source
+from txl_keras.data.corpora.published import find_sources
+from txl_keras.data.corpora.published import read_chunks
+from txl_keras.data.corpora.published import read_lines
+from txl_keras.data.corpora.published import split_articles
+
+REAL = pathlib.Path(__file__).parents[4] / "shared" / "data" / "enwik8.gz"
+SPLITS = ("train", "valid", "test")
+BYTES = {
+    "enwik8": bytes(range(256)) * 40,
+    "text8": b" anarchism originated as a term of abuse" * 20,
+}
+FIRST = (
+    " \n = Homarus gammarus = \n \n Homarus , known as the lobster , café \n"
+    " = = Description = = \n \n = x + 1 = \n It is large . \n \n"
+)
+SECOND = " = E = MC ² = \n \n An album . \n = = = Songs = = = \n \n One . \n \n"
+ARTICLES = {
+    "train": (FIRST + SECOND).encode(),
+    "valid": FIRST.encode(),
+    "test": SECOND.encode(),
+}
+# By name, the texts and the words, and one more for each line.
+WORDS = {
+    "wikitext103": (ARTICLES, (60, 35, 25)),
+    "wikitext2": (ARTICLES, (60, 35, 25)),
+    "ptb": (
+        {
+            "train": b" aer banknote <unk> \n no it was n't black monday \n",
+            "valid": b" consumers may want \n",
+            "test": b" no it \n",
+        },
+        (11, 4, 3),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Makes texts small; returns a function that changes one more."""
+
+    def change(name, **fields):
+        old = published.PUBLISHED[name]
+        new = dataclasses.replace(old, **fields)
+        monkeypatch.setitem(published.PUBLISHED, name, new)
+
+    for name, text in BYTES.items():
+        algorithm, _ = published.PUBLISHED[name].digest
+        digest = algorithm, hashlib.new(algorithm, text).hexdigest()
+        change(name, bounds=(len(text), 10), digest=digest)
+    for name, (_, counts) in WORDS.items():
+        change(name, tokens=dict(zip(SPLITS, counts, strict=True)))
+    return change
+
+
+def texts_of(corpus):
+    return {split: corpus.read(split) for split in SPLITS}
+
+
+def parts_of(text):
+    parts = text[:-20], text[-20:-10], text[-10:]
+    return dict(zip(SPLITS, parts, strict=True))
+
+
+def write_bytes(folder, form, text):
+    name = form.partition(".")[0]
+    if form.endswith(".zip"):
+        with zipfile.ZipFile(folder / form, "w") as archive:
+            archive.writestr(name, text)
+    elif form.endswith(".gz"):
+        (folder / form).write_bytes(gzip.compress(text))
+    else:
+        (folder / form).write_bytes(text)
+
+
+def archived(name, folder, small):
+    """Writes the archive of a text of words, whose digest is the right one."""
+    text = published.PUBLISHED[name]
+    path = folder / os.path.basename(text.urls[0])
+    if name == "ptb":
+        with tarfile.open(path, "w:gz") as archive:
+            for split, content in WORDS[name][0].items():
+                info = tarfile.TarInfo(f"./{text.members[split]}")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            for split, content in WORDS[name][0].items():
+                archive.writestr(text.members[split], content)
+    algorithm, _ = text.digest
+    digest = hashlib.new(algorithm, path.read_bytes()).hexdigest()
+    small(name, digest=(algorithm, digest))
+    return path
+
+
+def write_files(name, folder, suffix="", **changed):
+    for split, content in WORDS[name][0].items():
+        content = changed.get(split, content)
+        path = folder / (published.PUBLISHED[name].members[split] + suffix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(content) if suffix else content)
+
+
+# === Texts of bytes ===
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zip"])
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_are_split_in_order(name, suffix, tmp_path):
+    write_bytes(tmp_path, name + suffix, BYTES[name])
+    corpus = load_corpus(name, str(tmp_path))
+    for _ in range(2):
+        assert texts_of(corpus) == parts_of(BYTES[name])
+    assert (corpus.name, corpus.encoding) == (name, "latin-1")
+    assert [corpus.num_bytes(s) for s in SPLITS] == [
+        len(BYTES[name]) - 20,
+        10,
+        10,
+    ]
+    for split in SPLITS:
+        assert len(list(corpus.documents(split))) == 1
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zip"])
+def test_bytes_that_are_too_short_are_refused(suffix, tmp_path):
+    write_bytes(tmp_path, f"enwik8{suffix}", BYTES["enwik8"][:-1])
+    with pytest.raises(ValueError, match="10,240 bytes.*10,239 bytes") as error:
+        load_corpus("enwik8", str(tmp_path)).read("test")
+    assert str(tmp_path / f"enwik8{suffix}") in str(error.value)
+    assert "http://mattmahoney.net/dc/enwik8.zip" in str(error.value)
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_that_are_altered_are_refused(name, tmp_path):
+    (tmp_path / name).write_bytes(BYTES[name][:-1] + b"E")
+    with pytest.raises(ValueError, match="Expected: (sha256|md5) .*(256|md5)"):
+        load_corpus(name, str(tmp_path)).read("test")
+
+
+@pytest.mark.skipif(not REAL.exists(), reason=f"needs {REAL}")
+def test_the_real_one(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    corpus = load_corpus("enwik8", str(tmp_path), str(REAL.parent))
+    lengths, digest = {}, hashlib.sha256()
+    for split in SPLITS:
+        lengths[split] = 0
+        for block in corpus.blocks(split):
+            lengths[split] += len(block.text)
+            digest.update(block.text)
+    assert lengths == {
+        "train": 90_000_000,
+        "valid": 5_000_000,
+        "test": 5_000_000,
+    }
+    assert digest.hexdigest() == published.PUBLISHED["enwik8"].digest[1]
+
+
+# === Texts of words ===
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_an_archive_is_read(name, tmp_path, small):
+    archived(name, tmp_path, small)
+    corpus = load_corpus(name, str(tmp_path))
+    assert texts_of(corpus) == WORDS[name][0]
+    assert (corpus.name, corpus.encoding) == (name, "utf-8")
+    documents = list(corpus.documents("train"))
+    assert len(documents) == (1 if name == "ptb" else 2)
+    if name != "ptb":  # an article is a document
+        assert documents == [FIRST.encode(), SECOND.encode()]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("name", WORDS)
+def test_unpacked_files_will_do(name, suffix, tmp_path):
+    write_files(name, tmp_path / "a", suffix)
+    corpus = load_corpus(name, str(tmp_path / "b"), str(tmp_path / "a"))
+    assert texts_of(corpus) == WORDS[name][0]
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_another_archive_is_refused(name, tmp_path, small):
+    path = archived(name, tmp_path, small)
+    with path.open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ValueError, match="Expected: (sha256|md5)") as error:
+        load_corpus(name, str(tmp_path)).read("valid")
+    for part in (str(path), *published.PUBLISHED[name].urls):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("damage", [b"<!DOCTYPE html>", None])
+def test_what_cannot_be_unpacked_is_refused(damage, tmp_path, small):
+    path = archived("ptb", tmp_path, small)
+    path.write_bytes(damage or path.read_bytes()[:80])
+    digest = hashlib.md5(path.read_bytes()).hexdigest()
+    small("ptb", digest=("md5", digest))
+    with pytest.raises(ValueError, match="truncated or damaged"):
+        load_corpus("ptb", str(tmp_path)).read("train")
+
+
+def test_an_archive_without_a_text_is_refused(tmp_path, small):
+    archived("wikitext2", tmp_path, small)
+    small("wikitext2", members=dict.fromkeys(SPLITS, "other"))
+    with pytest.raises(ValueError, match="must contain a file 'other'"):
+        load_corpus("wikitext2", str(tmp_path)).read("train")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (FIRST.encode()[:-2], "35 words and line ends. Received: 34"),
+        (FIRST.encode() + b"\xff \n", "Expected: UTF-8.*invalid start byte"),
+    ],
+)
+def test_another_text_is_refused(text, message, tmp_path):
+    write_files("wikitext103", tmp_path, valid=text)
+    with pytest.raises(ValueError, match=message) as error:
+        load_corpus("wikitext103", str(tmp_path)).read("train")
+    assert "wiki.valid.tokens" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text, articles",
+    [
+        (" \n = A = \n \n b \n \n = C = \n \n d \n", 2),
+        (" = A = \n \n b \n \n = C = \n", 2),
+        (" \n = A = \n \n = = B = = \n \n c \n \n = = = D = = = \n \n", 1),
+        ("no title \n at all \n", 1),
+        (" \n \n \n = Late = \n \n a \n", 1),
+        (" \n = A = \n \n = a formula \n \n = \n \n = = \n", 1),
+        (" \n = A = \n \n b \n = C = \n \n", 1),  # no blank line before
+        (" \n = A = \n \n b \n \n = C = \n d \n", 1),  # nor after
+    ],
+)
+def test_articles_begin_at_titles(text, articles):
+    lines = text.encode().splitlines(keepends=True)
+    found = list(split_articles(lines))
+    assert len(found) == articles
+    assert b"".join(found).decode() == text
+
+
+# === Where files are found ===
+
+
+def test_the_identity_is_that_of_the_published_text(tmp_path):
+    names = [*BYTES, *WORDS]
+    corpora = [load_corpus(name, str(tmp_path)) for name in names]
+    assert len({corpus.fingerprint() for corpus in corpora}) == len(names)
+    again = load_corpus(names[0], str(tmp_path / "other"))
+    assert again.fingerprint() == corpora[0].fingerprint()
+
+
+def test_a_manual_dir_must_be_there(tmp_path):
+    with pytest.raises(ValueError, match="`manual_dir` must be a folder"):
+        load_corpus("ptb", str(tmp_path), str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="`manual_dir` must be a folder"):
+        load_corpus("ptb", None, str(tmp_path))  # which is empty
+
+
+def test_a_name_with_its_folder_comes_before_the_bare_one(tmp_path):
+    members = {split: f"any/{split}.bin" for split in SPLITS}
+
+    def found():
+        sources = find_sources(str(tmp_path), "any.zip", members)
+        return sources and os.path.relpath(sources["test"].path, tmp_path)
+
+    assert found() is None
+    (tmp_path / "train.bin").write_bytes(b"only one of three")
+    assert found() is None
+    for split in SPLITS:
+        (tmp_path / f"{split}.bin").write_bytes(b"a")
+    assert found() == "test.bin"
+    (tmp_path / "any.zip").write_bytes(b"")  # only looked for, not read
+    assert found() == "any.zip"
+    (tmp_path / "any").mkdir()
+    for split in SPLITS:
+        (tmp_path / members[split]).write_bytes(b"a")
+    assert found() == "any/test.bin"
+
+
+def test_lines_are_put_together_across_chunks(tmp_path, monkeypatch):
+    path = tmp_path / "text"
+    path.write_bytes(b"a\n\nlong line\r\x0b\x0c\nno end")
+    monkeypatch.setattr(files, "CHUNK_BYTES", 3)
+    lines = list(read_lines(Source(str(path))))
+    assert lines == [b"a\n", b"\n", b"long line\r\x0b\x0c\n", b"no end"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_part_of_a_text_is_read(tmp_path, monkeypatch, suffix):
+    write_bytes(tmp_path, f"a{suffix}", BYTES["enwik8"])
+    monkeypatch.setattr(files, "CHUNK_BYTES", 100)
+    chunks = list(read_chunks(Source(str(tmp_path / f"a{suffix}")), 250, 1000))
+    assert b"".join(chunks) == BYTES["enwik8"][250:1000]
+    assert max(map(len, chunks)) == 100
+
+
+# === Downloads ===
+
+
+@pytest.fixture
+def server(tmp_path, small, monkeypatch):
+    """Serves a dict of path to `bytes`, cut short for the paths in a set."""
+    served, cut = {}, set()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = served.get(self.path)
+            self.send_response(403 if body is None else 200)
+            length = len(body or b"") + (self.path in cut)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        address = f"http://127.0.0.1:{server.server_port}"
+        small("enwik8", urls=(f"{address}/enwik8.zip", f"{address}/mirror.zip"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield served, cut
+        server.shutdown()
+        thread.join()
+
+
+def zipped(text):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("enwik8", text)
+    return buffer.getvalue()
+
+
+def test_a_mirror_is_asked_and_its_file_is_kept(tmp_path, server, capsys):
+    served, _ = server
+    served["/mirror.zip"] = zipped(BYTES["enwik8"])
+    folder = tmp_path / "data"
+    corpus = load_corpus("enwik8", str(folder))
+    assert not folder.exists()  # nothing is looked for before it is read
+    assert texts_of(corpus) == parts_of(BYTES["enwik8"])
+    assert capsys.readouterr().out == ""
+    assert [path.name for path in folder.iterdir()] == ["enwik8.zip"]
+    served.clear()
+    again = load_corpus("enwik8", str(folder))
+    assert texts_of(again) == parts_of(BYTES["enwik8"])
+
+
+def test_a_folder_of_a_bucket_keeps_a_download(server):
+    served, _ = server
+    served["/enwik8.zip"] = zipped(BYTES["enwik8"])
+    folder = "ram://published/data"
+    for _ in range(2):
+        corpus = load_corpus("enwik8", folder)
+        assert texts_of(corpus) == parts_of(BYTES["enwik8"])
+        served.clear()
+
+
+@pytest.mark.parametrize("kind", ["cut", "altered", "no zip"])
+def test_a_download_that_is_wrong_is_not_kept(kind, tmp_path, server):
+    served, cut = server
+    whole = zipped(BYTES["enwik8"])
+    altered = zipped(BYTES["enwik8"][:-1] + b"x")
+    served["/enwik8.zip"] = {"altered": altered, "no zip": b"<html>"}.get(
+        kind, whole
+    )
+    if kind == "cut":
+        cut.add("/enwik8.zip")
+    corpus = load_corpus("enwik8", str(tmp_path))
+    expected = ConnectionError if kind == "cut" else ValueError
+    with pytest.raises(expected, match="enwik8.zip"):
+        corpus.read("train")
+    assert list(tmp_path.iterdir()) == []
+    served["/enwik8.zip"] = whole
+    cut.clear()
+    assert corpus.read("train") == BYTES["enwik8"][:-20]
+
+
+def test_without_network_the_error_says_what_to_put_where(tmp_path, small):
+    closed = tuple(f"http://127.0.0.1:9/{name}.zip" for name in ("a", "b"))
+    small("enwik8", urls=closed)
+    with pytest.raises(ConnectionError) as error:
+        load_corpus("enwik8", str(tmp_path)).read("train")
+    for part in (*closed, str(tmp_path), "enwik8.gz or enwik8", "manual_dir"):
+        assert part in str(error.value)
+
+
+def test_a_data_dir_must_be_writable(tmp_path, server):
+    served, _ = server
+    served["/enwik8.zip"] = zipped(BYTES["enwik8"])
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ValueError, match="`data_dir` must be.*`manual_dir`"):
+        load_corpus("enwik8", str(tmp_path / "file")).read("train")

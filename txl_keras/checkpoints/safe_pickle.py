@@ -7,6 +7,7 @@ and seconds are limited where the system can (not on Windows), since a small
 file can ask for much of both. This file is the program of the child, too.
 """
 
+import contextlib
 import json
 import os
 import pickle
@@ -221,7 +222,9 @@ def _limit(size):
         _, most = resource.getrlimit(kind)
         if most != resource.RLIM_INFINITY:
             limit = min(limit, most)
-        resource.setrlimit(kind, (limit, limit))
+        # Some systems have fewer limits.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (limit, limit))
 
 
 def _answer(path, start, *allowed):

@@ -125,14 +125,14 @@ class _AnswerReader(pickle.Unpickler):
 
 
 class _Dict(dict):
-    """An `OrderedDict`, whose attributes are left out."""
+    """Takes the place of an `OrderedDict`, without its attributes."""
 
     def __setstate__(self, state):
         pass
 
 
 class _Call:
-    """What a name would create; a subclass has the `name`."""
+    """Holds what a name would create; a subclass has the `name`."""
 
     def __new__(cls, *arguments):
         self = super().__new__(cls)

@@ -81,7 +81,6 @@ def read_safetensors(path):
         num_bytes = os.path.getsize(local)
 
     def load(name):
-        scale = 1
         if name in scales:
             scale = file.get_tensor(scales[name])
             if not (np.isfinite(scale) & (scale > 0)).all():
@@ -89,22 +88,22 @@ def read_safetensors(path):
                     f"{path} is damaged: {shown(scales[name])} must have "
                     "positive finite numbers"
                 )
-        elif dtypes[name] == "I8":
+            return file.get_tensor(name) * scale
+        if dtypes[name] == "I8":
             raise ValueError(
                 f"{path} is damaged: {shown(name)} is of int8, and there is no "
                 f"{shown(name + _SCALE)}"
             )
-        elif dtypes[name] not in _FLOATS:
+        if dtypes[name] not in _FLOATS:
             raise ValueError(
                 f"{shown(name)} must be of floats of 16 to 64 bits. "
                 f"Received: {dtypes[name]}"
             )
-        array = file.get_tensor(name)
-        return array * scale if name in scales else array
+        return file.get_tensor(name)
 
-    names = shapes.keys() - set(scales.values())
+    hidden = set(scales.values())
     return Tensors(
-        {name: shapes[name] for name in shapes if name in names},
+        {name: shape for name, shape in shapes.items() if name not in hidden},
         load,
         num_bytes,
     )

@@ -45,6 +45,7 @@ class RefusedError(ValueError):
             f"the pickle asks for {request}, which is not needed. It was "
             "refused, and nothing in the file was executed."
         )
+        self.request = request
 
 
 class Record:
@@ -86,12 +87,8 @@ def load(path, start, names, pattern="", load_persistent=None):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as child:
-        reader = _AnswerReader(child.stdout)
-        reader.persistent_load = lambda key: (
-            load_persistent(key) if key else None
-        )
         try:
-            answer = reader.load()
+            answer = _AnswerReader(child.stdout, load_persistent).load()
         except (EOFError, pickle.UnpicklingError, RecursionError):
             answer = None
         child.stdout.close()
@@ -114,6 +111,13 @@ def _raise(message, code):
 
 class _AnswerReader(pickle.Unpickler):
     """Reads what the child wrote, which has no other class."""
+
+    def __init__(self, file, load_persistent):
+        super().__init__(file)
+        self._load_persistent = load_persistent
+
+    def persistent_load(self, key):
+        return self._load_persistent(key) if key else None
 
     def find_class(self, module, name):
         return {"__main__.Record": Record, "builtins.dict": dict}[
@@ -249,8 +253,5 @@ if __name__ == "__main__":
     try:
         _answer(*json.loads(sys.argv[1]))
     except BaseException as error:  # noqa: BLE001, the parent raises it
-        text = str(error)
-        if isinstance(error, RefusedError):
-            text = text.removeprefix("the pickle asks for ")
-            text = text.partition(", which is not needed")[0]
+        text = str(getattr(error, "request", error))
         sys.exit(f"{type(error).__name__}: {text[:500]}")

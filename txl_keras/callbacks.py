@@ -149,11 +149,10 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         steps = getattr(self.model, "fit_steps", None)
-        if steps is None or not steps.reads_data:
+        if steps is None:
             raise ValueError(
                 "`BackupAndRestore` needs a TransformerXLCausalLM with the "
-                "default loss, and `Segments`, arrays or a dataset. Received: "
-                f"model={self.model.name!r}"
+                f"default loss. Received: model={self.model.name!r}"
             )
         try:
             tf.io.gfile.makedirs(self.backup_dir)  # fails before any work
@@ -175,7 +174,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             ) from error
         if state:
             epoch, batches, seed = (int(number) for number in state["position"])
-            steps.resume(batches, seed)
+            steps.resume(epoch, batches, seed)
             self.model._initial_epoch = epoch
             if batches:  # else they are the metrics of the epoch before
                 self._restored = state

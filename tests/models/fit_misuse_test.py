@@ -215,7 +215,7 @@ def test_reset_memory_resets_that_of_batches_too(model):
     assert model.train_on_batch(X[:B], Y[:B]) == pytest.approx(cold)
 
 
-def test_a_generator_may_end_with_fewer_rows(rewind, monkeypatch):
+def test_a_generator_may_end_with_fewer_rows(rewind):
     """Its rows go on where those of the batches before end, as in datasets."""
     sizes = [(B, T), (B, T), (B - 1, T)]
     parts = [(X[:rows], Y[:rows]) for rows, _ in sizes]
@@ -226,10 +226,10 @@ def test_a_generator_may_end_with_fewer_rows(rewind, monkeypatch):
     for a, b in zip(model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert model.fit_steps.trainer.batch_size == B
-    with pytest.raises(ValueError, match=f"in the first, fewer, and then {B}"):
+    error = tf.errors.InvalidArgumentError
+    with pytest.raises(error, match="Only the last batch may have fewer rows"):
         model.fit((part for part in [*parts, parts[0]]), verbose=0)
-    monkeypatch.setattr(model, "run_eagerly", True)  # one step of such rows
-    with pytest.raises(ValueError, match=f"{B - 1} rows in the first, {B}$"):
+    with pytest.raises(error, match="All batches must have the shape"):
         model.fit((part for part in parts[::-1]), verbose=0)
 
 

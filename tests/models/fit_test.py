@@ -18,6 +18,7 @@ from factories import small_model
 from txl_keras.callbacks import BackupAndRestore
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training import Trainer
 
 B, T = 3, 7
@@ -358,14 +359,86 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(
     assert not tmp_path.joinpath("backup").exists()
 
 
-def test_float16_evaluates_no_loss_that_overflows_as_a_good_one():
+def test_float16_reports_no_loss_that_overflows_as_a_good_one():
     model = small_model(num_layers=1, dtype="mixed_float16")
     for weight in model.backbone.blocks[0].weights:
         weight.assign(1e4 * tf.ones_like(weight))
-    model.compile("sgd")
+    model.compile("sgd", weighted_metrics=["perplexity"])
     ids = random_ids(3, 6)
-    loss = model.evaluate(ids[:, :-1], ids[:, 1:], 3, verbose=0)[0]
-    assert np.isnan(loss)
+    data = {"x": ids[:, :-1], "y": ids[:, 1:], "batch_size": 3, "verbose": 0}
+    fitted = model.fit(**data).history
+    evaluated = model.evaluate(**data, return_dict=True)
+    for name in ("loss", "perplexity"):
+        assert np.isnan(fitted[name][0]) and np.isnan(evaluated[name])
+
+
+@keras.saving.register_keras_serializable()
+class OwnStep(TransformerXLCausalLM):
+    """Trains by a step of its own, and counts those of `fit`."""
+
+    def train_step(self, data):
+        data["weights"] *= 2.0
+        return super().train_step(data)
+
+    def test_step(self, data):
+        data["weights"] *= 3.0
+        return super().test_step(data)
+
+
+@keras.saving.register_keras_serializable()
+class OwnLoss(TransformerXLCausalLM):
+    """Computes a loss of its own, for which logits are needed."""
+
+    def compute_loss(self, *args, **kwargs):
+        return 2.0 * super().compute_loss(*args, **kwargs)
+
+
+@keras.saving.register_keras_serializable()
+class WithoutSuper(TransformerXLCausalLM):
+    """Trains by gradient descent of its own, as tutorials show it."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            nll, _ = self.score(data["inputs"], data["targets"])
+            loss = tf.reduce_mean(nll)
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("make", "of_fit", "of_evaluate"), [(OwnStep, 2, 3), (OwnLoss, 2, 2)]
+)
+def test_what_a_subclass_overrides_is_heeded(make, of_fit, of_evaluate):
+    segments = segments_of(documents=None, reset_documents=False)
+    plain = model_with_dropout(cutoffs=(), dropout=0.0)
+    own = make(plain.backbone)
+    own.softmax.set_weights(plain.softmax.get_weights())
+    losses = []
+    for model in (plain, own):
+        model.compile(keras.optimizers.SGD(0.0))
+        losses.append(
+            (
+                model.fit(segments, verbose=0).history["loss"][0],
+                model.evaluate(segments, verbose=0)[0],
+            )
+        )
+    np.testing.assert_allclose(
+        losses[1], np.multiply(losses[0], (of_fit, of_evaluate)), rtol=1e-5
+    )
+
+
+def test_a_train_step_of_the_user_may_do_all_by_itself():
+    model = WithoutSuper(small_model(num_layers=1).backbone)
+    model.compile(keras.optimizers.SGD(0.1))
+    segments = segments_of()
+    history = model.fit(segments, epochs=4, verbose=0).history
+    assert history.keys() == {"loss"}
+    assert 0 < history["loss"][-1] < history["loss"][0] - 0.1
+    batch = segments.batch(4 * len(segments) - 1)
+    nll, _ = model.score(batch["inputs"], batch["targets"])
+    assert history["loss"][-1] == pytest.approx(np.mean(nll), abs=0.1)
 
 
 def test_an_empty_text_is_named():

@@ -115,7 +115,7 @@ def total(strategy):
     iterator = iter(strategy.distribute_datasets_from_function(lambda _: data))
     with strategy.scope():
         stop = StopRequest().variable
-    run = host_loop(strategy, step, ("value",), stop)
+    run = host_loop(strategy, step, stop)
     return run(iterator, tf.constant(2))["value"].numpy().tolist()
 
 # Of the same devices any number of them may follow each other.
@@ -146,17 +146,16 @@ def test_rows_must_divide_over_replicas():
         replica_batch_size(7, ThreeReplicas)
 
 
-def make_loop(names, stop=0.0):
+def make_loop(stop=0.0):
     return strategies.host_loop(
         tf.distribute.get_strategy(),
         lambda x, stop: {"square": x * x, "double": 2 * x, "stop": stop},
-        names,
         tf.Variable(stop),
     )
 
 
 def test_host_loop_gives_the_results_of_each_step():
-    run = make_loop(("square", "double"))
+    run = make_loop()
     iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0]))
     first = run(iterator, tf.constant(3))
     assert first.keys() == {"square", "double", "stop"}
@@ -166,7 +165,7 @@ def test_host_loop_gives_the_results_of_each_step():
 
 
 def test_host_loop_ends_after_the_step_that_is_told_to_stop():
-    run = make_loop(("double",), stop=1.0)
+    run = make_loop(stop=1.0)
     iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0]))
     results = run(iterator, tf.constant(4))
     assert results["double"].numpy().tolist() == [2.0]

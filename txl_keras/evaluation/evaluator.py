@@ -70,12 +70,7 @@ class Evaluator:
         self._compiled_remember = compile_replica_function(
             self._reader.remember, strategy
         )
-        self._run = host_loop(
-            strategy,
-            self._replica_sums,
-            _SUMS,
-            self._stop.variable,
-        )
+        self._run = host_loop(strategy, self._replica_sums, self._stop.variable)
         self._step_with_tokens = tf.function(
             self._step_of_all_replicas, reduce_retracing=True, autograph=False
         )

@@ -68,9 +68,7 @@ class PermutationEvaluator:
                 replica_batch_size(batch_size, strategy), memory_length
             )
         self._compiled_score = compile_replica_function(self._score, strategy)
-        self._run = host_loop(
-            strategy, self._replica_step, _SUMS, self._stop.variable
-        )
+        self._run = host_loop(strategy, self._replica_step, self._stop.variable)
 
     def evaluate(self, segments, steps_per_execution=20):
         """Scores one epoch.

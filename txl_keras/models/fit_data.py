@@ -6,8 +6,8 @@ Letters: `B` batch, `T` segment.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.checks import shown
 from txl_keras.data.segments import Segments
-from txl_keras.data.step_batches import distribute_rows
+from txl_keras.data.step_batches import StepBatches
 
 # `Segments.dataset` counts its steps, and yet has no end.
 _MOST_STEPS = 2**62
@@ -31,21 +31,20 @@ _MOST_STEPS = 2**62
 class FitData:
     """Describes batches like those of `Segments`: dicts of static shapes."""
 
-    make_dataset: Callable[[int], tf.data.Dataset]  # from a step on
+    # It repeats if its length is known.
+    dataset: tf.data.Dataset
     batch_size: int
     # None if unknown, infinite if there is no end.
-    steps_per_epoch: int | float | None
-    # Whether batches have an entry `reset`. If not, epochs begin a text.
-    has_resets: bool
-    # Whether the order may differ from epoch to epoch.
-    has_epochs: bool = False
+    steps_per_epoch: int | float | None = None
     # Those of `Segments`, if they vary.
     segment_lengths: tuple[int, ...] | None = None
+    # What is read from any step on, if the data is `Segments`.
+    source: object = None
 
-    def iterator(self, first_step, strategy):
-        """Returns an iterator over the batches from a step on."""
-        dataset = self.make_dataset(first_step).prefetch(tf.data.AUTOTUNE)
-        return iter(distribute_rows(dataset, self.batch_size, strategy))
+    @property
+    def has_resets(self):
+        """Returns whether batches say where a text begins, or epochs do."""
+        return "reset" in self.dataset.element_spec
 
     def checked_steps(self, name, num_steps):
         """Returns the steps that are asked for by an argument, or all."""
@@ -55,56 +54,108 @@ class FitData:
         most = None if is_endless else self.steps_per_epoch
         return check_integer(name, num_steps, 1, most)
 
+    def start_at(self, step):
+        """Sets the first step; returns how many batches must be dropped."""
+        if self.source is None:
+            return step
+        self.source.first_step = step
+        return 0
+
+
+class _FromStep(StepBatches):
+    """Reads `Segments` from a step on that is set before reading begins."""
+
+    def __init__(self, segments):
+        self.batch_size = segments.batch_size
+        self.first_step = 0
+        self._segments = segments
+
+    def batch(self, step, *rows):
+        return self._segments.batch(self.first_step + step, *rows)
+
+    def _signature(self, num_rows):
+        return self._segments._signature(num_rows)
+
 
 def fit_data(x, y, weights, batch_size, vocabulary_size):
-    """Returns `FitData` for arguments of `fit`, or `None` for other data."""
-    if isinstance(x, (Segments, tf.data.Dataset)):
-        for name, value in {"y": y, "sample_weight": weights}.items():
-            if value is not None:
-                raise ValueError(
-                    f"`{name}` must be None with {type(x).__name__}, which "
-                    f"has its own. Received: {name}={shown(value)}"
-                )
-    if isinstance(x, Segments):
-        varies = len(x.segment_lengths) > 1
-        check = functools.partial(_check_ids, vocabulary_size=vocabulary_size)
-        return FitData(
-            lambda step: x.dataset(step).map(check),
-            x.batch_size,
-            len(x),
-            has_resets=True,
-            has_epochs=True,
-            segment_lengths=x.segment_lengths if varies else None,
+    """Returns the `FitData` of arguments of `fit`."""
+    if isinstance(x, (tf.Variable, keras.Variable)):
+        x = tf.convert_to_tensor(x)
+    has_batches = isinstance(x, Segments) or hasattr(x, "__iter__")
+    if isinstance(x, (list, tuple)) or not has_batches:
+        raise ValueError(
+            "`x` must be an array, text, `Segments` or a dataset. Convert "
+            f"ids with `np.asarray`. Received: x={shown(x)}"
         )
     if isinstance(x, (np.ndarray, tf.Tensor)):
         if weights is not None:
             weights = np.asarray(weights)
             sizes = len(x), 1 if weights.shape[1:] == (1,) else x.shape[1]
             check_shape("sample_weight", weights, sizes[: weights.ndim or 1])
-        x = _in_rows(x, y, weights, batch_size)
+        x, y, weights = _in_rows(x, y, weights, batch_size), None, None
+    for name, value in {"y": y, "sample_weight": weights}.items():
+        if value is not None:
+            raise ValueError(
+                f"`{name}` must be None with {type(x).__name__}, which "
+                f"has its own. Received: {name}={shown(value)}"
+            )
+    if isinstance(x, Segments):
+        varies = len(x.segment_lengths) > 1
+        source = _FromStep(x)
+        check = functools.partial(_check_ids, vocabulary_size=vocabulary_size)
+        return FitData(
+            source.dataset().map(check),
+            x.batch_size,
+            len(x),
+            segment_lengths=x.segment_lengths if varies else None,
+            source=source,
+        )
+    first = None
     if not isinstance(x, tf.data.Dataset):
-        return None
-    dataset = _as_dicts(x, vocabulary_size)
+        x, first = _generated(x)
     num_steps = int(x.cardinality())
+    dataset = _as_dicts(x, first, vocabulary_size)
     if num_steps == 0:
         raise ValueError("`x` must not be empty. Received: no batches")
-    is_finite = 0 < num_steps < _MOST_STEPS
-    if num_steps == tf.data.INFINITE_CARDINALITY or num_steps >= _MOST_STEPS:
-        num_steps = math.inf
-    elif not is_finite:
+    if 0 < num_steps < _MOST_STEPS:
+        dataset = dataset.enumerate().map(_begin_cold).repeat()
+    elif num_steps == tf.data.UNKNOWN_CARDINALITY:
         num_steps = None
-    if is_finite:
-        dataset = dataset.enumerate().map(_begin_cold)
-    return FitData(
-        lambda step: (
-            dataset.repeat().skip(step % num_steps)
-            if is_finite
-            else dataset.skip(step)
-        ),
-        dataset.element_spec["inputs"].shape[0],
-        num_steps,
-        has_resets="reset" in dataset.element_spec,
+    else:
+        num_steps = math.inf
+    rows = dataset.element_spec["inputs"].shape[0]
+    return FitData(dataset.prefetch(tf.data.AUTOTUNE), rows, num_steps)
+
+
+def _generated(batches):
+    """Returns a dataset of what an iterable yields, and its first batch."""
+    iterator = iter(batches)
+    first = next(iterator, None)
+    if first is None:
+        raise ValueError("`x` must not be empty. Received: no batches")
+    size = len(batches) if hasattr(batches, "__len__") else None
+    if iterator is batches:  # a generator, which can be read only once
+        batches = itertools.chain([first], iterator)
+    first = _arrays(first)
+    dataset = tf.data.Dataset.from_generator(
+        lambda: map(_arrays, batches),
+        output_signature={
+            key: tf.TensorSpec([None] * array.ndim, array.dtype)
+            for key, array in first.items()
+        },
     )
+    if size is not None:
+        cardinality = tf.data.experimental.assert_cardinality(size)
+        dataset = dataset.apply(cardinality)
+    return dataset, first
+
+
+def _arrays(batch):
+    """Returns a dict of arrays, with the number of targets of a tuple."""
+    arrays = {key: np.asarray(part) for key, part in _parts(batch).items()}
+    if not isinstance(batch, dict):
+        arrays["num_targets"] = np.float32(arrays["inputs"].size)
+    return arrays
 
 
 def check_batch_size(batch_size):
@@ -203,21 +254,23 @@ def _in_rows(x, y, weights, batch_size):
     )
 
 
-def batch_data(x, y, weights, vocabulary_size, rows=None):
-    """Returns `FitData` of one batch, padded to `rows`. It traces no map."""
-    batch = _check_ids({"inputs": x, "targets": y}, vocabulary_size)
+def batch_data(batch, vocabulary_size):
+    """Returns the `FitData` of a single batch. It traces no map."""
+    batch = {
+        key: tf.convert_to_tensor(part)
+        for key, part in _parts(batch).items()
+        if not isinstance(part, tf.experimental.Optional)
+    }
+    if "targets" not in batch:
+        raise ValueError(
+            "`y` must be the targets of `x`, the tokens that follow. "
+            "Received: y=None"
+        )
+    batch = _check_ids(batch, vocabulary_size)
     check_shape("x", batch["inputs"], (None, None))
-    if weights is not None:
-        batch["weights"] = tf.convert_to_tensor(weights)
-    shape = batch["inputs"].shape
-    shape = max(rows or 0, shape[0]), shape[1]
-    batch = _complete(batch, shape, mean_of_all=True)
-    return FitData(
-        lambda step: tf.data.Dataset.from_tensors(batch),
-        batch["inputs"].shape[0],
-        None,
-        has_resets=False,
-    )
+    batch = _complete(batch, batch["inputs"].shape, mean_of_all=True)
+    rows = batch["inputs"].shape[0]
+    return FitData(tf.data.Dataset.from_tensors(batch), rows)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -263,7 +316,7 @@ def text_segments(texts, tokenizer, batch_size, segment_length, is_training):
     )
 
 
-def _as_dicts(dataset, vocabulary_size):
+def _as_dicts(dataset, first, vocabulary_size):
     """Maps a dataset of tuples or dicts to dicts of static shapes."""
     # One map for all, because each is traced.
     spec = _parts(dataset.element_spec)
@@ -271,10 +324,10 @@ def _as_dicts(dataset, vocabulary_size):
     shape = spec["inputs"].shape
     if not shape.is_fully_defined():
         # All batches must be as large as the first, but the last may be short.
-        first = next(iter(dataset), None)
+        first = first or next(iter(dataset), None)
         if first is None:
             raise ValueError("`x` must not be empty. Received: no batches")
-        shape = _parts(first)["inputs"].shape
+        shape = tf.TensorShape(_parts(first)["inputs"].shape)
         dataset = dataset.scan(False, functools.partial(_follow, rows=shape[0]))
     if shape.rank != 2:
         raise ValueError(

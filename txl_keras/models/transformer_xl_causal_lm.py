@@ -257,8 +257,11 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             metrics = kwargs.get("weighted_metrics") or ["bits_per_token"]
             check_list("weighted_metrics", metrics)
             metrics = [token_metrics.get(metric) for metric in metrics]
-            if kwargs.get("metrics") or not all(
-                hasattr(metric, "update_from_nll") for metric in metrics
+            overridden = type(self).compute_loss
+            if (
+                overridden is not TransformerXLCausalLM.compute_loss
+                or kwargs.get("metrics")
+                or not all(hasattr(m, "update_from_nll") for m in metrics)
             ):
                 kwargs["weighted_metrics"] = metrics
             else:
@@ -291,6 +294,26 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         """Returns the metrics of `fit` and `evaluate`, a list."""
         steps = self.fit_steps
         return super().metrics + (steps.metrics if steps else [])
+
+    def train_step(self, data):
+        """Trains on a batch: see `fit`.
+
+        Args:
+            data: Dictionary of the rows of one replica: `inputs` and `targets`,
+                int32 `(B, T)`, their `weights`, float32 `(B, T)`, the sum
+                `num_targets` that divides the loss, and maybe `reset` of
+                `score`. With another `loss` than the default, what `fit` got.
+
+        Returns:
+            Dictionary of the metrics by name.
+        """
+        step = super() if self.fit_steps is None else self.fit_steps
+        return step.train_step(data)
+
+    def test_step(self, data):
+        """Evaluates a batch like that of `train_step`; returns the metrics."""
+        step = super() if self.fit_steps is None else self.fit_steps
+        return step.test_step(data)
 
     def make_train_function(self, force=False):
         """Makes the function that `fit` calls for one or several steps."""
@@ -390,7 +413,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             arguments["callbacks"] = [callbacks, ResetMemory()]
             return super().fit(**in_batches(**arguments))
         begin_epoch = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: self.fit_steps.begin_epoch(epoch)
+            on_epoch_begin=lambda epoch, logs: self.fit_steps.begin_epoch()
         )
         arguments["callbacks"] = [callbacks, begin_epoch]
         try:

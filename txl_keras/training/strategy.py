@@ -169,16 +169,16 @@ def for_another_device():
     return use(Target("tpu"))
 
 
-def host_loop(strategy, replica_step, names, stop):
+def host_loop(strategy, replica_step, stop):
     """Returns a function that runs many steps on all replicas in one host call.
 
-    The function takes `(iterator, num_steps)` and returns a vector per name, of
-    `num_steps` entries, or fewer if stopped. `replica_step` takes one element
+    The function takes `(iterator, num_steps)`. `replica_step` takes one element
     of the data and the value of `stop` on this worker, and returns scalars that
-    are equal on all replicas. Its entry `stop` is a sum over replicas: if it is
-    not 0, all workers end the loop after this step.
+    are equal on all replicas. Of each of them the function returns a vector of
+    `num_steps` entries, or fewer if stopped. The entry `stop` is a sum over
+    replicas: if it is not 0, all workers end the loop after this step.
     """
-    names = ("stop", *names)
+    names = []  # of the scalars, known once a step was traced
 
     # Not a `tf.function`: `strategy.run` would compile one graph for all
     # replicas, and XLA could not access the variables of the second replica.
@@ -187,24 +187,28 @@ def host_loop(strategy, replica_step, names, stop):
     def step(*args):
         return replica_step(*args)
 
+    @tf.autograph.experimental.do_not_convert
+    def first_replica(values):
+        names[:] = values
+        return {
+            name: strategy.experimental_local_results(value)[0]
+            for name, value in values.items()
+        }
+
     # Without `reduce_retracing`, which would take away the static shapes of
     # the next data of other sizes.
     @tf.function
     def run(iterator, num_steps):
         results = tf.TensorArray(
-            tf.float32, size=num_steps, element_shape=(len(names),)
+            tf.float32, size=num_steps, element_shape=(None,)
         )
         done, stopped = 0, False
         while done < num_steps and not stopped:
-            values = strategy.run(
-                step, args=(next(iterator), stop.read_value())
+            values = first_replica(
+                strategy.run(step, args=(next(iterator), stop.read_value()))
             )
-            first = {
-                name: strategy.experimental_local_results(values[name])[0]
-                for name in names
-            }
-            results = results.write(done, tf.stack(list(first.values())))
-            stopped = first["stop"] > 0
+            results = results.write(done, tf.stack(list(values.values())))
+            stopped = values["stop"] > 0
             done += 1
         # [num_steps, names] -> one vector per name
         steps = results.stack()[:done]

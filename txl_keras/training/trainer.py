@@ -75,9 +75,10 @@ class Trainer:
         stop: Optional `txl_keras.training.stopping.StopRequest`, whose signal
             ends `train` early.
         jit_compile: Boolean, whether XLA may compile the step.
-        report: Optional function that every replica calls in each step with
-            its batch and the losses of its targets, float32 `(b, T)` in nats:
-            for metrics.
+        step: Optional function that every replica runs in place of
+            `replica_step`, with the same arguments, to call it and do more.
+            Then the result of `replica_step` has an entry `nll`, the losses of
+            the targets, float32 `(b, T)` in nats, which `step` must remove.
 
     Attributes:
         step: int64 `tf.Variable`, the number of steps done.
@@ -90,7 +91,7 @@ class Trainer:
             or their rows by `accumulate_steps`; if a number is out of range; if
             `attention_kernel` does not support the model, its lengths or the
             device; if the optimizer has settings that are not supported; or if
-            `report` is combined with `accumulate_steps` or intermediate losses.
+            `step` is combined with `accumulate_steps` or intermediate losses.
         ImportError: If `attention_kernel` is given and jax is missing.
 
     Example:
@@ -134,7 +135,7 @@ class Trainer:
         attention_kernel=False,
         stop=None,
         jit_compile=True,
-        report=None,
+        step=None,
     ):
         check_supported(optimizer)
         if clip_norm is None:
@@ -171,9 +172,9 @@ class Trainer:
                 "is trained. Received: intermediate_loss_steps="
                 f"{intermediate_loss_steps}"
             )
-        if report and (accumulate_steps > 1 or intermediate_loss_steps):
+        if step and (accumulate_steps > 1 or intermediate_loss_steps):
             raise ValueError(
-                "`report` must be None with `accumulate_steps` or "
+                "`step` must be None with `accumulate_steps` or "
                 "`intermediate_loss_steps`. Received: "
                 f"accumulate_steps={accumulate_steps}, "
                 f"intermediate_loss_steps={intermediate_loss_steps}"
@@ -196,10 +197,7 @@ class Trainer:
         self.accumulate_steps = accumulate_steps
         self.intermediate_loss_steps = intermediate_loss_steps
         self.stopped = False
-        self._report = report
-        names = ["loss", "gradient_norm", "learning_rate"]
-        if compressing:
-            names.append("reconstruction_loss")
+        self._returns_nll = step is not None
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._seed = tf.Variable(seed, dtype=tf.int64, trainable=False)
@@ -208,7 +206,6 @@ class Trainer:
             self.loss_scale = None
             if model.compute_dtype == "float16":
                 self.loss_scale = LossScale()
-                names += ["loss_scale", "skipped"]
         on_cpu = device_of(strategy) == "cpu"
         # Accelerators would round the operands of a matmul.
         self._norm = _norm_by_matmul if on_cpu else tf.linalg.global_norm
@@ -227,13 +224,13 @@ class Trainer:
             compile_replica_function, strategy=strategy, jit_compile=jit_compile
         )
         self._compiled_update = compile_function(self._update)
-        step = self.replica_step
+        step = step or self.replica_step
         if not on_cpu and strategy.num_replicas_in_sync == 1:
             # With several GPUs only the parts around the all-reduce can be
             # compiled: XLA has no collectives there.
-            step = compile_function(self.replica_step)
+            step = compile_function(step)
         self._stop = stop or StopRequest()
-        self._run = host_loop(strategy, step, names, self._stop.variable)
+        self._run = host_loop(strategy, step, self._stop.variable)
 
     @property
     def seed(self):
@@ -267,12 +264,13 @@ class Trainer:
         first = int(self.step.numpy())
         results = self._run(iterator, tf.constant(num_steps))
         results = {name: value.numpy() for name, value in results.items()}
-        self.stopped = bool(results.pop("stop").any())
-        is_fatal = np.zeros(len(results["loss"]), bool)
+        stopped = results.pop("stop")
+        self.stopped = bool(stopped.any())
+        is_fatal = np.zeros(len(stopped), bool)
         names = {"loss", "gradient_norm", "reconstruction_loss"}
         for name in names & results.keys():
             is_fatal |= ~np.isfinite(results[name])
-        if self.loss_scale:
+        if self.loss_scale and "loss_scale" in results:
             is_fatal &= results["loss_scale"] <= LossScale.SMALLEST
         if is_fatal.any():
             i = np.flatnonzero(is_fatal)[0]
@@ -304,8 +302,6 @@ class Trainer:
         losses, nll, gradients = self._compiled_gradients(
             batch, self.step, first_row
         )
-        if self._report:
-            self._report(batch, nll)
         # The only communication of replicas: one all-reduce of the gradients,
         # the losses and `stop`. (`tf.identity`, because a sum over workers
         # needs the device of a tensor, which loop variables do not have.)
@@ -316,8 +312,10 @@ class Trainer:
         self.optimizer.iterations.assign_add(tf.cast(is_applied, tf.int64))
         self.step.assign_add(1)
         names = ("loss", "reconstruction_loss")[: len(losses)]
-        losses = dict(zip(names, losses, strict=True))
-        return {**results, **losses, "stop": stop}
+        results.update(zip(names, losses, strict=True))
+        if self._returns_nll:
+            results["nll"] = nll
+        return {**results, "stop": stop}
 
     @tf.autograph.experimental.do_not_convert
     def _update(self, gradients):
@@ -437,7 +435,7 @@ class Trainer:
         return losses, (), tf.nest.pack_sequence_as(memory, values), gradients
 
     def _gradients_of_rows(self, batch, memory, seed, first_row):
-        """Returns losses, nll (only with `report`), memory and gradient."""
+        """Returns losses, nll (only with `step`), memory and gradient."""
         batch = dict(batch)
         weights = batch.pop("weights")
         arguments = {
@@ -469,12 +467,12 @@ class Trainer:
         gradients = tape.gradient(target, variables)
         if self.loss_scale:
             memory = _reset_overflows(memory, self.memory.cold_start)
-        if self._report:
+        if self._returns_nll:
             # Segments of all lengths must give tensors of one shape.
             width = (self.segment_lengths or nll.shape)[-1]
             nll = tf.pad(nll, [[0, 0], [0, width - nll.shape[1]]])
         reported = (losses[-1], *errors)
-        return reported, nll if self._report else (), memory, [
+        return reported, nll if self._returns_nll else (), memory, [
             # Token type weights have no gradient without token types.
             tf.zeros(variable.shape) if gradient is None
             # Sparse gradients repeat the row of a repeated token, so that

@@ -102,11 +102,6 @@ class DecoderBlock(keras.layers.Layer):
         Tensor of shape `(B, T, D)`; with `return_attention_scores=True` also
         the probabilities, see `CausalMultiHeadAttention`.
 
-    Raises:
-        ValueError: If an argument is out of its range or unknown, if a type
-            without memory gets a `memory` or `same_length`, or if a segment is
-            longer than the `max_positions` of `"al_rfou"`.
-
     Example:
 
     ```python

@@ -56,9 +56,6 @@ class Gate(keras.layers.Layer):
     Returns:
         Tensor of the shape of `inputs`.
 
-    Raises:
-        ValueError: If `gate` is unknown or `bias` is not a finite number.
-
     Example:
 
     ```python

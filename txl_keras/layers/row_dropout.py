@@ -37,9 +37,6 @@ class RowDropout(keras.layers.Layer):
         Tensor of the shape and dtype of `inputs`; kept units are scaled by
         `1 / (1 - rate)`.
 
-    Raises:
-        ValueError: If `rate` is outside `[0, 1)`.
-
     Example:
 
     ```python

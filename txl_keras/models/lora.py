@@ -85,10 +85,6 @@ class LoraBackbone(keras.Model):
                 `"key"`, `"value"`, `"position"` and `"output"` of the
                 attention, `"feed_forward_intermediate"` and
                 `"feed_forward_output"`.
-
-        Raises:
-            ValueError: If `rank` is not positive, LoRA is already enabled or
-                no layer has one of the names.
         """
         check_integer("rank", rank, 1)
         if lora_alpha is not None:
@@ -125,9 +121,6 @@ class LoraBackbone(keras.Model):
 
         Args:
             filepath: Path that ends in `.lora.h5`.
-
-        Raises:
-            ValueError: If the path has another ending or LoRA is not enabled.
         """
         path = _checked_path(filepath)
         layers = self._lora_layers()

@@ -37,10 +37,6 @@ class SegmentReader:
         memory_length: Optional integer `M`; by default
             `backbone.memory_length`.
 
-    Raises:
-        ValueError: If a size is not positive, or the backbone cannot have a
-            memory or a segment of this length.
-
     Example:
 
     ```python
@@ -157,9 +153,6 @@ class SegmentReader:
             The pair of hidden states `(B, T, D)` and the entries to pass to
             `remember`: L keys and L values `(B, N, T, H)`, or for an LSTM its
             2 L states `(B, T, D)`.
-
-        Raises:
-            ValueError: If T is more than `segment_length`.
         """
         if (token_ids.shape[1] or 0) > self._segment_length:
             raise ValueError(

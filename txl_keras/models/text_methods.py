@@ -87,10 +87,6 @@ class TextMethods:
             row.
 
         Raises:
-            ValueError: If a prompt is empty or not in the vocabulary, a string
-                is given to a model without tokenizer, an argument is out of
-                range, or `engine` does not support the model. Arguments are
-                checked before anything is computed.
             ImportError: If `engine` is not installed.
             FloatingPointError: If the model returns NaN.
 
@@ -164,9 +160,6 @@ class TextMethods:
             List of pairs of ids, int32 `(P,)`, and losses, float32 `(P,)`, one
             pair per text. Without a context the first loss is NaN.
 
-        Raises:
-            ValueError: If the model has no tokenizer, or as `TextScorer` does.
-
         Example:
 
         ```python
@@ -201,10 +194,6 @@ class TextMethods:
         Returns:
             List of float32 arrays `(P, D)`, one per text. With `pooling`, one
             array `(len(texts), D)`.
-
-        Raises:
-            ValueError: If the model has no tokenizer, `pooling` is unknown, or
-                as `TextScorer` does.
 
         Example:
 

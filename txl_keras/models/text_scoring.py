@@ -39,11 +39,6 @@ class TextScorer:
             is at least the length of a text, each token attends to all
             preceding tokens.
 
-    Raises:
-        ValueError: If the vocabulary sizes of tokenizer and model differ, a
-            size is too small, or the model has absolute positions, which
-            padding would shift.
-
     Example:
 
     ```python
@@ -105,10 +100,6 @@ class TextScorer:
             mistaken for that of a text with context; `np.nansum` sums the
             other tokens. If the tokenizer has a `line_start`, that is the
             first token.
-
-        Raises:
-            ValueError: If a text is empty, the numbers of texts and contexts
-                differ, or a symbol is not in the vocabulary.
         """
         _check_list("texts", texts)
         if contexts is None:
@@ -143,10 +134,6 @@ class TextScorer:
 
         Returns:
             List of float32 arrays of shape `(P, D)`, one per text.
-
-        Raises:
-            ValueError: If a text is empty or a symbol is not in the
-                vocabulary.
         """
         _check_list("texts", texts)
         ids = [self._encode(text) for text in texts]

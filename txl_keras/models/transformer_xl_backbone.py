@@ -155,11 +155,6 @@ class TransformerXLBackbone(RecurrentBackbone):
         `return_reconstruction_loss=True` the last value is float32 `(B,)`, the
         sum over blocks.
 
-    Raises:
-        ValueError: If a size is out of its range, arguments do not fit
-            together, not exactly one of `token_ids` and `embeddings` is given,
-            or its shape or dtype is wrong.
-
     Example:
 
     ```python

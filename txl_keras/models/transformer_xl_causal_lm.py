@@ -375,10 +375,6 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             `keras.callbacks.History`. `loss` is in nats per token.
 
         Raises:
-            ValueError: If `shuffle=True`, if there is a `class_weight`, if
-                arrays come without a `batch_size` or with ids that are not in
-                the vocabulary, if data without an end comes without
-                `steps_per_epoch`, or if there are fewer batches than steps.
             tf.errors.InvalidArgumentError: If a dataset has such ids, or
                 batches that differ in shape; the last one may have fewer rows.
             FloatingPointError: If the loss or the gradient is not finite.
@@ -422,11 +418,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             self.fit_steps.end_fit()
 
     def train_on_batch(self, x, y=None, sample_weight=None, **kwargs):
-        """Trains like `keras.Model.train_on_batch`, with the memory so far.
-
-        Raises:
-            ValueError: If there is a `class_weight`.
-        """
+        """Trains like `keras.Model.train_on_batch`, with the memory so far."""
         check_no_class_weight(kwargs.get("class_weight"))
         return super().train_on_batch(x, y, sample_weight, **kwargs)
 
@@ -444,10 +436,6 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         `x`, `y`, `batch_size` and `segment_length` are those of `fit`. Of text
         every token but the first is scored, in rows that each begin with a
         cold start; `score_texts` scores a text as a whole.
-
-        Raises:
-            ValueError: If arrays come without a `batch_size` or with ids that
-                are not in the vocabulary.
         """
         check_segment_length(x, segment_length)
         if is_text(x):
@@ -469,10 +457,6 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
 
         `x` is an array, `Segments` or a dataset. All arguments after
         `batch_size` are passed by name.
-
-        Raises:
-            ValueError: If arrays come without a `batch_size` or with ids that
-                are not in the vocabulary.
         """
         if isinstance(x, Segments):
             (x, _), batch_size = x.arrays(), x.batch_size

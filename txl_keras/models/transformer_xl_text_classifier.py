@@ -68,9 +68,6 @@ class TransformerXLTextClassifier(TokenModel):
         the row is NaN.
 
     Raises:
-        ValueError: If an argument is out of range, positions are absolute, or
-            an array has ids that are not in the vocabulary, lengths that are
-            not in `[1, W]`, or labels that are not in `[0, C)`.
         tf.errors.InvalidArgumentError: For the same, in a `tf.function` and
             in a `tf.data.Dataset`.
 

@@ -35,11 +35,6 @@ def extend_vocabulary(model, vocabulary_size, tokenizer=None, seed=0):
     Returns:
         A new model of the same class, not compiled.
 
-    Raises:
-        ValueError: If `vocabulary_size` is not larger, `tokenizer` is missing
-            or of another size, `seed` is negative, `model` has no token
-            embedding, or it has LoRA matrices.
-
     Example:
 
     ```python

@@ -86,10 +86,6 @@ class XLNetBackbone(RecurrentBackbone):
         gradient is stopped. With a `target_mapping`, the triple of content
         stream, query stream `(B, P, D)` and new `Memory`.
 
-    Raises:
-        ValueError: If sizes or shapes do not fit, or `attention_type` is
-            unknown.
-
     Example:
 
     ```python

@@ -48,10 +48,6 @@ class XLNetPermutationLM(BackboneModel):
     Returns:
         Logits of the targets, float32 tensor of shape `(B, P, V)`.
 
-    Raises:
-        ValueError: If `backbone` is not an `XLNetBackbone`, or shapes or ids
-            do not fit.
-
     Example:
 
     ```python

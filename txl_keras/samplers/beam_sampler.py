@@ -20,9 +20,6 @@ class BeamSampler:
     Args:
         num_beams: Integer, at least 1.
 
-    Raises:
-        ValueError: If `num_beams` is not a positive integer.
-
     Example:
 
     ```python

@@ -23,10 +23,6 @@ def get(sampler):
     Returns:
         A `Sampler` or a `BeamSampler`.
 
-    Raises:
-        ValueError: If it is none of these, or a parameter of the sampler is a
-            tensor.
-
     Example:
 
     >>> get("greedy").temperature

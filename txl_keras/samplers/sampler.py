@@ -82,8 +82,6 @@ class Sampler:
         out of range.
 
     Raises:
-        ValueError: If a number is out of range, a tensor is not a scalar, or
-            `seen` is missing.
         tf.errors.InvalidArgumentError: If a tensor is out of range.
 
     Example:
@@ -131,11 +129,7 @@ class Sampler:
         return hash(self._key())
 
     def get_config(self):
-        """Returns the parameters, for saving.
-
-        Raises:
-            ValueError: If one of them is a tensor.
-        """
+        """Returns the parameters, for saving."""
         config = {}
         for name in _OFF:
             value = getattr(self, name)

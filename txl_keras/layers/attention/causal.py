@@ -73,11 +73,6 @@ class CausalMultiHeadAttention(HeadsAttention):
         Tensor of shape `(B, T, D)`; with `return_attention_scores=True` also
         the float32 probabilities `(B, N, T, S)`, before dropout.
 
-    Raises:
-        ValueError: If a size is not positive, `look_ahead` is negative,
-            `same_length` is unknown, or `same_length` is set and a call has no
-            `memory`.
-
     Example:
 
     ```python
@@ -337,10 +332,6 @@ class CausalMultiHeadAttention(HeadsAttention):
 
         Returns:
             Pair of keys and values, each `(B, N, S, H)`.
-
-        Raises:
-            ValueError: With `look_ahead`. A token that is read cannot attend
-                to those that are read later.
         """
         if self.look_ahead:
             raise ValueError(

@@ -56,10 +56,6 @@ class RelativePositionEncoding(keras.layers.Layer):
         `S + min(look_ahead, T - 1)` with `look_ahead`, and `S + T` if
         bidirectional.
 
-    Raises:
-        ValueError: If `D` is odd, `clamp_length` is not positive, or
-            `look_ahead` is negative or used with `bidirectional`.
-
     Example:
 
     ```python

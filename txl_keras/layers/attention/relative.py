@@ -61,11 +61,6 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         Tensor of shape `(B, T, D)`; with `return_attention_scores=True` also
         the float32 probabilities `(B, N, T, S)`, before dropout.
 
-    Raises:
-        ValueError: If a size is not positive, `look_ahead` is negative,
-            `same_length` is set and a call has no `memory`, or
-            `attention_biases` are missing or not expected.
-
     Example:
 
     ```python

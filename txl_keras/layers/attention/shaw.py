@@ -39,10 +39,6 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
     Call arguments, returns:
         See `CausalMultiHeadAttention`.
 
-    Raises:
-        ValueError: If a size is not positive, `look_ahead` is negative, or
-            `same_length` is set and a call has no `memory`.
-
     Example:
 
     ```python

@@ -90,10 +90,6 @@ class TwoStreamRelativeAttention(HeadsAttention):
         softmax would give it the mean of all values, which leaks its own
         token.
 
-    Raises:
-        ValueError: If a size is not positive, shapes do not fit, or there is
-            a `target_mapping` without a `query`.
-
     Example:
 
     ```python

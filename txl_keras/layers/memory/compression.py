@@ -48,10 +48,6 @@ class Compression(keras.layers.Layer):
         Tensor of shape `(B, G, D)`. Of row r the first `lengths[r] // c` are
         real.
 
-    Raises:
-        ValueError: If `compression` is unknown, `rate` is less than 2, or
-            `usage` is missing or not expected.
-
     Example:
 
     ```python

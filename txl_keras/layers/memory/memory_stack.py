@@ -194,11 +194,6 @@ class MemoryStack(keras.layers.Layer):
         Pair `(memory, memory_mask)` of shapes `(B, M, D)` and `(B, M)`, as
         they were before this call.
 
-    Raises:
-        ValueError: If `cold_start` is unknown, a size is out of its range,
-            `inputs` have another shape, `layer` does not exist, or a `fit`
-            that shuffles is running.
-
     Example:
 
     ```python

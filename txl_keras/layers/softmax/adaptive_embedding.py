@@ -48,8 +48,6 @@ class AdaptiveEmbedding(keras.layers.Layer):
         errors, ids outside `[0, V)` give NaN.
 
     Raises:
-        ValueError: If cutoffs are not increasing or outside the vocabulary,
-            if ids are not integers or, in an eager call, not in `[0, V)`.
         tf.errors.InvalidArgumentError: If an id is not in `[0, V)`, in a
             `tf.function` without XLA.
 

@@ -61,9 +61,6 @@ class AdaptiveSoftmax(keras.layers.Layer):
         targets, the log-probabilities of all words, float32 `(..., V)`.
 
     Raises:
-        ValueError: If `tie_projections` does not fit the clusters, if targets
-            are not integers, do not have the shape of `hidden` without its
-            last axis or, in an eager call, are not in `[0, V)`.
         tf.errors.InvalidArgumentError: If a target is not in `[0, V)`, in a
             `tf.function` without XLA, or if a shape that is only known at run
             time does not fit.

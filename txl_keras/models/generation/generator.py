@@ -41,10 +41,6 @@ class Generator:
             `"bfloat16"`, or `"int8"`, rounded with one scale per output.
 
     Raises:
-        ValueError: If `sampler` is not a `Sampler`, `memory_length` is
-            negative or exceeds the number of positions of a model with
-            absolute positions, or `engine` does not support the model or
-            `weights`.
         ImportError: If `engine` is `"openvino"`, which is not installed.
 
     Example:
@@ -107,9 +103,6 @@ class Generator:
             Iterator over `max_tokens` int32 arrays of shape `(B,)`.
 
         Raises:
-            ValueError: If a prompt is empty or has an id outside the
-                vocabulary, `max_tokens` or `seed` is out of range, or the model
-                got other weights by `quantize` or `enable_lora`.
             FloatingPointError: If the model returns NaN. The iterator raises
                 it.
         """

@@ -25,10 +25,6 @@ class TextStream:
     Attributes:
         is_stopped: Boolean, true once a stop string was found.
 
-    Raises:
-        ValueError: If `stop` is not a sequence of strings, or a string is
-            empty.
-
     Example:
 
     ```python

@@ -13,8 +13,8 @@ from factories import small_model
 from tensorflow.core.protobuf import saved_model_pb2
 
 from txl_keras.data import ByteTokenizer
-from txl_keras.evaluation import TextScorer
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.text_scoring import TextScorer
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving import export

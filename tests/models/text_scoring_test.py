@@ -6,8 +6,8 @@ from factories import small_model
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
-from txl_keras.evaluation import TextScorer
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.models.text_scoring import TextScorer
 
 TOKENIZER = CharacterTokenizer("abcdefg\n ")
 # One token, less than a segment, one and its target, several; two batches.

@@ -4,7 +4,7 @@ import tensorflow as tf
 from factories import small_model
 
 from txl_keras.data.tokenizers import CharacterTokenizer
-from txl_keras.evaluation import TextScorer
+from txl_keras.models.text_scoring import TextScorer
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
 from txl_keras.serving.graph_tokenizers import graph_tokenizer

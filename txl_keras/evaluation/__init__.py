@@ -1,16 +1,4 @@
-"""Scores of corpora and single texts, and attention maps.
-
-```python
-from txl_keras.data import ByteTokenizer
-from txl_keras.evaluation import TextScorer
-from txl_keras.models import TransformerXLCausalLM
-
-model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-scorer = TextScorer(model, ByteTokenizer())
-for ids, nll in scorer.score(["os", "sys"], contexts=["import "] * 2):
-    print(ids, nll.sum(), "nats")
-```
-"""
+"""Scores of corpora, dynamic evaluation, and attention maps."""
 
 from txl_keras.evaluation.attention_maps import attention_by_distance
 from txl_keras.evaluation.attention_maps import attention_maps
@@ -33,13 +21,11 @@ from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.evaluation.surprise_page import surprise_page
 from txl_keras.evaluation.token_file import create_token_file
-from txl_keras.models.text_scoring import TextScorer
 
 __all__ = [
     "DynamicEvaluator",
     "Evaluator",
     "PermutationEvaluator",
-    "TextScorer",
     "attention_by_distance",
     "attention_maps",
     "attention_maps_at",

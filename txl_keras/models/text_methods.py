@@ -146,19 +146,29 @@ class TextMethods:
     ):
         """Computes the loss of every token of some texts.
 
-        The loss is `-log p(token | context and preceding tokens)` in nats. What
-        is compiled is kept for the next call with the same sizes. For token ids
-        see `score`.
+        The loss is `-log p(token | context and preceding tokens)` in nats. Each
+        text is read independently of the others. What is compiled is kept for
+        the next call with the same sizes. For token ids see `score`.
 
         Args:
-            texts, contexts: See `TextScorer.score`.
-            batch_size: Optional integer; by default as many as there are texts,
-                at most 16.
-            segment_length, memory_length: See `TextScorer`.
+            texts: List of strings, each of at least one token.
+            contexts: Optional list of as many strings, read before the texts
+                but not scored. Context and text are tokenized separately, so
+                no subword spans both. An empty string means no context.
+            batch_size: Optional integer, the texts that are read in parallel;
+                by default as many as there are, at most 16.
+            segment_length: Integer `T`. Longer texts are read in segments,
+                shorter ones are padded.
+            memory_length: Optional integer `M`; by default the model's own. A
+                token attends to its own segment and to M tokens before it.
 
         Returns:
-            List of pairs of ids, int32 `(P,)`, and losses, float32 `(P,)`, one
-            pair per text. Without a context the first loss is NaN.
+            List of pairs, one per text: its ids, int32 `(P,)`, and the losses
+            of these, float32 `(P,)`. Without a context the first token cannot
+            be predicted, and its loss is NaN. A sum is then NaN, too, and not
+            mistaken for that of a text with context; `np.nansum` sums the
+            other tokens. If the tokenizer has a `line_start`, that is the
+            first token.
 
         Example:
 

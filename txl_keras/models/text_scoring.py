@@ -23,37 +23,10 @@ def default_batch_size(texts):
 
 
 class TextScorer:
-    """Scores or embeds texts of different lengths in batches.
+    """Scores or embeds texts of different lengths, in batches of `B`."""
 
-    Each text is read independently of the others. Long texts are read in
-    segments, with memory carried from one to the next. A token attends to its
-    own segment and to M tokens before it, so time and space per token are
-    bounded.
-
-    Args:
-        model: `TransformerXLCausalLM`.
-        tokenizer: The tokenizer of the model.
-        batch_size: Integer `B`. More texts are read in several batches.
-        segment_length: Integer `T`. Shorter texts are padded to it.
-        memory_length: Optional integer `M`; by default the model's own. If it
-            is at least the length of a text, each token attends to all
-            preceding tokens.
-
-    Example:
-
-    ```python
-    from txl_keras.data import ByteTokenizer
-    from txl_keras.evaluation import TextScorer
-    from txl_keras.models import TransformerXLCausalLM
-
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-    scorer = TextScorer(
-        model, ByteTokenizer(), batch_size=2, segment_length=8
-    )
-    for ids, nll in scorer.score(["to be or not", "to be"]):
-        print(len(ids), nll[0], nll[1:].mean())  # 12, nan, about 5.5
-    ```
-    """
+    # Each text is read independently of the others, in segments, with memory
+    # carried from one to the next. So time and space per token are bounded.
 
     def __init__(
         self,
@@ -83,24 +56,7 @@ class TextScorer:
         )
 
     def score(self, texts, contexts=None):
-        """Computes the loss of every token of some texts.
-
-        The loss is `-log p(token | context and preceding tokens)` in nats.
-
-        Args:
-            texts: List of strings, each of at least one token.
-            contexts: Optional list of as many strings, read before the texts
-                but not scored. Context and text are tokenized separately, so
-                no subword spans both. An empty string means no context.
-
-        Returns:
-            List of pairs, one per text: its ids, int32 `(P,)`, and the losses
-            of these, float32 `(P,)`. Without a context the first token cannot
-            be predicted, and its loss is NaN. A sum is then NaN, too, and not
-            mistaken for that of a text with context; `np.nansum` sums the
-            other tokens. If the tokenizer has a `line_start`, that is the
-            first token.
-        """
+        """Computes the loss of every token: see `score_texts`."""
         _check_list("texts", texts)
         if contexts is None:
             contexts = [""] * len(texts)
@@ -127,14 +83,7 @@ class TextScorer:
         ]
 
     def embed(self, texts):
-        """Returns the hidden states of the last layer for some texts.
-
-        Args:
-            texts: List of strings, each of at least one token.
-
-        Returns:
-            List of float32 arrays of shape `(P, D)`, one per text.
-        """
+        """Returns the hidden states of the last layer: see `embed_texts`."""
         _check_list("texts", texts)
         ids = [self._encode(text) for text in texts]
         check_no_empty_text("texts", texts, ids)

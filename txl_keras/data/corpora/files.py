@@ -252,6 +252,28 @@ def data_folder(data_dir=None):
     return os.path.expanduser(data_dir or "~/tensorflow_datasets")
 
 
+def data_dir_error(data_dir):
+    """Returns the error for a folder of data that cannot be written to."""
+    return ValueError(
+        "`data_dir` must be a folder that can be written to (--data_dir on the "
+        "command line); pass a read-only folder with files of the corpus as "
+        f"`manual_dir` (--manual_dir). Received: data_dir={data_dir!r}"
+    )
+
+
+def check_manual_dir(manual_dir):
+    """Returns the folder without `~`, or raises if it has no files."""
+    if manual_dir is None:
+        return None
+    manual_dir = os.path.expanduser(manual_dir)
+    if not tf.io.gfile.isdir(manual_dir) or not tf.io.gfile.listdir(manual_dir):
+        raise ValueError(
+            "`manual_dir` must be a folder with files of the corpus. "
+            f"Received: manual_dir={manual_dir!r}"
+        )
+    return manual_dir
+
+
 def absolute_path(path):
     """Returns the full name of a path, without `~`; remote ones as they are."""
     if is_remote(path):

@@ -23,8 +23,10 @@ import tensorflow as tf
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import DAMAGED
+from txl_keras.data.corpora.files import check_manual_dir
 from txl_keras.data.corpora.files import chunks_of
 from txl_keras.data.corpora.files import damaged_file_error
+from txl_keras.data.corpora.files import data_dir_error
 from txl_keras.data.corpora.files import data_folder
 from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_file
@@ -127,16 +129,8 @@ PUBLISHED = {
 
 def load(name, data_dir=None, manual_dir=None):
     """Opens a published text as a `Corpus`; its files are found when read."""
-    if manual_dir is not None:
-        manual_dir = os.path.expanduser(manual_dir)
-        if not tf.io.gfile.isdir(manual_dir) or not tf.io.gfile.listdir(
-            manual_dir
-        ):
-            raise ValueError(
-                "`manual_dir` must be a folder with files of the corpus. "
-                f"Received: manual_dir={manual_dir!r}"
-            )
     published = PUBLISHED[name]
+    manual_dir = check_manual_dir(manual_dir)
     files = _Files(published, data_folder(data_dir), manual_dir)
     return Corpus(
         name,
@@ -280,12 +274,7 @@ class _Files:
             with renamed_when_complete(kept) as unfinished:
                 tf.io.gfile.copy(path, unfinished)
         except (OSError, tf.errors.OpError) as error:
-            raise ValueError(
-                "`data_dir` must be a folder that can be written to "
-                "(--data_dir on the command line); pass a read-only folder "
-                "with files of the corpus as `manual_dir` (--manual_dir). "
-                f"Received: data_dir={self._data_dir!r}"
-            ) from error
+            raise data_dir_error(self._data_dir) from error
         return kept
 
 

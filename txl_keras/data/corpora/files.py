@@ -252,12 +252,13 @@ def data_folder(data_dir=None):
     return os.path.expanduser(data_dir or "~/tensorflow_datasets")
 
 
-def data_dir_error(data_dir):
+def data_dir_error(data_dir, error):
     """Returns the error for a folder of data that cannot be written to."""
     return ValueError(
         "`data_dir` must be a folder that can be written to (--data_dir on the "
         "command line); pass a read-only folder with files of the corpus as "
-        f"`manual_dir` (--manual_dir). Received: data_dir={data_dir!r}"
+        "`manual_dir` (--manual_dir). "
+        f"Received: data_dir={data_dir!r} ({error})"
     )
 
 

@@ -274,7 +274,7 @@ class _Files:
             with renamed_when_complete(kept) as unfinished:
                 tf.io.gfile.copy(path, unfinished)
         except (OSError, tf.errors.OpError) as error:
-            raise data_dir_error(self._data_dir) from error
+            raise data_dir_error(self._data_dir, error) from error
         return kept
 
 

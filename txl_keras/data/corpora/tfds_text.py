@@ -111,7 +111,7 @@ def open_dataset(name, data_dir=None, manual_dir=None):
     try:
         check_can_write(folder)
     except tf.errors.OpError as error:
-        raise data_dir_error(folder) from error
+        raise data_dir_error(folder, error) from error
     config = tfds.download.DownloadConfig(
         manual_dir=check_manual_dir(manual_dir) or folder
     )

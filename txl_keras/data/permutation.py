@@ -5,7 +5,6 @@ the number of tokens per target.
 """
 
 import numpy as np
-import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.data.layouts import draw
@@ -236,22 +235,6 @@ class PermutedSegments(StepBatches):
         mask &= part[:, None] == part
         mask |= part[:, None] > part
         return mask & is_read[:, None]
-
-    def _signature(self, num_rows):
-        length, targets = self.segment_length, self.num_targets
-        return {
-            "inputs": tf.TensorSpec((num_rows, length), tf.int32),
-            "permutation_mask": tf.TensorSpec(
-                (num_rows, length, length), tf.bool
-            ),
-            "target_mapping": tf.TensorSpec(
-                (num_rows, targets, length), tf.float32
-            ),
-            "targets": tf.TensorSpec((num_rows, targets), tf.int32),
-            "weights": tf.TensorSpec((num_rows, targets), tf.float32),
-            "reset": tf.TensorSpec((num_rows,), tf.bool),
-            "num_targets": tf.TensorSpec((), tf.float32),
-        }
 
 
 # Independent random streams.

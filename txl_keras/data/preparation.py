@@ -7,16 +7,12 @@ FOLDER/enwik8_bytes-1f0c.../train/tokens.bin     the ids, see `token_files`
 FOLDER/enwik8_bytes-1f0c.../train/documents.bin  int64, document positions
 FOLDER/enwik8_bytes-1f0c.../train/metadata.json  sizes, dtype, hashes
 
-The ids of a large text are in several files, one per section of the text:
-tokens-00000-of-00031.bin and so on. Their sizes are in metadata.json.
+The ids of a large text are in several files, one per section of the text. All
+files can be deleted: they are made again when needed.
 
-A tokenizer whose vocabulary was built from the text is stored, too. All of
-these files can be deleted: they are made again when needed.
-
-A split is written under a temporary name and renamed when it is complete, so
-that an interrupted preparation is never mistaken for a complete one. Buckets
-cannot rename folders. There a split is complete once metadata.json exists,
-which is written last.
+A split is written under a temporary name and renamed when it is complete.
+Buckets cannot rename folders. There a split is complete once metadata.json
+exists, which is written last.
 """
 
 import contextlib

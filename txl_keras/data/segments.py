@@ -5,7 +5,6 @@ stream.
 """
 
 import numpy as np
-import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
@@ -14,7 +13,6 @@ from txl_keras.data.layouts import DocumentSegments
 from txl_keras.data.layouts import Roll
 from txl_keras.data.layouts import Sequential
 from txl_keras.data.layouts import Shuffle
-from txl_keras.data.layouts import TextSegments
 from txl_keras.data.layouts import VaryingLength
 from txl_keras.data.layouts import WholeSegments
 from txl_keras.data.step_batches import StepBatches
@@ -266,19 +264,6 @@ class Segments(StepBatches):
             for key in ("inputs", "targets")
         )
 
-    def _signature(self, num_rows):
-        shape = (num_rows, self._width)
-        signature = {
-            "inputs": tf.TensorSpec(shape, tf.int32),
-            "targets": tf.TensorSpec(shape, tf.int32),
-            "weights": tf.TensorSpec(shape, tf.float32),
-            "reset": tf.TensorSpec((num_rows,), tf.bool),
-            "num_targets": tf.TensorSpec((), tf.float32),
-        }
-        if self.varlen:
-            signature["bucket"] = tf.TensorSpec((), tf.int32)
-        return signature
-
     @property
     def _width(self):
         """Returns T, or with `varlen` the longest segment length."""
@@ -312,11 +297,10 @@ class Segments(StepBatches):
         num_tokens, length = len(self.tokens), self.segment_length
         sizes = (num_tokens, self.batch_size, length)
         if self.reset_documents or not self.drop_remainder:
-            if self.reset_documents:
-                seed = self.seed if self.order == "shuffle" else None
-                segments = DocumentSegments(documents, num_tokens, length, seed)
-            else:
-                segments = TextSegments(num_tokens, length)
+            if not self.reset_documents:  # the whole text is one
+                documents, num_tokens = np.zeros(1, int), max(num_tokens, 1)
+            seed = self.seed if self.order == "shuffle" else None
+            segments = DocumentSegments(documents, num_tokens, length, seed)
             return WholeSegments(
                 segments,
                 self.batch_size,

@@ -17,13 +17,9 @@ DOCUMENTS_FILE = "documents.bin"
 
 
 def write_tokens(corpus, split, tokenizer, folder, write_shards=None):
-    """Encodes a split and writes ids and document positions to `folder`.
-
-    Each section of the text becomes one file of ids. They are encoded on all
-    cores, block by block, or by `write_shards`, which `Beam.encode` returns.
-
-    Returns a dict that describes the files: see `PreparedSplit.metadata`.
-    """
+    """Encodes a split to files; returns their `PreparedSplit.metadata`."""
+    # Each section of the text becomes one file. They are encoded on all cores,
+    # block by block, or by `write_shards`, which `Beam.encode` returns.
     write_shards = write_shards or _write_shards
     paths = shard_paths(folder, len(corpus.sections(split)))
     num_tokens = num_documents = 0
@@ -100,9 +96,7 @@ def write_shard(encoded_blocks, dtype, path):
                 num_bytes += block.num_bytes
                 num_unknown += block.num_unknown
         except UnknownSymbolError as error:
-            raise UnknownSymbolError(
-                error.symbol, num_tokens + error.position
-            ) from error
+            raise error.after(num_tokens) from error
     return Shard(
         num_tokens,
         num_bytes,
@@ -180,8 +174,6 @@ class Encoder:
             try:
                 ids.append(self._tokenizer.encode(piece, begins_line))
             except UnknownSymbolError as error:
-                raise UnknownSymbolError(
-                    error.symbol, position + error.position
-                ) from None
+                raise error.after(position) from None
             position += len(ids[-1])
         return np.concatenate(ids), np.cumsum([0, *map(len, ids)])

@@ -7,7 +7,6 @@ source.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import io
 import itertools
 import os
@@ -28,6 +27,7 @@ from txl_keras.data.corpora.files import chunks_of
 from txl_keras.data.corpora.files import damaged_file_error
 from txl_keras.data.corpora.files import data_dir_error
 from txl_keras.data.corpora.files import data_folder
+from txl_keras.data.corpora.files import digest_of
 from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_file
 from txl_keras.data.corpora.files import open_file
@@ -158,13 +158,9 @@ class _Text:
         if self._files.published.bounds is None:
             return 0, None
         length, held_out = self._files.published.bounds
-        ends = {
-            "train": length - 2 * held_out,
-            "valid": length - held_out,
-            "test": length,
-        }
-        stop = ends[self._split]
-        return (0 if self._split == "train" else stop - held_out), stop
+        ends = [0, length - 2 * held_out, length - held_out, length]
+        number = SPLITS.index(self._split)
+        return ends[number], ends[number + 1]
 
     def __iter__(self):
         source = self._files.sources[self._split]
@@ -189,41 +185,26 @@ class _Files:
         archive = os.path.basename(self.published.urls[0])
         folder = self._manual_dir or self._data_dir
         sources = find_sources(folder, archive, members)
-        if sources:
-            self._check(sources)
-            return sources
-        return self._download(archive, folder)
+        if sources is None:
+            return self._download(archive, folder)
+        self._check(sources)
+        return sources
 
     def _check(self, sources):
         text = sources["train"]
+        algorithm, expected = self.published.digest
         if self.published.bounds is not None:
-            self._check_bytes(text)
+            received = digest_of(read_chunks(text), algorithm)
         elif text.member is not None:
-            algorithm, expected = self.published.digest
-            self._compare(
-                text.path,
-                f"{algorithm} {expected}",
-                f"{algorithm} {file_digest(text.path, algorithm)}",
-            )
+            received = file_digest(text.path, algorithm)
         else:
             for split, expected in self.published.tokens.items():
                 counts = expected, self._count_tokens(sources[split])
                 words = [f"{count:,} words and line ends" for count in counts]
                 self._compare(sources[split], *words)
-
-    def _check_bytes(self, source):
-        algorithm, expected = self.published.digest
-        digest, length = hashlib.new(algorithm), 0
-        for chunk in read_chunks(source):
-            length += len(chunk)
-            digest.update(chunk)
-        size, _ = self.published.bounds
-        self._compare(source, f"{size:,} bytes", f"{length:,} bytes")
-        self._compare(
-            source,
-            f"{algorithm} {expected}",
-            f"{algorithm} {digest.hexdigest()}",
-        )
+            return
+        digests = (f"{algorithm} {digest}" for digest in (expected, received))
+        self._compare(text.path, *digests)
 
     def _count_tokens(self, source):
         try:

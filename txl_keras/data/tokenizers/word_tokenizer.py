@@ -167,8 +167,7 @@ class WordTokenizer(Tokenizer):
             try:
                 ids.append(self.vocabulary.ids(words, self.unknown))
             except UnknownSymbolError as error:
-                position += error.position
-                raise UnknownSymbolError(error.symbol, position) from None
+                raise error.after(position) from None
             position += len(words)
         return np.concatenate(ids)
 

@@ -149,26 +149,6 @@ def test_whole_segments_are_scored_once_after_those_before_them(
     assert batch_size > 1 or layout.steps_per_epoch == longest
 
 
-@pytest.mark.parametrize("seed", [None, 3])
-def test_each_document_begins_a_segment_and_memory_stays_inside(seed):
-    segments = DocumentSegments(DOCUMENTS, 60, 5, seed)
-    # Of 1, 13, 16, 1, 21 and 8 tokens: one alone predicts nothing.
-    assert segments.num_segments == 0 + 3 + 3 + 0 + 4 + 2
-    ends = dict(zip(DOCUMENTS, [*DOCUMENTS[1:], 60], strict=True))
-    for epoch in range(3):
-        numbers = np.arange(segments.num_segments)
-        starts, counts, begins = segments.locate(epoch, numbers)
-        where = np.flatnonzero(begins)
-        assert sorted(starts[where].tolist()) == [1, 14, 31, 52]
-        for first, last in zip(where, [*where[1:], len(numbers)], strict=True):
-            document = starts[first]
-            assert (np.diff(starts[first:last]) == 5).all()
-            assert (counts[first : last - 1] == 5).all()
-            assert counts[first:last].sum() == ends[document] - document - 1
-    is_shuffled = starts[where].tolist() != [1, 14, 31, 52]
-    assert is_shuffled == (seed is not None)
-
-
 @pytest.mark.parametrize("drop_remainder", [True, False])
 def test_rows_of_documents_are_reset_at_documents_and_where_they_begin(
     drop_remainder,

@@ -81,24 +81,6 @@ def test_a_step_depends_on_nothing_but_its_number():
         np.testing.assert_array_equal(far[key], near[key])
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 7, 10])
-@pytest.mark.parametrize("num_tokens", [2, 8, 61, 62])
-def test_evaluation_scores_every_token_but_the_first_once(
-    batch_size, num_tokens
-):
-    segments = positions(num_tokens, batch_size, 4, drop_remainder=False)
-    scored = []
-    for step in range(len(segments)):
-        batch = segments.batch(step)
-        is_scored = batch["weights"] == 1
-        assert (is_scored | (batch["weights"] == 0)).all()
-        difference = batch["targets"] - batch["inputs"]
-        assert (difference[is_scored] == 1).all()
-        assert (batch["targets"][~is_scored] == 0).all()
-        scored.extend(batch["targets"][is_scored].tolist())
-    assert sorted(scored) == list(range(1, num_tokens))
-
-
 def test_rows_can_be_read_alone():
     segments = positions(101, 5, 3, drop_remainder=True)
     whole = segments.batch(2)
@@ -249,35 +231,6 @@ def test_only_what_a_step_needs_is_read(arguments):
     (first,) = dataset
     for key, value in batch.items():
         np.testing.assert_array_equal(first[key], value)
-
-
-def test_shuffled_documents_are_read_one_after_the_other():
-    segments = Segments(
-        np.arange(60), 2, 5, True, order="shuffle", documents=DOCUMENTS, seed=4
-    )
-    bounds = [*DOCUMENTS.tolist(), 60]
-    pieces = [
-        list(range(*pair)) for pair in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
-    streams = []
-    for epoch in range(3):
-        batches = [segments.batch(5 * epoch + step) for step in range(5)]
-        inputs = np.concatenate([batch["inputs"] for batch in batches], 1)
-        targets = np.concatenate([batch["targets"] for batch in batches], 1)
-        resets = [batch["reset"].tolist() for batch in batches]
-        assert resets == [[True, True]] + [[False, False]] * 4
-        # Row 0 has predictions 0 to 24, row 1 those from 29 to 53.
-        np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
-        whole = sum(sorted(pieces, key=lambda p: position(inputs, p)), [])
-        assert inputs[0].tolist() == whole[:25]
-        streams.append(inputs.tolist())
-    assert streams[0] != streams[1] != streams[2]
-
-
-def position(inputs, piece):
-    """Where row 0 reads the first token of a document; late if it does not."""
-    found = np.flatnonzero(inputs[0] == piece[0])
-    return found[0] if found.size else 99
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,6 @@ class Beam:
 
     Raises:
         ImportError: If Beam is not installed.
-        ValueError: If there is no such runner, or what it needs is not
-            installed, or Beam refuses the options.
     """
 
     runner: str

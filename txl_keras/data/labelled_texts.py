@@ -34,11 +34,6 @@ class LabelledTexts:
         numbers: List of integers, the place of each text in the source.
         unit: String. The unit of these numbers, such as `"line"`.
 
-    Raises:
-        ValueError: If there is no text, if texts and labels differ in number,
-            or if a text or label is not a string, is empty or only has spaces.
-            The message names the place.
-
     Example:
 
     >>> texts = LabelledTexts(["Win!", "Hi"], ["spam", "ham"], "my mails")
@@ -126,9 +121,6 @@ class LabelledTexts:
 
         Returns:
             Two `LabelledTexts`.
-
-        Raises:
-            ValueError: If the share is out of range, or a part has no text.
         """
         if check_number("share", share, 0, 1) in (0, 1):
             raise ValueError(

@@ -77,11 +77,6 @@ class PermutedSegments(StepBatches):
         reuse_length: Optional integer, how many tokens from the start of a
             segment the model must store in memory; None for all.
 
-    Raises:
-        ValueError: If segments are shorter than K or have unsupported options;
-            if `with_next` is used with another order than that of the text; or
-            if a number is out of its range.
-
     Example:
 
     >>> from txl_keras.data import Segments
@@ -143,9 +138,6 @@ class PermutedSegments(StepBatches):
         Returns:
             Dict of arrays with the keys and dtypes listed in the class
             docstring, for the requested rows.
-
-        Raises:
-            ValueError: If the step is negative or a row is not in the batch.
         """
         step = check_integer("step", step, 0)
         num_rows = self._check_rows(first_row, num_rows)

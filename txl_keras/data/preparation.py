@@ -128,10 +128,6 @@ def prepare_tokenizer(name, corpus, folder, beam=None, **options):
 
     Returns:
         A tokenizer.
-
-    Raises:
-        ValueError: For the reasons listed at `build_tokenizer`, or if files of
-            the corpus changed while they were read.
     """
     if name == "bytes":  # has no vocabulary to build or store
         return build_tokenizer(name, corpus, **options)

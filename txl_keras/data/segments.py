@@ -89,11 +89,6 @@ class Segments(StepBatches):
             `segment_lengths[bucket]` tokens, padded to T, which is then the
             longest of these lengths.
 
-    Raises:
-        ValueError: If the tokens are not one-dimensional integers, if a size is
-            not a positive integer, if there are too few tokens, or if arguments
-            exclude each other.
-
     Example:
 
     >>> segments = Segments(np.arange(20), 2, 4, drop_remainder=False)
@@ -166,10 +161,6 @@ class Segments(StepBatches):
         Returns:
             Dict of arrays with the keys and dtypes listed in the class
             docstring, for the requested rows.
-
-        Raises:
-            ValueError: If the step is negative, if a row is not in the batch,
-                or if a token is negative or does not fit in int32.
         """
         step = check_integer("step", step, 0)
         num_rows = self._check_rows(first_row, num_rows)
@@ -207,10 +198,6 @@ class Segments(StepBatches):
         Returns:
             int64 array of shape `(B, T)`: the position among the tokens of
             every target that is scored, and -1 where the weight is 0.
-
-        Raises:
-            ValueError: If the segments are for training, or the step is
-                negative.
 
         Example:
 

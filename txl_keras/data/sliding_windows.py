@@ -47,10 +47,6 @@ class SlidingWindows(Segments):
         target_places: `(B, K)` int32, the index of the input (of T) that each
             target follows.
 
-    Raises:
-        ValueError: If the stride is less than 1 or more than T, or for the
-            reasons listed at `Segments`.
-
     Example:
 
     >>> windows = SlidingWindows(np.arange(20), 3, segment_length=4, stride=2)

@@ -42,9 +42,6 @@ class StepBatches:
 
         Returns:
             A `tf.data.Dataset` of dicts with static shapes.
-
-        Raises:
-            ValueError: If a step is negative or a row is not in the batch.
         """
         num_rows = self._check_rows(first_row, num_rows)
         return self._dataset(first_step, num_steps, first_row, 1, num_rows)
@@ -67,10 +64,6 @@ class StepBatches:
 
         Returns:
             A `tf.distribute.DistributedDataset` of dicts, one element per step.
-
-        Raises:
-            ValueError: If the rows do not divide evenly over the replicas, or
-                the replicas over the workers.
         """
         replicas = strategy.num_replicas_in_sync
         rows = replica_batch_size(self.batch_size, strategy)

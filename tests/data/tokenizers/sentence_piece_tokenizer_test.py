@@ -374,16 +374,6 @@ def test_fields_of_another_kind_are_ignored_as_native_code_does():
     )
 
 
-def test_wrong_text_and_ids_are_errors(lossless):
-    with pytest.raises(ValueError, match="`text` must be UTF-8.*0xff"):
-        lossless.encode(b"cat \xff")
-    with pytest.raises(ValueError, match="encodable in UTF-8.*d800"):
-        lossless.encode("cat \ud800")
-    for ids in ([295], [-1]):
-        with pytest.raises(ValueError, match=r"in \[0, 295\)"):
-            lossless.decode(ids)
-
-
 def test_missing_packages_are_named():
     with pytest.raises(ImportError, match="no_package.*pip install sentencep"):
         import_extra("no_package.module")

@@ -42,10 +42,6 @@ class Corpus:
             item is the path.
         description: String that tells people which files are held out.
 
-    Raises:
-        ValueError: If a split is missing, unknown or empty, or if the encoding
-            is neither of the two.
-
     Example:
 
     >>> corpus = Corpus("tiny", {"train": b"abc", "valid": b"d", "test": b"e"})

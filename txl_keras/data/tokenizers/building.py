@@ -84,12 +84,6 @@ def build_tokenizer(name, corpus, beam=None, **options):
     Returns:
         A tokenizer.
 
-    Raises:
-        ValueError: If the name is unknown, or an option is not one of this
-            tokenizer, or `"ids"` is not the name for a corpus of token ids
-            or is that for one of text, or a vocabulary would be built from the
-            train split of a corpus without one.
-
     Example:
 
     >>> from txl_keras.data.corpora import Corpus

@@ -25,10 +25,6 @@ class CharacterTokenizer(Tokenizer):
             point; a non-ASCII character of a `str` is then several symbols.
         drop_newlines: Boolean. Leaves newlines out of the encoded text.
 
-    Raises:
-        ValueError: If the encoding is neither of the two, or the symbols are
-            not a valid vocabulary (see `Vocabulary`).
-
     Example:
 
     >>> tokenizer = CharacterTokenizer("né", encoding="utf-8")

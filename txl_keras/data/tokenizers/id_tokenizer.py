@@ -19,9 +19,6 @@ class IdTokenizer(Tokenizer):
     Args:
         vocabulary_size: Integer. Ids are below it.
 
-    Raises:
-        ValueError: If the size is not an integer from 1 to 2**31 - 1.
-
     Example:
 
     >>> tokenizer = IdTokenizer(vocabulary_size=128)

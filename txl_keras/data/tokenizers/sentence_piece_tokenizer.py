@@ -55,8 +55,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     Raises:
         ImportError: If TensorFlow Text is not installed.
-        ValueError: If `model` is not a valid model, or `line_end` is not one of
-            its pieces.
 
     Example:
 
@@ -115,7 +113,6 @@ class SentencePieceTokenizer(Tokenizer):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: As for the class, or if the file has more than 16 MiB.
         """
         with open_checked(path, MAX_VOCABULARY_BYTES) as file:
             model = file.read()
@@ -157,9 +154,6 @@ class SentencePieceTokenizer(Tokenizer):
 
         Raises:
             ImportError: If sentencepiece is not installed.
-            ValueError: If the texts are empty, if the type is neither of the
-                two, or if the vocabulary size is too small for the characters
-                of the text or too large for the text.
         """
         if model_type not in ("bpe", "unigram"):
             raise ValueError(

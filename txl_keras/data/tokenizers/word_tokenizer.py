@@ -39,11 +39,6 @@ class WordTokenizer(Tokenizer):
             None newlines are spaces.
         lower_case: Boolean. Converts text to lower case, as for Penn Treebank.
 
-    Raises:
-        ValueError: If the words are not a valid vocabulary (see
-            `WordVocabulary`), or `line_start` or `line_end` is not one of the
-            words.
-
     Example:
 
     >>> tokenizer = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
@@ -125,10 +120,6 @@ class WordTokenizer(Tokenizer):
 
         Returns:
             A `WordTokenizer`.
-
-        Raises:
-            ValueError: If `min_count` is not positive, or `vocabulary_size`
-                leaves no room for a word.
 
         Example:
 

@@ -89,8 +89,8 @@ class Beam:
             try:
                 with beam.Pipeline(runner, options) as pipeline:
                     # Items go to workers one by one.
-                    items = pipeline | beam.Create(left) | beam.Reshuffle()
-                    _ = items | beam.Map(task)
+                    tasks = pipeline | beam.Create(left) | beam.Reshuffle()
+                    _ = tasks | beam.Map(task)
             except Exception as error:
                 raise RuntimeError(
                     f"Apache Beam failed: {type(error).__name__}: {error}\n"

@@ -127,18 +127,7 @@ class PermutedSegments(StepBatches):
         return len(self.segments) + 1 - self._num_parts
 
     def batch(self, step, first_row=0, num_rows=None):
-        """Computes the batch of a step, or some of its rows.
-
-        Args:
-            step: Integer, 0 or more. Steps beyond the first epoch are in later
-                epochs, with other targets.
-            first_row: Integer.
-            num_rows: Optional integer. Defaults to all rows from `first_row`.
-
-        Returns:
-            Dict of arrays with the keys and dtypes listed in the class
-            docstring, for the requested rows.
-        """
+        """Computes the batch of a step, as `Segments.batch` does."""
         step = check_integer("step", step, 0)
         num_rows = self._check_rows(first_row, num_rows)
         # Computes all rows, because `num_targets` counts all targets.

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import message
 
+from txl_keras.checks import check_one_of
 from txl_keras.data.tokenizers.sentence_piece_model import BYTE
 from txl_keras.data.tokenizers.sentence_piece_model import CONTROL
 from txl_keras.data.tokenizers.sentence_piece_model import SPACE
@@ -155,11 +156,7 @@ class SentencePieceTokenizer(Tokenizer):
         Raises:
             ImportError: If sentencepiece is not installed.
         """
-        if model_type not in ("bpe", "unigram"):
-            raise ValueError(
-                "`model_type` must be 'bpe' or 'unigram'. "
-                f"Received: model_type={model_type!r}"
-            )
+        check_one_of("model_type", model_type, ("bpe", "unigram"))
         model = train_pieces(
             texts,
             vocabulary_size,

@@ -482,4 +482,3 @@ def test_where_ids_are_kept(monkeypatch):
     assert token_folder() == default
     monkeypatch.setenv("TFDS_DATA_DIR", "gs://bucket/tfds")
     assert token_folder() == "gs://bucket/tfds/txl_keras_tokens"
-    assert json.dumps(token_folder())

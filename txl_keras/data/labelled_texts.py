@@ -211,7 +211,7 @@ def read_labelled_texts(path, text_column="text", label_column="label"):
         if isinstance(label, str):
             label = sys.intern(label)
         # Texts of some length take twice their bytes, but short ones more.
-        taken += sum(map(sys.getsizeof, (text, label, number)))
+        taken += sys.getsizeof(text) + sys.getsizeof(number)
         check_unpacked(path, taken // 2, size)
         texts.append(text)
         labels.append(label)

@@ -178,6 +178,10 @@ def test_wrong_arguments_are_refused():
         WordTokenizer(["a", "end of line"], line_end="end of line")
     with pytest.raises(ValueError, match="`min_count`.*min_count=0"):
         from_texts(["a"], min_count=0)
+    with pytest.raises(ValueError, match="leave at least one.*min_count=9"):
+        from_texts(["a b a"], min_count=9)
+    with pytest.raises(ValueError, match="`unknown` .*unknown='a b'"):
+        WordTokenizer(["<eos>", "a b"], unknown="a b")
     message = "`vocabulary_size` must be .* 3.*vocabulary_size=2"
     with pytest.raises(ValueError, match=message):
         from_texts(["a"], vocabulary_size=2)
@@ -198,10 +202,3 @@ def test_marks_may_be_left_out_by_empty_strings():
     assert tokenizer.unknown_id is None
     with pytest.raises(ValueError, match="'c' .* at position 1"):
         tokenizer.encode("a c\n")
-
-
-def test_a_vocabulary_needs_words():
-    with pytest.raises(ValueError, match="leave at least one.*min_count=9"):
-        from_texts(["a b a"], min_count=9)
-    with pytest.raises(ValueError, match="`unknown` .*unknown='a b'"):
-        WordTokenizer(["<eos>", "a b"], unknown="a b")

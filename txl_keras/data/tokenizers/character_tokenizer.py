@@ -57,8 +57,7 @@ position 2 is not in the vocabulary.
         Args:
             counts: Dict of symbol to its number of occurrences, see
                 `count_symbols`.
-            encoding: As for the class.
-            drop_newlines: As for the class.
+            encoding, drop_newlines: As for the class.
 
         Returns:
             A `CharacterTokenizer`.

@@ -151,10 +151,7 @@ class WordPieceTokenizer(Tokenizer):
             texts: Iterable of `bytes` in UTF-8 or of `str`: blocks of text,
                 preferably of whole lines.
             vocabulary_size: Integer.
-            unknown: As for the class.
-            suffix_indicator: As for the class.
-            lower_case: As for the class.
-            line_end: As for the class.
+            unknown, suffix_indicator, lower_case, line_end: As for the class.
             character_coverage: Float. The share of the text covered by
                 characters in the vocabulary; words with other characters are
                 `unknown`.

@@ -113,10 +113,7 @@ class WordTokenizer(Tokenizer):
             min_count: Integer. Leaves out rarer words.
             vocabulary_size: Optional integer. The maximum number of words,
                 including `line_end`, `line_start` and `unknown`.
-            unknown: As for the class.
-            line_start: As for the class.
-            line_end: As for the class.
-            lower_case: As for the class.
+            unknown, line_start, line_end, lower_case: As for the class.
 
         Returns:
             A `WordTokenizer`.

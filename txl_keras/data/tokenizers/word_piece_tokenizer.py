@@ -148,16 +148,12 @@ class WordPieceTokenizer(Tokenizer):
         frequent pairs first.
 
         Args:
-            texts: Iterable of `bytes` in UTF-8 or of `str`: blocks of text,
-                preferably of whole lines.
+            texts, max_characters: As for `SentencePieceTokenizer.train`.
             vocabulary_size: Integer.
             unknown, suffix_indicator, lower_case, line_end: As for the class.
             character_coverage: Float. The share of the text covered by
                 characters in the vocabulary; words with other characters are
                 `unknown`.
-            max_characters: Integer. If the text has more, a random sample of
-                its lines, with about this number of characters, is used. Parts
-                of 1000 characters of longer lines count as lines.
 
         Returns:
             A `WordPieceTokenizer`.

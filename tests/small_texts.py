@@ -1,6 +1,5 @@
 import numpy as np
-
-from txl_keras.data.corpora.tfds_builder import tfds
+import tensorflow_datasets as tfds
 
 
 class SmallTexts(tfds.core.GeneratorBasedBuilder):

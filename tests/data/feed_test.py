@@ -72,16 +72,28 @@ def test_hosts_without_python_are_sent_their_rows(monkeypatch):
     assert sorted(read) == sorted(guessed)
 
 
-@pytest.mark.parametrize("host", [0, 1])
-def test_a_host_gets_an_element_a_replica(host):
-    context = tf.distribute.InputContext(2, host, num_replicas_in_sync=4)
-    of_one_host = types.SimpleNamespace(
-        num_replicas_in_sync=4,
+def host_of(hosts, replicas, number=0):
+    """Stands in for a strategy that asks for the dataset of one host."""
+    context = tf.distribute.InputContext(hosts, number, replicas)
+    return types.SimpleNamespace(
+        num_replicas_in_sync=replicas,
         distribute_datasets_from_function=lambda make: make(context),
     )
+
+
+def test_rows_and_replicas_must_divide():
+    segments = Segments(np.arange(101), 6, 3, drop_remainder=True)
+    with pytest.raises(ValueError, match="batch_size=6, 4 replicas"):
+        segments.distribute(host_of(1, 4))
+    with pytest.raises(ValueError, match="3 replicas on 2 workers"):
+        segments.distribute(host_of(2, 3))
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_host_gets_an_element_a_replica(host):
     segments = Segments(np.arange(200), 12, 5, drop_remainder=True)
     in_memory, read = (
-        list(segments.distribute(of_one_host, 2, 3, in_memory))
+        list(segments.distribute(host_of(2, 4, host), 2, 3, in_memory))
         for in_memory in (True, False)
     )
     assert len(in_memory) == 6  # 3 steps, 2 replicas

@@ -3,14 +3,12 @@
 What replicas read is tested in conformance/data_order_test.py.
 """
 
-import doctest
 import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_keras.data import segments as segments_module
 from txl_keras.data.segments import Segments
 
 DOCUMENTS = np.array([0, 1, 14, 30, 31, 52])
@@ -83,24 +81,6 @@ def test_a_step_depends_on_nothing_but_its_number():
         np.testing.assert_array_equal(far[key], near[key])
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 7, 10])
-@pytest.mark.parametrize("num_tokens", [2, 8, 61, 62])
-def test_evaluation_scores_every_token_but_the_first_once(
-    batch_size, num_tokens
-):
-    segments = positions(num_tokens, batch_size, 4, drop_remainder=False)
-    scored = []
-    for step in range(len(segments)):
-        batch = segments.batch(step)
-        is_scored = batch["weights"] == 1
-        assert (is_scored | (batch["weights"] == 0)).all()
-        difference = batch["targets"] - batch["inputs"]
-        assert (difference[is_scored] == 1).all()
-        assert (batch["targets"][~is_scored] == 0).all()
-        scored.extend(batch["targets"][is_scored].tolist())
-    assert sorted(scored) == list(range(1, num_tokens))
-
-
 def test_rows_can_be_read_alone():
     segments = positions(101, 5, 3, drop_remainder=True)
     whole = segments.batch(2)
@@ -166,56 +146,6 @@ def test_a_dataset_ends_after_num_steps_and_may_pass_the_epoch():
     first_inputs = [int(batch["inputs"][0, 0]) for batch in dataset]
     assert first_inputs == [4, 0, 4]
     assert len(dataset) == 3
-
-
-def test_distribute_works_on_the_default_strategy():
-    segments = positions(23, 2, 4, drop_remainder=True)
-    dataset = segments.distribute(tf.distribute.get_strategy(), 1, 2)
-    batches = list(dataset)
-    assert len(batches) == 2
-    np.testing.assert_array_equal(
-        batches[0]["inputs"], segments.batch(1)["inputs"]
-    )
-    np.testing.assert_array_equal(batches[1]["reset"], [True, True])
-
-
-class Workers:
-    """Where a strategy would ask for the dataset of each worker."""
-
-    def __init__(self, num_workers, num_replicas):
-        self.num_workers = num_workers
-        self.num_replicas_in_sync = num_replicas
-
-    def distribute_datasets_from_function(self, function):
-        return [
-            function(
-                tf.distribute.InputContext(
-                    self.num_workers, worker, self.num_replicas_in_sync
-                )
-            )
-            for worker in range(self.num_workers)
-        ]
-
-
-def test_each_of_two_workers_always_gets_its_own_rows():
-    segments = positions(101, 8, 3, drop_remainder=True)
-    workers = segments.distribute(Workers(2, 4), 6, 4)
-    for worker, dataset in enumerate(workers):
-        elements = list(dataset)
-        assert len(elements) == 8
-        for i, batch in enumerate(elements):
-            first_row = 4 * worker + 2 * (i % 2)
-            expected = segments.batch(6 + i // 2, first_row, 2)
-            np.testing.assert_array_equal(batch["inputs"], expected["inputs"])
-            np.testing.assert_array_equal(batch["reset"], expected["reset"])
-
-
-def test_rows_and_replicas_must_divide():
-    segments = positions(101, 6, 3, drop_remainder=True)
-    with pytest.raises(ValueError, match="batch_size=6, 4 replicas"):
-        segments.distribute(Workers(1, 4))
-    with pytest.raises(ValueError, match="3 replicas on 2 workers"):
-        segments.distribute(Workers(2, 3))
 
 
 @pytest.mark.parametrize("order", ["sequential", "roll"])
@@ -301,35 +231,6 @@ def test_only_what_a_step_needs_is_read(arguments):
     (first,) = dataset
     for key, value in batch.items():
         np.testing.assert_array_equal(first[key], value)
-
-
-def test_shuffled_documents_are_read_one_after_the_other():
-    segments = Segments(
-        np.arange(60), 2, 5, True, order="shuffle", documents=DOCUMENTS, seed=4
-    )
-    bounds = [*DOCUMENTS.tolist(), 60]
-    pieces = [
-        list(range(*pair)) for pair in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
-    streams = []
-    for epoch in range(3):
-        batches = [segments.batch(5 * epoch + step) for step in range(5)]
-        inputs = np.concatenate([batch["inputs"] for batch in batches], 1)
-        targets = np.concatenate([batch["targets"] for batch in batches], 1)
-        resets = [batch["reset"].tolist() for batch in batches]
-        assert resets == [[True, True]] + [[False, False]] * 4
-        # Row 0 has predictions 0 to 24, row 1 those from 29 to 53.
-        np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
-        whole = sum(sorted(pieces, key=lambda p: position(inputs, p)), [])
-        assert inputs[0].tolist() == whole[:25]
-        streams.append(inputs.tolist())
-    assert streams[0] != streams[1] != streams[2]
-
-
-def position(inputs, piece):
-    """Where row 0 reads the first token of a document; late if it does not."""
-    found = np.flatnonzero(inputs[0] == piece[0])
-    return found[0] if found.size else 99
 
 
 @pytest.mark.parametrize(
@@ -505,19 +406,6 @@ def test_arguments_that_make_no_sense_are_refused(arguments, message):
     arguments = {"drop_remainder": True, **arguments}
     with pytest.raises(ValueError, match=message):
         Segments(np.arange(60), 2, 5, **arguments)
-
-
-def test_the_examples_of_the_docstrings_run():
-    failed, tried = doctest.testmod(segments_module)
-    assert tried > 5 and failed == 0
-
-
-def test_a_text_below_one_step_is_refused_with_both_numbers():
-    with pytest.raises(ValueError, match="has 12 tokens, and 13 are needed"):
-        positions(12, 3, 4, drop_remainder=True)
-    assert len(positions(13, 3, 4, drop_remainder=True)) == 1
-    with pytest.raises(ValueError, match="--batch_size or --segment_length"):
-        positions(1, 3, 4, drop_remainder=False)
 
 
 def test_wrong_tokens_are_refused():

@@ -1,11 +1,8 @@
-import doctest
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from txl_keras.data import SlidingWindows
-from txl_keras.data import sliding_windows
 
 TOKENS = np.arange(100, 123)  # the token at position p is 100 + p
 DOCUMENTS = np.array([0, 1, 3, 12])
@@ -113,8 +110,3 @@ def test_rows_can_be_read_alone_and_datasets_have_static_shapes():
 def test_sizes_that_cannot_be_are_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
         SlidingWindows(TOKENS, *sizes)
-
-
-def test_the_examples_of_the_docstrings_run():
-    failed, tried = doctest.testmod(sliding_windows)
-    assert tried == 5 and failed == 0

@@ -1,15 +1,15 @@
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
+from small_texts import SmallTexts
 
-from txl_keras.data.corpora.tfds_builder import tfds
 from txl_keras.data.tfds_labelled_texts import load_tfds_texts
 
 
-class SmallReviews(tfds.core.GeneratorBasedBuilder):
+class SmallReviews(SmallTexts):
     """Reviews with a class, a number and a string that may all be labels."""
 
-    VERSION = tfds.core.Version("1.0.0")
-    SIZES = {"train": 7, "test": 3, "unsupervised": 2}
+    SPLITS = {"train": 7, "test": 3, "unsupervised": 2}
 
     def _info(self):
         return tfds.core.DatasetInfo(
@@ -26,24 +26,10 @@ class SmallReviews(tfds.core.GeneratorBasedBuilder):
             disable_shuffling=True,
         )
 
-    def _split_generators(self, dl_manager):
-        return {
-            split: self._generate_examples(split, size)
-            for split, size in self.SIZES.items()
-        }
-
     def _generate_examples(self, split, size):
         for i in range(size):
-            yield (
-                i,
-                {
-                    "text": f"né {split} {i}",
-                    "label": i % 2,
-                    "stars": i % 5,
-                    "language": "fr",
-                    "score": 0.5,
-                },
-            )
+            labels = {"label": i % 2, "stars": i % 5, "language": "fr"}
+            yield i, {"text": f"né {split} {i}", **labels, "score": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -62,23 +48,15 @@ def test_splits_have_texts_with_labels(tmp_path, column, label):
     assert len(splits["train"]) == 7
 
 
-def test_a_feature_that_is_not_there_is_an_error(tmp_path):
-    for column in ("text_column", "label_column"):
-        with pytest.raises(
-            ValueError, match=f"'language',.* 'text'.*{column}='body'"
-        ):
-            load_tfds_texts("small_reviews", str(tmp_path), **{column: "body"})
-
-
-@pytest.mark.parametrize("column", ["text_column", "label_column"])
-def test_numbers_are_neither_texts_nor_classes(tmp_path, column):
-    with pytest.raises(
-        ValueError, match=f"`{column}` must be a feature.*float32"
-    ):
-        load_tfds_texts("small_reviews", str(tmp_path), **{column: "score"})
+@pytest.mark.parametrize("wrong", ["body", "score"])
+@pytest.mark.parametrize("flag", ["text_column", "label_column"])
+def test_columns_must_be_features_of_their_kind(tmp_path, flag, wrong):
+    message = f"`{flag}` must .*'language',.* 'text'.*{flag}='{wrong}'.*score"
+    with pytest.raises(ValueError, match=message):
+        load_tfds_texts("small_reviews", str(tmp_path), **{flag: wrong})
 
 
 def test_there_must_be_a_train(tmp_path, monkeypatch):
-    monkeypatch.setattr(SmallReviews, "SIZES", {"test": 3})
+    monkeypatch.setattr(SmallReviews, "SPLITS", {"test": 3})
     with pytest.raises(ValueError, match=r"split 'train'.*\['test'\]"):
         load_tfds_texts("small_reviews", str(tmp_path))

@@ -4,7 +4,9 @@ import tensorflow as tf
 
 from txl_keras.data import Segments
 from txl_keras.data import token_files
-from txl_keras.data.token_files import open_token_file
+from txl_keras.data.token_files import TokenFiles
+from txl_keras.data.token_files import open_tokens
+from txl_keras.data.token_files import shard_paths
 
 
 def write(path, ids):
@@ -12,34 +14,42 @@ def write(path, ids):
         file.write(ids.tobytes())
 
 
+@pytest.mark.parametrize("lengths", [[101], [0, 7, 0, 0, 20, 1, 73, 0]])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "int64"])
 def test_every_range_is_read_alike_from_disk_and_bucket(
-    dtype, tmp_path, monkeypatch
+    dtype, lengths, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(token_files, "PAGE_BYTES", 24)
     ids = np.arange(101).astype(dtype)
-    for place in (str(tmp_path / "ids"), f"ram://tokens/{dtype}"):
-        write(place, ids)
-        tokens = open_token_file(place, dtype)
+    for folder in (str(tmp_path), f"ram://tokens/{dtype}{len(lengths)}"):
+        paths = shard_paths(folder, len(lengths))
+        parts = np.split(ids, np.cumsum(lengths)[:-1])
+        for path, part in zip(paths, parts, strict=True):
+            write(path, part)
+        tokens = open_tokens(paths, lengths, dtype)
         assert len(tokens) == 101 and tokens.dtype == dtype
-        for start in (0, 1, 5, 24, 99, 101, 150):
-            for stop in (0, 1, 6, 25, 48, 101, 150, None):
+        assert tokens.nbytes == ids.nbytes
+        for start in (0, 1, 5, 7, 24, 27, 28, 99, 101, 150):
+            for stop in (0, 1, 6, 7, 25, 27, 48, 101, 150, None, -3):
                 np.testing.assert_array_equal(
                     tokens[start:stop], ids[start:stop]
                 )
+        if isinstance(tokens, TokenFiles):
+            with pytest.raises(ValueError, match="step must be 1. Received: 2"):
+                tokens[::2]
 
 
 def test_a_bucket_is_asked_for_what_is_needed_and_once(monkeypatch):
     monkeypatch.setattr(token_files, "PAGE_BYTES", 100)
     write("ram://tokens/pages", np.arange(1000, dtype=np.uint8))
     read = []
-    inner = token_files._read_page
+    inner = TokenFiles._read_page
     monkeypatch.setattr(
-        token_files,
+        TokenFiles,
         "_read_page",
-        lambda path, number: read.append(number) or inner(path, number),
+        lambda *args: read.append(args[2]) or inner(*args),
     )
-    tokens = open_token_file("ram://tokens/pages", np.uint8)
+    tokens = open_tokens(["ram://tokens/pages"], [1000], np.uint8)
     for start in range(510, 590, 8):
         assert tokens[start : start + 9][0] == start % 256
     assert read == [5]
@@ -48,54 +58,25 @@ def test_a_bucket_is_asked_for_what_is_needed_and_once(monkeypatch):
 
 
 def test_a_disk_is_mapped(tmp_path):
-    write(str(tmp_path / "ids"), np.arange(10, dtype=np.uint16))
-    tokens = open_token_file(str(tmp_path / "ids"), np.uint16)
+    path = str(tmp_path / "ids")
+    write(path, np.arange(10, dtype=np.uint16))
+    tokens = open_tokens([path], [10], np.uint16)
     assert isinstance(tokens, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
         tokens[0] = 3
 
 
-def test_what_is_no_such_file_is_refused(tmp_path):
-    path = str(tmp_path / "ids")
-    with pytest.raises(FileNotFoundError, match="no file of ids.*ids"):
-        open_token_file(path, np.uint8)
-    write(path, np.arange(7, dtype=np.uint8))
-    with pytest.raises(ValueError, match="4 bytes each.*Received: 7 bytes"):
-        open_token_file(path, np.int32)
-    write(path, np.zeros(0, np.int32))
-    assert len(open_token_file(path, np.int32)) == 0
-
-
-def test_only_ranges_without_steps_are_read():
-    write("ram://tokens/steps", np.arange(10, dtype=np.uint8))
-    tokens = open_token_file("ram://tokens/steps", np.uint8)
-    with pytest.raises(ValueError, match="step must be 1. Received: 2"):
-        tokens[::2]
-
-
 @pytest.mark.parametrize("place", ["disk", "bucket"])
-def test_several_files_are_read_as_one(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(token_files, "PAGE_BYTES", 6)
-    ids = np.arange(41, dtype=np.uint16)
-    lengths = [0, 7, 0, 0, 20, 1, 13, 0]
-    folder = str(tmp_path) if place == "disk" else "ram://shards"
-    paths = token_files.shard_paths(folder, len(lengths))
-    parts = np.split(ids, np.cumsum(lengths)[:-1])
-    for path, part in zip(paths, parts, strict=True):
-        write(path, part)
-    tokens = token_files.open_shards(paths, lengths, "uint16")
-    assert len(tokens) == 41 and tokens.dtype == np.uint16
-    assert tokens.nbytes == 82
-    for start in range(43):
-        for stop in (0, 6, 7, 8, 27, 28, 41, 50, None, -3):
-            np.testing.assert_array_equal(tokens[start:stop], ids[start:stop])
-    with pytest.raises(ValueError, match="step must be 1. Received: 3"):
-        tokens[::3]
-    write(paths[4], ids[:19])
-    tokens = token_files.open_shards(paths, lengths, "uint16")
-    np.testing.assert_array_equal(tokens[28:], ids[28:])  # other files are fine
-    with pytest.raises(ValueError, match="-of-00008.bin was changed.* 20 ids"):
-        tokens[26:30]
+def test_what_is_no_such_file_is_refused(place, tmp_path):
+    folder = str(tmp_path) if place == "disk" else "ram://missing"
+    paths = shard_paths(folder, 2)
+    write(paths[0], np.arange(7, dtype=np.uint8))
+    for lengths, message in (
+        ([7, 3], f"no file of ids {paths[1]}"),
+        ([6, 3], f"{paths[0]} was changed.*Expected: 6 bytes. Received: 7"),
+    ):
+        with pytest.raises((FileNotFoundError, ValueError), match=message):
+            open_tokens(paths, lengths, np.uint8)[4:9]
 
 
 @pytest.mark.parametrize("place", ["disk", "bucket", "slice", "array"])
@@ -104,7 +85,9 @@ def test_blocks_are_all_ids(place, tmp_path, monkeypatch):
     ids = np.arange(50, dtype=np.uint16)
     path = "ram://blocks" if place == "bucket" else str(tmp_path / "ids")
     write(path, ids)
-    tokens = ids if place == "array" else open_token_file(path, np.uint16)
+    tokens = ids
+    if place != "array":
+        tokens = open_tokens([path], [50], np.uint16)
     if place == "slice":
         tokens, ids = tokens[9:40], ids[9:40]
     blocks = list(token_files.blocks_of(tokens))
@@ -132,15 +115,14 @@ class HugeFile:
 def test_segments_of_2_to_the_40_tokens_begin_at_any_step(monkeypatch):
     opened = []
 
-    def open_file(path, dtype, read_page):
-        number = paths.index(path)
+    def file(self, number):
         opened.append(number)
         return HugeFile(number, lengths[number])
 
-    monkeypatch.setattr(token_files, "open_token_file", open_file)
+    monkeypatch.setattr(TokenFiles, "file", file)
     lengths = [2**28 + number % 7 for number in range(2**12)]
-    paths = token_files.shard_paths("none", len(lengths))
-    tokens = token_files.open_shards(paths, lengths, np.int32)
+    paths = shard_paths("none", len(lengths))
+    tokens = TokenFiles(paths, lengths, np.int32)
     assert len(tokens) > 2**40
     for order in ("sequential", "roll"):
         segments = Segments(tokens, 6, 5, True, order=order)
@@ -149,7 +131,7 @@ def test_segments_of_2_to_the_40_tokens_begin_at_any_step(monkeypatch):
         batch = segments.batch(step, first_row=2, num_rows=3)
         assert 1 <= len(opened) <= 3  # a host reads its rows only
         opened.clear()
-        tokens = token_files.open_shards(paths, lengths, np.int32)
+        tokens = TokenFiles(paths, lengths, np.int32)
     segments = Segments(tokens, 6, 5, True)
     row = 5
     start = row * segments.num_predictions // 6 + 5 * step

@@ -41,11 +41,6 @@ def test_a_small_vocabulary_is_not_cut():
     assert len(choose_cutoffs(np.arange(10_000)[::-1])) == 3
 
 
-def test_nothing_counted_is_refused():
-    with pytest.raises(ValueError, match="`counts` must not be all 0"):
-        choose_cutoffs(np.zeros(20_000))
-
-
 @pytest.mark.parametrize("size", [30, 20_000])
 @pytest.mark.parametrize("count", [-1, np.nan, np.inf])
 def test_a_count_that_cannot_be_is_named(size, count):
@@ -58,6 +53,7 @@ def test_a_count_that_cannot_be_is_named(size, count):
 @pytest.mark.parametrize(
     ("counts", "num_cutoffs", "message"),
     [
+        (np.zeros(20_000), 3, "`counts` must not be all 0"),
         (np.ones((20_000, 2)), 3, r"`counts` must .*shape \(20000, 2\)"),
         (["a"] * 30, 3, "`counts` must be numbers"),
         (None, 3, "`counts` must be numbers"),

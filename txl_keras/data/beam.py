@@ -6,7 +6,6 @@ renamed once it is complete. Work that Beam repeats therefore gives the same
 file again, and a run that was killed continues where it stopped.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -15,8 +14,6 @@ import itertools
 import json
 import os
 import shlex
-import signal
-import threading
 
 import numpy as np
 import tensorflow as tf
@@ -45,8 +42,6 @@ class Beam:
 
     Raises:
         ImportError: If Beam is not installed.
-        ValueError: If there is no such runner, or what it needs is not
-            installed, or Beam refuses the options.
     """
 
     runner: str
@@ -89,50 +84,25 @@ class Beam:
         ]
         if left:
             task = functools.partial(_write_result, function)
-            with self._pipeline() as pipeline:
-                _ = _spread(pipeline, left) | _beam().Map(task)
+            runner, options = self._make_runner(), self._make_options()
+            beam = _beam()
+            try:
+                with beam.Pipeline(runner, options) as pipeline:
+                    # Items go to workers one by one.
+                    tasks = pipeline | beam.Create(left) | beam.Reshuffle()
+                    _ = tasks | beam.Map(task)
+            except Exception as error:
+                raise RuntimeError(
+                    f"Apache Beam failed: {type(error).__name__}: {error}\n"
+                    "What was finished is kept: run the same command again."
+                ) from error
         paths = (os.path.join(self.folder, name) for name in names.values())
         return map(_read_result, paths)
 
-    def count(self, function, sections, min_count=1, num_kept=None):
-        """Adds up `function(text)`, a `Counter` of strings, of all sections.
-
-        Returns a `Counter` of those that occur `min_count` times, the
-        `num_kept` most frequent ones, in the order of their first occurrence.
-        """
-        beam = _beam()
-        path = os.path.join(self.folder, "counts.json")
-        refused = f"{path}.refused"
-        if not tf.io.gfile.exists(path):
-            task = functools.partial(_count_section, function, refused)
-            all_or_most = beam.combiners.ToList()
-            if num_kept is not None:
-                all_or_most = beam.combiners.Top.Of(num_kept, key=_rank)
-            with self._pipeline() as pipeline:
-                _ = (
-                    _spread(pipeline, list(enumerate(sections)))
-                    | beam.FlatMap(task)
-                    | beam.CombinePerKey(_add_counts)
-                    | beam.Filter(_is_frequent, min_count)
-                    | all_or_most
-                    | beam.Map(_write_json, path)
-                )
-        if tf.io.gfile.exists(refused):
-            _read_result(refused)  # raises
-        counts = sorted(_read_json(path), key=lambda item: item[1][1])
-        return collections.Counter({word: count for word, (count, _) in counts})
-
     def encode(self, corpus, tokenizer, folders):
-        """Encodes splits, in one pipeline, to files of ids in their folders.
+        """Encodes splits to files of ids in `folders`, a dict by split.
 
-        Args:
-            corpus: A `Corpus`.
-            tokenizer: A tokenizer.
-            folders: Dict of split to the folder of its ids.
-
-        Returns:
-            A function that returns an iterator over the `Shard`s of the next
-            split, as `write_tokens` needs it.
+        Returns the function `write_shards` of `write_tokens`.
         """
         tokenizer_path = os.path.join(self.folder, "tokenizer.json")
         save_tokenizer(tokenizer, tokenizer_path)
@@ -185,51 +155,6 @@ class Beam:
             ) from error
         return options
 
-    @contextlib.contextmanager
-    def _pipeline(self):
-        """Makes a pipeline, which runs when the context ends."""
-        runner, options = self._make_runner(), self._make_options()
-        try:
-            with (
-                _errors_of_worker_processes(),
-                _beam().Pipeline(runner, options) as pipeline,
-            ):
-                yield pipeline
-        except Exception as error:
-            raise RuntimeError(
-                f"Apache Beam failed: {type(error).__name__}: {error}\n"
-                "What was finished is kept: run the same command again."
-            ) from error
-
-
-@contextlib.contextmanager
-def _errors_of_worker_processes():
-    """Raises if a process of the DirectRunner dies, for which Beam waits."""
-    main = threading.main_thread()
-    if threading.current_thread() is not main:
-        yield  # no other thread can be interrupted
-        return
-    show, errors = threading.excepthook, []
-
-    def interrupt(arguments):
-        show(arguments)
-        # The thread in which Beam waits for the end of a process.
-        is_wait = arguments.thread and arguments.thread.name == "run_worker"
-        if is_wait and not errors:
-            errors.append(arguments.exc_value)
-            signal.pthread_kill(main.ident, signal.SIGUSR1)
-
-    def fail(*_):
-        raise errors[0]
-
-    handler = signal.signal(signal.SIGUSR1, fail)
-    threading.excepthook = interrupt
-    try:
-        yield
-    finally:
-        threading.excepthook = show
-        signal.signal(signal.SIGUSR1, handler)
-
 
 def _beam():
     try:
@@ -245,62 +170,21 @@ def _beam():
     return apache_beam
 
 
-def _spread(pipeline, items):
-    """Returns a collection whose items go to workers one by one."""
-    return pipeline | _beam().Create(items) | _beam().Reshuffle()
-
-
 def _write_result(function, item_and_path):
     item, path = item_and_path
     try:
         result = {"value": function(item)}
     except ValueError as error:
         result = {"refused": str(error)}
-    _write_json(result, path)
+    write_text(json.dumps(result), path)
 
 
 def _read_result(path):
-    result = _read_json(path)
+    with tf.io.gfile.GFile(path, "rb") as file:
+        result = json.loads(file.read())
     if "refused" in result:
         raise ValueError(result["refused"])
     return result["value"]
-
-
-def _write_json(content, path):
-    write_text(json.dumps(content), path)
-
-
-def _read_json(path):
-    with tf.io.gfile.GFile(path, "rb") as file:
-        return json.loads(file.read())
-
-
-def _count_section(function, refused, numbered_section):
-    """Yields pairs of a string, and its count and first place in the text."""
-    number, section = numbered_section
-    counts = collections.Counter()
-    try:
-        for block in section.blocks():
-            counts.update(function(block.text))
-    except ValueError as error:
-        _write_json({"refused": str(error)}, refused)
-        return
-    for place, (word, count) in enumerate(counts.items()):
-        yield word, (count, (number << 40) + place)
-
-
-def _add_counts(values):
-    counts, places = zip(*values, strict=True)
-    return sum(counts), min(places)
-
-
-def _is_frequent(item, min_count):
-    return item[1][0] >= min_count
-
-
-def _rank(item):
-    count, place = item[1]
-    return count, -place
 
 
 _load_tokenizer = functools.lru_cache(1)(load_tokenizer)

@@ -1,7 +1,8 @@
 """Layouts: the token positions that each batch row reads in each step.
 
 Layouts compute positions only. `Segments` chooses a layout and reads the tokens
-at the positions it returns.
+at the positions it returns. A layout has `steps_per_epoch`, the same in every
+epoch, and `lengths`, the segment lengths that occur, ascending.
 
 Letters: `B` is the batch size, `T` the tokens of a segment, `P` the predictions
 of the stream (prediction p reads token p, its target is token p + 1), `S` the
@@ -26,24 +27,7 @@ class Rows(NamedTuple):
     reset: np.ndarray  # boolean, True where memory is reset before the step
 
 
-class Layout:
-    """Defines the interface of all layouts.
-
-    Attributes:
-        steps_per_epoch: Integer, the same in every epoch.
-        lengths: Tuple of the segment lengths that occur, ascending.
-    """
-
-    def rows(self, epoch, step):
-        """Returns the `Rows` of a step, counted from 0 within its epoch."""
-        raise NotImplementedError
-
-    def spans(self, epoch, start, stop):
-        """Returns the token ranges of `[start, stop)` of the stream."""
-        return [(start, stop)]
-
-
-class Sequential(Layout):
+class Sequential:
     """Assigns predictions `[r P // B, (r + 1) P // B)` to row r, T per step.
 
     >>> layout = Sequential(23, batch_size=2, segment_length=4)
@@ -68,9 +52,14 @@ class Sequential(Layout):
         return segment_length
 
     def rows(self, epoch, step):
+        """Returns the `Rows` of a step, counted from 0 within its epoch."""
         (length,) = self.lengths
         starts = self._bounds[:-1] + step * length
         return self._rows(starts, length, np.full_like(self._scored, step == 0))
+
+    def spans(self, epoch, start, stop):
+        """Returns the token ranges of `[start, stop)` of the stream."""
+        return [(start, stop)]
 
     def _rows(self, starts, length, reset):
         counts = np.full_like(starts, length)
@@ -80,11 +69,10 @@ class Sequential(Layout):
 class Roll(Sequential):
     """Starts every row at a random offset in each epoch and wraps around.
 
-    For each row, two numbers are drawn per epoch: an offset below T, so that
-    segment boundaries differ between epochs, and the segment to read first.
-    After the last segment of a row, reading continues at its first segment with
-    memory reset. No token is an input twice in an epoch. Fewer than 2 T tokens
-    at the ends of a row are left out, and they differ between epochs.
+    A row begins at a random offset below T and at a random segment, and after
+    its last segment continues at its first one with memory reset. No token is
+    an input twice in an epoch. Fewer than 2 T tokens at the ends of a row are
+    left out, and they differ between epochs.
 
     >>> layout = Roll(25, batch_size=1, segment_length=4, seed=3)
     >>> [int(layout.rows(0, step).starts[0]) for step in range(5)]
@@ -118,11 +106,10 @@ class VaryingLength(Sequential):
 
     The original code draws a length for each step: from a normal distribution
     with standard deviation 5 around T, or with probability 0.05 around T / 2.
-    XLA compiles one program per length, so this layout uses only six: half of
-    T, T, T +/- 4 and T +/- 8. Every cycle of 20 steps has one segment of half
-    the length and 19 rounded quantiles of the normal distribution, in a random
-    order that changes in every cycle and epoch. All cycles have the same total
-    length, so the position of a step does not depend on earlier cycles' orders.
+    XLA compiles one program per length, so this layout uses only six. Every
+    cycle of 20 steps has one segment of half the length and 19 rounded
+    quantiles of the normal distribution, in a random order. All cycles have the
+    same total length, so a step is found without the cycles before it.
 
     >>> layout = VaryingLength(9_000, batch_size=2, segment_length=32, seed=0)
     >>> layout.lengths
@@ -199,7 +186,7 @@ class Shuffle(Sequential):
         return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
-class WholeSegments(Layout):
+class WholeSegments:
     """Assigns segments `[r S // B, (r + 1) S // B)` of a list to row r.
 
     The content of a segment does not depend on B, only the row that reads it
@@ -215,7 +202,8 @@ class WholeSegments(Layout):
     row 1                          (1)      2        3        4
     ```
 
-    >>> layout = WholeSegments(TextSegments(20, 4), 2, False, 1)
+    >>> segments = DocumentSegments(np.zeros(1, int), 20, segment_length=4)
+    >>> layout = WholeSegments(segments, 2, False, warmup_segments=1)
     >>> layout.steps_per_epoch
     4
     >>> [layout.rows(0, step).starts.tolist() for step in (0, 1)]
@@ -244,6 +232,7 @@ class WholeSegments(Layout):
         )
 
     def rows(self, epoch, step):
+        """Returns the `Rows` of a step, counted from 0 within its epoch."""
         segment = self._first - self._warmup + step
         is_read = (segment >= self._begin) & (segment < self._last)
         index = np.clip(segment, 0, self._segments.num_segments - 1)
@@ -255,20 +244,9 @@ class WholeSegments(Layout):
             is_read & (is_first | (segment == self._begin)),
         )
 
-
-class TextSegments:
-    """Divides a text into segments of T; the last one may be shorter."""
-
-    def __init__(self, num_tokens, segment_length):
-        self._num_predictions = num_tokens - 1
-        self.length = segment_length
-        self.num_segments = -(-self._num_predictions // segment_length)
-
-    def locate(self, epoch, segments):
-        """Returns per segment its start, size, and if it begins a document."""
-        starts = segments * self.length
-        counts = np.minimum(self.length, self._num_predictions - starts)
-        return starts, counts, segments == 0
+    def spans(self, epoch, start, stop):
+        """Returns the token ranges of `[start, stop)` of the stream."""
+        return [(start, stop)]
 
 
 class DocumentSegments:
@@ -286,7 +264,7 @@ class DocumentSegments:
         self.num_segments = int(sizes.sum(dtype=np.int64))
 
     def locate(self, epoch, segments):
-        """Locates segments as `TextSegments.locate` does."""
+        """Returns per segment its start, size, and if it begins a document."""
         order, offsets = self._order.of_epoch(epoch)
         place = np.searchsorted(offsets, segments, "right") - 1
         document = order[place]

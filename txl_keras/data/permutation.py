@@ -5,7 +5,6 @@ the number of tokens per target.
 """
 
 import numpy as np
-import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.data.layouts import draw
@@ -78,11 +77,6 @@ class PermutedSegments(StepBatches):
         reuse_length: Optional integer, how many tokens from the start of a
             segment the model must store in memory; None for all.
 
-    Raises:
-        ValueError: If segments are shorter than K or have unsupported options;
-            if `with_next` is used with another order than that of the text; or
-            if a number is out of its range.
-
     Example:
 
     >>> from txl_keras.data import Segments
@@ -133,21 +127,7 @@ class PermutedSegments(StepBatches):
         return len(self.segments) + 1 - self._num_parts
 
     def batch(self, step, first_row=0, num_rows=None):
-        """Computes the batch of a step, or some of its rows.
-
-        Args:
-            step: Integer, 0 or more. Steps beyond the first epoch are in later
-                epochs, with other targets.
-            first_row: Integer.
-            num_rows: Optional integer. Defaults to all rows from `first_row`.
-
-        Returns:
-            Dict of arrays with the keys and dtypes listed in the class
-            docstring, for the requested rows.
-
-        Raises:
-            ValueError: If the step is negative or a row is not in the batch.
-        """
+        """Computes the batch of a step, as `Segments.batch` does."""
         step = check_integer("step", step, 0)
         num_rows = self._check_rows(first_row, num_rows)
         # Computes all rows, because `num_targets` counts all targets.
@@ -236,22 +216,6 @@ class PermutedSegments(StepBatches):
         mask &= part[:, None] == part
         mask |= part[:, None] > part
         return mask & is_read[:, None]
-
-    def _signature(self, num_rows):
-        length, targets = self.segment_length, self.num_targets
-        return {
-            "inputs": tf.TensorSpec((num_rows, length), tf.int32),
-            "permutation_mask": tf.TensorSpec(
-                (num_rows, length, length), tf.bool
-            ),
-            "target_mapping": tf.TensorSpec(
-                (num_rows, targets, length), tf.float32
-            ),
-            "targets": tf.TensorSpec((num_rows, targets), tf.int32),
-            "weights": tf.TensorSpec((num_rows, targets), tf.float32),
-            "reset": tf.TensorSpec((num_rows,), tf.bool),
-            "num_targets": tf.TensorSpec((), tf.float32),
-        }
 
 
 # Independent random streams.

@@ -7,16 +7,12 @@ FOLDER/enwik8_bytes-1f0c.../train/tokens.bin     the ids, see `token_files`
 FOLDER/enwik8_bytes-1f0c.../train/documents.bin  int64, document positions
 FOLDER/enwik8_bytes-1f0c.../train/metadata.json  sizes, dtype, hashes
 
-The ids of a large text are in several files, one per section of the text:
-tokens-00000-of-00031.bin and so on. Their sizes are in metadata.json.
+The ids of a large text are in several files, one per section of the text. All
+files can be deleted: they are made again when needed.
 
-A tokenizer whose vocabulary was built from the text is stored, too. All of
-these files can be deleted: they are made again when needed.
-
-A split is written under a temporary name and renamed when it is complete, so
-that an interrupted preparation is never mistaken for a complete one. Buckets
-cannot rename folders. There a split is complete once metadata.json exists,
-which is written last.
+A split is written under a temporary name and renamed when it is complete.
+Buckets cannot rename folders. There a split is complete once metadata.json
+exists, which is written last.
 """
 
 import contextlib
@@ -31,17 +27,16 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.data.corpora.files import data_dir_error
 from txl_keras.data.corpora.files import data_folder
+from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
 from txl_keras.data.corpora.files import modification_time
 from txl_keras.data.corpora.files import remove_link
-from txl_keras.data.token_files import ShardedTokens
-from txl_keras.data.token_files import open_shards
-from txl_keras.data.token_files import open_token_file
+from txl_keras.data.token_files import open_tokens
 from txl_keras.data.token_files import shard_paths
 from txl_keras.data.token_writer import DOCUMENTS_FILE
-from txl_keras.data.token_writer import hash_ids
-from txl_keras.data.token_writer import hash_shards
+from txl_keras.data.token_writer import joint_digest
 from txl_keras.data.token_writer import token_dtype
 from txl_keras.data.token_writer import write_tokens
 from txl_keras.data.tokenizers import IdTokenizer
@@ -55,7 +50,7 @@ from txl_keras.json_files import check_fields
 from txl_keras.json_files import read_json
 
 # Must be increased when files of older versions must not be used any more.
-FORMAT = 2
+FORMAT = 3
 METADATA_FILE = "metadata.json"
 _NUMBERS = (
     "num_tokens", "num_documents", "num_bytes", "num_unknown",
@@ -65,6 +60,7 @@ _STRINGS = ("dtype", "sha256", "documents_sha256", "split", "tokenizer")
 _FIELDS = {
     **dict.fromkeys(_NUMBERS, "an integer"),
     **dict.fromkeys(_STRINGS, "a string"),
+    "lengths": "a list of integers",
 }
 # Larger files are hashed only if they are newer than their metadata, and files
 # in a bucket never, because hashing reads all of a file.
@@ -82,10 +78,10 @@ class PreparedSplit:
             document: an array, or for a bucket an object whose slices are
             arrays.
         metadata: Dict of `num_tokens`, `num_documents`, `num_bytes`,
-            `num_unknown`, `vocabulary_size`, `dtype`, `sha256` and
-            `documents_sha256` (hashes of ids and positions), `split`, and
-            `tokenizer` (the hash of the tokenizer). If the ids are in several
-            files, also `shards`, a list of the length and hash of each.
+            `num_unknown`, `vocabulary_size`, `dtype`, `lengths` (the number of
+            ids in each file), `sha256` and `documents_sha256` (hashes of ids
+            and positions), `split`, and `tokenizer` (the hash of the
+            tokenizer).
         folder: String, the folder of the files.
     """
 
@@ -112,7 +108,7 @@ class PreparedSplit:
     @property
     def paths(self):
         """Returns the paths of the files of ids."""
-        return shard_paths(self.folder, len(_lengths(self.metadata)))
+        return shard_paths(self.folder, len(self.metadata["lengths"]))
 
     def fingerprint(self):
         """Returns a dict that identifies the ids in a run's configuration."""
@@ -132,10 +128,6 @@ def prepare_tokenizer(name, corpus, folder, beam=None, **options):
 
     Returns:
         A tokenizer.
-
-    Raises:
-        ValueError: For the reasons listed at `build_tokenizer`, or if files of
-            the corpus changed while they were read.
     """
     if name == "bytes":  # has no vocabulary to build or store
         return build_tokenizer(name, corpus, **options)
@@ -172,11 +164,11 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS, beam=None):
         Dict of split to `PreparedSplit`.
 
     Raises:
-        OSError: If the disk is full or the folder cannot be written.
-        ValueError: If a split has no tokens or a symbol that is not in the
-            vocabulary, or if its files were changed after they were prepared;
-            if the corpus has token ids and the tokenizer takes text, or the
-            other way round.
+        OSError: If the disk is full.
+        ValueError: If the folder cannot be written; if a split has no tokens or
+            a symbol that is not in the vocabulary, or if its files were changed
+            after they were prepared; if the corpus has token ids and the
+            tokenizer takes text, or the other way round.
     """
     check_kind(corpus, isinstance(tokenizer, IdTokenizer))
     key = [FORMAT, corpus.fingerprint(), tokenizer_hash(tokenizer)]
@@ -190,9 +182,12 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS, beam=None):
             if not tf.io.gfile.exists(os.path.join(path, METADATA_FILE))
         }
         unfinished = {
-            split: _unfinished_folder(path, beam)
+            split: path if is_remote(path) else f"{path}.incomplete"
             for split, path in missing.items()
         }
+        if beam is None:  # only Beam continues what a killed run has written
+            for folder in (f"{parent}/beam", *unfinished.values()):
+                _remove_folder(folder)
         try:
             write_shards = None
             if missing and beam is not None:
@@ -208,8 +203,7 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS, beam=None):
             # What Beam has finished is kept, unless the text is refused.
             if beam is None or isinstance(error, ValueError):
                 for place in unfinished.values():
-                    with contextlib.suppress(tf.errors.OpError):
-                        tf.io.gfile.rmtree(place)
+                    _remove_folder(place)
             raise
     return {split: open_split(path, tokenizer) for split, path in paths.items()}
 
@@ -228,29 +222,36 @@ def open_split(folder, tokenizer):
     dtype = token_dtype(tokenizer)
     if metadata["dtype"] != dtype.name:
         raise _damaged_error(metadata_path, f"`dtype` must be {dtype.name}")
-    lengths = _lengths(metadata)
-    tokens = open_shards(shard_paths(folder, len(lengths)), lengths, dtype)
-    documents = open_token_file(os.path.join(folder, DOCUMENTS_FILE), np.int64)
-    split = PreparedSplit(tokens, documents, metadata, folder)
-    for name in ("tokens", "documents"):
-        _check_same(split, f"num_{name}", len(getattr(split, name)))
+    lengths = metadata["lengths"]
+    paths = shard_paths(folder, len(lengths))
+    split = PreparedSplit(
+        open_tokens(paths, lengths, dtype),
+        open_tokens(
+            [_documents_path(folder)], [metadata["num_documents"]], np.int64
+        ),
+        metadata,
+        folder,
+    )
     _check_same(split, "split", os.path.basename(folder))
-    is_local = not is_remote(folder)
-    if is_local and isinstance(tokens, ShardedTokens):
-        for number in range(tokens.num_shards):
-            tokens.shard(number)  # checks its length
-    newest = max(map(modification_time, split.paths)) if is_local else 0
-    is_newer = newest > modification_time(metadata_path)
-    if is_newer or documents.nbytes <= HASHED_BYTES:
-        _check_same(split, "documents_sha256", hash_ids(documents))
-    if is_newer or (is_local and tokens.nbytes <= HASHED_BYTES):
-        check_hash(split)
+    if not is_remote(folder):
+        newest = max(map(modification_time, paths))
+        is_newer = newest > modification_time(metadata_path)
+        if is_newer or split.documents.nbytes <= HASHED_BYTES:
+            digest = file_digest(_documents_path(folder), "sha256")
+            _check_same(split, "documents_sha256", digest)
+        if is_newer or split.tokens.nbytes <= HASHED_BYTES:
+            check_hash(split)
     return split
+
+
+def _documents_path(folder):
+    return os.path.join(folder, DOCUMENTS_FILE)
 
 
 def check_hash(split):
     """Raises ValueError if the ids of a split were changed since `prepare`."""
-    _check_same(split, "sha256", hash_shards(split.tokens))
+    digests = [file_digest(path, "sha256") for path in split.paths]
+    _check_same(split, "sha256", joint_digest(digests))
 
 
 def _check_same(split, key, received):
@@ -270,25 +271,6 @@ def token_folder(data_dir=None):
 def tokenizer_hash(tokenizer):
     """Returns a SHA-256 that identifies a tokenizer and its options."""
     return _hash([type(tokenizer).__name__, tokenizer.get_config()])
-
-
-def _unfinished_folder(path, beam):
-    """Names the folder to write a split to, and removes those of killed runs.
-
-    `_lock` ensures that no other run is alive. Only Beam continues what it has
-    written.
-    """
-    if beam is None:
-        beam_folder = os.path.join(os.path.dirname(path), "beam")
-        _remove_folder(beam_folder)
-    unfinished = path
-    if not is_remote(path):
-        name = os.getpid() if beam is None else "beam"
-        unfinished = f"{path}.incomplete-{name}"
-        for folder in tf.io.gfile.glob(f"{path}.incomplete-*"):
-            if folder != unfinished:
-                _remove_folder(folder)
-    return unfinished
 
 
 def _remove_folder(path):
@@ -334,12 +316,9 @@ def _read_metadata(path):
     try:
         metadata = read_json(path, max_bytes=MAX_VOCABULARY_BYTES)
         check_fields(metadata, _FIELDS, path)
-        shards = metadata.get("shards", [[metadata["num_tokens"], ""]])
-        if not _are_shards(shards, metadata["num_tokens"]):
-            raise ValueError(
-                "`shards` must be pairs of a length and a hash, whose lengths "
-                "add up to `num_tokens`"
-            )
+        lengths = metadata["lengths"]
+        if not lengths or sum(lengths) != metadata["num_tokens"]:
+            raise ValueError("`lengths` must add up to `num_tokens`")
     except ValueError as error:
         raise _damaged_error(path, error) from error
     return metadata
@@ -347,25 +326,6 @@ def _read_metadata(path):
 
 def _damaged_error(path, reason):
     return ValueError(f"{path} is damaged: delete its folder. ({reason})")
-
-
-def _lengths(metadata):
-    """Returns the number of ids in each file."""
-    shards = metadata.get("shards", [[metadata["num_tokens"], ""]])
-    return [length for length, _ in shards]
-
-
-def _are_shards(shards, num_tokens):
-    if not isinstance(shards, list) or not all(map(_is_shard, shards)):
-        return False
-    return sum(length for length, _ in shards) == num_tokens
-
-
-def _is_shard(pair):
-    if not isinstance(pair, list) or len(pair) != 2:
-        return False
-    length, digest = pair
-    return type(length) is int and length >= 0 and isinstance(digest, str)
 
 
 _THREAD_LOCK = threading.Lock()
@@ -382,11 +342,7 @@ def _lock(path):
         remove_link(path + ".lock")
         file = open(path + ".lock", "w")  # noqa: SIM115
     except OSError as error:
-        raise OSError(
-            "`data_dir` must be a folder that can be written to; pass a "
-            "read-only folder with files of a corpus as `manual_dir`. "
-            f"Received: {os.path.dirname(path)} ({error.strerror})"
-        ) from error
+        raise data_dir_error(os.path.dirname(path), error) from error
     # The lock on the file does not exclude threads of this process.
     with _THREAD_LOCK, file:
         try:

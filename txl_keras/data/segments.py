@@ -5,7 +5,6 @@ stream.
 """
 
 import numpy as np
-import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
@@ -14,7 +13,6 @@ from txl_keras.data.layouts import DocumentSegments
 from txl_keras.data.layouts import Roll
 from txl_keras.data.layouts import Sequential
 from txl_keras.data.layouts import Shuffle
-from txl_keras.data.layouts import TextSegments
 from txl_keras.data.layouts import VaryingLength
 from txl_keras.data.layouts import WholeSegments
 from txl_keras.data.step_batches import StepBatches
@@ -91,11 +89,6 @@ class Segments(StepBatches):
             `segment_lengths[bucket]` tokens, padded to T, which is then the
             longest of these lengths.
 
-    Raises:
-        ValueError: If the tokens are not one-dimensional integers, if a size is
-            not a positive integer, if there are too few tokens, or if arguments
-            exclude each other.
-
     Example:
 
     >>> segments = Segments(np.arange(20), 2, 4, drop_remainder=False)
@@ -168,10 +161,6 @@ class Segments(StepBatches):
         Returns:
             Dict of arrays with the keys and dtypes listed in the class
             docstring, for the requested rows.
-
-        Raises:
-            ValueError: If the step is negative, if a row is not in the batch,
-                or if a token is negative or does not fit in int32.
         """
         step = check_integer("step", step, 0)
         num_rows = self._check_rows(first_row, num_rows)
@@ -209,10 +198,6 @@ class Segments(StepBatches):
         Returns:
             int64 array of shape `(B, T)`: the position among the tokens of
             every target that is scored, and -1 where the weight is 0.
-
-        Raises:
-            ValueError: If the segments are for training, or the step is
-                negative.
 
         Example:
 
@@ -266,19 +251,6 @@ class Segments(StepBatches):
             for key in ("inputs", "targets")
         )
 
-    def _signature(self, num_rows):
-        shape = (num_rows, self._width)
-        signature = {
-            "inputs": tf.TensorSpec(shape, tf.int32),
-            "targets": tf.TensorSpec(shape, tf.int32),
-            "weights": tf.TensorSpec(shape, tf.float32),
-            "reset": tf.TensorSpec((num_rows,), tf.bool),
-            "num_targets": tf.TensorSpec((), tf.float32),
-        }
-        if self.varlen:
-            signature["bucket"] = tf.TensorSpec((), tf.int32)
-        return signature
-
     @property
     def _width(self):
         """Returns T, or with `varlen` the longest segment length."""
@@ -312,11 +284,10 @@ class Segments(StepBatches):
         num_tokens, length = len(self.tokens), self.segment_length
         sizes = (num_tokens, self.batch_size, length)
         if self.reset_documents or not self.drop_remainder:
-            if self.reset_documents:
-                seed = self.seed if self.order == "shuffle" else None
-                segments = DocumentSegments(documents, num_tokens, length, seed)
-            else:
-                segments = TextSegments(num_tokens, length)
+            if not self.reset_documents:  # the whole text is one
+                documents, num_tokens = np.zeros(1, int), max(num_tokens, 1)
+            seed = self.seed if self.order == "shuffle" else None
+            segments = DocumentSegments(documents, num_tokens, length, seed)
             return WholeSegments(
                 segments,
                 self.batch_size,

@@ -5,7 +5,6 @@ scored.
 """
 
 import numpy as np
-import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.data.segments import Segments
@@ -47,10 +46,6 @@ class SlidingWindows(Segments):
     shape `(B, K)`, with one more entry:
         target_places: `(B, K)` int32, the index of the input (of T) that each
             target follows.
-
-    Raises:
-        ValueError: If the stride is less than 1 or more than T, or for the
-            reasons listed at `Segments`.
 
     Example:
 
@@ -116,12 +111,3 @@ class SlidingWindows(Segments):
         begin = np.searchsorted(self._begins, starts, "right") - 1
         windows = np.maximum(stops - self.segment_length, self._begins[begin])
         return windows, np.where(counts, stops - windows, 0)
-
-    def _signature(self, num_rows):
-        shape = (num_rows, self.segment_length)
-        targets = super()._signature(num_rows)
-        return {
-            **targets,
-            "inputs": tf.TensorSpec(shape, tf.int32),
-            "target_places": targets["targets"],
-        }

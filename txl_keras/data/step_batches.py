@@ -31,10 +31,6 @@ class StepBatches:
         """
         raise NotImplementedError
 
-    def _signature(self, num_rows):
-        """Returns the `tf.TensorSpec` of every entry for `num_rows` rows."""
-        raise NotImplementedError
-
     def dataset(self, first_step=0, num_steps=None, first_row=0, num_rows=None):
         """Makes a dataset of batches that starts directly at a step.
 
@@ -46,9 +42,6 @@ class StepBatches:
 
         Returns:
             A `tf.data.Dataset` of dicts with static shapes.
-
-        Raises:
-            ValueError: If a step is negative or a row is not in the batch.
         """
         num_rows = self._check_rows(first_row, num_rows)
         return self._dataset(first_step, num_steps, first_row, 1, num_rows)
@@ -71,10 +64,6 @@ class StepBatches:
 
         Returns:
             A `tf.distribute.DistributedDataset` of dicts, one element per step.
-
-        Raises:
-            ValueError: If the rows do not divide evenly over the replicas, or
-                the replicas over the workers.
         """
         replicas = strategy.num_replicas_in_sync
         rows = replica_batch_size(self.batch_size, strategy)
@@ -95,19 +84,20 @@ class StepBatches:
             check_integer("num_steps", num_steps, 1)
             end = (first_step + num_steps) * num_parts
 
-        signature = self._signature(num_rows)
-        dtypes = [spec.dtype for spec in signature.values()]
+        # All batches have the keys, dtypes and shapes of the first one.
+        first = self.batch(first_step, first_row, num_rows)
+        dtypes = [array.dtype for array in first.values()]
 
         def element(index):
             step, part = divmod(int(index), num_parts)
             batch = self.batch(step, first_row + part * num_rows, num_rows)
-            return [batch[key] for key in signature]
+            return list(batch.values())
 
         def load(index):
             arrays = tf.numpy_function(element, [index], dtypes)
             return {
-                key: tf.ensure_shape(array, signature[key].shape)
-                for key, array in zip(signature, arrays, strict=True)
+                key: tf.ensure_shape(array, first[key].shape)
+                for key, array in zip(first, arrays, strict=True)
             }
 
         dataset = tf.data.Dataset.range(first_step * num_parts, end)
@@ -124,17 +114,15 @@ class StepBatches:
         """Makes the dataset of `_dataset` from arrays in the host's memory."""
         check_integer("first_step", first_step, 0)
         check_integer("num_steps", num_steps, 1)
-        signature = self._signature(num_rows)
-        steps = range(first_step, first_step + num_steps)
         batches = [
             self.batch(step, first_row + part * num_rows, num_rows)
-            for step in steps
+            for step in range(first_step, first_step + num_steps)
             for part in range(num_parts)
         ]
         return tf.data.Dataset.from_tensor_slices(
             {
                 key: np.stack([batch[key] for batch in batches])
-                for key in signature
+                for key in batches[0]
             }
         )
 

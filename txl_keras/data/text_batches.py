@@ -27,10 +27,6 @@ def pad_texts(token_ids, multiple_of=1):
         Dictionary of `token_ids`, int32 of shape `(B, W)`, and `lengths`, int32
         of shape `(B,)`.
 
-    Raises:
-        ValueError: If there is no text, if a text is empty, or if an id is not
-            a non-negative integer.
-
     Example:
 
     >>> padded = pad_texts([[7, 8, 9], [5]])
@@ -81,11 +77,6 @@ class TextBatches:
             to long texts, for evaluation. With a seed, texts with the same
             number of segments are shuffled in each epoch, and so are the
             batches.
-
-    Raises:
-        ValueError: If there is no text or an empty one, if texts and labels
-            differ in number, if a label is not a non-negative integer, or if a
-            number is out of its range.
 
     Example:
 

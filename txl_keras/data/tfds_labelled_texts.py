@@ -1,11 +1,9 @@
 """Labelled texts from TensorFlow Datasets, such as `imdb_reviews`."""
 
-import numpy as np
-
-from txl_keras.checks import shown
-from txl_keras.data.corpora.tfds_builder import tfds
 from txl_keras.data.corpora.tfds_text import find_splits
+from txl_keras.data.corpora.tfds_text import is_string
 from txl_keras.data.corpora.tfds_text import open_dataset
+from txl_keras.data.corpora.tfds_text import tfds
 from txl_keras.data.labelled_texts import LabelledTexts
 
 
@@ -15,14 +13,16 @@ def load_tfds_texts(
     """Returns `LabelledTexts` of train, valid and test of a TFDS dataset."""
     builder = open_dataset(name, data_dir)
     features = builder.info.features
-    for flag, column in (
-        ("text_column", text_column),
-        ("label_column", label_column),
+    for flag, column, is_right, kind in (
+        ("text_column", text_column, is_string, "a string"),
+        ("label_column", label_column, _is_label, "a class, integer or string"),
     ):
-        if column not in features:
+        columns = sorted(key for key in features if is_right(features[key]))
+        if column not in columns:
             raise ValueError(
-                f"`{flag}` must be a feature of {name}, one of "
-                f"{sorted(features)}. Received: {flag}={column!r}"
+                f"`{flag}` must be a feature of {name} with {kind}, one of "
+                f"{columns}. Received: {flag}={column!r}, features "
+                f"{sorted(features)}"
             )
     return {
         split: _read(builder, split_name, text_column, label_column)
@@ -30,36 +30,23 @@ def load_tfds_texts(
     }
 
 
+def _is_label(feature):
+    if feature.shape != ():
+        return False
+    dtype = feature.tf_dtype
+    return dtype.is_integer or dtype.is_bool or is_string(feature)
+
+
 def _read(builder, split, text_column, label_column):
-    pairs = [
-        (example[text_column], example[label_column])
-        for example in tfds.as_numpy(builder.as_dataset(split=split))
-    ]
-    feature = builder.info.features[label_column]
-    name_of = getattr(feature, "int2str", _as_string)
+    name_of = getattr(builder.info.features[label_column], "int2str", _as_text)
+    texts, labels = [], []
+    for example in tfds.as_numpy(builder.as_dataset(split=split)):
+        texts.append(_as_text(example[text_column]))
+        labels.append(name_of(example[label_column]))
     return LabelledTexts(
-        [_text(text) for text, _ in pairs],
-        [name_of(label) for _, label in pairs],
-        f"{builder.name} {split}",
-        unit="example",
+        texts, labels, f"{builder.name} {split}", unit="example"
     )
 
 
-def _text(value):
-    if not isinstance(value, bytes):
-        raise ValueError(
-            "`text_column` must be a feature of strings. "
-            f"Received: {shown(value)}"
-        )
-    return value.decode("utf-8")
-
-
-def _as_string(label):
-    if isinstance(label, bytes):
-        return label.decode("utf-8")
-    if np.ndim(label) or np.asarray(label).dtype.kind not in "iub":
-        raise ValueError(
-            "`label_column` must be a feature with a class, an integer or a "
-            f"string. Received: {shown(label)}"
-        )
-    return str(label)
+def _as_text(value):
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)

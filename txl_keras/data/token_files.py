@@ -1,7 +1,7 @@
 """Files of token ids: little-endian integers without a header."""
 
 import functools
-import mmap
+import itertools
 import os
 
 import numpy as np
@@ -25,81 +25,28 @@ def shard_paths(folder, number):
     return [os.path.join(folder, name) for name in names]
 
 
-def open_shards(paths, lengths, dtype):
-    """Opens files of ids as one array, as `open_token_file` opens one."""
-    if len(paths) == 1:
-        return open_token_file(paths[0], dtype)
-    return ShardedTokens(paths, lengths, dtype)
+def open_tokens(paths, lengths, dtype):
+    """Opens files of ids as a read-only `np.memmap`, or as `TokenFiles`."""
+    tokens = TokenFiles(paths, lengths, dtype)
+    if is_remote(paths[0]):
+        return tokens
+    files = [tokens.file(number) for number in range(len(paths))]
+    return files[0] if len(files) == 1 else tokens
 
 
-def open_token_file(path, dtype, read_page=None):
-    """Opens a file of ids as a read-only `np.memmap` or `RemoteTokens`."""
-    dtype = np.dtype(dtype).newbyteorder("<")
-    if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(f"There is no file of ids {path}.")
-    size = tf.io.gfile.stat(path).length
-    if size % dtype.itemsize:
-        raise ValueError(
-            f"{path} must have ids of {dtype.itemsize} bytes each: it is "
-            f"truncated or has another dtype. Received: {size} bytes"
-        )
-    if is_remote(path):
-        return RemoteTokens(path, dtype, size // dtype.itemsize, read_page)
-    if not size:
-        return np.zeros(0, dtype)  # an empty file cannot be mapped
-    return np.memmap(path, dtype, mode="r")
+class TokenFiles:
+    """Reads ids in several files, or in a bucket, as if they were one array."""
 
-
-class RemoteTokens:
-    """Reads ids in a bucket by ranges, and caches recent pages."""
-
-    # So rows that read on sequentially send one request for many steps.
-
-    def __init__(self, path, dtype, num_tokens, read_page=None):
-        self.path = path
-        self.dtype = np.dtype(dtype)
-        self._num_tokens = num_tokens
-        self._read_page = read_page or page_cache()
-
-    def __len__(self):
-        return self._num_tokens
-
-    @property
-    def nbytes(self):
-        return len(self) * self.dtype.itemsize
-
-    def __getitem__(self, index):
-        """Returns the ids of a slice with step 1, as an array."""
-        start, stop = _bounds(index, self._num_tokens)
-        if stop <= start:
-            return np.zeros(0, self.dtype)
-        size = PAGE_BYTES // self.dtype.itemsize  # ids per page
-        first = start // size
-        ids = _joined(
-            np.frombuffer(self._read_page(self.path, number), self.dtype)
-            for number in range(first, (stop - 1) // size + 1)
-        )
-        return ids[start - first * size : stop - first * size]
-
-    def blocks(self):
-        """Yields all ids in arrays, by one read from start to end."""
-        with tf.io.gfile.GFile(self.path, "rb") as file:
-            while block := file.read(BLOCK * self.dtype.itemsize):
-                yield np.frombuffer(block, self.dtype)
-
-
-class ShardedTokens:
-    """Reads ids in several files as if they were one array."""
-
-    # Files are opened when they are first read, so each host opens those of its
-    # rows only.
+    # Files are opened when they are first read. Of those in a bucket, ranges
+    # are read and recent pages are cached, so that rows that read on
+    # sequentially send one request for many steps.
 
     def __init__(self, paths, lengths, dtype):
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self._paths = paths
         self._starts = np.cumsum([0, *lengths], dtype=np.int64)
-        self._read_page = page_cache()  # one for all files: its size is fixed
-        self._opened = {}
+        self._files = {}
+        self._page = functools.lru_cache(NUM_PAGES)(self._read_page)
 
     def __len__(self):
         return int(self._starts[-1])
@@ -110,79 +57,74 @@ class ShardedTokens:
 
     def __getitem__(self, index):
         """Returns the ids of a slice with step 1, as an array."""
-        start, stop = _bounds(index, len(self))
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise ValueError(f"The step must be 1. Received: {step}")
         if stop <= start:
             return np.zeros(0, self.dtype)
         first = int(np.searchsorted(self._starts, start, "right")) - 1
         last = int(np.searchsorted(self._starts, stop, "left"))
-        starts = self._starts[first:last].tolist()
+        bounds = itertools.pairwise(self._starts[first : last + 1].tolist())
         return _joined(
-            self.shard(number)[max(0, start - begin) : stop - begin]
-            for number, begin in enumerate(starts, start=first)
+            self._part(number, max(0, start - begin), min(stop, end) - begin)
+            for number, (begin, end) in enumerate(bounds, start=first)
+            if begin < end
         )
 
-    @property
-    def num_shards(self):
-        return len(self._paths)
+    def _part(self, number, start, stop):
+        """Returns ids `[start, stop)` of one file."""
+        ids = self.file(number)
+        if ids is not None:
+            return ids[start:stop]
+        size = PAGE_BYTES // self.dtype.itemsize  # ids per page
+        first = start // size
+        pages = (self._page(number, i) for i in range(first, -(-stop // size)))
+        return _joined(pages)[start - first * size : stop - first * size]
 
-    def shard(self, number):
-        """Returns the ids of one file, after a check of its length."""
-        if number not in self._opened:
-            self._opened[number] = self._open(number)
-        return self._opened[number]
+    def _read_page(self, number, page):
+        with tf.io.gfile.GFile(self._paths[number], "rb") as file:
+            file.seek(page * PAGE_BYTES)
+            return np.frombuffer(file.read(PAGE_BYTES), self.dtype)
+
+    def file(self, number):
+        """Returns a file as `np.memmap`, in a bucket None; checks its size."""
+        if number not in self._files:
+            self._files[number] = self._open(number)
+        return self._files[number]
 
     def _open(self, number):
         path = self._paths[number]
-        ids = open_token_file(path, self.dtype, self._read_page)
-        expected = int(np.diff(self._starts)[number])
-        if len(ids) != expected:
+        if not tf.io.gfile.exists(path):
+            raise FileNotFoundError(f"There is no file of ids {path}.")
+        size = tf.io.gfile.stat(path).length
+        expected = int(np.diff(self._starts)[number]) * self.dtype.itemsize
+        if size != expected:
             raise ValueError(
                 f"{path} was changed after it was prepared: delete its folder, "
                 "and it will be prepared again. "
-                f"Expected: {expected} ids. Received: {len(ids)}"
+                f"Expected: {expected} bytes. Received: {size} bytes"
             )
-        return ids
+        if is_remote(path):
+            return None
+        if not size:
+            return np.zeros(0, self.dtype)  # an empty file cannot be mapped
+        return np.memmap(path, self.dtype, mode="r")
+
+    def blocks(self):
+        """Yields all ids in arrays, by one read of each file."""
+        for path in self._paths:
+            with tf.io.gfile.GFile(path, "rb") as file:
+                while block := file.read(BLOCK * self.dtype.itemsize):
+                    yield np.frombuffer(block, self.dtype)
 
 
 def blocks_of(tokens):
-    """Yields all ids in arrays, without keeping those of a file in memory."""
-    if isinstance(tokens, ShardedTokens):
-        for number in range(tokens.num_shards):
-            yield from blocks_of(tokens.shard(number))
-        return
-    if isinstance(tokens, RemoteTokens):
+    """Yields all ids in arrays."""
+    if isinstance(tokens, TokenFiles):
         yield from tokens.blocks()
         return
-    # A whole file, as only slices of it have another array as their base.
-    is_file = isinstance(getattr(tokens, "base", None), mmap.mmap)
     for start in range(0, len(tokens), BLOCK):
-        if is_file:
-            # Pages of `tokens` would stay in memory as long as it does.
-            length = min(BLOCK, len(tokens) - start)
-            offset = tokens.offset + start * tokens.itemsize
-            yield np.memmap(
-                tokens.filename, tokens.dtype, "r", offset, (length,)
-            )
-        else:
-            yield tokens[start : start + BLOCK]
-
-
-def page_cache():
-    """Returns a function that reads pages of files and keeps recent ones."""
-    return functools.lru_cache(NUM_PAGES)(_read_page)
-
-
-def _read_page(path, number):
-    with tf.io.gfile.GFile(path, "rb") as file:
-        file.seek(number * PAGE_BYTES)
-        return file.read(PAGE_BYTES)
-
-
-def _bounds(index, length):
-    start, stop, step = index.indices(length)
-    if step != 1:
-        raise ValueError(f"The step must be 1. Received: {step}")
-    return start, stop
+        yield tokens[start : start + BLOCK]
 
 
 def _joined(arrays):

@@ -7,70 +7,54 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.parallel import map_blocks
-from txl_keras.data.token_files import ShardedTokens
-from txl_keras.data.token_files import blocks_of
-from txl_keras.data.token_files import open_shards
 from txl_keras.data.token_files import shard_paths
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import smallest_dtype
 
 DOCUMENTS_FILE = "documents.bin"
-WHOLE_HASH_BYTES = 1 << 34
 
 
 def write_tokens(corpus, split, tokenizer, folder, write_shards=None):
-    """Encodes a split and writes ids and document positions to `folder`.
-
-    Each section of the text becomes one file of ids. They are encoded on all
-    cores, block by block, or by `write_shards`, which `Beam.encode` returns.
-
-    Returns a dict that describes the files: see `PreparedSplit.metadata`.
-    """
+    """Encodes a split to files; returns their `PreparedSplit.metadata`."""
+    # Each section of the text becomes one file. They are encoded on all cores,
+    # block by block, or by `write_shards`, which `Beam.encode` returns.
     write_shards = write_shards or _write_shards
-    dtype = token_dtype(tokenizer)
-    sections = corpus.sections(split)
-    paths = shard_paths(folder, len(sections))
-    digest = hashlib.sha256()
-    totals = dict.fromkeys(("num_bytes", "num_unknown"), 0)
+    paths = shard_paths(folder, len(corpus.sections(split)))
     num_tokens = num_documents = 0
     starts = np.zeros(0, np.int64)
-    shards = []
-    with tf.io.gfile.GFile(
-        os.path.join(folder, DOCUMENTS_FILE), "wb"
-    ) as starts_file:
+    totals = dict.fromkeys(("num_bytes", "num_unknown"), 0)
+    lengths, digests = [], []
+    documents_path = os.path.join(folder, DOCUMENTS_FILE)
+    with tf.io.gfile.GFile(documents_path, "wb") as documents:
         try:
             for shard in write_shards(corpus, split, tokenizer, paths):
                 starts = np.append(starts, num_tokens + shard.documents)
                 num_tokens += shard.num_tokens
                 # Documents without tokens are dropped.
                 begun = np.unique(starts[starts < num_tokens])
-                begun_bytes = begun.astype("<i8").tobytes()
-                digest.update(begun_bytes)
-                starts_file.write(begun_bytes)
+                documents.write(begun.astype("<i8").tobytes())
                 starts = starts[starts >= num_tokens]
                 num_documents += len(begun)
                 for name in totals:
                     totals[name] += getattr(shard, name)
-                shards.append([shard.num_tokens, shard.sha256])
+                lengths.append(shard.num_tokens)
+                digests.append(shard.sha256)
         except UnknownSymbolError as error:
             raise corpus.unknown_symbol_error(
                 split, error.symbol, num_tokens + error.position
             ) from error
-    lengths, digests = zip(*shards, strict=True)
-    sha256 = digests[0]
-    if len(shards) > 1:
-        sha256 = hash_shards(open_shards(paths, lengths, dtype), digests)
-    metadata = {
+    return {
         "num_tokens": num_tokens,
         "num_documents": num_documents,
         **totals,
         "vocabulary_size": tokenizer.vocabulary_size,
-        "dtype": dtype.name,
-        "sha256": sha256,
-        "documents_sha256": digest.hexdigest(),
+        "dtype": token_dtype(tokenizer).name,
+        "lengths": lengths,
+        "sha256": joint_digest(digests),
+        "documents_sha256": file_digest(documents_path, "sha256"),
     }
-    return metadata if len(shards) == 1 else {**metadata, "shards": shards}
 
 
 def token_dtype(tokenizer):
@@ -78,24 +62,11 @@ def token_dtype(tokenizer):
     return smallest_dtype(tokenizer.vocabulary_size).newbyteorder("<")
 
 
-def hash_shards(tokens, digests=None):
-    """Returns the SHA-256 of all ids, however they are divided into files."""
-    # If one machine would need minutes to read them it is that of `digests`,
-    # the files' hashes.
-    is_sharded = isinstance(tokens, ShardedTokens)
-    if is_sharded and tokens.nbytes > WHOLE_HASH_BYTES:
-        if digests is None:
-            digests = map(hash_ids, map(tokens.shard, range(tokens.num_shards)))
-        return hashlib.sha256("".join(digests).encode()).hexdigest()
-    return hash_ids(tokens)
-
-
-def hash_ids(ids):
-    """Returns the SHA-256 of the bytes of ids, read block by block."""
-    digest = hashlib.sha256()
-    for block in blocks_of(ids):
-        digest.update(block.tobytes())
-    return digest.hexdigest()
+def joint_digest(digests):
+    """Returns the hash of the hashes of several files."""
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 @dataclasses.dataclass
@@ -125,12 +96,13 @@ def write_shard(encoded_blocks, dtype, path):
                 num_bytes += block.num_bytes
                 num_unknown += block.num_unknown
         except UnknownSymbolError as error:
-            raise UnknownSymbolError(
-                error.symbol, num_tokens + error.position
-            ) from error
-    documents = np.concatenate(starts)
+            raise error.after(num_tokens) from error
     return Shard(
-        num_tokens, num_bytes, num_unknown, digest.hexdigest(), documents
+        num_tokens,
+        num_bytes,
+        num_unknown,
+        digest.hexdigest(),
+        np.concatenate(starts),
     )
 
 
@@ -202,8 +174,6 @@ class Encoder:
             try:
                 ids.append(self._tokenizer.encode(piece, begins_line))
             except UnknownSymbolError as error:
-                raise UnknownSymbolError(
-                    error.symbol, position + error.position
-                ) from None
+                raise error.after(position) from None
             position += len(ids[-1])
         return np.concatenate(ids), np.cumsum([0, *map(len, ids)])

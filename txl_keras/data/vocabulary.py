@@ -19,10 +19,6 @@ class Vocabulary:
     Args:
         symbols: Sequence of distinct strings of one character each.
 
-    Raises:
-        ValueError: If there are no symbols, if one is not a single character,
-            or if one occurs twice.
-
     Example:
 
     >>> vocabulary = Vocabulary.from_text_counts({"b": 3, "a": 3, "n": 9})
@@ -89,10 +85,6 @@ class WordVocabulary:
     Args:
         symbols: Sequence of distinct strings, none of them empty.
 
-    Raises:
-        ValueError: If there are no symbols, if one is empty or not a string, or
-            if one occurs twice.
-
     Example:
 
     >>> vocabulary = WordVocabulary(["<eos>", "<unk>", "the"])
@@ -154,6 +146,10 @@ class UnknownSymbolError(ValueError):
         self.symbol = symbol
         self.position = position
 
+    def after(self, num_symbols):
+        """Returns the error for a text with so many symbols before."""
+        return UnknownSymbolError(self.symbol, num_symbols + self.position)
+
     def __str__(self):
         symbol, position = self.args
         code_point = ""
@@ -183,10 +179,6 @@ def choose_cutoffs(counts, num_cutoffs=3):
     Returns:
         List of `num_cutoffs` ascending integers below `V`. Empty if V is less
         than 10,000, because a softmax over so few ids is cheap.
-
-    Raises:
-        ValueError: If all counts are 0, if a count is negative, NaN or
-            infinite, or if there is no room for so many cutoffs.
 
     Example:
 

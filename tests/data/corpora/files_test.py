@@ -61,18 +61,6 @@ def test_a_file_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
     assert found < 2**21  # it ends long before the end of the file
 
 
-def test_lines_may_end_as_on_old_macs(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CHUNK_BYTES", 7)
-    text = b"".join(b"line %d\n" % i for i in range(99))
-    old = text.replace(b"\n", b"\r")
-    (tmp_path / "a.txt").write_bytes(old)
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(old))
-    for name in ("a.txt", "a.txt.gz"):
-        path = str(tmp_path / name)
-        assert b"".join(read_text(path)) == text
-        assert b"".join(read_text(path, 20, 60)) == text[20:60]
-
-
 def test_windows_and_progress_bars_keep_every_byte(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "CHUNK_BYTES", 7)
     path = tmp_path / "a.txt"

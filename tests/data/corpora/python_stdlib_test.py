@@ -25,18 +25,11 @@ def test_python_stdlib_has_its_size_and_its_proportions(stdlib_corpus):
     sizes = {split: stdlib_corpus.num_bytes(split) for split in SPLITS}
     total = sum(sizes.values())
     assert 5_000_000 < total < 30_000_000
-    assert 0.025 * total <= sizes["test"] < 0.04 * total
-    assert 0.025 * total <= sizes["valid"] < 0.04 * total
-
-
-def test_python_stdlib_is_the_same_each_time(stdlib_corpus):
-    assert python_stdlib.load().splits == stdlib_corpus.splits
-
-
-def test_python_stdlib_is_utf8_and_ends_with_a_newline(stdlib_corpus):
+    for split in ("valid", "test"):
+        assert 0.025 * total <= sizes[split] < 0.04 * total
     for documents in stdlib_corpus.splits.values():
-        for data in documents:
-            assert data.decode("utf-8").endswith("\n")
+        assert all(data.decode().endswith("\n") for data in documents)
+    assert python_stdlib.load().splits == stdlib_corpus.splits
 
 
 def test_python_stdlib_leaves_out_tests_and_installed_packages():

@@ -42,10 +42,6 @@ class Corpus:
             item is the path.
         description: String that tells people which files are held out.
 
-    Raises:
-        ValueError: If a split is missing, unknown or empty, or if the encoding
-            is neither of the two.
-
     Example:
 
     >>> corpus = Corpus("tiny", {"train": b"abc", "valid": b"d", "test": b"e"})
@@ -122,16 +118,7 @@ class Corpus:
         return b"".join(block.text for block in self.blocks(split))
 
     def unknown_symbol_error(self, split, symbol, position):
-        """Returns the error for a symbol that a tokenizer does not know.
-
-        Args:
-            split: String, one of `splits`.
-            symbol: String, the symbol.
-            position: Integer, the tokens of the split before it.
-
-        Returns:
-            `ValueError`.
-        """
+        """Returns the error for a symbol after `position` tokens of a split."""
         return ValueError(
             f"The {split} split of {self.name} has {symbol!r}, about "
             f"{position:,} tokens after its start, which is not in the "

@@ -2,7 +2,6 @@
 
 import codecs
 import contextlib
-import functools
 import gzip
 import hashlib
 import math
@@ -120,22 +119,7 @@ def damaged_file_error(path, error):
 def read_bytes(path, start=0, stop=None):
     """Yields (decompressed) bytes `[start, stop)` in chunks up to 1 MiB."""
     with open_file(path) as file:
-        for chunk in chunks_of(file, start, stop):
-            if b"\r" in chunk and b"\n" not in chunk and _is_of_old_mac(path):
-                chunk = chunk.replace(b"\r", b"\n")
-            yield chunk
-
-
-def _is_of_old_mac(path):
-    """Returns whether a file has no newlines; Excel for Mac writes such."""
-    size = tf.io.gfile.stat(path).length
-    return not _has_newline(path, size, modification_time(path))
-
-
-@functools.lru_cache
-def _has_newline(path, *_):  # size and time, because a file may be changed
-    with open_file(path) as file:
-        return any(b"\n" in chunk for chunk in chunks_of(file))
+        yield from chunks_of(file, start, stop)
 
 
 def chunks_of(file, start=0, stop=None):
@@ -147,12 +131,17 @@ def chunks_of(file, start=0, stop=None):
         left -= len(chunk)
 
 
-def file_digest(path, algorithm):
+def file_digest(path, algorithm="sha256"):
     """Returns the hexadecimal digest of a file, without decompressing it."""
-    digest = hashlib.new(algorithm)
     with open_checked(path, math.inf) as file:
-        for chunk in chunks_of(file):
-            digest.update(chunk)
+        return digest_of(chunks_of(file), algorithm)
+
+
+def digest_of(chunks, algorithm="sha256"):
+    """Returns the hexadecimal digest of `bytes` in chunks."""
+    digest = hashlib.new(algorithm)
+    for chunk in chunks:
+        digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -250,6 +239,29 @@ def data_folder(data_dir=None):
     """Returns the folder of downloaded and prepared data, without `~`."""
     data_dir = data_dir or os.environ.get("TFDS_DATA_DIR")
     return os.path.expanduser(data_dir or "~/tensorflow_datasets")
+
+
+def data_dir_error(data_dir, error):
+    """Returns the error for a folder of data that cannot be written to."""
+    return ValueError(
+        "`data_dir` must be a folder that can be written to (--data_dir on the "
+        "command line); pass a read-only folder with files of the corpus as "
+        "`manual_dir` (--manual_dir). "
+        f"Received: data_dir={data_dir!r} ({error})"
+    )
+
+
+def check_manual_dir(manual_dir):
+    """Returns the folder without `~`, or raises if it has no files."""
+    if manual_dir is None:
+        return None
+    manual_dir = os.path.expanduser(manual_dir)
+    if not tf.io.gfile.isdir(manual_dir) or not tf.io.gfile.listdir(manual_dir):
+        raise ValueError(
+            "`manual_dir` must be a folder with files of the corpus. "
+            f"Received: manual_dir={manual_dir!r}"
+        )
+    return manual_dir
 
 
 def absolute_path(path):

@@ -7,7 +7,6 @@ source.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import io
 import itertools
 import os
@@ -23,9 +22,12 @@ import tensorflow as tf
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
 from txl_keras.data.corpora.files import DAMAGED
+from txl_keras.data.corpora.files import check_manual_dir
 from txl_keras.data.corpora.files import chunks_of
 from txl_keras.data.corpora.files import damaged_file_error
+from txl_keras.data.corpora.files import data_dir_error
 from txl_keras.data.corpora.files import data_folder
+from txl_keras.data.corpora.files import digest_of
 from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_file
 from txl_keras.data.corpora.files import open_file
@@ -127,16 +129,8 @@ PUBLISHED = {
 
 def load(name, data_dir=None, manual_dir=None):
     """Opens a published text as a `Corpus`; its files are found when read."""
-    if manual_dir is not None:
-        manual_dir = os.path.expanduser(manual_dir)
-        if not tf.io.gfile.isdir(manual_dir) or not tf.io.gfile.listdir(
-            manual_dir
-        ):
-            raise ValueError(
-                "`manual_dir` must be a folder with files of the corpus. "
-                f"Received: manual_dir={manual_dir!r}"
-            )
     published = PUBLISHED[name]
+    manual_dir = check_manual_dir(manual_dir)
     files = _Files(published, data_folder(data_dir), manual_dir)
     return Corpus(
         name,
@@ -164,13 +158,9 @@ class _Text:
         if self._files.published.bounds is None:
             return 0, None
         length, held_out = self._files.published.bounds
-        ends = {
-            "train": length - 2 * held_out,
-            "valid": length - held_out,
-            "test": length,
-        }
-        stop = ends[self._split]
-        return (0 if self._split == "train" else stop - held_out), stop
+        ends = [0, length - 2 * held_out, length - held_out, length]
+        number = SPLITS.index(self._split)
+        return ends[number], ends[number + 1]
 
     def __iter__(self):
         source = self._files.sources[self._split]
@@ -195,41 +185,26 @@ class _Files:
         archive = os.path.basename(self.published.urls[0])
         folder = self._manual_dir or self._data_dir
         sources = find_sources(folder, archive, members)
-        if sources:
-            self._check(sources)
-            return sources
-        return self._download(archive, folder)
+        if sources is None:
+            return self._download(archive, folder)
+        self._check(sources)
+        return sources
 
     def _check(self, sources):
         text = sources["train"]
+        algorithm, expected = self.published.digest
         if self.published.bounds is not None:
-            self._check_bytes(text)
+            received = digest_of(read_chunks(text), algorithm)
         elif text.member is not None:
-            algorithm, expected = self.published.digest
-            self._compare(
-                text.path,
-                f"{algorithm} {expected}",
-                f"{algorithm} {file_digest(text.path, algorithm)}",
-            )
+            received = file_digest(text.path, algorithm)
         else:
             for split, expected in self.published.tokens.items():
                 counts = expected, self._count_tokens(sources[split])
                 words = [f"{count:,} words and line ends" for count in counts]
                 self._compare(sources[split], *words)
-
-    def _check_bytes(self, source):
-        algorithm, expected = self.published.digest
-        digest, length = hashlib.new(algorithm), 0
-        for chunk in read_chunks(source):
-            length += len(chunk)
-            digest.update(chunk)
-        size, _ = self.published.bounds
-        self._compare(source, f"{size:,} bytes", f"{length:,} bytes")
-        self._compare(
-            source,
-            f"{algorithm} {expected}",
-            f"{algorithm} {digest.hexdigest()}",
-        )
+            return
+        digests = (f"{algorithm} {digest}" for digest in (expected, received))
+        self._compare(text.path, *digests)
 
     def _count_tokens(self, source):
         try:
@@ -280,12 +255,7 @@ class _Files:
             with renamed_when_complete(kept) as unfinished:
                 tf.io.gfile.copy(path, unfinished)
         except (OSError, tf.errors.OpError) as error:
-            raise ValueError(
-                "`data_dir` must be a folder that can be written to "
-                "(--data_dir on the command line); pass a read-only folder "
-                "with files of the corpus as `manual_dir` (--manual_dir). "
-                f"Received: data_dir={self._data_dir!r}"
-            ) from error
+            raise data_dir_error(self._data_dir, error) from error
         return kept
 
 

@@ -25,30 +25,15 @@ _PROSE = ("", *_TABLES, ".md", ".rst", ".html", ".xml", ".json", ".tex")
 def named_splits(folder, sizes, text_suffixes):
     """Assigns files to splits by whole words in their relative paths.
 
-    Words are between characters that are no letters or digits, or begin with a
-    capital letter. Names count if those at the top of the folder are of all
-    splits, such as `train.txt` or `test/`; others are left out then. They also
-    count if all data has one, such as `data/my_train-0-of-9.txt`. Other names
-    are accidents, as in a folder of code.
-
-    Args:
-        folder: String, for error messages.
-        sizes: Dict of relative path to bytes.
-        text_suffixes: Suffixes of data. That with the most bytes is one, too.
-
-    Returns:
-        Dict of split to paths, or `None` if names do not count.
-
-    Raises:
-        ValueError: If a name is of two splits, if a split is missing, or if
-            only some names are of splits and that is no accident: one is
-            `test.txt`, names at the top are of several splits, names are of all
-            three, or the texts with such names are most of all.
+    Returns a dict of split to paths, or `None` if no name is meant as a split.
+    Raises `ValueError` if only some are. docs/data.md has the rules.
 
     >>> sizes = {"my_train.txt": 9, "my_dev.txt": 2, "my_test.txt": 2}
     >>> named_splits("folder", sizes, (".txt",))["valid"]
     ['my_dev.txt']
     """
+    # `sizes` are bytes by relative path; `text_suffixes` are those of data, as
+    # is that with the most bytes.
     shared = os.path.commonpath([os.path.dirname(name) for name in sizes])
     paths = {name: name[len(shared) :].lstrip("/") for name in sizes}
     tops = {name: path.split("/")[0] for name, path in paths.items()}

@@ -4,6 +4,7 @@ import collections
 import hashlib
 import itertools
 
+from txl_keras.data.corpora.files import digest_of
 from txl_keras.data.corpora.files import read_bytes
 from txl_keras.data.corpora.files import text_size
 
@@ -128,12 +129,10 @@ def drop_duplicates(files, read):
     kept, seen = {}, set()
     for name, size in files.items():
         if same_size[size] > 1:
-            digest = hashlib.sha256()
-            for chunk in read(name):
-                digest.update(chunk)
-            if digest.digest() in seen:
+            digest = digest_of(read(name))
+            if digest in seen:
                 continue
-            seen.add(digest.digest())
+            seen.add(digest)
         kept[name] = size
     return kept
 

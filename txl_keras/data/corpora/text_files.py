@@ -162,13 +162,23 @@ class TextFiles:
 
     def __iter__(self):
         for part in self.parts:
-            if _is_json_lines(part.path):
-                yield from _json_documents(part, self.text_key)
-            elif self.separator:
-                yield from _separated_documents(part, self.separator)
-            else:
+            delimiter = _delimiter(part.path, self.separator)
+            if delimiter is None:
                 ends_line = self.ends_lines and not part.continued
                 yield _whole_file(part, ends_line)
+            else:
+                yield from self._documents(part, delimiter)
+
+    def _documents(self, part, delimiter):
+        is_json = _is_json_lines(part.path)
+        texts = read_between(part.path, delimiter, part.start, part.stop)
+        for number, text in enumerate(texts, start=1):
+            if is_json:
+                if not text.strip():
+                    continue
+                text = _json_text(text, self.text_key, part, number)
+            if text:
+                yield text if text.endswith(b"\n") else text + b"\n"
 
     def _cut(self, part, size):
         """Yields the pieces of a part, each of about `size` bytes."""
@@ -296,12 +306,7 @@ def _files_below(folder, above=()):
 
 
 def _is_json_lines(path):
-    return _uncompressed(path).endswith(_JSON_LINES)
-
-
-def _uncompressed(name):
-    """Returns the name of a file in lower case, without `.gz`."""
-    return name.lower().removesuffix(".gz")
+    return path.lower().removesuffix(".gz").endswith(_JSON_LINES)
 
 
 def _delimiter(path, separator):
@@ -322,29 +327,13 @@ def _whole_file(part, ends_line):
         yield b"\n"  # otherwise the next file would continue the last line
 
 
-def _separated_documents(part, separator):
-    for text in read_between(part.path, separator, part.start, part.stop):
-        if text:
-            yield text if text.endswith(b"\n") else text + b"\n"
-
-
-def _json_documents(part, text_key):
-    lines = read_between(part.path, b"\n", part.start, part.stop)
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            text = _parse(line, text_key, part.path, part.start, number)
-            if text:
-                yield text if text.endswith(b"\n") else text + b"\n"
-
-
-def _parse(line, text_key, path, start, number):
+def _json_text(line, text_key, part, number):
     try:
-        text = json.loads(line)[text_key]
-        return text.encode("utf-8")
+        return json.loads(line)[text_key].encode("utf-8")
     except _PARSE_ERRORS as error:
-        place = f"line {number}" + (f" after byte {start}" if start else "")
+        start = f" after byte {part.start}" if part.start else ""
         raise ValueError(
-            f"{path}, {place}: every line must be a JSON object whose "
-            f"`text_key`, here {text_key!r}, is a string. "
+            f"{part.path}, line {number}{start}: every line must be a JSON "
+            f"object whose `text_key`, here {text_key!r}, is a string. "
             f"Received: {line[:80]!r} ({error!r})"
         ) from error

@@ -1,19 +1,30 @@
 """Loads any text dataset of TFDS by its name."""
 
+import dataclasses
 import difflib
+import os
+import sys
 
 import requests
 import tensorflow as tf
 
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.corpora.corpus import Corpus
+from txl_keras.data.corpora.corpus import Section
 from txl_keras.data.corpora.files import CHUNK_BYTES
-from txl_keras.data.corpora.tfds_builder import DownloadError
-from txl_keras.data.corpora.tfds_builder import Records
-from txl_keras.data.corpora.tfds_builder import describe_failure
-from txl_keras.data.corpora.tfds_builder import identify
-from txl_keras.data.corpora.tfds_builder import prepare
-from txl_keras.data.corpora.tfds_builder import tfds
+from txl_keras.data.corpora.files import check_can_write
+from txl_keras.data.corpora.files import check_manual_dir
+from txl_keras.data.corpora.files import data_dir_error
+
+try:
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.download.util import DownloadError
+except ImportError as error:
+    raise ImportError(
+        "This corpus needs TensorFlow Datasets, which cannot be imported: "
+        f'{error}. Install the extra: `pip install -e ".[datasets]"`, or '
+        "`pip install tensorflow-datasets importlib_resources`."
+    ) from error
 
 _VALID_NAMES = ("validation", "valid", "val", "dev")
 # Splits of a dataset that only has train.
@@ -32,39 +43,94 @@ def load(name, data_dir=None, manual_dir=None, text_key=None):
     builder = open_dataset(name, data_dir, manual_dir)
     key = _text_feature(builder, text_key)
     splits = _choose_splits(builder)
-    # About 1 MB at a time: single sentences take three times as long.
-    train = builder.info.splits["train"]
-    read_at_once = CHUNK_BYTES * train.num_examples // (train.num_bytes + 1)
+    sizes = {
+        split: [info.num_examples, int(info.num_bytes)]
+        for split, info in builder.info.splits.items()
+    }
     return Corpus(
         f"tfds:{name}",
-        {
-            split: Documents(builder, splits[split], key, max(1, read_at_once))
-            for split in SPLITS
+        {split: _Documents(builder, splits[split], key) for split in SPLITS},
+        identity={
+            "builder": builder.info.full_name,  # with its version
+            "splits": sizes,
+            "text_key": key,
         },
-        identity={**identify(builder), "text_key": key},
         description=f"valid is {splits['valid']!r}; test is {splits['test']!r}",
     )
 
 
-class Documents(Records):
-    """Yields the records of a split, each with a newline at its end."""
+@dataclasses.dataclass(frozen=True)
+class _Documents:
+    """Reads the texts of a split in order, again in each iteration."""
+
+    builder: object
+    split: object
+    key: str
+
+    @property
+    def num_bytes(self):
+        """Returns the bytes of the split, or None for a part of a split."""
+        return self.builder.info.splits[self.split].num_bytes or None
+
+    def sections(self, size):
+        """Returns `Section`s of about `size` bytes."""
+        examples = self.builder.info.splits[self.split].num_examples
+        number = -(-examples * self._example_bytes // size)
+        parts = tfds.even_splits(self.split, min(number, examples))
+        return [Section(dataclasses.replace(self, split=s)) for s in parts]
+
+    @property
+    def _example_bytes(self):
+        train = self.builder.info.splits["train"]
+        return train.num_bytes // train.num_examples + 1
 
     def __iter__(self):
-        for text in super().__iter__():
-            yield text if text.endswith(b"\n") else text + b"\n"
+        dataset = self.builder.as_dataset(
+            split=self.split,
+            shuffle_files=False,
+            read_config=tfds.ReadConfig(
+                interleave_cycle_length=1,  # one file after the other
+                try_autocache=False,  # it would hold all text in memory
+                skip_prefetch=True,
+            ),
+        )
+        dataset = dataset.map(lambda example: example[self.key])
+        # About 1 MB at a time: single sentences take three times as long.
+        dataset = dataset.batch(max(1, CHUNK_BYTES // self._example_bytes))
+        for texts in dataset.as_numpy_iterator():
+            for text in texts:
+                yield text if text.endswith(b"\n") else text + b"\n"
 
 
 def open_dataset(name, data_dir=None, manual_dir=None):
     """Returns the builder of a dataset, and prepares it the first time."""
+    builder = _find(name, data_dir)
+    if builder.data_path.exists():
+        return builder
+    folder = os.fspath(builder.data_dir_root)
     try:
-        return prepare(lambda: _find(name, data_dir), manual_dir)
+        check_can_write(folder)
+    except tf.errors.OpError as error:
+        raise data_dir_error(folder, error) from error
+    config = tfds.download.DownloadConfig(
+        manual_dir=check_manual_dir(manual_dir) or folder
+    )
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    try:
+        builder.download_and_prepare(download_config=config)
     except (requests.RequestException, DownloadError) as error:
         raise ConnectionError(
             f"The TFDS dataset {name!r} could not be downloaded: "
-            f"{describe_failure(error)}. Prepare it on a machine with network "
-            "access and copy its folder to `data_dir`. "
+            f"{type(error).__name__}: {str(error)[:300]}. Prepare it on a "
+            "machine with network access and copy its folder to `data_dir`. "
             f"Received: data_dir={data_dir!r}"
         ) from None
+    except OSError:  # another process has prepared it meanwhile
+        builder = _find(name, data_dir)
+        if not builder.data_path.exists():
+            raise
+    return builder
 
 
 def _find(name, data_dir):
@@ -82,7 +148,7 @@ def _find(name, data_dir):
 
 def _text_feature(builder, text_key):
     features = builder.info.features
-    texts = [key for key in features if _is_text(features[key])]
+    texts = [key for key in features if is_string(features[key])]
     if text_key is None and ("text" in texts or len(texts) == 1):
         return "text" if "text" in texts else texts[0]
     if text_key not in texts:
@@ -94,8 +160,9 @@ def _text_feature(builder, text_key):
     return text_key
 
 
-def _is_text(feature):
-    return feature.tf_dtype == tf.string and feature.shape == ()
+def is_string(feature):
+    """Returns whether a feature of a dataset is one string per example."""
+    return feature.shape == () and feature.tf_dtype == tf.string
 
 
 def find_splits(builder):
@@ -103,7 +170,8 @@ def find_splits(builder):
     infos = builder.info.splits
     if "train" not in infos:
         raise ValueError(
-            f"{builder.name} must have a split 'train'. Received: {list(infos)}"
+            f"{builder.name} must have a split 'train'; delete its folder if "
+            f"it is incomplete. Received: {list(infos)} in {builder.data_dir}"
         )
     valid = next((split for split in _VALID_NAMES if split in infos), None)
     names = {"train": "train", "valid": valid, "test": "test"}

@@ -1,5 +1,6 @@
 """Builds, saves and loads the tokenizer of a corpus."""
 
+import collections
 import functools
 import itertools
 import json
@@ -83,12 +84,6 @@ def build_tokenizer(name, corpus, beam=None, **options):
     Returns:
         A tokenizer.
 
-    Raises:
-        ValueError: If the name is unknown, or an option is not one of this
-            tokenizer, or `"ids"` is not the name for a corpus of token ids
-            or is that for one of text, or a vocabulary would be built from the
-            train split of a corpus without one.
-
     Example:
 
     >>> from txl_keras.data.corpora import Corpus
@@ -126,7 +121,7 @@ def _build_characters(corpus, beam, drop_newlines=False):
     function = functools.partial(
         count_symbols, encoding=corpus.encoding, drop_newlines=drop_newlines
     )
-    counts = _count(function, corpus, corpus.splits, beam)
+    counts = add_up(_counters(function, corpus, corpus.splits, beam))
     return CharacterTokenizer.from_counts(counts, *options)
 
 
@@ -136,21 +131,52 @@ def _build_words(corpus, beam, vocabulary=None, **options):
         _check_not_counted("min_count", "vocabulary_size", **options)
         return WordTokenizer(vocabulary, **options)
     _check_train(corpus)
-    function = functools.partial(
-        count_words, lower_case=options.get("lower_case", False)
-    )
     num_kept = options.get("vocabulary_size")
     if num_kept is not None:
         num_kept += 2  # `line_end` and `line_start` may be among the words
-    counts = _count(
-        function,
-        corpus,
-        ("train",),
-        beam,
-        options.get("min_count", 1),
-        num_kept,
+    function = functools.partial(
+        count_words, lower_case=options.get("lower_case", False)
     )
+    counts = _counters(function, corpus, ("train",), beam)
+    counts = add_up(counts, options.get("min_count", 1), num_kept)
     return WordTokenizer.from_counts(counts, **options)
+
+
+def _counters(function, corpus, splits, beam):
+    """Yields `function(text)`, a `Counter` of strings, of parts of a text."""
+    return _map(functools.partial(_count, function), corpus, splits, beam)
+
+
+def _count(function, blocks):
+    counts = collections.Counter()
+    for block in blocks:
+        counts.update(function(block.text))
+    return counts
+
+
+def _map(function, corpus, splits, beam, threads=False):
+    """Yields `function(blocks)` of each block, or with Beam of each section."""
+    if beam is None:
+        for split in splits:
+            yield from map_blocks(
+                lambda block: function([block]),
+                corpus,
+                split,
+                "Counting",
+                threads,
+            )
+        return
+    sections = {
+        f"{split}-{number}": section
+        for split in splits
+        for number, section in enumerate(corpus.sections(split))
+    }
+    function = functools.partial(_of_section, function)
+    yield from beam.map("count", function, sections)
+
+
+def _of_section(function, section):
+    return function(section.blocks())
 
 
 def _build_subwords(
@@ -247,16 +273,8 @@ def _drawn_sentences(total, numbered_section):
 def _build_ids(corpus, beam, vocabulary_size=None):
     if vocabulary_size is not None:
         return IdTokenizer(vocabulary_size)
-    largest = 0
-    for split in corpus.splits:
-        if beam is None:
-            found = map_blocks(
-                _largest_id, corpus, split, "Counting", threads=True
-            )
-        else:
-            sections = dict(enumerate(corpus.sections(split)))
-            found = beam.map(split, _largest_of, sections)
-        largest = max([largest, *found])
+    found = _map(_largest_id, corpus, corpus.splits, beam, threads=True)
+    largest = max(found, default=0)
     if largest > _MAX_FOUND_ID:
         raise ValueError(
             f"`vocabulary_size` must be given for ids above {_MAX_FOUND_ID:,}, "
@@ -265,12 +283,9 @@ def _build_ids(corpus, beam, vocabulary_size=None):
     return IdTokenizer(largest + 1)
 
 
-def _largest_id(block):
-    return max(int(ids.max(initial=0)) for ids in block.pieces)
-
-
-def _largest_of(section):
-    return max(map(_largest_id, section.blocks()), default=0)
+def _largest_id(blocks):
+    ids = (ids for block in blocks for ids in block.pieces)
+    return max((int(part.max(initial=0)) for part in ids), default=0)
 
 
 def _check_not_counted(*names, **options):
@@ -280,25 +295,6 @@ def _check_not_counted(*names, **options):
             f"{given} must be left out where a `vocabulary` is given, "
             "because it is used as it is."
         )
-
-
-def _count(function, corpus, splits, beam, min_count=1, num_kept=None):
-    """Adds up `function(text)`, a `Counter` of strings, over splits.
-
-    What occurs less than `min_count` times may be left out, and so may all but
-    the `num_kept` most frequent ones.
-    """
-    if beam is not None:
-        sections = itertools.chain.from_iterable(map(corpus.sections, splits))
-        return beam.count(function, sections, min_count, num_kept)
-    counts = (
-        map_blocks(
-            lambda block: function(block.text), corpus, split, "Counting"
-        )
-        for split in splits
-    )
-    counts = itertools.chain.from_iterable(counts)
-    return add_up(counts, min_count, num_kept)
 
 
 _BUILDERS = {
@@ -369,10 +365,13 @@ def deserialize_tokenizer(content, source):
 
 
 _TOKENIZERS = {
-    "ByteTokenizer": ByteTokenizer,
-    "CharacterTokenizer": CharacterTokenizer,
-    "IdTokenizer": IdTokenizer,
-    "WordTokenizer": WordTokenizer,
-    "SentencePieceTokenizer": SentencePieceTokenizer,
-    "WordPieceTokenizer": WordPieceTokenizer,
+    tokenizer.__name__: tokenizer
+    for tokenizer in (
+        ByteTokenizer,
+        CharacterTokenizer,
+        IdTokenizer,
+        WordTokenizer,
+        SentencePieceTokenizer,
+        WordPieceTokenizer,
+    )
 }

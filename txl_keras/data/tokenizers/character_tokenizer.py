@@ -4,6 +4,8 @@ import collections
 
 import numpy as np
 
+from txl_keras.checks import check_one_of
+from txl_keras.data.corpora.corpus import ENCODINGS
 from txl_keras.data.tokenizers.token_ids import as_bytes
 from txl_keras.data.tokenizers.token_ids import decode_utf8
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
@@ -25,10 +27,6 @@ class CharacterTokenizer(Tokenizer):
             point; a non-ASCII character of a `str` is then several symbols.
         drop_newlines: Boolean. Leaves newlines out of the encoded text.
 
-    Raises:
-        ValueError: If the encoding is neither of the two, or the symbols are
-            not a valid vocabulary (see `Vocabulary`).
-
     Example:
 
     >>> tokenizer = CharacterTokenizer("né", encoding="utf-8")
@@ -47,14 +45,9 @@ position 2 is not in the vocabulary.
     def __init__(self, vocabulary, encoding="utf-8", drop_newlines=False):
         if not isinstance(vocabulary, Vocabulary):
             vocabulary = Vocabulary(vocabulary)
-        if encoding not in ("utf-8", "latin-1"):
-            raise ValueError(
-                "`encoding` must be 'utf-8' or 'latin-1'. "
-                f"Received: encoding={encoding!r}"
-            )
         self.vocabulary = vocabulary
         self.vocabulary_size = len(vocabulary)
-        self.encoding = encoding
+        self.encoding = check_one_of("encoding", encoding, ENCODINGS)
         self.drop_newlines = drop_newlines
 
     @classmethod
@@ -64,8 +57,7 @@ position 2 is not in the vocabulary.
         Args:
             counts: Dict of symbol to its number of occurrences, see
                 `count_symbols`.
-            encoding: As for the class.
-            drop_newlines: As for the class.
+            encoding, drop_newlines: As for the class.
 
         Returns:
             A `CharacterTokenizer`.

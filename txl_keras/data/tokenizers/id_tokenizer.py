@@ -19,9 +19,6 @@ class IdTokenizer(Tokenizer):
     Args:
         vocabulary_size: Integer. Ids are below it.
 
-    Raises:
-        ValueError: If the size is not an integer from 1 to 2**31 - 1.
-
     Example:
 
     >>> tokenizer = IdTokenizer(vocabulary_size=128)
@@ -38,20 +35,12 @@ class IdTokenizer(Tokenizer):
         self.vocabulary_size = vocabulary_size
 
     def encode(self, text, begins_line=True):
-        """Checks ids, or reads them from text.
+        """Checks ids, or reads them from text, as `Tokenizer.encode` does.
 
         Args:
             text: Integer array of shape `(n,)`, or `bytes` or `str` of decimal
                 numbers between spaces, commas or newlines.
             begins_line: Boolean, ignored for ids.
-
-        Returns:
-            Array of shape `(n,)`, of the smallest of uint8, uint16 and int32
-            that holds the vocabulary.
-
-        Raises:
-            ValueError: If an id is not in `[0, vocabulary_size)`; the message
-                gives its position. If text has anything but numbers.
         """
         ids = text if isinstance(text, np.ndarray) else self._parse(text)
         if ids.size and ids.dtype.kind not in "iu":

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import message
 
+from txl_keras.checks import check_one_of
 from txl_keras.data.tokenizers.sentence_piece_model import BYTE
 from txl_keras.data.tokenizers.sentence_piece_model import CONTROL
 from txl_keras.data.tokenizers.sentence_piece_model import SPACE
@@ -55,8 +56,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     Raises:
         ImportError: If TensorFlow Text is not installed.
-        ValueError: If `model` is not a valid model, or `line_end` is not one of
-            its pieces.
 
     Example:
 
@@ -115,7 +114,6 @@ class SentencePieceTokenizer(Tokenizer):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: As for the class, or if the file has more than 16 MiB.
         """
         with open_checked(path, MAX_VOCABULARY_BYTES) as file:
             model = file.read()
@@ -157,15 +155,8 @@ class SentencePieceTokenizer(Tokenizer):
 
         Raises:
             ImportError: If sentencepiece is not installed.
-            ValueError: If the texts are empty, if the type is neither of the
-                two, or if the vocabulary size is too small for the characters
-                of the text or too large for the text.
         """
-        if model_type not in ("bpe", "unigram"):
-            raise ValueError(
-                "`model_type` must be 'bpe' or 'unigram'. "
-                f"Received: model_type={model_type!r}"
-            )
+        check_one_of("model_type", model_type, ("bpe", "unigram"))
         model = train_pieces(
             texts,
             vocabulary_size,

@@ -63,9 +63,6 @@ class Tokenizer:
 
         Returns:
             `bytes`.
-
-        Raises:
-            ValueError: If an id is not in `[0, vocabulary_size)`.
         """
         ids = check_ids(ids, self.vocabulary_size).tolist()
         # Long texts repeat tokens, and strings are joined faster than bytes.

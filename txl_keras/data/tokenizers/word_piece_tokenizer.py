@@ -50,9 +50,6 @@ class WordPieceTokenizer(Tokenizer):
 
     Raises:
         ImportError: If TensorFlow Text is not installed.
-        ValueError: If the words are not a valid vocabulary (see
-            `WordVocabulary`), or `unknown` or `line_end` is not one of the
-            words.
 
     Example:
 
@@ -126,8 +123,6 @@ class WordPieceTokenizer(Tokenizer):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: As for the class, or if the file has more than 16 MiB or
-                is not in UTF-8.
         """
         with open_checked(path, MAX_VOCABULARY_BYTES) as file:
             text = decode_text(file.read(), path)
@@ -153,27 +148,18 @@ class WordPieceTokenizer(Tokenizer):
         frequent pairs first.
 
         Args:
-            texts: Iterable of `bytes` in UTF-8 or of `str`: blocks of text,
-                preferably of whole lines.
+            texts, max_characters: As for `SentencePieceTokenizer.train`.
             vocabulary_size: Integer.
-            unknown: As for the class.
-            suffix_indicator: As for the class.
-            lower_case: As for the class.
-            line_end: As for the class.
+            unknown, suffix_indicator, lower_case, line_end: As for the class.
             character_coverage: Float. The share of the text covered by
                 characters in the vocabulary; words with other characters are
                 `unknown`.
-            max_characters: Integer. If the text has more, a random sample of
-                its lines, with about this number of characters, is used. Parts
-                of 1000 characters of longer lines count as lines.
 
         Returns:
             A `WordPieceTokenizer`.
 
         Raises:
             ImportError: If sentencepiece is not installed.
-            ValueError: If the texts are empty, or if the vocabulary size is too
-                small for the characters of the text or too large for the text.
         """
         check_integer("vocabulary_size", vocabulary_size, 1)
         # The trainer of TensorFlow Text took 100 s for 5 MB of Wikipedia, this

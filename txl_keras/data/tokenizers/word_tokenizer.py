@@ -39,11 +39,6 @@ class WordTokenizer(Tokenizer):
             None newlines are spaces.
         lower_case: Boolean. Converts text to lower case, as for Penn Treebank.
 
-    Raises:
-        ValueError: If the words are not a valid vocabulary (see
-            `WordVocabulary`), or `line_start` or `line_end` is not one of the
-            words.
-
     Example:
 
     >>> tokenizer = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
@@ -118,17 +113,10 @@ class WordTokenizer(Tokenizer):
             min_count: Integer. Leaves out rarer words.
             vocabulary_size: Optional integer. The maximum number of words,
                 including `line_end`, `line_start` and `unknown`.
-            unknown: As for the class.
-            line_start: As for the class.
-            line_end: As for the class.
-            lower_case: As for the class.
+            unknown, line_start, line_end, lower_case: As for the class.
 
         Returns:
             A `WordTokenizer`.
-
-        Raises:
-            ValueError: If `min_count` is not positive, or `vocabulary_size`
-                leaves no room for a word.
 
         Example:
 
@@ -167,8 +155,7 @@ class WordTokenizer(Tokenizer):
             try:
                 ids.append(self.vocabulary.ids(words, self.unknown))
             except UnknownSymbolError as error:
-                position += error.position
-                raise UnknownSymbolError(error.symbol, position) from None
+                raise error.after(position) from None
             position += len(words)
         return np.concatenate(ids)
 

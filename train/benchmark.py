@@ -76,7 +76,6 @@ flags.DEFINE_enum(
     "What to time, see above.", required=True,
 )  # fmt: skip
 model_flags.define_model_flags()
-flags.adopt_module_key_flags(model_flags)
 flags.DEFINE_integer(
     "vocabulary_size", None,
     "Number of tokens in the vocabulary. Default: the preset's.",
@@ -96,7 +95,6 @@ flags.DEFINE_integer(
     lower_bound=1,
 )  # fmt: skip
 training_flags.define_precision_flag()
-flags.adopt_module_key_flags(training_flags)
 flags.DEFINE_multi_enum(
     "openvino_weights", [], WEIGHTS,
     "Dtypes of weights with which OpenVINO generates, too, in the experiment "

@@ -84,10 +84,8 @@ from txl_keras.workdir import write_json
 FLAGS = flags.FLAGS
 
 trained_model.define_trained_model_flags()
-flags.adopt_module_key_flags(trained_model)
 # By default the text of the run.
 data_flags.define_corpus_flags(required=False)
-flags.adopt_module_key_flags(data_flags)
 flags.DEFINE_enum(
     "split", "test", [*SPLITS, WHOLE],
     f"Split of the text to score; {WHOLE}: the whole --corpus, not split.",
@@ -158,7 +156,6 @@ flags.DEFINE_bool(
 )  # fmt: skip
 
 dynamic_flags.define_dynamic_flags()
-flags.adopt_module_key_flags(dynamic_flags)
 
 # A longer page is slow to scroll.
 _MAX_PAGE_TOKENS = 5000

@@ -54,6 +54,7 @@ from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.exporting import loading_note
+from txl_keras.scripts.help_topics import script_flags
 from txl_keras.scripts.progress_bar import progress_bar
 from txl_keras.serving import export_classifier
 from txl_keras.training.optimizers import build_optimizer
@@ -101,16 +102,13 @@ flags.DEFINE_string(
 )  # fmt: skip
 
 trained_model.define_origin_flag()
-flags.adopt_module_key_flags(trained_model)
 flags.DEFINE_bool(
     "from_scratch", False,
     "Use only the sizes and the tokenizer of --initialize_from, and start from "
     "random weights.",
 )  # fmt: skip
 data_flags.define_tokenizer_flags()
-flags.adopt_module_key_flags(data_flags)
 model_flags.define_model_flags(has_softmax=False)
-flags.adopt_module_key_flags(model_flags)
 flags.DEFINE_enum(
     "pooling", "last", POOLINGS,
     "Hidden states to classify: that of the last token, or the mean over all.",
@@ -165,7 +163,6 @@ flags.DEFINE_float(
     lower_bound=0,
 )  # fmt: skip
 training_flags.define_precision_flag()
-flags.adopt_module_key_flags(training_flags)
 flags.DEFINE_integer(
     "seed", 0,
     "Seed of the initial weights, the order of the texts and dropout.",
@@ -464,10 +461,7 @@ def _callbacks(workdir, steps_per_epoch, on_progress):
 def _claim(workdir, model, tokenizer, texts, label_names):
     workdir.claim(
         {
-            "flags": {
-                flag.name: flag.value
-                for flag in FLAGS.get_key_flags_for_module(sys.argv[0])
-            },
+            "flags": {flag.name: flag.value for flag in script_flags()},
             "labels": label_names,
             "model": model.get_config(),
             "tokenizer": tokenizer_hash(tokenizer),

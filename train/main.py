@@ -71,13 +71,9 @@ flags.DEFINE_string(
 
 data_flags.define_corpus_flags(required=False)
 data_flags.define_tokenizer_flags()
-flags.adopt_module_key_flags(data_flags)
 model_flags.define_model_flags()
-flags.adopt_module_key_flags(model_flags)
 training_flags.define_training_flags()
-flags.adopt_module_key_flags(training_flags)
 compiling.define_compile_flags()
-flags.adopt_module_key_flags(compiling)
 
 
 @flags.multi_flags_validator(

@@ -51,9 +51,7 @@ flags.DEFINE_string(
 )  # fmt: skip
 data_flags.define_corpus_flags()
 data_flags.define_tokenizer_flags()
-flags.adopt_module_key_flags(data_flags)
 xlnet_flags.define_xlnet_flags()
-flags.adopt_module_key_flags(xlnet_flags)
 training_flags.define_common_flags()
 # Only one token of six is a target: with the small batch and the high learning
 # rate of main.py, 1,900 steps learned no more than the frequencies of bytes.
@@ -67,7 +65,6 @@ for _name, _value in {
     "checkpoint_every": 500,
 }.items():
     FLAGS.set_default(_name, _value)
-flags.adopt_module_key_flags(training_flags)
 
 
 def main(_):

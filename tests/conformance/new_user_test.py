@@ -57,7 +57,6 @@ def test_flags_of_pictures_are_checked_before_any_work(
             [one, text, "--segment_length=9999"],
             ["`segment_length` and", "9999", "tokens"],
         ),
-        ("memory_lengths", [one, "--memory_length=4"], ["`memory_length` can"]),
         ("context_losses", [one, text, "--context_lengths=9,9999"], ["9,999"]),
         (
             "recl",
@@ -85,8 +84,6 @@ def test_flags_of_a_group_are_checked_before_its_text(
         (["--top_r="], ["`top_r` must be numbers"]),
         (["--top_r=nan"], ["`top_r`", "nan"]),
         (["--labels=a,a"], ["`labels`", "a,a"]),
-        (["--segment_lengths=3"], ["`segment_lengths`", "2 num"]),
-        (["--segment_lengths=3,0"], ["`segment_lengths`", "=0"]),
         ([f"--output={other}"], ["`output` must not replace", str(other)]),
     ):
         _, error = here(

@@ -4,7 +4,6 @@ import os
 
 import numpy as np
 import tensorflow as tf
-from matplotlib import colormaps
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
@@ -167,43 +166,6 @@ def plot_losses(curves, path, x_label, unit="token", ticks=None):
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
     axes.legend()
-    _save(figure, path)
-
-
-def plot_attention_by_distance(models, path, unit="token"):
-    """Plots mean attention against distance, one panel per model."""
-    # A model has a `label`; `layers`, their numbers; `attention`, for each the
-    # mean probabilities at distances 0, 1 and so on; and a `segment_length`.
-    figure = Figure(figsize=(7 * len(models), 5), layout="constrained")
-    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
-    for axes, model in zip(panels, models, strict=True):
-        # From dark to light in the order of the layers, also in greyscale.
-        colors = colormaps["viridis"](np.linspace(0, 0.9, len(model["layers"])))
-        for layer, color, attention in zip(
-            model["layers"], colors, model["attention"], strict=True
-        ):
-            axes.plot(attention, color=color, label=f"layer {layer}")
-        axes.axvline(
-            model["segment_length"], color="grey", linestyle="--",
-            label="segment length",
-        )  # fmt: skip
-        axes.set_xscale("symlog", base=2, linthresh=1)
-        axes.set_yscale("log", nonpositive="mask")
-        powers = [2**i for i in range(len(model["attention"][0]).bit_length())]
-        axes.set_xticks([0, *powers], [f"{n:,}" for n in (0, *powers)])
-        axes.set_xlim(left=-0.2)
-        axes.minorticks_off()
-        axes.set_xlabel(f"distance of query and key, {unit}s")
-        axes.set_title(model["label"])
-        axes.grid(alpha=0.3)
-        axes.legend()
-    shares = np.concatenate([np.ravel(m["attention"]) for m in models])
-    if shares.any():
-        # The lowest 1% may be cut off. A single tiny value, such as that of a
-        # distance that few queries have, would fill most of a logarithmic axis.
-        low = np.quantile(shares[shares > 0], 0.01)
-        panels[0].set_ylim(bottom=low / 2)
-    panels[0].set_ylabel("mean attention probability of a key")
     _save(figure, path)
 
 

@@ -57,14 +57,25 @@ def define_help_flag():
     )
 
 
+def script_flags():
+    """Returns the flags of the script `sys.argv[0]`, sorted by name."""
+    found = [
+        flag
+        for module, members in FLAGS.flags_by_module_dict().items()
+        if module == sys.argv[0] or module.startswith("txl_keras.scripts.")
+        for flag in members
+        if flag.name != "help"
+    ]
+    return sorted(found, key=lambda flag: flag.name)
+
+
 def flags_by_topic():
-    """Returns the flags of the script `sys.argv[0]`, sorted lists by topic."""
+    """Returns the flags of the script, sorted lists by topic."""
     topic_of = {name: topic for topic in _TOPICS for name in _TOPICS[topic]}
     for name in (*model_flags.names(), *xlnet_flags.names()):
         topic_of[name] = "model"
     found = {topic: [] for topic in ("general", *_TOPICS)}
-    key_flags = FLAGS.get_key_flags_for_module(sys.argv[0])
-    for flag in sorted(key_flags, key=lambda flag: flag.name):
+    for flag in script_flags():
         found[topic_of.get(flag.name, "general")].append(flag)
     return {topic: members for topic, members in found.items() if members}
 

@@ -33,10 +33,15 @@ def define_trained_model_flags():
         "preset", None,
         f"A trained model: {', '.join(names)}, or hf://owner/name.",
     )  # fmt: skip
+    define_checkpoint_flag()
+
+
+def define_checkpoint_flag():
+    """Defines `--checkpoint`, which `Workdir.load_model` takes."""
     flags.DEFINE_enum(
         "checkpoint", "best", ["best", "latest"],
-        "Weights to load from --workdir: those with the best validation score, "
-        "or the latest.",
+        "Weights of a run to load: those with the best validation score, or "
+        "the latest.",
     )  # fmt: skip
 
 

@@ -25,7 +25,6 @@ TINY = (
     "--learning_rate=0.01",
     "--warmup_steps=0",
     "--max_sample_tokens=40",
-    "--progress_sample_tokens=0",
     "--tokenizer=bytes",
 )
 CLASSIFIER_SIZES = (

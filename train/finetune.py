@@ -25,10 +25,8 @@ texts that are longer than a segment) and export/STEP, a SavedModel that takes
 raw text.
 """
 
-import contextlib
 import itertools
 import os
-import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -95,11 +93,7 @@ flags.DEFINE_float(
     "Share of the training texts to validate on, between 0 and 1, if there is "
     "no other validation set.",
 )  # fmt: skip
-flags.DEFINE_string(
-    "data_dir", None,
-    "Folder for downloaded datasets. Default: TFDS_DATA_DIR, or "
-    "~/tensorflow_datasets.",
-)  # fmt: skip
+data_flags.define_data_dir_flag()
 
 trained_model.define_origin_flag()
 flags.DEFINE_bool(
@@ -147,20 +141,8 @@ flags.DEFINE_enum(
 )  # fmt: skip
 flags.DEFINE_float(
     "learning_rate", 5e-4,
-    "Peak learning rate of adamw, which then decays linearly to 0.",
-)  # fmt: skip
-flags.DEFINE_float(
-    "warmup_share", 0.1,
-    "Share of all steps in which the learning rate warms up.", 0,
-    upper_bound=0.99,
-)  # fmt: skip
-flags.DEFINE_float(
-    "weight_decay", 0.01, "Weight decay of kernels.", lower_bound=0
-)
-flags.DEFINE_float(
-    "clip_norm", 1.0,
-    "Global norm to which gradients are clipped; 0 for no clipping.",
-    lower_bound=0,
+    "Peak learning rate of adamw: it rises for a tenth of all steps, and then "
+    "decays linearly to 0.",
 )  # fmt: skip
 training_flags.define_precision_flag()
 flags.DEFINE_integer(
@@ -180,7 +162,7 @@ def main(_):
             f"classifier cannot resume. Received: workdir={workdir.path}"
         )
     keras.utils.set_random_seed(FLAGS.seed)
-    origin = _origin()
+    origin = FLAGS.initialize_from and trained_model.open_origin()
 
     # Texts, labels, tokens.
     texts = _read_texts()
@@ -219,13 +201,7 @@ def main(_):
 
     # Train.
     valid = batches["valid"]
-    is_terminal = sys.stdout.isatty()
-    # On a terminal Keras shows a bar for each epoch.
-    with (
-        contextlib.nullcontext()
-        if is_terminal
-        else progress_bar(FLAGS.epochs * steps, "step")
-    ) as on_progress:
+    with progress_bar(FLAGS.epochs * steps, "step") as on_progress:
         history = model.fit(
             batches["train"].dataset(),
             epochs=FLAGS.epochs,
@@ -234,7 +210,7 @@ def main(_):
             validation_data=valid.dataset(valid.steps_per_epoch),
             class_weight=_class_weight(label_ids["train"]),
             callbacks=_callbacks(workdir, steps, on_progress),
-            verbose=1 if is_terminal else 2,
+            verbose=2,
         )
     for name in ("loss", "val_loss"):  # the last step may ruin only val_loss
         _check_finite(history.history[name])
@@ -299,70 +275,66 @@ def _scores(label_ids, logits, label_names, is_long):
 
 def _check_flags():
     """Checks the flags before anything is read."""
-    for split in SPLITS:
-        path = FLAGS[f"{split}_file"].value
+    paths = {f"{split}_file": FLAGS[f"{split}_file"].value for split in SPLITS}
+    for name, path in paths.items():
         if path is not None and not is_file(os.path.expanduser(path)):
             raise FileNotFoundError(
-                f"`{split}_file` must be a file. "
-                f"Received: --{split}_file={path}"
+                f"`{name}` must be a file. Received: --{name}={path}"
             )
-    if not 0 < FLAGS.valid_share < 1:
-        raise ValueError(
-            "`valid_share` must be between 0 and 1. "
-            f"Received: --valid_share={FLAGS.valid_share}"
-        )
-    if FLAGS.valid_file and FLAGS["valid_share"].present:
-        raise ValueError(
-            "`valid_share` and `valid_file` exclude each other. Received: "
-            f"--valid_share={FLAGS.valid_share}, "
-            f"--valid_file={FLAGS.valid_file}"
-        )
-
-
-def _origin():
-    """Returns the language model to start from, or `None`."""
-    if FLAGS.initialize_from is None:
-        if FLAGS.from_scratch:
-            raise ValueError(
-                "`from_scratch` can only be given with `initialize_from`, "
-                "whose weights it ignores. Received: initialize_from=None"
-            )
-        return None
-    training_flags.check_inherited_flags()
-    return trained_model.open_origin()
+    for is_wrong, expected, *names in (
+        (
+            (FLAGS.train_file is None) == (FLAGS.tfds_name is None),
+            "Either `train_file` or `tfds_name` must be given.",
+            "train_file", "tfds_name",
+        ),
+        (
+            FLAGS.tfds_name and (FLAGS.valid_file or FLAGS.test_file),
+            "`valid_file` and `test_file` cannot be given with `tfds_name`, "
+            "whose own splits are used.",
+            "tfds_name", "valid_file", "test_file",
+        ),
+        (
+            not 0 < FLAGS.valid_share < 1,
+            "`valid_share` must be between 0 and 1.",
+            "valid_share",
+        ),
+        (
+            FLAGS.valid_file and FLAGS["valid_share"].present,
+            "`valid_share` and `valid_file` exclude each other.",
+            "valid_share", "valid_file",
+        ),
+        (
+            FLAGS.from_scratch and FLAGS.initialize_from is None,
+            "`from_scratch` can only be given with `initialize_from`, whose "
+            "weights it ignores.",
+            "initialize_from",
+        ),
+    ):  # fmt: skip
+        if is_wrong:
+            values = [f"--{name}={FLAGS[name].value}" for name in names]
+            raise ValueError(f"{expected} Received: {', '.join(values)}")
+    if FLAGS.initialize_from is not None:
+        training_flags.check_inherited_flags()
 
 
 def _read_texts():
     """Reads `LabelledTexts` by split; test is optional."""
-    if (FLAGS.train_file is None) == (FLAGS.tfds_name is None):
-        raise ValueError(
-            "Either `train_file` or `tfds_name` must be given. Received: "
-            f"train_file={FLAGS.train_file}, tfds_name={FLAGS.tfds_name}"
-        )
     columns = FLAGS.text_column, FLAGS.label_column
-    paths = {split: FLAGS[f"{split}_file"].value for split in SPLITS}
-    texts = {
-        split: read_labelled_texts(os.path.expanduser(path), *columns)
-        for split, path in paths.items()
-        if path
-    }
     if FLAGS.tfds_name:
-        texts = _load_tfds_texts(texts, columns)
+        # Imported here, because TensorFlow Datasets may not be installed.
+        from txl_keras.data.tfds_labelled_texts import load_tfds_texts
+
+        texts = load_tfds_texts(FLAGS.tfds_name, FLAGS.data_dir, *columns)
+    else:
+        paths = {split: FLAGS[f"{split}_file"].value for split in SPLITS}
+        texts = {
+            split: read_labelled_texts(os.path.expanduser(path), *columns)
+            for split, path in paths.items()
+            if path
+        }
     if "valid" not in texts:
         texts["train"], texts["valid"] = texts["train"].split(FLAGS.valid_share)
     return texts
-
-
-def _load_tfds_texts(texts, columns):
-    if texts:
-        raise ValueError(
-            "`valid_file` and `test_file` cannot be given with `tfds_name`, "
-            f"whose own splits are used. Received: files of {list(texts)}"
-        )
-    # Imported here, because TensorFlow Datasets may not be installed.
-    from txl_keras.data.tfds_labelled_texts import load_tfds_texts
-
-    return load_tfds_texts(FLAGS.tfds_name, FLAGS.data_dir, *columns)
 
 
 def _make_tokenizer(texts):
@@ -406,13 +378,14 @@ def _build_model(origin, tokenizer, train_ids, label_names):
 
 
 def _build_optimizer(model, max_steps):
-    warmup_steps = int(FLAGS.warmup_share * max_steps)
     optimizer = build_optimizer(
         "adamw",
-        build_schedule("linear", FLAGS.learning_rate, max_steps, warmup_steps),
-        FLAGS.weight_decay,
+        build_schedule(
+            "linear", FLAGS.learning_rate, max_steps, max_steps // 10
+        ),
+        weight_decay=0.01,
     )
-    optimizer.global_clipnorm = FLAGS.clip_norm or None
+    optimizer.global_clipnorm = 1.0
     optimizer.exclude_from_weight_decay(
         [w for w in model.trainable_variables if not takes_weight_decay(w)]
     )
@@ -436,8 +409,7 @@ def _callbacks(workdir, steps_per_epoch, on_progress):
     done = itertools.count(1)
 
     def on_step(batch, logs):
-        if on_progress:
-            on_progress(next(done))
+        on_progress(next(done))
         if not is_remote(workdir.path):  # where each look takes time
             workdir.when_present(lambda: None)
 

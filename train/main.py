@@ -192,7 +192,7 @@ def train(strategy, stop):
         text=held_out["valid"][0][:_PAGE_TOKENS],
         title=f"{corpus.name}, valid",
         segment_length=FLAGS.segment_length,
-        max_tokens=FLAGS.progress_sample_tokens,
+        max_tokens=FLAGS.max_sample_tokens,
         seed=FLAGS.seed,
     )
     loop = training_run.begin_loop(
@@ -253,7 +253,7 @@ def train(strategy, stop):
             tokenizer.unit,
             scores["valid"],  # with the scores of compressors
         )
-        sample = samples.write(FLAGS.max_sample_tokens, FLAGS.seed)
+        sample = samples.write()
         workdir.write_sample(sample)
         loop.tensorboard.write_text("sample", sample, best_step)
         samples.write_page(best_step, loop.tensorboard)

@@ -114,7 +114,7 @@ def test_flags_of_an_evaluation_are_checked_before_any_score(
         (memory, ["--corpus="], ["`corpus` must not be empty"]),
         (memory, [f"--corpus={NOT_UTF8}"], ["`corpus`", "UTF-8"]),
         (memory, [f"--data_dir={NOT_UTF8}"], ["`data_dir`", "UTF-8"]),
-        (memory, ["--token_nll_path="], ["`token_nll_path`", "folder"]),
+        (memory, ["--token_nll="], ["`token_nll`", "folder"]),
         (none, [], ["evaluation_all.json", "must hold a JSON list"]),
         (lstm, ["--same_length"], ["`same_length`", "LSTM"]),
     ):
@@ -209,9 +209,7 @@ def test_flags_of_a_classifier_are_checked_before_texts_are_read(
             [f"--valid_file={mails}", "--valid_share=0.2"],
             ["`valid_share` and `valid_file`"],
         ),
-        (["--clip_norm=nan"], ["`clip_norm`", "nan"]),
         (["--initializer_stddev=nan"], ["`initializer_stddev`", "nan"]),
-        (["--warmup_share=nan"], ["`warmup_share`", "nan"]),
         (["--initialize_from=none"], ["`initialize_from`", "none/config"]),
         (
             [f"--initialize_from={classifier}"],

@@ -180,9 +180,8 @@ def test_weights_that_a_last_step_spoils_are_not_exported(
     run = tmp_path / "run"
     error = fail(
         "finetune.py", *flags_of(run, files, *CLASSIFIER_SIZES), "--epochs=1",
-        "--batch_size=200", "--learning_rate=1e38", "--clip_norm=0",
-        "--warmup_share=0", "--monitor=accuracy",
+        "--batch_size=200", "--learning_rate=1e38", "--monitor=accuracy",
     )  # fmt: skip
     assert "The loss is nan in epoch 1" in error
-    assert "1/1\x1b[0m \x1b[32m━━━" in terminal.read().decode()
+    assert "100%|" in terminal.read().decode()
     assert not (run / "export").exists()

@@ -76,7 +76,7 @@ def test_a_finished_run_goes_on_for_longer(run, succeed, fail, tmp_path):
     workdir = tmp_path / "longer"
     shutil.copytree(run[0], workdir)
     flags = [f for f in run[2] if "workdir" not in f]
-    flags += [f"--workdir={workdir}", "--progress_sample_tokens=0"]
+    flags += [f"--workdir={workdir}"]
     before = metrics_of(workdir)
     printed = succeed("main.py", *flags, "--max_steps=75")
     # As if 75 steps had been planned: step 60 of these is number 48 of 60.

@@ -24,14 +24,12 @@ _TOPICS = {
     ),
     "optimization": (
         "initialize_from", "precision", "seed", "max_steps", "minutes",
-        "optimizer", "weight_decay", "momentum", "beta_1", "beta_2", "epsilon",
-        "clip_norm", "schedule", "learning_rate", "min_learning_rate",
-        "warmup_steps", "subtract_warmup", "accumulate_steps", "half_loss",
-        "intermediate_losses",
+        "optimizer", "weight_decay", "momentum", "beta_2", "clip_norm",
+        "schedule", "learning_rate", "min_learning_rate", "warmup_steps",
+        "accumulate_steps", "half_loss", "intermediate_losses",
     ),
     "evaluation": (
-        "max_eval_tokens", "eval_batch_size", "eval_every",
-        "progress_sample_tokens", *DYNAMIC_FLAGS,
+        "max_eval_tokens", "eval_batch_size", "eval_every", *DYNAMIC_FLAGS,
     ),
     "device": (
         "tpu", "num_cpu_devices", "steps_per_execution", "profile_steps",
@@ -72,7 +70,7 @@ def script_flags():
 def flags_by_topic():
     """Returns the flags of the script, sorted lists by topic."""
     topic_of = {name: topic for topic in _TOPICS for name in _TOPICS[topic]}
-    for name in (*model_flags.names(), *xlnet_flags.names()):
+    for name in (*model_flags.names(), *xlnet_flags.OBJECTIVE_FLAGS):
         topic_of[name] = "model"
     found = {topic: [] for topic in ("general", *_TOPICS)}
     for flag in script_flags():

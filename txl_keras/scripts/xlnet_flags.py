@@ -6,53 +6,38 @@ from txl_keras.data import PermutedSegments
 from txl_keras.data import Segments
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
+from txl_keras.scripts import model_flags
 
 FLAGS = flags.FLAGS
 
-_MODEL_FLAGS = (
-    "num_layers", "num_heads", "head_dim", "hidden_dim", "intermediate_dim",
-    "memory_length", "clamp_length", "dropout", "attention_dropout",
-    "layer_norm_epsilon", "initializer_stddev",
-)  # fmt: skip
-_OBJECTIVE_FLAGS = (
+_DEFAULTS = {
+    "num_layers": 4,
+    "num_heads": 4,
+    "head_dim": None,  # hidden_dim / num_heads
+    "hidden_dim": 128,
+    "intermediate_dim": 512,
+    "memory_length": 128,
+    "clamp_length": None,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+}
+OBJECTIVE_FLAGS = (
     "context_factor", "max_span", "not_predicted", "reuse_half",
 )  # fmt: skip
 
 
 def define_xlnet_flags():
     """Defines the flags of the model and of its objective."""
-    integer, real = flags.DEFINE_integer, flags.DEFINE_float
-    integer("num_layers", 4, "Number of blocks.")
-    integer("num_heads", 4, "Attention heads per block.")
-    integer(
-        "head_dim", None,
-        "Size of each attention head. Default: hidden_dim / num_heads.",
-    )  # fmt: skip
-    integer("hidden_dim", 128, "Size of the hidden states.")
-    integer("intermediate_dim", 512, "Inner size of the feed-forward layers.")
-    integer(
-        "memory_length", 128,
-        "Tokens of memory that each block attends to besides the segment; 0 "
-        "for no memory.", lower_bound=0,
-    )  # fmt: skip
-    integer(
-        "clamp_length", None,
-        "Largest relative distance to encode; greater distances count as this "
-        "one. Default: no limit.",
-    )  # fmt: skip
-    real("dropout", 0.1, "Dropout rate, except that of attention weights.")
-    real("attention_dropout", 0.1, "Dropout rate of attention weights.")
-    real("layer_norm_epsilon", 1e-12, "Epsilon of the layer norms.")
-    real(
-        "initializer_stddev", 0.02,
-        "Standard deviation of initial kernels and embeddings.",
-    )  # fmt: skip
-    integer(
+    for name, default in _DEFAULTS.items():
+        model_flags.define_argument(name, default)
+    flags.DEFINE_integer(
         "context_factor", 6,
         "Predict one of this many tokens; the others are context.",
         lower_bound=1,
     )  # fmt: skip
-    integer("max_span", 5, "Most consecutive tokens to predict.", lower_bound=1)
+    flags.DEFINE_integer(
+        "max_span", 5, "Most consecutive tokens to predict.", lower_bound=1
+    )
     flags.DEFINE_list(
         "not_predicted", [],
         "Token ids that are never predicted, such as that of [SEP].",
@@ -64,23 +49,20 @@ def define_xlnet_flags():
     )  # fmt: skip
 
 
-def names():
-    """Returns the names of the flags that `define_xlnet_flags` defines."""
-    return (*_MODEL_FLAGS, *_OBJECTIVE_FLAGS)
-
-
 def objective_settings():
     """Returns the values of the flags that are not in the model's config."""
-    return {name: FLAGS[name].value for name in _OBJECTIVE_FLAGS}
+    return {name: FLAGS[name].value for name in OBJECTIVE_FLAGS}
 
 
 def build_model(vocabulary_size, dtype):
     """Builds the XLNet that the flags describe, with random weights."""
-    sizes = {name: FLAGS[name].value for name in _MODEL_FLAGS}
     reuse_length = stride() if FLAGS.reuse_half else None
     return XLNetPermutationLM(
         XLNetBackbone(
-            vocabulary_size, reuse_length=reuse_length, dtype=dtype, **sizes
+            vocabulary_size,
+            reuse_length=reuse_length,
+            dtype=dtype,
+            **model_flags.given(),
         )
     )
 

@@ -264,9 +264,9 @@ def test_a_tokenizer_goes_to_hugging_face_and_back(here, tmp_path):
         f"--vocabulary={run}/tokenizer.json", f"--output={back}",
     )  # fmt: skip
     _, error = here("convert.py", *flags, "--lower_case")
-    assert "['lower_case'] must be left out" in error
+    assert "`lower_case` must be left out" in error
     _, error = here("convert.py", *flags, "--symbols=bytes")
-    assert "['symbols'] must be left out" in error
+    assert "`symbols` must be left out" in error
     assert here("convert.py", *flags)[1] is None
     returned = Workdir(str(back)).load_tokenizer()
     assert returned.get_config() == tokenizer.get_config()

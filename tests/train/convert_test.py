@@ -145,8 +145,8 @@ def test_a_published_model_of_bytes_reads_text(succeed, tmp_path):
         ),
         (["--input="], ["`input`"]),
         (["--unknown=none"], ["`unknown`", "none"]),
-        (["--vocabulary=", "--lower_case"], ["'lower_case'", "of words"]),
-        (["--symbols=bytes", "--line_end=x"], ["'line_end'", "of words"]),
+        (["--vocabulary=", "--lower_case"], ["`lower_case`", "of words"]),
+        (["--symbols=bytes", "--line_end=x"], ["`line_end`", "of words"]),
         (
             ["--symbols=bytes", "--vocabulary={folder}/digits.txt"],
             ["symbols=bytes", "from 0 to 255", "'٣'"],
@@ -157,7 +157,7 @@ def test_a_published_model_of_bytes_reads_text(succeed, tmp_path):
                 "--vocabulary=",
                 "--segment_length=7",
             ],
-            ["'segment_length'", "output_format=workdir"],
+            ["`segment_length`", "output_format=workdir"],
         ),
         (["--output_format=hugging_face"], ["`vocabulary`", "words.txt"]),
         (

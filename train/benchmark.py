@@ -110,12 +110,6 @@ flags.DEFINE_multi_integer(
     "Tokens that each token attends to, in the experiment evaluation_speed.",
     lower_bound=1,
 )  # fmt: skip
-flags.DEFINE_integer(
-    "windows", 1,
-    "Windows per batch of the sliding model in the experiment "
-    "evaluation_speed, at the shortest attention length; longer windows come "
-    "in batches of as many tokens.", lower_bound=1,
-)  # fmt: skip
 flags.DEFINE_string(
     "output", None, "File to append the JSON object to. Default: none."
 )
@@ -125,7 +119,6 @@ _ONLY_FOR = {
     "openvino_weights": ("generation",),
     "peer_python": ("training", "evaluation", "generation"),
     "attention_lengths": ("evaluation_speed",),
-    "windows": ("evaluation_speed",),
 }
 _LEARNING_RATE, _CLIP_NORM = 1e-4, 0.25
 _SEGMENTS = 64  # segments per row before the text of training repeats
@@ -158,29 +151,35 @@ def main(_):
 
 def _check_flags():
     running.check_used("experiment", _ONLY_FOR)
-    if FLAGS.backbone != "transformer_xl":
-        raise ValueError(
-            "`backbone` must be transformer_xl, as the other contenders "
-            f"implement no LSTM. Received: --backbone={FLAGS.backbone}"
-        )
-    if FLAGS.cutoffs == ["auto"]:
-        raise ValueError(
-            "`cutoffs` must be a list of integers: a benchmark has no text "
-            "whose tokens could be counted. Received: cutoffs=auto"
-        )
-    if FLAGS.peer_python and not shutil.which(FLAGS.peer_python):
-        raise ValueError(
-            "`peer_python` must be the path of an executable Python. "
-            f"Received: --peer_python={FLAGS.peer_python}"
-        )
+    unwritable = None
     if FLAGS.output:
         try:
             open(FLAGS.output, "a").close()
         except OSError as error:
+            unwritable = error.strerror
+    for name, is_wrong, expected in (
+        ("output", unwritable, f"a writable file ({unwritable})"),
+        (
+            "backbone",
+            FLAGS.backbone != "transformer_xl",
+            "transformer_xl, as the other contenders implement no LSTM",
+        ),
+        (
+            "cutoffs",
+            FLAGS.cutoffs == ["auto"],
+            "a list of integers: a benchmark has no text to count",
+        ),
+        (
+            "peer_python",
+            FLAGS.peer_python and not shutil.which(FLAGS.peer_python),
+            "the path of an executable Python",
+        ),
+    ):
+        if is_wrong:
             raise ValueError(
-                "`output` must be a writable file. Received: "
-                f"--output={FLAGS.output} ({error.strerror})"
-            ) from error
+                f"`{name}` must be {expected}. Received: "
+                f"--{name}={FLAGS[name].value}"
+            )
 
 
 def _warn_if_busy():
@@ -265,7 +264,7 @@ def _evaluation(model, peer):
     rows, length = FLAGS.batch_size, FLAGS.segment_length
     segment = _made_up_segment(model, rows, length)
     scorers = {
-        "txl_keras": _segment_scorer(model, length)[0],
+        "txl_keras": _segment_scorer(model, length),
         "training path": _training_path_scorer(model),
     }
     contenders = {
@@ -282,7 +281,7 @@ def _evaluation(model, peer):
 
 
 def _segment_scorer(model, length, memory_length=None):
-    """Returns a scoring function and the `SegmentReader` with its memory."""
+    """Returns a scoring function, whose memory is keys and values."""
     reader = SegmentReader(
         model.backbone, FLAGS.batch_size, length, memory_length
     )
@@ -301,7 +300,7 @@ def _segment_scorer(model, length, memory_length=None):
         remember(entries)
         return nll
 
-    return score, reader
+    return score
 
 
 def _training_path_scorer(model):
@@ -414,104 +413,61 @@ def _evaluation_speed(model, peer):
             "`attention_lengths` must be at least 2 segments, "
             f"{2 * FLAGS.segment_length} tokens. Received: {lengths[0]}"
         )
-    sliding = _variant(
-        model,
+    config = model.get_config()
+    config["backbone"]["config"].update(
         attention_type="al_rfou",
         max_positions=lengths[-1],
         memory_length=0,
         same_length=False,
     )
-    results = []
-    for length in lengths:
-        windows = max(1, lengths[0] * FLAGS.windows // length)
-        results.append(_compare(model, sliding, length, windows))
+    sliding = TransformerXLCausalLM.from_config(config)
+    results = [_compare(model, sliding, length) for length in lengths]
     return {"memory_length": lengths, "results": results}
 
 
-def _compare(model, sliding, length, windows):
-    """Times both models at one attention length and compares their scores."""
+def _compare(model, sliding, length):
+    """Times both models at one attention length."""
     rows, segment_length = FLAGS.batch_size, FLAGS.segment_length
-    score, reader = _segment_scorer(model, segment_length, length)
-    differences = _check_scores(model, score, reader, length)
+    score = _segment_scorer(model, segment_length, length)
     segment = _made_up_segment(model, rows, segment_length)
-    text = tf.constant(_made_up_ids(model, length + windows))
-    inputs = tf.stack([text[i : i + length] for i in range(windows)])
-    slide = _window_scorer(sliding, inputs, text[length:, None])
+    slide = _window_scorer(sliding, length)
+    window = _made_up_segment(model, 1, length)
     seconds = _take_turns(
         {
             "Transformer-XL": _timed(lambda: score(*segment).numpy()),
             # One call per turn: it takes very long.
-            "sliding": lambda: _time_items(slide().numpy() for _ in range(1)),
+            "sliding": lambda: _time_items(
+                slide(*window).numpy() for _ in range(1)
+            ),
         }
     )["seconds"]
     ours = seconds["Transformer-XL"] / (rows * segment_length)
-    other = seconds["sliding"] / windows
+    other = seconds["sliding"]
     published = _PUBLISHED_SLOWDOWNS.get(length)
     print(
         f"attention length {length:6,}: {1e3 * ours:.3f} ms per token; sliding "
         f"window {1e3 * other:,.1f} ms, {other / ours:,.0f} times as long"
         + (f" (published: {published:,})" if published else "")
-        + "\n  Largest difference from the scores of one window: "
-        f"{differences['difference']:.1g} nats; without memory "
-        f"{differences['difference_without_memory']:.1g}"
     )
     return {
         "attention_length": length,
-        "windows": windows,
         "seconds_per_token": {"Transformer-XL": ours, "sliding": other},
         "slowdown": other / ours,
         "published_slowdown": published,
-        **differences,
     }
 
 
-def _variant(model, **changes):
-    """Builds a model whose backbone differs in the given arguments."""
-    config = model.get_config()
-    config["backbone"]["config"].update(changes)
-    return TransformerXLCausalLM.from_config(config)
-
-
-def _check_scores(model, score, reader, length):
-    """Checks that segments with memory score tokens as one long window does."""
-    # At the beginning of a text the memory holds all of it.
-    plain = _variant(model, memory_length=0, same_length=False)
-    plain.set_weights(model.get_weights())
-    num_segments = length // FLAGS.segment_length
-    texts = _made_up_segment(
-        model, FLAGS.batch_size, num_segments * FLAGS.segment_length
-    )
-    segments = [tf.split(text, num_segments, axis=1) for text in texts]
-    expected = _window_scorer(plain, texts[0], segments[1][-1])()
-    reader.begin()
-    found = [score(*segment) for segment in zip(*segments, strict=True)][-1]
-    reader.begin()
-    alone = score(segments[0][-1], segments[1][-1])
-    with_memory, without = (
-        float(tf.reduce_max(tf.abs(nll - expected))) for nll in (found, alone)
-    )
-    if not with_memory < 0.1 * without:
-        raise RuntimeError(
-            "Segments with memory must score tokens as one window does. With "
-            f"a memory of {length:,} tokens the scores differ by up to "
-            f"{with_memory:.2g} nats; without memory by {without:.2g}"
-        )
-    return {"difference": with_memory, "difference_without_memory": without}
-
-
-def _window_scorer(model, inputs, targets):
-    """Returns a function that scores the last `targets.shape[1]` tokens."""
-    reader = SegmentReader(model.backbone, *inputs.shape)
+def _window_scorer(model, length):
+    """Returns a function that scores the last token of each window."""
+    reader = SegmentReader(model.backbone, 1, length)
     reader.begin()
 
     @tf.function(jit_compile=True)
     def score(inputs, targets):
         hidden, _ = reader.read(inputs)
-        return model.softmax(hidden[:, -targets.shape[1] :], targets)
+        return model.softmax(hidden[:, -1:], targets[:, -1:])
 
-    # Traced here: otherwise TensorFlow warns of retracing at each new length.
-    score.get_concrete_function(inputs, targets)
-    return lambda: score(inputs, targets)
+    return score
 
 
 def _made_up_ids(model, *shape):
@@ -639,7 +595,6 @@ def _open_peer(model):
     if not FLAGS.peer_python:
         yield lambda task, **sizes: {}
         return
-    _check_peer_has(model)
     process = subprocess.Popen(
         [FLAGS.peer_python, "-Wignore", _PEER, json.dumps(_peer_sizes(model))],
         stdin=subprocess.PIPE,
@@ -683,30 +638,20 @@ def _open_peer(model):
         process.wait()
 
 
-def _check_peer_has(model):
-    # It would ignore these options and time another model.
-    backbone = model.backbone
-    unsupported = [
-        name
-        for name, is_used in {
-            f"attention_type={backbone.attention_type}": (
-                backbone.attention_type != "relative"
-            ),
-            "normalize_first": backbone.normalize_first,
-            "normalize_output": backbone.normalize_output,
-        }.items()
-        if is_used
-    ]
-    if unsupported:
-        raise ValueError(
-            "`peer_python` supports only relative attention, with a layer norm "
-            "after each sublayer and none after the last block. Received: "
-            f"{', '.join(unsupported)}"
-        )
-
-
 def _peer_sizes(model):
     backbone = model.backbone
+    # It would ignore these options and time another model.
+    for name, supported in (
+        ("attention_type", "relative"),
+        ("normalize_first", False),
+        ("normalize_output", False),
+    ):
+        received = getattr(backbone, name)
+        if received != supported:
+            raise ValueError(
+                f"`{name}` must be {supported} with --peer_python, whose model "
+                f"has no other. Received: {name}={received}"
+            )
     embedding = backbone.token_embedding
     names = (
         "vocabulary_size", "num_layers", "num_heads", "hidden_dim", "head_dim",

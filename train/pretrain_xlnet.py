@@ -30,7 +30,6 @@ from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.metrics import bits_per_token
 from txl_keras.models import XLNetPermutationLM
 from txl_keras.scripts import data_flags
-from txl_keras.scripts import run_length
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
@@ -76,7 +75,8 @@ def main(_):
 
 def train(strategy, stop):
     """Trains and scores test; returns False if it was stopped."""
-    workdir, asked = training_run.begin(strategy)
+    run = training_run.TrainingRun(strategy, stop)
+    workdir = run.workdir
 
     # Text, model, optimizer.
     corpus, tokenizer, splits = data_flags.prepare_text()
@@ -98,18 +98,15 @@ def train(strategy, stop):
             vocabulary_size, training_flags.dtype_policy()
         )
 
-    trainer, plan = training_run.build_trainer(strategy, build_model, stop)
+    model = run.build_trainer(build_model).model
     evaluator = PermutationEvaluator(
-        trainer.model, strategy, FLAGS.eval_batch_size, stop=stop
+        model, strategy, FLAGS.eval_batch_size, stop=stop
     )
 
     # Start, resume, or find that the run is finished.
-    loop = training_run.begin_loop(
-        trainer,
-        plan,
+    run.begin_loop(
         segments,
         lambda: evaluator.evaluate(valid),
-        workdir,
         tokenizer,
         splits,
         {
@@ -119,28 +116,17 @@ def train(strategy, stop):
         describe=_bits,
         unit=f"predicted {tokenizer.unit}",
     )
-    log = training_run.chief_print(strategy)
-    step = loop.restore()
-    run_length.extend(asked, trainer, plan, workdir)
-    log(_describe_start(workdir, corpus, splits, trainer, segments))
-    log(f"step {step} of {plan.last_step}", flush=True)
-    if step == plan.last_step and workdir.is_finished():
-        log(
-            "The run is finished. To train it for longer, give more "
-            "--max_steps."
-        )
-        log(_describe_results(workdir))
+    run.restore(
+        lambda: _describe_start(workdir, corpus, splits, run.trainer, segments)
+    )
+    if run.is_finished():
+        run.log(_describe_results(workdir))
         return True
-
-    # Train.
-    pace = run_length.Pace(plan, trainer, segments)
-    if not training_run.run_loop(loop, trainer, stop, pace):
+    if not run.train(segments):
         return False
 
     # Finish with the best weights.
-    scored = training_run.score_best(
-        loop, trainer, workdir, lambda: evaluator.evaluate(test), stop
-    )
+    scored = run.score_best(lambda: evaluator.evaluate(test))
     if scored is None:
         return False
     best_step, scores = scored
@@ -148,7 +134,7 @@ def train(strategy, stop):
         _save_model(workdir)
         scores["guess"] = _guess(splits, test, vocabulary_size)
         workdir.write_results({"step": best_step, **scores})
-        log(_describe_results(workdir))
+        run.log(_describe_results(workdir))
     wait_for_all(strategy)
     return True
 

@@ -156,17 +156,6 @@ def extend(asked, trainer, plan, workdir):
     elif "max_steps" in asked:
         last = asked["max_steps"]
         budget.assign(0.0)
-    elif (
-        # The first command of a run that a later one changed resumes it.
-        FLAGS["max_steps"].present
-        and FLAGS.max_steps != last
-        and not budget.numpy()
-        and is_chief(trainer.strategy)
-    ):
-        print(
-            f"The run goes on to step {last:,}, which a later command asked "
-            f"for than the one with --max_steps={FLAGS.max_steps}."
-        )
     if last == plan.last_step:
         return
     if last <= step:
@@ -263,7 +252,7 @@ def _dropout_for(epochs):
 def _time_training(build, segments):
     """Returns seconds per step, epochs that fit, and the model's dropout."""
     start = time.monotonic()
-    trainer, _ = build()
+    trainer = build()
     strategy = trainer.strategy
     seconds = _seconds_per_step(trainer, Feed(segments, strategy))
     dropout = trainer.model.backbone.dropout

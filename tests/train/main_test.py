@@ -130,12 +130,6 @@ def test_a_run_begins_with_the_weights_of_a_preset(
         )  # fmt: skip
 
 
-def test_a_trained_preset_is_given_as_origin(here, capsys):
-    _, code = here("main.py", "--preset=python_stdlib_small")
-    assert code
-    assert "give --initialize_from=python_stdlib" in capsys.readouterr().err
-
-
 @pytest.mark.large
 @pytest.mark.parametrize("more", [[], ["--max_steps=150"]])
 def test_a_killed_run_ends_as_if_it_had_never_been(
@@ -211,6 +205,7 @@ def test_rows_that_replicas_cannot_share_stop_before_any_work(
     ("flag", "value", "choice"),
     [
         ("preset", "huge", "enwik8_base"),
+        ("preset", "python_stdlib_small", "give --initialize_from=python_stdl"),
         ("attention_type", "absolute", "vaswani"),
     ],
 )

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from script_runs import NOT_UTF8
 from script_runs import metrics_of
 
 from txl_keras.data import load_corpus
@@ -182,62 +183,61 @@ def test_attention_of_a_run_is_drawn_with_its_words(
 
 
 def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
-    group, corpus, fail, tmp_path
+    group, corpus, refuse, tmp_path
 ):
     memory, none, other = group
     output = tmp_path / "picture.png"
     text = f"--corpus={corpus}"
     one, two = f"--workdirs={memory}", f"--workdirs={memory},{none}"
-    json_file = tmp_path / "numbers.json"
-    json_file.write_text('{"picture": "positions"}')
-    for picture, flags, messages in (
-        ("attention", [one, text, "--layers=1"], ["`layers`", "layers=[1]"]),
-        ("attention", [two, text, "--heads=0,2"], ["`heads`", "from 0 to 1"]),
-        ("positions", [], ["`workdirs` must be one or more runs"]),
-        ("positions", [two], ["`corpus` must be given"]),
-        ("positions", [two, text, "--labels=a,a"], ["`labels` must be", "a,a"]),
-        ("positions", [f"{one},{other}", text], ["one tokenizer", str(other)]),
-        ("positions", [one, text, "--output=a.gif"], [".png or .svg or .pdf"]),
-        ("learning_curves", [one], ["were trained", str(memory)]),
-        ("recl", [one], ["`numbers` must be given", "txl recl"]),
-        ("recl", [f"--numbers={json_file}"], ["picture of recl", "positions"]),
-        (
-            "positions",
-            [f"--numbers={json_file}", one],
-            ["`workdirs` must be left out with `numbers`"],
+    config = memory / "config.json"
+    positions, recl = tmp_path / "numbers.json", tmp_path / "recl.json"
+    positions.write_text('{"picture": "positions"}')
+    recl.write_text(
+        '{"picture": "recl", "unit": "word", "models": [{"workdir": "a"}]}'
+    )
+    numbers = f"--numbers={positions}"
+    for picture, cases in {
+        "attention": (
+            ([one, text, "--layers=1"], ["`layers`", "layers=[1]"]),
+            ([two, text, "--heads=0,2"], ["`heads`", "from 0 to 1"]),
+            ([one, "--heads=x"], ["`heads` must be numbers", "=x"]),
+            ([one, "--heads="], ["`heads` must be numbers"]),
+            (
+                [one, text, "--segment_length=9999"],
+                ["`segment_length` and", "9999", "tokens"],
+            ),
+            ([numbers], ["`numbers` must be left out", "--picture=attention"]),
         ),
-        (
-            "positions",
-            [f"--numbers={json_file}", "--labels=a"],
-            ["`labels` must be left out with `numbers`"],
+        "context_losses": (
+            ([one, text, "--context_lengths=9,9999"], ["9,999"]),
         ),
-        (
-            "attention",
-            [f"--numbers={json_file}"],
-            ["`numbers` must be left out", "--picture=attention"],
+        "learning_curves": (([one], ["were trained", str(memory)]),),
+        "positions": (
+            ([], ["`workdirs` must be one or more runs"]),
+            ([two], ["`corpus` must be given"]),
+            ([one, "--corpus="], ["`corpus` must not be empty"]),
+            ([one, "--layers=0"], ["`layers` can only be given"]),
+            ([f"{one},{memory}/"], ["`workdirs`", "different"]),
+            ([f"{one},{other}", text], ["one tokenizer", str(other)]),
+            ([two, text, "--labels=a,a"], ["`labels` must be", "a,a"]),
+            ([two, "--labels=a"], ["`labels`", "2", "--labels=a"]),
+            ([one, f"--labels={NOT_UTF8}"], ["`labels`", r"b'\xff'"]),
+            ([one, text, "--output=a.gif"], [".png or .svg or .pdf"]),
+            (
+                [one, text, f"--output={config.with_suffix('.png')}"],
+                ["`output` must not replace", str(config)],
+            ),
+            ([numbers, one], ["`workdirs` must be left out with `numbers`"]),
+            ([numbers, "--labels=a"], ["`labels` must be left out with"]),
+            ([numbers, "--max_eval_tokens=30"], ["`max_eval_tokens` must be"]),
         ),
-        (
-            "positions",
-            [f"--numbers={json_file}", "--max_eval_tokens=30"],
-            ["`max_eval_tokens` must be left out with `numbers`"],
+        "recl": (
+            ([one], ["`numbers` must be given", "txl recl"]),
+            ([numbers], ["picture of recl", "positions"]),
+            ([f"--numbers={recl}"], [str(recl), "measure them", "'label'"]),
         ),
-    ):
-        fail(
-            "plot.py",
-            f"--picture={picture}",
-            f"--output={output}",
-            *flags,
-            messages=messages,
-        )
+    }.items():
+        flags = f"--picture={picture}", f"--output={output}"
+        refuse("plot.py", cases, *flags)
     assert not output.exists()
-
-
-def test_numbers_of_another_form_are_refused(fail, tmp_path):
-    path, output = tmp_path / "numbers.json", tmp_path / "picture.svg"
-    path.write_text('{"picture": "recl", "unit": "word", "models": [{}]}')
-    fail(
-        "plot.py", "--picture=recl", f"--numbers={path}",
-        f"--output={output}",
-        messages=[str(path), "measure them again", "'label'"],
-    )  # fmt: skip
-    assert not output.exists()
+    assert Workdir(str(memory)).read_config()["flags"] == {"segment_length": 5}

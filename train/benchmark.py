@@ -503,31 +503,21 @@ def _time_items(items):
 
 def _take_turns(contenders):
     """Returns the median seconds of contenders, and the least and greatest."""
-    firsts, turns = {}, {}
+    turns = {}
     for name, contender in contenders.items():
-        start = time.perf_counter()
         try:
-            contender()
+            contender()  # traces and compiles
         except _CannotRunError as error:
             print(f"Skipping {name}, which cannot run here: {error}")
             continue
-        firsts[name] = time.perf_counter() - start
         turns[name] = []
-    durations = {name: [] for name in turns}
     for _ in range(FLAGS.turns):
         for name, seconds in turns.items():
-            start = time.perf_counter()
             seconds.extend(contenders[name]())
-            durations[name].append(time.perf_counter() - start)
     return {
         "seconds": {name: float(np.median(x)) for name, x in turns.items()},
         "spread": {
             name: [float(min(x)), float(max(x))] for name, x in turns.items()
-        },
-        # The first turn less a median one: tracing and compiling.
-        "compile_seconds": {
-            name: max(0.0, firsts[name] - float(np.median(x)))
-            for name, x in durations.items()
         },
     }
 
@@ -571,7 +561,7 @@ def _report(times, unit, num_tokens, work=None):
     width = max(14, len(f"ms {unit}"))
     print(
         f"{'':24} {f'ms {unit}':>{width}} {'min to max':>18} {'times':>7} "
-        f"{'tokens/s':>10} {'utilization':>12} {'compile s':>10}"
+        f"{'tokens/s':>10} {'utilization':>12}"
     )
     ours = next(iter(results["seconds"].values()))
     for name, seconds in results["seconds"].items():
@@ -580,8 +570,7 @@ def _report(times, unit, num_tokens, work=None):
         print(
             f"{name:24} {1e3 * seconds:{width},.2f} "
             f"{f'{least:,.2f} to {greatest:,.2f}':>18} {seconds / ours:7.2f} "
-            f"{results['tokens_per_s'][name]:10,.0f} {share:>12} "
-            f"{results['compile_seconds'][name]:10.1f}"
+            f"{results['tokens_per_s'][name]:10,.0f} {share:>12}"
         )
     return results
 

@@ -44,7 +44,6 @@ def test_steps_are_timed_in_turns(
         assert line["utilization"][name] == pytest.approx(
             line["flops"] / seconds / line["peak_flops"]
         )
-        assert line["compile_seconds"][name] > 0
 
 
 def test_a_token_is_timed_beside_what_it_must_read(succeed, tmp_path):

@@ -6,7 +6,6 @@ from absl import app
 from absl import flags
 
 from txl_keras.scripts import model_flags
-from txl_keras.scripts import xlnet_flags
 from txl_keras.scripts.data_flags import CORPUS_FLAGS
 from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
 from txl_keras.scripts.dynamic_flags import DYNAMIC_FLAGS
@@ -20,7 +19,8 @@ _TOPICS = {
     ),
     "tokenizer": (*TOKENIZER_FLAGS, "vocabulary"),
     "model": (
-        "memory_length", "same_length", "clamp_length", "compressed_length",
+        *model_flags.names(), "context_factor", "max_span", "not_predicted",
+        "reuse_half",
     ),
     "optimization": (
         "initialize_from", "precision", "seed", "max_steps", "minutes",
@@ -70,8 +70,6 @@ def script_flags():
 def flags_by_topic():
     """Returns the flags of the script, sorted lists by topic."""
     topic_of = {name: topic for topic in _TOPICS for name in _TOPICS[topic]}
-    for name in (*model_flags.names(), *xlnet_flags.OBJECTIVE_FLAGS):
-        topic_of[name] = "model"
     found = {topic: [] for topic in ("general", *_TOPICS)}
     for flag in script_flags():
         found[topic_of.get(flag.name, "general")].append(flag)

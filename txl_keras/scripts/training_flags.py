@@ -4,10 +4,10 @@ from absl import flags
 
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
-from txl_keras.scripts import model_flags
 from txl_keras.scripts import trained_model
-from txl_keras.scripts import xlnet_flags
+from txl_keras.scripts.data_flags import CORPUS_FLAGS
 from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
+from txl_keras.scripts.help_topics import script_flags
 from txl_keras.training import optimizers
 from txl_keras.training.optimizers import OPTIMIZERS
 from txl_keras.training.run_plan import RunPlan
@@ -26,11 +26,9 @@ RESULT_FLAGS = (
     "momentum", "beta_2", "clip_norm", "schedule", "learning_rate",
     "min_learning_rate", "warmup_steps", "max_eval_tokens",
 )  # fmt: skip
-# Flags that do not affect the result. They may change when a run resumes.
-RUNTIME_FLAGS = (
-    "accumulate_steps", "eval_batch_size", "eval_every",
-    "checkpoint_every", "max_to_keep", "profile_steps", "steps_per_execution",
-    "max_sample_tokens", "attention_kernel",
+# Flags that may differ from worker to worker.
+_OWN_FLAGS = (
+    *CORPUS_FLAGS, "vocabulary", "workdir", "tpu", "num_cpu_devices",
 )  # fmt: skip
 # Default learning rate for weights that were not trained here.
 _FINE_TUNING_RATE = 5e-5
@@ -241,8 +239,8 @@ def check_inherited_flags():
 
 def check_workers(strategy):
     """Checks that all workers have the same flags."""
-    names = (*model_flags.names(), *xlnet_flags.OBJECTIVE_FLAGS)
-    check_alike(strategy, _values((*RESULT_FLAGS, *RUNTIME_FLAGS, *names)))
+    names = [flag.name for flag in script_flags()]
+    check_alike(strategy, _values(x for x in names if x not in _OWN_FLAGS))
 
 
 def dtype_policy():
@@ -280,19 +278,18 @@ def intermediate_loss_steps():
     return FLAGS.max_steps // 2 if FLAGS.intermediate_losses else 0
 
 
-def training_segments(split):
+def training_segments(split, segment_length=None):
     """Makes the `Segments` of a `PreparedSplit` to train on."""
     return Segments(
         split.tokens,
         FLAGS.batch_size,
-        FLAGS.segment_length,
+        segment_length or FLAGS.segment_length,
         drop_remainder=True,
         documents=split.documents,
         order=FLAGS.order,
         reset_documents=FLAGS.reset_documents,
-        varlen=FLAGS.varlen,
-        half_loss=FLAGS.half_loss,
         seed=FLAGS.seed,
+        **_values(("varlen", "half_loss")),
     )
 
 

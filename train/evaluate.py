@@ -73,6 +73,7 @@ from txl_keras.evaluation.surprise_page import surprise_page
 from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import dynamic_flags
+from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts.progress_bar import progress_bar
@@ -82,6 +83,7 @@ from txl_keras.training.stopping import StopRequest
 from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
+_ATTENTION_FLAGS = ("same_length", "clamp_length", "compressed_length")
 
 trained_model.define_trained_model_flags()
 # By default the text of the run.
@@ -90,10 +92,8 @@ flags.DEFINE_enum(
     "split", "test", [*SPLITS, WHOLE],
     f"Split of the text to score; {WHOLE}: the whole --corpus, not split.",
 )  # fmt: skip
-flags.DEFINE_integer(
-    "memory_length", None, "Tokens of memory. Default: as in training.",
-    lower_bound=0,
-)  # fmt: skip
+for _name in ("memory_length", *_ATTENTION_FLAGS):
+    model_flags.define_argument(_name, None, " Default: as in training.")
 flags.DEFINE_integer(
     "segment_length", None,
     "Tokens per segment. Default: as in training, or 128 for a --preset.",
@@ -104,21 +104,6 @@ flags.DEFINE_integer(
     "Use a sliding window of segment_length tokens that advances by this many "
     "tokens and scores only those; needs memory_length=0. Default: no sliding "
     "window.", lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_bool(
-    "same_length", None,
-    "Let every token attend to exactly memory_length earlier tokens. Default: "
-    "as in training.",
-)  # fmt: skip
-flags.DEFINE_integer(
-    "clamp_length", None,
-    "Largest relative distance to encode; greater distances count as this one. "
-    "Default: as in training.", lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "compressed_length", None,
-    "Compressed slots of a model with compression. Default: as in training.",
-    lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_integer(
     "max_eval_tokens", None,
@@ -162,7 +147,6 @@ _WARMUPS = {
 _MAX_PAGE_TOKENS = 5000
 # What a preset has in place of a run's config.json.
 _NO_RUN = {"flags": {"segment_length": 128}, "corpus": {}, "data": {}}
-_ATTENTION_FLAGS = ("same_length", "clamp_length", "compressed_length")
 # Options that identify a text; the location of its files is not among them.
 _TEXT_FLAGS = ("corpus", "document_separator", "text_key")
 

@@ -66,6 +66,7 @@ from txl_keras.evaluation.report import merge_positions
 from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
+from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
 from txl_keras.scripts.progress_bar import progress_bar
@@ -96,10 +97,7 @@ flags.DEFINE_integer(
     "segment_length", None, "Tokens per segment. Default: as in training.",
     lower_bound=1,
 )  # fmt: skip
-flags.DEFINE_integer(
-    "memory_length", None, "Tokens of memory. Default: as in training.",
-    lower_bound=0,
-)  # fmt: skip
+model_flags.define_argument("memory_length", None, " Default: as in training.")
 flags.DEFINE_enum(
     "x_axis", "steps", ["steps", "tokens"],
     "Unit of the x axis of learning_curves.",

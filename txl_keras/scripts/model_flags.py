@@ -89,6 +89,7 @@ _ARGUMENTS = {
         "Standard deviation of initial kernels and embeddings."
     ),
 }
+_LEAST = {"memory_length": 0, "clamp_length": 1, "compressed_length": 1}
 _CHOICES = {
     "tie_projections": ["all", "all_but_first", "none"],
     "attention_type": ATTENTION_TYPES,
@@ -144,7 +145,8 @@ def define_argument(name, default, note=""):
     elif isinstance(preset_default, float):
         flags.DEFINE_float(name, default, description)
     else:
-        flags.DEFINE_integer(name, default, description)
+        least = _LEAST.get(name)
+        flags.DEFINE_integer(name, default, description, lower_bound=least)
 
 
 def _default(name):

@@ -14,7 +14,6 @@ with code 75.
 
 import functools
 import sys
-import time
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -206,7 +205,7 @@ def train(strategy, stop):
         samples=samples,
         bytes_per_token=sizes,
     )
-    step = run.restore(
+    run.restore(
         lambda: _describe_start(workdir, corpus, tokenizer, splits, run.trainer)
     )
     if run.is_finished():
@@ -218,11 +217,8 @@ def train(strategy, stop):
         return True
 
     # Train.
-    start = time.monotonic()
     if not run.train(segments):
         return False
-    if step < run.plan.last_step:
-        run.log(_describe_speed(run.plan.last_step - step, start))
 
     # Finish with the best weights.
     run.log("Scoring test, writing a sample, exporting.")
@@ -326,15 +322,6 @@ def _describe_start(workdir, corpus, tokenizer, splits, trainer):
         f"{describe_strategy(trainer.strategy)}; "
         f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens per step"
         f"{parts_of_step}; MiB per device, about: {mebibytes}"
-    )
-
-
-def _describe_speed(steps, start):
-    tokens = steps * FLAGS.batch_size * FLAGS.segment_length
-    seconds = time.monotonic() - start
-    return (
-        f"{steps:,} steps, {tokens:,} tokens in {seconds:,.0f} s including "
-        f"evaluation and checkpoints: {tokens / seconds:,.0f} tokens/s."
     )
 
 

@@ -153,12 +153,11 @@ class TrainingRun:
         self.workdir.check_config(config)
 
     def restore(self, describe_start):
-        """Restores the newest checkpoint; returns its step."""
+        """Restores the newest checkpoint, and prints where the run is."""
         step = self.loop.restore()
         run_length.extend(self._asked, self.trainer, self.plan, self.workdir)
         self.log(describe_start())
         self.log(f"step {step} of {self.plan.last_step}")
-        return step
 
     def is_finished(self):
         """Returns whether all is done, with a message."""

@@ -29,8 +29,7 @@ Transformer-XL, eager and through torch.compile, always in float32, in an
 environment of its own: see train/peers/hugging_face.py.
 
 Prints a table, with the least and the greatest time beside the median, and one
-JSON object; --output=FILE appends the object to a file. Warns if other programs
-keep the processors busy.
+JSON object; --output=FILE appends the object to a file.
 """
 
 import concurrent.futures
@@ -41,7 +40,6 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import time
 
 import txl_keras.scripts.quiet  # noqa: F401
@@ -125,14 +123,11 @@ _SEGMENTS = 64  # segments per row before the text of training repeats
 _BANDWIDTH_BYTES = 1 << 29
 # Attention length to slowdown, from table 9 of Dai et al., 2019.
 _PUBLISHED_SLOWDOWNS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
-# Share of the processors. This process itself has used one for some seconds.
-_BUSY = 0.5
 _PEER = pathlib.Path(__file__).parent / "peers" / "hugging_face.py"
 
 
 def main(_):
     _check_flags()  # before anything is timed
-    _warn_if_busy()
     model = _build_model()
     experiment = {
         "training": _training,
@@ -180,20 +175,6 @@ def _check_flags():
                 f"`{name}` must be {expected}. Received: "
                 f"--{name}={FLAGS[name].value}"
             )
-
-
-def _warn_if_busy():
-    if not hasattr(os, "getloadavg"):  # on Windows
-        return
-    load, _, _ = os.getloadavg()
-    if load > _BUSY * os.cpu_count():
-        print(
-            f"The machine is busy (load average {load:.1f} on "
-            f"{os.cpu_count()} processors): times will be too long and vary. "
-            "Ratios between contenders vary less. Stop other programs, and "
-            "measure again.",
-            file=sys.stderr,
-        )
 
 
 def _build_model():

@@ -202,6 +202,7 @@ def main(_):
     # Train.
     valid = batches["valid"]
     with progress_bar(FLAGS.epochs * steps, "step") as on_progress:
+        callbacks = _callbacks(workdir, steps, on_progress)
         history = model.fit(
             batches["train"].dataset(),
             epochs=FLAGS.epochs,
@@ -209,25 +210,32 @@ def main(_):
             shuffle=False,  # the batches are shuffled already
             validation_data=valid.dataset(valid.steps_per_epoch),
             class_weight=_class_weight(label_ids["train"]),
-            callbacks=_callbacks(workdir, steps, on_progress),
+            callbacks=callbacks,
             verbose=2,
         )
     for name in ("loss", "val_loss"):  # the last step may ruin only val_loss
-        _check_finite(history.history[name])
+        losses = history.history[name]
+        if not np.isfinite(losses).all():
+            raise FloatingPointError(
+                f"The loss is {losses[-1]} in epoch {len(losses)}. Try a lower "
+                "learning rate. Received: --learning_rate="
+                f"{FLAGS.learning_rate}"
+            )
 
     # Score and export the best.
     print("Scoring and exporting the best weights.", flush=True)
-    epoch = _best_epoch(history.history[f"val_{FLAGS.monitor}"])
+    epoch = callbacks[-1].best_epoch + 1  # of `EarlyStopping`
     model = keras.saving.load_model(workdir.file("best.keras"), compile=False)
     model.save(workdir.file("best.keras"))  # without the optimizer
     results = {"step": epoch * steps, "epoch": epoch}
     for split in ("valid", "test"):
         if split in texts:
             results[split] = _scores(
+                model,
+                batches[split],
                 label_ids[split],
-                predict(model, batches[split]),
                 label_names,
-                [len(ids) > model.segment_length for ids in whole[split]],
+                whole[split],
             )
     export_classifier(
         model,
@@ -242,30 +250,12 @@ def main(_):
     print(_describe_results(workdir, results) + loading_note(tokenizer))
 
 
-def _check_finite(losses):
-    if not np.isfinite(losses).all():
-        raise FloatingPointError(
-            f"The loss is {losses[-1]} in epoch {len(losses)}. Try a lower "
-            f"--learning_rate. Received: learning_rate={FLAGS.learning_rate}"
-        )
-
-
-def _best_epoch(scores):
-    """Returns the first epoch with the best score, counted from 1."""
-    is_loss = FLAGS.monitor == "loss"
-    return int(np.argmin(scores) if is_loss else np.argmax(scores)) + 1
-
-
-def predict(model, batches):
-    """Returns the logits `(n, C)` of all texts, in their original order."""
-    steps = batches.steps_per_epoch
-    logits = model.predict(batches.dataset(steps), verbose=0)
-    return logits[np.argsort(batches.order())]
-
-
-def _scores(label_ids, logits, label_names, is_long):
+def _scores(model, batches, label_ids, label_names, token_ids):
     """Scores all texts, and those longer than a segment."""
+    logits = model.predict(batches.dataset(batches.steps_per_epoch), verbose=0)
+    logits = logits[np.argsort(batches.order())]  # as the texts are
     scores = classification_scores(label_ids, logits, label_names)
+    is_long = [len(ids) > model.segment_length for ids in token_ids]
     if any(is_long):
         scores["longer_than_segment"] = classification_scores(
             np.array(label_ids)[is_long], logits[is_long], label_names
@@ -462,23 +452,22 @@ def _describe_start(workdir, model, texts, token_ids, label_names):
 def _describe_results(workdir, results):
     lines = []
     for split in ("valid", "test"):
-        if split in results:
-            lines.append(f"{split}: {_describe(results[split])}")
-            long = results[split].get("longer_than_segment")
-            if long:
-                lines.append(f"  longer than a segment: {_describe(long)}")
+        scores = results.get(split, {})
+        for name, part in (
+            (split, scores),
+            ("  longer than a segment", scores.get("longer_than_segment")),
+        ):
+            if part:
+                lines.append(
+                    f"{name}: accuracy {part['accuracy']:.4f}, F1 "
+                    f"{part['f1']:.4f}, loss {part['loss']:.4f} nats "
+                    f"({np.sum(part['confusion']):,} texts)"
+                )
     lines.append(
         f"Written to {workdir.path}: best.keras, metrics.jsonl, results.json, "
         f"export/{results['step']} (SavedModel of the best epoch)"
     )
     return "\n".join(lines)
-
-
-def _describe(scores):
-    return (
-        f"accuracy {scores['accuracy']:.4f}, F1 {scores['f1']:.4f}, loss "
-        f"{scores['loss']:.4f} nats ({np.sum(scores['confusion']):,} texts)"
-    )
 
 
 if __name__ == "__main__":

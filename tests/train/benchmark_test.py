@@ -20,10 +20,7 @@ TINY = (
         ("evaluation", ["txl_keras", "training path"]),
     ],
 )
-def test_steps_are_timed_in_turns(
-    experiment, names, succeed, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr("os.getloadavg", lambda: (99.5, 0.0, 0.0))
+def test_steps_are_timed_in_turns(experiment, names, succeed, tmp_path):
     output = tmp_path / "steps.jsonl"
     printed = succeed(
         "benchmark.py",
@@ -31,7 +28,6 @@ def test_steps_are_timed_in_turns(
         f"--output={output}",
         *TINY,
     )
-    assert "machine is busy (load average 99.5" in capsys.readouterr().err
     line = json.loads(output.read_text())
     assert line["vocabulary_size"] == 7
     assert list(line["seconds"]) == list(line["step_bytes"]) == names

@@ -168,6 +168,20 @@ def fail(here):
 
 
 @pytest.fixture
+def refuse(fail):
+    """Function that runs a script with each of several wrong flags.
+
+    It takes pairs of the flags and parts of the error, and flags for all.
+    """
+
+    def run(name, cases, *flags):
+        for wrong, messages in cases:
+            fail(name, *flags, *wrong, messages=messages)
+
+    return run
+
+
+@pytest.fixture
 def terminal(here):
     """Lets scripts print to a terminal; returns its other end, to read from.
 

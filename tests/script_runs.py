@@ -25,9 +25,9 @@ TINY = (
     "--learning_rate=0.01",
     "--warmup_steps=0",
     "--max_sample_tokens=40",
-    "--progress_sample_tokens=0",
     "--tokenizer=bytes",
 )
+NOT_UTF8 = "\udcff"  # as Python reads the byte 255 of a command line
 CLASSIFIER_SIZES = (
     "--num_layers=1", "--hidden_dim=16", "--num_heads=2",
     "--intermediate_dim=16", "--memory_length=8", "--segment_length=8",

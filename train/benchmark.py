@@ -29,8 +29,7 @@ Transformer-XL, eager and through torch.compile, always in float32, in an
 environment of its own: see train/peers/hugging_face.py.
 
 Prints a table, with the least and the greatest time beside the median, and one
-JSON object; --output=FILE appends the object to a file. Warns if other programs
-keep the processors busy.
+JSON object; --output=FILE appends the object to a file.
 """
 
 import concurrent.futures
@@ -41,7 +40,6 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import time
 
 import txl_keras.scripts.quiet  # noqa: F401
@@ -76,7 +74,6 @@ flags.DEFINE_enum(
     "What to time, see above.", required=True,
 )  # fmt: skip
 model_flags.define_model_flags()
-flags.adopt_module_key_flags(model_flags)
 flags.DEFINE_integer(
     "vocabulary_size", None,
     "Number of tokens in the vocabulary. Default: the preset's.",
@@ -96,7 +93,6 @@ flags.DEFINE_integer(
     lower_bound=1,
 )  # fmt: skip
 training_flags.define_precision_flag()
-flags.adopt_module_key_flags(training_flags)
 flags.DEFINE_multi_enum(
     "openvino_weights", [], WEIGHTS,
     "Dtypes of weights with which OpenVINO generates, too, in the experiment "
@@ -112,12 +108,6 @@ flags.DEFINE_multi_integer(
     "Tokens that each token attends to, in the experiment evaluation_speed.",
     lower_bound=1,
 )  # fmt: skip
-flags.DEFINE_integer(
-    "windows", 1,
-    "Windows per batch of the sliding model in the experiment "
-    "evaluation_speed, at the shortest attention length; longer windows come "
-    "in batches of as many tokens.", lower_bound=1,
-)  # fmt: skip
 flags.DEFINE_string(
     "output", None, "File to append the JSON object to. Default: none."
 )
@@ -127,21 +117,17 @@ _ONLY_FOR = {
     "openvino_weights": ("generation",),
     "peer_python": ("training", "evaluation", "generation"),
     "attention_lengths": ("evaluation_speed",),
-    "windows": ("evaluation_speed",),
 }
 _LEARNING_RATE, _CLIP_NORM = 1e-4, 0.25
 _SEGMENTS = 64  # segments per row before the text of training repeats
 _BANDWIDTH_BYTES = 1 << 29
 # Attention length to slowdown, from table 9 of Dai et al., 2019.
 _PUBLISHED_SLOWDOWNS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
-# Share of the processors. This process itself has used one for some seconds.
-_BUSY = 0.5
 _PEER = pathlib.Path(__file__).parent / "peers" / "hugging_face.py"
 
 
 def main(_):
     _check_flags()  # before anything is timed
-    _warn_if_busy()
     model = _build_model()
     experiment = {
         "training": _training,
@@ -160,43 +146,35 @@ def main(_):
 
 def _check_flags():
     running.check_used("experiment", _ONLY_FOR)
-    if FLAGS.backbone != "transformer_xl":
-        raise ValueError(
-            "`backbone` must be transformer_xl, as the other contenders "
-            f"implement no LSTM. Received: --backbone={FLAGS.backbone}"
-        )
-    if FLAGS.cutoffs == ["auto"]:
-        raise ValueError(
-            "`cutoffs` must be a list of integers: a benchmark has no text "
-            "whose tokens could be counted. Received: cutoffs=auto"
-        )
-    if FLAGS.peer_python and not shutil.which(FLAGS.peer_python):
-        raise ValueError(
-            "`peer_python` must be the path of an executable Python. "
-            f"Received: --peer_python={FLAGS.peer_python}"
-        )
+    unwritable = None
     if FLAGS.output:
         try:
             open(FLAGS.output, "a").close()
         except OSError as error:
+            unwritable = error.strerror
+    for name, is_wrong, expected in (
+        ("output", unwritable, f"a writable file ({unwritable})"),
+        (
+            "backbone",
+            FLAGS.backbone != "transformer_xl",
+            "transformer_xl, as the other contenders implement no LSTM",
+        ),
+        (
+            "cutoffs",
+            FLAGS.cutoffs == ["auto"],
+            "a list of integers: a benchmark has no text to count",
+        ),
+        (
+            "peer_python",
+            FLAGS.peer_python and not shutil.which(FLAGS.peer_python),
+            "the path of an executable Python",
+        ),
+    ):
+        if is_wrong:
             raise ValueError(
-                "`output` must be a writable file. Received: "
-                f"--output={FLAGS.output} ({error.strerror})"
-            ) from error
-
-
-def _warn_if_busy():
-    if not hasattr(os, "getloadavg"):  # on Windows
-        return
-    load, _, _ = os.getloadavg()
-    if load > _BUSY * os.cpu_count():
-        print(
-            f"The machine is busy (load average {load:.1f} on "
-            f"{os.cpu_count()} processors): times will be too long and vary. "
-            "Ratios between contenders vary less. Stop other programs, and "
-            "measure again.",
-            file=sys.stderr,
-        )
+                f"`{name}` must be {expected}. Received: "
+                f"--{name}={FLAGS[name].value}"
+            )
 
 
 def _build_model():
@@ -267,7 +245,7 @@ def _evaluation(model, peer):
     rows, length = FLAGS.batch_size, FLAGS.segment_length
     segment = _made_up_segment(model, rows, length)
     scorers = {
-        "txl_keras": _segment_scorer(model, length)[0],
+        "txl_keras": _segment_scorer(model, length),
         "training path": _training_path_scorer(model),
     }
     contenders = {
@@ -284,7 +262,7 @@ def _evaluation(model, peer):
 
 
 def _segment_scorer(model, length, memory_length=None):
-    """Returns a scoring function and the `SegmentReader` with its memory."""
+    """Returns a scoring function, whose memory is keys and values."""
     reader = SegmentReader(
         model.backbone, FLAGS.batch_size, length, memory_length
     )
@@ -303,7 +281,7 @@ def _segment_scorer(model, length, memory_length=None):
         remember(entries)
         return nll
 
-    return score, reader
+    return score
 
 
 def _training_path_scorer(model):
@@ -416,104 +394,61 @@ def _evaluation_speed(model, peer):
             "`attention_lengths` must be at least 2 segments, "
             f"{2 * FLAGS.segment_length} tokens. Received: {lengths[0]}"
         )
-    sliding = _variant(
-        model,
+    config = model.get_config()
+    config["backbone"]["config"].update(
         attention_type="al_rfou",
         max_positions=lengths[-1],
         memory_length=0,
         same_length=False,
     )
-    results = []
-    for length in lengths:
-        windows = max(1, lengths[0] * FLAGS.windows // length)
-        results.append(_compare(model, sliding, length, windows))
+    sliding = TransformerXLCausalLM.from_config(config)
+    results = [_compare(model, sliding, length) for length in lengths]
     return {"memory_length": lengths, "results": results}
 
 
-def _compare(model, sliding, length, windows):
-    """Times both models at one attention length and compares their scores."""
+def _compare(model, sliding, length):
+    """Times both models at one attention length."""
     rows, segment_length = FLAGS.batch_size, FLAGS.segment_length
-    score, reader = _segment_scorer(model, segment_length, length)
-    differences = _check_scores(model, score, reader, length)
+    score = _segment_scorer(model, segment_length, length)
     segment = _made_up_segment(model, rows, segment_length)
-    text = tf.constant(_made_up_ids(model, length + windows))
-    inputs = tf.stack([text[i : i + length] for i in range(windows)])
-    slide = _window_scorer(sliding, inputs, text[length:, None])
+    slide = _window_scorer(sliding, length)
+    window = _made_up_segment(model, 1, length)
     seconds = _take_turns(
         {
             "Transformer-XL": _timed(lambda: score(*segment).numpy()),
             # One call per turn: it takes very long.
-            "sliding": lambda: _time_items(slide().numpy() for _ in range(1)),
+            "sliding": lambda: _time_items(
+                slide(*window).numpy() for _ in range(1)
+            ),
         }
     )["seconds"]
     ours = seconds["Transformer-XL"] / (rows * segment_length)
-    other = seconds["sliding"] / windows
+    other = seconds["sliding"]
     published = _PUBLISHED_SLOWDOWNS.get(length)
     print(
         f"attention length {length:6,}: {1e3 * ours:.3f} ms per token; sliding "
         f"window {1e3 * other:,.1f} ms, {other / ours:,.0f} times as long"
         + (f" (published: {published:,})" if published else "")
-        + "\n  Largest difference from the scores of one window: "
-        f"{differences['difference']:.1g} nats; without memory "
-        f"{differences['difference_without_memory']:.1g}"
     )
     return {
         "attention_length": length,
-        "windows": windows,
         "seconds_per_token": {"Transformer-XL": ours, "sliding": other},
         "slowdown": other / ours,
         "published_slowdown": published,
-        **differences,
     }
 
 
-def _variant(model, **changes):
-    """Builds a model whose backbone differs in the given arguments."""
-    config = model.get_config()
-    config["backbone"]["config"].update(changes)
-    return TransformerXLCausalLM.from_config(config)
-
-
-def _check_scores(model, score, reader, length):
-    """Checks that segments with memory score tokens as one long window does."""
-    # At the beginning of a text the memory holds all of it.
-    plain = _variant(model, memory_length=0, same_length=False)
-    plain.set_weights(model.get_weights())
-    num_segments = length // FLAGS.segment_length
-    texts = _made_up_segment(
-        model, FLAGS.batch_size, num_segments * FLAGS.segment_length
-    )
-    segments = [tf.split(text, num_segments, axis=1) for text in texts]
-    expected = _window_scorer(plain, texts[0], segments[1][-1])()
-    reader.begin()
-    found = [score(*segment) for segment in zip(*segments, strict=True)][-1]
-    reader.begin()
-    alone = score(segments[0][-1], segments[1][-1])
-    with_memory, without = (
-        float(tf.reduce_max(tf.abs(nll - expected))) for nll in (found, alone)
-    )
-    if not with_memory < 0.1 * without:
-        raise RuntimeError(
-            "Segments with memory must score tokens as one window does. With "
-            f"a memory of {length:,} tokens the scores differ by up to "
-            f"{with_memory:.2g} nats; without memory by {without:.2g}"
-        )
-    return {"difference": with_memory, "difference_without_memory": without}
-
-
-def _window_scorer(model, inputs, targets):
-    """Returns a function that scores the last `targets.shape[1]` tokens."""
-    reader = SegmentReader(model.backbone, *inputs.shape)
+def _window_scorer(model, length):
+    """Returns a function that scores the last token of each window."""
+    reader = SegmentReader(model.backbone, 1, length)
     reader.begin()
 
     @tf.function(jit_compile=True)
     def score(inputs, targets):
         hidden, _ = reader.read(inputs)
-        return model.softmax(hidden[:, -targets.shape[1] :], targets)
+        return model.softmax(hidden[:, -1:], targets[:, -1:])
 
-    # Traced here: otherwise TensorFlow warns of retracing at each new length.
-    score.get_concrete_function(inputs, targets)
-    return lambda: score(inputs, targets)
+    return score
 
 
 def _made_up_ids(model, *shape):
@@ -549,31 +484,21 @@ def _time_items(items):
 
 def _take_turns(contenders):
     """Returns the median seconds of contenders, and the least and greatest."""
-    firsts, turns = {}, {}
+    turns = {}
     for name, contender in contenders.items():
-        start = time.perf_counter()
         try:
-            contender()
+            contender()  # traces and compiles
         except _CannotRunError as error:
             print(f"Skipping {name}, which cannot run here: {error}")
             continue
-        firsts[name] = time.perf_counter() - start
         turns[name] = []
-    durations = {name: [] for name in turns}
     for _ in range(FLAGS.turns):
         for name, seconds in turns.items():
-            start = time.perf_counter()
             seconds.extend(contenders[name]())
-            durations[name].append(time.perf_counter() - start)
     return {
         "seconds": {name: float(np.median(x)) for name, x in turns.items()},
         "spread": {
             name: [float(min(x)), float(max(x))] for name, x in turns.items()
-        },
-        # The first turn less a median one: tracing and compiling.
-        "compile_seconds": {
-            name: max(0.0, firsts[name] - float(np.median(x)))
-            for name, x in durations.items()
         },
     }
 
@@ -617,7 +542,7 @@ def _report(times, unit, num_tokens, work=None):
     width = max(14, len(f"ms {unit}"))
     print(
         f"{'':24} {f'ms {unit}':>{width}} {'min to max':>18} {'times':>7} "
-        f"{'tokens/s':>10} {'utilization':>12} {'compile s':>10}"
+        f"{'tokens/s':>10} {'utilization':>12}"
     )
     ours = next(iter(results["seconds"].values()))
     for name, seconds in results["seconds"].items():
@@ -626,8 +551,7 @@ def _report(times, unit, num_tokens, work=None):
         print(
             f"{name:24} {1e3 * seconds:{width},.2f} "
             f"{f'{least:,.2f} to {greatest:,.2f}':>18} {seconds / ours:7.2f} "
-            f"{results['tokens_per_s'][name]:10,.0f} {share:>12} "
-            f"{results['compile_seconds'][name]:10.1f}"
+            f"{results['tokens_per_s'][name]:10,.0f} {share:>12}"
         )
     return results
 
@@ -641,7 +565,6 @@ def _open_peer(model):
     if not FLAGS.peer_python:
         yield lambda task, **sizes: {}
         return
-    _check_peer_has(model)
     process = subprocess.Popen(
         [FLAGS.peer_python, "-Wignore", _PEER, json.dumps(_peer_sizes(model))],
         stdin=subprocess.PIPE,
@@ -685,30 +608,20 @@ def _open_peer(model):
         process.wait()
 
 
-def _check_peer_has(model):
-    # It would ignore these options and time another model.
-    backbone = model.backbone
-    unsupported = [
-        name
-        for name, is_used in {
-            f"attention_type={backbone.attention_type}": (
-                backbone.attention_type != "relative"
-            ),
-            "normalize_first": backbone.normalize_first,
-            "normalize_output": backbone.normalize_output,
-        }.items()
-        if is_used
-    ]
-    if unsupported:
-        raise ValueError(
-            "`peer_python` supports only relative attention, with a layer norm "
-            "after each sublayer and none after the last block. Received: "
-            f"{', '.join(unsupported)}"
-        )
-
-
 def _peer_sizes(model):
     backbone = model.backbone
+    # It would ignore these options and time another model.
+    for name, supported in (
+        ("attention_type", "relative"),
+        ("normalize_first", False),
+        ("normalize_output", False),
+    ):
+        received = getattr(backbone, name)
+        if received != supported:
+            raise ValueError(
+                f"`{name}` must be {supported} with --peer_python, whose model "
+                f"has no other. Received: {name}={received}"
+            )
     embedding = backbone.token_embedding
     names = (
         "vocabulary_size", "num_layers", "num_heads", "hidden_dim", "head_dim",

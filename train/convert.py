@@ -104,32 +104,20 @@ flags.DEFINE_string(
 flags.DEFINE_bool("lower_case", False, "Convert text to lower case first.")
 
 
+_WORD_FLAGS = ("unknown", "line_start", "line_end", "lower_case")
+
+
 def main(_):
     output = os.path.expanduser(FLAGS.output)
-    for name in ("input", "output"):
-        if not FLAGS[name].value:
-            raise ValueError(f"`{name}` must be a path. Received: ''")
+    _check_flags()
     Workdir(output).check_new("output")
-    if FLAGS.vocabulary and FLAGS.output_format == "hugging_face":
-        raise ValueError(
-            "`vocabulary` must be left out with output_format=hugging_face, "
-            f"which writes none. Received: vocabulary={FLAGS.vocabulary}"
-        )
-    if FLAGS.output_format == "hugging_face":
-        _refuse_unused("output_format=workdir", "segment_length")
-    is_tokenizer = _is_tokenizer_file()
-    if not FLAGS.vocabulary or is_tokenizer or FLAGS.symbols != "words":
-        word_flags = ("unknown", "line_start", "line_end", "lower_case")
-        _refuse_unused("a `vocabulary` of words", *word_flags)
-    if is_tokenizer:
-        _refuse_unused("a `vocabulary` without a tokenizer", "symbols")
     # First, because it is fast and fails before a large model is loaded.
     tokenizer = _load_tokenizer()
     model, step = _load_model()
-    if FLAGS.output_format == "hugging_face":
-        save_hugging_face(model, output)
-    else:
+    if FLAGS.output_format == "workdir":
         Workdir(output).create(model, step, _config(), tokenizer)
+    else:
+        save_hugging_face(model, output)
     print(f"{model.count_params():,} weights written to {output}")
     if tokenizer and FLAGS.output_format == "hugging_face":
         print(
@@ -138,13 +126,36 @@ def main(_):
         )
 
 
-def _refuse_unused(needed, *names):
-    given = [name for name in names if FLAGS[name].present]
-    if given:
-        raise ValueError(
-            f"{given} must be left out, unless {needed} is given: without it "
-            "they have no effect."
-        )
+def _check_flags():
+    """Checks flags that need others before anything is loaded."""
+    for name in ("input", "output"):
+        if not FLAGS[name].value:
+            raise ValueError(f"`{name}` must be a path. Received: ''")
+    is_run = FLAGS.output_format == "workdir"
+    has_symbols = FLAGS.vocabulary and not _is_tokenizer_file()
+    for names, is_used, needed in (
+        (("vocabulary", "segment_length"), is_run, "output_format=workdir"),
+        (("symbols",), has_symbols, "a `vocabulary` without a tokenizer"),
+        (
+            _WORD_FLAGS,
+            has_symbols and FLAGS.symbols == "words",
+            "a `vocabulary` of words",
+        ),
+        (
+            ("config",),
+            FLAGS.input_format in ("tf1", "pytorch"),
+            "input_format=tf1 or pytorch",
+        ),
+    ):
+        given = [x for x in names if FLAGS[x].present and FLAGS[x].value]
+        if given and not is_used:
+            raise ValueError(
+                f"`{given[0]}` must be left out, unless {needed} is given: "
+                "without it this flag has no effect. Received: "
+                f"--{given[0]}={FLAGS[given[0]].value}"
+            )
+    if FLAGS.input_format == "tf1" and not FLAGS.config:
+        raise ValueError("`config` must be given with input_format=tf1.")
 
 
 def _input():
@@ -166,13 +177,12 @@ def _config():
 
 def _load_model():
     """Returns the model and its training step, 0 if unknown."""
-    needs_config = FLAGS.input_format in ("tf1", "pytorch")
-    if FLAGS.config and not needs_config:
-        raise ValueError(
-            f"`config` must be left out: input_format={FLAGS.input_format} "
-            f"has its own. Received: config={FLAGS.config}"
-        )
-    overrides = _overrides()
+    overrides = {}
+    if FLAGS.cold_start:
+        overrides["cold_start"] = FLAGS.cold_start
+    if FLAGS.same_length:
+        values = {"false": False, "true": True, "pytorch": "pytorch"}
+        overrides["same_length"] = values[FLAGS.same_length]
     if FLAGS.input_format == "workdir":
         return Workdir(_input()).load_model("best", **overrides)
     if FLAGS.input_format == "preset":
@@ -184,31 +194,13 @@ def _load_model():
         return TransformerXLCausalLM.from_preset(FLAGS.input, **overrides), 0
     if FLAGS.input_format == "hugging_face":
         return load_hugging_face(_input(), **overrides), 0
+    load = load_tf1 if FLAGS.input_format == "tf1" else load_pytorch
     config = FLAGS.config and os.path.expanduser(FLAGS.config)
-    if FLAGS.input_format == "pytorch":
-        return load_pytorch(_input(), config, **overrides), 0
-    if not config:
-        raise ValueError("`config` must be given with input_format=tf1.")
-    return load_tf1(_input(), config, **overrides), 0
-
-
-def _overrides():
-    overrides = {}
-    if FLAGS.cold_start:
-        overrides["cold_start"] = FLAGS.cold_start
-    if FLAGS.same_length:
-        values = {"false": False, "true": True, "pytorch": "pytorch"}
-        overrides["same_length"] = values[FLAGS.same_length]
-    return overrides
+    return load(_input(), config, **overrides), 0
 
 
 def _load_tokenizer():
     if not FLAGS.vocabulary:
-        if FLAGS.symbols != "words":
-            raise ValueError(
-                "`vocabulary` must be given with `symbols`, which describes "
-                f"it. Received: symbols={FLAGS.symbols}, vocabulary=None"
-            )
         workdir = Workdir(_input())
         has_one = tf.io.gfile.exists(workdir.tokenizer)
         if FLAGS.input_format == "workdir" and has_one:
@@ -233,13 +225,8 @@ def _load_tokenizer():
             "`unknown` must be a word of the vocabulary. "
             f"Received: unknown={FLAGS.unknown}"
         )
-    return WordTokenizer(
-        symbols,
-        unknown=FLAGS.unknown,
-        line_start=FLAGS.line_start,
-        line_end=FLAGS.line_end,
-        lower_case=FLAGS.lower_case,
-    )
+    options = {name: FLAGS[name].value for name in _WORD_FLAGS}
+    return WordTokenizer(symbols, **options)
 
 
 def _is_tokenizer_file():

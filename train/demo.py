@@ -27,7 +27,6 @@ FLAGS = flags.FLAGS
 
 trained_model.define_trained_model_flags()
 trained_model.define_memory_flag()
-flags.adopt_module_key_flags(trained_model)
 flags.DEFINE_string(
     "host", "127.0.0.1",
     "Address or name to listen at. The default admits this machine only; "

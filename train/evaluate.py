@@ -4,7 +4,7 @@ r"""Measures the bits per character and the perplexity of a run or a preset.
     txl evaluate --workdir=runs/enwik8_base \
         --flagfile=evaluation/enwik8_base
     txl evaluate --workdir=runs/quickstart --corpus=my_text.txt \
-        --split=all --token_nll --position_curve
+        --split=all --token_nll=nats.npy --position_curve
     txl evaluate --workdir=runs/vanilla --stride=1 \
         --max_eval_tokens=100000
     txl evaluate --preset=my_model --corpus=my_text.txt --split=all
@@ -35,9 +35,9 @@ Stopped by SIGTERM, SIGHUP or Ctrl-C while dynamic evaluation scores a run, the
 same command goes on where it was.
 
 Writes to the workdir: evaluation_SPLIT.json, a list with one result for each
-checkpoint, text and settings, the latest last; with --token_nll the nats of
-every token; with --position_curve a picture; with --html a web page that shows
-how surprising each token is. The score of a --preset is only printed.
+checkpoint, text and settings, the latest last; with --position_curve a picture;
+with --html a web page that shows how surprising each token is. The score of a
+--preset is only printed. --token_nll writes the nats of every token.
 """
 
 import contextlib
@@ -73,6 +73,7 @@ from txl_keras.evaluation.surprise_page import surprise_page
 from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import dynamic_flags
+from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts.progress_bar import progress_bar
@@ -82,20 +83,17 @@ from txl_keras.training.stopping import StopRequest
 from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
+_ATTENTION_FLAGS = ("same_length", "clamp_length", "compressed_length")
 
 trained_model.define_trained_model_flags()
-flags.adopt_module_key_flags(trained_model)
 # By default the text of the run.
 data_flags.define_corpus_flags(required=False)
-flags.adopt_module_key_flags(data_flags)
 flags.DEFINE_enum(
     "split", "test", [*SPLITS, WHOLE],
     f"Split of the text to score; {WHOLE}: the whole --corpus, not split.",
 )  # fmt: skip
-flags.DEFINE_integer(
-    "memory_length", None, "Tokens of memory. Default: as in training.",
-    lower_bound=0,
-)  # fmt: skip
+for _name in ("memory_length", *_ATTENTION_FLAGS):
+    model_flags.define_argument(_name, None, " Default: as in training.")
 flags.DEFINE_integer(
     "segment_length", None,
     "Tokens per segment. Default: as in training, or 128 for a --preset.",
@@ -106,21 +104,6 @@ flags.DEFINE_integer(
     "Use a sliding window of segment_length tokens that advances by this many "
     "tokens and scores only those; needs memory_length=0. Default: no sliding "
     "window.", lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_bool(
-    "same_length", None,
-    "Let every token attend to exactly memory_length earlier tokens. Default: "
-    "as in training.",
-)  # fmt: skip
-flags.DEFINE_integer(
-    "clamp_length", None,
-    "Largest relative distance to encode; greater distances count as this one. "
-    "Default: as in training.", lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "compressed_length", None,
-    "Compressed slots of a model with compression. Default: as in training.",
-    lower_bound=1,
 )  # fmt: skip
 flags.DEFINE_integer(
     "max_eval_tokens", None,
@@ -135,15 +118,10 @@ flags.DEFINE_enum(
     "warmup", "none", ["none", "memory", "exact"],
     "Text that each row reads before its own part, to fill its memory.",
 )  # fmt: skip
-flags.DEFINE_bool(
-    "token_nll", False,
-    "Write the nats of every token, in the order of the text, to a NumPy file "
-    "of float32 (NaN for a token without a score).",
-)  # fmt: skip
 flags.DEFINE_string(
-    "token_nll_path", None,
-    "Local file for the nats of every token; turns on --token_nll. Default: "
-    "WORKDIR/evaluation_SPLIT_tokens.npy.",
+    "token_nll", None,
+    "Local .npy file for the nats of every token, in the order of the text, as "
+    "float32 (NaN for a token without a score). Default: none.",
 )  # fmt: skip
 flags.DEFINE_bool(
     "position_curve", False,
@@ -158,13 +136,17 @@ flags.DEFINE_bool(
 )  # fmt: skip
 
 dynamic_flags.define_dynamic_flags()
-flags.adopt_module_key_flags(dynamic_flags)
 
+# The segments that each row reads before its own part.
+_WARMUPS = {
+    "none": lambda *_: 0,
+    "memory": segments_in_memory,
+    "exact": warmup_segments,
+}
 # A longer page is slow to scroll.
 _MAX_PAGE_TOKENS = 5000
 # What a preset has in place of a run's config.json.
 _NO_RUN = {"flags": {"segment_length": 128}, "corpus": {}, "data": {}}
-_ATTENTION_FLAGS = ("same_length", "clamp_length", "compressed_length")
 # Options that identify a text; the location of its files is not among them.
 _TEXT_FLAGS = ("corpus", "document_separator", "text_key")
 
@@ -173,20 +155,18 @@ def main(_):
     dynamic_flags.check_dynamic_flags()
     if FLAGS.batch_size is None:
         FLAGS.batch_size = 1 if FLAGS.dynamic else 16
+    workdir = trained_model.given_workdir()
     _check_flags()
     stop = StopRequest()
     # Otherwise nothing is kept, and a signal simply ends the program.
-    keeps_state = FLAGS.dynamic and FLAGS.workdir
+    keeps_state = FLAGS.dynamic and workdir is not None
     with stop if keeps_state else contextlib.nullcontext():
-        _evaluate(stop)
+        _evaluate(workdir, stop)
 
 
-def _evaluate(stop):
-    workdir = trained_model.given_workdir()
-    if workdir is None:
-        config = _NO_RUN
-        _refuse_files()
-    else:
+def _evaluate(workdir, stop):
+    config = _NO_RUN
+    if workdir is not None:
         config = workdir.read_config()
         # Check that the scores can be written before they are computed.
         workdir.check_writable()
@@ -215,62 +195,62 @@ def _evaluate(stop):
             settings["memory_length"],
         )
         options = {"steps_per_execution": None}
-    with _token_nll(workdir, len(tokens)) as (nll, path):
+    # Without a file the array is in memory, at 4 bytes per token: the evaluator
+    # needs it to find scores that are not finite.
+    file = contextlib.nullcontext(np.empty(len(tokens), np.float32))
+    if FLAGS.token_nll is not None:
+        result["token_nll"] = absolute_path(FLAGS.token_nll)
+        file = create_token_file(result["token_nll"], len(tokens))
+    with file as nll:
         with stop.deferred():
             scores = _score(evaluator, segments, nll, options)
         if scores is None:
             print("Stopped; run the same command to go on.")
             sys.exit(EXIT_CODE)
-        result |= path | add_bits_per_byte(
-            scores, measure_text(tokenizer, tokens)
-        )
+        result |= add_bits_per_byte(scores, measure_text(tokenizer, tokens))
         result |= left_out(tokens, split.tokens)
         if FLAGS.position_curve:
             result["position_curve"] = position_curve(nll, documents)
+    written = [FLAGS.token_nll] if FLAGS.token_nll else []
     if workdir is not None:
-        workdir.when_present(lambda: _write(workdir, result, tokenizer.unit))
-    if FLAGS.html:
-        page = surprise_page(
-            model,
-            tokens[:_MAX_PAGE_TOKENS],
-            tokenizer,
-            settings["segment_length"],
-            settings["memory_length"],
-            title=f"{name}, {FLAGS.split}",
-        )
-        write_text(page, workdir.file(f"evaluation_{FLAGS.split}.html"))
+        path = workdir.file(f"evaluation_{FLAGS.split}")
+        unit = tokenizer.unit
+        workdir.when_present(lambda: _write(workdir, result, path, unit))
+        written += [f"{path}_positions.png"] * FLAGS.position_curve
+        if FLAGS.html:
+            page = surprise_page(
+                model,
+                tokens[:_MAX_PAGE_TOKENS],
+                tokenizer,
+                settings["segment_length"],
+                settings["memory_length"],
+                title=f"{name}, {FLAGS.split}",
+            )
+            write_text(page, f"{path}.html")
+            written.append(f"{path}.html")
+        written.append(f"{path}.json")
     print(f"{name}, {FLAGS.split}: {describe(result, tokenizer)}")
     print(f"{result['tokens_per_second']:,.0f} tokens/s.")
-    for written in _files(workdir, result):
-        print(f"Written to {written}")
+    for path in written:
+        print(f"Written to {path}")
 
 
 def _check_flags():
     """Checks flags that exclude each other before anything is loaded."""
-    other = "dynamic" if FLAGS.dynamic else "stride"
-    if FLAGS.html and FLAGS[other].value:
-        raise ValueError(
-            "`html` must be left out: the page is of fixed weights, read by "
-            f"segments. Received: --html, --{other}={FLAGS[other].value}"
-        )
-    if FLAGS.stride and FLAGS.warmup != "none":
-        raise ValueError(
-            "`warmup` must be none with --stride, whose windows have no "
-            f"memory. Received: --warmup={FLAGS.warmup}, "
-            f"--stride={FLAGS.stride}"
-        )
-
-
-def _refuse_files():
-    """Raises `ValueError` for flags that write to the folder of a run."""
-    names = ("token_nll", "position_curve", "html")
-    given = [f"--{name}" for name in names if FLAGS[name].value]
-    if given:
-        raise ValueError(
-            "Flags that write to the folder of a run must be left out with "
-            "`preset`, which has none; --token_nll_path=FILE can be given. "
-            f"Received: {', '.join(given)}"
-        )
+    for name, other, reason in (
+        ("html", "dynamic", "the page is of fixed weights"),
+        ("html", "stride", "the page is read by segments"),
+        ("html", "preset", "the page is written to the folder of a run"),
+        ("position_curve", "preset", "it is written to the folder of a run"),
+        ("stride", "dynamic", "it learns from each token once"),
+        ("warmup", "stride", "its windows have no memory"),
+    ):
+        values = FLAGS[name].value, FLAGS[other].value
+        if all(values) and values[0] != "none":
+            raise ValueError(
+                f"`{name}` must be left out with --{other}: {reason}. "
+                f"Received: --{name}={values[0]}, --{other}={values[1]}"
+            )
 
 
 def _load_model(workdir):
@@ -346,11 +326,8 @@ def _settings(backbone, run_flags):
         memory_length = backbone.memory_length
     if FLAGS.stride:
         check_slides(backbone, memory_length)
-    warmup = 0
-    if FLAGS.warmup == "memory":
-        warmup = segments_in_memory(backbone, segment_length, memory_length)
-    elif FLAGS.warmup == "exact":
-        warmup = warmup_segments(backbone, segment_length, memory_length)
+    count = _WARMUPS[FLAGS.warmup]
+    warmup = count(backbone, segment_length, memory_length)
     return {
         "max_eval_tokens": FLAGS.max_eval_tokens,
         "reset_documents": run_flags.get("reset_documents", False),
@@ -403,22 +380,6 @@ def _warn_of_short_rows(tokens_per_row, settings):
         )
 
 
-@contextlib.contextmanager
-def _token_nll(workdir, num_tokens):
-    """Yields an array for the nats of all tokens, and its path for JSON."""
-    # Without a file the array is in memory, at 4 bytes per token: the evaluator
-    # needs it to find scores that are not finite.
-    if not FLAGS.token_nll and FLAGS.token_nll_path is None:
-        yield np.empty(num_tokens, np.float32), {}
-        return
-    if FLAGS.token_nll_path is None:
-        path = workdir.file(f"evaluation_{FLAGS.split}_tokens.npy")
-    else:
-        path = absolute_path(FLAGS.token_nll_path)
-    with create_token_file(path, num_tokens) as nll:
-        yield nll, {"token_nll": path}
-
-
 def _score(evaluator, segments, nll, options):
     """Scores and shows progress; measures tokens/s without compilation."""
     times = {0: time.monotonic()}
@@ -447,25 +408,13 @@ def _speed(times, num_tokens):
     return share * num_tokens / (times[done[-1]] - times[first])
 
 
-def _write(workdir, result, unit):
+def _write(workdir, result, path, unit):
     # Read again, because another process may have added a result meanwhile.
     results = with_result(workdir.read_evaluations(FLAGS.split), result)
-    write_json(results, workdir.file(f"evaluation_{FLAGS.split}.json"))
+    write_json(results, f"{path}.json")
     if FLAGS.position_curve:
-        path = workdir.file(f"evaluation_{FLAGS.split}_positions.png")
-        plot_position_curve(result["position_curve"], path, unit)
-
-
-def _files(workdir, result):
-    """Yields the paths of the written files."""
-    if "token_nll" in result:
-        yield result["token_nll"]
-    if "position_curve" in result:
-        yield workdir.file(f"evaluation_{FLAGS.split}_positions.png")
-    if FLAGS.html:
-        yield workdir.file(f"evaluation_{FLAGS.split}.html")
-    if workdir is not None:
-        yield workdir.file(f"evaluation_{FLAGS.split}.json")
+        curve = result["position_curve"]
+        plot_position_curve(curve, f"{path}_positions.png", unit)
 
 
 if __name__ == "__main__":

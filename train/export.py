@@ -22,6 +22,7 @@ from absl import flags
 
 from txl_keras.models.generation.openvino_graph import WEIGHTS
 from txl_keras.scripts import running
+from txl_keras.scripts import trained_model
 from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.exporting import loading_note
 from txl_keras.serving.export import LONGEST_SEGMENT
@@ -32,10 +33,7 @@ from txl_keras.workdir import Workdir
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-flags.DEFINE_enum(
-    "checkpoint", "best", ["best", "latest"],
-    "Weights to load: those with the best validation score, or the latest.",
-)  # fmt: skip
+trained_model.define_checkpoint_flag()
 flags.DEFINE_enum(
     "format", "saved_model", ["saved_model", "openvino"],
     "What to write: a SavedModel, or a model for OpenVINO, which reads token "
@@ -47,11 +45,7 @@ flags.DEFINE_string(
     "--raw_text WORKDIR/export_text/STEP, and with --format=openvino "
     "WORKDIR/export_openvino/STEP.",
 )  # fmt: skip
-flags.DEFINE_integer(
-    "memory_length", None,
-    "Tokens of memory. Default: as in training, but at least one segment.",
-    lower_bound=0,
-)  # fmt: skip
+trained_model.define_memory_flag()
 flags.DEFINE_integer(
     "max_segment_length", None,
     "Most tokens in a segment of a request. Default: 512, or the number of "
@@ -90,17 +84,13 @@ flags.DEFINE_enum(
 )  # fmt: skip
 
 
-# Flags that one kind of export has and another one lacks.
+# The options of each function of `txl_keras.serving`.
+_LIMITS = "max_segment_length", "max_batch_size", "max_generate_length"
 _OPTIONS = {
-    "export": (
-        "max_segment_length", "max_batch_size", "max_generate_length",
-        "num_slots",
-    ),
-    "export_text": (
-        "max_segment_length", "max_batch_size", "max_generate_length",
-    ),
+    "export": (*_LIMITS, "num_slots"),
+    "export_text": _LIMITS,
     "export_openvino": ("num_rows",),
-}  # fmt: skip
+}
 
 
 def main(_):
@@ -127,13 +117,10 @@ def main(_):
 def _kind():
     """Returns the function that exports; refuses flags that it lacks."""
     kind, used = "export", "--format=saved_model"
+    unused = set()
     if FLAGS.format == "openvino":
         kind, used = "export_openvino", "--format=openvino"
-        if FLAGS.raw_text:
-            raise ValueError(
-                "`raw_text` must be left out with --format=openvino, which "
-                "has no tokenizer. Received: --raw_text"
-            )
+        unused = {"raw_text"}
     elif FLAGS.raw_text:
         kind, used = "export_text", "--raw_text"
     if FLAGS.weights_dtype == "int8" and kind != "export_openvino":
@@ -141,8 +128,8 @@ def _kind():
             "`weights_dtype` must be float32 or bfloat16 without "
             "--format=openvino. Received: --weights_dtype=int8"
         )
-    for name in sorted(set().union(*_OPTIONS.values()) - {*_OPTIONS[kind]}):
-        if FLAGS[name].present:
+    for name in sorted(unused.union(*_OPTIONS.values()) - {*_OPTIONS[kind]}):
+        if FLAGS[name].present and FLAGS[name].value is not False:
             raise ValueError(
                 f"`{name}` must be left out with {used}, which has no use for "
                 f"it. Received: --{name}={FLAGS[name].value}"

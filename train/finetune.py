@@ -25,10 +25,8 @@ texts that are longer than a segment) and export/STEP, a SavedModel that takes
 raw text.
 """
 
-import contextlib
 import itertools
 import os
-import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -54,6 +52,7 @@ from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.exporting import loading_note
+from txl_keras.scripts.help_topics import script_flags
 from txl_keras.scripts.progress_bar import progress_bar
 from txl_keras.serving import export_classifier
 from txl_keras.training.optimizers import build_optimizer
@@ -94,23 +93,16 @@ flags.DEFINE_float(
     "Share of the training texts to validate on, between 0 and 1, if there is "
     "no other validation set.",
 )  # fmt: skip
-flags.DEFINE_string(
-    "data_dir", None,
-    "Folder for downloaded datasets. Default: TFDS_DATA_DIR, or "
-    "~/tensorflow_datasets.",
-)  # fmt: skip
+data_flags.define_data_dir_flag()
 
 trained_model.define_origin_flag()
-flags.adopt_module_key_flags(trained_model)
 flags.DEFINE_bool(
     "from_scratch", False,
     "Use only the sizes and the tokenizer of --initialize_from, and start from "
     "random weights.",
 )  # fmt: skip
 data_flags.define_tokenizer_flags()
-flags.adopt_module_key_flags(data_flags)
 model_flags.define_model_flags(has_softmax=False)
-flags.adopt_module_key_flags(model_flags)
 flags.DEFINE_enum(
     "pooling", "last", POOLINGS,
     "Hidden states to classify: that of the last token, or the mean over all.",
@@ -149,23 +141,10 @@ flags.DEFINE_enum(
 )  # fmt: skip
 flags.DEFINE_float(
     "learning_rate", 5e-4,
-    "Peak learning rate of adamw, which then decays linearly to 0.",
-)  # fmt: skip
-flags.DEFINE_float(
-    "warmup_share", 0.1,
-    "Share of all steps in which the learning rate warms up.", 0,
-    upper_bound=0.99,
-)  # fmt: skip
-flags.DEFINE_float(
-    "weight_decay", 0.01, "Weight decay of kernels.", lower_bound=0
-)
-flags.DEFINE_float(
-    "clip_norm", 1.0,
-    "Global norm to which gradients are clipped; 0 for no clipping.",
-    lower_bound=0,
+    "Peak learning rate of adamw: it rises for a tenth of all steps, and then "
+    "decays linearly to 0.",
 )  # fmt: skip
 training_flags.define_precision_flag()
-flags.adopt_module_key_flags(training_flags)
 flags.DEFINE_integer(
     "seed", 0,
     "Seed of the initial weights, the order of the texts and dropout.",
@@ -183,7 +162,7 @@ def main(_):
             f"classifier cannot resume. Received: workdir={workdir.path}"
         )
     keras.utils.set_random_seed(FLAGS.seed)
-    origin = _origin()
+    origin = FLAGS.initialize_from and trained_model.open_origin()
 
     # Texts, labels, tokens.
     texts = _read_texts()
@@ -222,13 +201,8 @@ def main(_):
 
     # Train.
     valid = batches["valid"]
-    is_terminal = sys.stdout.isatty()
-    # On a terminal Keras shows a bar for each epoch.
-    with (
-        contextlib.nullcontext()
-        if is_terminal
-        else progress_bar(FLAGS.epochs * steps, "step")
-    ) as on_progress:
+    with progress_bar(FLAGS.epochs * steps, "step") as on_progress:
+        callbacks = _callbacks(workdir, steps, on_progress)
         history = model.fit(
             batches["train"].dataset(),
             epochs=FLAGS.epochs,
@@ -236,25 +210,32 @@ def main(_):
             shuffle=False,  # the batches are shuffled already
             validation_data=valid.dataset(valid.steps_per_epoch),
             class_weight=_class_weight(label_ids["train"]),
-            callbacks=_callbacks(workdir, steps, on_progress),
-            verbose=1 if is_terminal else 2,
+            callbacks=callbacks,
+            verbose=2,
         )
     for name in ("loss", "val_loss"):  # the last step may ruin only val_loss
-        _check_finite(history.history[name])
+        losses = history.history[name]
+        if not np.isfinite(losses).all():
+            raise FloatingPointError(
+                f"The loss is {losses[-1]} in epoch {len(losses)}. Try a lower "
+                "learning rate. Received: --learning_rate="
+                f"{FLAGS.learning_rate}"
+            )
 
     # Score and export the best.
     print("Scoring and exporting the best weights.", flush=True)
-    epoch = _best_epoch(history.history[f"val_{FLAGS.monitor}"])
+    epoch = callbacks[-1].best_epoch + 1  # of `EarlyStopping`
     model = keras.saving.load_model(workdir.file("best.keras"), compile=False)
     model.save(workdir.file("best.keras"))  # without the optimizer
     results = {"step": epoch * steps, "epoch": epoch}
     for split in ("valid", "test"):
         if split in texts:
             results[split] = _scores(
+                model,
+                batches[split],
                 label_ids[split],
-                predict(model, batches[split]),
                 label_names,
-                [len(ids) > model.segment_length for ids in whole[split]],
+                whole[split],
             )
     export_classifier(
         model,
@@ -269,30 +250,12 @@ def main(_):
     print(_describe_results(workdir, results) + loading_note(tokenizer))
 
 
-def _check_finite(losses):
-    if not np.isfinite(losses).all():
-        raise FloatingPointError(
-            f"The loss is {losses[-1]} in epoch {len(losses)}. Try a lower "
-            f"--learning_rate. Received: learning_rate={FLAGS.learning_rate}"
-        )
-
-
-def _best_epoch(scores):
-    """Returns the first epoch with the best score, counted from 1."""
-    is_loss = FLAGS.monitor == "loss"
-    return int(np.argmin(scores) if is_loss else np.argmax(scores)) + 1
-
-
-def predict(model, batches):
-    """Returns the logits `(n, C)` of all texts, in their original order."""
-    steps = batches.steps_per_epoch
-    logits = model.predict(batches.dataset(steps), verbose=0)
-    return logits[np.argsort(batches.order())]
-
-
-def _scores(label_ids, logits, label_names, is_long):
+def _scores(model, batches, label_ids, label_names, token_ids):
     """Scores all texts, and those longer than a segment."""
+    logits = model.predict(batches.dataset(batches.steps_per_epoch), verbose=0)
+    logits = logits[np.argsort(batches.order())]  # as the texts are
     scores = classification_scores(label_ids, logits, label_names)
+    is_long = [len(ids) > model.segment_length for ids in token_ids]
     if any(is_long):
         scores["longer_than_segment"] = classification_scores(
             np.array(label_ids)[is_long], logits[is_long], label_names
@@ -302,70 +265,66 @@ def _scores(label_ids, logits, label_names, is_long):
 
 def _check_flags():
     """Checks the flags before anything is read."""
-    for split in SPLITS:
-        path = FLAGS[f"{split}_file"].value
+    paths = {f"{split}_file": FLAGS[f"{split}_file"].value for split in SPLITS}
+    for name, path in paths.items():
         if path is not None and not is_file(os.path.expanduser(path)):
             raise FileNotFoundError(
-                f"`{split}_file` must be a file. "
-                f"Received: --{split}_file={path}"
+                f"`{name}` must be a file. Received: --{name}={path}"
             )
-    if not 0 < FLAGS.valid_share < 1:
-        raise ValueError(
-            "`valid_share` must be between 0 and 1. "
-            f"Received: --valid_share={FLAGS.valid_share}"
-        )
-    if FLAGS.valid_file and FLAGS["valid_share"].present:
-        raise ValueError(
-            "`valid_share` and `valid_file` exclude each other. Received: "
-            f"--valid_share={FLAGS.valid_share}, "
-            f"--valid_file={FLAGS.valid_file}"
-        )
-
-
-def _origin():
-    """Returns the language model to start from, or `None`."""
-    if FLAGS.initialize_from is None:
-        if FLAGS.from_scratch:
-            raise ValueError(
-                "`from_scratch` can only be given with `initialize_from`, "
-                "whose weights it ignores. Received: initialize_from=None"
-            )
-        return None
-    training_flags.check_inherited_flags()
-    return trained_model.open_origin()
+    for is_wrong, expected, *names in (
+        (
+            (FLAGS.train_file is None) == (FLAGS.tfds_name is None),
+            "Either `train_file` or `tfds_name` must be given.",
+            "train_file", "tfds_name",
+        ),
+        (
+            FLAGS.tfds_name and (FLAGS.valid_file or FLAGS.test_file),
+            "`valid_file` and `test_file` cannot be given with `tfds_name`, "
+            "whose own splits are used.",
+            "tfds_name", "valid_file", "test_file",
+        ),
+        (
+            not 0 < FLAGS.valid_share < 1,
+            "`valid_share` must be between 0 and 1.",
+            "valid_share",
+        ),
+        (
+            FLAGS.valid_file and FLAGS["valid_share"].present,
+            "`valid_share` and `valid_file` exclude each other.",
+            "valid_share", "valid_file",
+        ),
+        (
+            FLAGS.from_scratch and FLAGS.initialize_from is None,
+            "`from_scratch` can only be given with `initialize_from`, whose "
+            "weights it ignores.",
+            "initialize_from",
+        ),
+    ):  # fmt: skip
+        if is_wrong:
+            values = [f"--{name}={FLAGS[name].value}" for name in names]
+            raise ValueError(f"{expected} Received: {', '.join(values)}")
+    if FLAGS.initialize_from is not None:
+        training_flags.check_inherited_flags()
 
 
 def _read_texts():
     """Reads `LabelledTexts` by split; test is optional."""
-    if (FLAGS.train_file is None) == (FLAGS.tfds_name is None):
-        raise ValueError(
-            "Either `train_file` or `tfds_name` must be given. Received: "
-            f"train_file={FLAGS.train_file}, tfds_name={FLAGS.tfds_name}"
-        )
     columns = FLAGS.text_column, FLAGS.label_column
-    paths = {split: FLAGS[f"{split}_file"].value for split in SPLITS}
-    texts = {
-        split: read_labelled_texts(os.path.expanduser(path), *columns)
-        for split, path in paths.items()
-        if path
-    }
     if FLAGS.tfds_name:
-        texts = _load_tfds_texts(texts, columns)
+        # Imported here, because TensorFlow Datasets may not be installed.
+        from txl_keras.data.tfds_labelled_texts import load_tfds_texts
+
+        texts = load_tfds_texts(FLAGS.tfds_name, FLAGS.data_dir, *columns)
+    else:
+        paths = {split: FLAGS[f"{split}_file"].value for split in SPLITS}
+        texts = {
+            split: read_labelled_texts(os.path.expanduser(path), *columns)
+            for split, path in paths.items()
+            if path
+        }
     if "valid" not in texts:
         texts["train"], texts["valid"] = texts["train"].split(FLAGS.valid_share)
     return texts
-
-
-def _load_tfds_texts(texts, columns):
-    if texts:
-        raise ValueError(
-            "`valid_file` and `test_file` cannot be given with `tfds_name`, "
-            f"whose own splits are used. Received: files of {list(texts)}"
-        )
-    # Imported here, because TensorFlow Datasets may not be installed.
-    from txl_keras.data.tfds_labelled_texts import load_tfds_texts
-
-    return load_tfds_texts(FLAGS.tfds_name, FLAGS.data_dir, *columns)
 
 
 def _make_tokenizer(texts):
@@ -409,13 +368,14 @@ def _build_model(origin, tokenizer, train_ids, label_names):
 
 
 def _build_optimizer(model, max_steps):
-    warmup_steps = int(FLAGS.warmup_share * max_steps)
     optimizer = build_optimizer(
         "adamw",
-        build_schedule("linear", FLAGS.learning_rate, max_steps, warmup_steps),
-        FLAGS.weight_decay,
+        build_schedule(
+            "linear", FLAGS.learning_rate, max_steps, max_steps // 10
+        ),
+        weight_decay=0.01,
     )
-    optimizer.global_clipnorm = FLAGS.clip_norm or None
+    optimizer.global_clipnorm = 1.0
     optimizer.exclude_from_weight_decay(
         [w for w in model.trainable_variables if not takes_weight_decay(w)]
     )
@@ -439,8 +399,7 @@ def _callbacks(workdir, steps_per_epoch, on_progress):
     done = itertools.count(1)
 
     def on_step(batch, logs):
-        if on_progress:
-            on_progress(next(done))
+        on_progress(next(done))
         if not is_remote(workdir.path):  # where each look takes time
             workdir.when_present(lambda: None)
 
@@ -464,10 +423,7 @@ def _callbacks(workdir, steps_per_epoch, on_progress):
 def _claim(workdir, model, tokenizer, texts, label_names):
     workdir.claim(
         {
-            "flags": {
-                flag.name: flag.value
-                for flag in FLAGS.get_key_flags_for_module(sys.argv[0])
-            },
+            "flags": {flag.name: flag.value for flag in script_flags()},
             "labels": label_names,
             "model": model.get_config(),
             "tokenizer": tokenizer_hash(tokenizer),
@@ -496,23 +452,22 @@ def _describe_start(workdir, model, texts, token_ids, label_names):
 def _describe_results(workdir, results):
     lines = []
     for split in ("valid", "test"):
-        if split in results:
-            lines.append(f"{split}: {_describe(results[split])}")
-            long = results[split].get("longer_than_segment")
-            if long:
-                lines.append(f"  longer than a segment: {_describe(long)}")
+        scores = results.get(split, {})
+        for name, part in (
+            (split, scores),
+            ("  longer than a segment", scores.get("longer_than_segment")),
+        ):
+            if part:
+                lines.append(
+                    f"{name}: accuracy {part['accuracy']:.4f}, F1 "
+                    f"{part['f1']:.4f}, loss {part['loss']:.4f} nats "
+                    f"({np.sum(part['confusion']):,} texts)"
+                )
     lines.append(
         f"Written to {workdir.path}: best.keras, metrics.jsonl, results.json, "
         f"export/{results['step']} (SavedModel of the best epoch)"
     )
     return "\n".join(lines)
-
-
-def _describe(scores):
-    return (
-        f"accuracy {scores['accuracy']:.4f}, F1 {scores['f1']:.4f}, loss "
-        f"{scores['loss']:.4f} nats ({np.sum(scores['confusion']):,} texts)"
-    )
 
 
 if __name__ == "__main__":

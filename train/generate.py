@@ -42,7 +42,6 @@ FLAGS = flags.FLAGS
 
 trained_model.define_trained_model_flags()
 trained_model.define_memory_flag()
-flags.adopt_module_key_flags(trained_model)
 flags.DEFINE_multi_string(
     "prompt", None,
     "Text to continue; may be repeated. Default: a newline, or a space if the "

@@ -14,7 +14,6 @@ with code 75.
 
 import functools
 import sys
-import time
 
 import txl_keras.scripts.quiet  # noqa: F401
 
@@ -71,13 +70,9 @@ flags.DEFINE_string(
 
 data_flags.define_corpus_flags(required=False)
 data_flags.define_tokenizer_flags()
-flags.adopt_module_key_flags(data_flags)
 model_flags.define_model_flags()
-flags.adopt_module_key_flags(model_flags)
 training_flags.define_training_flags()
-flags.adopt_module_key_flags(training_flags)
 compiling.define_compile_flags()
-flags.adopt_module_key_flags(compiling)
 
 
 @flags.multi_flags_validator(
@@ -115,7 +110,8 @@ def main(_):
 
 def train(strategy, stop):
     """Trains and scores test; returns False if it was stopped."""
-    workdir, asked = training_run.begin(strategy)
+    run = training_run.TrainingRun(strategy, stop)
+    workdir = run.workdir
 
     # Text, model, optimizer.
     origin = _origin(workdir)
@@ -136,10 +132,8 @@ def train(strategy, stop):
         return model
 
     def build():
-        return training_run.build_trainer(
-            strategy,
+        return run.build_trainer(
             build_model,
-            stop,
             segment_lengths=segments.segment_lengths,
             intermediate_loss_steps=training_flags.intermediate_loss_steps(),
             attention_kernel=FLAGS.attention_kernel,
@@ -167,8 +161,7 @@ def train(strategy, stop):
     def text_of(name):
         return measure_text(tokenizer, held_out[name][0])
 
-    trainer, plan = build()
-    model = trainer.model
+    model = build().model
     evaluator = Evaluator(
         model,
         strategy,
@@ -178,11 +171,10 @@ def train(strategy, stop):
     )
 
     # Start, resume, or find that the run is finished.
-    log = training_run.chief_print(strategy)
     if origin and origin is not workdir:
         step = _restore_origin(origin, model)
         at = f", step {step}" if step else ""
-        log(
+        run.log(
             f"Starts from the best weights of {origin.path}{at}, at a learning "
             f"rate of {FLAGS.learning_rate:g}."
         )
@@ -196,15 +188,12 @@ def train(strategy, stop):
         text=held_out["valid"][0][:_PAGE_TOKENS],
         title=f"{corpus.name}, valid",
         segment_length=FLAGS.segment_length,
-        max_tokens=FLAGS.progress_sample_tokens,
+        max_tokens=FLAGS.max_sample_tokens,
         seed=FLAGS.seed,
     )
-    loop = training_run.begin_loop(
-        trainer,
-        plan,
+    run.begin_loop(
         segments,
         lambda: evaluator.evaluate(valid),
-        workdir,
         tokenizer,
         splits,
         training_flags.result_settings(),
@@ -216,32 +205,24 @@ def train(strategy, stop):
         samples=samples,
         bytes_per_token=sizes,
     )
-    step = loop.restore()
-    run_length.extend(asked, trainer, plan, workdir)
-    log(_describe_start(workdir, corpus, tokenizer, splits, trainer))
-    log(f"step {step} of {plan.last_step}", flush=True)
-    if step == plan.last_step and workdir.is_finished():
-        log(
-            "The run is finished. To train it for longer, give more "
-            "--max_steps or --minutes. To score it in other ways or to write "
-            "more text, use `txl evaluate` and `txl generate`."
+    run.restore(
+        lambda: _describe_start(workdir, corpus, tokenizer, splits, run.trainer)
+    )
+    if run.is_finished():
+        run.log(
+            "To score it in other ways or to write more text, use `txl "
+            "evaluate` and `txl generate`."
         )
-        log(_describe_results(workdir, tokenizer))
+        run.log(_describe_results(workdir, tokenizer))
         return True
 
     # Train.
-    start = time.monotonic()
-    pace = run_length.Pace(plan, trainer, segments)
-    if not training_run.run_loop(loop, trainer, stop, pace):
+    if not run.train(segments):
         return False
-    if step < plan.last_step:
-        log(_describe_speed(plan.last_step - step, start))
 
     # Finish with the best weights.
-    log("Scoring test, writing a sample, exporting.", flush=True)
-    scored = training_run.score_best(
-        loop, trainer, workdir, lambda: evaluator.evaluate(test), stop
-    )
+    run.log("Scoring test, writing a sample, exporting.")
+    scored = run.score_best(lambda: evaluator.evaluate(test))
     if scored is None:
         return False
     best_step, scores = scored
@@ -257,16 +238,16 @@ def train(strategy, stop):
             tokenizer.unit,
             scores["valid"],  # with the scores of compressors
         )
-        sample = samples.write(FLAGS.max_sample_tokens, FLAGS.seed)
+        sample, tensorboard = samples.write(), run.loop.tensorboard
         workdir.write_sample(sample)
-        loop.tensorboard.write_text("sample", sample, best_step)
-        samples.write_page(best_step, loop.tensorboard)
-        loop.tensorboard.close()
+        tensorboard.write_text("sample", sample, best_step)
+        samples.write_page(best_step, tensorboard)
+        tensorboard.close()
         if model.backbone.has_attention:
             # Copied to one device: the trained model may be on several.
             export_run(workdir, *workdir.load_model("best"))
         workdir.write_results({"step": best_step, **scores})
-        log(_describe_results(workdir, tokenizer))
+        run.log(_describe_results(workdir, tokenizer))
     wait_for_all(strategy)
     return True
 
@@ -341,15 +322,6 @@ def _describe_start(workdir, corpus, tokenizer, splits, trainer):
         f"{describe_strategy(trainer.strategy)}; "
         f"{FLAGS.batch_size * FLAGS.segment_length:,} tokens per step"
         f"{parts_of_step}; MiB per device, about: {mebibytes}"
-    )
-
-
-def _describe_speed(steps, start):
-    tokens = steps * FLAGS.batch_size * FLAGS.segment_length
-    seconds = time.monotonic() - start
-    return (
-        f"{steps:,} steps, {tokens:,} tokens in {seconds:,.0f} s including "
-        f"evaluation and checkpoints: {tokens / seconds:,.0f} tokens/s."
     )
 
 

@@ -35,7 +35,6 @@ FLAGS = flags.FLAGS
 
 data_flags.define_corpus_flags()
 data_flags.define_tokenizer_flags()
-flags.adopt_module_key_flags(data_flags)
 flags.DEFINE_string(
     "output", None,
     "Folder for statistics.json and statistics.png. Default: the folder of the "

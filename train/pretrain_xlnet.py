@@ -24,17 +24,18 @@ import txl_keras.scripts.quiet  # noqa: F401
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.data import PermutedSegments
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.statistics import unigram_scores
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.metrics import bits_per_token
+from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
 from txl_keras.scripts import data_flags
-from txl_keras.scripts import run_length
+from txl_keras.scripts import model_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
-from txl_keras.scripts import xlnet_flags
 from txl_keras.training.compilation import describe as describe_strategy
 from txl_keras.training.stopping import EXIT_CODE
 from txl_keras.training.stopping import StopRequest
@@ -44,6 +45,21 @@ from txl_keras.training.strategy import wait_for_all
 
 FLAGS = flags.FLAGS
 
+_MODEL_DEFAULTS = {
+    "num_layers": 4,
+    "num_heads": 4,
+    "head_dim": None,  # hidden_dim / num_heads
+    "hidden_dim": 128,
+    "intermediate_dim": 512,
+    "memory_length": 128,
+    "clamp_length": None,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+}
+_OBJECTIVE_FLAGS = (
+    "context_factor", "max_span", "not_predicted", "reuse_half",
+)  # fmt: skip
+
 flags.DEFINE_string(
     "workdir", None,
     "Folder of the run, a local path or gs://; its checkpoints and results are "
@@ -51,9 +67,25 @@ flags.DEFINE_string(
 )  # fmt: skip
 data_flags.define_corpus_flags()
 data_flags.define_tokenizer_flags()
-flags.adopt_module_key_flags(data_flags)
-xlnet_flags.define_xlnet_flags()
-flags.adopt_module_key_flags(xlnet_flags)
+for _name, _default in _MODEL_DEFAULTS.items():
+    model_flags.define_argument(_name, _default)
+flags.DEFINE_integer(
+    "context_factor", 6,
+    "Predict one of this many tokens; the others are context.",
+    lower_bound=1,
+)  # fmt: skip
+flags.DEFINE_integer(
+    "max_span", 5, "Most consecutive tokens to predict.", lower_bound=1
+)
+flags.DEFINE_list(
+    "not_predicted", [],
+    "Token ids that are never predicted, such as that of [SEP].",
+)  # fmt: skip
+flags.DEFINE_bool(
+    "reuse_half", False,
+    "Advance by half a segment per step, and keep only that half in "
+    "memory, so that segments overlap by half.",
+)  # fmt: skip
 training_flags.define_common_flags()
 # Only one token of six is a target: with the small batch and the high learning
 # rate of main.py, 1,900 steps learned no more than the frequencies of bytes.
@@ -67,7 +99,6 @@ for _name, _value in {
     "checkpoint_every": 500,
 }.items():
     FLAGS.set_default(_name, _value)
-flags.adopt_module_key_flags(training_flags)
 
 
 def main(_):
@@ -79,16 +110,22 @@ def main(_):
 
 def train(strategy, stop):
     """Trains and scores test; returns False if it was stopped."""
-    workdir, asked = training_run.begin(strategy)
+    run = training_run.TrainingRun(strategy, stop)
+    workdir = run.workdir
 
     # Text, model, optimizer.
     corpus, tokenizer, splits = data_flags.prepare_text()
     vocabulary_size = tokenizer.vocabulary_size
-    segments = xlnet_flags.training_segments(splits["train"], vocabulary_size)
+    stride = _stride()
+    segments = _permuted(
+        training_flags.training_segments(splits["train"], stride),
+        vocabulary_size,
+        FLAGS.seed,
+    )
     valid, test = (
-        xlnet_flags.permuted(
+        _permuted(
             training_flags.held_out_segments(
-                *splits[name].head(FLAGS.max_eval_tokens), xlnet_flags.stride()
+                *splits[name].head(FLAGS.max_eval_tokens), stride
             ),
             vocabulary_size,
             seed=0,
@@ -97,53 +134,43 @@ def train(strategy, stop):
     )
 
     def build_model():
-        return xlnet_flags.build_model(
-            vocabulary_size, training_flags.dtype_policy()
+        backbone = XLNetBackbone(
+            vocabulary_size,
+            reuse_length=stride if FLAGS.reuse_half else None,
+            dtype=training_flags.dtype_policy(),
+            **model_flags.given(),
         )
+        return XLNetPermutationLM(backbone)
 
-    trainer, plan = training_run.build_trainer(strategy, build_model, stop)
+    model = run.build_trainer(build_model).model
     evaluator = PermutationEvaluator(
-        trainer.model, strategy, FLAGS.eval_batch_size, stop=stop
+        model, strategy, FLAGS.eval_batch_size, stop=stop
     )
 
     # Start, resume, or find that the run is finished.
-    loop = training_run.begin_loop(
-        trainer,
-        plan,
+    run.begin_loop(
         segments,
         lambda: evaluator.evaluate(valid),
-        workdir,
         tokenizer,
         splits,
         {
             **training_flags.result_settings(),
-            **xlnet_flags.objective_settings(),
+            **{name: FLAGS[name].value for name in _OBJECTIVE_FLAGS},
         },
         describe=_bits,
         unit=f"predicted {tokenizer.unit}",
     )
-    log = training_run.chief_print(strategy)
-    step = loop.restore()
-    run_length.extend(asked, trainer, plan, workdir)
-    log(_describe_start(workdir, corpus, splits, trainer, segments))
-    log(f"step {step} of {plan.last_step}", flush=True)
-    if step == plan.last_step and workdir.is_finished():
-        log(
-            "The run is finished. To train it for longer, give more "
-            "--max_steps."
-        )
-        log(_describe_results(workdir))
+    run.restore(
+        lambda: _describe_start(workdir, corpus, splits, run.trainer, segments)
+    )
+    if run.is_finished():
+        run.log(_describe_results(workdir))
         return True
-
-    # Train.
-    pace = run_length.Pace(plan, trainer, segments)
-    if not training_run.run_loop(loop, trainer, stop, pace):
+    if not run.train(segments):
         return False
 
     # Finish with the best weights.
-    scored = training_run.score_best(
-        loop, trainer, workdir, lambda: evaluator.evaluate(test), stop
-    )
+    scored = run.score_best(lambda: evaluator.evaluate(test))
     if scored is None:
         return False
     best_step, scores = scored
@@ -151,9 +178,45 @@ def train(strategy, stop):
         _save_model(workdir)
         scores["guess"] = _guess(splits, test, vocabulary_size)
         workdir.write_results({"step": best_step, **scores})
-        log(_describe_results(workdir))
+        run.log(_describe_results(workdir))
     wait_for_all(strategy)
     return True
+
+
+def _stride():
+    """Returns the tokens by which each step advances."""
+    length = FLAGS.segment_length
+    if not FLAGS.reuse_half:
+        return length
+    if length % 2:
+        raise ValueError(
+            "`segment_length` must be even with `reuse_half`. Received: "
+            f"segment_length={length}"
+        )
+    return length // 2
+
+
+def _permuted(segments, vocabulary_size, seed):
+    """Makes `PermutedSegments`, whose targets the seed chooses."""
+    return PermutedSegments(
+        segments,
+        context_factor=FLAGS.context_factor,
+        max_span=FLAGS.max_span,
+        not_predicted=_not_predicted(vocabulary_size),
+        with_next=FLAGS.reuse_half,
+        seed=seed,
+    )
+
+
+def _not_predicted(vocabulary_size):
+    ids = FLAGS.not_predicted
+    if not all(i.isdecimal() and int(i) < vocabulary_size for i in ids):
+        raise ValueError(
+            f"`not_predicted` must be token ids below {vocabulary_size}, the "
+            "vocabulary size, separated by commas. Received: "
+            f"not_predicted={','.join(ids)}"
+        )
+    return [int(i) for i in ids]
 
 
 def _save_model(workdir):

@@ -32,8 +32,6 @@ import txl_keras.scripts.quiet  # noqa: F401
 from absl import flags
 from tqdm import tqdm
 
-from txl_keras.checks import check_integer
-from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.plots import plot_recl
@@ -45,7 +43,6 @@ from txl_keras.evaluation.recl import recl_label
 from txl_keras.evaluation.report import score
 from txl_keras.evaluation.saved_losses import SavedLosses
 from txl_keras.evaluation.saved_losses import weights_hash
-from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
 from txl_keras.scripts.progress_bar import progress_bar
@@ -53,43 +50,12 @@ from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_list(
-    "workdirs", None, "Folders of two or more runs to compare.", required=True
-)
+several_runs.define_group_flags(range(100, 1001, 100), required=True)
 flags.DEFINE_string("output", None, "JSON file to write.", required=True)
-flags.DEFINE_list(
-    "labels", None,
-    "Names of the runs in the table and the picture, in their order. Default: "
-    "their folders.",
-)  # fmt: skip
-flags.DEFINE_enum(
-    "checkpoint", "best", ["best", "latest"],
-    "Weights to load: those with the best validation score, or the latest.",
-)  # fmt: skip
-# By default the text of the runs.
-data_flags.define_corpus_flags(required=False)
-flags.adopt_module_key_flags(data_flags)
-flags.DEFINE_enum("split", "test", SPLITS, "Split of the text to predict.")
-flags.DEFINE_list(
-    "context_lengths", [str(length) for length in range(100, 1001, 100)],
-    "Two or more context lengths in tokens, at equal intervals.",
-)  # fmt: skip
 flags.DEFINE_list(
     "top_r", ["0.1", "0.5", "1"],
     "Shares of the positions to average over, the hardest first.",
 )  # fmt: skip
-flags.DEFINE_integer(
-    "num_positions", 1000, "Number of tokens to predict.", lower_bound=1
-)
-flags.DEFINE_list(
-    "segment_lengths", None,
-    "Tokens per segment, one number per run. Default: as in training.",
-)  # fmt: skip
-flags.DEFINE_list(
-    "memory_lengths", None,
-    "Tokens of memory, one number per run. Default: as in training.",
-)  # fmt: skip
-flags.DEFINE_integer("batch_size", 16, "Rows per batch.", lower_bound=1)
 
 
 def main(_):
@@ -105,79 +71,51 @@ def main(_):
     for share in shares:
         check_top_r(share)
     several_runs.check_different("workdirs", paths, "runs")
-    labels = several_runs.labels(paths)
     if len(paths) < 2:
         raise ValueError(
             "`workdirs` must be two or more runs: the length is relative to "
             f"the best of the group. Received: --workdirs={','.join(paths)}"
         )
-    segment_lengths = _lengths("segment_lengths", 1)
-    memory_lengths = _lengths("memory_lengths", 0)
-    workdirs, configs, tokenizer = several_runs.open_group(paths)
-    for i, config in enumerate(configs):
-        if segment_lengths[i] is None:
-            in_training = config["flags"].get("segment_length")
-            segment_lengths[i] = check_integer(
-                "segment_lengths", in_training, 1
-            )
 
     # Load the text and all models before any long computation.
-    name, text, split = several_runs.prepare_split(paths, configs, tokenizer)
+    runs, tokenizer, name, text, split = several_runs.open_group()
     positions = spread_positions(
         len(split.tokens), FLAGS.num_positions, max(context_lengths)
     )
-    models, results = [], []
-    for i, workdir in enumerate(workdirs):
-        model, step = workdir.load_model(FLAGS.checkpoint)
-        if memory_lengths[i] is None:
-            memory_lengths[i] = model.backbone.memory_length
-        model.backbone.check_positions(segment_lengths[i])
-        model.backbone.check_remembers(memory_lengths[i])
-        models.append(model)
-        results.append(
-            {
-                "label": labels[i],
-                "workdir": paths[i],
-                "step": step,
-                "segment_length": segment_lengths[i],
-                "memory_length": memory_lengths[i],
-            }
-        )
-
     saved = SavedLosses(
         f"{output.removesuffix('.json')}_state",
-        (len(models), len(context_lengths), len(positions)),
-        _settings(models, results, text, context_lengths, positions),
+        (len(runs), len(context_lengths), len(positions)),
+        _settings(runs, text, context_lengths, positions),
     )
     if saved.num_rows():
         print(f"Goes on after {_done(saved)}.", flush=True)
-    for i, model in enumerate(models):
-        _measure(
-            model, split.tokens, positions, context_lengths, results[i],
-            saved, i, tokenizer,
-        )  # fmt: skip
     losses = saved.losses
+    for run, of_run in zip(runs, losses, strict=True):
+        _measure(
+            run, split.tokens, positions, context_lengths, saved, of_run,
+            tokenizer,
+        )  # fmt: skip
+        run.facts["nll"] = of_run.mean(axis=1, dtype=float).tolist()
     by_share = {
         share: effective_context_lengths(losses, context_lengths, share)
         for share in shares
     }
-    for i, result in enumerate(results):
-        result["nll"] = losses[i].mean(axis=1, dtype=float).tolist()
-        result["recl"] = [{"top_r": r, **by_share[r][i]} for r in shares]
+    for i, run in enumerate(runs):
+        run.facts["recl"] = [{"top_r": r, **by_share[r][i]} for r in shares]
     written = {
         "picture": "recl",
         **text,
         "num_positions": len(positions),
         "context_lengths": context_lengths,
         "threshold": THRESHOLD,
-        "models": results,
+        "models": [run.facts for run in runs],
     }
     write_json(written, output)
     saved.remove()
     picture = output.removesuffix(".json") + ".png"
     by_label = {
-        label: {share: by_share[share][i] for share in shares}
-        for i, label in enumerate(labels)
+        run.facts["label"]: {share: by_share[share][i] for share in shares}
+        for i, run in enumerate(runs)
     }
     plot_recl(by_label, picture, tokenizer.unit)
     print(f"{name}, {FLAGS.split}: RECL in {tokenizer.unit}s")
@@ -185,40 +123,30 @@ def main(_):
     print(f"Written to {output}\nWritten to {picture}")
 
 
-def _lengths(name, least):
-    """Returns the integers of a flag, one per run, or `None` for each."""
-    number = len(FLAGS.workdirs)
-    if FLAGS[name].value is None:
-        return [None] * number
-    lengths = several_runs.numbers(name, int)
-    if len(lengths) != number:
-        raise ValueError(
-            f"`{name}` must be {number} numbers, one for each of `workdirs`. "
-            f"Received: --{name}={','.join(FLAGS[name].value)}"
-        )
-    return [check_integer(name, length, least) for length in lengths]
-
-
-def _settings(models, results, text, context_lengths, positions):
+def _settings(runs, text, context_lengths, positions):
     """Returns all that the losses depend on, by names of flags if possible."""
+    facts = {
+        name: [run.facts[key] for run in runs]
+        for name, key in (
+            ("workdirs", "workdir"),
+            ("checkpoint", "step"),
+            ("segment_lengths", "segment_length"),
+            ("memory_lengths", "memory_length"),
+        )
+    }
     return {
-        "workdirs": [result["workdir"] for result in results],
-        "checkpoint": [result["step"] for result in results],
-        "weights": [weights_hash(model) for model in models],
+        **facts,
+        "weights": [weights_hash(run.model) for run in runs],
         "text": text["fingerprint"],
         "context_lengths": context_lengths,
         "num_positions": len(positions),
-        "segment_lengths": [result["segment_length"] for result in results],
-        "memory_lengths": [result["memory_length"] for result in results],
     }
 
 
-def _measure(
-    model, tokens, positions, context_lengths, result, saved, index, tokenizer
-):
-    """Fills the losses of a model; prints and saves those of each length."""
-    losses = saved.losses[index]
-    with progress_bar(losses.size, "reading", result["label"]) as show:
+def _measure(run, tokens, positions, context_lengths, saved, losses, tokenizer):
+    """Fills the losses of a run; prints and saves those of each length."""
+    label = run.facts["label"]
+    with progress_bar(losses.size, "reading", label) as show:
 
         def on_progress(done, _):
             show(done)
@@ -228,18 +156,18 @@ def _measure(
             saved.save()
             nll = losses[rows - 1].mean(dtype=float)
             tqdm.write(
-                f"{result['label']}, context of {context_lengths[rows - 1]:,}: "
+                f"{label}, context of {context_lengths[rows - 1]:,}: "
                 f"{score(nll, tokenizer)} ({_done(saved)})"
             )
             sys.stdout.flush()
 
         context_losses(
-            model,
+            run.model,
             tokens,
             positions,
             context_lengths,
-            result["segment_length"],
-            result["memory_length"],
+            run.segment_length,
+            run.memory_length,
             FLAGS.batch_size,
             on_progress,
             losses,

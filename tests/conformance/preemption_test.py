@@ -276,7 +276,7 @@ def four_workers(corpus, tmp_path_factory):
         "--checkpoint_every=14",
         "--num_layers=1",
         "--max_eval_tokens=500",
-        "--progress_sample_tokens=0",
+        "--max_sample_tokens=0",
     )
     finish_workers(workdir, flags, 4)
     return workdir, flags

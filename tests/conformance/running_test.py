@@ -7,14 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags as absl_flags
 from script_flags import flags_of
 from script_runs import TRAIN
 
-from txl_keras.scripts import flag_names
 from txl_keras.scripts.help_topics import describe_flags
 from txl_keras.scripts.output import lasting_output
-from txl_keras.scripts.running import in_a_child
 from txl_keras.scripts.txl import COMMANDS
 
 
@@ -50,6 +47,9 @@ def test_help_lists_flags_by_topic(monkeypatch):
     [
         ("--lr=0.1", "unknown flag --lr. Did you mean --learning_rate?"),
         ("--work_dir=run", "Did you mean --workdir?"),
+        ("--learning_rte=1", "Did you mean --learning_rate?"),
+        ("--nolowercase", "Did you mean --lower_case?"),
+        ("--frobnicate", "unknown flag --frobnicate."),
     ],
 )
 def test_a_flag_of_others_is_told_with_the_one_that_was_meant(
@@ -118,11 +118,6 @@ def test_the_commands_are_listed_without_tensorflow():
         (["--version"], "txl_keras 0."),
         (["trian"], "Received: trian. Did you mean `txl train`?"),
         (["help", "trian"], "Did you mean `txl train`?"),
-        (["train", "--learning_rte=1"], "Did you mean --learning_rate?"),
-        (["train", "--nolowercase"], "Did you mean --lower_case?"),
-        (["generate", "--n_layer", "3"], "flag --n_layer. Did you mean --num"),
-        (["train", "--frobnicate"], "unknown flag --frobnicate."),
-        (["train", "--flagfile=quickstart", "--undefok=a", "--b"], "flag --b."),
     ],
 )
 def test_what_is_misspelled_is_told_without_tensorflow(arguments, printed):
@@ -139,16 +134,6 @@ def test_each_command_has_a_help(arguments):
     assert done.returncode == 0
     assert "Averages the latest" in done.stdout
     assert "--output" in done.stdout
-
-
-def test_no_flag_of_a_script_is_taken_for_a_misspelled_one():
-    """Values that follow a flag are none."""
-    for script in sorted(TRAIN.glob("*.py")):
-        with flags_of(script.name):
-            names = [name for name in absl_flags.FLAGS if len(name) > 1]
-            flag_names.check(script, [f"--{name}" for name in names])
-            flag_names.check(script, [f"--no{name}=1" for name in names])
-    flag_names.check(TRAIN / "main.py", ["--corpus", "--text", "--", "--text"])
 
 
 def test_the_first_command_of_the_readme_is_understood():
@@ -215,27 +200,3 @@ def test_packages_that_no_script_needs_are_not_imported(wrong_value):
     imported, is_there = wrong_value.stdout.splitlines()[-2:]
     assert imported == "[]"
     assert is_there == "True"
-
-
-def refuse():
-    raise ValueError("`sizes` must be others")
-
-
-def die():
-    os._exit(3)
-
-
-@pytest.mark.large
-def test_an_error_of_a_child_is_one_of_its_parent(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["script"])
-    with pytest.raises(ValueError) as caught:
-        in_a_child(refuse)
-    assert str(caught.value) == "`sizes` must be others"
-    assert "in refuse" in caught.value.__notes__[0]
-
-
-@pytest.mark.large
-def test_a_child_that_dies_is_told_with_its_code(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["script"])
-    with pytest.raises(RuntimeError, match="ended with 3"):
-        in_a_child(die)

@@ -1,12 +1,9 @@
 """Pictures: what is written in them, as SVG says it in comments."""
 
-import re
-
 import numpy as np
 import pytest
 
 from txl_keras.evaluation.plots import FORMATS
-from txl_keras.evaluation.plots import plot_attention_by_distance
 from txl_keras.evaluation.plots import plot_attention_maps
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
@@ -68,21 +65,6 @@ def test_the_spread_of_several_runs_is_a_band(tmp_path):
     assert "PolyCollection" in path.read_text("utf-8")
 
 
-def test_a_tiny_share_of_attention_does_not_stretch_the_axis(tmp_path):
-    path = tmp_path / "distance.svg"
-    shares = np.geomspace(0.1, 1e-3, 200)
-    shares[-1] = 1e-12
-    model = {
-        "label": "a", "layers": [0], "segment_length": 2,
-        "attention": [shares.tolist()],
-    }  # fmt: skip
-    plot_attention_by_distance([model], str(path))
-    powers = re.findall(r"10\^\{([^}]*)\}", path.read_text("utf-8"))
-    powers = [int(power.replace("−", "-")) for power in powers]
-    assert -2 in powers
-    assert min(powers) >= -4
-
-
 def test_maps_name_heads_layers_and_few_tokens(tmp_path):
     path = tmp_path / "maps.svg"
     maps = np.random.default_rng(0).uniform(0, 1, (2, 2, 4, 6))
@@ -105,21 +87,3 @@ def test_maps_name_heads_layers_and_few_tokens(tmp_path):
         assert any(label in text for text in texts)
     # Below each of four maps, the segment at their sides too.
     assert [texts.count(token) for token in "xy$q"] == [4, 4, 16, 0]
-
-
-def test_a_panel_for_each_model_has_a_line_for_each_layer(tmp_path):
-    path = tmp_path / "distance.svg"
-    models = [
-        {
-            "label": label,
-            "layers": layers,
-            "segment_length": 2,
-            "attention": [[0.5, 0.3, 0.0]] * len(layers),
-        }
-        for label, layers in (("one", [0, 4]), ("two", [4]))
-    ]
-    plot_attention_by_distance(models, str(path), "word")
-    texts = texts_of(path)
-    assert [texts.count(t) for t in ("layer 0", "layer 4")] == [1, 2]
-    assert texts.count("distance of query and key, words") == 2
-    assert {"one", "two", "segment length"} <= set(texts)

@@ -214,7 +214,7 @@ def test_a_token_file_that_cannot_be_written_is_refused_at_once(tmp_path):
             create_token_file(str(path), 3),
         ):
             raise AssertionError
-        assert "`token_nll_path`" in str(error.value)
+        assert "`token_nll`" in str(error.value)
         assert str(path) in str(error.value)
     assert config.read_text() == "{}"
 

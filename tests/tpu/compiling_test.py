@@ -616,10 +616,10 @@ TINY = (
 @needs_compiler
 def test_the_command_reports_all_steps_of_a_run(here, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compiling, "clean_up_on_signals", lambda: None)
+    monkeypatch.setattr(compiling, "set_handlers", lambda *_: None)
     # The child that lowers would import TensorFlow, too. The tests below, which
     # take minutes, have it.
-    monkeypatch.setattr(compiling, "in_a_child", lambda f, *args: f(*args))
+    monkeypatch.setattr(compiling, "_in_a_child", lambda f, *args: f(*args))
     flags = ("--compile_only", *TINY, "--tpu_type=v5litepod-4")
     printed, code = here("main.py", *flags)
     assert code == 0
@@ -643,9 +643,9 @@ def test_the_command_reports_all_steps_of_a_run(here, monkeypatch, tmp_path):
         ("--tpu_type=v3-32", "batch_size=8, 32 replicas"),
         ("--tpu_type=v9-8", "must be one of v2-8, "),
         ("--accumulate_steps=3", "accumulate_steps=3"),
-        ("--cutoffs=auto", "reads no run and no text"),
+        ("--cutoffs=auto", "reads no text to count"),
         ("--varlen", "segments of one length"),
-        ("--backbone=lstm", "supports Transformer-XL only"),
+        ("--backbone=lstm", "gradient of an LSTM"),
         ("--attention_kernel", "multiples of 128.*memory_length=6"),
     ],
 )
@@ -699,3 +699,21 @@ def test_a_published_size_compiles(tmp_path):
     assert train["weights"] == 4 * 41_055_436
     # Nominal operations leave out some, and count some that a mask shuts.
     assert 0.9 < train["flops"] / train["model_flops"] < 1.3
+
+
+def refuse():
+    raise ValueError("`sizes` must be others")
+
+
+def die():
+    os._exit(3)
+
+
+@pytest.mark.large
+def test_an_error_of_a_child_is_one_of_its_parent(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script"])
+    with pytest.raises(ValueError, match="^`sizes` must be others$") as caught:
+        compiling._in_a_child(refuse)
+    assert "in refuse" in str(caught.value.__cause__)
+    with pytest.raises(RuntimeError, match="child process ended"):
+        compiling._in_a_child(die)

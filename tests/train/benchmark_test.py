@@ -20,10 +20,7 @@ TINY = (
         ("evaluation", ["txl_keras", "training path"]),
     ],
 )
-def test_steps_are_timed_in_turns(
-    experiment, names, succeed, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr("os.getloadavg", lambda: (99.5, 0.0, 0.0))
+def test_steps_are_timed_in_turns(experiment, names, succeed, tmp_path):
     output = tmp_path / "steps.jsonl"
     printed = succeed(
         "benchmark.py",
@@ -31,7 +28,6 @@ def test_steps_are_timed_in_turns(
         f"--output={output}",
         *TINY,
     )
-    assert "machine is busy (load average 99.5" in capsys.readouterr().err
     line = json.loads(output.read_text())
     assert line["vocabulary_size"] == 7
     assert list(line["seconds"]) == list(line["step_bytes"]) == names
@@ -44,7 +40,6 @@ def test_steps_are_timed_in_turns(
         assert line["utilization"][name] == pytest.approx(
             line["flops"] / seconds / line["peak_flops"]
         )
-        assert line["compile_seconds"][name] > 0
 
 
 def test_a_token_is_timed_beside_what_it_must_read(succeed, tmp_path):
@@ -65,7 +60,7 @@ def test_memory_is_held_against_windows_that_slide(succeed, fail, tmp_path):
     flags = (
         *("--num_layers=1", "--num_heads=2", "--hidden_dim=16"),
         *("--intermediate_dim=24", "--segment_length=4", "--calls_per_turn=2"),
-        *("--turns=1", "--windows=2", "--initializer_stddev=0.3"),
+        "--turns=1",
     )
     speed = ("benchmark.py", "--experiment=evaluation_speed", *flags)
     printed = succeed(*speed, "--attention_lengths=9", f"--output={output}")
@@ -73,13 +68,10 @@ def test_memory_is_held_against_windows_that_slide(succeed, fail, tmp_path):
     line = json.loads(output.read_text())
     assert line["memory_length"] == [9]
     (result,) = line["results"]
-    assert (result["attention_length"], result["windows"]) == (9, 2)
+    assert result["attention_length"] == 9
     ours, sliding = result["seconds_per_token"].values()
     assert result["slowdown"] == pytest.approx(sliding / ours)
     assert result["published_slowdown"] is None
-    # The scores are those of a window, and not of the segment alone.
-    assert result["difference"] < 1e-4
-    assert result["difference_without_memory"] > 0.01
     fail(
         *speed, "--attention_lengths=7",
         messages=["`attention_lengths` must be at least 2 segments, 8"],
@@ -142,8 +134,8 @@ def test_what_is_no_peer_is_named(program, message, fail, tmp_path):
     [
         (["--experiment=training", "--backbone=lstm"], "`backbone` must be"),
         (
-            ["--experiment=training", "--windows=2"],
-            "`windows` can only be given with --experiment=evaluation_speed",
+            ["--experiment=training", "--attention_lengths=9"],
+            "`attention_lengths` can only be given with --experiment=evalua",
         ),
         (
             ["--experiment=training", "--peer_python=nowhere"],
@@ -163,7 +155,7 @@ def test_what_is_no_peer_is_named(program, message, fail, tmp_path):
                 f"--peer_python={sys.executable}",
                 "--normalize_first",
             ],
-            "`peer_python` supports only relative attention",
+            "`normalize_first` must be False with --peer_python",
         ),
     ],
 )

@@ -12,7 +12,9 @@ from script_runs import evaluation_of
 from txl_keras.checkpoints import load_tf1
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import Segments
+from txl_keras.data import WordTokenizer
 from txl_keras.data import load_corpus
+from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.bundles import save_weights
 from txl_keras.workdir import Workdir
 
@@ -145,8 +147,8 @@ def test_a_published_model_of_bytes_reads_text(succeed, tmp_path):
         ),
         (["--input="], ["`input`"]),
         (["--unknown=none"], ["`unknown`", "none"]),
-        (["--vocabulary=", "--lower_case"], ["'lower_case'", "of words"]),
-        (["--symbols=bytes", "--line_end=x"], ["'line_end'", "of words"]),
+        (["--vocabulary=", "--lower_case"], ["`lower_case`", "of words"]),
+        (["--symbols=bytes", "--line_end=x"], ["`line_end`", "of words"]),
         (
             ["--symbols=bytes", "--vocabulary={folder}/digits.txt"],
             ["symbols=bytes", "from 0 to 255", "'٣'"],
@@ -157,7 +159,7 @@ def test_a_published_model_of_bytes_reads_text(succeed, tmp_path):
                 "--vocabulary=",
                 "--segment_length=7",
             ],
-            ["'segment_length'", "output_format=workdir"],
+            ["`segment_length`", "output_format=workdir"],
         ),
         (["--output_format=hugging_face"], ["`vocabulary`", "words.txt"]),
         (
@@ -246,3 +248,30 @@ def test_a_preset_becomes_a_run(succeed, fail, tmp_path):
         converted.get_weights(), model.get_weights(), strict=True
     ):
         np.testing.assert_array_equal(weight, expected)
+
+
+def test_a_tokenizer_goes_to_hugging_face_and_back(here, tmp_path):
+    model = TransformerXLCausalLM.from_preset(
+        "quickstart", num_layers=1, hidden_dim=8, intermediate_dim=4,
+        num_heads=2, head_dim=4, vocabulary_size=4, cold_start="zeros",
+    )  # fmt: skip
+    words = ["<eos>", "<unk>", "the", "cat"]
+    tokenizer = WordTokenizer(words, lower_case=True)
+    run, folder, back = (tmp_path / name for name in ("run", "hf", "back"))
+    Workdir(str(run)).create(model, 3, {}, tokenizer)
+    to = ("--input_format=workdir", f"--input={run}", f"--output={folder}")
+    printed, _ = here("convert.py", *to, "--output_format=hugging_face")
+    assert f"--vocabulary={run}/tokenizer.json" in printed
+    modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+    flags = (
+        "--input_format=hugging_face", f"--input={folder}",
+        f"--vocabulary={run}/tokenizer.json", f"--output={back}",
+    )  # fmt: skip
+    _, error = here("convert.py", *flags, "--lower_case")
+    assert "`lower_case` must be left out" in error
+    _, error = here("convert.py", *flags, "--symbols=bytes")
+    assert "`symbols` must be left out" in error
+    assert here("convert.py", *flags)[1] is None
+    returned = Workdir(str(back)).load_tokenizer()
+    assert returned.get_config() == tokenizer.get_config()

@@ -1,6 +1,9 @@
 """Runs train/generate.py."""
 
+from txl_keras.data import WordTokenizer
+from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLCausalLM
+from txl_keras.workdir import Workdir
 
 
 def test_generate_writes_after_a_prompt_and_repeats_by_seed(run, succeed, here):
@@ -33,3 +36,22 @@ def test_a_preset_writes_what_its_run_writes(run, here, tmp_path):
     model.save_to_preset(tmp_path)
     _, error = here("generate.py", preset)
     assert "`preset` must have a tokenizer" in error
+
+
+def test_unknown_words_of_a_prompt_are_named(here, tmp_path, recwarn):
+    tokenizer = WordTokenizer(["<eos>", "<unk>", "the", "cat"])
+    model = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=4, num_layers=1, hidden_dim=8)
+    )
+    Workdir(str(tmp_path / "run")).create(model, 3, {}, tokenizer)
+    flags = (f"--workdir={tmp_path / 'run'}", "--max_tokens=1")
+    for prompt, words in (
+        ("the cat <unk>", ""),
+        ("the dog the dog\nbarks", "read as <unk>: ['dog', 'barks']"),
+        (" ".join(map(str, range(99))), "'4', '5', ...]"),
+    ):
+        recwarn.clear()
+        _, error = here("generate.py", *flags, f"--prompt={prompt}")
+        assert error is None
+        told = "".join(str(warning.message) for warning in recwarn)
+        assert words in told if words else "vocabulary" not in told

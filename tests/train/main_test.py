@@ -76,7 +76,7 @@ def test_a_finished_run_goes_on_for_longer(run, succeed, fail, tmp_path):
     workdir = tmp_path / "longer"
     shutil.copytree(run[0], workdir)
     flags = [f for f in run[2] if "workdir" not in f]
-    flags += [f"--workdir={workdir}", "--progress_sample_tokens=0"]
+    flags += [f"--workdir={workdir}"]
     before = metrics_of(workdir)
     printed = succeed("main.py", *flags, "--max_steps=75")
     # As if 75 steps had been planned: step 60 of these is number 48 of 60.
@@ -93,7 +93,6 @@ def test_a_finished_run_goes_on_for_longer(run, succeed, fail, tmp_path):
     for more in ([], ["--max_steps=75"]):
         again = succeed("main.py", *flags, *more)
         assert "step 75 of 75\nThe run is finished." in again
-        assert ("to step 75, which a later command" in again) == (not more)
     fail(
         "main.py", *flags, "--max_steps=70",
         messages=["`max_steps` must be more than the steps", "75"],
@@ -129,12 +128,6 @@ def test_a_run_begins_with_the_weights_of_a_preset(
             "main.py", *other, f"--initialize_from={origin}",
             messages=["`initialize_from` must be", message],
         )  # fmt: skip
-
-
-def test_a_trained_preset_is_given_as_origin(here, capsys):
-    _, code = here("main.py", "--preset=python_stdlib_small")
-    assert code
-    assert "give --initialize_from=python_stdlib" in capsys.readouterr().err
 
 
 @pytest.mark.large
@@ -212,6 +205,7 @@ def test_rows_that_replicas_cannot_share_stop_before_any_work(
     ("flag", "value", "choice"),
     [
         ("preset", "huge", "enwik8_base"),
+        ("preset", "python_stdlib_small", "give --initialize_from=python_stdl"),
         ("attention_type", "absolute", "vaswani"),
     ],
 )

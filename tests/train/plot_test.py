@@ -5,12 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
+from script_runs import NOT_UTF8
 from script_runs import metrics_of
 
 from txl_keras.data import load_corpus
-from txl_keras.evaluation import attention_by_distance
-from txl_keras.evaluation import attention_maps_at
-from txl_keras.evaluation import spread_positions
 from txl_keras.workdir import Workdir
 
 
@@ -106,20 +104,17 @@ def test_runs_of_one_label_are_seeds(succeed, fail, tmp_path):
         *flags, f"--numbers={files[0]},{words}",
         messages=["one unit", "characters", "words"],
     )  # fmt: skip
-    longer = json.loads((tmp_path / "a.json").read_text())
-    longer["models"][0]["valid"]["steps"] = [5, 9]
-    (tmp_path / "longer.json").write_text(json.dumps(longer))
-    fail(
-        *flags, f"--numbers={files[1]},{tmp_path / 'longer.json'}",
-        messages=["`labels`", "same steps", "LSTM"],
-    )  # fmt: skip
-    larger = json.loads((tmp_path / "a.json").read_text())
-    larger["models"][0]["tokens_per_step"] = 24
-    (tmp_path / "larger.json").write_text(json.dumps(larger))
-    fail(
-        *flags, f"--numbers={files[1]},{tmp_path / 'larger.json'}",
-        messages=["`labels`", "LSTM", "12 and 24 tokens per step"],
-    )  # fmt: skip
+    for change, message in (
+        ({"valid": {"steps": [5, 9], "nll": [3.0, 2.0]}}, "same steps"),
+        ({"tokens_per_step": 24}, "12 and 24 tokens per step"),
+    ):
+        other = json.loads((tmp_path / "a.json").read_text())
+        other["models"][0] |= change
+        (tmp_path / "other.json").write_text(json.dumps(other))
+        fail(
+            *flags, f"--numbers={files[1]},{tmp_path / 'other.json'}",
+            messages=["`labels`", message, "LSTM"],
+        )  # fmt: skip
     fail(
         *flags, f"--numbers={files[0]},{files[0]}",
         messages=["`numbers` must be different files"],
@@ -130,7 +125,7 @@ def test_runs_of_one_label_are_seeds(succeed, fail, tmp_path):
     )  # fmt: skip
 
 
-def test_losses_by_position_and_memory_are_those_of_reading(
+def test_losses_by_position_are_those_of_reading(
     group, corpus, succeed, tmp_path
 ):
     memory = group[0]
@@ -162,13 +157,6 @@ def test_losses_by_position_and_memory_are_those_of_reading(
         of_model["standard_error"], np.std(nll, axis=0) / 3**0.5, atol=1e-5
     )
 
-    succeed(*flags, "--picture=memory_lengths", "--memory_lengths=7,0")
-    numbers = picture_numbers(output)
-    assert numbers["memory_lengths"] == [0, 7]
-    losses = numbers["models"][0]["nll"]
-    assert losses[1] == pytest.approx(np.mean(nll), abs=1e-5)
-    assert abs(losses[0] - losses[1]) > 1e-6
-
 
 @pytest.mark.large
 def test_attention_of_a_run_is_drawn_with_its_words(
@@ -183,97 +171,73 @@ def test_attention_of_a_run_is_drawn_with_its_words(
         "--segment_length=3",
         "--memory_length=5",
         "--heads=1",
-        "--start=20",
     )
-    workdir = Workdir(str(words_run[0]))
-    model, _ = workdir.load_model("best")
-    tokenizer = workdir.load_tokenizer()
+    tokenizer = Workdir(str(words_run[0])).load_tokenizer()
     path = json.loads((words_run[0] / "config.json").read_text())["corpus"]
     tokens = tokenizer.encode(load_corpus(path["corpus"]).read("test"))
     drawn = picture.read_text("utf-8")
-    for token in tokens[15:23]:
+    middle = len(tokens) // 2
+    for token in tokens[middle - 5 : middle + 3]:
         word = tokenizer.decode([token]).replace("\n", "↵")
         assert f"<!-- {word} -->" in drawn
 
-    output = tmp_path / "distance.png"
-    succeed(
-        *flags,
-        "--picture=attention_by_distance",
-        f"--output={output}",
-        "--num_positions=20",
-        "--batch_size=2",
-    )
-    (of_model,) = picture_numbers(output)["models"]
-    assert of_model["num_segments"] == 3  # of 8 words
-    starts = spread_positions(len(tokens) - 7, 3, 16)
-    expected = attention_by_distance(
-        attention_maps_at(model, tokens, starts, 8)
-    )
-    np.testing.assert_allclose(
-        of_model["attention"], expected.mean(axis=(1, 2)), atol=1e-6
-    )
-
 
 def test_pictures_that_cannot_be_drawn_are_refused_before_any_work(
-    group, corpus, fail, tmp_path
+    group, corpus, refuse, tmp_path
 ):
     memory, none, other = group
     output = tmp_path / "picture.png"
     text = f"--corpus={corpus}"
     one, two = f"--workdirs={memory}", f"--workdirs={memory},{none}"
-    json_file = tmp_path / "numbers.json"
-    json_file.write_text('{"picture": "positions"}')
-    for picture, flags, messages in (
-        ("attention", [one, text, "--layers=1"], ["`layers`", "layers=[1]"]),
-        ("attention", [two, text, "--heads=0,2"], ["`heads`", "from 0 to 1"]),
-        ("attention", [one, text, "--start=3"], ["`start` must be from 10"]),
-        ("memory_lengths", [one, text, "--memory_lengths=4"], ["two or more"]),
-        ("memory_lengths", [one, text, "--memory_lengths=-4,4"], ["=-4"]),
-        ("positions", [], ["`workdirs` must be one or more runs"]),
-        ("positions", [two], ["`corpus` must be given"]),
-        ("positions", [two, text, "--labels=a,a"], ["`labels` must be", "a,a"]),
-        ("positions", [f"{one},{other}", text], ["one tokenizer", str(other)]),
-        ("positions", [one, text, "--output=a.gif"], [".png or .svg or .pdf"]),
-        ("learning_curves", [one], ["were trained", str(memory)]),
-        ("recl", [one], ["`numbers` must be given", "txl recl"]),
-        ("recl", [f"--numbers={json_file}"], ["picture of recl", "positions"]),
-        (
-            "positions",
-            [f"--numbers={json_file}", one],
-            ["`workdirs` must be left out with `numbers`"],
+    config = memory / "config.json"
+    positions, recl = tmp_path / "numbers.json", tmp_path / "recl.json"
+    positions.write_text('{"picture": "positions"}')
+    recl.write_text(
+        '{"picture": "recl", "unit": "word", "models": [{"workdir": "a"}]}'
+    )
+    numbers = f"--numbers={positions}"
+    for picture, cases in {
+        "attention": (
+            ([one, text, "--layers=1"], ["`layers`", "layers=[1]"]),
+            ([two, text, "--heads=0,2"], ["`heads`", "from 0 to 1"]),
+            ([one, "--heads=x"], ["`heads` must be numbers", "=x"]),
+            ([one, "--heads="], ["`heads` must be numbers"]),
+            (
+                [one, text, "--segment_length=9999"],
+                ["`segment_length` and", "9999", "tokens"],
+            ),
+            ([numbers], ["`numbers` must be left out", "--picture=attention"]),
         ),
-        (
-            "positions",
-            [f"--numbers={json_file}", "--labels=a"],
-            ["`labels` must be left out with `numbers`"],
+        "context_losses": (
+            ([one, text, "--context_lengths=9,9999"], ["9,999"]),
         ),
-        (
-            "attention",
-            [f"--numbers={json_file}"],
-            ["`numbers` must be left out", "--picture=attention"],
+        "learning_curves": (([one], ["were trained", str(memory)]),),
+        "positions": (
+            ([], ["`workdirs` must be one or more runs"]),
+            ([two], ["`corpus` must be given"]),
+            ([one, "--corpus="], ["`corpus` must not be empty"]),
+            ([one, "--layers=0"], ["`layers` can only be given"]),
+            ([f"{one},{memory}/"], ["`workdirs`", "different"]),
+            ([f"{one},{other}", text], ["one tokenizer", str(other)]),
+            ([two, text, "--labels=a,a"], ["`labels` must be", "a,a"]),
+            ([two, "--labels=a"], ["`labels`", "2", "--labels=a"]),
+            ([one, f"--labels={NOT_UTF8}"], ["`labels`", r"b'\xff'"]),
+            ([one, text, "--output=a.gif"], [".png or .svg or .pdf"]),
+            (
+                [one, text, f"--output={config.with_suffix('.png')}"],
+                ["`output` must not replace", str(config)],
+            ),
+            ([numbers, one], ["`workdirs` must be left out with `numbers`"]),
+            ([numbers, "--labels=a"], ["`labels` must be left out with"]),
+            ([numbers, "--max_eval_tokens=30"], ["`max_eval_tokens` must be"]),
         ),
-        (
-            "positions",
-            [f"--numbers={json_file}", "--max_eval_tokens=30"],
-            ["`max_eval_tokens` must be left out with `numbers`"],
+        "recl": (
+            ([one], ["`numbers` must be given", "txl recl"]),
+            ([numbers], ["picture of recl", "positions"]),
+            ([f"--numbers={recl}"], [str(recl), "measure them", "'label'"]),
         ),
-    ):
-        fail(
-            "plot.py",
-            f"--picture={picture}",
-            f"--output={output}",
-            *flags,
-            messages=messages,
-        )
+    }.items():
+        flags = f"--picture={picture}", f"--output={output}"
+        refuse("plot.py", cases, *flags)
     assert not output.exists()
-
-
-def test_numbers_of_another_form_are_refused(fail, tmp_path):
-    path, output = tmp_path / "numbers.json", tmp_path / "picture.svg"
-    path.write_text('{"picture": "recl", "unit": "word", "models": [{}]}')
-    fail(
-        "plot.py", "--picture=recl", f"--numbers={path}",
-        f"--output={output}",
-        messages=[str(path), "measure them again", "'label'"],
-    )  # fmt: skip
-    assert not output.exists()
+    assert Workdir(str(memory)).read_config()["flags"] == {"segment_length": 5}

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from script_runs import NOT_UTF8
 from script_runs import TINY
 
 
@@ -43,3 +44,28 @@ def test_prepared_text_is_found_by_training(options, succeed, tmp_path):
     assert written == {
         p: p.stat().st_mtime_ns for p in tmp_path.rglob("tokens.bin")
     }
+
+
+def test_flags_of_prepared_text_are_checked_before_it_is_read(
+    corpus, refuse, tmp_path
+):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    cases = (
+        ([f"--output={corpus}/x"], ["`output`", "txt/x"]),
+        ([f"--output={NOT_UTF8}"], ["`output`", "UTF-8"]),
+        (["--vocabulary=no/file"], ["`vocabulary` must be a file", "no/file"]),
+        ([f"--vocabulary={corpus}"], ["`tokenizer` must be given"]),
+        (
+            [f"--vocabulary={corpus}", "--tokenizer=bytes"],
+            [f"`vocabulary` {corpus}", "bytes"],
+        ),
+        ([f"--unknown={NOT_UTF8}", "--tokenizer=words"], ["`unknown`"]),
+        (["--document_separator="], ["`document_separator`", "empty"]),
+        (
+            ["--corpus=enwik8", f"--manual_dir={empty}"],
+            ["`manual_dir`", str(empty)],
+        ),
+    )
+    flags = f"--corpus={corpus}", f"--data_dir={tmp_path / 'data'}"
+    refuse("prepare_data.py", cases, *flags)

@@ -3,10 +3,12 @@
 import keras
 import numpy as np
 import pytest
+from script_flags import flags_of
 from script_runs import metrics_of
 from script_runs import results_of
 
 from txl_keras.models import XLNetPermutationLM
+from txl_keras.scripts import training_flags
 from txl_keras.workdir import Workdir
 
 XLNET = (
@@ -84,3 +86,12 @@ def test_what_an_xlnet_cannot_be_trained_on_leaves_nothing(
     )  # fmt: skip
     assert message in error
     assert not workdir.exists()
+
+
+def test_an_xlnet_has_defaults_of_its_own():
+    required = "--workdir=w", "--corpus=c"
+    with flags_of("pretrain_xlnet.py", *required) as parse:
+        flags = parse()
+        assert flags.learning_rate == 2.5e-4
+        assert (flags.batch_size, flags.segment_length) == (16, 128)
+        assert training_flags.result_settings()["warmup_steps"] == 0

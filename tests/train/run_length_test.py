@@ -71,7 +71,7 @@ class Machine:
             self.now += seconds
             self.step += steps
             self.plan.count_seconds()
-            self.changes += bool(pace(self.step, seconds / steps))
+            self.changes += bool(pace(self.step))
             if self.step % 500 == 0:
                 self.now += 40 * self.cost(self.step)  # scores
         return self.now

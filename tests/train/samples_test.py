@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from factories import small_model
-from script_runs import TINY
 from script_runs import metrics_of
+from script_runs import results_of
 
 from txl_keras.data import ByteTokenizer
 from txl_keras.models import LSTMBackbone
@@ -167,25 +167,24 @@ def test_samples_that_do_not_fit_into_memory_are_left_out(
     monkeypatch.setattr(samples_module, "Generator", fail)
     for step in (30, 60):
         samples.show(step, shown, shown)
-    assert caplog.text.count("--progress_sample_tokens=0: OOM of 7 bytes") == 1
+    assert caplog.text.count("--max_sample_tokens=0: OOM of 7 bytes") == 1
     assert not shown.samples
 
 
-def test_a_run_with_samples_is_the_run_without(
+def test_a_run_without_samples_is_the_run_with_them(
     run, succeed, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(exporting, "export_run", lambda *_: None)
-    whole, _, flags = run
-    assert "--progress_sample_tokens=0" in TINY
-    workdir = tmp_path / "sampled"
-    flags = [f for f in flags if "workdir" not in f] + [f"--workdir={workdir}"]
-    printed = succeed("main.py", *flags, "--progress_sample_tokens=30")
+    sampled, printed, flags = run
     assert "\nstep 25: sample: " in printed
     assert "sample.txt, surprise.html, events" in printed
-    assert metrics_of(workdir) == metrics_of(whole)
-    for name in ("results.json", "sample.txt"):
-        assert (workdir / name).read_bytes() == (whole / name).read_bytes()
     # At the end with the best weights.
-    page = (workdir / "surprise.html").read_text("utf-8")
+    page = (sampled / "surprise.html").read_text("utf-8")
     assert "mine.txt, valid, step 60" in page
-    assert not (whole / "surprise.html").exists()
+    workdir = tmp_path / "none"
+    flags = [f for f in flags if "workdir" not in f] + [f"--workdir={workdir}"]
+    printed = succeed("main.py", *flags, "--max_sample_tokens=0")
+    assert "sample: " not in printed
+    assert not (workdir / "surprise.html").exists()
+    assert metrics_of(workdir) == metrics_of(sampled)
+    assert results_of(workdir) == results_of(sampled)

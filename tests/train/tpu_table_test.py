@@ -3,9 +3,6 @@
 import json
 import pathlib
 
-import pytest
-from script_runs import run_script
-
 FOLDER = pathlib.Path(__file__).parents[2] / "tpu_configs"
 
 
@@ -23,10 +20,3 @@ def test_the_table_is_that_of_the_reports(here):
     # Not because nothing was found.
     peak = json.loads(before[1].splitlines()[0])["peak"]
     assert f"| {peak / 2**30:.1f} |" in before[0]
-
-
-@pytest.mark.tpu
-def test_an_unknown_name_is_told():
-    done = run_script("tpu_table.py", "--only=v4_8,enwik9")
-    assert done.returncode == 1
-    assert "Received: enwik9" in done.stderr

@@ -4,7 +4,6 @@ import os
 
 import numpy as np
 import tensorflow as tf
-from matplotlib import colormaps
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
@@ -70,8 +69,8 @@ def plot_position_curve(curve, path, unit="token"):
 def plot_recl(results, path, unit="token"):
     """Plots effective context lengths, one bar per model and r."""
     # `results` are those of `effective_context_lengths`, by r, by model.
-    figure = Figure(figsize=(8, 5))
-    axes = figure.subplots()
+    name = f"relative effective context length, {unit}s"
+    figure, axes = _figure("", name)
     shares = list(next(iter(results.values())))
     width = 0.8 / len(shares)
     for i, share in enumerate(shares):
@@ -90,8 +89,7 @@ def plot_recl(results, path, unit="token"):
         rotation=20,
         ha="right",
     )
-    axes.set_ylabel(f"relative effective context length, {unit}s")
-    axes.grid(alpha=0.3, axis="y")
+    axes.grid(visible=False, axis="x")
     axes.set_axisbelow(True)
     axes.legend()
     _save(figure, path)
@@ -170,43 +168,6 @@ def plot_losses(curves, path, x_label, unit="token", ticks=None):
     _save(figure, path)
 
 
-def plot_attention_by_distance(models, path, unit="token"):
-    """Plots mean attention against distance, one panel per model."""
-    # A model has a `label`; `layers`, their numbers; `attention`, for each the
-    # mean probabilities at distances 0, 1 and so on; and a `segment_length`.
-    figure = Figure(figsize=(7 * len(models), 5), layout="constrained")
-    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
-    for axes, model in zip(panels, models, strict=True):
-        # From dark to light in the order of the layers, also in greyscale.
-        colors = colormaps["viridis"](np.linspace(0, 0.9, len(model["layers"])))
-        for layer, color, attention in zip(
-            model["layers"], colors, model["attention"], strict=True
-        ):
-            axes.plot(attention, color=color, label=f"layer {layer}")
-        axes.axvline(
-            model["segment_length"], color="grey", linestyle="--",
-            label="segment length",
-        )  # fmt: skip
-        axes.set_xscale("symlog", base=2, linthresh=1)
-        axes.set_yscale("log", nonpositive="mask")
-        powers = [2**i for i in range(len(model["attention"][0]).bit_length())]
-        axes.set_xticks([0, *powers], [f"{n:,}" for n in (0, *powers)])
-        axes.set_xlim(left=-0.2)
-        axes.minorticks_off()
-        axes.set_xlabel(f"distance of query and key, {unit}s")
-        axes.set_title(model["label"])
-        axes.grid(alpha=0.3)
-        axes.legend()
-    shares = np.concatenate([np.ravel(m["attention"]) for m in models])
-    if shares.any():
-        # The lowest 1% may be cut off. A single tiny value, such as that of a
-        # distance that few queries have, would fill most of a logarithmic axis.
-        low = np.quantile(shares[shares > 0], 0.01)
-        panels[0].set_ylim(bottom=low / 2)
-    panels[0].set_ylabel("mean attention probability of a key")
-    _save(figure, path)
-
-
 def plot_attention_maps(models, path, unit="token"):
     """Plots attention maps, one row per layer and one column per head."""
     # A model has a `label`; `layers` and `heads`, their numbers; `maps` of
@@ -214,78 +175,62 @@ def plot_attention_maps(models, path, unit="token"):
     # 0, such as that of a masked key.
     rows = [(model, i) for model in models for i in range(len(model["layers"]))]
     num_columns = max(len(model["heads"]) for model in models)
-    width, heights = _panel_sizes([model["maps"] for model, _ in rows])
+    num_keys = max(model["maps"].shape[-1] for model in models)
+    length = max(model["maps"].shape[-2] for model in models)
+    width = max(2.4, 8 / num_columns)
+    if num_keys <= _MAX_MARKS:  # each key has a label
+        width = max(width, 0.14 * num_keys)
+    height = min(max(width * length / num_keys, 1.5), 8) + 0.4
     figure = Figure(
-        figsize=(num_columns * width + 1.5, sum(heights) + 1),
+        figsize=(num_columns * width + 1.5, len(rows) * height + 1),
         layout="constrained",
     )
-    grid = figure.subplots(
-        len(rows), num_columns, squeeze=False, height_ratios=heights
-    )
+    grid = figure.subplots(len(rows), num_columns, squeeze=False)
     for panels, (model, i) in zip(grid, rows, strict=True):
-        for j, axes in enumerate(panels):
-            if j >= len(model["heads"]):
-                axes.set_axis_off()
-                continue
-            image = _draw_map(axes, model["maps"][i, j])
-            axes.set_title(f"head {model['heads'][j]}", fontsize="small")
-            _label_map(axes, model, i, j, unit)
+        for axes in panels[len(model["heads"]) :]:
+            axes.set_axis_off()
+        for j, head in enumerate(model["heads"]):
+            axes = panels[j]
+            image = _draw_map(axes, model["maps"][i, j], model["tokens"])
+            axes.set_title(f"head {head}", fontsize="small")
+            if i == len(model["layers"]) - 1:
+                has_memory = np.less(*model["maps"].shape[-2:])
+                memory = "memory | " if has_memory else ""
+                axes.set_xlabel(f"{memory}segment: key ({unit})")
+        label = f"{model['label']}, layer {model['layers'][i]}"
+        panels[0].set_ylabel(f"{label}\nquery ({unit})")
     figure.colorbar(
         image, ax=grid, label="attention probability", extend="min",
-        aspect=40, shrink=min(1, 6 / sum(heights)),
+        aspect=40, shrink=min(1, 6 / (len(rows) * height)),
     )  # fmt: skip
     _save(figure, path)
 
 
-def _panel_sizes(maps):
-    """Returns the width of a panel and the height of each row in inches."""
-    num_columns = max(len(model_maps[0]) for model_maps in maps)
-    lengths = [model_maps.shape[-2] for model_maps in maps]
-    num_keys = max(model_maps.shape[-1] for model_maps in maps)
-    width = max(2.4, 8 / num_columns)
-    if num_keys <= _MAX_MARKS:  # each key has a label
-        width = max(width, 0.14 * num_keys)
-    heights = [width * length / num_keys for length in lengths]
-    return width, [min(max(height, 1.5), 8) + 0.4 for height in heights]
-
-
-def _draw_map(axes, attention):
-    """Draws a map `(T, S)` and returns the image."""
+def _draw_map(axes, attention, tokens):
+    """Draws a map `(T, S)` with its tokens and returns the image."""
     length, num_keys = attention.shape
+    num_memory = num_keys - length
     image = axes.imshow(
         np.ma.masked_equal(attention, 0),
         # The axes count positions in the segment; memory is negative.
-        extent=(length - num_keys - 0.5, length - 0.5, length - 0.5, -0.5),
+        extent=(-num_memory - 0.5, length - 0.5, length - 0.5, -0.5),
         norm=LogNorm(1e-3, 1),
         cmap="viridis",
         aspect="auto",
         interpolation="nearest",
     )
     axes.set_facecolor("lightgrey")
-    if num_keys > length:
+    if num_memory:
         axes.axvline(-0.5, color=_COLORS[1], linewidth=1.5)
-    return image
-
-
-def _label_map(axes, model, layer, head, unit):
-    tokens, (length, num_keys) = model["tokens"], model["maps"].shape[-2:]
-    num_memory = num_keys - length
     if num_keys <= _MAX_MARKS:
         # A `$` in a text must not start a formula.
         font = {"fontsize": "x-small", "family": "monospace"}
         font["parse_math"] = False
         rotation = 90 if max(map(len, tokens)) > 2 else 0
-        axes.set_xticks(
-            range(-num_memory, length), tokens, rotation=rotation, **font
-        )
+        places = range(-num_memory, length)
+        axes.set_xticks(places, tokens, rotation=rotation, **font)
         axes.set_yticks(range(length), tokens[num_memory:], **font)
-    if layer == len(model["layers"]) - 1:
-        memory = "memory | " if num_memory else ""
-        axes.set_xlabel(f"{memory}segment: key ({unit})")
-    if head == 0:
-        axes.set_ylabel(
-            f"{model['label']}, layer {model['layers'][layer]}\nquery ({unit})"
-        )
+    return image
 
 
 def _figure(x_label, y_label):

@@ -41,12 +41,12 @@ def create_token_file(path, num_tokens):
     path = os.path.expanduser(path)
     if is_remote(path):
         raise ValueError(
-            "`token_nll_path` must be a local file, because its numbers are "
+            "`token_nll` must be a local file, because its numbers are "
             f"not written in order. Received: {path}"
         )
     if os.path.isfile(path) and not _is_array(path):
         raise ValueError(
-            "`token_nll_path` must be a new file, or one of NumPy to replace. "
+            "`token_nll` must be a new file, or one of NumPy to replace. "
             f"Received: {path}, which is another file"
         )
     with renamed_when_complete(path) as unfinished:
@@ -80,7 +80,7 @@ def _write_empty(path, unfinished, num_tokens):
                 file.write(np.full(size, np.nan, "<f4").tobytes())
     except OSError as error:
         raise OSError(
-            f"`token_nll_path` must be a file that can be written, with disk "
+            f"`token_nll` must be a file that can be written, with disk "
             f"space for {4 * num_tokens:,} bytes. Received: {path} "
             f"({error.strerror})"
         ) from error

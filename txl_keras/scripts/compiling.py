@@ -1,9 +1,13 @@
 """The `--compile_only` mode: compiles the steps of a run for a TPU slice."""
 
 import datetime
+import multiprocessing
 import os
 import pathlib
+import signal
+import sys
 import tempfile
+from concurrent import futures
 
 import keras
 import numpy as np
@@ -15,9 +19,8 @@ from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import presets
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
-from txl_keras.scripts.running import clean_up_on_signals
-from txl_keras.scripts.running import in_a_child
 from txl_keras.serving import Generator
 from txl_keras.tpu.compiling import check_compiler
 from txl_keras.tpu.compiling import compile_hlo
@@ -30,6 +33,8 @@ from txl_keras.tpu.slices import check_kernel
 from txl_keras.tpu.slices import names
 from txl_keras.tpu.slices import tpu_type
 from txl_keras.training.memory_estimate import estimate_bytes
+from txl_keras.training.stopping import TERMINATION
+from txl_keras.training.stopping import set_handlers
 from txl_keras.training.strategy import for_another_device
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import model_flops
@@ -70,11 +75,12 @@ def compile_run():
         check_kernel(slice_, FLAGS.precision)
     check_compiler()
     path = _output()
-    clean_up_on_signals()
+    # So that the temporary folder is removed.
+    set_handlers(TERMINATION, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as folder:
         # Tracing and lowering takes 6 GB for 24 layers, which TensorFlow frees
         # only when its process ends, and the compiler needs twice that.
-        facts, steps = in_a_child(_lower_steps, folder)
+        facts, steps = _in_a_child(_lower_steps, folder)
         for step in steps:
             hlo = pathlib.Path(folder, step.name).read_bytes()
             answer = compile_hlo(hlo, slice_, step.num_replicas)
@@ -83,6 +89,31 @@ def compile_run():
             write_json(facts, path)
     print(f"Written to {path}")
     return all(step["fits"] for step in facts["steps"])
+
+
+def _in_a_child(function, *arguments):
+    """Calls a function in a child process with the flags of this process."""
+    context = multiprocessing.get_context("spawn")
+    with futures.ProcessPoolExecutor(1, context, _begin_child) as executor:
+        try:
+            return executor.submit(function, *arguments).result()
+        except futures.process.BrokenProcessPool:
+            raise RuntimeError(
+                "The child process ended. It printed the reason above, or the "
+                "system killed it because memory ran out."
+            ) from None
+        except BaseException:
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise
+
+
+def _begin_child():
+    # Ctrl-C reaches both processes; the parent kills the child.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    running.begin()
+    # The flags are defined, because spawning has imported the script.
+    FLAGS(sys.argv)
 
 
 def _lower_steps(folder):
@@ -127,24 +158,23 @@ def _output():
 
 
 def _build_model():
-    if FLAGS.varlen:
-        raise ValueError(
-            "`compile_only` compiles segments of one length only, and varlen "
-            "needs one program per length. Compile without varlen, for the "
-            "longest segment. Received: varlen=True"
-        )
-    if FLAGS.initialize_from or FLAGS.cutoffs == ["auto"]:
-        raise ValueError(
-            "`compile_only` reads no run and no text, so `initialize_from` and "
-            "cutoffs=auto cannot be used: give the sizes. Received: "
-            f"initialize_from={FLAGS.initialize_from}, cutoffs={FLAGS.cutoffs}"
-        )
-    if FLAGS.backbone == "lstm":
-        raise ValueError(
-            "`compile_only` supports Transformer-XL only: the gradient of an "
-            "LSTM's loop uses lists whose size is not static. Received: "
-            "backbone=lstm"
-        )
+    for name, is_wrong, reason in (
+        ("varlen", FLAGS.varlen, "it compiles segments of one length"),
+        ("initialize_from", FLAGS.initialize_from, "it reads no run"),
+        ("cutoffs", FLAGS.cutoffs == ["auto"], "it reads no text to count"),
+        (
+            "backbone",
+            FLAGS.backbone == "lstm",
+            "the gradient of an LSTM's loop uses lists whose size is not "
+            "static",
+        ),
+    ):
+        if is_wrong:
+            value = FLAGS[name].value
+            raise ValueError(
+                f"`{name}` cannot have this value with --compile_only: "
+                f"{reason}. Received: {name}={value}"
+            )
     return model_flags.build_model(
         FLAGS.vocabulary_size
         or presets.preset_config(FLAGS.preset)["vocabulary_size"],

@@ -44,11 +44,7 @@ def define_corpus_flags(required=True):
         ".npz files. Scripts that read a finished run use its text by default.",
         required=required,
     )  # fmt: skip
-    flags.DEFINE_string(
-        "data_dir", None,
-        "Folder for downloaded corpora and prepared token ids. Default: "
-        "TFDS_DATA_DIR, or ~/tensorflow_datasets.",
-    )  # fmt: skip
+    define_data_dir_flag()
     flags.DEFINE_string(
         "manual_dir", None,
         "Folder that already holds the published files of a corpus. Default: "
@@ -63,6 +59,15 @@ def define_corpus_flags(required=True):
         "text_key", None,
         "Name of the text field in JSON lines and in tfds: examples. Default: "
         "text.",
+    )  # fmt: skip
+
+
+def define_data_dir_flag():
+    """Defines `--data_dir`, for downloads and token ids."""
+    flags.DEFINE_string(
+        "data_dir", None,
+        "Folder for downloaded texts and prepared token ids. Default: "
+        "TFDS_DATA_DIR, or ~/tensorflow_datasets.",
     )  # fmt: skip
 
 

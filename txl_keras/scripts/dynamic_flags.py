@@ -25,9 +25,11 @@ from txl_keras.scripts import several_runs
 FLAGS = flags.FLAGS
 
 DYNAMIC_FLAGS = (
-    "dynamic", "dynamic_learning_rate", "dynamic_decay", "dynamic_epsilon",
-    "dynamic_segments", "dynamic_weights", "dynamic_search_tokens",
+    "dynamic", "dynamic_learning_rate", "dynamic_decay", "dynamic_segments",
+    "dynamic_weights",
 )  # fmt: skip
+# Most tokens of valid on which pairs of learning rate and decay are compared.
+_SEARCH_TOKENS = 50_000
 _LEARNING_RATES = {"sgd": [0.01, 0.03, 0.1], "rms": [3e-6, 1e-5, 3e-5, 1e-4]}
 
 
@@ -41,18 +43,14 @@ def define_dynamic_flags():
     )  # fmt: skip
     flags.DEFINE_list(
         "dynamic_learning_rate", None,
-        "Learning rate of --dynamic, or several to try on valid. Default: "
+        "Learning rate of --dynamic, or several to try on up to 50,000 tokens "
+        "of valid. Default: "
         "0.01,0.03,0.1 for sgd and 3e-6,1e-5,3e-5,1e-4 for rms.",
     )  # fmt: skip
     flags.DEFINE_list(
         "dynamic_decay", ["0"],
         "Decay towards the original weights in --dynamic=rms, or several to "
         "try on valid.",
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "dynamic_epsilon", 1e-5,
-        "Added to the root mean square of gradients in --dynamic=rms.",
-        lower_bound=1e-30,
     )  # fmt: skip
     flags.DEFINE_integer(
         "dynamic_segments", 200,
@@ -63,11 +61,6 @@ def define_dynamic_flags():
         "dynamic_weights", None,
         "Regular expression: with --dynamic only weights with a match in their "
         "names change, such as block_[23]/feed_forward. Default: all.",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "dynamic_search_tokens", 50_000,
-        "Tokens of valid on which several learning rates and decays of "
-        "--dynamic are compared.", lower_bound=2,
     )  # fmt: skip
 
 
@@ -91,11 +84,6 @@ def check_dynamic_flags():
             f"--dynamic_decay={','.join(FLAGS.dynamic_decay)}"
         )
     check_pattern("dynamic_weights", FLAGS.dynamic_weights)
-    if FLAGS.stride:
-        raise ValueError(
-            "`stride` must be left out with --dynamic, which learns from each "
-            f"token once. Received: --stride={FLAGS.stride}"
-        )
 
 
 def build_evaluator(model, tokenizer, settings, config, workdir, stop):
@@ -113,7 +101,6 @@ def build_evaluator(model, tokenizer, settings, config, workdir, stop):
         _learning_rates()[0],
         mean_square,
         _decays()[0],
-        FLAGS.dynamic_epsilon,
         batch_size=sizes[0],
         segment_length=sizes[1],
         memory_length=settings["memory_length"],
@@ -132,7 +119,6 @@ def build_evaluator(model, tokenizer, settings, config, workdir, stop):
     if FLAGS.dynamic == "rms":
         found |= {
             "decay": evaluator.decay,
-            "epsilon": FLAGS.dynamic_epsilon,
             "segments": FLAGS.dynamic_segments,
         }
     return evaluator, found
@@ -170,7 +156,9 @@ def _segments(config, tokenizer, split, sizes, reset_documents):
             "Bring it back: --dynamic reads it for statistics or to compare "
             "rates",
         )  # fmt: skip
-    limit = FLAGS.dynamic_search_tokens if split == "valid" else None
+    limit = None
+    if split == "valid":
+        limit = min(_SEARCH_TOKENS, FLAGS.max_eval_tokens or _SEARCH_TOKENS)
     tokens, documents = prepared.head(limit)
     return Segments(
         tokens,
@@ -187,8 +175,7 @@ def _mean_square(model, workdir, train, settings):
         return _collect(model, train, settings)
     facts = {
         **settings,
-        # Another name than for statistics of the first segments, as before.
-        "spread_segments": FLAGS.dynamic_segments,
+        "dynamic_segments": FLAGS.dynamic_segments,
         "dynamic_weights": FLAGS.dynamic_weights,
     }
     # The length of the scored text does not matter.

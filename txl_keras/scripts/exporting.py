@@ -2,9 +2,7 @@
 
 import tensorflow as tf
 
-from txl_keras.serving import export
-from txl_keras.serving import export_openvino
-from txl_keras.serving import export_text
+from txl_keras import serving
 
 
 def export_run(
@@ -28,18 +26,16 @@ def export_run(
     assets = {"config.json": workdir.file("config.json")}
     if tf.io.gfile.exists(workdir.tokenizer):
         assets["tokenizer.json"] = workdir.tokenizer
-    options = {
-        "memory_length": memory_length,
-        "settings": {"step": step},
-        "assets": assets,
+    tokenizer = [workdir.load_tokenizer()] if kind == "export_text" else []
+    getattr(serving, kind)(
+        model,
+        *tokenizer,
+        path,
+        memory_length=memory_length,
+        settings={"step": step},
+        assets=assets,
         **options,
-    }
-    if kind == "export_text":
-        export_text(model, workdir.load_tokenizer(), path, **options)
-    elif kind == "export_openvino":
-        export_openvino(model, path, **options)
-    else:
-        export(model, path, **options)
+    )
     return path
 
 

@@ -6,7 +6,6 @@ from absl import app
 from absl import flags
 
 from txl_keras.scripts import model_flags
-from txl_keras.scripts import xlnet_flags
 from txl_keras.scripts.data_flags import CORPUS_FLAGS
 from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
 from txl_keras.scripts.dynamic_flags import DYNAMIC_FLAGS
@@ -20,18 +19,17 @@ _TOPICS = {
     ),
     "tokenizer": (*TOKENIZER_FLAGS, "vocabulary"),
     "model": (
-        "memory_length", "same_length", "clamp_length", "compressed_length",
+        *model_flags.names(), "context_factor", "max_span", "not_predicted",
+        "reuse_half",
     ),
     "optimization": (
         "initialize_from", "precision", "seed", "max_steps", "minutes",
-        "optimizer", "weight_decay", "momentum", "beta_1", "beta_2", "epsilon",
-        "clip_norm", "schedule", "learning_rate", "min_learning_rate",
-        "warmup_steps", "subtract_warmup", "accumulate_steps", "half_loss",
-        "intermediate_losses",
+        "optimizer", "weight_decay", "momentum", "beta_2", "clip_norm",
+        "schedule", "learning_rate", "min_learning_rate", "warmup_steps",
+        "accumulate_steps", "half_loss", "intermediate_losses",
     ),
     "evaluation": (
-        "max_eval_tokens", "eval_batch_size", "eval_every",
-        "progress_sample_tokens", *DYNAMIC_FLAGS,
+        "max_eval_tokens", "eval_batch_size", "eval_every", *DYNAMIC_FLAGS,
     ),
     "device": (
         "tpu", "num_cpu_devices", "steps_per_execution", "profile_steps",
@@ -57,14 +55,23 @@ def define_help_flag():
     )
 
 
+def script_flags():
+    """Returns the flags of the script `sys.argv[0]`, sorted by name."""
+    found = [
+        flag
+        for module, members in FLAGS.flags_by_module_dict().items()
+        if module == sys.argv[0] or module.startswith("txl_keras.scripts.")
+        for flag in members
+        if flag.name != "help"
+    ]
+    return sorted(found, key=lambda flag: flag.name)
+
+
 def flags_by_topic():
-    """Returns the flags of the script `sys.argv[0]`, sorted lists by topic."""
+    """Returns the flags of the script, sorted lists by topic."""
     topic_of = {name: topic for topic in _TOPICS for name in _TOPICS[topic]}
-    for name in (*model_flags.names(), *xlnet_flags.names()):
-        topic_of[name] = "model"
     found = {topic: [] for topic in ("general", *_TOPICS)}
-    key_flags = FLAGS.get_key_flags_for_module(sys.argv[0])
-    for flag in sorted(key_flags, key=lambda flag: flag.name):
+    for flag in script_flags():
         found[topic_of.get(flag.name, "general")].append(flag)
     return {topic: members for topic, members in found.items() if members}
 

@@ -20,7 +20,83 @@ FLAGS = flags.FLAGS
 
 _TIES = {"all": True, "none": False}  # "all_but_first" is passed as it is
 _BACKBONES = {"transformer_xl": TransformerXLBackbone, "lstm": LSTMBackbone}
-_MODEL_FLAGS = []
+# A flag for each of these arguments of the model.
+_ARGUMENTS = {
+    "num_layers": "Number of decoder blocks or LSTM layers.",
+    "num_heads": "Attention heads per block.",
+    "head_dim": "Size of each attention head.",
+    "hidden_dim": "Size of the hidden states.",
+    "intermediate_dim": "Inner size of the feed-forward layers.",
+    "memory_length": (
+        "Tokens of memory that each block attends to besides the segment; 0 "
+        "for no memory."
+    ),
+    "cutoffs": (
+        "First token ids of the further clusters of the adaptive embedding "
+        "and softmax, where ids are sorted by frequency; `auto` chooses them "
+        "from the counts in the train split."
+    ),
+    "embedding_dim": "Embedding size of the first cluster of the vocabulary.",
+    "div_val": (
+        "Factor by which the embedding size shrinks from one cluster of the "
+        "vocabulary to the next."
+    ),
+    "tie_embeddings": "Share the embedding tables with the softmax.",
+    "tie_projections": (
+        "Clusters whose embedding projection is shared with the softmax."
+    ),
+    "attention_type": (
+        "Position encoding of attention: that of Transformer-XL (relative), or "
+        "one of the paper's ablation study."
+    ),
+    "max_positions": (
+        "Number of learned positions, for attention_type shaw and al_rfou."
+    ),
+    "tie_attention_biases": (
+        "Share the attention biases u and v between all blocks."
+    ),
+    "same_length": (
+        "Let every token attend to exactly memory_length earlier tokens."
+    ),
+    "memory_source": (
+        "What each block remembers: its inputs, as Transformer-XL does, or its "
+        "outputs (same-layer recurrence), with which scores depend on the "
+        "segment length."
+    ),
+    "compression": (
+        "How tokens that leave the memory are compressed into a second, older "
+        "part of it, as in the Compressive Transformer."
+    ),
+    "compression_rate": "Number of tokens that are compressed to one slot.",
+    "compressed_length": (
+        "Number of compressed slots; may be larger in evaluation than in "
+        "training."
+    ),
+    "clamp_length": (
+        "Largest relative distance to encode; greater distances count as this "
+        "one."
+    ),
+    "dropout": "Dropout rate, except that of attention weights.",
+    "attention_dropout": "Dropout rate of attention weights.",
+    "normalize_first": (
+        "Apply layer norm before each sublayer (pre-norm), not after it."
+    ),
+    "gate": (
+        "Gate of GTrXL in place of each residual sum; needs normalize_first."
+    ),
+    "normalize_output": "Apply a layer norm to the output of the last block.",
+    "initializer_stddev": (
+        "Standard deviation of initial kernels and embeddings."
+    ),
+}
+_LEAST = {"memory_length": 0, "clamp_length": 1, "compressed_length": 1}
+_CHOICES = {
+    "tie_projections": ["all", "all_but_first", "none"],
+    "attention_type": ATTENTION_TYPES,
+    "memory_source": MEMORY_SOURCES,
+    "compression": COMPRESSIONS,
+    "gate": GATES,
+}
 
 
 class _PresetParser(flags.EnumParser):
@@ -33,43 +109,8 @@ class _PresetParser(flags.EnumParser):
         return super().parse(argument)
 
 
-def _define(define, name, description, **kwargs):
-    help = (
-        f"{description} Default: the preset's (quickstart: {_default(name)})."
-    )
-    define(name, None, help=help, **kwargs)
-    _MODEL_FLAGS.append(name)
-
-
-def _default(name):
-    """Returns what a flag is in the preset `quickstart`, in words."""
-    sizes = presets.preset_config("quickstart")
-    width = sizes["hidden_dim"]
-    of_classes = (
-        inspect.signature(model_class).parameters
-        for model_class in (TransformerXLBackbone, TransformerXLCausalLM)
-    )
-    value = {
-        **{k: v.default for part in of_classes for k, v in part.items()},
-        **sizes,
-        "head_dim": width // sizes["num_heads"],
-        "embedding_dim": width,
-        "tie_projections": "all",
-    }[name]
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "none" if value is None or value == () else value
-
-
 def define_model_flags(has_softmax=True):
     """Defines `--preset`, `--backbone` and a flag per argument of the model."""
-    _MODEL_FLAGS.clear()
-    integer, real, boolean, enum = (
-        flags.DEFINE_integer,
-        flags.DEFINE_float,
-        flags.DEFINE_bool,
-        flags.DEFINE_enum,
-    )
     flags.DEFINE(
         _PresetParser(presets.names()), "preset", "quickstart",
         "Preset of the model: the sizes and options that other model flags "
@@ -80,127 +121,59 @@ def define_model_flags(has_softmax=True):
         "Architecture of the backbone. lstm is a baseline that supports fewer "
         "of the model flags.",
     )  # fmt: skip
-    _define(integer, "num_layers", "Number of decoder blocks or LSTM layers.")
-    _define(integer, "num_heads", "Attention heads per block.")
-    _define(integer, "head_dim", "Size of each attention head.")
-    _define(integer, "hidden_dim", "Size of the hidden states.")
-    _define(
-        integer, "intermediate_dim", "Inner size of the feed-forward layers."
+    for name in _ARGUMENTS:
+        if not has_softmax and name.startswith(("tie_emb", "tie_proj")):
+            continue
+        default = _default(name)
+        if isinstance(default, bool):
+            default = str(default).lower()
+        default = "none" if default in (None, ()) else default
+        note = f" Default: the preset's (quickstart: {default})."
+        define_argument(name, None, note)
+
+
+def define_argument(name, default, note=""):
+    """Defines the flag of an argument of the model, with its own default."""
+    description = _ARGUMENTS[name] + note
+    preset_default = _default(name)
+    if name in _CHOICES:
+        flags.DEFINE_enum(name, default, _CHOICES[name], description)
+    elif name == "cutoffs":
+        flags.DEFINE_list(name, default, description)
+    elif isinstance(preset_default, bool):
+        flags.DEFINE_bool(name, default, description)
+    elif isinstance(preset_default, float):
+        flags.DEFINE_float(name, default, description)
+    else:
+        least = _LEAST.get(name)
+        flags.DEFINE_integer(name, default, description, lower_bound=least)
+
+
+def _default(name):
+    """Returns the argument of a model of the preset `quickstart`."""
+    sizes = presets.preset_config("quickstart")
+    width = sizes["hidden_dim"]
+    of_classes = (
+        inspect.signature(model_class).parameters
+        for model_class in (TransformerXLBackbone, TransformerXLCausalLM)
     )
-    _define(
-        integer, "memory_length",
-        "Tokens of memory that each block attends to besides the segment; 0 "
-        "for no memory.", lower_bound=0,
-    )  # fmt: skip
-    _define(
-        flags.DEFINE_list, "cutoffs",
-        "First token ids of the further clusters of the adaptive embedding "
-        "and softmax, where ids are sorted by frequency; `auto` chooses them "
-        "from the counts in the train split.",
-    )  # fmt: skip
-    _define(
-        integer, "embedding_dim",
-        "Embedding size of the first cluster of the vocabulary.",
-    )  # fmt: skip
-    _define(
-        integer, "div_val",
-        "Factor by which the embedding size shrinks from one cluster of the "
-        "vocabulary to the next.",
-    )  # fmt: skip
-    _define(
-        boolean, "project_same_dim",
-        "With div_val above 1, project embedding tables even if they have the "
-        "hidden size already.",
-    )  # fmt: skip
-    if has_softmax:
-        _define(
-            boolean, "tie_embeddings",
-            "Share the embedding tables with the softmax.",
-        )  # fmt: skip
-        _define(
-            enum, "tie_projections",
-            "Clusters whose embedding projection is shared with the softmax.",
-            enum_values=["all", "all_but_first", "none"],
-        )  # fmt: skip
-    _define(
-        enum, "attention_type",
-        "Position encoding of attention: that of Transformer-XL (relative), or "
-        "one of the paper's ablation study.",
-        enum_values=ATTENTION_TYPES,
-    )  # fmt: skip
-    _define(
-        integer, "max_positions",
-        "Number of learned positions, for attention_type shaw and al_rfou.",
-    )  # fmt: skip
-    _define(
-        boolean, "tie_attention_biases",
-        "Share the attention biases u and v between all blocks.",
-    )  # fmt: skip
-    _define(
-        boolean, "same_length",
-        "Let every token attend to exactly memory_length earlier tokens.",
-    )  # fmt: skip
-    _define(
-        enum, "memory_source",
-        "What each block remembers: its inputs, as Transformer-XL does, or its "
-        "outputs (same-layer recurrence), with which scores depend on the "
-        "segment length.", enum_values=MEMORY_SOURCES,
-    )  # fmt: skip
-    _define(
-        enum, "compression",
-        "How tokens that leave the memory are compressed into a second, older "
-        "part of it, as in the Compressive Transformer.",
-        enum_values=COMPRESSIONS,
-    )  # fmt: skip
-    _define(
-        integer, "compression_rate",
-        "Number of tokens that are compressed to one slot.",
-    )  # fmt: skip
-    _define(
-        integer, "compressed_length",
-        "Number of compressed slots; may be larger in evaluation than in "
-        "training.",
-    )  # fmt: skip
-    _define(
-        integer, "clamp_length",
-        "Largest relative distance to encode; greater distances count as this "
-        "one.",
-    )  # fmt: skip
-    _define(real, "dropout", "Dropout rate, except that of attention weights.")
-    _define(real, "attention_dropout", "Dropout rate of attention weights.")
-    _define(
-        boolean, "normalize_first",
-        "Apply layer norm before each sublayer (pre-norm), not after it.",
-    )  # fmt: skip
-    _define(
-        enum, "gate",
-        "Gate of GTrXL in place of each residual sum; needs normalize_first.",
-        enum_values=GATES,
-    )  # fmt: skip
-    _define(
-        boolean, "normalize_output",
-        "Apply a layer norm to the output of the last block.",
-    )  # fmt: skip
-    _define(real, "layer_norm_epsilon", "Epsilon of the layer norms.")
-    _define(
-        real, "initializer_stddev",
-        "Standard deviation of initial kernels and embeddings.",
-    )  # fmt: skip
-    _define(
-        real, "projection_initializer_stddev",
-        "Standard deviation of the initial projections of the adaptive "
-        "embedding and softmax.",
-    )  # fmt: skip
+    return {
+        **{k: v.default for part in of_classes for k, v in part.items()},
+        **sizes,
+        "head_dim": width // sizes["num_heads"],
+        "embedding_dim": width,
+        "tie_projections": "all",
+    }[name]
 
 
 def names():
-    """Returns the names of the flags that `define_model_flags` defines."""
-    return ("preset", "backbone", *_MODEL_FLAGS)
+    """Returns the names of the flags of all models."""
+    return ("preset", "backbone", *_ARGUMENTS)
 
 
 def given():
-    """Returns the flags that change the model, by name."""
-    values = {name: FLAGS[name].value for name in _MODEL_FLAGS}
+    """Returns the arguments of the model that are not `None`, by name."""
+    values = {name: FLAGS[name].value for name in _ARGUMENTS if name in FLAGS}
     return {name: v for name, v in values.items() if v is not None}
 
 

@@ -9,19 +9,15 @@ logged: the others also come as exceptions, or are harmless, such as "failed
 call to cuInit" without a GPU. The environment variable TF_CPP_MIN_LOG_LEVEL
 sets another level, and 0 shows all lines.
 
-Flags that no script has are refused before that.
 Ctrl-C, which may come during these seconds, ends without a traceback.
 """
 
 import contextlib
 import os
-import pathlib
 import re
 import sys
 import tempfile
 import time
-
-from txl_keras.scripts import flag_names
 
 STARTED = time.monotonic()
 _LOG_LINE = re.compile(
@@ -73,9 +69,6 @@ def _show_error(kind, error, traceback):
 
 
 sys.excepthook = _show_error
-_script = pathlib.Path(getattr(sys.modules["__main__"], "__file__", None) or "")
-if _script.parent.name == "train":
-    flag_names.check(_script, sys.argv[1:])
 _shows_log = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") == "0"
 with (
     contextlib.nullcontext() if _shows_log else _without_log(),

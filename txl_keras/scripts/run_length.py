@@ -25,8 +25,8 @@ _TRAINING_SHARE = 0.9
 _LEAST_SHARE = 0.5
 # Shares of the time of training:
 _SCORING_SHARE = 0.05  # for scores, until some were made
-_AVERAGING_SHARE = 0.05  # over which the seconds per step are averaged
-_ERROR_SHARE = 0.03  # by which a plan may be wrong before it is changed
+_RECENT_SHARE = 0.2  # over which the seconds per step are measured
+_ERROR_SHARE = 0.04  # by which a plan may be wrong before it is changed
 _LAST_SHARE = 0.02  # in which the rate falls to its end, however late it is
 # Dropout for up to so many epochs, and the most epochs, after which nothing was
 # gained, by trials: docs/reproduction.md. Where there are none the limits lie
@@ -156,17 +156,6 @@ def extend(asked, trainer, plan, workdir):
     elif "max_steps" in asked:
         last = asked["max_steps"]
         budget.assign(0.0)
-    elif (
-        # The first command of a run that a later one changed resumes it.
-        FLAGS["max_steps"].present
-        and FLAGS.max_steps != last
-        and not budget.numpy()
-        and is_chief(trainer.strategy)
-    ):
-        print(
-            f"The run goes on to step {last:,}, which a later command asked "
-            f"for than the one with --max_steps={FLAGS.max_steps}."
-        )
     if last == plan.last_step:
         return
     if last <= step:
@@ -194,25 +183,32 @@ class Pace:
         self._plan = plan
         self._trainer = trainer
         self._segments = segments
-        # At the end of the first steps, which compile: step and seconds.
-        self._first = None
-        self._trained = 0.0  # seconds of the steps after these
-        self._step = None
-        self._cost = 0.0  # seconds per step, lately
+        # Steps and seconds so far, from the end of the first steps, which
+        # compile.
+        self._points = []
 
-    def __call__(self, step, seconds_per_step):
-        """Counts steps; returns words about a change, or an empty string."""
+    def __call__(self, step):
+        """Counts time; returns words about a change, or an empty string."""
         seconds, budget = (
             float(self._plan.variables[name].numpy())
             for name in ("seconds", "budget")
         )
         if not budget or step == self._plan.last_step:
             return ""
-        if self._first is None:
-            self._first, self._step = (step, seconds), step
+        points = self._points
+        points.append((step, seconds))
+        if len(points) == 1:
             return ""
-        self._count(step, seconds_per_step, budget)
-        last = self._last_step(step, seconds, budget)
+        # The speed of the latest part, with scores and checkpoints.
+        while (
+            len(points) > 2 and seconds - points[1][1] > _RECENT_SHARE * budget
+        ):
+            points.pop(0)
+        first_step, first_seconds = points[0]
+        cost = (seconds - first_seconds) / (step - first_step)
+        if step <= FLAGS.eval_every:  # no score has taken time yet
+            cost *= 1 + _SCORING_SHARE
+        last = self._last_step(step, budget - seconds, cost, budget)
         # All workers must agree; the one that fits the fewest decides.
         proposed = tf.constant(last, tf.int64)
         last = gather_integers(self._trainer.strategy, lambda: proposed).min()
@@ -221,31 +217,13 @@ class Pace:
         updates = int(self._trainer.optimizer.iterations.numpy())
         self._plan.change(updates, step, int(last))
         return (
-            f"at {1e3 * self._cost:.0f} ms per step {last:,} steps fit in "
-            "--minutes, so the learning rate ends there"
+            f"at {1e3 * cost:.0f} ms per step {last:,} steps fit in --minutes, "
+            "so the learning rate ends there"
         )
 
-    def _count(self, step, seconds_per_step, budget):
-        steps, self._step = step - self._step, step
-        seconds = steps * seconds_per_step
-        weight = 1.0
-        if self._cost:
-            weight = -math.expm1(-seconds / (_AVERAGING_SHARE * budget))
-        self._cost += weight * (seconds_per_step - self._cost)
-        self._trained += seconds
-
-    def _last_step(self, step, seconds, budget):
+    def _last_step(self, step, left, cost, budget):
         """Returns the last step that fits, or the planned one if it does."""
-        first_step, first_seconds = self._first
-        others = _SCORING_SHARE * self._cost
-        # This step is scored later.
-        every = FLAGS.eval_every
-        scored = (step - 1) // every - (first_step - 1) // every
-        if scored:
-            others = seconds - first_seconds - self._trained
-            others /= scored * every
-        cost, last = self._cost + others, self._plan.last_step
-        left = budget - seconds
+        last = self._plan.last_step
         late = (last - step) * cost - left
         if abs(late) <= _ERROR_SHARE * budget:
             return last
@@ -263,7 +241,7 @@ def _dropout_for(epochs):
 def _time_training(build, segments):
     """Returns seconds per step, epochs that fit, and the model's dropout."""
     start = time.monotonic()
-    trainer, _ = build()
+    trainer = build()
     strategy = trainer.strategy
     seconds = _seconds_per_step(trainer, Feed(segments, strategy))
     dropout = trainer.model.backbone.dropout

@@ -1,13 +1,11 @@
 """Runs the main function of a script: flags, errors and exit codes."""
 
+import difflib
 import math
-import multiprocessing
 import os
 import pathlib
-import signal
 import sys
 import time
-import traceback
 
 from txl_keras.scripts.quiet import STARTED
 
@@ -16,17 +14,40 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from txl_keras.scripts import flag_names
 from txl_keras.scripts.flagfiles import expand_flagfiles
 from txl_keras.scripts.help_topics import define_help_flag
 from txl_keras.scripts.output import lasting_output
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE
-from txl_keras.training.stopping import TERMINATION
-from txl_keras.training.stopping import set_handlers
 from txl_keras.training.workers import lost_worker
 from txl_keras.training.workers import read_cluster
 
+# Names that flags have in the original code and in other trainers.
+_OTHER_NAMES = {
+    "clamp_len": "clamp_length",
+    "clip": "clip_norm",
+    "d_embed": "embedding_dim",
+    "d_head": "head_dim",
+    "d_inner": "intermediate_dim",
+    "d_model": "hidden_dim",
+    "data": "corpus",
+    "dropatt": "attention_dropout",
+    "eval_batch": "eval_batch_size",
+    "lr": "learning_rate",
+    "max_step": "max_steps",
+    "mem_len": "memory_length",
+    "model_dir": "workdir",
+    "n_head": "num_heads",
+    "n_layer": "num_layers",
+    "output_dir": "workdir",
+    "steps": "max_steps",
+    "tgt_len": "segment_length",
+    "train_steps": "max_steps",
+    "vocab_size": "vocabulary_size",
+    "warmup_step": "warmup_steps",
+    "wd": "weight_decay",
+    "work_dir": "workdir",
+}
 # Errors caused by bad input or a full machine. Any other error is a bug, whose
 # traceback is shown.
 _USER_ERRORS = (
@@ -68,7 +89,7 @@ def seconds():
 
 
 def _run_script(main):
-    _begin()
+    begin()
     define_help_flag()
     scripts = pathlib.Path(main.__code__.co_filename).resolve().parent
     try:
@@ -85,52 +106,13 @@ def _parse_flags(arguments):
     try:
         return flags.FLAGS(arguments)
     except flags.UnrecognizedFlagError as error:
-        sys.exit(flag_names.unknown(error.flagname, list(flags.FLAGS)))
+        name, known = error.flagname, list(flags.FLAGS)
+        near = difflib.get_close_matches(name.replace("-", "_"), known, 1)
+        meant = _OTHER_NAMES.get(name) or "".join(near)
+        hint = f" Did you mean --{meant}?" if meant in known else ""
+        sys.exit(f"Error: unknown flag --{name}.{hint}")
     except flags.Error:
         return app.parse_flags_with_usage(arguments)
-
-
-def in_a_child(function, *arguments):
-    """Calls a function in a child process with the flags of this process."""
-    # Arguments and result must be picklable; an error is raised again here.
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_call, args=(sender, function, *arguments))
-    # Ctrl-C reaches both processes; the child ignores it, the parent kills it.
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        process.start()
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    sender.close()
-    try:
-        is_error, answer = receiver.recv()
-    except EOFError:
-        process.join()
-        raise RuntimeError(
-            f"The child process {process.name} ended with "
-            f"{process.exitcode}. It printed the reason above, or the system "
-            "killed it because memory ran out."
-        ) from None
-    except BaseException:
-        process.kill()
-        raise
-    finally:
-        process.join()
-    if is_error:
-        raise answer
-    return answer
-
-
-def _call(sender, function, *arguments):
-    # The flags are defined, because spawning has imported the script.
-    _begin()
-    flags.FLAGS(sys.argv)
-    try:
-        sender.send((False, function(*arguments)))
-    except Exception as error:  # noqa: BLE001, the parent raises it again
-        error.add_note(traceback.format_exc())
-        sender.send((True, error))
 
 
 def check_used(by, users):
@@ -145,12 +127,8 @@ def check_used(by, users):
             )
 
 
-def clean_up_on_signals():
-    """Lets signals raise `SystemExit`, so that clean-up code runs."""
-    set_handlers(TERMINATION, lambda number, _: sys.exit(128 + number))
-
-
-def _begin():
+def begin():
+    """Sets up a process of a script."""
     # By default absl prints messages of level INFO, also TensorFlow's.
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()

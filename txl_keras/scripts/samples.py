@@ -17,6 +17,7 @@ from txl_keras.samplers.sampler import Sampler
 
 # Of the time of a run. A sample compiles and costs seconds at first.
 _SHARE = 0.02
+_SHOWN_TOKENS = 100  # of a sample in training
 
 
 class Samples:
@@ -25,7 +26,7 @@ class Samples:
     # Neither changes the run: both have a memory of their own, and draw by seed
     # and step. `prompt` is a function that returns the token ids `(P,)` that
     # the model continues, and `text` are those of the page. With `max_tokens` 0
-    # nothing is shown in training.
+    # nothing is shown in training, and there is no page.
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Samples:
         self._title = title
         self._segment_length = segment_length
         self._max_tokens = max_tokens
+        self._are_shown = max_tokens > 0
         self._seed = seed
         self._copy = self._generator = self._reader = None
         self._start, self._seconds = time.monotonic(), 0.0
@@ -61,12 +63,13 @@ class Samples:
         """Shows a sample and refreshes the page, unless that took too long."""
         start = time.monotonic()
         is_due = self._seconds <= _SHARE * (start - self._start)
-        if not is_due or self._max_tokens == 0:
+        if not is_due or not self._are_shown:
             return
         try:
+            most = min(self._max_tokens, _SHOWN_TOKENS)
             tokens = itertools.takewhile(
                 lambda _: self._stop.signal is None,
-                self._tokens(self._max_tokens, self._seed + step),
+                self._tokens(most, self._seed + step),
             )
             sample = self._tokenizer.decode(list(tokens))
             if self._stop.signal is not None:
@@ -75,17 +78,18 @@ class Samples:
             tensorboard.write_text("sample", sample, step)
             self.write_page(step, tensorboard)
         except tf.errors.ResourceExhaustedError as error:
-            self._max_tokens = 0
+            self._are_shown = False
             logging.warning(
                 "Memory is too small for samples, which are left out from now "
-                "on, as with --progress_sample_tokens=0: %s",
+                "on, as with --max_sample_tokens=0: %s",
                 error.message,
             )
         self._seconds += time.monotonic() - start
 
-    def write(self, max_tokens, seed):
+    def write(self):
         """Returns a continuation of the prompt."""
-        return self._tokenizer.decode(list(self._tokens(max_tokens, seed)))
+        tokens = self._tokens(self._max_tokens, self._seed)
+        return self._tokenizer.decode(list(tokens))
 
     def _tokens(self, max_tokens, seed):
         model = self._current_model()
@@ -103,7 +107,7 @@ class Samples:
         """Writes surprise.html, unless the text is too short or not wanted."""
         # TensorBoard shows no HTML: it gets the text with a bar for each token,
         # and the mean bits.
-        if self._max_tokens == 0 or len(self._text) < 2:
+        if not self._are_shown or len(self._text) < 2:
             return
         model = self._current_model()
         if self._reader is None:

@@ -1,17 +1,47 @@
 """Checks of the scripts that compare several runs."""
 
+import dataclasses
 import os
 
 import tensorflow as tf
 from absl import flags
 
+from txl_keras.checks import check_integer
+from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
+from txl_keras.scripts import trained_model
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
+
+
+def define_group_flags(context_lengths, required=False):
+    """Defines the flags that name several runs and the text to read."""
+    flags.DEFINE_list(
+        "workdirs", None, "Folders of the runs to compare.", required=required
+    )
+    flags.DEFINE_list(
+        "labels", None,
+        "Names of the runs in the picture, in their order; in learning_curves "
+        "runs of one name are seeds. Default: their folders.",
+    )  # fmt: skip
+    trained_model.define_checkpoint_flag()
+    # By default the text of the runs.
+    data_flags.define_corpus_flags(required=False)
+    flags.DEFINE_enum("split", "test", SPLITS, "Split of the text to read.")
+    flags.DEFINE_list(
+        "context_lengths", [str(length) for length in context_lengths],
+        "Two or more context lengths to compare, in tokens; at equal intervals "
+        "for effective context lengths.",
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "num_positions", 1000,
+        "Number of tokens to predict from each context length.", lower_bound=1,
+    )  # fmt: skip
+    flags.DEFINE_integer("batch_size", 16, "Rows per batch.", lower_bound=1)
 
 
 def output_path(endings, reason):
@@ -52,10 +82,10 @@ def check_different(name, paths, kind):
         )
 
 
-def labels(paths, may_repeat=False):
+def labels(may_repeat=False):
     """Returns names of runs: `--labels`, folder names, or paths."""
     # With `may_repeat` runs may share a name of `--labels`.
-    received = FLAGS.labels
+    received, paths = FLAGS.labels, FLAGS.workdirs
     if not received:
         folders = [os.path.basename(path.rstrip("/")) for path in paths]
         return folders if len(set(folders)) == len(folders) else paths
@@ -81,8 +111,23 @@ def numbers(name, kind):
         ) from error
 
 
-def open_group(paths):
-    """Returns the `Workdir`s, configurations and shared tokenizer of models."""
+@dataclasses.dataclass
+class Run:
+    """Holds a model and the facts about it to write as JSON."""
+
+    model: object
+    facts: dict
+    segment_length: int
+    memory_length: int
+    reset_documents: bool
+
+
+def open_group(segment_length=None, memory_length=None):
+    """Opens the runs and prepares `--split` of `--corpus` or of their text."""
+    # Returns the `Run`s, their tokenizer, the name of the text, facts about it
+    # to write as JSON, and the `PreparedSplit`. The lengths are by default
+    # those of the runs.
+    names, paths = labels(), FLAGS.workdirs
     workdirs = [Workdir(path) for path in paths]
     for workdir in workdirs:
         workdir.check_model_class()
@@ -96,17 +141,36 @@ def open_group(paths):
                 f"{hashes[0]}, and {path}, of {received}"
             )
     configs = [workdir.read_config() for workdir in workdirs]
-    return workdirs, configs, tokenizers[0]
+    name, text, split = _prepare_split(configs, tokenizers[0])
+    # Open all runs first, so that errors come before any long computation.
+    runs = []
+    for label, workdir, config in zip(names, workdirs, configs, strict=True):
+        model, step = workdir.load_model(FLAGS.checkpoint)
+        run_flags = config["flags"]
+        length = segment_length or run_flags.get("segment_length")
+        check_integer("segment_length", length, 1)
+        model.backbone.check_positions(length)
+        memory = memory_length
+        if memory is None:
+            memory = model.backbone.memory_length
+        model.backbone.check_remembers(memory)
+        facts = {
+            "label": label,
+            "workdir": workdir.path,
+            "step": step,
+            "segment_length": length,
+            "memory_length": memory,
+        }
+        resets = run_flags.get("reset_documents", False)
+        runs.append(Run(model, facts, length, memory, resets))
+    return runs, tokenizers[0], name, text, split
 
 
-def prepare_split(paths, configs, tokenizer):
-    """Prepares `--split` of `--corpus`, or of the text that all runs share."""
-    # Returns the name of the text, facts about it to write as JSON, and the
-    # `PreparedSplit`.
+def _prepare_split(configs, tokenizer):
     options = data_flags.corpus_options(configs[0]["corpus"])
     corpus, split = data_flags.prepare_split(options, tokenizer, FLAGS.split)
     if FLAGS.corpus is None:
-        for path, config in zip(paths, configs, strict=True):
+        for path, config in zip(FLAGS.workdirs, configs, strict=True):
             data_flags.check_run_text(
                 split, config["data"].get(FLAGS.split), corpus, path,
                 "Bring it back, or give one text for all runs with --corpus",

@@ -10,6 +10,7 @@ from txl_keras.json_files import read_json
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
+from txl_keras.scripts import model_flags
 from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
 
@@ -33,20 +34,22 @@ def define_trained_model_flags():
         "preset", None,
         f"A trained model: {', '.join(names)}, or hf://owner/name.",
     )  # fmt: skip
+    define_checkpoint_flag()
+
+
+def define_checkpoint_flag():
+    """Defines `--checkpoint`, which `Workdir.load_model` takes."""
     flags.DEFINE_enum(
         "checkpoint", "best", ["best", "latest"],
-        "Weights to load from --workdir: those with the best validation score, "
-        "or the latest.",
+        "Weights of a run to load: those with the best validation score, or "
+        "the latest.",
     )  # fmt: skip
 
 
 def define_memory_flag():
     """Defines `--memory_length` for generating."""
-    flags.DEFINE_integer(
-        "memory_length", None,
-        "Tokens of memory. Default: as in training, but at least one segment.",
-        lower_bound=0,
-    )  # fmt: skip
+    note = " Default: as in training, but at least one segment."
+    model_flags.define_argument("memory_length", None, note)
 
 
 def given_workdir():

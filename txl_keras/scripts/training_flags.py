@@ -4,10 +4,10 @@ from absl import flags
 
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
-from txl_keras.scripts import model_flags
 from txl_keras.scripts import trained_model
-from txl_keras.scripts import xlnet_flags
+from txl_keras.scripts.data_flags import CORPUS_FLAGS
 from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
+from txl_keras.scripts.help_topics import script_flags
 from txl_keras.training import optimizers
 from txl_keras.training.optimizers import OPTIMIZERS
 from txl_keras.training.run_plan import RunPlan
@@ -23,15 +23,12 @@ RESULT_FLAGS = (
     *TOKENIZER_FLAGS, "initialize_from", "precision", "seed", "batch_size",
     "segment_length", "order", "reset_documents", "varlen", "half_loss",
     "intermediate_losses", "max_steps", "minutes", "optimizer", "weight_decay",
-    "momentum", "beta_1", "beta_2", "epsilon", "clip_norm", "schedule",
-    "learning_rate", "min_learning_rate", "warmup_steps", "subtract_warmup",
-    "max_eval_tokens",
+    "momentum", "beta_2", "clip_norm", "schedule", "learning_rate",
+    "min_learning_rate", "warmup_steps", "max_eval_tokens",
 )  # fmt: skip
-# Flags that do not affect the result. They may change when a run resumes.
-RUNTIME_FLAGS = (
-    "accumulate_steps", "eval_batch_size", "eval_every",
-    "checkpoint_every", "max_to_keep", "profile_steps", "steps_per_execution",
-    "max_sample_tokens", "progress_sample_tokens", "attention_kernel",
+# Flags that may differ from worker to worker.
+_OWN_FLAGS = (
+    *CORPUS_FLAGS, "vocabulary", "workdir", "tpu", "num_cpu_devices",
 )  # fmt: skip
 # Default learning rate for weights that were not trained here.
 _FINE_TUNING_RATE = 5e-5
@@ -72,12 +69,8 @@ def define_training_flags():
     )  # fmt: skip
     flags.DEFINE_integer(
         "max_sample_tokens", 500,
-        "Most tokens to write into sample.txt at the end of the run.",
-        lower_bound=0,
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "progress_sample_tokens", 100,
-        "Tokens of a sample that is shown after a validation score, along with "
+        "Most tokens to write into sample.txt at the end of the run. A sample "
+        "of up to 100 is shown after a validation score, along with "
         "WORKDIR/surprise.html, if these have taken less than 2 % of the time "
         "so far. 0 for neither.", lower_bound=0,
     )  # fmt: skip
@@ -145,16 +138,8 @@ def define_common_flags():
         "Momentum of sgd and muon; 0 means 0.95 for muon.", lower_bound=0,
     )  # fmt: skip
     flags.DEFINE_float(
-        "beta_1", None,
-        "Decay of the first moment of adam, adamw and lamb. Default: 0.9.",
-    )  # fmt: skip
-    flags.DEFINE_float(
         "beta_2", None,
         "Decay of the second moment of adam, adamw and lamb. Default: 0.999.",
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "epsilon", None,
-        "Epsilon of adam, adamw, lamb and muon. Default: 1e-9, 1e-6 for lamb.",
     )  # fmt: skip
     flags.DEFINE_float(
         "clip_norm", 0.25,
@@ -178,11 +163,6 @@ def define_common_flags():
         "warmup_steps", None,
         "Steps of linear warm-up of the learning rate. Default: a tenth of "
         "max_steps.", lower_bound=0,
-    )  # fmt: skip
-    flags.DEFINE_bool(
-        "subtract_warmup", True,
-        "Start the cosine decay at the end of the warm-up, as the original "
-        "TensorFlow code does. The original PyTorch code starts it at step 0.",
     )  # fmt: skip
     flags.DEFINE_integer(
         "max_eval_tokens", None,
@@ -259,8 +239,8 @@ def check_inherited_flags():
 
 def check_workers(strategy):
     """Checks that all workers have the same flags."""
-    names = (*model_flags.names(), *xlnet_flags.names())
-    check_alike(strategy, _values((*RESULT_FLAGS, *RUNTIME_FLAGS, *names)))
+    names = [flag.name for flag in script_flags()]
+    check_alike(strategy, _values(x for x in names if x not in _OWN_FLAGS))
 
 
 def dtype_policy():
@@ -278,7 +258,6 @@ def build_plan():
         FLAGS.max_steps,
         _warmup_steps(),
         FLAGS.min_learning_rate,
-        FLAGS.subtract_warmup,
     )
     return RunPlan(schedule, FLAGS.max_steps)
 
@@ -290,9 +269,7 @@ def build_optimizer(plan):
         plan,
         FLAGS.weight_decay,
         FLAGS.momentum,
-        FLAGS.beta_1,
-        FLAGS.beta_2,
-        FLAGS.epsilon,
+        beta_2=FLAGS.beta_2,
     )
 
 
@@ -301,19 +278,18 @@ def intermediate_loss_steps():
     return FLAGS.max_steps // 2 if FLAGS.intermediate_losses else 0
 
 
-def training_segments(split):
+def training_segments(split, segment_length=None):
     """Makes the `Segments` of a `PreparedSplit` to train on."""
     return Segments(
         split.tokens,
         FLAGS.batch_size,
-        FLAGS.segment_length,
+        segment_length or FLAGS.segment_length,
         drop_remainder=True,
         documents=split.documents,
         order=FLAGS.order,
         reset_documents=FLAGS.reset_documents,
-        varlen=FLAGS.varlen,
-        half_loss=FLAGS.half_loss,
         seed=FLAGS.seed,
+        **_values(("varlen", "half_loss")),
     )
 
 

@@ -22,160 +22,177 @@ from txl_keras.workdir import Workdir
 FLAGS = flags.FLAGS
 
 
-def begin(strategy):
-    """Seeds and checks all that needs no text.
+class TrainingRun:
+    """Holds the workdir, `Trainer`, `RunPlan` and `TrainingLoop` of a run."""
 
-    Returns the `Workdir`, and what `run_length.keep_plan` returns.
-    """
-    training_flags.check_workers(strategy)
-    keras.utils.set_random_seed(FLAGS.seed)
-    replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
-    data_flags.check_outside_text("workdir", FLAGS.workdir)
-    workdir = Workdir(FLAGS.workdir)
-    workdir.check_has_config()
-    if is_chief(strategy):
-        workdir.check_writable()
-    return workdir, run_length.keep_plan(workdir)
+    def __init__(self, strategy, stop):
+        """Seeds and checks all that needs no text."""
+        self.strategy = strategy
+        self.stop = stop
+        training_flags.check_workers(strategy)
+        keras.utils.set_random_seed(FLAGS.seed)
+        replica_batch_size(FLAGS.eval_batch_size, strategy, "eval_batch_size")
+        data_flags.check_outside_text("workdir", FLAGS.workdir)
+        self.workdir = Workdir(FLAGS.workdir)
+        self.workdir.check_has_config()
+        if is_chief(strategy):
+            self.workdir.check_writable()
+        self._asked = run_length.keep_plan(self.workdir)
+        self.trainer = self.plan = self.loop = None
 
+    def log(self, text):
+        """Prints on the chief worker."""
+        if is_chief(self.strategy):
+            print(text, flush=True)
 
-def build_trainer(strategy, build_model, stop, **options):
-    """Builds model, optimizer and `Trainer` of the flags, and the `RunPlan`."""
-    with strategy.scope():
-        model = build_model()
-        plan = training_flags.build_plan()
-        optimizer = training_flags.build_optimizer(plan)
-    trainer = Trainer(
-        model,
-        optimizer,
-        strategy,
-        FLAGS.batch_size,
-        clip_norm=FLAGS.clip_norm or None,
-        seed=FLAGS.seed,
-        accumulate_steps=FLAGS.accumulate_steps,
-        stop=stop,
-        **options,
-    )
-    return trainer, plan
+    def build_trainer(self, build_model, **options):
+        """Builds the model, the optimizer and the `Trainer` of the flags."""
+        self.trainer = self.plan = None  # frees those of an earlier call
+        with self.strategy.scope():
+            model = build_model()
+            self.plan = training_flags.build_plan()
+            optimizer = training_flags.build_optimizer(self.plan)
+        self.trainer = Trainer(
+            model,
+            optimizer,
+            self.strategy,
+            FLAGS.batch_size,
+            clip_norm=FLAGS.clip_norm or None,
+            seed=FLAGS.seed,
+            accumulate_steps=FLAGS.accumulate_steps,
+            stop=self.stop,
+            **options,
+        )
+        return self.trainer
 
-
-def chief_print(strategy):
-    """Returns `print` on the chief worker and a no-op on the others."""
-    return print if is_chief(strategy) else lambda *_, **__: None
-
-
-def begin_loop(
-    trainer,
-    plan,
-    segments,
-    validate,
-    workdir,
-    tokenizer,
-    splits,
-    settings,
-    *,
-    describe,
-    describe_valid=None,
-    unit,
-    samples=None,
-    bytes_per_token=None,
-):
-    """Claims the workdir and makes its `TrainingLoop`, not yet restored."""
-    # `describe` formats nats per token for the progress line, and
-    # `describe_valid` (by default the same) those of a validation score; `unit`
-    # names a token in the learning curve. `samples` are `Samples` to show after
-    # each validation, unless the model cannot write text. `bytes_per_token`:
-    # see `TrainingLoop`.
-
-    def on_score(step):
-        path = workdir.file("learning_curve.png")
-        plot_learning_curve(workdir.read_metrics(), path, unit)
-        # At the end there is a sample of the best weights.
-        if samples is not None and step < plan.last_step:
-            samples.show(step, progress, tensorboard)
-
-    strategy = trainer.strategy
-    # `--minutes` may have chosen `max_steps`.
-    profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
-    _claim(workdir, settings, trainer.model, tokenizer, splits, strategy)
-    checkpoints = Checkpoints(
-        workdir.checkpoints,
-        trainer,
-        FLAGS.max_to_keep,
-        workdir.best,
-        workdir.run_hash(),
-        plan,
-    )
-    progress = Progress(
-        FLAGS.max_steps,
-        FLAGS.batch_size * FLAGS.segment_length,
-        describe,
-        describe_valid or describe,
-        is_shown=is_chief(strategy),
-    )
-    tensorboard = TensorBoard(workdir.events if is_chief(strategy) else None)
-    return TrainingLoop(
-        trainer,
+    def begin_loop(
+        self,
         segments,
         validate,
-        workdir,
-        checkpoints,
-        plan=plan,
-        eval_every=FLAGS.eval_every,
-        checkpoint_every=FLAGS.checkpoint_every,
-        steps_per_execution=FLAGS.steps_per_execution,
-        progress=progress,
-        tensorboard=tensorboard,
-        profile=profile,
-        on_score=on_score,
-        bytes_per_token=bytes_per_token,
-    )
+        tokenizer,
+        splits,
+        settings,
+        *,
+        describe,
+        describe_valid=None,
+        unit,
+        samples=None,
+        bytes_per_token=None,
+    ):
+        """Claims the workdir and makes the `TrainingLoop`, not yet restored."""
+        # `describe` formats nats per token for the progress line, and
+        # `describe_valid` (by default the same) those of a validation score;
+        # `unit` names a token in the learning curve. `samples` are `Samples` to
+        # show after each validation, unless the model cannot write text.
+        # `bytes_per_token`: see `TrainingLoop`.
+        workdir = self.workdir
 
+        def on_score(step):
+            path = workdir.file("learning_curve.png")
+            plot_learning_curve(workdir.read_metrics(), path, unit)
+            # At the end there is a sample of the best weights.
+            if samples is not None and step < self.plan.last_step:
+                samples.show(step, progress, tensorboard)
 
-def _claim(workdir, settings, model, tokenizer, splits, strategy):
-    """Claims the workdir for this run, or checks that this run owns it."""
-    config = {
-        "flags": settings,
-        "model": model.get_config(),
-        "tokenizer": tokenizer_hash(tokenizer),
-        "corpus": data_flags.corpus_options(),
-        "data": {name: s.fingerprint() for name, s in splits.items()},
-    }
-    if is_chief(strategy):
-        workdir.claim(config, tokenizer)
-    wait_for_all(strategy)
-    if not workdir.is_claimed():
-        raise ValueError(
-            "`workdir` must be a folder that all workers share, such as a "
-            "bucket. This worker cannot read the chief's config.json. "
-            f"Received: {workdir.path}"
+        # `--minutes` may have chosen `max_steps`.
+        profile = Profile(workdir.events, FLAGS.profile_steps, FLAGS.max_steps)
+        self._claim(settings, tokenizer, splits)
+        checkpoints = Checkpoints(
+            workdir.checkpoints,
+            self.trainer,
+            FLAGS.max_to_keep,
+            workdir.best,
+            workdir.run_hash(),
+            self.plan,
         )
-    # Checks that the other workers have the same flags and text.
-    workdir.check_config(config)
+        chief = is_chief(self.strategy)
+        progress = Progress(
+            FLAGS.max_steps,
+            FLAGS.batch_size * FLAGS.segment_length,
+            describe,
+            describe_valid or describe,
+            is_shown=chief,
+        )
+        tensorboard = TensorBoard(workdir.events if chief else None)
+        self.loop = TrainingLoop(
+            self.trainer,
+            segments,
+            validate,
+            workdir,
+            checkpoints,
+            plan=self.plan,
+            eval_every=FLAGS.eval_every,
+            checkpoint_every=FLAGS.checkpoint_every,
+            steps_per_execution=FLAGS.steps_per_execution,
+            progress=progress,
+            tensorboard=tensorboard,
+            profile=profile,
+            on_score=on_score,
+            bytes_per_token=bytes_per_token,
+        )
 
+    def _claim(self, settings, tokenizer, splits):
+        """Claims the workdir for this run, or checks that this run owns it."""
+        config = {
+            "flags": settings,
+            "model": self.trainer.model.get_config(),
+            "tokenizer": tokenizer_hash(tokenizer),
+            "corpus": data_flags.corpus_options(),
+            "data": {name: s.fingerprint() for name, s in splits.items()},
+        }
+        if is_chief(self.strategy):
+            self.workdir.claim(config, tokenizer)
+        wait_for_all(self.strategy)
+        if not self.workdir.is_claimed():
+            raise ValueError(
+                "`workdir` must be a folder that all workers share, such as a "
+                "bucket. This worker cannot read the chief's config.json. "
+                f"Received: {self.workdir.path}"
+            )
+        # Checks that the other workers have the same flags and text.
+        self.workdir.check_config(config)
 
-def run_loop(loop, trainer, stop, pace):
-    """Trains to the last step; returns False if stopped before."""
-    with stop.deferred():
-        is_done = loop.run(pace)
-    # Other workers wait until the chief has written everything.
-    wait_for_all(trainer.strategy)
-    if not is_done:
-        reached = int(trainer.step.numpy())
-        log = chief_print(trainer.strategy)
-        log(f"Stopped after step {reached}; run the same command to resume.")
-    return is_done
+    def restore(self, describe_start):
+        """Restores the newest checkpoint, and prints where the run is."""
+        step = self.loop.restore()
+        run_length.extend(self._asked, self.trainer, self.plan, self.workdir)
+        self.log(describe_start())
+        self.log(f"step {step} of {self.plan.last_step}")
 
+    def is_finished(self):
+        """Returns whether all is done, with a message."""
+        step = int(self.trainer.step.numpy())
+        is_done = step == self.plan.last_step and self.workdir.is_finished()
+        if is_done:
+            self.log(
+                "The run is finished. To train it for longer, give more "
+                "--max_steps."
+            )
+        return is_done
 
-def score_best(loop, trainer, workdir, evaluate_test, stop):
-    """Scores test with the best weights; returns their step and all scores."""
-    best_step = workdir.when_present(
-        lambda: workdir.restore_weights(trainer.model, "best")
-    )
-    scores = {"valid": loop.score_at(best_step)}
-    with stop.deferred():
-        scores["test"] = evaluate_test()
-    if scores["test"] is None:
-        log = chief_print(trainer.strategy)
-        log("Stopped; run the same command to score test again.")
-        return None
-    return best_step, scores
+    def train(self, segments):
+        """Trains to the last step; returns False if stopped before."""
+        pace = run_length.Pace(self.plan, self.trainer, segments)
+        with self.stop.deferred():
+            is_done = self.loop.run(pace)
+        # Other workers wait until the chief has written everything.
+        wait_for_all(self.strategy)
+        if not is_done:
+            reached = int(self.trainer.step.numpy())
+            self.log(
+                f"Stopped after step {reached}; run the same command to resume."
+            )
+        return is_done
+
+    def score_best(self, evaluate_test):
+        """Scores the best weights; returns their step and scores, or `None`."""
+        best_step = self.workdir.when_present(
+            lambda: self.workdir.restore_weights(self.trainer.model, "best")
+        )
+        scores = {"valid": self.loop.score_at(best_step)}
+        with self.stop.deferred():
+            scores["test"] = evaluate_test()
+        if scores["test"] is None:
+            self.log("Stopped; run the same command to score test again.")
+            return None
+        return best_step, scores

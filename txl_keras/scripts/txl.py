@@ -11,7 +11,6 @@ import runpy
 import sys
 
 import txl_keras
-from txl_keras.scripts import flag_names
 from txl_keras.scripts.output import lasting_output
 
 # Module of `txl_keras.train` by command; train/benchmark.py and
@@ -51,7 +50,6 @@ def main():
             f"Error: the command must be one of {', '.join(COMMANDS)}. "
             f"Received: {command}.{hint}"
         )
-    flag_names.check(_scripts() / f"{COMMANDS[command]}.py", arguments)
     importlib.import_module("txl_keras.scripts.quiet")
     sys.argv[1:] = arguments
     # As `python -m`: processes that the script starts import it by this name.

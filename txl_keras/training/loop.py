@@ -84,7 +84,6 @@ class TrainingLoop:
         # of those that this process ran.
         self._pending = {}
         self._timed_steps, self._seconds = 0, 0.0
-        self._seconds_per_step = None
         self._first_loss = None
         self._best = math.inf  # nats of the weights that are kept as the best
 
@@ -118,8 +117,8 @@ class TrainingLoop:
 
     def run(self, pace=None):
         """Trains; returns true at the last step, false if stopped."""
-        # `pace` takes a step and the seconds of each step before it. It may
-        # change the last step of the plan, and returns words about it or "".
+        # `pace` takes a step. It may change the last step of the plan, and
+        # returns words about it or "".
         step = int(self._trainer.step.numpy())
         self._peak_flops = peak_flops(
             self._trainer.model.compute_dtype, self._trainer.strategy
@@ -144,7 +143,7 @@ class TrainingLoop:
                 stopped = self._trainer.stopped
                 if step == boundary:
                     self._write_line(step)
-                    words = pace and pace(step, self._seconds_per_step)
+                    words = pace and pace(step)
                     if words:
                         last_step = self._plan.last_step
                         self._progress.change(step, last_step, words)
@@ -262,7 +261,7 @@ class TrainingLoop:
     def _report(self, metrics):
         """Reports metrics and speed on the terminal and in TensorBoard."""
         # Speed differs from run to run, so it is not in metrics.jsonl.
-        seconds = self._seconds_per_step = self._seconds / self._timed_steps
+        seconds = self._seconds / self._timed_steps
         self._timed_steps, self._seconds = 0, 0.0
         tokens = self._trainer.batch_size * self._segments.segment_length
         speed = {

@@ -10,8 +10,8 @@ from stored_models import stored_config
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
-from txl_keras.checkpoints.torch_layout import ORIGINAL
-from txl_keras.checkpoints.torch_layout import torch_layout
+from txl_keras.checkpoints.transformer_xl_layout import ORIGINAL
+from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
 from txl_keras.tensor_files import Tensors
 from txl_keras.weights import weights_by_name
 
@@ -71,7 +71,7 @@ def test_what_is_written_is_read_back(config, tied):
     rng = np.random.default_rng(0)
     for weight in first.weights:
         weight.assign(rng.normal(size=weight.shape))
-    layout = torch_layout(first, ORIGINAL)
+    layout = transformer_xl_layout(first, ORIGINAL)
     arrays = write(first, layout)
     assert {e.names[0]: e.shape for e in layout} == {
         name: array.shape for name, array in arrays.items()
@@ -123,7 +123,7 @@ def test_nothing_is_assigned_if_something_is_wrong():
     with pytest.raises(ValueError, match="Nothing was loaded"):
         read(
             lambda: model,
-            torch_layout(model, ORIGINAL),
+            transformer_xl_layout(model, ORIGINAL),
             Tensors(shapes, arrays.__getitem__, num_bytes=1e9),
             "arrays",
         )
@@ -147,4 +147,4 @@ def test_shared_tensors_may_be_stored_once():
 def test_a_layout_must_cover_the_model():
     model = load_arrays(stored_arrays(NAME), stored_config(NAME))
     with pytest.raises(ValueError, match="every weight of the model once"):
-        write(model, torch_layout(model, ORIGINAL)[1:])
+        write(model, transformer_xl_layout(model, ORIGINAL)[1:])

@@ -12,7 +12,8 @@ from stored_models import stored_config
 from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints import load_tf1_mean_square
 from txl_keras.checkpoints.layout import write
-from txl_keras.checkpoints.tf1 import tf1_layout
+from txl_keras.checkpoints.transformer_xl_layout import TF1
+from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
 from txl_keras.evaluation import DynamicEvaluator
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -192,7 +193,7 @@ def test_one_projection_of_the_embedding_is_tied_or_not(
         ),
         tie_projections=tied or [False, True, False],
     )
-    tensors = write(model, tf1_layout(model))
+    tensors = write(model, transformer_xl_layout(model, TF1))
     assert sorted(name for name in tensors if "proj" in name) == names
     save(tensors, tmp_path / "model.ckpt")
     loaded = load_tf1(tmp_path, config)

@@ -14,10 +14,10 @@ from txl_keras.checkpoints.hugging_face_files import folder_config
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
-from txl_keras.checkpoints.torch_layout import HUGGING_FACE
-from txl_keras.checkpoints.torch_layout import frequencies
-from txl_keras.checkpoints.torch_layout import torch_layout
-from txl_keras.checkpoints.torch_layout import without_frequencies
+from txl_keras.checkpoints.transformer_xl_layout import HUGGING_FACE
+from txl_keras.checkpoints.transformer_xl_layout import frequencies
+from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
+from txl_keras.checkpoints.transformer_xl_layout import without_frequencies
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.tensor_files import write_safetensors
 
@@ -109,7 +109,7 @@ def load_hugging_face(folder, dtype=None, **overrides):
         layer_norm_epsilon=config["layer_norm_epsilon"],
         cold_start="zeros",
     )
-    layout = torch_layout(plan, HUGGING_FACE)
+    layout = transformer_xl_layout(plan, HUGGING_FACE)
     tensors = without_frequencies(
         tensors, HUGGING_FACE, config["d_model"], folder
     )
@@ -194,7 +194,7 @@ def save_hugging_face(model, folder):
         (new / "config.json").write_text(config + "\n", "utf-8")
         write_safetensors(
             {
-                **write(model, torch_layout(model, HUGGING_FACE)),
+                **write(model, transformer_xl_layout(model, HUGGING_FACE)),
                 # The library expects it.
                 "transformer.pos_emb.inv_freq": frequencies(
                     model.backbone.hidden_dim

@@ -27,9 +27,10 @@ class Entry:
     part per weight, and each part is reshaped to its weight.
     """
 
-    # Names in the file. A shared tensor may have one of them or several.
+    # One name or a list of names in the file. A shared tensor may have one of
+    # them or several.
     names: tuple
-    # Paths of our weights, in order.
+    # One path or a list of the paths of our weights, in order.
     weights: tuple
     # Shape of the foreign tensor.
     shape: tuple
@@ -39,6 +40,12 @@ class Entry:
     flipped: int | None = None
     # Axis of the split, after transposing.
     axis: int = 0
+
+    def __post_init__(self):
+        for name in ("names", "weights"):
+            value = getattr(self, name)
+            value = (value,) if isinstance(value, str) else tuple(value)
+            object.__setattr__(self, name, value)
 
     def split(self, array, shapes):
         """Returns our weights, of the given shapes, from the foreign tensor."""
@@ -82,18 +89,27 @@ def _with_size(shape, axis, size):
     return (*shape[:axis], int(size), *shape[axis + 1 :])
 
 
-def projection_shapes(softmax):
-    """Returns projection shapes or `None`, of an embedding and its softmax."""
-    embedding = softmax.embedding
-    shapes = [
-        (size, embedding.output_dim) if embedding.needs_projection(i) else None
-        for i, size in enumerate(embedding.dims)
-    ]
-    pairs = zip(shapes, softmax.tie_projections, strict=True)
-    return (
-        shapes[:1] if embedding.div_val == 1 else shapes,
-        [None if is_tied else shape for shape, is_tied in pairs],
-    )
+def feed_forward_and_norms(names, i, backbone, is_torch=True):
+    """Yields the entries of block `i` that all implementations have."""
+    # `names` are those of two layer norms and of the two linear layers.
+    size, inner = backbone.hidden_dim, backbone.intermediate_dim
+    for name, part, shape in zip(
+        names,
+        ("attention_norm", "feed_forward_norm", "feed_forward_intermediate",
+         "feed_forward_output"),
+        ((size,), (size,), (size, inner), (inner, size)),
+        strict=True,
+    ):  # fmt: skip
+        is_linear = len(shape) == 2
+        ours = ("kernel", "bias") if is_linear else ("gamma", "beta")
+        theirs = [f"/{x}" for x in ours]
+        transposed = is_torch and is_linear
+        if is_torch:
+            theirs = (".weight", ".bias")
+        weights = [f"block_{i}/{part}/{x}" for x in ours]
+        foreign_shape = shape[::-1] if transposed else shape
+        yield Entry(name + theirs[0], weights[0], foreign_shape, transposed)
+        yield Entry(name + theirs[1], weights[1], shape[-1:])
 
 
 def read(build, layout, tensors, source):

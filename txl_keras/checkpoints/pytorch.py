@@ -7,10 +7,10 @@ from txl_keras.checkpoints.configuration import sampled_softmax
 from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.torch_files import load_torch
 from txl_keras.checkpoints.torch_files import torch_tensors
-from txl_keras.checkpoints.torch_layout import NVIDIA
-from txl_keras.checkpoints.torch_layout import ORIGINAL
-from txl_keras.checkpoints.torch_layout import torch_layout
-from txl_keras.checkpoints.torch_layout import without_frequencies
+from txl_keras.checkpoints.transformer_xl_layout import NVIDIA
+from txl_keras.checkpoints.transformer_xl_layout import ORIGINAL
+from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
+from txl_keras.checkpoints.transformer_xl_layout import without_frequencies
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 
 _DEFAULTS = {
@@ -100,7 +100,9 @@ def from_tensors(tensors, config, source, dtype=None, overrides=None):
     )
     naming = NVIDIA if is_nvidia else ORIGINAL
     tensors = without_frequencies(tensors, naming, config["d_model"], source)
-    return read(plan.build, torch_layout(plan, naming), tensors, source)
+    return read(
+        plan.build, transformer_xl_layout(plan, naming), tensors, source
+    )
 
 
 def _check_supported(config, overrides):

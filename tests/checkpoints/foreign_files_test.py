@@ -168,7 +168,7 @@ VOCABULARIES = {
         zipped(b"\x80\x02" + b"N0" * (9 * MEBIBYTE), zipfile.ZIP_DEFLATED),
         "compressed",
     ),
-    "zip of many members": (huge_directory(), "its directory has 9,437,184"),
+    "zip of many members": (huge_directory(), "damaged: BadZipFile"),
     "deep JSON": (b'["a",' + b"[" * 100_000, "nested too deeply"),
     "JSON of many lists": (b'["a"' + b",[]" * MEBIBYTE, "brackets"),
     "JSON of many numbers": (b'["a"' + b",0" * (3 * MEBIBYTE), "commas"),
@@ -195,7 +195,7 @@ TORCH_FILES = {
     ),
     "another checksum": (
         zipped(state(a=tensor((1000,), (1,)))).replace(b"\0" * 9, b"\1" * 9, 1),
-        "the checksum of data/0 is wrong",
+        "the checksum of model/data/0 is wrong",
     ),
     "numbers to be negated": (
         zipped(
@@ -408,7 +408,7 @@ def test_whatever_is_damaged_is_refused_with_a_sentence(tmp_path):
         try:
             loaded = load(path)
             if load is load_torch:
-                dict(torch_tensors(loaded, path))
+                dict(torch_tensors(*loaded, path))
         except ValueError as error:
             refused += 1
             assert str(path) in str(error)

@@ -59,7 +59,7 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
     model = load_pytorch("model_state.pt", "config.json", memory_length=1600)
     ```
     """
-    state = load_torch(path)
+    state, storages = load_torch(path)
     if isinstance(state, dict) and "model_state" in state:
         # Accept no path from the file: `read_config` would open it.
         if not config and isinstance(state.get("model_config"), dict):
@@ -71,7 +71,7 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
             "the arguments that the model was created with. Received: "
             "config=None"
         )
-    tensors = torch_tensors(state, path)
+    tensors = torch_tensors(state, storages, path)
     return from_tensors(tensors, config, path, dtype, overrides)
 
 

@@ -12,6 +12,7 @@ The hashes prevent a folder whose writing was interrupted, or whose files were
 mixed up, from loading as another model than was saved.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.files import remove_link
+from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import WordTokenizer
@@ -50,6 +51,7 @@ from txl_keras.models.presets import check_required
 from txl_keras.models.presets import own_arguments
 from txl_keras.models.presets import split_overrides
 from txl_keras.models.run_folder import RunFolder
+from txl_keras.output_folders import check_replaceable
 from txl_keras.tensor_files import int8_with_scale
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
@@ -457,36 +459,34 @@ def save_preset(model, folder, training, dtype):
     }
     _check_loads(model, content)
     weights = _weights(model)
-    _check_replaceable(folder)
-    paths = [os.path.join(folder, n) for n in (_WEIGHTS, "tokenizer.json")]
-    unfinished = [f"{path}.tmp" for path in paths]
-    gfile = tf.io.gfile
+    check_replaceable("folder", folder, "a preset", lambda _: _is_ours(folder))
+    if dtype == "int8":
+        weights, dtype = _with_int8_matrices(weights), "float32"
+    weights_path, tokenizer_path, config_path = (
+        os.path.join(folder, name)
+        for name in (_WEIGHTS, "tokenizer.json", "config.json")
+    )
+    rename = renamed_when_complete
     try:
-        gfile.makedirs(folder)
-        remove_link(unfinished[0])
-        if dtype == "int8":
-            weights, dtype = _with_int8_matrices(weights), "float32"
-        write_safetensors(weights, unfinished[0], dtype=dtype)
-        content["weights"] = file_digest(unfinished[0], "sha256")
-        if tokenizer:
-            save_tokenizer(tokenizer, unfinished[1])
-        for new, path in zip(unfinished, paths, strict=True):
-            if gfile.exists(new):
-                gfile.rename(new, path, overwrite=True)
-            elif gfile.exists(path):
-                gfile.remove(path)
-        # Last: until then, hashes differ from those in an earlier config.json.
-        text = json.dumps(content, indent=1) + "\n"
-        write_text(text, os.path.join(folder, "config.json"))
+        tf.io.gfile.makedirs(folder)
+        # The config last: until then, hashes differ from those in an earlier
+        # one.
+        with rename(config_path) as new_config:
+            with contextlib.ExitStack() as files:
+                if tokenizer:
+                    new = files.enter_context(rename(tokenizer_path))
+                    save_tokenizer(tokenizer, new)
+                new = files.enter_context(rename(weights_path))
+                write_safetensors(weights, new, dtype=dtype)
+                content["weights"] = file_digest(new, "sha256")
+                write_text(json.dumps(content, indent=1) + "\n", new_config)
+            if not tokenizer and tf.io.gfile.exists(tokenizer_path):
+                tf.io.gfile.remove(tokenizer_path)
     except tf.errors.OpError as error:
         raise OSError(
             f"The preset {folder} could not be written: {error.message}. Is "
             "the disk full?"
         ) from error
-    finally:
-        for path in filter(gfile.exists, unfinished):
-            if not gfile.isdir(path):
-                gfile.remove(path)
 
 
 def _training(model):
@@ -565,20 +565,10 @@ def _with_int8_matrices(weights):
     return stored
 
 
-def _check_replaceable(folder):
-    gfile = tf.io.gfile
-    if not gfile.exists(folder):
-        return
-    names = sorted(gfile.listdir(folder)) if gfile.isdir(folder) else ["a file"]
-    if "config.json" in names:
-        try:
-            content = read_json(os.path.join(folder, "config.json"))
-        except ValueError:
-            content = {}
-        if content.get("class_name") in _CLASSES:
-            return
-    if names:
-        raise ValueError(
-            "`folder` must be new, empty or a preset, which is replaced. "
-            f"Received: folder={folder}, which holds {shown(names)}"
-        )
+def _is_ours(folder):
+    """Returns whether a folder that is not empty has the files of a preset."""
+    path = os.path.join(folder, "config.json")
+    try:
+        return read_json(path).get("class_name") in _CLASSES
+    except (FileNotFoundError, ValueError):
+        return False

@@ -131,25 +131,20 @@ def _read_config(folder, overrides):
     if empty:
         raise ValueError(f"{path} must have values for {empty}.")
     check_values({**config, "attn_type": None}, path)
-    checks = [
-        (
-            config["bi_data"],
-            "bi_data=True: rows cannot be read backwards",
+    kind, activation = config["attn_type"], config["ff_activation"]
+    problems = {
+        "bi_data=True: rows cannot be read backwards": config["bi_data"],
+        "same_length=True: must be False with attn_type='uni'": (
+            config["same_length"] and kind == "uni"
         ),
-        (
-            config["same_length"] and config["attn_type"] == "uni",
-            "same_length=True: must be False with attn_type='uni'",
+        f"attn_type={shown(kind)}: must be 'bi' or 'uni'": (
+            kind not in ("bi", "uni")
         ),
-        (
-            config["attn_type"] not in ("bi", "uni"),
-            f"attn_type={shown(config['attn_type'])}: must be 'bi' or 'uni'",
+        f"ff_activation={shown(activation)}: must be 'gelu'": (
+            activation != "gelu"
         ),
-        (
-            config["ff_activation"] != "gelu",
-            f"ff_activation={shown(config['ff_activation'])}: must be 'gelu'",
-        ),
-    ]
-    raise_found(f"{path} has unsupported settings:", checks)
+    }
+    raise_found(f"{path} has unsupported settings:", problems)
     return config
 
 

@@ -6,12 +6,10 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.configuration import tied_projections
-from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.transformer_xl_layout import TF1
-from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
+from txl_keras.checkpoints.transformer_xl_layout import load_model
 from txl_keras.checks import check_no_pattern
 from txl_keras.checks import shown
 from txl_keras.json_files import MAX_BYTES
@@ -113,12 +111,13 @@ def _load(prefix, config, dtype, overrides, slot=""):
     prefix = _find_prefix(prefix)
     try:
         tensors = _tensors(prefix, slot)
-        plan = Plan(
+        return load_model(
             config,
             overrides,
             dtype,
             tensors,
             prefix,
+            TF1,
             tie_embeddings=True,
             tie_projections=tied_projections(config),
             project_same_dim=bool(config["proj_same_dim"]),
@@ -127,8 +126,6 @@ def _load(prefix, config, dtype, overrides, slot=""):
             layer_norm_epsilon=1e-12,
             cold_start="zeros",
         )
-        layout = transformer_xl_layout(plan, TF1)
-        return read(plan.build, layout, tensors, prefix)
     except (tf.errors.OpError, IndexError) as error:
         raise ValueError(f"{prefix} cannot be read: {error}") from error
 

@@ -11,8 +11,10 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
+from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import feed_forward_and_norms
+from txl_keras.checkpoints.layout import read
 from txl_keras.checks import shown
 
 
@@ -84,6 +86,14 @@ TF1 = Naming(
 )
 
 
+def load_model(config, overrides, dtype, tensors, source, naming, **arguments):
+    """Returns the model of a file; `arguments` are those of `Plan`."""
+    plan = Plan(config, overrides, dtype, tensors, source, **arguments)
+    layout = transformer_xl_layout(plan, naming)
+    tensors = _without_frequencies(tensors, naming, config["d_model"], source)
+    return read(plan.build, layout, tensors, source)
+
+
 def transformer_xl_layout(model, naming):
     """Returns the layout of a checkpoint for a model or `Plan`."""
     backbone = model.backbone
@@ -104,7 +114,7 @@ def frequencies(hidden_dim):
     return 1 / np.float32(10000) ** exponents
 
 
-def without_frequencies(tensors, naming, hidden_dim, source):
+def _without_frequencies(tensors, naming, hidden_dim, source):
     """Checks the frequencies, which are no weight, and leaves them out."""
     name = f"{naming.body}pos_emb.inv_freq"
     if name in tensors:

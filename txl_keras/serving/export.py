@@ -4,8 +4,6 @@ Letters: `B` batch, `T` segment, `P` prompt, `M` memory, `D` hidden size, `N`
 heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to generate.
 """
 
-import functools
-
 import numpy as np
 
 from txl_keras.checks import check_integer
@@ -160,8 +158,8 @@ def export(
         slots = Slots(served, num_slots)
         tracked = [slots, *slots.variables]
         endpoints.update(slots.endpoints())
-    own_settings = {"num_slots": num_slots}
-    _write(path, served, endpoints, tracked, own_settings, settings, assets)
+    own = {"num_slots": num_slots}
+    _write(path, served, endpoints, tracked, own, settings, assets)
 
 
 def export_text(
@@ -244,8 +242,8 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     model.backbone.check_takes_padding()
     encoder = graph_tokenizer(tokenizer)
     endpoints = TextSignatures(served, encoder).endpoints()
-    own_settings = {"tokenizer": type(tokenizer).__name__}
-    _write(path, served, endpoints, [encoder], own_settings, settings, assets)
+    own = {"tokenizer": type(tokenizer).__name__}
+    _write(path, served, endpoints, [encoder], own, settings, assets)
 
 
 def _served(
@@ -258,25 +256,26 @@ def _served(
     max_generate_length,
 ):
     check_path(path)
-    if not model.backbone.has_attention:
+    backbone = model.backbone
+    if not backbone.has_attention:
         raise ValueError(
             "`model` must have a TransformerXLBackbone to be exported. "
-            f"Received: backbone={type(model.backbone).__name__}"
+            f"Received: backbone={type(backbone).__name__}"
         )
     if memory_length is None:
-        memory_length = model.backbone.memory_length
+        memory_length = backbone.memory_length
     check_integer("memory_length", memory_length, 0)
-    model.backbone.check_remembers(memory_length)
-    max_segment_length = _checked_segment_length(
-        model.backbone, max_segment_length
-    )
+    backbone.check_remembers(memory_length)
+    longest = backbone.max_segment_length or LONGEST_SEGMENT
+    if max_segment_length is None:
+        max_segment_length = min(_SEGMENT_LENGTH, longest)
+    check_integer("max_segment_length", max_segment_length, 1, longest)
     check_one_of("weights_dtype", weights_dtype, WEIGHTS_DTYPES)
     largest = np.iinfo(np.int32).max
     check_integer("max_batch_size", max_batch_size, 1, largest)
     check_integer("max_generate_length", max_generate_length, 1, largest)
-    served_class = ServedModel
-    if model.backbone.num_pending is not None:
-        served_class = ServedCompressiveModel
+    compresses = backbone.num_pending is not None
+    served_class = ServedCompressiveModel if compresses else ServedModel
     return served_class(
         model,
         memory_length,
@@ -287,43 +286,11 @@ def _served(
     )
 
 
-def _write(path, served, endpoints, tracked, own_settings, settings, assets):
+def _write(path, served, endpoints, tracked, own, settings, assets):
     endpoints = {
-        name: (_with_weights(served, function), specs)
+        name: (served.with_weights(function), specs)
         for name, (function, specs) in endpoints.items()
     }
-    own_settings = {
-        "model": served.model.get_config(),
-        "memory_length": served.memory_length,
-        **served.memory_settings,
-        "max_segment_length": served.max_segment_length,
-        "weights_dtype": served.weights_dtype,
-        "max_batch_size": served.max_batch_size,
-        "max_generate_length": served.max_generate_length,
-        **own_settings,
-    }
     tracked = [*served.variables, *tracked]
-    write_saved_model(path, endpoints, tracked, own_settings, settings, assets)
-
-
-def _checked_segment_length(backbone, max_segment_length):
-    longest = backbone.max_segment_length
-    if max_segment_length is None:
-        return min(_SEGMENT_LENGTH, longest or _SEGMENT_LENGTH)
-    check_integer("max_segment_length", max_segment_length, 1, LONGEST_SEGMENT)
-    if longest is not None and max_segment_length > longest:
-        raise ValueError(
-            "`max_segment_length` must not be larger than the model's "
-            f"`max_positions`, {longest}. "
-            f"Received: max_segment_length={max_segment_length}"
-        )
-    return max_segment_length
-
-
-def _with_weights(served, function):
-    @functools.wraps(function)
-    def call(*args):
-        with served.weights():
-            return function(*args)
-
-    return call
+    own = {**served.settings, **own}
+    write_saved_model(path, endpoints, tracked, own, settings, assets)

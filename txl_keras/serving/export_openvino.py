@@ -166,7 +166,6 @@ i-th of the keys and values |
                 for i, rows in enumerate(graph.positions)
             },
         )
-        tf.io.gfile.makedirs(unfinished)
         for file in local.iterdir():
             target = os.path.join(unfinished, file.name)
             tf.io.gfile.copy(str(file), target)

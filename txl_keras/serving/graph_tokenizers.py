@@ -155,13 +155,17 @@ class _GraphWordTokenizer(GraphTokenizer):
 class _GraphSubwordTokenizer(GraphTokenizer):
     """Tokenizes each line separately, as the Python tokenizers do."""
 
-    _keeps_ends = False  # whether lines keep their newlines
-
     def __init__(self, tokenizer):
         super().__init__(tokenizer)
         self._line_end_id = None
         if tokenizer.line_end is not None:
             self._line_end_id = tokenizer.newline_id
+        # Lines keep their newlines if SentencePiece has pieces of them.
+        is_sentence_piece = isinstance(tokenizer, SentencePieceTokenizer)
+        self._keeps_ends = is_sentence_piece and self._line_end_id is None
+        # The model is loaded inside the graph, because
+        # `keras.utils.set_random_seed` destroys resources created outside.
+        self._load = tokenizer.as_tf_text
 
     def _ids(self, text):
         # An empty text has one line, too.
@@ -171,7 +175,7 @@ class _GraphSubwordTokenizer(GraphTokenizer):
         strings = lines.values
         if self._keeps_ends:
             strings += tf.where(is_ended, "\n", "")
-        tokens = self._tokenize(strings)
+        tokens = self._load().tokenize(strings)
         if self._line_end_id is not None:
             ends = tf.cast(is_ended, tf.int64)
             values = tf.fill([tf.reduce_sum(ends)], self._line_end_id)
@@ -179,38 +183,13 @@ class _GraphSubwordTokenizer(GraphTokenizer):
             tokens = tf.concat([tokens, ends], axis=1)
         return lines.with_values(tokens).merge_dims(1, 2)
 
-    def _tokenize(self, lines):
-        """Encodes lines `(n,)` as ragged int32 `(n, None)`."""
-        raise NotImplementedError
-
-
-class _GraphSentencePieceTokenizer(_GraphSubwordTokenizer):
-    def __init__(self, tokenizer):
-        super().__init__(tokenizer)
-        self._keeps_ends = tokenizer.line_end is None
-        self._load = tokenizer.as_tf_text
-
-    def _tokenize(self, lines):
-        # The model is loaded inside the graph, because
-        # `keras.utils.set_random_seed` destroys resources created outside.
-        return self._load().tokenize(lines)
-
-
-class _GraphWordPieceTokenizer(_GraphSubwordTokenizer):
-    def __init__(self, tokenizer):
-        super().__init__(tokenizer)
-        self._tf_text = tokenizer.as_tf_text()
-
-    def _tokenize(self, lines):
-        return self._tf_text.tokenize(lines)
-
 
 _GRAPH_TOKENIZERS = {
     ByteTokenizer: _GraphByteTokenizer,
     CharacterTokenizer: _GraphCharacterTokenizer,
     WordTokenizer: _GraphWordTokenizer,
-    SentencePieceTokenizer: _GraphSentencePieceTokenizer,
-    WordPieceTokenizer: _GraphWordPieceTokenizer,
+    SentencePieceTokenizer: _GraphSubwordTokenizer,
+    WordPieceTokenizer: _GraphSubwordTokenizer,
 }
 
 

@@ -4,7 +4,7 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `N` heads, `H`
 head size, `L` layers.
 """
 
-import contextlib
+import functools
 
 import keras
 import tensorflow as tf
@@ -83,10 +83,18 @@ class ServedModel:
         ]
 
     @property
-    def memory_settings(self):
-        """Returns what `settings.json` says about memory."""
+    def settings(self):
+        """Returns what `settings.json` tells about the model."""
         shapes = self._shapes.items()
-        return {f"{name}_shape": shape for name, shape in shapes if shape}
+        return {
+            "model": self.model.get_config(),
+            "memory_length": self.memory_length,
+            **{f"{name}_shape": shape for name, shape in shapes if shape},
+            "max_segment_length": self.max_segment_length,
+            "weights_dtype": self.weights_dtype,
+            "max_batch_size": self.max_batch_size,
+            "max_generate_length": self.max_generate_length,
+        }
 
     @property
     def variables(self):
@@ -105,16 +113,19 @@ class ServedModel:
         not_read = {id(variable) for variable in variables}
         return [w for w in self.model.weights if id(w.value) not in not_read]
 
-    @contextlib.contextmanager
-    def weights(self):
-        """Makes the model use the stored weights within this context."""
+    def with_weights(self, function):
+        """Wraps a function so that the model uses the stored weights in it."""
         if not self._weights:
-            yield
-            return
-        # Converted outside of any loop, and so only once per call.
-        values = [(w, tf.cast(stored, w.dtype)) for w, stored in self._weights]
-        with keras.StatelessScope(values):
-            yield
+            return function
+
+        @functools.wraps(function)
+        def call(*args):
+            # Converted outside of any loop, and so only once per call.
+            values = [(w, tf.cast(x, w.dtype)) for w, x in self._weights]
+            with keras.StatelessScope(values):
+                return function(*args)
+
+        return call
 
     def positions(self, max_length):
         """Returns projected positions for segments of up to `max_length`."""
@@ -132,10 +143,6 @@ class ServedModel:
         if positions is None:
             positions = self.positions(self.max_segment_length)
         return self.backbone.call_projected(ids, memory, positions)
-
-    def append(self, memory, entries, lengths=None, **kwargs):
-        """Adds what `read` returned behind the hidden states to a memory."""
-        return self.backbone.append(memory, entries, lengths, **kwargs)
 
     def empty(self, batch_size):
         """Returns the initial memory as the tensors of `memory_specs`."""

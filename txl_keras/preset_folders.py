@@ -36,6 +36,7 @@ from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import check_fields
+from txl_keras.json_files import check_known
 from txl_keras.json_files import read_json
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
@@ -201,11 +202,7 @@ class _Preset:
         self.folder = folder
         path = os.path.join(folder, "config.json")
         check_fields(content, _FIELDS, path)
-        unknown = sorted(content.keys() - _FIELDS)
-        if unknown:
-            raise ValueError(
-                f"{path} is damaged: it has the unknown key {shown(unknown[0])}"
-            )
+        check_known(content, _FIELDS.keys(), f"{path} is damaged: it")
         name = content["class_name"]
         if name not in _CLASSES:
             raise ValueError(

@@ -203,7 +203,7 @@ def test_keras_looks_up_no_class_that_a_file_names(load):
         with pytest.raises(ValueError, match=message):
             load("adaptive", {f"model.backbone.{field}": value})
     assert "antigravity" not in sys.modules
-    with pytest.raises(ValueError, match="class_name` must be one of"):
+    with pytest.raises(ValueError, match="class_name` must be that of one of"):
         load("adaptive", {"model.backbone.class_name": "Lambda"})
     evil = {
         "module": "keras.layers",

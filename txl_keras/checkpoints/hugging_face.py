@@ -70,12 +70,6 @@ def load_hugging_face(folder, dtype=None, **overrides):
     Returns:
         `TransformerXLCausalLM`.
 
-    Raises:
-        FileNotFoundError: If there is no configuration or no weights.
-        ValueError: If a file is damaged or refers to code, the model is of
-            another class, keys are missing in the configuration, or it does
-            not fit the weights; the message lists all problems.
-
     Example:
 
     ```python
@@ -156,10 +150,6 @@ def save_hugging_face(model, folder):
         model: `TransformerXLCausalLM`.
         folder: String or path. The folder must not exist, be empty, or be an
             earlier export, which is replaced.
-
-    Raises:
-        ValueError: If that class does not support the model (the message lists
-            all reasons), or the folder holds other files.
 
     Example: see `load_hugging_face`.
     """

@@ -77,12 +77,6 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
         `XLNetPermutationLM` for an `XLNetLMHeadModel`, such as the published
         models, unless `drop_head=True`; otherwise `XLNetBackbone`.
 
-    Raises:
-        FileNotFoundError: If there is no configuration or no weights.
-        ValueError: If a file is damaged or refers to code, the model is of
-            another class or has unsupported settings, or the configuration
-            does not fit the weights; the message lists all problems.
-
     Example, with files that are not part of the package:
 
     ```

@@ -44,12 +44,6 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
     Returns:
         `TransformerXLCausalLM`.
 
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged or refers to code, or the
-            configuration is missing, incomplete, not supported or does not fit
-            the file; the message lists all problems.
-
     Example, with files that are not part of the package:
 
     ```

@@ -11,7 +11,6 @@ from txl_keras.checkpoints.configuration import tied_projections
 from txl_keras.checkpoints.transformer_xl_layout import TF1
 from txl_keras.checkpoints.transformer_xl_layout import load_model
 from txl_keras.checks import check_no_pattern
-from txl_keras.checks import shown
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import open_checked
 from txl_keras.tensor_files import Tensors
@@ -50,11 +49,6 @@ def load_tf1(prefix, config, dtype=None, **overrides):
     Returns:
         `TransformerXLCausalLM`.
 
-    Raises:
-        ValueError: If there is no checkpoint, it is damaged, keys are missing
-            in the configuration, or it does not fit the checkpoint; the
-            message lists all problems.
-
     Example, with files that are not part of the package:
 
     ```
@@ -77,10 +71,6 @@ def load_tf1_mean_square(prefix, config):
     Returns:
         Dictionary of float32 arrays by the names of weights, for
         `DynamicEvaluator(mean_square=...)`.
-
-    Raises:
-        ValueError: As `load_tf1`, or if the checkpoint does not hold the state
-            of Adam, as checkpoints that were made for evaluation do not.
 
     Example, with files that are not part of the package:
 
@@ -176,26 +166,19 @@ def _latest(folder):
 def _tensors(prefix, slot):
     open_checked(f"{prefix}.index", MAX_BYTES).close()
     reader = tf.train.load_checkpoint(prefix)
-    dtypes = {
-        name: dtype
-        for name, dtype in reader.get_variable_to_dtype_map().items()
+    shapes = {
+        name: shape
+        for name, shape in reader.get_variable_to_shape_map().items()
         if (name.endswith(slot) if slot else not _NOT_WEIGHTS.match(name))
     }
-    if slot and not dtypes:
+    if slot and not shapes:
         raise ValueError(
             f"{prefix} must hold the state of Adam, variables that end with "
             f"{slot}, as checkpoints of a training do. Received: none"
         )
-    not_floats = [name for name in dtypes if not dtypes[name].is_floating]
-    if not_floats:
-        raise ValueError(
-            f"{prefix} must hold variables of floats. Received: other dtypes "
-            f"of {shown(not_floats)}"
-        )
-    shapes = reader.get_variable_to_shape_map()
     files = tf.io.gfile.glob(f"{prefix}.data-*")
     tensors = Tensors(
-        {name: shapes[name] for name in dtypes},
+        shapes,
         reader.get_tensor,
         sum(tf.io.gfile.stat(file).length for file in files),
     )

@@ -70,12 +70,6 @@ def load_vocabulary(path, size=None):
     Returns:
         List of distinct strings.
 
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is truncated, damaged or of another format, a
-            pickle has a name that no vocabulary needs, the ids are not 0 to
-            n - 1, or there are not `size` symbols.
-
     Example:
 
     >>> import pathlib, tempfile

@@ -10,12 +10,12 @@ import inspect
 import random
 import re
 
-import keras
 import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import shown
 from txl_keras.json_files import check_fields
+from txl_keras.json_files import check_known
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import XLNetBackbone
@@ -53,13 +53,19 @@ def check_model_config(content, model_class, path, field="model"):
     check_fields(content, kinds, path)
     model = content[field]
     name = model["backbone"]["class_name"]
-    if name not in _BACKBONES:
-        raise ValueError(
-            f"{path} is damaged: its field `{at}.class_name` must "
-            f"be one of {sorted(_BACKBONES)}. Received: {shown(name)}"
-        )
-    registered_name = keras.saving.get_registered_name(_BACKBONES[name])
-    _check_is_ours(model["backbone"], registered_name, at, path)
+    registered_name = f"txl_keras>{name}"
+    # No class is looked up, but a file that names another is no file of ours.
+    for key, pattern in (
+        ("class_name", "|".join(_BACKBONES)),
+        ("module", r"txl_keras\.[\w.]+"),
+        ("registered_name", registered_name),
+    ):
+        received = model["backbone"].get(key)
+        if received is not None and not re.fullmatch(pattern, str(received)):
+            raise ValueError(
+                f"{path} is damaged: its field `{at}.{key}` must be that of "
+                f"one of {sorted(_BACKBONES)}. Received: {shown(received)}"
+            )
     backbone = _backbone_arguments(
         content, f"{at}.config", _BACKBONES[name], path
     )
@@ -73,25 +79,6 @@ def check_model_config(content, model_class, path, field="model"):
             "registered_name": registered_name,
         },
     }
-
-
-def _check_is_ours(serialized, registered_name, field, path):
-    """Checks that an object names no class of another package.
-
-    It would not be looked up, but a file that names one is no file of ours.
-    """
-    module = serialized.get("module")
-    registered = serialized.get("registered_name", registered_name)
-    if module is not None and not str(module).startswith("txl_keras."):
-        name, received = "module", module
-    elif registered != registered_name:
-        name, received = "registered_name", registered
-    else:
-        return
-    raise ValueError(
-        f"{path} is damaged: its field `{field}.{name}` must be that of "
-        f"{registered_name}. Received: {shown(received)}"
-    )
 
 
 def _backbone_arguments(content, field, backbone_class, path):
@@ -190,12 +177,7 @@ def _arguments(config, arguments, model_class, field, path):
         kinds |= dict.fromkeys(
             ("compression_rate", "compressed_length"), "an integer or null"
         )
-    unknown = sorted(arguments.keys() - kinds)
-    if unknown:
-        raise ValueError(
-            f"{path} is damaged: its field `{field}` has the unknown key "
-            f"{shown(unknown[0])}"
-        )
+    check_known(arguments, kinds, f"{path} is damaged: its field `{field}`")
     required = [
         name
         for name in kinds.keys() & parameters.keys()

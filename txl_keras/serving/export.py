@@ -114,11 +114,6 @@ def export(
         max_generate_length: Integer, the largest W of a request. It limits
             the time of one request.
 
-    Raises:
-        ValueError: If `path` exists and is no earlier export, an argument is
-            out of range, or `settings` or `assets` contain a name that the
-            export writes itself.
-
     Example:
 
     ```python
@@ -206,11 +201,6 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
             assets, max_batch_size, max_generate_length: See `export`. Texts
             are read in segments of `max_segment_length` tokens, prompts in
             segments of at most 128.
-
-    Raises:
-        ValueError: For the reasons of `export`; or if the vocabulary sizes of
-            tokenizer and model differ, the tokenizer cannot be exported, or
-            the model has absolute positions.
 
     Example:
 

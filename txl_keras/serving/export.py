@@ -4,26 +4,17 @@ Letters: `B` batch, `T` segment, `P` prompt, `M` memory, `D` hidden size, `N`
 heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to generate.
 """
 
-import numpy as np
-
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_one_of
 from txl_keras.checks import check_vocabulary
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import write_saved_model
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
-from txl_keras.serving.served_model import ServedCompressiveModel
-from txl_keras.serving.served_model import ServedModel
+from txl_keras.serving.served_model import served_model
 from txl_keras.serving.signatures import FunctionalSignatures
 from txl_keras.serving.slots import Slots
 from txl_keras.serving.text_signatures import TextSignatures
-
-WEIGHTS_DTYPES = ("float32", "bfloat16")
-_SEGMENT_LENGTH = 512
-# Positions are projected for as many distances, and scores take its square.
-LONGEST_SEGMENT = 1 << 16
 
 
 def export(
@@ -135,10 +126,10 @@ def export(
         log_probs = memory.pop("log_probs")  # (1, T, V)
     ```
     """
+    check_path(path)
     check_integer("num_slots", num_slots, 0)
-    served = _served(
+    served = served_model(
         model,
-        path,
         memory_length,
         max_segment_length,
         weights_dtype,
@@ -219,10 +210,10 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     scores = loaded.signatures["score_text"](text=tf.constant(["to be"]))
     ```
     """
+    check_path(path)
     check_vocabulary(tokenizer, model.backbone.vocabulary_size)
-    served = _served(
+    served = served_model(
         model,
-        path,
         memory_length,
         max_segment_length,
         weights_dtype,
@@ -234,46 +225,6 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     endpoints = TextSignatures(served, encoder).endpoints()
     own = {"tokenizer": type(tokenizer).__name__}
     _write(path, served, endpoints, [encoder], own, settings, assets)
-
-
-def _served(
-    model,
-    path,
-    memory_length,
-    max_segment_length,
-    weights_dtype,
-    max_batch_size,
-    max_generate_length,
-):
-    check_path(path)
-    backbone = model.backbone
-    if not backbone.has_attention:
-        raise ValueError(
-            "`model` must have a TransformerXLBackbone to be exported. "
-            f"Received: backbone={type(backbone).__name__}"
-        )
-    if memory_length is None:
-        memory_length = backbone.memory_length
-    check_integer("memory_length", memory_length, 0)
-    backbone.check_remembers(memory_length)
-    longest = backbone.max_segment_length or LONGEST_SEGMENT
-    if max_segment_length is None:
-        max_segment_length = min(_SEGMENT_LENGTH, longest)
-    check_integer("max_segment_length", max_segment_length, 1, longest)
-    check_one_of("weights_dtype", weights_dtype, WEIGHTS_DTYPES)
-    largest = np.iinfo(np.int32).max
-    check_integer("max_batch_size", max_batch_size, 1, largest)
-    check_integer("max_generate_length", max_generate_length, 1, largest)
-    compresses = backbone.num_pending is not None
-    served_class = ServedCompressiveModel if compresses else ServedModel
-    return served_class(
-        model,
-        memory_length,
-        max_segment_length,
-        weights_dtype,
-        max_batch_size,
-        max_generate_length,
-    )
 
 
 def _write(path, served, endpoints, tracked, own, settings, assets):

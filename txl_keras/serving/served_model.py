@@ -7,8 +7,11 @@ head size, `L` layers.
 import functools
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_one_of
 from txl_keras.layers.memory.compressive import CompressiveCache
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.serving.graph_checks import check
@@ -19,6 +22,9 @@ from txl_keras.serving.graph_checks import check_shape
 # Default limits of one request.
 MAX_BATCH_SIZE = 128
 MAX_GENERATE_LENGTH = 4096
+_SEGMENT_LENGTH = 512
+# Positions are projected for as many distances, and scores take its square.
+LONGEST_SEGMENT = 1 << 16
 
 
 class ServedModel:
@@ -33,17 +39,29 @@ class ServedModel:
     def __init__(
         self,
         model,
-        memory_length,
-        max_segment_length,
+        memory_length=None,
+        max_segment_length=None,
         weights_dtype="float32",
         max_batch_size=MAX_BATCH_SIZE,
         max_generate_length=MAX_GENERATE_LENGTH,
     ):
         self.model = model
         self.backbone = model.backbone
+        if memory_length is None:
+            memory_length = self.backbone.memory_length
+        check_integer("memory_length", memory_length, 0)
+        self.backbone.check_remembers(memory_length)
         self.memory_length = memory_length
+        longest = self.backbone.max_segment_length or LONGEST_SEGMENT
+        if max_segment_length is None:
+            max_segment_length = min(_SEGMENT_LENGTH, longest)
+        check_integer("max_segment_length", max_segment_length, 1, longest)
         self.max_segment_length = max_segment_length
+        check_one_of("weights_dtype", weights_dtype, ("float32", "bfloat16"))
         self.weights_dtype = weights_dtype
+        largest = np.iinfo(np.int32).max
+        check_integer("max_batch_size", max_batch_size, 1, largest)
+        check_integer("max_generate_length", max_generate_length, 1, largest)
         self.max_batch_size = max_batch_size
         self.max_generate_length = max_generate_length
         # False for absolute positions, where M is 0.
@@ -274,6 +292,18 @@ class ServedCompressiveModel(ServedModel):
             num_tokens,
             num_compressed,
         )
+
+
+def served_model(model, *arguments):
+    """Returns the `ServedModel` of a language model, of either class."""
+    if not model.backbone.has_attention:
+        raise ValueError(
+            "`model` must have a TransformerXLBackbone to be exported. "
+            f"Received: backbone={type(model.backbone).__name__}"
+        )
+    compresses = model.backbone.num_pending is not None
+    served_class = ServedCompressiveModel if compresses else ServedModel
+    return served_class(model, *arguments)
 
 
 def _stacked(memory):

@@ -196,10 +196,10 @@ def _check_links(folder):
 
 
 class _Preset:
-    """Reads a folder that `save_preset` wrote, with the interface of `_Run`."""
+    """Reads a folder of `save_preset`, with the interface of `RunFolder`."""
 
     def __init__(self, folder, content):
-        self.folder = folder
+        self.path = folder
         path = os.path.join(folder, "config.json")
         check_fields(content, _FIELDS, path)
         check_known(content, _FIELDS.keys(), f"{path} is damaged: it")
@@ -210,10 +210,6 @@ class _Preset:
                 f"`class_name` must be one of {sorted(_CLASSES)}. Received: "
                 f"{shown(name)}"
             )
-        self.model_class = _CLASSES[name]
-        self.config = check_model_config(
-            content, self.model_class, path, "config"
-        )
         self._content = content
         self._weights_path = os.path.join(folder, _WEIGHTS)
         if not tf.io.gfile.exists(self._weights_path):
@@ -221,11 +217,17 @@ class _Preset:
                 f"{folder} has no weights: there is no {self._weights_path}."
             )
         self._tensors = read_safetensors(self._weights_path)
+
+    def model_class_name(self):
+        return self._content["class_name"]
+
+    def read_model_config(self, model_class, _):
+        path = os.path.join(self.path, "config.json")
+        config = check_model_config(self._content, model_class, path, "config")
         self._check_shapes(
-            weight_shapes(
-                self.config, self.model_class, path, len(self._tensors)
-            )
+            weight_shapes(config, model_class, path, len(self._tensors))
         )
+        return config
 
     def _check_shapes(self, shapes):
         saved = self._tensors.shapes
@@ -235,7 +237,7 @@ class _Preset:
             {f"weights/{name}": shape for name, shape in shapes.items()},
         )
 
-    def restore(self, model):
+    def restore_weights(self, model, _):
         weights = weights_by_name(model)
         self._check_shapes(shapes_of(weights))
         received = file_digest(self._weights_path, "sha256")
@@ -255,14 +257,14 @@ class _Preset:
             weight.assign(tf.cast(value, weight.dtype))
 
     def load_tokenizer(self):
-        path = os.path.join(self.folder, "tokenizer.json")
+        path = os.path.join(self.path, "tokenizer.json")
         expected, received = self._content.get("tokenizer"), None
         if tf.io.gfile.exists(path):
             tokenizer = load_tokenizer(path)
             received = tokenizer_hash(tokenizer)
         elif expected is not None:
             raise FileNotFoundError(
-                f"{self.folder} has no tokenizer: there is no {path}. Bring it "
+                f"{self.path} has no tokenizer: there is no {path}. Bring it "
                 "back, or pass `tokenizer`."
             )
         if received != expected:
@@ -274,34 +276,25 @@ class _Preset:
         return tokenizer if expected else None
 
 
-class _Run:
-    """Reads the folder of a run."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self._run = RunFolder(folder)
-        self.model_class = _CLASSES[self._run.model_class_name()]
-        self.config = self._run.read_model_config(self.model_class, "best")
-
-    def restore(self, model):
-        self._run.restore_weights(model, "best")
+class _Run(RunFolder):
+    """Reads the folder of a run, which has no tokenizer if it was converted."""
 
     def load_tokenizer(self):
-        has_file = tf.io.gfile.exists(self._run.tokenizer)
-        # A converted checkpoint may have none.
-        if not has_file and not self._run.read_config().get("tokenizer"):
-            return None
-        return self._run.load_tokenizer()
+        has_file = tf.io.gfile.exists(self.tokenizer)
+        if has_file or self.read_config().get("tokenizer"):
+            return super().load_tokenizer()
+        return None
 
 
 def _load(model_class, stored, load_weights, dtype, overrides):
-    """Builds a model of a class from a `_Preset` or a `_Run`."""
-    is_same = issubclass(model_class, stored.model_class)
-    build_class = model_class if is_same else stored.model_class
-    config = stored.config
+    """Builds a model of a class from a `_Preset` or a `RunFolder`."""
+    stored_class = _CLASSES[stored.model_class_name()]
+    is_same = issubclass(model_class, stored_class)
+    build_class = model_class if is_same else stored_class
+    config = stored.read_model_config(stored_class, "best")
     serialized = config.get("backbone", {})
     backbone_class = _CLASSES.get(serialized.get("class_name"), build_class)
-    _check_gives(model_class, build_class, backbone_class, stored.folder)
+    _check_gives(model_class, build_class, backbone_class, stored.path)
     own, sizes = split_overrides(model_class, overrides, backbone_class)
     if not is_same:
         check_required(model_class, own)
@@ -326,7 +319,7 @@ def _load(model_class, stored, load_weights, dtype, overrides):
         for name, value in stddevs.items():
             setattr(getattr(model, "backbone", model), name, value)
         try:
-            stored.restore(model)
+            stored.restore_weights(model, "best")
         except ValueError as error:
             if not sizes and not (is_same and own):
                 raise

@@ -16,7 +16,7 @@ from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 
 # Keys that every configuration must have, and our arguments for them.
-_SIZES = {
+SIZES = {
     "n_token": "vocabulary_size",
     "n_layer": "num_layers",
     "n_head": "num_heads",
@@ -83,7 +83,7 @@ def _integer(minimum):
 
 
 _CHECKS = {
-    **dict.fromkeys((*_SIZES, "d_embed", "div_val", "vocab_size"), _integer(1)),
+    **dict.fromkeys((*SIZES, "d_embed", "div_val", "vocab_size"), _integer(1)),
     **dict.fromkeys(("attn_type", "mem_len", "reuse_len"), _integer(0)),
     **dict.fromkeys(("clamp_len", "ext_len", "sample_softmax"), _integer(-1)),
     **dict.fromkeys(("cutoffs", "tie_projs"), _check_list),
@@ -123,7 +123,7 @@ def check_values(config, source):
 
 def check_sizes(config, tensors, source):
     """Checks, before memory is allocated, that a file can have these sizes."""
-    for key in sorted({*_SIZES, "vocab_size"} & {*config} - {"mem_len"}):
+    for key in sorted({*SIZES, "vocab_size"} & {*config} - {"mem_len"}):
         limit = len(tensors) if key == "n_layer" else tensors.num_bytes
         if (config[key] or 0) > limit:
             raise ValueError(
@@ -160,13 +160,13 @@ def read_config(config, overrides, defaults, source="`config`"):
     defaults = {**_DEFAULTS, **defaults}
     if "memory_length" in overrides:
         defaults["mem_len"] = overrides["memory_length"]
-    missing = [key for key in _SIZES if key not in {*config, *defaults}]
+    missing = [key for key in SIZES if key not in {*config, *defaults}]
     if missing:
         raise ValueError(
             f"{source} must have the keys {missing}. "
             f"Received: {shown(sorted(config))}"
         )
-    unknown = sorted(set(config) - {*_SIZES, *defaults, *_IRRELEVANT})
+    unknown = sorted(set(config) - {*SIZES, *defaults, *_IRRELEVANT})
     if unknown:
         warnings.warn(
             f"{source}: the keys {shown(unknown)} have no effect.",
@@ -232,7 +232,7 @@ class Plan:
             )
         clamp_length = config["clamp_len"]
         arguments = {
-            **{name: config[key] for key, name in _SIZES.items()},
+            **{name: config[key] for key, name in SIZES.items()},
             "embedding_dim": config["d_embed"],
             "cutoffs": config["cutoffs"],
             "div_val": config["div_val"],

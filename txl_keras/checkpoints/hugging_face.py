@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 
+from txl_keras.checkpoints.configuration import SIZES
 from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
@@ -40,7 +41,6 @@ _DEFAULTS = {
     "tie_word_embeddings": True,
     "untie_r": True,
 }
-_SIZES = ("n_layer", "n_head", "d_model", "d_head", "d_inner")
 # Arguments of the backbone that the library has no others for.
 _REQUIRED = {
     "attention_type": "relative",
@@ -113,7 +113,7 @@ def _read_config(folder, overrides):
         check_values({"vocab_size": config["vocab_size"]}, path)
         config["n_token"] = config["vocab_size"]
     # Most other keys are options of generation.
-    known = {"n_token", *_SIZES, *_DEFAULTS, "dropatt"}
+    known = {*SIZES, *_DEFAULTS, "dropatt"}
     config = {key: config[key] for key in known & {*config}}
     config = read_config(config, overrides, _DEFAULTS, path)
     attn_type = config["attn_type"]
@@ -213,6 +213,7 @@ def _check_exportable(model):
 def _config(model):
     backbone = model.backbone
     embedding = backbone.token_embedding
+    sizes = {key: getattr(backbone, name) for key, name in SIZES.items()}
     return {
         "adaptive": True,
         "architectures": ["TransfoXLLMHeadModel"],
@@ -220,18 +221,12 @@ def _config(model):
         "clamp_len": backbone.clamp_length or -1,
         "cutoffs": list(embedding.cutoffs),
         "d_embed": embedding.embedding_dim,
-        "d_head": backbone.head_dim,
-        "d_inner": backbone.intermediate_dim,
-        "d_model": backbone.hidden_dim,
         "div_val": embedding.div_val,
         "dropatt": backbone.attention_dropout,
         "dropout": backbone.dropout,
         "init_std": backbone.initializer_stddev,
         "layer_norm_epsilon": backbone.layer_norm_epsilon,
-        "mem_len": backbone.memory_length,
         "model_type": "transfo-xl",
-        "n_head": backbone.num_heads,
-        "n_layer": backbone.num_layers,
         "pre_lnorm": backbone.normalize_first,
         "proj_init_std": backbone.projection_initializer_stddev or 0.01,
         "same_length": bool(backbone.same_length),
@@ -240,5 +235,6 @@ def _config(model):
         "tie_word_embeddings": model.softmax.tie_embeddings,
         "torch_dtype": "float32",
         "untie_r": not backbone.tie_attention_biases,
-        "vocab_size": embedding.input_dim,
+        "vocab_size": sizes.pop("n_token"),
+        **sizes,
     }

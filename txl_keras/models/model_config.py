@@ -21,21 +21,10 @@ from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import XLNetBackbone
 from txl_keras.weights import weights_by_name
 
-# No weight depends on the memory length, so it only has an upper limit.
 MAX_LENGTH = 1 << 20
 _BACKBONES = {
     backbone.__name__: backbone
     for backbone in (TransformerXLBackbone, LSTMBackbone, XLNetBackbone)
-}
-# The JSON type of an argument, by the type of its default.
-_KINDS = {
-    bool: "a boolean",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    tuple: "a list",
-    type(None): "a number or null",
-    type(inspect.Parameter.empty): "an integer",
 }
 
 
@@ -82,16 +71,16 @@ def check_model_config(content, model_class, path, field="model"):
 
 
 def _backbone_arguments(content, field, backbone_class, path):
-    kinds = {field: "an object", f"{field}.num_layers": "an integer"}
+    kinds = {
+        field: "an object",
+        f"{field}.num_layers": "an integer",
+        f"{field}.cutoffs": "a list or null",
+    }
     check_fields(content, kinds, path)
     arguments = content
     for name in field.split("."):
         arguments = arguments[name]
-    arguments = _arguments(content, arguments, backbone_class, field, path)
-    for name in ("memory_length", "compressed_length", "compression_rate"):
-        length = arguments.get(name) or 0
-        check_limit(f"{field}.{name}", length, MAX_LENGTH, path)
-    return arguments
+    return _arguments(content, arguments, backbone_class, field, path)
 
 
 def check_limit(field, value, maximum, path):
@@ -121,7 +110,7 @@ def weight_shapes(config, model_class, path, max_layers):
     sizes = backbone_config(config)
     for name, number in (
         ("num_layers", sizes["num_layers"]),
-        ("cutoffs", len(sizes.get("cutoffs", ()))),
+        ("cutoffs", len(sizes.get("cutoffs") or ())),
     ):
         check_limit(name, number, max_layers, path)
     one_layer = copy.deepcopy(config)
@@ -154,43 +143,21 @@ def backbone_config(config):
     return config["backbone"]["config"] if "backbone" in config else config
 
 
-def _arguments(config, arguments, model_class, field, path):
-    """Returns the constructor arguments in a field; checks their types."""
-    parameters = inspect.signature(model_class).parameters
-    kinds = {
-        name: _KINDS[type(parameter.default)]
-        for name, parameter in parameters.items()
-        if parameter.kind == parameter.POSITIONAL_OR_KEYWORD
-    }
-    kinds |= {
-        "name": "a string",
-        "trainable": "a boolean",
-        "dtype": "an object or a string",
-        "tie_projections": "a boolean or a list or a string",
-        "same_length": "a boolean or a string",
-        "tokenizer": "an object or null",
-    }
-    if model_class is TransformerXLBackbone:
-        # `None` for inputs that are no tokens.
-        kinds["vocabulary_size"] = "an integer or null"
-        kinds |= dict.fromkeys(("gate", "compression"), "a string or null")
-        kinds |= dict.fromkeys(
-            ("compression_rate", "compressed_length"), "an integer or null"
-        )
-    check_known(arguments, kinds, f"{path} is damaged: its field `{field}`")
-    required = [
-        name
-        for name in kinds.keys() & parameters.keys()
-        if parameters[name].default is inspect.Parameter.empty
-        and name != "backbone"  # an object of its own, checked before
-    ]
-    names = sorted({*required, *arguments})
-    fields = {f"{field}.{name}": kinds[name] for name in names}
-    check_fields(config, fields, path)
+def _arguments(content, arguments, model_class, field, path):
+    """Returns the arguments in a field, whose values the constructor checks."""
+    known = {*inspect.signature(model_class).parameters}
+    known |= {"name", "trainable", "dtype"}
+    check_known(arguments, known, f"{path} is damaged: its field `{field}`")
+    for name, value in arguments.items():
+        if type(value) is int:
+            # No weight depends on lengths of memory.
+            is_length = name.endswith("length") or name == "compression_rate"
+            limit = MAX_LENGTH if is_length else 2**31 - 1
+            check_limit(f"{field}.{name}", value, limit, path)
     arguments = dict(arguments)
     if isinstance(arguments.get("dtype"), dict):
         # A dtype policy by its name: an object could name any class.
         name = f"{field}.dtype.config.name"
-        check_fields(config, {name: "a string"}, path)
+        check_fields(content, {name: "a string"}, path)
         arguments["dtype"] = arguments["dtype"]["config"]["name"]
     return arguments

@@ -8,6 +8,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 from safetensors.numpy import save_file
 from stored_models import GOLDEN
+from stored_models import assert_same_weights
 from stored_models import change_config
 from stored_models import change_tensors
 from stored_models import copy_stored
@@ -32,10 +33,7 @@ def assert_same_model(model, expected):
     for config in (ours, theirs):
         del config["name"], config["backbone"]["config"]["name"]
     assert ours == theirs
-    for weight, value in zip(
-        model.get_weights(), expected.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(weight, value)
+    assert_same_weights(model, expected)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pickle
 import sys
 import zipfile
 
-import numpy as np
 import pytest
+from stored_models import assert_same_weights
 from stored_models import load_arrays
 from stored_models import save_torch
 from stored_models import stored_arrays
@@ -16,13 +16,6 @@ from stored_models import stored_config
 from txl_keras.checkpoints import load_pytorch
 
 NAME = "original_pytorch_enwik8_like"
-
-
-def assert_same_weights(model, expected):
-    for ours, weights in zip(
-        model.get_weights(), expected.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(ours, weights)
 
 
 class Calls:

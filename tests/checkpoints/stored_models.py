@@ -54,6 +54,13 @@ def change_tensors(folder, change):
     save_file(change(load_file(path)), path)
 
 
+def assert_same_weights(model, expected):
+    for ours, theirs in zip(
+        model.get_weights(), expected.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def load_tied(arrays, config):
     """`load_arrays` of tied tables, of which the arrays hold one."""
     table = arrays["word_emb.emb_layers.0.weight"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from stored_models import GOLDEN
+from stored_models import assert_same_weights
 from stored_models import stored_config
 
 from txl_keras.checkpoints import load_tf1
@@ -62,10 +63,7 @@ def of_training(tmp_path):
 def test_what_an_optimizer_left_is_ignored(of_training):
     model = load_tf1(of_training, stored_config(NAME))
     expected = load_tf1(GOLDEN / NAME / "model.ckpt", stored_config(NAME))
-    for ours, weights in zip(
-        model.get_weights(), expected.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(ours, weights)
+    assert_same_weights(model, expected)
 
 
 def test_the_mean_squares_of_adam_are_statistics(of_training):

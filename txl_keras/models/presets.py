@@ -152,16 +152,11 @@ TRAINED = types.MappingProxyType(
 )
 
 
-def names():
-    """Returns the names of all presets that are sizes."""
-    return list(PRESETS)
-
-
 def preset_config(name):
     """Returns a new dictionary of the model arguments that a preset sets."""
     if name not in PRESETS:
         raise ValueError(
-            f"`preset` must be one of {names()}. Received: preset={name!r}"
+            f"`preset` must be one of {[*PRESETS]}. Received: preset={name!r}"
         )
     return dict(PRESETS[name])
 
@@ -185,24 +180,29 @@ def build_preset(model_class, name, dtype, overrides, backbone_class=None):
 
 def own_arguments(model_class):
     """Returns the parameters of a model without its backbone, by name."""
-    parameters = inspect.signature(model_class).parameters
-    if "backbone" not in parameters:  # of a backbone
-        return {}
-    return {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.kind == parameter.POSITIONAL_OR_KEYWORD
-        and name != "backbone"
-    }
+    parameters = _parameters(model_class)
+    # A backbone has none.
+    return parameters if parameters.pop("backbone", None) else {}
+
+
+def _parameters(model_class):
+    parameters = inspect.signature(model_class).parameters.values()
+    return {p.name: p for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD}
 
 
 def split_overrides(model_class, overrides, backbone_class=None):
     """Returns overrides of a model and those of its backbone, both checked."""
     backbone_class = backbone_class or model_class.backbone_class or model_class
-    own = set(own_arguments(model_class))
+    own = {*own_arguments(model_class)}
     if own:  # it is not a backbone
         own.add("name")
-    check_overrides(overrides, backbone_class, *own)
+    known = sorted({*_parameters(backbone_class), *own, "dtype", "name"})
+    unknown = sorted(overrides.keys() - {*known})
+    if unknown:
+        raise ValueError(
+            "Arguments of `from_preset`, and flags of the model, must be those "
+            f"of a {backbone_class.__name__}: {known}. Received: {unknown}"
+        )
     return (
         {key: value for key, value in overrides.items() if key in own},
         {key: value for key, value in overrides.items() if key not in own},
@@ -220,17 +220,4 @@ def check_required(model_class, own):
         raise ValueError(
             f"{missing} must be passed to `from_preset`, since the preset has "
             f"no value for a {model_class.__name__}. Received: {sorted(own)}"
-        )
-
-
-def check_overrides(overrides, model_class, *others):
-    """Checks that a model class, or `others`, have arguments of these names."""
-    parameters = inspect.signature(model_class).parameters.values()
-    known = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
-    known = sorted({*known, *others, "dtype", "name"})
-    unknown = sorted(overrides.keys() - set(known))
-    if unknown:
-        raise ValueError(
-            "Arguments of `from_preset`, and flags of the model, must be those "
-            f"of a {model_class.__name__}: {known}. Received: {unknown}"
         )

@@ -71,7 +71,7 @@ def define_model_flags(has_softmax=True):
         flags.DEFINE_enum,
     )
     flags.DEFINE(
-        _PresetParser(presets.names()), "preset", "quickstart",
+        _PresetParser(list(presets.PRESETS)), "preset", "quickstart",
         "Preset of the model: the sizes and options that other model flags "
         "can change.",
     )  # fmt: skip

@@ -17,6 +17,8 @@ from factories import feature_backbone
 from factories import random_ids
 from factories import small_backbone
 from factories import small_model
+from safetensors.numpy import load_file
+from safetensors.numpy import save_file
 
 from txl_keras.checkpoints import load_hugging_face
 from txl_keras.checkpoints import load_hugging_face_xlnet
@@ -30,7 +32,6 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
-from txl_keras.tensor_files import read_safetensors
 from txl_keras.training.bundles import save_weights
 from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
@@ -139,23 +140,15 @@ def test_a_saved_model_is_loaded_with_all_that_it_was(name, saved):
     assert os.path.exists(folder / "tokenizer.json") == bool(tokenizer)
 
 
-def test_a_preset_is_json_and_safetensors_alone(saved):
-    safetensors = pytest.importorskip("safetensors.numpy")
+def test_a_preset_is_json_and_safetensors_alone(saved, tmp_path):
     model, folder = saved["causal_lm"]
-    assert sorted(os.listdir(folder)) == [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
-    tensors = safetensors.load_file(folder / "model.safetensors")
-    assert len(tensors) == len(model.weights)
-    for name, weight in weights_by_name(model).items():
+    names = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(os.listdir(folder)) == names
+    tensors = load_file(folder / "model.safetensors")
+    weights = weights_by_name(model)
+    assert KERNEL in tensors and tensors.keys() == weights.keys()
+    for name, weight in weights.items():
         np.testing.assert_array_equal(tensors[name], weight)
-    assert KERNEL in tensors
-
-
-def test_how_a_model_was_trained_is_saved(tmp_path, saved):
-    _, folder = saved["causal_lm"]
     content = json.loads((folder / "config.json").read_text())
     assert content["class_name"] == "TransformerXLCausalLM"
     assert content["training"] == {"corpus": "tiny"}
@@ -168,21 +161,15 @@ def test_how_a_model_was_trained_is_saved(tmp_path, saved):
 
 
 def test_weights_are_saved_in_half_the_bytes_as_bfloat16(saved, tmp_path):
-    model, folder = saved["causal_lm"]
+    model, _ = saved["causal_lm"]
     model.save_to_preset(tmp_path, dtype="bfloat16")
     loaded = TransformerXLCausalLM.from_preset(tmp_path)
     assert loaded.compute_dtype == "float32"
     for weight, exact in zip(loaded.weights, model.weights, strict=True):
         rounded = tf.cast(tf.cast(exact, tf.bfloat16), tf.float32)
         np.testing.assert_array_equal(weight, rounded)
-    sizes = [
-        sum(np.size(values) * values.dtype.itemsize for values in file.values())
-        for file in (
-            read_safetensors(f / "model.safetensors")
-            for f in (tmp_path, folder)
-        )
-    ]
-    assert 2 * sizes[0] == sizes[1]
+    for array in load_file(tmp_path / "model.safetensors").values():
+        assert array.dtype == "bfloat16"
     with pytest.raises(ValueError, match="`dtype` must be one of .*'float16"):
         model.save_to_preset(tmp_path, dtype="float16")
 
@@ -191,10 +178,9 @@ def test_weights_are_saved_in_half_the_bytes_as_bfloat16(saved, tmp_path):
 def test_matrices_are_saved_as_int8_and_loaded_as_float32(
     name, saved, tmp_path
 ):
-    numpy = pytest.importorskip("safetensors.numpy")
     model, _ = saved[name]
     model.save_to_preset(tmp_path, dtype="int8")
-    file = numpy.load_file(tmp_path / "model.safetensors")
+    file = load_file(tmp_path / "model.safetensors")
     loaded = type(model).from_preset(tmp_path)
     assert loaded.get_config() == model.get_config()
     ours, exact = weights_by_name(loaded), weights_by_name(model)
@@ -330,27 +316,19 @@ EVIL = {
 }
 
 
+# `tests/models/model_config_test.py` has what else `config` may say.
 @pytest.mark.parametrize(
     "fields, message",
     [
         ({"class_name": "Lambda"}, "must be one of .*'LSTMBackbone'.*Lambda"),
         ({"class_name": None}, "must be that of a preset, with `class_name`"),
         ({"module": "os"}, "has the unknown key 'module'"),
-        ({"config__backbone": EVIL}, "class_name` must be one of .*'Lambda'"),
-        ({"config__backbone__module": "os"}, "backbone.module` must .*'os'"),
-        ({"config__backbone__registered_name": "a>B"}, "registered_name` mus"),
-        ({"config__backbone__config__dropout": EVIL}, "dropout` must be a nu"),
+        ({"config__backbone": EVIL}, "class_name` must .* one of .*'Lambda'"),
         ({"config__function": "x"}, "`config` has the unknown key 'function'"),
         ({"config__tokenizer": EVIL}, "unknown tokenizer.*'Lambda'"),
-        ({"config__backbone__config__num_layers": 2}, "block_1/.* is missing"),
-        ({"config__backbone__config__num_layers": 10**9}, "from 0 to"),
         ({"config__backbone__config__vocabulary_size": 10**9}, "another model"),
-        ({"config__backbone__config__hidden_dim": 10**8}, "of another model"),
-        ({"config__backbone__config__hidden_dim": 2**63}, "_dim` must be an"),
         ({"config__backbone__config__name": "a b"}, "`name` must consist of"),
         ({"config__backbone__config__name": ""}, "`name` must consist of"),
-        ({"config__backbone__config__memory_length": 10**9}, "from 0 to"),
-        ({"config__backbone": None}, "`config.backbone` must be an object"),
         ({"weights": None}, "`weights` must be a string"),
         ({"weights": "0"}, "not the file that was saved with the config"),
         ({"tokenizer": "0"}, "not the tokenizer of the preset"),
@@ -395,21 +373,12 @@ def test_truncated_and_changed_weights_are_refused(folder):
 
 def test_weights_that_are_infinite_in_float32_are_refused(folder):
     path = folder / "model.safetensors"
-    data = path.read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    at, first = 0, min(header, key=lambda name: header[name]["data_offsets"])
-    for entry in sorted(header.values(), key=lambda e: e["data_offsets"]):
-        size = 2 * (entry["data_offsets"][1] - entry["data_offsets"][0])
-        entry.update(dtype="F64", data_offsets=[at, at + size])
-        at += size
-    values = np.frombuffer(data[start:], "<f4").astype("<f8")
-    values[0] = 1e300
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + values.tobytes())
+    tensors = {n: x.astype("float64") for n, x in load_file(path).items()}
+    tensors[KERNEL][0] = 1e300
+    save_file(tensors, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     change_config(folder, weights=digest)
-    with pytest.raises(ValueError, match=f"damaged: {first} is not finite"):
+    with pytest.raises(ValueError, match=f"damaged: {KERNEL} is not finite"):
         TransformerXLCausalLM.from_preset(folder)
 
 
@@ -426,7 +395,7 @@ def int8_folder(saved, tmp_path_factory):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({SCALE: None}, f"'{KERNEL}' is of int8, and there is no '{SCALE}'"),
+        ({SCALE: None}, f"'{KERNEL}' must be .* beside '{SCALE}'.*I8"),
         ({SCALE: np.ones((1, 2, 4), "f4")}, f"'{SCALE}' must have the shape"),
         ({SCALE: np.ones(10, "f4")}, f"'{SCALE}' must have the shape"),
         ({SCALE: np.ones((1, 2, 5), "f8")}, f"'{SCALE}' must be of .* F32"),
@@ -444,11 +413,10 @@ def int8_folder(saved, tmp_path_factory):
 def test_wrong_scales_of_int8_are_named(
     changes, message, int8_folder, tmp_path
 ):
-    numpy = pytest.importorskip("safetensors.numpy")
     shutil.copytree(int8_folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "model.safetensors"
-    file = {**numpy.load_file(path), **changes}
-    numpy.save_file({n: a for n, a in file.items() if a is not None}, path)
+    file = {**load_file(path), **changes}
+    save_file({n: a for n, a in file.items() if a is not None}, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     change_config(tmp_path, weights=digest)
     with pytest.raises(ValueError, match=message) as error:
@@ -497,7 +465,7 @@ def test_a_preset_is_replaced_and_nothing_else_is(saved, folder, tmp_path):
     (tmp_path / "file").write_text("mine")
     for name, held in (("hf", "config.json"), ("notes", "a.txt"), ("file", "")):
         before = (tmp_path / name).stat().st_mtime_ns
-        message = f"new, empty or a preset.*{name}, which holds .*{held}"
+        message = f"new, empty, or a preset.*{name}, which holds .*{held}"
         with pytest.raises(ValueError, match=message):
             model.save_to_preset(tmp_path / name)
         assert (tmp_path / name).stat().st_mtime_ns == before
@@ -510,9 +478,8 @@ def test_a_preset_is_replaced_and_nothing_else_is(saved, folder, tmp_path):
 def test_a_save_writes_through_no_link(name, saved, folder, tmp_path):
     outside = tmp_path / "outside"
     outside.write_text("mine")
-    for link in (name, f"{name}.tmp", "tokenizer.json.tmp.tmp"):
-        (folder / link).unlink(missing_ok=True)
-        (folder / link).symlink_to(outside)
+    (folder / name).unlink()
+    (folder / name).symlink_to(outside)
     model, _ = saved["causal_lm"]
     model.save_to_preset(folder)
     assert outside.read_text() == "mine"
@@ -520,8 +487,9 @@ def test_a_save_writes_through_no_link(name, saved, folder, tmp_path):
 
 
 def test_a_folder_in_place_of_a_file_is_named(saved, folder):
-    (folder / "model.safetensors.tmp").mkdir()
-    with pytest.raises(OSError, match=r"model.safetensors.tmp; Is a dir"):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(OSError, match="could not be written: .*Is a dir"):
         saved["causal_lm"][0].save_to_preset(folder)
 
 

@@ -25,7 +25,7 @@ from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts.exporting import export_run
 from txl_keras.scripts.exporting import loading_note
-from txl_keras.serving.export import LONGEST_SEGMENT
+from txl_keras.serving.served_model import LONGEST_SEGMENT
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
 from txl_keras.workdir import Workdir

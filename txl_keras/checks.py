@@ -277,8 +277,7 @@ def check_token_ids(name, token_ids, vocabulary_size, first=0, remedy=""):
     # dependency on the check. `vocabulary_size` may be a scalar tensor.
     token_ids = _as_array_or_tensor(name, token_ids)
     dtype = keras.backend.standardize_dtype(token_ids.dtype)
-    is_symbolic = tf.is_tensor(vocabulary_size)
-    last = "limit" if is_symbolic else vocabulary_size
+    last = "limit" if tf.is_tensor(vocabulary_size) else vocabulary_size
     limits = f"`{name}` must hold integers in [{first}, {last})."
     if "int" not in dtype:
         raise ValueError(
@@ -286,28 +285,30 @@ def check_token_ids(name, token_ids, vocabulary_size, first=0, remedy=""):
             f"`ops.cast({name}, 'int32')`, and give a `keras.Input` of ids "
             "dtype='int32'."
         )
-    if isinstance(token_ids, keras.KerasTensor):
-        return token_ids
-    if isinstance(token_ids, _CONCRETE):
-        ids = np.asarray(token_ids)
-        if ids.size and (ids.min() < first or ids.max() >= vocabulary_size):
+    return _check_range(token_ids, first, vocabulary_size, limits, remedy)
+
+
+def _check_range(tensor, first, limit, message, remedy):
+    """Checks that integers are in `[first, limit)`, in a graph if need be."""
+    if isinstance(tensor, _CONCRETE):
+        values = np.asarray(tensor)
+        if values.size and (values.min() < first or values.max() >= limit):
             raise ValueError(
-                f"{limits} Received: from {ids.min()} to {ids.max()}"
+                f"{message} Received: from {values.min()} to {values.max()}"
                 + (remedy and f". {remedy}")
             )
-        return token_ids
-    if _is_compiled_by_xla():
-        return token_ids
-    ids = tf.cast(token_ids, tf.int64)  # a limit of 256 overflows uint8
-    limit = tf.cast(vocabulary_size, tf.int64)
-    received = [tf.reduce_min(ids), "to", tf.reduce_max(ids)]
-    if is_symbolic:
+        return tensor
+    if isinstance(tensor, keras.KerasTensor) or _is_compiled_by_xla():
+        return tensor
+    values = tf.cast(tensor, tf.int64)  # a limit of 256 overflows uint8
+    received = [tf.reduce_min(values), "to", tf.reduce_max(values)]
+    if tf.is_tensor(limit):
+        limit = tf.cast(limit, tf.int64)
         received += ["with a limit of", limit]
-    received += filter(None, [remedy])
     return _checked(
-        token_ids,
-        tf.reduce_all((ids >= first) & (ids < limit)),
-        [f"{limits} Received: from", *received],
+        tensor,
+        tf.reduce_all((values >= first) & (values < limit)),
+        [f"{message} Received: from", *received, *filter(None, [remedy])],
     )
 
 
@@ -328,12 +329,6 @@ def check_mask(name, mask, shape, broadcasts=False):
         return None
     mask = _as_array_or_tensor(name, mask)
     dtype = keras.backend.standardize_dtype(mask.dtype)
-    is_mask = dtype == "bool" or "int" in dtype
-    received = f"dtype {dtype}"
-    if "int" in dtype and isinstance(mask, _CONCRETE):
-        values = np.unique(mask)
-        is_mask = np.isin(values, (0, 1)).all()
-        received = f"values such as {shown(values.tolist())}"
     limits = (
         f"`{name}` must be boolean, True where a position may be attended to."
     )
@@ -341,11 +336,10 @@ def check_mask(name, mask, shape, broadcasts=False):
         "Convert an additive mask (0 and large negative numbers) with "
         f"`{name} > -1`."
     )
-    if not is_mask:
-        raise ValueError(f"{limits} Received: {received}. {remedy}")
-    has_integers = dtype != "bool" and isinstance(mask, tf.Tensor)
-    if has_integers and not isinstance(mask, _CONCRETE):
-        mask = _check_zeros_and_ones(mask, limits, remedy)
+    if dtype != "bool" and "int" not in dtype:
+        raise ValueError(f"{limits} Received: dtype {dtype}. {remedy}")
+    if dtype != "bool":
+        mask = _check_range(mask, 0, 2, limits, remedy)
     if broadcasts:
         shape = shape[max(len(shape) - len(mask.shape), 0) :]
         shape = tuple(
@@ -354,24 +348,6 @@ def check_mask(name, mask, shape, broadcasts=False):
         )
     mask = tf.cast(mask, tf.bool)
     return check_shape_in_graph(name, mask, shape, broadcasts)
-
-
-def _check_zeros_and_ones(mask, limits, remedy):
-    """Makes a graph check that an integer mask holds only 0 and 1."""
-    if _is_compiled_by_xla():
-        return mask
-    values = tf.cast(mask, tf.int64)
-    return _checked(
-        mask,
-        tf.reduce_all((values == 0) | (values == 1)),
-        [
-            f"{limits} Received: from",
-            tf.reduce_min(values),
-            "to",
-            tf.reduce_max(values),
-            remedy,
-        ],
-    )
 
 
 def _as_array_or_tensor(name, value):

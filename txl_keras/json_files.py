@@ -126,6 +126,13 @@ def check_fields(content, fields, source):
             )
 
 
+def check_known(content, known, source):
+    """Raises `ValueError` if a JSON object has a key that is not known."""
+    unknown = sorted(content.keys() - known)
+    if unknown:
+        raise ValueError(f"{source} has the unknown key {shown(unknown[0])}")
+
+
 def _is_kind(value, kind):
     if kind in _LISTS:
         return isinstance(value, list) and all(

@@ -12,6 +12,7 @@ The hashes prevent a folder whose writing was interrupted, or whose files were
 mixed up, from loading as another model than was saved.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from txl_keras.checks import check_vocabulary
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import file_digest
 from txl_keras.data.corpora.files import is_remote
-from txl_keras.data.corpora.files import remove_link
+from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import WordTokenizer
@@ -35,6 +36,7 @@ from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import check_fields
+from txl_keras.json_files import check_known
 from txl_keras.json_files import read_json
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
@@ -50,6 +52,7 @@ from txl_keras.models.presets import check_required
 from txl_keras.models.presets import own_arguments
 from txl_keras.models.presets import split_overrides
 from txl_keras.models.run_folder import RunFolder
+from txl_keras.output_folders import check_replaceable
 from txl_keras.tensor_files import int8_with_scale
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
@@ -193,17 +196,13 @@ def _check_links(folder):
 
 
 class _Preset:
-    """Reads a folder that `save_preset` wrote, with the interface of `_Run`."""
+    """Reads a folder of `save_preset`, with the interface of `RunFolder`."""
 
     def __init__(self, folder, content):
-        self.folder = folder
+        self.path = folder
         path = os.path.join(folder, "config.json")
         check_fields(content, _FIELDS, path)
-        unknown = sorted(content.keys() - _FIELDS)
-        if unknown:
-            raise ValueError(
-                f"{path} is damaged: it has the unknown key {shown(unknown[0])}"
-            )
+        check_known(content, _FIELDS.keys(), f"{path} is damaged: it")
         name = content["class_name"]
         if name not in _CLASSES:
             raise ValueError(
@@ -211,10 +210,6 @@ class _Preset:
                 f"`class_name` must be one of {sorted(_CLASSES)}. Received: "
                 f"{shown(name)}"
             )
-        self.model_class = _CLASSES[name]
-        self.config = check_model_config(
-            content, self.model_class, path, "config"
-        )
         self._content = content
         self._weights_path = os.path.join(folder, _WEIGHTS)
         if not tf.io.gfile.exists(self._weights_path):
@@ -222,11 +217,17 @@ class _Preset:
                 f"{folder} has no weights: there is no {self._weights_path}."
             )
         self._tensors = read_safetensors(self._weights_path)
+
+    def model_class_name(self):
+        return self._content["class_name"]
+
+    def read_model_config(self, model_class, _):
+        path = os.path.join(self.path, "config.json")
+        config = check_model_config(self._content, model_class, path, "config")
         self._check_shapes(
-            weight_shapes(
-                self.config, self.model_class, path, len(self._tensors)
-            )
+            weight_shapes(config, model_class, path, len(self._tensors))
         )
+        return config
 
     def _check_shapes(self, shapes):
         saved = self._tensors.shapes
@@ -236,7 +237,7 @@ class _Preset:
             {f"weights/{name}": shape for name, shape in shapes.items()},
         )
 
-    def restore(self, model):
+    def restore_weights(self, model, _):
         weights = weights_by_name(model)
         self._check_shapes(shapes_of(weights))
         received = file_digest(self._weights_path, "sha256")
@@ -256,14 +257,14 @@ class _Preset:
             weight.assign(tf.cast(value, weight.dtype))
 
     def load_tokenizer(self):
-        path = os.path.join(self.folder, "tokenizer.json")
+        path = os.path.join(self.path, "tokenizer.json")
         expected, received = self._content.get("tokenizer"), None
         if tf.io.gfile.exists(path):
             tokenizer = load_tokenizer(path)
             received = tokenizer_hash(tokenizer)
         elif expected is not None:
             raise FileNotFoundError(
-                f"{self.folder} has no tokenizer: there is no {path}. Bring it "
+                f"{self.path} has no tokenizer: there is no {path}. Bring it "
                 "back, or pass `tokenizer`."
             )
         if received != expected:
@@ -275,34 +276,25 @@ class _Preset:
         return tokenizer if expected else None
 
 
-class _Run:
-    """Reads the folder of a run."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self._run = RunFolder(folder)
-        self.model_class = _CLASSES[self._run.model_class_name()]
-        self.config = self._run.read_model_config(self.model_class, "best")
-
-    def restore(self, model):
-        self._run.restore_weights(model, "best")
+class _Run(RunFolder):
+    """Reads the folder of a run, which has no tokenizer if it was converted."""
 
     def load_tokenizer(self):
-        has_file = tf.io.gfile.exists(self._run.tokenizer)
-        # A converted checkpoint may have none.
-        if not has_file and not self._run.read_config().get("tokenizer"):
-            return None
-        return self._run.load_tokenizer()
+        has_file = tf.io.gfile.exists(self.tokenizer)
+        if has_file or self.read_config().get("tokenizer"):
+            return super().load_tokenizer()
+        return None
 
 
 def _load(model_class, stored, load_weights, dtype, overrides):
-    """Builds a model of a class from a `_Preset` or a `_Run`."""
-    is_same = issubclass(model_class, stored.model_class)
-    build_class = model_class if is_same else stored.model_class
-    config = stored.config
+    """Builds a model of a class from a `_Preset` or a `RunFolder`."""
+    stored_class = _CLASSES[stored.model_class_name()]
+    is_same = issubclass(model_class, stored_class)
+    build_class = model_class if is_same else stored_class
+    config = stored.read_model_config(stored_class, "best")
     serialized = config.get("backbone", {})
     backbone_class = _CLASSES.get(serialized.get("class_name"), build_class)
-    _check_gives(model_class, build_class, backbone_class, stored.folder)
+    _check_gives(model_class, build_class, backbone_class, stored.path)
     own, sizes = split_overrides(model_class, overrides, backbone_class)
     if not is_same:
         check_required(model_class, own)
@@ -327,7 +319,7 @@ def _load(model_class, stored, load_weights, dtype, overrides):
         for name, value in stddevs.items():
             setattr(getattr(model, "backbone", model), name, value)
         try:
-            stored.restore(model)
+            stored.restore_weights(model, "best")
         except ValueError as error:
             if not sizes and not (is_same and own):
                 raise
@@ -457,36 +449,34 @@ def save_preset(model, folder, training, dtype):
     }
     _check_loads(model, content)
     weights = _weights(model)
-    _check_replaceable(folder)
-    paths = [os.path.join(folder, n) for n in (_WEIGHTS, "tokenizer.json")]
-    unfinished = [f"{path}.tmp" for path in paths]
-    gfile = tf.io.gfile
+    check_replaceable("folder", folder, "a preset", lambda _: _is_ours(folder))
+    if dtype == "int8":
+        weights, dtype = _with_int8_matrices(weights), "float32"
+    weights_path, tokenizer_path, config_path = (
+        os.path.join(folder, name)
+        for name in (_WEIGHTS, "tokenizer.json", "config.json")
+    )
+    rename = renamed_when_complete
     try:
-        gfile.makedirs(folder)
-        remove_link(unfinished[0])
-        if dtype == "int8":
-            weights, dtype = _with_int8_matrices(weights), "float32"
-        write_safetensors(weights, unfinished[0], dtype=dtype)
-        content["weights"] = file_digest(unfinished[0], "sha256")
-        if tokenizer:
-            save_tokenizer(tokenizer, unfinished[1])
-        for new, path in zip(unfinished, paths, strict=True):
-            if gfile.exists(new):
-                gfile.rename(new, path, overwrite=True)
-            elif gfile.exists(path):
-                gfile.remove(path)
-        # Last: until then, hashes differ from those in an earlier config.json.
-        text = json.dumps(content, indent=1) + "\n"
-        write_text(text, os.path.join(folder, "config.json"))
+        tf.io.gfile.makedirs(folder)
+        # The config last: until then, hashes differ from those in an earlier
+        # one.
+        with rename(config_path) as new_config:
+            with contextlib.ExitStack() as files:
+                if tokenizer:
+                    new = files.enter_context(rename(tokenizer_path))
+                    save_tokenizer(tokenizer, new)
+                new = files.enter_context(rename(weights_path))
+                write_safetensors(weights, new, dtype=dtype)
+                content["weights"] = file_digest(new, "sha256")
+                write_text(json.dumps(content, indent=1) + "\n", new_config)
+            if not tokenizer and tf.io.gfile.exists(tokenizer_path):
+                tf.io.gfile.remove(tokenizer_path)
     except tf.errors.OpError as error:
         raise OSError(
             f"The preset {folder} could not be written: {error.message}. Is "
             "the disk full?"
         ) from error
-    finally:
-        for path in filter(gfile.exists, unfinished):
-            if not gfile.isdir(path):
-                gfile.remove(path)
 
 
 def _training(model):
@@ -565,20 +555,10 @@ def _with_int8_matrices(weights):
     return stored
 
 
-def _check_replaceable(folder):
-    gfile = tf.io.gfile
-    if not gfile.exists(folder):
-        return
-    names = sorted(gfile.listdir(folder)) if gfile.isdir(folder) else ["a file"]
-    if "config.json" in names:
-        try:
-            content = read_json(os.path.join(folder, "config.json"))
-        except ValueError:
-            content = {}
-        if content.get("class_name") in _CLASSES:
-            return
-    if names:
-        raise ValueError(
-            "`folder` must be new, empty or a preset, which is replaced. "
-            f"Received: folder={folder}, which holds {shown(names)}"
-        )
+def _is_ours(folder):
+    """Returns whether a folder that is not empty has the files of a preset."""
+    path = os.path.join(folder, "config.json")
+    try:
+        return read_json(path).get("class_name") in _CLASSES
+    except (FileNotFoundError, ValueError):
+        return False

@@ -89,15 +89,11 @@ def read_safetensors(path):
                     "positive finite numbers"
                 )
             return file.get_tensor(name) * scale
-        if dtypes[name] == "I8":
-            raise ValueError(
-                f"{path} is damaged: {shown(name)} is of int8, and there is no "
-                f"{shown(name + _SCALE)}"
-            )
         if dtypes[name] not in _FLOATS:
             raise ValueError(
-                f"{shown(name)} must be of floats of 16 to 64 bits. "
-                f"Received: {dtypes[name]}"
+                f"{path} is damaged: {shown(name)} must be of floats of 16 to "
+                f"64 bits, or of int8 beside {shown(name + _SCALE)}. Received: "
+                f"{dtypes[name]}"
             )
         return file.get_tensor(name)
 

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints.layout import write
-from txl_keras.checkpoints.tf1 import tf1_layout
+from txl_keras.checkpoints.transformer_xl_layout import TF1
+from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.serving import Generator
 from txl_keras.serving import Sampler
@@ -34,7 +35,7 @@ CONFIG = {
 def test_wikitext103_large_loads_scores_and_generates(tmp_path):
     prefix = str(tmp_path / "model.ckpt-0")
     original = TransformerXLCausalLM.from_preset("wikitext103_large")
-    tensors = write(original, tf1_layout(original))
+    tensors = write(original, transformer_xl_layout(original, TF1))
     assert tensors["transformer/layer_17/rel_attn/qkv/kernel"].shape == (
         1024,
         3072,

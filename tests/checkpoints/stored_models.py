@@ -2,9 +2,12 @@
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from safetensors.numpy import save_file
 
 from txl_keras.checkpoints.pytorch import from_tensors
 from txl_keras.tensor_files import Tensors
@@ -15,6 +18,13 @@ GOLDEN = pathlib.Path(__file__).parent.parent / "testdata" / "golden"
 def stored_config(name):
     """The configuration of a model, in the original's words."""
     return json.loads((GOLDEN / name / "config.json").read_text("utf-8"))
+
+
+def copy_stored(name, folder):
+    """Copies a model of Hugging Face to a folder, and returns the folder."""
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / name / file, folder)
+    return folder
 
 
 def stored_arrays(name):
@@ -28,6 +38,27 @@ def save_torch(arrays, path):
     torch = pytest.importorskip("torch")
     torch.save({name: torch.tensor(a) for name, a in arrays.items()}, path)
     return path
+
+
+def change_config(folder, **changes):
+    """Changes keys of a configuration; None removes."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    config = {key: value for key, value in config.items() if value is not None}
+    path.write_text(json.dumps(config))
+
+
+def change_tensors(folder, change):
+    """Replaces the tensors of a folder by what a function makes of them."""
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+def assert_same_weights(model, expected):
+    for ours, theirs in zip(
+        model.get_weights(), expected.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def load_tied(arrays, config):

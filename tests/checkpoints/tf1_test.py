@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from stored_models import GOLDEN
+from stored_models import assert_same_weights
 from stored_models import stored_config
 
 from txl_keras.checkpoints import load_tf1
 from txl_keras.checkpoints import load_tf1_mean_square
 from txl_keras.checkpoints.layout import write
-from txl_keras.checkpoints.tf1 import tf1_layout
+from txl_keras.checkpoints.transformer_xl_layout import TF1
+from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
 from txl_keras.evaluation import DynamicEvaluator
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
@@ -61,10 +63,7 @@ def of_training(tmp_path):
 def test_what_an_optimizer_left_is_ignored(of_training):
     model = load_tf1(of_training, stored_config(NAME))
     expected = load_tf1(GOLDEN / NAME / "model.ckpt", stored_config(NAME))
-    for ours, weights in zip(
-        model.get_weights(), expected.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(ours, weights)
+    assert_same_weights(model, expected)
 
 
 def test_the_mean_squares_of_adam_are_statistics(of_training):
@@ -192,7 +191,7 @@ def test_one_projection_of_the_embedding_is_tied_or_not(
         ),
         tie_projections=tied or [False, True, False],
     )
-    tensors = write(model, tf1_layout(model))
+    tensors = write(model, transformer_xl_layout(model, TF1))
     assert sorted(name for name in tensors if "proj" in name) == names
     save(tensors, tmp_path / "model.ckpt")
     loaded = load_tf1(tmp_path, config)

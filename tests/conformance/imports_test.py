@@ -19,6 +19,7 @@ PARTS = [
     "weights",
     "metrics",
     "data",
+    "output_folders",
     "layers",
     "samplers",
     "tpu",

@@ -13,7 +13,7 @@ from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetPermutationLM
-from txl_keras.models.presets import names
+from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import preset_config
 
 _NUM_WEIGHTS = {
@@ -136,7 +136,7 @@ def test_all_models_have_the_published_number_of_weights(name):
     assert model.count_params() == _NUM_WEIGHTS[name]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", PRESETS)
 def test_each_has_a_config_that_says_how_it_was_run(name):
     root = pathlib.Path(__file__).parents[2]
     if name.endswith("compressive"):
@@ -175,7 +175,7 @@ def test_a_class_lists_its_presets():
         TransformerXLCausalLM,
         TransformerXLTextClassifier,
     ):
-        assert list(model_class.presets) == names()
+        assert model_class.presets is PRESETS
     assert not XLNetPermutationLM.presets
 
 
@@ -229,7 +229,7 @@ def test_a_backbone_and_its_tokenizer_are_built_of_a_preset():
 
 
 def test_unknown_presets_and_arguments_are_errors():
-    assert {"quickstart", *_NUM_WEIGHTS} == set(names())
+    assert {"quickstart", *_NUM_WEIGHTS} == set(PRESETS)
     with pytest.raises(ValueError, match="enwik8_base.*preset='enwik9_base'"):
         TransformerXLCausalLM.from_preset("enwik9_base")
     with pytest.raises(ValueError, match="num_layer"):

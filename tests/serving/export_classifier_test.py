@@ -119,7 +119,7 @@ def test_bad_arguments_are_errors(model, tmp_path):
         ((model, other, LABELS, path), "2 symbols"),
         ((model, TOKENIZER, LABELS[:2], path), "a list of 3 strings"),
         ((model, TOKENIZER, LABELS, path, 0), "max_tokens=0"),
-        ((model, TOKENIZER, LABELS, str(tmp_path)), "path="),
+        ((model, TOKENIZER, LABELS, __file__), "path="),
     ):
         with pytest.raises(ValueError, match=message):
             export_classifier(*arguments)

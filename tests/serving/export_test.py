@@ -135,6 +135,11 @@ def served(loaded):
     return signatures
 
 
+def size_of(path):
+    files = tf.io.gfile.glob(path + "/variables/*")
+    return sum(tf.io.gfile.stat(file).length for file in files)
+
+
 # === Functional signatures ===
 
 
@@ -280,26 +285,15 @@ def test_a_prompt_may_be_much_longer_than_a_segment(served):
         )
 
 
-def test_rows_draw_as_if_alone(served):
-    prompts = [[3, 1], [4], [1, 5, 9]]
-    together, _ = write(served, prompts, 12, start(served, 3), seed=4)
-    for row, prompt in enumerate(prompts):
-        alone, _ = write(served, [prompt], 12, start(served, 1), seed=4 + row)
-        np.testing.assert_array_equal(alone[0], together[row])
-
-
 def test_writing_goes_on_from_the_last_token(served):
     sampling = {"temperature": 0.0}
     whole, _ = write(served, [[3, 1]], 9, start(served, 1), **sampling)
     first, memory = write(served, [[3, 1]], 4, start(served, 1), **sampling)
+    none, same = write(served, first[:, -1:], 0, memory, **sampling)
+    assert none.shape == (1, 0)
+    np.testing.assert_array_equal(same["memory"], memory["memory"])
     rest, _ = write(served, first[:, -1:], 5, memory, **sampling)
     np.testing.assert_array_equal(np.concatenate([first, rest], 1), whole)
-
-
-def test_nothing_may_be_written(served):
-    written, memory = write(served, [[3, 1, 4]], 0, start(served, 1))
-    assert written.shape == (1, 0)
-    np.testing.assert_array_equal(memory["valid_length"], [2])
 
 
 def test_inputs_are_left_as_they_are(served):
@@ -395,18 +389,13 @@ def test_the_only_slot_leaves_the_initial_memory_as_it_is():
 
 
 def test_each_loaded_model_has_slots_of_its_own(path, served):
+    assert size_of(path) < 16 * L * 2 * N * M * H * 4  # it has no slots
     ids = random_ids(1, 4)
     first = step(served, ids, [0])
     other = tf.saved_model.load(path)
     np.testing.assert_allclose(
         step(other.signatures, ids, [0]), first, atol=1e-6
     )
-
-
-def test_slots_are_not_stored(path):
-    files = tf.io.gfile.glob(path + "/variables/*")
-    stored = sum(tf.io.gfile.stat(file).length for file in files)
-    assert stored < 16 * L * 2 * N * M * H * 4
 
 
 # === Threads ===
@@ -595,11 +584,6 @@ def test_a_bad_reset_is_refused(served, slots):
 # === Files ===
 
 
-def size_of(path):
-    files = tf.io.gfile.glob(path + "/variables/*")
-    return sum(tf.io.gfile.stat(file).length for file in files)
-
-
 @pytest.mark.large
 def test_weights_may_be_stored_in_bfloat16(tmp_path):
     model = make_model(vocabulary_size=5000)
@@ -660,37 +644,31 @@ def test_settings_and_other_files_lie_beside(model, tmp_path):
 def test_a_path_may_be_an_object(tmp_path):
     path = tmp_path / "1"
     check_path(path)
-    with export_folder(path, {"num_slots": 0}) as unfinished:
-        os.mkdir(unfinished)
+    with export_folder(path, {"num_slots": 0}):
+        pass
     assert json.loads((path / "assets/settings.json").read_text())
     for wrong in (None, "", "~/model"):
         with pytest.raises(ValueError, match="`path` must be the full name"):
             check_path(wrong)
 
 
-@pytest.mark.large
-def test_only_an_older_savedmodel_is_replaced(model, tmp_path, monkeypatch):
+def test_only_an_older_savedmodel_is_replaced(tmp_path):
     path = tmp_path / "1"
     path.mkdir()
-    (path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="path="):
-        export(model, str(path))
-    assert (path / "notes.txt").read_text() == "mine"
-    (path / "saved_model.pb").write_text("an older one")
-    with pytest.raises(ValueError, match="path="):
-        export(model, str(path))  # that of another program
+    for name in ("notes.txt", "saved_model.pb"):  # that of another program
+        (path / name).write_text("mine")
+        with pytest.raises(ValueError, match=f"path=.*{name}"):
+            check_path(path)
     (path / "assets").mkdir()
     (path / "assets/settings.json").write_text("{}")
     # Whatever goes wrong, the older one stays.
-    monkeypatch.setattr(tf.io.gfile, "copy", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        export(model, str(path), num_slots=0, assets={"a": __file__})
-    assert (path / "saved_model.pb").read_text() == "an older one"
-    monkeypatch.undo()
-    export(model, str(path), num_slots=0)
-    assert not (path / "notes.txt").exists()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
-    assert "serving_default" in tf.saved_model.load(str(path)).signatures
+    with pytest.raises(ZeroDivisionError), export_folder(path, {}):
+        raise ZeroDivisionError
+    assert (path / "saved_model.pb").read_text() == "mine"
+    with export_folder(path, {}):
+        pass
+    assert os.listdir(path) == ["assets"]
+    assert os.listdir(tmp_path) == ["1"]
 
 
 @pytest.mark.large

@@ -16,7 +16,7 @@ from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
 from txl_keras.models.transformer_xl_causal_lm import TransformerXLCausalLM
 
 # Keys that every configuration must have, and our arguments for them.
-_SIZES = {
+SIZES = {
     "n_token": "vocabulary_size",
     "n_layer": "num_layers",
     "n_head": "num_heads",
@@ -83,7 +83,7 @@ def _integer(minimum):
 
 
 _CHECKS = {
-    **dict.fromkeys((*_SIZES, "d_embed", "div_val", "vocab_size"), _integer(1)),
+    **dict.fromkeys((*SIZES, "d_embed", "div_val", "vocab_size"), _integer(1)),
     **dict.fromkeys(("attn_type", "mem_len", "reuse_len"), _integer(0)),
     **dict.fromkeys(("clamp_len", "ext_len", "sample_softmax"), _integer(-1)),
     **dict.fromkeys(("cutoffs", "tie_projs"), _check_list),
@@ -123,7 +123,7 @@ def check_values(config, source):
 
 def check_sizes(config, tensors, source):
     """Checks, before memory is allocated, that a file can have these sizes."""
-    for key in sorted({*_SIZES, "vocab_size"} & {*config} - {"mem_len"}):
+    for key in sorted({*SIZES, "vocab_size"} & {*config} - {"mem_len"}):
         limit = len(tensors) if key == "n_layer" else tensors.num_bytes
         if (config[key] or 0) > limit:
             raise ValueError(
@@ -160,13 +160,13 @@ def read_config(config, overrides, defaults, source="`config`"):
     defaults = {**_DEFAULTS, **defaults}
     if "memory_length" in overrides:
         defaults["mem_len"] = overrides["memory_length"]
-    missing = [key for key in _SIZES if key not in {*config, *defaults}]
+    missing = [key for key in SIZES if key not in {*config, *defaults}]
     if missing:
         raise ValueError(
             f"{source} must have the keys {missing}. "
             f"Received: {shown(sorted(config))}"
         )
-    unknown = sorted(set(config) - {*_SIZES, *defaults, *_IRRELEVANT})
+    unknown = sorted(set(config) - {*SIZES, *defaults, *_IRRELEVANT})
     if unknown:
         warnings.warn(
             f"{source}: the keys {shown(unknown)} have no effect.",
@@ -177,20 +177,18 @@ def read_config(config, overrides, defaults, source="`config`"):
     return config
 
 
-def raise_found(message, checks):
-    """Raises `ValueError` that lists the problems of pairs, if any is found."""
-    found = [f"- {problem}" for is_found, problem in checks if is_found]
+def raise_found(message, problems):
+    """Raises `ValueError` that lists the problems that are true, if any is."""
+    found = [f"- {text}" for text, is_found in problems.items() if is_found]
     if found:
         raise ValueError("\n".join([message, *found]))
 
 
 def sampled_softmax(config):
-    """Returns whether it is set, and the problem, for `raise_found`."""
-    return (
-        config["sample_softmax"] > 0,
-        f"sample_softmax={config['sample_softmax']}: must not be positive, "
-        "since a sampled softmax has other weights",
-    )
+    """Returns the problem of a sampled softmax, for `raise_found`."""
+    number = config["sample_softmax"]
+    text = "must not be positive, since a sampled softmax has other weights"
+    return {f"sample_softmax={number}: {text}": number > 0}
 
 
 def check_overrides(overrides, allowed):
@@ -228,9 +226,13 @@ class Plan:
         **arguments,
     ):
         check_sizes(config, tensors, source)
+        if "memory_length" not in overrides:
+            check_memory(
+                config["mem_len"], config["n_layer"], config["d_model"], source
+            )
         clamp_length = config["clamp_len"]
         arguments = {
-            **{name: config[key] for key, name in _SIZES.items()},
+            **{name: config[key] for key, name in SIZES.items()},
             "embedding_dim": config["d_embed"],
             "cutoffs": config["cutoffs"],
             "div_val": config["div_val"],
@@ -238,12 +240,8 @@ class Plan:
             "dropout": config["dropout"],
             "attention_dropout": config["dropatt"],
             **arguments,
+            **overrides,
         }
-        if "memory_length" not in overrides:
-            check_memory(
-                config["mem_len"], config["n_layer"], config["d_model"], source
-            )
-        arguments |= overrides
         if (
             arguments["same_length"] == "pytorch"
             and not arguments["memory_length"]
@@ -255,14 +253,10 @@ class Plan:
                 "memory_length=0"
             )
         parameters = inspect.signature(TransformerXLBackbone).parameters
-        self.backbone = types.SimpleNamespace(
-            **{name: value.default for name, value in parameters.items()}
-        )
-        vars(self.backbone).update(arguments)
-        num_clusters = len(config["cutoffs"]) + 1
-        ties = [bool(tie) for tie in tie_projections][:num_clusters]
+        defaults = {name: value.default for name, value in parameters.items()}
+        self.backbone = types.SimpleNamespace(**{**defaults, **arguments})
         # These layers check their arguments; they are not built.
-        self.backbone.token_embedding = AdaptiveEmbedding(
+        embedding = AdaptiveEmbedding(
             config["n_token"],
             config["d_model"],
             cutoffs=config["cutoffs"],
@@ -270,11 +264,12 @@ class Plan:
             div_val=config["div_val"],
             project_same_dim=self.backbone.project_same_dim,
         )
+        # Clusters beyond `tie_projections` are not tied.
+        ties = [*map(bool, tie_projections), *[False] * embedding.num_clusters]
         self.softmax = AdaptiveSoftmax(
-            self.backbone.token_embedding,
+            embedding,
             tie_embeddings=bool(tie_embeddings),
-            # Clusters beyond `tie_projections` are not tied.
-            tie_projections=ties + [False] * (num_clusters - len(ties)),
+            tie_projections=ties[: embedding.num_clusters],
         )
         self._arguments = {"dtype": dtype, **arguments}
 

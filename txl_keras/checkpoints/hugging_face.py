@@ -1,10 +1,10 @@
 """Import and export of Hugging Face's `TransfoXLLMHeadModel`."""
 
 import json
+import os
 import pathlib
-import tempfile
 
-from txl_keras.checkpoints.configuration import Plan
+from txl_keras.checkpoints.configuration import SIZES
 from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
@@ -12,13 +12,15 @@ from txl_keras.checkpoints.configuration import sampled_softmax
 from txl_keras.checkpoints.configuration import tied_projections
 from txl_keras.checkpoints.hugging_face_files import folder_config
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
-from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.layout import write
-from txl_keras.checkpoints.torch_layout import HUGGING_FACE
-from txl_keras.checkpoints.torch_layout import frequencies
-from txl_keras.checkpoints.torch_layout import torch_layout
-from txl_keras.checkpoints.torch_layout import without_frequencies
+from txl_keras.checkpoints.transformer_xl_layout import HUGGING_FACE
+from txl_keras.checkpoints.transformer_xl_layout import frequencies
+from txl_keras.checkpoints.transformer_xl_layout import load_model
+from txl_keras.checkpoints.transformer_xl_layout import transformer_xl_layout
+from txl_keras.data.corpora.files import write_text
 from txl_keras.models.transformer_xl_backbone import TransformerXLBackbone
+from txl_keras.output_folders import check_replaceable
+from txl_keras.output_folders import replaced_when_complete
 from txl_keras.tensor_files import write_safetensors
 
 # Default values of the library for missing keys of a configuration.
@@ -39,7 +41,6 @@ _DEFAULTS = {
     "tie_word_embeddings": True,
     "untie_r": True,
 }
-_SIZES = ("n_layer", "n_head", "d_model", "d_head", "d_inner")
 # Arguments of the backbone that the library has no others for.
 _REQUIRED = {
     "attention_type": "relative",
@@ -48,7 +49,7 @@ _REQUIRED = {
     "memory_source": "inputs",
     "compression": None,
 }
-_EXPECTED_FILES = {"config.json", "model.safetensors"}
+_FILES = ["config.json", "model.safetensors"]
 
 
 def load_hugging_face(folder, dtype=None, **overrides):
@@ -68,12 +69,6 @@ def load_hugging_face(folder, dtype=None, **overrides):
 
     Returns:
         `TransformerXLCausalLM`.
-
-    Raises:
-        FileNotFoundError: If there is no configuration or no weights.
-        ValueError: If a file is damaged or refers to code, the model is of
-            another class, keys are missing in the configuration, or it does
-            not fit the weights; the message lists all problems.
 
     Example:
 
@@ -95,12 +90,13 @@ def load_hugging_face(folder, dtype=None, **overrides):
     config = _read_config(folder, overrides)
     tensors = folder_tensors(folder)
     _check_class(tensors, folder)
-    plan = Plan(
+    return load_model(
         config,
         overrides,
         dtype,
         tensors,
         folder,
+        HUGGING_FACE,
         tie_embeddings=config["tie_word_embeddings"],
         tie_projections=tied_projections(config),
         normalize_first=bool(config["pre_lnorm"]),
@@ -109,11 +105,6 @@ def load_hugging_face(folder, dtype=None, **overrides):
         layer_norm_epsilon=config["layer_norm_epsilon"],
         cold_start="zeros",
     )
-    layout = torch_layout(plan, HUGGING_FACE)
-    tensors = without_frequencies(
-        tensors, HUGGING_FACE, config["d_model"], folder
-    )
-    return read(plan.build, layout, tensors, folder)
 
 
 def _read_config(folder, overrides):
@@ -122,33 +113,30 @@ def _read_config(folder, overrides):
         check_values({"vocab_size": config["vocab_size"]}, path)
         config["n_token"] = config["vocab_size"]
     # Most other keys are options of generation.
-    known = {"n_token", *_SIZES, *_DEFAULTS, "dropatt"}
+    known = {*SIZES, *_DEFAULTS, "dropatt"}
     config = {key: config[key] for key in known & {*config}}
     config = read_config(config, overrides, _DEFAULTS, path)
+    attn_type = config["attn_type"]
     raise_found(
         f"{path} has settings that Hugging Face's code ignores or lacks:",
-        [
-            (
-                config["attn_type"] != 0,
-                f"attn_type={config['attn_type']}: must be 0",
-            ),
-            sampled_softmax(config),
-        ],
+        {
+            f"attn_type={attn_type}: must be 0": attn_type != 0,
+            **sampled_softmax(config),
+        },
     )
     return config
 
 
 def _check_class(tensors, folder):
+    received = None
     if "score.weight" in tensors:
+        received = "a classifier: it has `score.weight`"
+    elif not any(name.startswith("crit.") for name in tensors):
+        received = "a body without a softmax (`crit.*`), as a TransfoXLModel"
+    if received:
         raise ValueError(
             "`folder` must hold a TransfoXLLMHeadModel. Received: "
-            f"folder={folder}, which holds a classifier: it has `score.weight`"
-        )
-    if not any(name.startswith("crit.") for name in tensors):
-        raise ValueError(
-            "`folder` must hold a TransfoXLLMHeadModel. Received: "
-            f"folder={folder}, which holds a body without a softmax (`crit.*`),"
-            " such as a TransfoXLModel"
+            f"folder={folder}, which holds {received}"
         )
 
 
@@ -163,49 +151,25 @@ def save_hugging_face(model, folder):
         folder: String or path. The folder must not exist, be empty, or be an
             earlier export, which is replaced.
 
-    Raises:
-        ValueError: If that class does not support the model (the message lists
-            all reasons), or the folder holds other files.
-
-    Example:
-
-    ```python
-    import tempfile
-
-    from txl_keras.checkpoints import load_hugging_face, save_hugging_face
-    from txl_keras.models import TransformerXLCausalLM
-
-    model = TransformerXLCausalLM.from_preset(
-        "quickstart", num_layers=1, cold_start="zeros"
-    )
-    folder = tempfile.mkdtemp() + "/quickstart"
-    save_hugging_face(model, folder)
-    loaded = load_hugging_face(folder, memory_length=400)
-    ```
+    Example: see `load_hugging_face`.
     """
-    folder = pathlib.Path(folder)
     _check_exportable(model)
-    _check_replaceable(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as workspace:
-        new = pathlib.Path(workspace, "new")
-        new.mkdir()
-        config = json.dumps(_config(model), indent=2)
-        (new / "config.json").write_text(config + "\n", "utf-8")
-        write_safetensors(
-            {
-                **write(model, torch_layout(model, HUGGING_FACE)),
-                # The library expects it.
-                "transformer.pos_emb.inv_freq": frequencies(
-                    model.backbone.hidden_dim
-                ),
-            },
-            new / "model.safetensors",
-            metadata={"format": "pt"},
-        )
-        if folder.exists():
-            folder.rename(pathlib.Path(workspace, "old"))
-        new.rename(folder)
+    check_replaceable(
+        "folder",
+        folder,
+        f"an earlier export of {_FILES}",
+        lambda names: names == _FILES,
+    )
+    tensors = {
+        **write(model, transformer_xl_layout(model, HUGGING_FACE)),
+        # The library expects it.
+        "transformer.pos_emb.inv_freq": frequencies(model.backbone.hidden_dim),
+    }
+    with replaced_when_complete(folder) as new:
+        config = json.dumps(_config(model), indent=2) + "\n"
+        write_text(config, os.path.join(new, "config.json"))
+        path = os.path.join(new, "model.safetensors")
+        write_safetensors(tensors, path, metadata={"format": "pt"})
 
 
 def _check_exportable(model):
@@ -217,65 +181,39 @@ def _check_exportable(model):
         )
     embedding = backbone.token_embedding
     layers = list(model._flatten_layers())
-    settings = [
-        (name, getattr(backbone, name), value)
-        for name, value in _REQUIRED.items()
-    ]
-    checks = [
-        *(
-            (value != required, f"{name}={value!r}: must be {required!r}")
-            for name, value, required in settings
-        ),
-        (
-            backbone.cold_start != "zeros",
-            f"cold_start={backbone.cold_start!r}: its memory starts as zeros; "
-            "load the model with cold_start='zeros'",
-        ),
-        (
-            backbone.same_length is True,
-            "same_length=True: its tokens attend to one key fewer; load the "
-            "model with same_length='pytorch'",
-        ),
-        (
+    values = {name: getattr(backbone, name) for name in _REQUIRED}
+    problems = {
+        f"{name}={value!r}: must be {_REQUIRED[name]!r}": value
+        != _REQUIRED[name]
+        for name, value in values.items()
+    }
+    problems |= {
+        f"cold_start={backbone.cold_start!r}: its memory starts as zeros; load "
+        "the model with cold_start='zeros'": backbone.cold_start != "zeros",
+        "same_length=True: its tokens attend to one key fewer; load the model "
+        "with same_length='pytorch'": backbone.same_length is True,
+        "project_same_dim=False: it projects every table if div_val > 1": (
             embedding.div_val > 1
-            and any(p is None for p in embedding.projections),
-            "project_same_dim=False: it projects every table if div_val > 1",
+            and any(p is None for p in embedding.projections)
         ),
-        (
-            any(getattr(layer, "lora_enabled", False) for layer in layers),
-            "LoRA: `save_to_preset` merges it; export what `from_preset` loads",
+        "LoRA: `save_to_preset` merges it; export what `from_preset` loads": (
+            any(getattr(layer, "lora_enabled", False) for layer in layers)
         ),
-        (
-            any(getattr(layer, "quantization_mode", None) for layer in layers),
-            "quantized layers: export the model before `quantize`",
+        "quantized layers: export the model before `quantize`": any(
+            getattr(layer, "quantization_mode", None) for layer in layers
         ),
-    ]
+    }
     raise_found(
         "`model` must have only what Hugging Face's TransfoXLLMHeadModel "
         "supports. Received:",
-        checks,
+        problems,
     )
-
-
-def _check_replaceable(folder):
-    if not folder.exists():
-        return
-    names = (
-        {path.name for path in folder.iterdir()}
-        if folder.is_dir()
-        else {"a file"}
-    )
-    if names and names != _EXPECTED_FILES:
-        raise ValueError(
-            "`folder` must be new, empty, or an earlier export of "
-            f"{sorted(_EXPECTED_FILES)}. Received: folder={folder}, which "
-            f"holds {sorted(names)}"
-        )
 
 
 def _config(model):
     backbone = model.backbone
     embedding = backbone.token_embedding
+    sizes = {key: getattr(backbone, name) for key, name in SIZES.items()}
     return {
         "adaptive": True,
         "architectures": ["TransfoXLLMHeadModel"],
@@ -283,18 +221,12 @@ def _config(model):
         "clamp_len": backbone.clamp_length or -1,
         "cutoffs": list(embedding.cutoffs),
         "d_embed": embedding.embedding_dim,
-        "d_head": backbone.head_dim,
-        "d_inner": backbone.intermediate_dim,
-        "d_model": backbone.hidden_dim,
         "div_val": embedding.div_val,
         "dropatt": backbone.attention_dropout,
         "dropout": backbone.dropout,
         "init_std": backbone.initializer_stddev,
         "layer_norm_epsilon": backbone.layer_norm_epsilon,
-        "mem_len": backbone.memory_length,
         "model_type": "transfo-xl",
-        "n_head": backbone.num_heads,
-        "n_layer": backbone.num_layers,
         "pre_lnorm": backbone.normalize_first,
         "proj_init_std": backbone.projection_initializer_stddev or 0.01,
         "same_length": bool(backbone.same_length),
@@ -303,5 +235,6 @@ def _config(model):
         "tie_word_embeddings": model.softmax.tie_embeddings,
         "torch_dtype": "float32",
         "untie_r": not backbone.tie_attention_biases,
-        "vocab_size": embedding.input_dim,
+        "vocab_size": sizes.pop("n_token"),
+        **sizes,
     }

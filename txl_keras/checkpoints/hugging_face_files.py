@@ -79,5 +79,5 @@ def _shard_paths(index, suffix):
 
 def _file_tensors(path):
     if path.suffix == ".bin":
-        return torch_tensors(load_torch(path), path)
+        return torch_tensors(*load_torch(path), path)
     return read_safetensors(path)

@@ -12,6 +12,7 @@ from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.hugging_face_files import folder_config
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import Entry
+from txl_keras.checkpoints.layout import feed_forward_and_norms
 from txl_keras.checkpoints.layout import read
 from txl_keras.checks import check_head_dim
 from txl_keras.checks import shown
@@ -48,6 +49,8 @@ _OVERRIDES = (
 )
 # Prefix of the body's tensors in a model with a head.
 _BODY = "transformer."
+# Names of the layer norms and linear layers of a layer.
+_PARTS = ("rel_attn.layer_norm", "ff.layer_norm", "ff.layer_1", "ff.layer_2")
 
 
 def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
@@ -73,12 +76,6 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
     Returns:
         `XLNetPermutationLM` for an `XLNetLMHeadModel`, such as the published
         models, unless `drop_head=True`; otherwise `XLNetBackbone`.
-
-    Raises:
-        FileNotFoundError: If there is no configuration or no weights.
-        ValueError: If a file is damaged or refers to code, the model is of
-            another class or has unsupported settings, or the configuration
-            does not fit the weights; the message lists all problems.
 
     Example, with files that are not part of the package:
 
@@ -128,25 +125,20 @@ def _read_config(folder, overrides):
     if empty:
         raise ValueError(f"{path} must have values for {empty}.")
     check_values({**config, "attn_type": None}, path)
-    checks = [
-        (
-            config["bi_data"],
-            "bi_data=True: rows cannot be read backwards",
+    kind, activation = config["attn_type"], config["ff_activation"]
+    problems = {
+        "bi_data=True: rows cannot be read backwards": config["bi_data"],
+        "same_length=True: must be False with attn_type='uni'": (
+            config["same_length"] and kind == "uni"
         ),
-        (
-            config["same_length"] and config["attn_type"] == "uni",
-            "same_length=True: must be False with attn_type='uni'",
+        f"attn_type={shown(kind)}: must be 'bi' or 'uni'": (
+            kind not in ("bi", "uni")
         ),
-        (
-            config["attn_type"] not in ("bi", "uni"),
-            f"attn_type={shown(config['attn_type'])}: must be 'bi' or 'uni'",
+        f"ff_activation={shown(activation)}: must be 'gelu'": (
+            activation != "gelu"
         ),
-        (
-            config["ff_activation"] != "gelu",
-            f"ff_activation={shown(config['ff_activation'])}: must be 'gelu'",
-        ),
-    ]
-    raise_found(f"{path} has unsupported settings:", checks)
+    }
+    raise_found(f"{path} has unsupported settings:", problems)
     return config
 
 
@@ -192,24 +184,29 @@ def _body(tensors, drop_head, folder):
 def _layout(backbone):
     """Returns the layout of an `XLNetModel`, for an `XLNetBackbone`."""
     size = backbone.hidden_dim
+    shape = (backbone.vocabulary_size, size)
     layout = [
-        Entry(
-            ("word_embedding.weight",),
-            ("token_embedding/embeddings_0",),
-            (backbone.vocabulary_size, size),
-        ),
-        Entry(("mask_emb",), ("mask_embedding",), (1, 1, size)),
+        Entry("word_embedding.weight", "token_embedding/embeddings_0", shape),
+        Entry("mask_emb", "mask_embedding", (1, 1, size)),
     ]
+    heads = (backbone.num_heads, backbone.head_dim)
     for i in range(backbone.num_layers):
-        for name, weight, shape, transposed in _block(backbone):
-            layout.append(
-                Entry(
-                    (f"layer.{i}.{name}",),
-                    (f"block_{i}/{weight}",),
-                    shape,
-                    transposed,
-                )
-            )
+        for name, weight, *axes in (
+            ("q", "query/kernel", size),
+            ("k", "key/kernel", size),
+            ("v", "value/kernel", size),
+            ("r", "position/kernel", size),
+            ("o", "output/kernel", size),
+            ("r_w_bias", "content_attention_bias"),
+            ("r_r_bias", "positional_attention_bias"),
+            ("r_s_bias", "segment_attention_bias"),
+            ("seg_embed", "segment_embeddings", 2),
+        ):
+            name = f"layer.{i}.rel_attn.{name}"
+            weight = f"block_{i}/attention/{weight}"
+            layout.append(Entry(name, weight, (*axes, *heads)))
+        names = [f"layer.{i}.{part}" for part in _PARTS]
+        layout += feed_forward_and_norms(names, i, backbone)
     return layout
 
 
@@ -217,40 +214,10 @@ def _with_head(layout, config):
     """Adds the head of an `XLNetLMHeadModel` to the layout of its body."""
     embedding, *others = layout
     size = config["vocab_size"]
-    bias = Entry(("lm_loss.bias",), ("softmax/bias_0",), (size,))
-    table = Entry(("lm_loss.weight",), ("softmax/kernel_0",), embedding.shape)
+    bias = Entry("lm_loss.bias", "softmax/bias_0", (size,))
+    table = Entry("lm_loss.weight", "softmax/kernel_0", embedding.shape)
     if not config["tie_word_embeddings"]:
         return [*layout, table, bias]
     # The file may have the one table under either name or under both.
     names = embedding.names + table.names
     return [dataclasses.replace(embedding, names=names), *others, bias]
-
-
-def _block(backbone):
-    """Yields name, weight, shape and `transposed` of each tensor in a layer."""
-    size, inner = backbone.hidden_dim, backbone.intermediate_dim
-    heads = (backbone.num_heads, backbone.head_dim)
-    for name, weight, shape in (
-        ("q", "query/kernel", (size, *heads)),
-        ("k", "key/kernel", (size, *heads)),
-        ("v", "value/kernel", (size, *heads)),
-        ("r", "position/kernel", (size, *heads)),
-        ("o", "output/kernel", (size, *heads)),
-        ("r_w_bias", "content_attention_bias", heads),
-        ("r_r_bias", "positional_attention_bias", heads),
-        ("r_s_bias", "segment_attention_bias", heads),
-        ("seg_embed", "segment_embeddings", (2, *heads)),
-    ):
-        yield f"rel_attn.{name}", f"attention/{weight}", shape, False
-    for name, norm in (
-        ("rel_attn.layer_norm", "attention_norm"),
-        ("ff.layer_norm", "feed_forward_norm"),
-    ):
-        yield f"{name}.weight", f"{norm}/gamma", (size,), False
-        yield f"{name}.bias", f"{norm}/beta", (size,), False
-    for name, dense, shape in (
-        ("ff.layer_1", "feed_forward_intermediate", (inner, size)),
-        ("ff.layer_2", "feed_forward_output", (size, inner)),
-    ):
-        yield f"{name}.weight", f"{dense}/kernel", shape, True
-        yield f"{name}.bias", f"{dense}/bias", shape[:1], False

@@ -19,7 +19,7 @@ _MIN_ITEM_BYTES = 2
 _MAX_PROBLEMS = 50
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Entry:
     """Maps one foreign tensor to the weights of ours that it holds.
 
@@ -27,10 +27,11 @@ class Entry:
     part per weight, and each part is reshaped to its weight.
     """
 
-    # Names in the file. A shared tensor may have one of them or several.
-    names: tuple
-    # Paths of our weights, in order.
-    weights: tuple
+    # Name in the file, or names: a shared tensor may have one of them or
+    # several.
+    names: str | list
+    # Path of our weight, or paths of several, in order.
+    weights: str | list
     # Shape of the foreign tensor.
     shape: tuple
     # True for PyTorch's linear layers, which are `(out, in)`.
@@ -40,13 +41,22 @@ class Entry:
     # Axis of the split, after transposing.
     axis: int = 0
 
+    def __post_init__(self):
+        if isinstance(self.names, str):
+            self.names = (self.names,)
+        if isinstance(self.weights, str):
+            self.weights = (self.weights,)
+
     def split(self, array, shapes):
         """Returns our weights, of the given shapes, from the foreign tensor."""
         if self.transposed:
             array = array.T
         if self.flipped is not None:
             array = np.flip(array, self.flipped)
-        parts = np.split(array, self._cuts(shapes), self.axis)
+        # Parts are as long along the axis as their weights are large.
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        cuts = ends[:-1] * array.shape[self.axis] // max(ends[-1], 1)
+        parts = np.split(array, cuts, self.axis)
         return [
             part.reshape(shape)
             for part, shape in zip(parts, shapes, strict=True)
@@ -54,58 +64,49 @@ class Entry:
 
     def join(self, weights):
         """Returns the foreign tensor from our weights."""
-        shape = self._oriented_shape()
-        sizes = np.diff([0, *self._cuts([w.shape for w in weights])])
-        sizes = [*sizes, shape[self.axis] - sum(sizes)]
-        array = np.concatenate(
-            [
-                np.reshape(weight, _with_size(shape, self.axis, size))
-                for weight, size in zip(weights, sizes, strict=True)
-            ],
-            self.axis,
-        )
+        shape = [*(self.shape[::-1] if self.transposed else self.shape)]
+        if len(weights) > 1:
+            shape[self.axis] = -1
+        parts = [np.reshape(weight, shape) for weight in weights]
+        array = np.concatenate(parts, self.axis)
         if self.flipped is not None:
             array = np.flip(array, self.flipped)
         return np.ascontiguousarray(array.T if self.transposed else array)
 
-    def _oriented_shape(self):
-        return self.shape[::-1] if self.transposed else self.shape
 
-    def _cuts(self, shapes):
-        """Returns the start of every part but the first along `axis`."""
-        slice_size = math.prod(_with_size(self._oriented_shape(), self.axis, 1))
-        sizes = [math.prod(shape) // slice_size for shape in shapes[:-1]]
-        return np.cumsum(sizes, dtype=int)
-
-
-def _with_size(shape, axis, size):
-    return (*shape[:axis], int(size), *shape[axis + 1 :])
-
-
-def projection_shapes(softmax):
-    """Returns projection shapes or `None`, of an embedding and its softmax."""
-    embedding = softmax.embedding
-    shapes = [
-        (size, embedding.output_dim) if embedding.needs_projection(i) else None
-        for i, size in enumerate(embedding.dims)
-    ]
-    pairs = zip(shapes, softmax.tie_projections, strict=True)
-    return (
-        shapes[:1] if embedding.div_val == 1 else shapes,
-        [None if is_tied else shape for shape, is_tied in pairs],
-    )
+def feed_forward_and_norms(names, i, backbone, is_torch=True):
+    """Yields the entries of block `i` that all implementations have."""
+    # `names` are those of two layer norms and of the two linear layers.
+    size, inner = backbone.hidden_dim, backbone.intermediate_dim
+    endings = (".weight", ".bias") if is_torch else ("/kernel", "/bias")
+    for name, part, shape in (
+        (names[2], "feed_forward_intermediate", (size, inner)),
+        (names[3], "feed_forward_output", (inner, size)),
+    ):
+        weight = f"block_{i}/{part}"
+        bias = Entry(name + endings[1], f"{weight}/bias", shape[1:])
+        shape = shape[::-1] if is_torch else shape
+        yield Entry(name + endings[0], f"{weight}/kernel", shape, is_torch)
+        yield bias
+    endings = (".weight", ".bias") if is_torch else ("/gamma", "/beta")
+    for name, part in (
+        (names[0], "attention_norm"),
+        (names[1], "feed_forward_norm"),
+    ):
+        for ending, parameter in zip(endings, ("gamma", "beta"), strict=True):
+            weight = f"block_{i}/{part}/{parameter}"
+            yield Entry(name + ending, weight, (size,))
 
 
 def read(build, layout, tensors, source):
     """Builds a model and loads its weights, if the file fits the layout."""
-    problems = [*_problems_of_names(layout, tensors)]
-    for entry in layout:
-        problems += _problems_of_shapes(entry, tensors)
+    problems = [*_problems_of_shapes(layout, tensors)]
     matching = [entry for entry in layout if _matching_names(entry, tensors)]
     # Overlapping tensors in a small file could ask for any amount of memory.
-    if _num_values(matching) * _MIN_ITEM_BYTES > tensors.num_bytes:
+    num_values = sum(math.prod(entry.shape) for entry in matching)
+    if num_values * _MIN_ITEM_BYTES > tensors.num_bytes:
         problems.append(
-            f"{_num_values(matching):,} values in {tensors.num_bytes:,} bytes: "
+            f"{num_values:,} values in {tensors.num_bytes:,} bytes: "
             "tensors overlap in the file"
         )
     else:
@@ -159,37 +160,25 @@ def _covered_weights(model, layout):
     return weights
 
 
-def _num_values(entries):
-    return sum(math.prod(entry.shape) for entry in entries)
-
-
 def _matching_names(entry, tensors):
     """Returns those names of an entry whose tensors have its shape."""
     return [n for n in entry.names if tensors.shapes.get(n) == entry.shape]
 
 
-def _printable(name):
-    """Returns a name for a message, shortened and escaped if necessary."""
-    return name if len(name) < 200 and name.isprintable() else shown(name)
-
-
-def _problems_of_names(layout, tensors):
+def _problems_of_shapes(layout, tensors):
+    """Yields the tensors that are missing, of another shape or unexpected."""
+    shapes = {name: shown(shape) for name, shape in tensors.shapes.items()}
     for entry in layout:
-        if not any(name in tensors for name in entry.names):
+        found = [name for name in entry.names if name in tensors]
+        if not found:
             yield f"missing: {' or '.join(entry.names)} of shape {entry.shape}"
+        for name in found:
+            if tensors.shapes[name] != entry.shape:
+                expected = f"expected {entry.shape}"
+                yield f"wrong shape: {name} is {shapes[name]}, {expected}"
     known = {name for entry in layout for name in entry.names}
     for name in sorted(set(tensors) - known):
-        shape = shown(tensors.shapes[name])
-        yield f"unexpected: {_printable(name)} of shape {shape}"
-
-
-def _problems_of_shapes(entry, tensors):
-    for name in entry.names:
-        if tensors.shapes.get(name, entry.shape) != entry.shape:
-            yield (
-                f"wrong shape: {name} is {shown(tensors.shapes[name])}, "
-                f"expected {entry.shape}"
-            )
+        yield f"unexpected: {shown(name)} of shape {shapes[name]}"
 
 
 def _problems_of_values(entry, tensors):

@@ -1,16 +1,13 @@
 """Import of checkpoints of the original PyTorch code and of NVIDIA's."""
 
-from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.configuration import sampled_softmax
-from txl_keras.checkpoints.layout import read
 from txl_keras.checkpoints.torch_files import load_torch
 from txl_keras.checkpoints.torch_files import torch_tensors
-from txl_keras.checkpoints.torch_layout import NVIDIA
-from txl_keras.checkpoints.torch_layout import ORIGINAL
-from txl_keras.checkpoints.torch_layout import torch_layout
-from txl_keras.checkpoints.torch_layout import without_frequencies
+from txl_keras.checkpoints.transformer_xl_layout import NVIDIA
+from txl_keras.checkpoints.transformer_xl_layout import ORIGINAL
+from txl_keras.checkpoints.transformer_xl_layout import load_model
 from txl_keras.layers.decoder_block import ABSOLUTE_TYPES
 
 _DEFAULTS = {
@@ -47,19 +44,13 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
     Returns:
         `TransformerXLCausalLM`.
 
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged or refers to code, or the
-            configuration is missing, incomplete, not supported or does not fit
-            the file; the message lists all problems.
-
     Example, with files that are not part of the package:
 
     ```
     model = load_pytorch("model_state.pt", "config.json", memory_length=1600)
     ```
     """
-    state = load_torch(path)
+    state, storages = load_torch(path)
     if isinstance(state, dict) and "model_state" in state:
         # Accept no path from the file: `read_config` would open it.
         if not config and isinstance(state.get("model_config"), dict):
@@ -71,7 +62,7 @@ def load_pytorch(path, config=None, dtype=None, **overrides):
             "the arguments that the model was created with. Received: "
             "config=None"
         )
-    tensors = torch_tensors(state, path)
+    tensors = torch_tensors(state, storages, path)
     return from_tensors(tensors, config, path, dtype, overrides)
 
 
@@ -84,12 +75,13 @@ def from_tensors(tensors, config, source, dtype=None, overrides=None):
     is_nvidia = "crit.out_layers_biases.0" in tensors
     same_length = True if is_nvidia else "pytorch"
     _check_supported(config, overrides)
-    plan = Plan(
+    return load_model(
         config,
         overrides,
         dtype,
         tensors,
         source,
+        NVIDIA if is_nvidia else ORIGINAL,
         tie_embeddings=config["tie_weight"],
         tie_projections=config["tie_projs"],
         attention_type=_ATTENTION_TYPES[config["attn_type"]],
@@ -98,9 +90,6 @@ def from_tensors(tensors, config, source, dtype=None, overrides=None):
         normalize_first=bool(config["pre_lnorm"]),
         same_length=same_length if config["same_length"] else False,
     )
-    naming = NVIDIA if is_nvidia else ORIGINAL
-    tensors = without_frequencies(tensors, naming, config["d_model"], source)
-    return read(plan.build, torch_layout(plan, naming), tensors, source)
 
 
 def _check_supported(config, overrides):
@@ -108,32 +97,19 @@ def _check_supported(config, overrides):
     is_absolute = attention_type in ABSOLUTE_TYPES
     memory_length = overrides.get("memory_length", config["mem_len"])
     heads = config["n_head"] * config["d_head"]
-    checks = [
-        (
-            attention_type is None,
-            f"attn_type={config['attn_type']}: must be one of "
-            f"{[*_ATTENTION_TYPES]}",
+    problems = {
+        f"attn_type={config['attn_type']}: must be one of "
+        f"{[*_ATTENTION_TYPES]}": attention_type is None,
+        **sampled_softmax(config),
+        f"ext_len={config['ext_len']}: must be 0, since an extended context is "
+        "not supported": config["ext_len"] > 0,
+        "pre_lnorm with absolute positions: the original normalizes the keys, "
+        "but not the queries": is_absolute and config["pre_lnorm"],
+        f"mem_len={memory_length} with absolute positions, which exist only "
+        "within a segment: pass memory_length=0": is_absolute and memory_length,
+        f"n_head * d_head = {heads} with attn_type=3: learned positions must "
+        f"be of size d_model={config['d_model']}": (
+            attention_type == "al_rfou" and heads != config["d_model"]
         ),
-        sampled_softmax(config),
-        (
-            config["ext_len"] > 0,
-            f"ext_len={config['ext_len']}: must be 0, since an extended "
-            "context is not supported",
-        ),
-        (
-            is_absolute and config["pre_lnorm"],
-            "pre_lnorm with absolute positions: the original normalizes the "
-            "keys, but not the queries",
-        ),
-        (
-            is_absolute and memory_length,
-            f"mem_len={memory_length} with absolute positions, which exist "
-            "only within a segment: pass memory_length=0",
-        ),
-        (
-            attention_type == "al_rfou" and heads != config["d_model"],
-            f"n_head * d_head = {heads} with attn_type=3: learned positions "
-            f"must be of size d_model={config['d_model']}",
-        ),
-    ]
-    raise_found("The configuration has unsupported settings:", checks)
+    }
+    raise_found("The configuration has unsupported settings:", problems)

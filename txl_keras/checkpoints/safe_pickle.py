@@ -12,22 +12,33 @@ import json
 import os
 import pickle
 import re
+import struct
 import subprocess
 import sys
 
+# The numbers of PyTorch's storages, and their bytes.
+DTYPES = {
+    "torch.BFloat16Storage": ("bfloat16", 2),
+    "torch.BoolStorage": ("bool", 1),
+    "torch.ByteStorage": ("uint8", 1),
+    "torch.CharStorage": ("int8", 1),
+    "torch.DoubleStorage": ("float64", 8),
+    "torch.FloatStorage": ("float32", 4),
+    "torch.HalfStorage": ("float16", 2),
+    "torch.IntStorage": ("int32", 4),
+    "torch.LongStorage": ("int64", 8),
+    "torch.ShortStorage": ("int16", 2),
+}
+ZIP_MAGIC = b"PK\x03\x04"
 _ORDERED_DICT = "collections.OrderedDict"
 # Protocols 0 and 1 create objects with this function.
 _CONSTRUCTORS = ("copyreg._reconstructor", "copy_reg._reconstructor")
-# Names that plain containers need in some protocol.
-_PLAIN_NAMES = {
-    "_codecs.encode",  # bytes that Python 3 wrote in a protocol of Python 2
-    "collections.Counter",
-    *(
-        f"{module}.{name}"
-        for module in ("__builtin__", "builtins")
-        for name in ("bytearray", "bytes", "frozenset", "object", "set")
-    ),
-}
+# Names that plain containers need in some protocol, and bytes that Python 3
+# wrote in a protocol of Python 2.
+_PLAIN_NAMES = (
+    r"_codecs\.encode|collections\.Counter"
+    r"|(__builtin__|builtins)\.(bytearray|bytes|frozenset|object|set)"
+)
 # First object in a file of torch.save before its zip format. A version, facts
 # about the machine, the object and the keys of its storages follow.
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
@@ -64,31 +75,24 @@ class Record:
         self.state = state
 
 
-def load(path, start, names, pattern="", load_persistent=None):
-    """Reads the pickle at `start`, or a file of PyTorch before its zip format.
+def load(path, names, has_storages=False):
+    """Reads a pickle, or a file of `torch.save`, which has one.
 
-    `names`, and names that `pattern` matches, are allowed besides those of
-    plain containers; `load_persistent(id)` returns persistent objects. Returns
-    the object, the keys of its storages, or `None`, and where it ends. Objects
-    consist of `Record`s, containers, text, numbers and `None`, also in place of
-    strings above a mebibyte.
+    Names that the pattern `names` matches are allowed besides those of plain
+    containers. Returns the object, which consists of `Record`s, containers,
+    text, numbers and `None`, also in place of strings above a mebibyte, and a
+    dictionary with the start and the end of each storage in the file. A storage
+    is a `Record` with one of `DTYPES` as name and its key as argument.
     """
-    names = sorted(names)
-    request = [
-        os.fspath(path),
-        start,
-        names,
-        pattern,
-        load_persistent is not None,
-    ]
+    request = json.dumps([os.fspath(path), names, has_storages])
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, json.dumps(request)],
+        [sys.executable, "-I", "-S", __file__, request],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as child:
         try:
-            answer = _AnswerReader(child.stdout, load_persistent).load()
+            answer = _AnswerReader(child.stdout).load()
         except (EOFError, pickle.UnpicklingError, RecursionError):
             answer = None
         child.stdout.close()
@@ -99,7 +103,8 @@ def load(path, start, names, pattern="", load_persistent=None):
 
 
 def _raise(message, code):
-    kind, _, text = message.strip().partition(":")
+    # Python may warn before it raises a MemoryError.
+    kind, _, text = message.strip().split("\n")[-1].partition(":")
     if kind == "RefusedError":
         raise RefusedError(text.strip())
     if kind == "MemoryError":
@@ -112,12 +117,8 @@ def _raise(message, code):
 class _AnswerReader(pickle.Unpickler):
     """Reads what the child wrote, which has no other class."""
 
-    def __init__(self, file, load_persistent):
-        super().__init__(file)
-        self._load_persistent = load_persistent
-
     def persistent_load(self, key):
-        return self._load_persistent(key) if key else None
+        return None  # a long string
 
     def find_class(self, module, name):
         return {"__main__.Record": Record, "builtins.dict": dict}[
@@ -160,11 +161,10 @@ class _Call:
 
 
 class _Reader(pickle.Unpickler):
-    def __init__(self, file, names, pattern, has_persistent):
+    def __init__(self, file, names, storages):
         super().__init__(file, encoding="utf-8", errors="surrogateescape")
-        self._names = {*names, *_PLAIN_NAMES}
-        self._pattern = pattern
-        self._has_persistent = has_persistent
+        self._names = f"{_PLAIN_NAMES}|{names}"
+        self._storages = storages
         self._classes = {}
 
     def find_class(self, module, name):
@@ -173,33 +173,30 @@ class _Reader(pickle.Unpickler):
             return _Dict
         if name in _CONSTRUCTORS:
             return lambda made, *_: made()
-        if name not in self._names and not re.fullmatch(self._pattern, name):
+        if not re.fullmatch(self._names, name):
             raise RefusedError(repr(name[:100]))
         if name not in self._classes:
             self._classes[name] = type("_Named", (_Call,), {"name": name})
         return self._classes[name]
 
     def persistent_load(self, key):
-        if not self._has_persistent:
+        if self._storages is None:
             raise RefusedError("data outside of it, such as tensors")
-        if type(key) is tuple and key[:1] == ("module",):
-            return key[1]  # a class, beside its source code
-        return _Persistent(key)
-
-
-class _Persistent:
-    def __init__(self, key):
-        self.key = key
+        kind, made, key, *_ = key
+        if kind == "module":
+            return made  # a class, beside its source code
+        if kind != "storage" or type(key) is not str:
+            raise ValueError("it has persistent data that is not a storage")
+        if getattr(made, "name", None) not in DTYPES:
+            raise ValueError(f"its numbers are of the unknown kind {made!r}")
+        self._storages[key] = made.name
+        return made(key)
 
 
 class _Writer(pickle.Pickler):
     def persistent_id(self, value):
-        if isinstance(value, _Persistent):
-            return value.key
-        if isinstance(value, (str, bytes, bytearray)):
-            # Becomes `None`.
-            return () if len(value) > _MAX_STRING else None
-        return None
+        is_string = isinstance(value, (str, bytes, bytearray))
+        return is_string and len(value) > _MAX_STRING or None
 
     def reducer_override(self, value):
         if value is Record or value is dict:
@@ -231,22 +228,79 @@ def _limit(size):
             resource.setrlimit(kind, (limit, limit))
 
 
-def _answer(path, start, *allowed):
-    _limit(os.path.getsize(path))
+def _answer(path, names, has_storages):
+    size = os.path.getsize(path)
+    _limit(size)
     with open(path, "rb") as file:
+        members, start, root = {}, 0, ""
+        if file.read(4) == ZIP_MAGIC:
+            members = _zip_members(file)
+            pickles = [name for name in members if name.endswith("/data.pkl")]
+            if len(pickles) != 1:
+                raise ValueError(
+                    "it is a zip file but not of torch.save, which has one "
+                    f"data.pkl: {[*members][:9]}"
+                )
+            start, _ = members[pickles[0]]
+            root = pickles[0].removesuffix("data.pkl")
         file.seek(start)
+        storages = {} if has_storages else None
 
         def read():
-            return _Reader(file, *allowed).load()
+            return _Reader(file, names, storages).load()
 
-        content, keys = read(), None
-        if type(content) is int and content == _TORCH_MAGIC:
+        content, places = read(), {}
+        if members:
+            for key in storages or ():
+                if f"{root}data/{key}" in members:
+                    places[key] = members[f"{root}data/{key}"]
+            if f"{root}byteorder" in members:
+                file.seek(members[f"{root}byteorder"][0])
+                if file.read(6) != b"little":
+                    raise ValueError("its numbers must be little-endian")
+        elif type(content) is int and content == _TORCH_MAGIC:
             read(), read()
             content = read()
-            # A vocabulary has no storages.
-            keys = read() if allowed[-1] else None
-        end = file.tell()
-    _Writer(sys.stdout.buffer, 5).dump((content, keys, end))
+            for key in read() if storages else ():
+                (count,) = struct.unpack("<q", file.read(8))
+                start = file.tell()
+                end = start + count * DTYPES[storages[key]][1]
+                if not start <= end <= size:
+                    raise ValueError("its storages are cut short")
+                places[key] = start, end
+                file.seek(end)
+        if storages and storages.keys() - places:
+            raise ValueError("the numbers of tensors are missing")
+    _Writer(sys.stdout.buffer, 5).dump((content, places))
+
+
+def _zip_members(file):
+    """Returns the start and the end of each member of a zip file, by name."""
+    import zipfile
+
+    members = {}
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            name = info.filename
+            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+                raise ValueError(
+                    f"{name!r:.99} is compressed or encrypted, which "
+                    "torch.save does not write"
+                )
+            if name in members:
+                raise ValueError(
+                    f"it has {name!r:.99} twice: which one is meant cannot be "
+                    "known. Save the file again"
+                )
+            # The member's own header, which other tools may write longer.
+            file.seek(info.header_offset + 26)
+            lengths = struct.unpack("<HH", file.read(4))
+            start = info.header_offset + 30 + sum(lengths)
+            members[name] = start, start + info.file_size
+        damaged = archive.testzip()
+    if damaged:
+        raise ValueError(f"the checksum of {damaged[:99]} is wrong")
+    return members
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Import of checkpoints of the original TensorFlow 1 code.
-
-Names and shapes are those of its `model.py`, scope `transformer`.
-"""
+"""Import of checkpoints of the original TensorFlow 1 code."""
 
 import pathlib
 import re
@@ -9,14 +6,11 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from txl_keras.checkpoints.configuration import Plan
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.configuration import tied_projections
-from txl_keras.checkpoints.layout import Entry
-from txl_keras.checkpoints.layout import projection_shapes
-from txl_keras.checkpoints.layout import read
+from txl_keras.checkpoints.transformer_xl_layout import TF1
+from txl_keras.checkpoints.transformer_xl_layout import load_model
 from txl_keras.checks import check_no_pattern
-from txl_keras.checks import shown
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import open_checked
 from txl_keras.tensor_files import Tensors
@@ -55,11 +49,6 @@ def load_tf1(prefix, config, dtype=None, **overrides):
     Returns:
         `TransformerXLCausalLM`.
 
-    Raises:
-        ValueError: If there is no checkpoint, it is damaged, keys are missing
-            in the configuration, or it does not fit the checkpoint; the
-            message lists all problems.
-
     Example, with files that are not part of the package:
 
     ```
@@ -82,10 +71,6 @@ def load_tf1_mean_square(prefix, config):
     Returns:
         Dictionary of float32 arrays by the names of weights, for
         `DynamicEvaluator(mean_square=...)`.
-
-    Raises:
-        ValueError: As `load_tf1`, or if the checkpoint does not hold the state
-            of Adam, as checkpoints that were made for evaluation do not.
 
     Example, with files that are not part of the package:
 
@@ -116,12 +101,13 @@ def _load(prefix, config, dtype, overrides, slot=""):
     prefix = _find_prefix(prefix)
     try:
         tensors = _tensors(prefix, slot)
-        plan = Plan(
+        return load_model(
             config,
             overrides,
             dtype,
             tensors,
             prefix,
+            TF1,
             tie_embeddings=True,
             tie_projections=tied_projections(config),
             project_same_dim=bool(config["proj_same_dim"]),
@@ -130,7 +116,6 @@ def _load(prefix, config, dtype, overrides, slot=""):
             layer_norm_epsilon=1e-12,
             cold_start="zeros",
         )
-        return read(plan.build, tf1_layout(plan), tensors, prefix)
     except (tf.errors.OpError, IndexError) as error:
         raise ValueError(f"{prefix} cannot be read: {error}") from error
 
@@ -181,143 +166,20 @@ def _latest(folder):
 def _tensors(prefix, slot):
     open_checked(f"{prefix}.index", MAX_BYTES).close()
     reader = tf.train.load_checkpoint(prefix)
-    dtypes = {
-        name: dtype
-        for name, dtype in reader.get_variable_to_dtype_map().items()
+    shapes = {
+        name: shape
+        for name, shape in reader.get_variable_to_shape_map().items()
         if (name.endswith(slot) if slot else not _NOT_WEIGHTS.match(name))
     }
-    if slot and not dtypes:
+    if slot and not shapes:
         raise ValueError(
             f"{prefix} must hold the state of Adam, variables that end with "
             f"{slot}, as checkpoints of a training do. Received: none"
         )
-    not_floats = [name for name in dtypes if not dtypes[name].is_floating]
-    if not_floats:
-        raise ValueError(
-            f"{prefix} must hold variables of floats. Received: other dtypes "
-            f"of {shown(not_floats)}"
-        )
-    shapes = reader.get_variable_to_shape_map()
     files = tf.io.gfile.glob(f"{prefix}.data-*")
     tensors = Tensors(
-        {name: shapes[name] for name in dtypes},
+        shapes,
         reader.get_tensor,
         sum(tf.io.gfile.stat(file).length for file in files),
     )
     return tensors.renamed(lambda name: name.removesuffix(slot))
-
-
-def tf1_layout(model):
-    """Returns the layout of a TensorFlow 1 checkpoint for a model or `Plan`."""
-    backbone = model.backbone
-    layout = [
-        *_attention_biases(backbone),
-        *_embedding(model.softmax),
-        *_softmax(model.softmax),
-    ]
-    for i in range(backbone.num_layers):
-        layout += _block(backbone, i)
-    return layout
-
-
-def _entry(name, weights, shape, axis=0):
-    weights = (weights,) if isinstance(weights, str) else tuple(weights)
-    return Entry((f"transformer/{name}",), weights, tuple(shape), axis=axis)
-
-
-def _attention_biases(backbone):
-    shape = (backbone.num_heads, backbone.head_dim)
-    for name, bias in (
-        ("r_w_bias", "content_attention_bias"),
-        ("r_r_bias", "positional_attention_bias"),
-    ):
-        if backbone.tie_attention_biases:
-            yield _entry(name, bias, shape)
-        else:
-            layers = range(backbone.num_layers)
-            yield _entry(
-                name,
-                [f"block_{i}/attention/{bias}" for i in layers],
-                (backbone.num_layers, *shape),
-            )
-
-
-def _embedding(softmax):
-    embedding = softmax.embedding
-    clusters = range(embedding.num_clusters)
-    tables = [f"token_embedding/embeddings_{j}" for j in clusters]
-    if embedding.div_val == 1:
-        yield _entry(
-            "adaptive_embed/lookup_table",
-            tables,
-            (embedding.input_dim, embedding.dims[0]),
-        )
-    else:
-        for j in clusters:
-            yield _entry(
-                f"adaptive_embed/cutoff_{j}/lookup_table",
-                tables[j],
-                (embedding.cluster_size(j), embedding.dims[j]),
-            )
-    for j, shape in enumerate(projection_shapes(softmax)[0]):
-        if shape is not None:
-            scope = "" if embedding.div_val == 1 else f"cutoff_{j}/"
-            yield _entry(
-                f"adaptive_embed/{scope}proj_W",
-                f"token_embedding/projection_{j}",
-                shape,
-            )
-
-
-def _softmax(softmax):
-    embedding = softmax.embedding
-    if not embedding.cutoffs:
-        yield _entry(
-            "adaptive_softmax/bias", "softmax/bias_0", (embedding.input_dim,)
-        )
-        return
-    for j, shape in enumerate(projection_shapes(softmax)[1]):
-        scope = f"adaptive_softmax/cutoff_{j}"
-        size = embedding.cluster_size(j)
-        yield _entry(f"{scope}/b", f"softmax/bias_{j}", (size,))
-        if shape is not None:
-            yield _entry(f"{scope}/proj", f"softmax/projection_{j}", shape)
-    num_tails = len(embedding.cutoffs)
-    scope = "adaptive_softmax/cutoff_0"
-    yield _entry(
-        f"{scope}/cluster_W",
-        "softmax/cluster_kernel",
-        (num_tails, embedding.dims[0]),
-    )
-    yield _entry(f"{scope}/cluster_b", "softmax/cluster_bias", (num_tails,))
-
-
-def _block(backbone, i):
-    size = backbone.hidden_dim
-    inner = backbone.intermediate_dim
-    heads = backbone.num_heads * backbone.head_dim
-    layer, block = f"layer_{i}", f"block_{i}"
-    attention = f"{block}/attention"
-    yield _entry(
-        f"{layer}/rel_attn/qkv/kernel",
-        [f"{attention}/{part}/kernel" for part in ("query", "key", "value")],
-        (size, 3 * heads),
-        axis=1,
-    )
-    for name, part, shape in (
-        ("rel_attn/r/kernel", "attention/position/kernel", (size, heads)),
-        ("rel_attn/o/kernel", "attention/output/kernel", (heads, size)),
-        ("rel_attn/LayerNorm/gamma", "attention_norm/gamma", (size,)),
-        ("rel_attn/LayerNorm/beta", "attention_norm/beta", (size,)),
-        (
-            "ff/layer_1/kernel",
-            "feed_forward_intermediate/kernel",
-            (size, inner),
-        ),
-        ("ff/layer_1/bias", "feed_forward_intermediate/bias", (inner,)),
-        ("ff/layer_2/kernel", "feed_forward_output/kernel", (inner, size)),
-        ("ff/layer_2/bias", "feed_forward_output/bias", (size,)),
-        ("ff/LayerNorm/gamma", "feed_forward_norm/gamma", (size,)),
-        ("ff/LayerNorm/beta", "feed_forward_norm/beta", (size,)),
-    ):
-        yield _entry(f"{layer}/{name}", f"{block}/{part}", shape)

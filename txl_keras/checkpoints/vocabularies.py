@@ -8,18 +8,19 @@ error: see `safe_pickle`.
 import codecs
 import io
 import itertools
+import math
 import pathlib
 import pickletools
 import re
 
+from txl_keras.checkpoints.safe_pickle import ZIP_MAGIC
 from txl_keras.checkpoints.safe_pickle import Record
-from txl_keras.checkpoints.torch_files import is_zip
-from txl_keras.checkpoints.torch_files import load_object
-from txl_keras.checkpoints.torch_files import mapped
+from txl_keras.checkpoints.safe_pickle import load
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import decode_text
 from txl_keras.data.vocabulary import WordVocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
+from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
 
 _FORMATS = (
@@ -35,46 +36,17 @@ _JSON_START = re.compile(rb'\s*[\[{]\s*["\]}]')
 # Classes whose state has the symbols: those of the original code and NVIDIA's
 # (`__main__` if the file ran as a script), and Hugging Face's tokenizer under
 # all names that its package and module have had.
-_VOCABULARY_CLASSES = {
-    "__main__.Corpus",
-    "__main__.Vocab",
-    "data_utils.Corpus",
-    "utils.vocabulary.Vocab",
-    "vocabulary.Vocab",
-    *(
-        f"{module}.tokenization_transfo_xl.TransfoXLTokenizer"
-        for module in (
-            "pytorch_pretrained_bert",
-            "pytorch_transformers",
-            "transformers",
-            "transformers.models.transfo_xl",
-            "transformers.models.deprecated.transfo_xl",
-        )
-    ),
-}
-_NAMES = {
-    *_VOCABULARY_CLASSES,
-    # The encoded text that a Corpus has beside its Vocab.
-    *(
-        f"numpy.{core}.{name}"
-        for core in ("core", "_core")
-        for name in (
-            "multiarray._reconstruct",
-            "multiarray.scalar",
-            "numeric._frombuffer",
-        )
-    ),
-    "numpy.dtype",
-    "numpy.ndarray",
-    # Members of a TransfoXLTokenizer that split and join words.
-    "re._compile",
-    "sacremoses.normalize.MosesPunctNormalizer",
-    "sacremoses.tokenize.MosesDetokenizer",
-    "sacremoses.tokenize.MosesTokenizer",
-    "tokenizers.AddedToken",
-    "transformers.tokenization_utils.Trie",
-    "transformers.tokenization_utils_base.AddedToken",
-}
+_VOCABULARY_CLASSES = (
+    r"(__main__|data_utils|(utils\.)?vocabulary)\.(Corpus|Vocab)"
+    r"|(pytorch_pretrained_bert|pytorch_transformers|transformers)\.([\w.]+\.)?"
+    r"tokenization_transfo_xl\.TransfoXLTokenizer"
+)
+# Besides, the encoded text that a Corpus has beside its Vocab, and members of a
+# TransfoXLTokenizer that split and join words.
+_NAMES = (
+    rf"{_VOCABULARY_CLASSES}|numpy\.[\w.]+|re\._compile|sacremoses\.[\w.]+"
+    r"|tokenizers\.AddedToken|transformers\.[\w.]+"
+)
 
 
 def load_vocabulary(path, size=None):
@@ -97,12 +69,6 @@ def load_vocabulary(path, size=None):
 
     Returns:
         List of distinct strings.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is truncated, damaged or of another format, a
-            pickle has a name that no vocabulary needs, the ids are not 0 to
-            n - 1, or there are not `size` symbols.
 
     Example:
 
@@ -146,16 +112,12 @@ def _checked(symbols):
 
 def _read(path):
     """Reads the content of a file, as plain types and records."""
-    with mapped(path) as data:
-        head = data[:_HEAD]
-        if is_zip(data) or _is_pickle(head):
-            return load_object(path, data, _NAMES)[0]
-        if len(data) > MAX_VOCABULARY_BYTES:
-            raise ValueError(
-                f"it has {len(data):,} bytes; text and JSON may have "
-                f"{MAX_VOCABULARY_BYTES:,}"
-            )
-        data = data[:]
+    with open_checked(path, math.inf) as file:
+        head = file.read(_HEAD)
+    if head.startswith(ZIP_MAGIC) or _is_pickle(head):
+        return load(path, _NAMES)[0]
+    with open_checked(path, MAX_VOCABULARY_BYTES) as file:
+        data = file.read()
     try:
         decode_text(data, path)
     except ValueError as error:
@@ -212,7 +174,7 @@ def _find_symbols(content):
 def _fields(content):
     """Returns the state of a vocabulary record, or content of another type."""
     if isinstance(content, Record):
-        is_vocabulary = content.name in _VOCABULARY_CLASSES
+        is_vocabulary = re.fullmatch(_VOCABULARY_CLASSES, content.name)
         content = content.state if is_vocabulary else None
     return content
 

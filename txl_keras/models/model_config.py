@@ -10,32 +10,21 @@ import inspect
 import random
 import re
 
-import keras
 import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import shown
 from txl_keras.json_files import check_fields
+from txl_keras.json_files import check_known
 from txl_keras.models import LSTMBackbone
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import XLNetBackbone
 from txl_keras.weights import weights_by_name
 
-# No weight depends on the memory length, so it only has an upper limit.
 MAX_LENGTH = 1 << 20
 _BACKBONES = {
     backbone.__name__: backbone
     for backbone in (TransformerXLBackbone, LSTMBackbone, XLNetBackbone)
-}
-# The JSON type of an argument, by the type of its default.
-_KINDS = {
-    bool: "a boolean",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    tuple: "a list",
-    type(None): "a number or null",
-    type(inspect.Parameter.empty): "an integer",
 }
 
 
@@ -53,13 +42,19 @@ def check_model_config(content, model_class, path, field="model"):
     check_fields(content, kinds, path)
     model = content[field]
     name = model["backbone"]["class_name"]
-    if name not in _BACKBONES:
-        raise ValueError(
-            f"{path} is damaged: its field `{at}.class_name` must "
-            f"be one of {sorted(_BACKBONES)}. Received: {shown(name)}"
-        )
-    registered_name = keras.saving.get_registered_name(_BACKBONES[name])
-    _check_is_ours(model["backbone"], registered_name, at, path)
+    registered_name = f"txl_keras>{name}"
+    # No class is looked up, but a file that names another is no file of ours.
+    for key, pattern in (
+        ("class_name", "|".join(_BACKBONES)),
+        ("module", r"txl_keras\.[\w.]+"),
+        ("registered_name", registered_name),
+    ):
+        received = model["backbone"].get(key)
+        if received is not None and not re.fullmatch(pattern, str(received)):
+            raise ValueError(
+                f"{path} is damaged: its field `{at}.{key}` must be that of "
+                f"one of {sorted(_BACKBONES)}. Received: {shown(received)}"
+            )
     backbone = _backbone_arguments(
         content, f"{at}.config", _BACKBONES[name], path
     )
@@ -75,36 +70,17 @@ def check_model_config(content, model_class, path, field="model"):
     }
 
 
-def _check_is_ours(serialized, registered_name, field, path):
-    """Checks that an object names no class of another package.
-
-    It would not be looked up, but a file that names one is no file of ours.
-    """
-    module = serialized.get("module")
-    registered = serialized.get("registered_name", registered_name)
-    if module is not None and not str(module).startswith("txl_keras."):
-        name, received = "module", module
-    elif registered != registered_name:
-        name, received = "registered_name", registered
-    else:
-        return
-    raise ValueError(
-        f"{path} is damaged: its field `{field}.{name}` must be that of "
-        f"{registered_name}. Received: {shown(received)}"
-    )
-
-
 def _backbone_arguments(content, field, backbone_class, path):
-    kinds = {field: "an object", f"{field}.num_layers": "an integer"}
+    kinds = {
+        field: "an object",
+        f"{field}.num_layers": "an integer",
+        f"{field}.cutoffs": "a list or null",
+    }
     check_fields(content, kinds, path)
     arguments = content
     for name in field.split("."):
         arguments = arguments[name]
-    arguments = _arguments(content, arguments, backbone_class, field, path)
-    for name in ("memory_length", "compressed_length", "compression_rate"):
-        length = arguments.get(name) or 0
-        check_limit(f"{field}.{name}", length, MAX_LENGTH, path)
-    return arguments
+    return _arguments(content, arguments, backbone_class, field, path)
 
 
 def check_limit(field, value, maximum, path):
@@ -134,7 +110,7 @@ def weight_shapes(config, model_class, path, max_layers):
     sizes = backbone_config(config)
     for name, number in (
         ("num_layers", sizes["num_layers"]),
-        ("cutoffs", len(sizes.get("cutoffs", ()))),
+        ("cutoffs", len(sizes.get("cutoffs") or ())),
     ):
         check_limit(name, number, max_layers, path)
     one_layer = copy.deepcopy(config)
@@ -167,48 +143,21 @@ def backbone_config(config):
     return config["backbone"]["config"] if "backbone" in config else config
 
 
-def _arguments(config, arguments, model_class, field, path):
-    """Returns the constructor arguments in a field; checks their types."""
-    parameters = inspect.signature(model_class).parameters
-    kinds = {
-        name: _KINDS[type(parameter.default)]
-        for name, parameter in parameters.items()
-        if parameter.kind == parameter.POSITIONAL_OR_KEYWORD
-    }
-    kinds |= {
-        "name": "a string",
-        "trainable": "a boolean",
-        "dtype": "an object or a string",
-        "tie_projections": "a boolean or a list or a string",
-        "same_length": "a boolean or a string",
-        "tokenizer": "an object or null",
-    }
-    if model_class is TransformerXLBackbone:
-        # `None` for inputs that are no tokens.
-        kinds["vocabulary_size"] = "an integer or null"
-        kinds |= dict.fromkeys(("gate", "compression"), "a string or null")
-        kinds |= dict.fromkeys(
-            ("compression_rate", "compressed_length"), "an integer or null"
-        )
-    unknown = sorted(arguments.keys() - kinds)
-    if unknown:
-        raise ValueError(
-            f"{path} is damaged: its field `{field}` has the unknown key "
-            f"{shown(unknown[0])}"
-        )
-    required = [
-        name
-        for name in kinds.keys() & parameters.keys()
-        if parameters[name].default is inspect.Parameter.empty
-        and name != "backbone"  # an object of its own, checked before
-    ]
-    names = sorted({*required, *arguments})
-    fields = {f"{field}.{name}": kinds[name] for name in names}
-    check_fields(config, fields, path)
+def _arguments(content, arguments, model_class, field, path):
+    """Returns the arguments in a field, whose values the constructor checks."""
+    known = {*inspect.signature(model_class).parameters}
+    known |= {"name", "trainable", "dtype"}
+    check_known(arguments, known, f"{path} is damaged: its field `{field}`")
+    for name, value in arguments.items():
+        if type(value) is int:
+            # No weight depends on lengths of memory.
+            is_length = name.endswith("length") or name == "compression_rate"
+            limit = MAX_LENGTH if is_length else 2**31 - 1
+            check_limit(f"{field}.{name}", value, limit, path)
     arguments = dict(arguments)
     if isinstance(arguments.get("dtype"), dict):
         # A dtype policy by its name: an object could name any class.
         name = f"{field}.dtype.config.name"
-        check_fields(config, {name: "a string"}, path)
+        check_fields(content, {name: "a string"}, path)
         arguments["dtype"] = arguments["dtype"]["config"]["name"]
     return arguments

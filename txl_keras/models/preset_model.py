@@ -67,13 +67,6 @@ class PresetModel(keras.Model):
         Returns:
             A model of this class.
 
-        Raises:
-            FileNotFoundError: If the folder lacks a file.
-            ImportError: If huggingface_hub is needed and not installed.
-            ValueError: If the preset or an argument is unknown, the folder
-                holds a model that does not give one of this class, or its files
-                are damaged, refer to code or contradict each other.
-
         Example:
 
         >>> import tempfile
@@ -127,13 +120,6 @@ class PresetModel(keras.Model):
                 quarter: matrices are rounded to int8, with one scale per row
                 or per column, and other weights stay float32. All are loaded
                 as float32: to compute in int8, call `quantize("int8")`.
-
-        Raises:
-            OSError: If the folder cannot be written.
-            FloatingPointError: If a weight is not finite.
-            ValueError: If the folder holds something else, or this is a model
-                that `from_preset` could not build: a subclass, or one whose
-                weights are not those of its config.
 
         Example: see `from_preset`.
         """

@@ -11,23 +11,23 @@ import inspect
 import pathlib
 import types
 
-_CHARACTERS_BASE = {
-    "num_layers": 12,
-    "num_heads": 8,
-    "hidden_dim": 512,
-    "intermediate_dim": 2048,
-    "memory_length": 512,
-    "dropout": 0.1,
-}
-_CHARACTERS_LARGE = {
-    "num_layers": 24,
-    "num_heads": 8,
-    "hidden_dim": 1024,
-    "intermediate_dim": 3072,
-    "memory_length": 768,
-    "dropout": 0.15,
-    "attention_dropout": 0.15,
-}
+
+def _sizes(layers, heads, hidden_dim, intermediate_dim, memory, **others):
+    """Returns the arguments of a backbone of these sizes."""
+    return {
+        "num_layers": layers,
+        "num_heads": heads,
+        "hidden_dim": hidden_dim,
+        "intermediate_dim": intermediate_dim,
+        "memory_length": memory,
+        **others,
+    }
+
+
+_CHARACTERS_BASE = _sizes(12, 8, 512, 2048, 512, dropout=0.1)
+_CHARACTERS_LARGE = _sizes(
+    24, 8, 1024, 3072, 768, dropout=0.15, attention_dropout=0.15
+)
 _WIKITEXT103 = {
     "vocabulary_size": 267_735,
     "cutoffs": (20_000, 40_000, 200_000),
@@ -38,19 +38,15 @@ _WIKITEXT103_NVIDIA = {
     "vocabulary_size": 267_735,
     "cutoffs": (19_997, 39_997, 199_997),
 }
-_WIKITEXT103_LARGE = {
-    "num_layers": 18,
-    "num_heads": 16,
-    "hidden_dim": 1024,
-    "intermediate_dim": 4096,
-    "memory_length": 384,
-    "div_val": 4,
-    "projection_initializer_stddev": 0.01,
-    "tie_projections": "all_but_first",
-    "dropout": 0.2,
-    "attention_dropout": 0.2,
-    "initializer_stddev": 0.005,
-}
+_WIKITEXT103_LARGE = _sizes(
+    18, 16, 1024, 4096, 384,
+    div_val=4,
+    projection_initializer_stddev=0.01,
+    tie_projections="all_but_first",
+    dropout=0.2,
+    attention_dropout=0.2,
+    initializer_stddev=0.005,
+)  # fmt: skip
 _LM1B = {
     "vocabulary_size": 793_472,
     "cutoffs": (60_000, 100_000, 640_000),
@@ -61,30 +57,27 @@ _LM1B = {
     "tie_attention_biases": False,
 }
 
+
+def _compressive(memory, rate, length):
+    return {
+        "memory_length": memory,
+        "compression": "conv",
+        "compression_rate": rate,
+        "compressed_length": length,
+    }
+
+
 # Sizes of character vocabularies: 256 bytes; 204 symbols of enwik8 without
 # newlines; 27 symbols of text8, a to z and the space.
 _PRESETS = {
     # Our choice: the best model that two CPU cores train in a few minutes.
-    "quickstart": {
-        "vocabulary_size": 256,
-        "num_layers": 4,
-        "num_heads": 2,
-        "hidden_dim": 128,
-        "intermediate_dim": 512,
-        "memory_length": 128,
-    },
+    "quickstart": _sizes(4, 2, 128, 512, 128, vocabulary_size=256),
     # 41,055,436
     "enwik8_base": {"vocabulary_size": 204, **_CHARACTERS_BASE},
     # 87,965,708. The paper gives 18 layers and 88M; the rest is our choice.
-    "enwik8_18_layers": {
-        "vocabulary_size": 204,
-        "num_layers": 18,
-        "num_heads": 10,
-        "hidden_dim": 640,
-        "intermediate_dim": 2208,
-        "memory_length": 512,
-        "dropout": 0.1,
-    },
+    "enwik8_18_layers": _sizes(
+        18, 10, 640, 2208, 512, vocabulary_size=204, dropout=0.1
+    ),
     # 277,231,820
     "enwik8_large": {"vocabulary_size": 204, **_CHARACTERS_LARGE},
     # Layers, lengths and rates of Rae et al. (2020). The widths are those of
@@ -93,9 +86,7 @@ _PRESETS = {
     "enwik8_compressive": {
         "vocabulary_size": 204,
         **_CHARACTERS_LARGE,
-        "compression": "conv",
-        "compression_rate": 3,
-        "compressed_length": 1152,
+        **_compressive(768, 3, 1152),
     },
     # 40,964,635
     "text8_base": {"vocabulary_size": 27, **_CHARACTERS_BASE},
@@ -103,16 +94,10 @@ _PRESETS = {
     "text8_large": {"vocabulary_size": 27, **_CHARACTERS_LARGE},
     # 151,119,838. The PyTorch code ties the attention biases and has
     # 151,107,538.
-    "wikitext103_base": {
-        **_WIKITEXT103,
-        "num_layers": 16,
-        "num_heads": 10,
-        "hidden_dim": 410,
-        "intermediate_dim": 2100,
-        "memory_length": 150,
-        "tie_attention_biases": False,
-        "dropout": 0.1,
-    },
+    "wikitext103_base": _sizes(
+        16, 10, 410, 2100, 150,
+        **_WIKITEXT103, tie_attention_biases=False, dropout=0.1,
+    ),
     # 285,205,322. The paper reports 257M, which its code does not reproduce.
     "wikitext103_large": {
         **_WIKITEXT103,
@@ -123,67 +108,37 @@ _PRESETS = {
     "wikitext103_compressive": {
         **_WIKITEXT103,
         **_WIKITEXT103_LARGE,
-        "compression": "conv",
-        "memory_length": 512,
-        "compression_rate": 4,
-        "compressed_length": 512,
+        **_compressive(512, 4, 512),
     },
     # 523,867,392. Subwords of PG-19, widths of enwik8_compressive.
     "pg19_compressive": {
         "vocabulary_size": 32_000,
         **_CHARACTERS_LARGE,
-        "compression": "conv",
         "num_layers": 36,
-        "memory_length": 512,
-        "compression_rate": 2,
-        "compressed_length": 512,
+        **_compressive(512, 2, 512),
     },
     # 191,950,298
-    "wikitext103_nvidia_base": {
-        **_WIKITEXT103_NVIDIA,
-        "num_layers": 16,
-        "num_heads": 8,
-        "hidden_dim": 512,
-        "intermediate_dim": 2048,
-        "memory_length": 192,
-        "dropout": 0.1,
-    },
+    "wikitext103_nvidia_base": _sizes(
+        16, 8, 512, 2048, 192, **_WIKITEXT103_NVIDIA, dropout=0.1
+    ),
     # 285,167,482
     "wikitext103_nvidia_large": {**_WIKITEXT103_NVIDIA, **_WIKITEXT103_LARGE},
     # 355,749,763
-    "lm1b_base": {
-        **_LM1B,
-        "num_layers": 18,
-        "num_heads": 8,
-        "hidden_dim": 1024,
-        "intermediate_dim": 4096,
-        "memory_length": 256,
-        "dropout": 0.1,
-    },
+    "lm1b_base": _sizes(18, 8, 1024, 4096, 256, **_LM1B, dropout=0.1),
     # 838,078,083
-    "lm1b_large": {
+    "lm1b_large": _sizes(
+        24, 16, 1280, 8192, 32,
         **_LM1B,
-        "num_layers": 24,
-        "num_heads": 16,
-        "hidden_dim": 1280,
-        "intermediate_dim": 8192,
-        "memory_length": 32,
-        "dropout": 0.05,
-        "attention_dropout": 0.05,
-        "initializer_stddev": 0.005,
-    },
+        dropout=0.05,
+        attention_dropout=0.05,
+        initializer_stddev=0.005,
+    ),
     # 23,845,904. The paper gives only the total, 24M; all sizes are our choice.
-    "ptb_24m": {
-        "vocabulary_size": 10_000,
-        "num_layers": 14,
-        "num_heads": 8,
-        "hidden_dim": 384,
-        "intermediate_dim": 896,
-        "memory_length": 70,
-        "dropout": 0.4,
-        "attention_dropout": 0.2,
-    },
-}
+    "ptb_24m": _sizes(
+        14, 8, 384, 896, 70,
+        vocabulary_size=10_000, dropout=0.4, attention_dropout=0.2,
+    ),
+}  # fmt: skip
 # Shared by classes, so read-only.
 PRESETS = types.MappingProxyType(
     {name: types.MappingProxyType(v) for name, v in _PRESETS.items()}
@@ -197,16 +152,11 @@ TRAINED = types.MappingProxyType(
 )
 
 
-def names():
-    """Returns the names of all presets that are sizes."""
-    return list(PRESETS)
-
-
 def preset_config(name):
     """Returns a new dictionary of the model arguments that a preset sets."""
     if name not in PRESETS:
         raise ValueError(
-            f"`preset` must be one of {names()}. Received: preset={name!r}"
+            f"`preset` must be one of {[*PRESETS]}. Received: preset={name!r}"
         )
     return dict(PRESETS[name])
 
@@ -230,24 +180,29 @@ def build_preset(model_class, name, dtype, overrides, backbone_class=None):
 
 def own_arguments(model_class):
     """Returns the parameters of a model without its backbone, by name."""
-    parameters = inspect.signature(model_class).parameters
-    if "backbone" not in parameters:  # of a backbone
-        return {}
-    return {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.kind == parameter.POSITIONAL_OR_KEYWORD
-        and name != "backbone"
-    }
+    parameters = _parameters(model_class)
+    # A backbone has none.
+    return parameters if parameters.pop("backbone", None) else {}
+
+
+def _parameters(model_class):
+    parameters = inspect.signature(model_class).parameters.values()
+    return {p.name: p for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD}
 
 
 def split_overrides(model_class, overrides, backbone_class=None):
     """Returns overrides of a model and those of its backbone, both checked."""
     backbone_class = backbone_class or model_class.backbone_class or model_class
-    own = set(own_arguments(model_class))
+    own = {*own_arguments(model_class)}
     if own:  # it is not a backbone
         own.add("name")
-    check_overrides(overrides, backbone_class, *own)
+    known = sorted({*_parameters(backbone_class), *own, "dtype", "name"})
+    unknown = sorted(overrides.keys() - {*known})
+    if unknown:
+        raise ValueError(
+            "Arguments of `from_preset`, and flags of the model, must be those "
+            f"of a {backbone_class.__name__}: {known}. Received: {unknown}"
+        )
     return (
         {key: value for key, value in overrides.items() if key in own},
         {key: value for key, value in overrides.items() if key not in own},
@@ -265,17 +220,4 @@ def check_required(model_class, own):
         raise ValueError(
             f"{missing} must be passed to `from_preset`, since the preset has "
             f"no value for a {model_class.__name__}. Received: {sorted(own)}"
-        )
-
-
-def check_overrides(overrides, model_class, *others):
-    """Checks that a model class, or `others`, have arguments of these names."""
-    parameters = inspect.signature(model_class).parameters.values()
-    known = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
-    known = sorted({*known, *others, "dtype", "name"})
-    unknown = sorted(overrides.keys() - set(known))
-    if unknown:
-        raise ValueError(
-            "Arguments of `from_preset`, and flags of the model, must be those "
-            f"of a {model_class.__name__}: {known}. Received: {unknown}"
         )

@@ -105,12 +105,18 @@ class RunFolder:
     def restore_weights(self, model, checkpoint="latest"):
         """Loads the weights of the run into a model and returns their step."""
         run = self.run_hash()
+        return self._read_weights(
+            checkpoint, lambda folder: restore_weights(model, folder, run)
+        )
+
+    def _read_weights(self, checkpoint, read):
+        """Returns `read(folder)` of the best weights, or of the newest."""
         if checkpoint == "best" and saved_steps(self.best):
             try:
-                return restore_weights(model, self.best, run)
+                return read(self.best)
             except DamagedCheckpointError as error:
                 logging.error("%s The newest weights are taken.", error)
-        return restore_weights(model, self.checkpoints, run)
+        return read(self.checkpoints)
 
     def build_model(
         self,
@@ -133,13 +139,9 @@ class RunFolder:
         path = self.file("config.json")
         config = check_model_config(self.read_config(), model_class, path)
         shapes = functools.partial(weight_shapes, config, model_class, path)
-        if checkpoint == "best" and saved_steps(self.best):
-            try:
-                check_saved_shapes(self.best, shapes)
-                return config
-            except DamagedCheckpointError:
-                pass  # `restore_weights` falls back to the newest, too
-        check_saved_shapes(self.checkpoints, shapes)
+        self._read_weights(
+            checkpoint, lambda folder: check_saved_shapes(folder, shapes)
+        )
         return config
 
     def check_model_class(self, model_class=TransformerXLCausalLM):

@@ -112,7 +112,7 @@ class _PresetParser(flags.EnumParser):
 def define_model_flags(has_softmax=True):
     """Defines `--preset`, `--backbone` and a flag per argument of the model."""
     flags.DEFINE(
-        _PresetParser(presets.names()), "preset", "quickstart",
+        _PresetParser(list(presets.PRESETS)), "preset", "quickstart",
         "Preset of the model: the sizes and options that other model flags "
         "can change.",
     )  # fmt: skip

@@ -4,28 +4,17 @@ Letters: `B` batch, `T` segment, `P` prompt, `M` memory, `D` hidden size, `N`
 heads, `H` head size, `L` layers, `V` vocabulary, `W` tokens to generate.
 """
 
-import functools
-
-import numpy as np
-
 from txl_keras.checks import check_integer
-from txl_keras.checks import check_one_of
 from txl_keras.checks import check_vocabulary
 from txl_keras.serving.export_folders import check_path
 from txl_keras.serving.export_folders import write_saved_model
 from txl_keras.serving.graph_tokenizers import graph_tokenizer
 from txl_keras.serving.served_model import MAX_BATCH_SIZE
 from txl_keras.serving.served_model import MAX_GENERATE_LENGTH
-from txl_keras.serving.served_model import ServedCompressiveModel
-from txl_keras.serving.served_model import ServedModel
+from txl_keras.serving.served_model import served_model
 from txl_keras.serving.signatures import FunctionalSignatures
 from txl_keras.serving.slots import Slots
 from txl_keras.serving.text_signatures import TextSignatures
-
-WEIGHTS_DTYPES = ("float32", "bfloat16")
-_SEGMENT_LENGTH = 512
-# Positions are projected for as many distances, and scores take its square.
-LONGEST_SEGMENT = 1 << 16
 
 
 def export(
@@ -116,11 +105,6 @@ def export(
         max_generate_length: Integer, the largest W of a request. It limits
             the time of one request.
 
-    Raises:
-        ValueError: If `path` exists and is no earlier export, an argument is
-            out of range, or `settings` or `assets` contain a name that the
-            export writes itself.
-
     Example:
 
     ```python
@@ -142,10 +126,10 @@ def export(
         log_probs = memory.pop("log_probs")  # (1, T, V)
     ```
     """
+    check_path(path)
     check_integer("num_slots", num_slots, 0)
-    served = _served(
+    served = served_model(
         model,
-        path,
         memory_length,
         max_segment_length,
         weights_dtype,
@@ -160,8 +144,8 @@ def export(
         slots = Slots(served, num_slots)
         tracked = [slots, *slots.variables]
         endpoints.update(slots.endpoints())
-    own_settings = {"num_slots": num_slots}
-    _write(path, served, endpoints, tracked, own_settings, settings, assets)
+    own = {"num_slots": num_slots}
+    _write(path, served, endpoints, tracked, own, settings, assets)
 
 
 def export_text(
@@ -209,11 +193,6 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
             are read in segments of `max_segment_length` tokens, prompts in
             segments of at most 128.
 
-    Raises:
-        ValueError: For the reasons of `export`; or if the vocabulary sizes of
-            tokenizer and model differ, the tokenizer cannot be exported, or
-            the model has absolute positions.
-
     Example:
 
     ```python
@@ -231,10 +210,10 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     scores = loaded.signatures["score_text"](text=tf.constant(["to be"]))
     ```
     """
+    check_path(path)
     check_vocabulary(tokenizer, model.backbone.vocabulary_size)
-    served = _served(
+    served = served_model(
         model,
-        path,
         memory_length,
         max_segment_length,
         weights_dtype,
@@ -244,86 +223,15 @@ parameters of `Sampler` | `text` `(B,)`, `ids` `(B, W)` |
     model.backbone.check_takes_padding()
     encoder = graph_tokenizer(tokenizer)
     endpoints = TextSignatures(served, encoder).endpoints()
-    own_settings = {"tokenizer": type(tokenizer).__name__}
-    _write(path, served, endpoints, [encoder], own_settings, settings, assets)
+    own = {"tokenizer": type(tokenizer).__name__}
+    _write(path, served, endpoints, [encoder], own, settings, assets)
 
 
-def _served(
-    model,
-    path,
-    memory_length,
-    max_segment_length,
-    weights_dtype,
-    max_batch_size,
-    max_generate_length,
-):
-    check_path(path)
-    if not model.backbone.has_attention:
-        raise ValueError(
-            "`model` must have a TransformerXLBackbone to be exported. "
-            f"Received: backbone={type(model.backbone).__name__}"
-        )
-    if memory_length is None:
-        memory_length = model.backbone.memory_length
-    check_integer("memory_length", memory_length, 0)
-    model.backbone.check_remembers(memory_length)
-    max_segment_length = _checked_segment_length(
-        model.backbone, max_segment_length
-    )
-    check_one_of("weights_dtype", weights_dtype, WEIGHTS_DTYPES)
-    largest = np.iinfo(np.int32).max
-    check_integer("max_batch_size", max_batch_size, 1, largest)
-    check_integer("max_generate_length", max_generate_length, 1, largest)
-    served_class = ServedModel
-    if model.backbone.num_pending is not None:
-        served_class = ServedCompressiveModel
-    return served_class(
-        model,
-        memory_length,
-        max_segment_length,
-        weights_dtype,
-        max_batch_size,
-        max_generate_length,
-    )
-
-
-def _write(path, served, endpoints, tracked, own_settings, settings, assets):
+def _write(path, served, endpoints, tracked, own, settings, assets):
     endpoints = {
-        name: (_with_weights(served, function), specs)
+        name: (served.with_weights(function), specs)
         for name, (function, specs) in endpoints.items()
     }
-    own_settings = {
-        "model": served.model.get_config(),
-        "memory_length": served.memory_length,
-        **served.memory_settings,
-        "max_segment_length": served.max_segment_length,
-        "weights_dtype": served.weights_dtype,
-        "max_batch_size": served.max_batch_size,
-        "max_generate_length": served.max_generate_length,
-        **own_settings,
-    }
     tracked = [*served.variables, *tracked]
-    write_saved_model(path, endpoints, tracked, own_settings, settings, assets)
-
-
-def _checked_segment_length(backbone, max_segment_length):
-    longest = backbone.max_segment_length
-    if max_segment_length is None:
-        return min(_SEGMENT_LENGTH, longest or _SEGMENT_LENGTH)
-    check_integer("max_segment_length", max_segment_length, 1, LONGEST_SEGMENT)
-    if longest is not None and max_segment_length > longest:
-        raise ValueError(
-            "`max_segment_length` must not be larger than the model's "
-            f"`max_positions`, {longest}. "
-            f"Received: max_segment_length={max_segment_length}"
-        )
-    return max_segment_length
-
-
-def _with_weights(served, function):
-    @functools.wraps(function)
-    def call(*args):
-        with served.weights():
-            return function(*args)
-
-    return call
+    own = {**served.settings, **own}
+    write_saved_model(path, endpoints, tracked, own, settings, assets)

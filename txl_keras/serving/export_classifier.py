@@ -51,11 +51,6 @@ def export_classifier(
             length, which should be that of training.
         settings, assets, max_batch_size: See `export`.
 
-    Raises:
-        ValueError: If the vocabulary sizes of tokenizer and model differ, the
-            tokenizer cannot be exported, the number of names is not that of
-            the classes, or `path` is not valid (see `export`).
-
     Example:
 
     ```python

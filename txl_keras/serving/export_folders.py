@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import is_file
+from txl_keras.output_folders import check_replaceable
+from txl_keras.output_folders import replaced_when_complete
 from txl_keras.serving.graph_checks import with_checked_inputs
 
 _SETTINGS = "settings.json"
@@ -22,19 +24,15 @@ def check_path(path):
             "`path` must be the full name of a folder, without `~`. "
             f"Received: path={path!r}"
         )
-    if tf.io.gfile.exists(path) and not _is_export(path):
-        raise ValueError(
-            "`path` must be a new folder, or an earlier export, which is "
-            f"replaced. Received: path={path}"
+
+    def is_export(names):
+        settings = os.path.join(path, "assets", _SETTINGS)
+        # Other programs write SavedModels and model.xml, too.
+        return tf.io.gfile.exists(settings) and not {*names}.isdisjoint(
+            _MODEL_FILES
         )
 
-
-def _is_export(path):
-    def has(name):
-        return tf.io.gfile.exists(os.path.join(path, name))
-
-    # Other programs write SavedModels and model.xml, too.
-    return has(f"assets/{_SETTINGS}") and any(map(has, _MODEL_FILES))
+    check_replaceable("path", path, "an earlier export", is_export)
 
 
 def write_saved_model(
@@ -65,10 +63,22 @@ def export_folder(path, settings, more_settings=None, assets=None):
     """Yields a folder to write to, which gets the assets and becomes `path`."""
     assets = assets or {}
     description = _description(settings, more_settings or {})
-    _check_assets(assets)
-    with _atomic_folder(path) as unfinished:
+    for name, source in assets.items():
+        is_name = name != _SETTINGS and os.path.basename(name) == name
+        if not is_name or not is_file(source):
+            raise ValueError(
+                "`assets` must map file names without a folder, other than "
+                f"{_SETTINGS}, to paths of existing files. Received: "
+                f"{shown(name)}: {shown(source)}"
+            )
+    with replaced_when_complete(path, last=_MODEL_FILES) as unfinished:
         yield unfinished
-        _write_assets(unfinished, description, assets)
+        folder = os.path.join(unfinished, "assets")
+        tf.io.gfile.makedirs(folder)
+        with tf.io.gfile.GFile(os.path.join(folder, _SETTINGS), "w") as file:
+            file.write(description)
+        for name, source in assets.items():
+            tf.io.gfile.copy(source, os.path.join(folder, name))
 
 
 def _description(settings, more_settings):
@@ -85,61 +95,3 @@ def _description(settings, more_settings):
         raise ValueError(
             f"`settings` must be a dictionary of JSON values: {error}"
         ) from error
-
-
-def _check_assets(assets):
-    for name, source in assets.items():
-        is_name = name != _SETTINGS and os.path.basename(name) == name
-        if not is_name or not is_file(source):
-            raise ValueError(
-                "`assets` must map file names without a folder, other than "
-                f"{_SETTINGS}, to paths of existing files. Received: "
-                f"{shown(name)}: {shown(source)}"
-            )
-
-
-def _write_assets(path, description, assets):
-    folder = os.path.join(path, "assets")
-    tf.io.gfile.makedirs(folder)
-    with tf.io.gfile.GFile(os.path.join(folder, _SETTINGS), "w") as file:
-        file.write(description)
-    for name, source in assets.items():
-        tf.io.gfile.copy(source, os.path.join(folder, name))
-
-
-@contextlib.contextmanager
-def _atomic_folder(path):
-    """Yields a folder to write to, which replaces `path` at the end."""
-    path = os.fspath(path)
-    # In the same parent folder. Its name is not a number, so servers do not
-    # load it as a version.
-    parent, name = os.path.split(path.rstrip("/"))
-    unfinished = os.path.join(parent, f"unfinished.{name}")
-    _remove(unfinished)
-    try:
-        yield unfinished
-        _remove(path)
-        _move(unfinished, path)
-    finally:
-        _remove(unfinished)
-
-
-def _remove(path):
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.rmtree(path)
-
-
-def _move(source, target):
-    gfile = tf.io.gfile
-    if "://" not in target:
-        gfile.rename(source, target)
-        return
-    # Buckets have no folders to rename. The file that servers look for comes
-    # last.
-    for folder, _, names in sorted(gfile.walk(source), reverse=True):
-        new_folder = target + folder[len(source) :]
-        gfile.makedirs(new_folder)
-        for name in sorted(names, key=_MODEL_FILES.__contains__):
-            gfile.copy(
-                os.path.join(folder, name), os.path.join(new_folder, name)
-            )

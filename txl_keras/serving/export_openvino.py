@@ -71,12 +71,6 @@ i-th of the keys and values |
         assets: Optional dictionary from file names to paths of files that are
             copied to `assets/`, such as the tokenizer.
 
-    Raises:
-        ValueError: If `path` exists and is no earlier export, an argument is
-            out of range, the model has other attention, gates or memory, or
-            `settings` or `assets` contain a name that the export writes.
-        ImportError: If OpenVINO is not installed.
-
     Example:
 
     ```python
@@ -166,7 +160,6 @@ i-th of the keys and values |
                 for i, rows in enumerate(graph.positions)
             },
         )
-        tf.io.gfile.makedirs(unfinished)
         for file in local.iterdir():
             target = os.path.join(unfinished, file.name)
             tf.io.gfile.copy(str(file), target)

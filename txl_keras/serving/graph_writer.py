@@ -12,87 +12,73 @@ from txl_keras.models.generation.token_reader import PROMPT_SEGMENT
 from txl_keras.serving.graph_checks import check
 
 
-class GraphWriter:
-    """Reads prompts and generates the tokens after them in graph loops."""
+def write_tokens(
+    served, prompt_ids, prompt_length, memory, length, sampler, seed
+):
+    """Generates the tokens that `Generator` would, with the same seed."""
+    # Returns ids, int32 `(B, W)`, and the memory after all but the last of
+    # them, which has not been read.
+    memory = _read_prompt(served, prompt_ids, prompt_length - 1, memory)
+    batch_size, size = tf.unstack(tf.shape(prompt_ids))
+    seeds = row_seeds(seed, batch_size)
+    positions = served.positions(1)
+    # Which tokens occur in the prompts, boolean `(B, V)`.
+    seen = _mark(
+        tf.zeros((batch_size, served.backbone.vocabulary_size), "bool"),
+        tf.repeat(tf.range(batch_size), prompt_length),
+        tf.boolean_mask(prompt_ids, tf.sequence_mask(prompt_length, size)),
+    )
 
-    def __init__(self, served):
-        self._served = served
+    def write(state, ring, new):
+        return write_in_place(state, ring.flat_indices, new)
 
-    def __call__(
-        self, prompt_ids, prompt_length, memory, length, sampler, seed
-    ):
-        """Generates the tokens that `Generator` would, with the same seed."""
-        # Returns ids, int32 `(B, W)`, and the memory after all but the last of
-        # them, which has not been read.
-        memory = self._read_prompt(prompt_ids, prompt_length - 1, memory)
-        rows = tf.range(tf.shape(prompt_ids)[0])
-        seeds = row_seeds(seed, tf.shape(prompt_ids)[0])
-
-        positions = self._served.positions(1)
-
-        def step(position, token, ids, seen, memory):
-            hidden, *entries = self._served.read(
-                token[:, None], memory, positions
-            )
-            # Nothing may read the old entries after they are overwritten.
-            with tf.control_dependencies([hidden]):
-                memory = self._served.append(
-                    memory,
-                    entries,
-                    write=lambda state, ring, new: write_in_place(
-                        state, ring.flat_indices, new
-                    ),
-                )
-            token = self._served.model.softmax.sample(
-                hidden[:, 0], sampler, fold_in(seeds, position), seen
-            )
-            ids = tf.tensor_scatter_nd_update(ids, [[position]], token[None])
-            token = tf.maximum(token, 0)  # NaN gives -1; checked at the end
-            return position + 1, token, ids, _mark(seen, rows, token), memory
-
-        _, _, ids, _, memory = tf.while_loop(
-            lambda position, *_: position < length,
-            step,
-            (
-                tf.constant(0),
-                tf.gather(prompt_ids, prompt_length - 1, batch_dims=1),
-                tf.zeros((length, tf.shape(prompt_ids)[0]), tf.int32),
-                self._seen(prompt_ids, prompt_length),
-                _copy(memory),
-            ),
+    def step(position, token, ids, seen, memory):
+        hidden, *entries = served.read(token[:, None], memory, positions)
+        # Nothing may read the old entries after they are overwritten.
+        with tf.control_dependencies([hidden]):
+            memory = served.backbone.append(memory, entries, write=write)
+        token = served.model.softmax.sample(
+            hidden[:, 0], sampler, fold_in(seeds, position), seen
         )
-        can_be_drawn = check(
-            tf.reduce_all(ids >= 0),
-            "A token cannot be drawn, because the model returned NaN.",
-        )
-        with tf.control_dependencies([can_be_drawn]):
-            return tf.transpose(ids), memory
+        ids = tf.tensor_scatter_nd_update(ids, [[position]], token[None])
+        token = tf.maximum(token, 0)  # NaN gives -1; checked at the end
+        seen = _mark(seen, tf.range(batch_size), token)
+        return position + 1, token, ids, seen, memory
 
-    def _read_prompt(self, ids, lengths, memory):
-        """Returns memory after the first `lengths` tokens of each row."""
-        end = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
-        size = min(PROMPT_SEGMENT, self._served.max_segment_length)
-        positions = self._served.positions(size)
+    _, _, ids, _, memory = tf.while_loop(
+        lambda position, *_: position < length,
+        step,
+        (
+            tf.constant(0),
+            tf.gather(prompt_ids, prompt_length - 1, batch_dims=1),
+            tf.zeros((length, batch_size), tf.int32),
+            seen,
+            _copy(memory),
+        ),
+    )
+    can_be_drawn = check(
+        tf.reduce_all(ids >= 0),
+        "A token cannot be drawn, because the model returned NaN.",
+    )
+    with tf.control_dependencies([can_be_drawn]):
+        return tf.transpose(ids), memory
 
-        def read(start, memory):
-            stop = tf.minimum(start + size, end)
-            _, *entries = self._served.read(
-                ids[:, start:stop], memory, positions
-            )
-            num_real = tf.clip_by_value(lengths - start, 0, stop - start)
-            return stop, self._served.append(memory, entries, num_real)
 
-        return tf.while_loop(
-            lambda start, _: start < end, read, (tf.constant(0), memory)
-        )[1]
+def _read_prompt(served, ids, lengths, memory):
+    """Returns memory after the first `lengths` tokens of each row."""
+    end = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
+    size = min(PROMPT_SEGMENT, served.max_segment_length)
+    positions = served.positions(size)
 
-    def _seen(self, prompt_ids, prompt_length):
-        """Returns which tokens occur in the prompts, boolean `(B, V)`."""
-        batch_size, size = tf.unstack(tf.shape(prompt_ids))
-        rows = tf.repeat(tf.range(batch_size), prompt_length)
-        ids = tf.boolean_mask(prompt_ids, tf.sequence_mask(prompt_length, size))
-        vocabulary_size = self._served.backbone.vocabulary_size
-        return _mark(tf.zeros((batch_size, vocabulary_size), "bool"), rows, ids)
+    def read(start, memory):
+        stop = tf.minimum(start + size, end)
+        _, *entries = served.read(ids[:, start:stop], memory, positions)
+        num_real = tf.clip_by_value(lengths - start, 0, stop - start)
+        return stop, served.backbone.append(memory, entries, num_real)
+
+    return tf.while_loop(
+        lambda start, _: start < end, read, (tf.constant(0), memory)
+    )[1]
 
 
 def _mark(seen, rows, ids):

@@ -4,11 +4,14 @@ Letters: `B` batch, `T` segment, `M` memory, `D` hidden size, `N` heads, `H`
 head size, `L` layers.
 """
 
-import contextlib
+import functools
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from txl_keras.checks import check_integer
+from txl_keras.checks import check_one_of
 from txl_keras.layers.memory.compressive import CompressiveCache
 from txl_keras.layers.memory.projected_memory import ProjectedMemory
 from txl_keras.serving.graph_checks import check
@@ -19,6 +22,9 @@ from txl_keras.serving.graph_checks import check_shape
 # Default limits of one request.
 MAX_BATCH_SIZE = 128
 MAX_GENERATE_LENGTH = 4096
+_SEGMENT_LENGTH = 512
+# Positions are projected for as many distances, and scores take its square.
+LONGEST_SEGMENT = 1 << 16
 
 
 class ServedModel:
@@ -33,17 +39,29 @@ class ServedModel:
     def __init__(
         self,
         model,
-        memory_length,
-        max_segment_length,
+        memory_length=None,
+        max_segment_length=None,
         weights_dtype="float32",
         max_batch_size=MAX_BATCH_SIZE,
         max_generate_length=MAX_GENERATE_LENGTH,
     ):
         self.model = model
         self.backbone = model.backbone
+        if memory_length is None:
+            memory_length = self.backbone.memory_length
+        check_integer("memory_length", memory_length, 0)
+        self.backbone.check_remembers(memory_length)
         self.memory_length = memory_length
+        longest = self.backbone.max_segment_length or LONGEST_SEGMENT
+        if max_segment_length is None:
+            max_segment_length = min(_SEGMENT_LENGTH, longest)
+        check_integer("max_segment_length", max_segment_length, 1, longest)
         self.max_segment_length = max_segment_length
+        check_one_of("weights_dtype", weights_dtype, ("float32", "bfloat16"))
         self.weights_dtype = weights_dtype
+        largest = np.iinfo(np.int32).max
+        check_integer("max_batch_size", max_batch_size, 1, largest)
+        check_integer("max_generate_length", max_generate_length, 1, largest)
         self.max_batch_size = max_batch_size
         self.max_generate_length = max_generate_length
         # False for absolute positions, where M is 0.
@@ -83,10 +101,18 @@ class ServedModel:
         ]
 
     @property
-    def memory_settings(self):
-        """Returns what `settings.json` says about memory."""
+    def settings(self):
+        """Returns what `settings.json` tells about the model."""
         shapes = self._shapes.items()
-        return {f"{name}_shape": shape for name, shape in shapes if shape}
+        return {
+            "model": self.model.get_config(),
+            "memory_length": self.memory_length,
+            **{f"{name}_shape": shape for name, shape in shapes if shape},
+            "max_segment_length": self.max_segment_length,
+            "weights_dtype": self.weights_dtype,
+            "max_batch_size": self.max_batch_size,
+            "max_generate_length": self.max_generate_length,
+        }
 
     @property
     def variables(self):
@@ -105,16 +131,19 @@ class ServedModel:
         not_read = {id(variable) for variable in variables}
         return [w for w in self.model.weights if id(w.value) not in not_read]
 
-    @contextlib.contextmanager
-    def weights(self):
-        """Makes the model use the stored weights within this context."""
+    def with_weights(self, function):
+        """Wraps a function so that the model uses the stored weights in it."""
         if not self._weights:
-            yield
-            return
-        # Converted outside of any loop, and so only once per call.
-        values = [(w, tf.cast(stored, w.dtype)) for w, stored in self._weights]
-        with keras.StatelessScope(values):
-            yield
+            return function
+
+        @functools.wraps(function)
+        def call(*args):
+            # Converted outside of any loop, and so only once per call.
+            values = [(w, tf.cast(x, w.dtype)) for w, x in self._weights]
+            with keras.StatelessScope(values):
+                return function(*args)
+
+        return call
 
     def positions(self, max_length):
         """Returns projected positions for segments of up to `max_length`."""
@@ -132,10 +161,6 @@ class ServedModel:
         if positions is None:
             positions = self.positions(self.max_segment_length)
         return self.backbone.call_projected(ids, memory, positions)
-
-    def append(self, memory, entries, lengths=None, **kwargs):
-        """Adds what `read` returned behind the hidden states to a memory."""
-        return self.backbone.append(memory, entries, lengths, **kwargs)
 
     def empty(self, batch_size):
         """Returns the initial memory as the tensors of `memory_specs`."""
@@ -267,6 +292,18 @@ class ServedCompressiveModel(ServedModel):
             num_tokens,
             num_compressed,
         )
+
+
+def served_model(model, *arguments):
+    """Returns the `ServedModel` of a language model, of either class."""
+    if not model.backbone.has_attention:
+        raise ValueError(
+            "`model` must have a TransformerXLBackbone to be exported. "
+            f"Received: backbone={type(model.backbone).__name__}"
+        )
+    compresses = model.backbone.num_pending is not None
+    served_class = ServedCompressiveModel if compresses else ServedModel
+    return served_class(model, *arguments)
 
 
 def _stacked(memory):

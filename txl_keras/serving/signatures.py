@@ -13,7 +13,7 @@ from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.graph_checks import check
 from txl_keras.serving.graph_checks import check_range
 from txl_keras.serving.graph_checks import check_shape
-from txl_keras.serving.graph_writer import GraphWriter
+from txl_keras.serving.graph_writer import write_tokens
 
 # Defaults for requests to a server; none of them changes the distribution.
 _SAMPLING = {
@@ -139,7 +139,7 @@ class FunctionalSignatures:
             ids = tf.identity(ids)
             past = self._served.from_tensors(*map(tf.identity, memory))
         hidden, *entries = self._served.read(ids, past)
-        past = self._served.append(past, entries)
+        past = self._served.backbone.append(past, entries)
         return hidden, self._served.to_tensors(past)
 
     def generate(self, prompt_ids, prompt_length, *arguments):
@@ -154,8 +154,14 @@ class FunctionalSignatures:
             )
             past = self._served.ring_from_tensors(*map(tf.identity, memory))
             length = tf.identity(length)
-        ids, past = GraphWriter(self._served)(
-            prompt_ids, prompt_length, past, length, Sampler(*sampling), seed
+        ids, past = write_tokens(
+            self._served,
+            prompt_ids,
+            prompt_length,
+            past,
+            length,
+            Sampler(*sampling),
+            seed,
         )
         return {"ids": ids, **self._served.to_tensors(past)}
 

@@ -95,7 +95,8 @@ class Slots(tf.saved_model.experimental.TrackableResource):
             if isinstance(past, ProjectedMemory):
                 self._write(slots, past, *entries)
             else:
-                self._replace(slots, self._served.append(past, entries))
+                past = self._served.backbone.append(past, entries)
+                self._replace(slots, past)
         return {"log_probs": log_probs}
 
     def _check(self, slots):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from txl_keras.samplers.sampler import Sampler
 from txl_keras.serving.graph_checks import check
 from txl_keras.serving.graph_checks import check_not_empty
-from txl_keras.serving.graph_writer import GraphWriter
+from txl_keras.serving.graph_writer import write_tokens
 from txl_keras.serving.signatures import sampling_specs
 from txl_keras.serving.signatures import with_names
 
@@ -65,7 +65,7 @@ class TextSignatures:
             )
             nll = served.model.softmax(hidden, ids[:, start + 1 : stop + 1])
             num_real = tf.clip_by_value(lengths - 1 - start, 0, stop - start)
-            memory = served.append(memory, entries, num_real)
+            memory = served.backbone.append(memory, entries, num_real)
             return number + 1, memory, parts.write(number, tf.transpose(nll))
 
         num_segments = (num_targets + size - 1) // size
@@ -89,34 +89,22 @@ class TextSignatures:
         nll = tf.pad(nll, [[0, 0], [1, 0]])
         return tf.where(tf.sequence_mask(lengths, tf.shape(ids)[1]), nll, 0.0)
 
-    def generate_text(
-        self,
-        prompt,
-        length,
-        seed,
-        temperature,
-        top_k,
-        top_p,
-        typical_p,
-        repetition_penalty,
-    ):
+    def generate_text(self, prompt, length, seed, *sampling):
         """Generates text after prompts, which do not affect each other."""
         ids, lengths = self._tokenizer.encode(prompt)
-        sampler = Sampler(
-            temperature, top_k, top_p, typical_p, repetition_penalty
-        )
         checks = [
             check(tf.size(lengths) >= 1, "`prompt` must have at least one row"),
             check_not_empty("prompt", lengths),
             self._served.check_length(length),
         ]
         with tf.control_dependencies(checks):
-            written, _ = GraphWriter(self._served)(
+            written, _ = write_tokens(
+                self._served,
                 ids,
                 lengths,
                 self._initial_ring(tf.shape(ids)[0]),
                 tf.identity(length),
-                sampler,
+                Sampler(*sampling),
                 seed,
             )
         return {"text": self._tokenizer.decode(written), "ids": written}

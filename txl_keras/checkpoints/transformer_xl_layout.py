@@ -1,0 +1,270 @@
+"""The layouts of Transformer-XL checkpoints.
+
+The original code in TensorFlow and PyTorch, NVIDIA's and Hugging Face's have
+the same tensors; `Naming` holds the differences.
+
+Letters: `D` hidden size, `N` heads, `H` head size, `P` positions, `L` layers.
+"""
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+
+from txl_keras.checkpoints.configuration import Plan
+from txl_keras.checkpoints.layout import Entry
+from txl_keras.checkpoints.layout import feed_forward_and_norms
+from txl_keras.checkpoints.layout import read
+from txl_keras.checks import shown
+
+
+@dataclasses.dataclass(frozen=True)
+class Naming:
+    """Holds the names of an implementation, by default of the original's."""
+
+    # `{j}` stands for the cluster, `{i}` for the layer; `{cutoff}` for the
+    # cluster of a tensor, or nothing if all clusters share it.
+    table: str = "word_emb.emb_layers.{j}.weight"
+    projection: str = "word_emb.emb_projs.{j}"
+    shared_projection: str | None = None  # second name of `projection`
+    out_table: str = "crit.out_layers.{j}.weight"
+    out_bias: str = "crit.out_layers.{j}.bias"
+    out_projection: str = "crit.out_projs.{j}"
+    cluster_kernel: str = "crit.cluster_weight"
+    cluster_bias: str = "crit.cluster_bias"
+    body: str = ""  # prefix of the tensors below
+    layer: str = "layers.{i}."
+    qkv: str = "dec_attn.qkv_net.weight"
+    position: str = "dec_attn.r_net.weight"
+    output: str = "dec_attn.o_net.weight"
+    parts: tuple = (
+        "dec_attn.layer_norm",
+        "pos_ff.layer_norm",
+        "pos_ff.CoreNet.0",
+        "pos_ff.CoreNet.3",
+    )
+    # False if linear layers are `(in, out)`, clusters have biases of their own,
+    # and attention biases of all layers are one tensor.
+    is_torch: bool = True
+    # True if the head's entries for the tails are in reverse order.
+    reversed_clusters: bool = True
+    # True if layers repeat the attention biases that all of them share.
+    biases_in_layers: bool = False
+    # True if learned positions are `(L, P, D)` rather than `(L, P, N, H)`.
+    flat_positions: bool = False
+
+
+ORIGINAL = Naming()
+NVIDIA = Naming(
+    shared_projection="crit.shared_out_projs.{j}",
+    out_table="crit.out_layers_weights.{j}",
+    out_bias="crit.out_layers_biases.{j}",
+    flat_positions=True,
+)
+HUGGING_FACE = Naming(
+    table="transformer.word_emb.emb_layers.{j}.weight",
+    projection="transformer.word_emb.emb_projs.{j}",
+    body="transformer.",
+    reversed_clusters=False,
+    biases_in_layers=True,
+)
+TF1 = Naming(
+    table="transformer/adaptive_embed/{cutoff}lookup_table",
+    projection="transformer/adaptive_embed/{cutoff}proj_W",
+    out_bias="transformer/adaptive_softmax/cutoff_{j}/b",
+    out_projection="transformer/adaptive_softmax/cutoff_{j}/proj",
+    cluster_kernel="transformer/adaptive_softmax/cutoff_0/cluster_W",
+    cluster_bias="transformer/adaptive_softmax/cutoff_0/cluster_b",
+    body="transformer/",
+    layer="layer_{i}/",
+    qkv="rel_attn/qkv/kernel",
+    position="rel_attn/r/kernel",
+    output="rel_attn/o/kernel",
+    parts=("rel_attn/LayerNorm", "ff/LayerNorm", "ff/layer_1", "ff/layer_2"),
+    is_torch=False,
+    reversed_clusters=False,
+)
+
+
+def load_model(config, overrides, dtype, tensors, source, naming, **arguments):
+    """Returns the model of a file; `arguments` are those of `Plan`."""
+    plan = Plan(config, overrides, dtype, tensors, source, **arguments)
+    layout = transformer_xl_layout(plan, naming)
+    tensors = _without_frequencies(tensors, naming, config["d_model"], source)
+    return read(plan.build, layout, tensors, source)
+
+
+def transformer_xl_layout(model, naming):
+    """Returns the layout of a checkpoint for a model or `Plan`."""
+    backbone = model.backbone
+    layout = [
+        *_tables(model.softmax, naming),
+        *_projections(model.softmax, naming),
+        *_clusters(model.softmax, naming),
+        *_positions(backbone, naming),
+    ]
+    for i in range(backbone.num_layers):
+        layout += _block(backbone, naming, i)
+    return layout
+
+
+def frequencies(hidden_dim):
+    """Returns the frequencies of the sinusoids, float32 `(D / 2,)`."""
+    exponents = np.arange(0, hidden_dim, 2, np.float32) / hidden_dim
+    return 1 / np.float32(10000) ** exponents
+
+
+def _without_frequencies(tensors, naming, hidden_dim, source):
+    """Checks the frequencies, which are no weight, and leaves them out."""
+    name = f"{naming.body}pos_emb.inv_freq"
+    if name in tensors:
+        found, expected = tensors.shapes[name], frequencies(hidden_dim)
+        is_expected = found == expected.shape
+        if is_expected:
+            found = tensors[name]
+            # The file may hold them with fewer bits.
+            tolerance = max(1e-5, 2 * float(ml_dtypes.finfo(found.dtype).eps))
+            found = found.astype(np.float32)
+            is_expected = np.allclose(found, expected, tolerance, 0)
+        if not is_expected:
+            raise ValueError(
+                f"{source}: {name} must hold the {len(expected)} frequencies "
+                "10000^(-2i / d_model) of the original, because no other "
+                f"sinusoids are supported. Received: {shown([*found])}"
+            )
+    return tensors.renamed(lambda other: None if other == name else other)
+
+
+def _tables(softmax, naming):
+    """Yields tables and biases; with `div_val=1` clusters share a table."""
+    embedding = softmax.embedding
+    clusters = [(j,) for j in range(embedding.num_clusters)]
+    groups = [sum(clusters, ())] if embedding.div_val == 1 else clusters
+
+    def named(names, weight, group, *columns):
+        cutoff = f"cutoff_{group[0]}/" if embedding.div_val > 1 else ""
+        names = [name.format(j=group[0], cutoff=cutoff) for name in names]
+        rows = sum(embedding.cluster_size(i) for i in group)
+        weights = [f"{weight}_{i}" for i in group]
+        return Entry(names, weights, (rows, *columns))
+
+    for group in groups:
+        columns = embedding.dims[group[0]]
+        names = [naming.table]
+        if softmax.tie_embeddings and naming.is_torch:
+            names.append(naming.out_table)
+        yield named(names, "token_embedding/embeddings", group, columns)
+        if not softmax.tie_embeddings:
+            yield named([naming.out_table], "softmax/kernel", group, columns)
+    out_bias = naming.out_bias
+    if not naming.is_torch and not embedding.cutoffs:
+        out_bias = "transformer/adaptive_softmax/bias"
+    for group in groups if naming.is_torch else clusters:
+        yield named([out_bias], "softmax/bias", group)
+
+
+def _projections(softmax, naming):
+    embedding = softmax.embedding
+    shapes = [
+        (size, embedding.output_dim) if embedding.needs_projection(j) else None
+        for j, size in enumerate(embedding.dims)
+    ]
+    tied = [j for j, is_tied in enumerate(softmax.tie_projections) if is_tied]
+    is_one = embedding.div_val == 1
+    for j, shape in enumerate(shapes[:1] if is_one else shapes):
+        if shape is None:
+            continue
+        cutoff = "" if is_one else f"cutoff_{j}/"
+        names = [naming.projection.format(j=j, cutoff=cutoff)]
+        if naming.shared_projection:
+            names.append(naming.shared_projection.format(j=j))
+        if naming.is_torch:
+            shares = tied if is_one else {j} & {*tied}
+            names += [naming.out_projection.format(j=i) for i in shares]
+        yield _linear(names, f"token_embedding/projection_{j}", shape, naming)
+    for j, shape in enumerate(shapes):
+        if shape is not None and j not in tied:
+            name = naming.out_projection.format(j=j)
+            yield _linear(name, f"softmax/projection_{j}", shape, naming)
+
+
+def _linear(names, weights, shape, naming, **options):
+    """Returns the entry of a linear layer; `shape` is that of our weights."""
+    shape = shape[::-1] if naming.is_torch else shape
+    return Entry(names, weights, shape, transposed=naming.is_torch, **options)
+
+
+def _clusters(softmax, naming):
+    """Yields the kernel and bias for the tails in the head."""
+    tails = len(softmax.embedding.cutoffs)
+    flipped = 0 if naming.reversed_clusters else None
+    for name, part, shape in (
+        (naming.cluster_kernel, "kernel", (tails, softmax.embedding.dims[0])),
+        (naming.cluster_bias, "bias", (tails,)),
+    ):
+        if tails:
+            yield Entry(name, f"softmax/cluster_{part}", shape, flipped=flipped)
+
+
+def _positions(backbone, naming):
+    """Yields the attention biases and the learned tensors of positions."""
+    layers = range(backbone.num_layers)
+    heads = (backbone.num_heads, backbone.head_dim)
+    positions = backbone.max_positions
+
+    def stacked(name, weight, *shape, **options):
+        weights = [f"block_{i}/{weight}" for i in layers]
+        shape = (backbone.num_layers, *shape)
+        return Entry(naming.body + name, weights, shape, **options)
+
+    if backbone.attention_type == "shaw":
+        # Distance 0 is the last row; in our weights it is the first.
+        for name, part, *sizes in (
+            ("r_emb", "position_keys", *heads),
+            ("r_bias", "position_biases", heads[0]),
+        ):
+            weight = f"attention/{part}"
+            yield stacked(name, weight, positions, *sizes, flipped=1)
+        yield stacked("r_w_bias", "attention/content_attention_bias", *heads)
+    elif backbone.attention_type == "al_rfou":
+        sizes = (backbone.hidden_dim,) if naming.flat_positions else heads
+        yield stacked("r_emb", "position_embeddings", positions, *sizes)
+    elif backbone.attention_type == "relative":
+        for name, kind in (("r_w_bias", "content"), ("r_r_bias", "positional")):
+            bias = f"{kind}_attention_bias"
+            in_layers = [
+                f"{naming.body}{naming.layer.format(i=i)}dec_attn.{name}"
+                for i in layers
+            ]
+            if backbone.tie_attention_biases:
+                names = in_layers if naming.biases_in_layers else []
+                yield Entry([naming.body + name, *names], bias, heads)
+            elif naming.is_torch:
+                for i in layers:
+                    weight = f"block_{i}/attention/{bias}"
+                    yield Entry(in_layers[i], weight, heads)
+            else:
+                yield stacked(name, f"attention/{bias}", *heads)
+
+
+def _block(backbone, naming, i):
+    size = backbone.hidden_dim
+    heads = backbone.num_heads * backbone.head_dim
+    layer = naming.body + naming.layer.format(i=i)
+    attention = f"block_{i}/attention"
+    kernels = [(naming.qkv, ("query", "key", "value"))]
+    if backbone.attention_type == "relative":
+        kernels.append((naming.position, ("position",)))
+    elif backbone.attention_type != "shaw":
+        kernels = [
+            ("dec_attn.q_net.weight", ("query",)),
+            ("dec_attn.kv_net.weight", ("key", "value")),
+        ]
+    for name, parts in kernels:
+        weights = [f"{attention}/{part}/kernel" for part in parts]
+        shape = (size, len(parts) * heads)
+        yield _linear(layer + name, weights, shape, naming, axis=1)
+    output = f"{attention}/output/kernel"
+    yield _linear(layer + naming.output, output, (heads, size), naming)
+    names = [layer + name for name in naming.parts]
+    yield from feed_forward_and_norms(names, i, backbone, naming.is_torch)

@@ -1,0 +1,62 @@
+"""Folders that are written as a whole, or replaced."""
+
+import contextlib
+import os
+
+import tensorflow as tf
+
+from txl_keras.checks import shown
+from txl_keras.data.corpora.files import is_remote
+
+
+def check_replaceable(name, path, what, is_ours):
+    """Raises `ValueError` unless a folder may be written or replaced."""
+    # `is_ours` takes the names of files and tells whether they are `what`.
+    gfile = tf.io.gfile
+    if not gfile.exists(path):
+        return
+    names = sorted(gfile.listdir(path)) if gfile.isdir(path) else ["a file"]
+    if names and not is_ours(names):
+        raise ValueError(
+            f"`{name}` must be new, empty, or {what}, which is replaced. "
+            f"Received: {name}={path}, which holds {shown(names)}"
+        )
+
+
+@contextlib.contextmanager
+def replaced_when_complete(path, last=()):
+    """Yields a new folder to write to, which replaces `path` at the end."""
+    # Of a folder in a bucket, the files named `last` are copied last.
+    path = os.fspath(path)
+    # In the same parent folder. Its name is not a number, so servers do not
+    # load it as a version.
+    parent, name = os.path.split(path.rstrip("/"))
+    unfinished = os.path.join(parent, f"unfinished.{name}")
+    _remove(unfinished)
+    try:
+        tf.io.gfile.makedirs(unfinished)
+        yield unfinished
+        _remove(path)
+        _move(unfinished, path, last)
+    finally:
+        _remove(unfinished)
+
+
+def _remove(path):
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.rmtree(path)
+
+
+def _move(source, target, last):
+    gfile = tf.io.gfile
+    if not is_remote(target):
+        gfile.rename(source, target)
+        return
+    # Buckets have no folders to rename.
+    for folder, _, names in sorted(gfile.walk(source), reverse=True):
+        new_folder = target + folder[len(source) :]
+        gfile.makedirs(new_folder)
+        for name in sorted(names, key=last.__contains__):
+            gfile.copy(
+                os.path.join(folder, name), os.path.join(new_folder, name)
+            )

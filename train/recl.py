@@ -29,11 +29,14 @@ import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
+import numpy as np
 from absl import flags
 from tqdm import tqdm
 
 from txl_keras.checks import check_integer
 from txl_keras.data.corpora.corpus import SPLITS
+from txl_keras.evaluation.backup import Backup
+from txl_keras.evaluation.backup import weights_hash
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.plots import plot_recl
@@ -43,8 +46,6 @@ from txl_keras.evaluation.recl import check_top_r
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import recl_label
 from txl_keras.evaluation.report import score
-from txl_keras.evaluation.saved_losses import SavedLosses
-from txl_keras.evaluation.saved_losses import weights_hash
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
@@ -144,19 +145,21 @@ def main(_):
             }
         )
 
-    saved = SavedLosses(
+    shape = len(models), len(context_lengths), len(positions)
+    backup = Backup(
         f"{output.removesuffix('.json')}_state",
-        (len(models), len(context_lengths), len(positions)),
         _settings(models, results, text, context_lengths, positions),
     )
-    if saved.num_rows():
-        print(f"Goes on after {_done(saved)}.", flush=True)
+    state = backup.restore({"results/losses": shape})
+    losses = np.full(shape, np.nan, np.float32)
+    if state:
+        losses[:] = state["results/losses"]
+        print(f"Goes on after {_done(losses)}.", flush=True)
     for i, model in enumerate(models):
         _measure(
             model, split.tokens, positions, context_lengths, results[i],
-            saved, i, tokenizer,
+            losses, i, backup, tokenizer,
         )  # fmt: skip
-    losses = saved.losses
     by_share = {
         share: effective_context_lengths(losses, context_lengths, share)
         for share in shares
@@ -173,7 +176,7 @@ def main(_):
         "models": results,
     }
     write_json(written, output)
-    saved.remove()
+    backup.remove()
     picture = output.removesuffix(".json") + ".png"
     by_label = {
         label: {share: by_share[share][i] for share in shares}
@@ -214,22 +217,23 @@ def _settings(models, results, text, context_lengths, positions):
 
 
 def _measure(
-    model, tokens, positions, context_lengths, result, saved, index, tokenizer
-):
+    model, tokens, positions, context_lengths, result, losses, index, backup,
+    tokenizer,
+):  # fmt: skip
     """Fills the losses of a model; prints and saves those of each length."""
-    losses = saved.losses[index]
-    with progress_bar(losses.size, "reading", result["label"]) as show:
+    own = losses[index]
+    with progress_bar(own.size, "reading", result["label"]) as show:
 
         def on_progress(done, _):
             show(done)
             rows, is_unfinished = divmod(done, len(positions))
             if is_unfinished:
                 return
-            saved.save()
-            nll = losses[rows - 1].mean(dtype=float)
+            backup.save(_num_rows(losses), {"results/losses": losses})
+            nll = own[rows - 1].mean(dtype=float)
             tqdm.write(
                 f"{result['label']}, context of {context_lengths[rows - 1]:,}: "
-                f"{score(nll, tokenizer)} ({_done(saved)})"
+                f"{score(nll, tokenizer)} ({_done(losses)})"
             )
             sys.stdout.flush()
 
@@ -242,13 +246,18 @@ def _measure(
             result["memory_length"],
             FLAGS.batch_size,
             on_progress,
-            losses,
+            own,
         )
 
 
-def _done(saved):
-    num_models, num_lengths, _ = saved.losses.shape
-    return f"{saved.num_rows()} of {num_models * num_lengths} measured"
+def _num_rows(losses):
+    """Returns how many pairs of model and context length are measured."""
+    return int(np.isfinite(losses).all(axis=-1).sum())
+
+
+def _done(losses):
+    num_models, num_lengths, _ = losses.shape
+    return f"{_num_rows(losses)} of {num_models * num_lengths} measured"
 
 
 def _print_table(results, shares):

@@ -16,9 +16,6 @@ from txl_keras.data import Segments
 from txl_keras.evaluation import DynamicEvaluator
 from txl_keras.evaluation import Evaluator
 from txl_keras.evaluation import collect_mean_square
-from txl_keras.evaluation import load_mean_square
-from txl_keras.evaluation import mean_form
-from txl_keras.evaluation import save_mean_square
 from txl_keras.models import LSTMBackbone
 from txl_keras.training.stopping import StopRequest
 from txl_keras.weights import weights_by_name
@@ -388,12 +385,12 @@ def test_a_backup_of_another_evaluation_is_refused(
 ):
     options = {"backup": str(tmp_path / "state")}
     evaluator("sgd", 0.01).evaluate(segments, stop.after(2), **options)
-    with pytest.raises(ValueError, match="`backup` .* another evaluation"):
+    with pytest.raises(ValueError, match="learning_rate was 0.01, now 0.02"):
         evaluator("sgd", 0.02).evaluate(segments, **options)
     same_weights = small_model(num_layers=1, same_length=True)
     same_weights.set_weights(model.get_weights())
     other = DynamicEvaluator(same_weights, 0.01, segment_length=5)
-    with pytest.raises(ValueError, match="`backup` .* another evaluation"):
+    with pytest.raises(ValueError, match="another .*backbone was"):
         other.evaluate(segments, **options)
 
 
@@ -407,7 +404,7 @@ def test_a_backup_of_other_weights_that_stay_is_refused(
     before = weight.numpy()
     weight.assign(weight + 1.0)
     try:
-        with pytest.raises(ValueError, match="`backup` .* another evaluation"):
+        with pytest.raises(ValueError, match="another .*weights was"):
             few.evaluate(segments, **options)
     finally:
         weight.assign(before)
@@ -444,26 +441,6 @@ def test_a_rate_that_ruins_the_weights_is_a_warning(
     assert ("`learning_rate` must be smaller" in caplog.text) == is_ruined
     for name, value in values_of(model).items():
         np.testing.assert_array_equal(value, before[name])
-
-
-def test_statistics_are_saved_and_loaded(
-    evaluator, model, segments, mean_square_of_few, tmp_path
-):
-    path = tmp_path / "statistics.safetensors"
-    save_mean_square(mean_square_of_few, path)
-    loaded = DynamicEvaluator(
-        model, 0.01, load_mean_square(path), segment_length=5, weights=FEW
-    )
-    expected = evaluator("few", 0.01).evaluate(segments)
-    assert loaded.evaluate(segments) == expected
-
-
-def test_published_settings_are_converted():
-    # lr g / (sqrt(K MS) + eps) + decay sqrt(K MS) (w - w0), with K = 25.
-    found = mean_form(2e-6, 3.0, 1e-5, num_segments=25)
-    assert found == pytest.approx(
-        {"learning_rate": 4e-7, "decay": 15.0, "epsilon": 2e-6}
-    )
 
 
 @pytest.mark.parametrize(

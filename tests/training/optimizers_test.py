@@ -356,20 +356,13 @@ def test_muon_leaves_biases_embeddings_and_softmax_to_adam():
     }
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("exclude_layers", ["softmax"]),
-        ("exclude_embeddings", False),
-        ("adam_weight_decay", 0.1),
-    ],
-)
-def test_muon_refuses_what_it_would_ignore(argument, value):
-    with pytest.raises(ValueError, match=f"`{argument}` must be"):
-        optimizers.Muon(weight_decay=0.2, **{argument: value})
+def test_muon_has_one_weight_decay():
     config = optimizers.Muon(weight_decay=0.2).get_config()
     copy = optimizers.Muon.from_config(config)
     assert copy.weight_decay == copy.adam_weight_decay == 0.2
+    for name in ("exclude_layers", "exclude_embeddings", "adam_weight_decay"):
+        with pytest.raises(TypeError, match=name):
+            optimizers.Muon(**{name: None})
 
 
 @pytest.mark.parametrize(
@@ -389,11 +382,7 @@ def test_epsilon_is_the_one_documented(name, epsilon):
         ("lamb", {"momentum": 0.5}, r"`momentum` is for.*\('muon', 'sgd'\)"),
         ("adagrad", {"epsilon": 1e-8}, "epsilon=1e-08, name='adagrad'"),
         ("sgd", {"beta_2": 0.9}, "beta_2=0.9, name='sgd'"),
-        (
-            "sgd",
-            {"momentum": 1.0},
-            "`momentum` must be at least 0.*less than 1",
-        ),
+        ("sgd", {"momentum": 1.0}, "`momentum` must be below 1"),
         ("adamw", {"weight_decay": -0.2}, "weight_decay=-0.2"),
         ("adamw", {"weight_decay": float("nan")}, "weight_decay=nan"),
         ("adam", {"beta_1": 1.0}, "beta_1=1.0"),

@@ -37,20 +37,6 @@ def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
     to 0.2 GB more. In 16 bits (not measured) the numbers are half as large,
     except for the softmax and a third of the attention scores. With cutoffs, V
     is the head and a sixteenth of the largest tail.
-
-    Example:
-
-    ```python
-    import keras
-    from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.training.memory_estimate import estimate_bytes
-
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=2)
-    optimizer = keras.optimizers.Adam()
-    optimizer.build(model.trainable_variables)
-    parts = estimate_bytes(model, optimizer, rows=16, segment_length=128)
-    gibibytes = sum(parts.values()) / 2**30
-    ```
     """
     check_integer("rows", rows, 1)
     check_integer("segment_length", segment_length, 1)

@@ -41,14 +41,6 @@ class StopRequest:
     `EXIT_CODE`. Inside `deferred()`, the first signal is left to the loop, and
     only a second one ends the program. Further SIGHUP do not: when a terminal
     is closed, both the system and the shell may send one.
-
-    >>> stop = StopRequest()
-    >>> with stop, stop.deferred():
-    ...     os.kill(os.getpid(), signal.SIGTERM)
-    ...     stop.wait(5)
-    True
-    >>> stop.signal.name, float(stop.variable)
-    ('SIGTERM', 1.0)
     """
 
     def __init__(self):

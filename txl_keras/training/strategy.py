@@ -23,9 +23,7 @@ def create_strategy(tpu=None, num_cpu_devices=None):
     addresses of all `worker`s (and of one `chief`), and `task` tells which of
     them this process is.
 
-    All multi-replica strategies of one process must use the same devices:
-    TensorFlow numbers the device groups of each strategy from 1, and aborts all
-    collectives if two groups with one number differ.
+    All multi-replica strategies of one process must use the same devices.
 
     Args:
         tpu: Name or gRPC address of a TPU. `"local"` and the empty string mean
@@ -37,15 +35,6 @@ def create_strategy(tpu=None, num_cpu_devices=None):
         `TPUStrategy` for a TPU, `MultiWorkerMirroredStrategy` if `TF_CONFIG`
         lists several workers, `MirroredStrategy` for several GPUs or CPU
         devices, otherwise the default strategy, on one GPU or the CPU.
-
-    Raises:
-        ValueError: If more than one of `tpu`, `num_cpu_devices` and several
-            workers is given, `num_cpu_devices` is below 1, or `TF_CONFIG` is
-            malformed.
-        RuntimeError: If the TPU cannot be reached, a worker does not answer
-            within 50 seconds, or the CPU can no longer be split.
-        tf.errors.DeadlineExceededError: If TensorFlow cannot connect the
-            workers within another 50 seconds, because one has ended.
 
     Example:
 
@@ -130,7 +119,6 @@ def is_chief(strategy):
 
 def wait_for_all(strategy):
     """Returns when all workers have called this function."""
-
     gather_integers(strategy, lambda: tf.constant(0, tf.int64))
 
 
@@ -169,14 +157,15 @@ def for_another_device():
     return use(Target("tpu"))
 
 
-def host_loop(strategy, replica_step, names, stop):
+def host_loop(strategy, replica_step, names, stop, rows=()):
     """Returns a function that runs many steps on all replicas in one host call.
 
-    The function takes `(iterator, num_steps)` and returns a vector per name, of
-    `num_steps` entries, or fewer if stopped. `replica_step` takes one element
-    of the data and the value of `stop` on this worker, and returns scalars that
-    are equal on all replicas. Its entry `stop` is a sum over replicas: if it is
-    not 0, all workers end the loop after this step.
+    The function takes `(iterator, num_steps)` and returns a tensor per name,
+    with one entry per step, fewer if stopped. `replica_step` takes one element
+    of the data and the value of `stop` on this worker. It returns scalars
+    that are equal on all replicas, and for the names in `rows` a tensor of the
+    rows of each. Its entry `stop` is a sum over replicas: if it is not 0, all
+    workers end the loop after this step.
     """
     names = ("stop", *names)
 
@@ -191,24 +180,30 @@ def host_loop(strategy, replica_step, names, stop):
     # the next data of other sizes.
     @tf.function
     def run(iterator, num_steps):
-        results = tf.TensorArray(
-            tf.float32, size=num_steps, element_shape=(len(names),)
-        )
+        results = [
+            tf.TensorArray(tf.float32, size=num_steps) for _ in (None, *rows)
+        ]
         done, stopped = 0, False
         while done < num_steps and not stopped:
             values = strategy.run(
                 step, args=(next(iterator), stop.read_value())
             )
-            first = {
-                name: strategy.experimental_local_results(values[name])[0]
-                for name in names
+            values = {
+                name: strategy.experimental_local_results(values[name])
+                for name in (*names, *rows)
             }
-            results = results.write(done, tf.stack(list(first.values())))
-            stopped = first["stop"] > 0
+            scalars = tf.stack([values[name][0] for name in names])
+            # `Segments.distribute` assigns rows to replicas in this order.
+            found = [scalars, *(tf.concat(values[name], 0) for name in rows)]
+            results = [
+                array.write(done, value)
+                for array, value in zip(results, found, strict=True)
+            ]
+            stopped = scalars[0] > 0
             done += 1
-        # [num_steps, names] -> one vector per name
-        steps = results.stack()[:done]
-        return dict(zip(names, tf.unstack(steps, len(names), 1), strict=True))
+        scalars, *of_rows = (array.stack()[:done] for array in results)
+        scalars = tf.unstack(scalars, len(names), 1)
+        return dict(zip((*names, *rows), (*scalars, *of_rows), strict=True))
 
     @functools.wraps(run, updated=())
     def run_with_remedy(iterator, num_steps):

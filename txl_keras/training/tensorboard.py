@@ -7,17 +7,11 @@ import tensorflow as tf
 
 
 class TensorBoard:
-    """Writes scalars and text for TensorBoard, unless `directory` is `None`.
-
-    >>> board = TensorBoard("events")
-    >>> board.write({"step": 20, "loss": 1.5, "valid": {"nll": 1.75}})
-    >>> board.write_text("sample", "Once upon a time", step=20)
-    >>> board.close()
-    """
+    """Writes scalars and text for TensorBoard, unless `directory` is `None`."""
 
     def __init__(self, directory):
-        self._writer = None
         if directory is None:
+            self._writer = tf.summary.create_noop_writer()
             return
         if importlib.util.find_spec("tensorboard") is None:
             raise ImportError(
@@ -28,8 +22,6 @@ class TensorBoard:
 
     def write(self, metrics):
         """Writes the numbers of a line of metrics.jsonl, which has a `step`."""
-        if self._writer is None:
-            return
         with self._writer.as_default(step=metrics["step"]):
             for name, value in _flatten(metrics):
                 if name != "step":
@@ -38,8 +30,6 @@ class TensorBoard:
 
     def write_text(self, name, text, step):
         """Writes a text, shown without formatting."""
-        if self._writer is None:
-            return
         with self._writer.as_default():
             # TensorBoard renders Markdown, where this is a code block.
             block = textwrap.indent(text, "    ", lambda line: True)
@@ -48,8 +38,7 @@ class TensorBoard:
 
     def close(self):
         """Closes the file."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
 def _flatten(metrics, prefix=""):

@@ -4,12 +4,12 @@ Letters: `B` batch over all replicas, `b` rows of one replica, `T` segment.
 """
 
 import functools
-import math
 
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.pallas import TILE_QUERIES
@@ -85,14 +85,6 @@ class Trainer:
         stopped: Boolean, whether `train` ended early because some worker
             received a signal.
 
-    Raises:
-        ValueError: If `batch_size` is not divisible by the number of replicas,
-            or their rows by `accumulate_steps`; if a number is out of range; if
-            `attention_kernel` does not support the model, its lengths or the
-            device; if the optimizer has settings that are not supported; or if
-            `report` is combined with `accumulate_steps` or intermediate losses.
-        ImportError: If `attention_kernel` is given and jax is missing.
-
     Example:
 
     ```python
@@ -139,11 +131,8 @@ class Trainer:
         check_supported(optimizer)
         if clip_norm is None:
             clip_norm = optimizer.global_clipnorm
-        if clip_norm is not None and not 0 < clip_norm < math.inf:
-            raise ValueError(
-                "`clip_norm` must be greater than 0 and finite, or None. "
-                f"Received: clip_norm={clip_norm}"
-            )
+        if clip_norm is not None:
+            check_number("clip_norm", clip_norm, 0, exclusive=True)
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
         check_integer("intermediate_loss_steps", intermediate_loss_steps, 0)
@@ -287,18 +276,7 @@ class Trainer:
     # converting each function would delay the first step by seconds.
     @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch, stop):
-        """Runs one step of one replica; `train` runs it on all replicas.
-
-        It is public so that `--compile_only` can lower it for a TPU.
-
-        Args:
-            batch: Dictionary of tensors, the `b` rows of one replica.
-            stop: float32 scalar, `StopRequest.variable` of this worker.
-
-        Returns:
-            Dictionary of float32 scalars, equal on all replicas: those of
-            `train`, and `stop`, the sum over replicas.
-        """
+        """Runs one step of one replica; public for `--compile_only`."""
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         losses, nll, gradients = self._compiled_gradients(

@@ -8,12 +8,7 @@ from keras import ops
 def takes_weight_decay(variable):
     """Returns whether weight decay applies to a variable, judged by its name.
 
-    >>> norm = keras.layers.LayerNormalization()
-    >>> dense = keras.layers.Dense(3)
-    >>> norm.build((2, 4)); dense.build((2, 4))
-    >>> weights = norm.weights + dense.weights
-    >>> [weight.name for weight in weights if takes_weight_decay(weight)]
-    ['kernel']
+    Biases and the weights of layer normalization are not decayed.
     """
     return "bias" not in variable.name and variable.name not in (
         "gamma",
@@ -27,13 +22,6 @@ def apply_gradients(optimizer, gradients, variables):
     Keras's `optimizer.apply` would sum the gradients over replicas a second
     time. Here all replicas get the same gradients, so their copies stay equal.
     The caller, who knows which steps count, updates `optimizer.iterations`.
-
-    >>> weight = keras.Variable([1.0, 2.0])
-    >>> optimizer = keras.optimizers.SGD(0.5)
-    >>> optimizer.build([weight])
-    >>> apply_gradients(optimizer, [ops.array([1.0, -1.0])], [weight])
-    >>> weight.numpy().tolist()
-    [0.5, 2.5]
     """
     learning_rate = ops.convert_to_tensor(optimizer.learning_rate)
     for gradient, variable in zip(gradients, variables, strict=True):

@@ -188,10 +188,6 @@ class BitsPerByte(NllMetric):
         y_pred: Logits or log-probabilities of shape `(B, T, V)`.
         sample_weight: Optional weights of shape `(B, T)` or `(B,)`.
 
-    Raises:
-        ValueError: If `bytes_per_token` is not one number above 0, or V numbers
-            of at least 0, not all of them 0.
-
     Example:
 
     ```python

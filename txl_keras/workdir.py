@@ -67,20 +67,7 @@ _RESULTS_FIELDS = {
 
 
 class Workdir(RunFolder):
-    """Reads and writes the files of a run; `path` need not exist yet.
-
-    ```python
-    from txl_keras.data import ByteTokenizer
-    from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.workdir import Workdir
-
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-    workdir = Workdir("run")
-    workdir.create(model, step=0, config={}, tokenizer=ByteTokenizer())
-    model, step = workdir.load_model()
-    tokenizer = workdir.load_tokenizer()
-    ```
-    """
+    """Reads and writes the files of a run; `path` need not exist yet."""
 
     def check_writable(self, name="workdir"):
         """Checks that files can be written here, and leaves none."""

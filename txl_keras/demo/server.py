@@ -45,17 +45,6 @@ class DemoServer(http.server.ThreadingHTTPServer):
 
     Listens as soon as it is created, so that a port that is in use is an error
     before a model is loaded. Visitors who come early wait for `serve`.
-
-    Args:
-        host: String, an address or a name of this machine.
-        port: Integer; 0 for any free one.
-
-    Attributes:
-        url: String, the address of the page.
-        is_local: Boolean, whether only this machine can open the page.
-
-    Raises:
-        OSError: If it cannot listen there.
     """
 
     daemon_threads = True

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_token_ids
+from txl_keras.evaluation.evaluator import check_finite
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.training.compilation import compile_layers
@@ -61,12 +62,6 @@ def context_losses(
     Returns:
         `out`, or a new float32 array of shape `(C, P)`, in nats.
 
-    Raises:
-        ValueError: If a size is too small, a position has fewer tokens before
-            it than the longest context, or `out` has another shape or dtype.
-        FloatingPointError: If a loss is not finite; the message names the
-            position.
-
     Reference:
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860), appendix C.
 
@@ -100,7 +95,8 @@ def context_losses(
         for start in range(0, len(positions), batch_size):
             batch = slice(start, start + batch_size)
             row[batch] = scorer.score(windows[batch, -length - 1 :])
-            _check_finite(row[batch], positions[batch], length)
+            given = f" with a context of {length} tokens"
+            check_finite(row[batch], positions[batch], given)
             done += len(row[batch])
             if on_progress:
                 on_progress(done, losses.size)
@@ -118,9 +114,6 @@ def spread_positions(num_tokens, num_positions, longest_context):
 
     Returns:
         int64 array of shape `(P,)` in ascending order.
-
-    Raises:
-        ValueError: If the text is too short.
 
     Example:
 
@@ -254,14 +247,3 @@ def _output(out, shape):
             f"{received[0]}, dtype {received[1]}"
         )
     return out
-
-
-def _check_finite(losses, positions, context_length):
-    wrong = np.flatnonzero(~np.isfinite(losses))
-    if len(wrong):
-        raise FloatingPointError(
-            f"The loss of token {positions[wrong[0]]} of the text (counted "
-            f"from 0) with a context of {context_length} tokens must be "
-            f"finite. Received: {losses[wrong[0]]} nats. Weights that are not "
-            "finite, or computation in float16, may be the cause."
-        )

@@ -279,15 +279,20 @@ def store_token_nll(token_nll, positions, nll):
     """Writes the losses `(B, T)` of a step to the positions of their tokens."""
     is_scored = positions >= 0
     positions, nll = positions[is_scored], nll[is_scored]
+    check_finite(nll, positions)
+    token_nll[positions] = nll
+
+
+def check_finite(nll, positions, given=""):
+    """Raises `FloatingPointError` unless the losses of tokens are finite."""
     wrong = np.flatnonzero(~np.isfinite(nll))
     if wrong.size:
         first = wrong[np.argmin(positions[wrong])]
         raise FloatingPointError(
             f"The score of token {positions[first]} of the text (counted from "
-            f"0) must be finite. Received: {nll[first]} nats. Weights that "
-            "are not finite, or computation in float16, may be the cause."
+            f"0){given} must be finite. Received: {nll[first]} nats. Weights "
+            "that are not finite, or computation in float16, may be the cause."
         )
-    token_nll[positions] = nll
 
 
 def check_slides(backbone, memory_length):

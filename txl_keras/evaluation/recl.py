@@ -48,11 +48,6 @@ def effective_context_lengths(
         `standard_errors`, those of the gains: how much they would differ at
         other positions of the text.
 
-    Raises:
-        ValueError: If there are fewer than two models, the context lengths do
-            not rise by a constant step, the losses have different shapes or
-            are not finite, or `top_r` or `threshold` is out of range.
-
     Example:
 
     >>> losses = [

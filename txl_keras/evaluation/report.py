@@ -177,10 +177,6 @@ def position_curve(nll, documents=(0,)):
         without a score are left out. Each dictionary has `start` and `stop`
         (exclusive), `num_tokens`, and the means `nll` and `bits_per_token`.
 
-    Raises:
-        ValueError: If `nll` does not have one axis, or the documents are not
-            ascending positions that begin with 0.
-
     Example:
 
     >>> nll = np.array([np.nan, 4, 2, 2, 6, 3, 1, 2, 1])

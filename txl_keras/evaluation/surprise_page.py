@@ -42,10 +42,6 @@ def surprise_page(
     Returns:
         String, the HTML.
 
-    Raises:
-        ValueError: If there is no tokenizer, the vocabulary sizes of model and
-            tokenizer differ, or the text has fewer than two or too many tokens.
-
     Example:
 
     ```python

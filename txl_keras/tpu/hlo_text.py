@@ -25,16 +25,7 @@ _ARRAY = re.compile(
 
 
 def collectives(text):
-    """Counts the collective instructions of an HLO module and their bytes.
-
-    >>> module = '''ENTRY %main (p: f32[2,3]) -> f32[2,3] {
-    ...   %p = f32[2,3]{1,0:T(2,128)} parameter(0)
-    ...   ROOT %sum = f32[2,3]{1,0:T(2,128)} all-reduce(%p), to_apply=%add
-    ... }
-    ... '''
-    >>> collectives(module)
-    {'all-reduce': {'count': 1, 'bytes': 24}}
-    """
+    """Counts the collective instructions of an HLO module and their bytes."""
     found = {}
     for _, _, body in _computations(text):
         for kind, given, received in _instructions(body):

@@ -65,25 +65,18 @@ def report(step, slice_, answer):
     tokens = step.num_replicas * step.rows * step.segment_length / seconds
     # A step of one replica leaves the other core of its chip idle.
     chips = max(1, step.num_replicas / slice_.chip.cores)
-    facts |= {
-        "tokens_per_second": tokens,
-        "tokens_per_second_of_chip": tokens / chips,
-    }
+    facts["tokens_per_second"] = tokens
+    facts["tokens_per_second_of_chip"] = tokens / chips
     if step.model_flops:
-        utilization = step.model_flops / (seconds * slice_.flops)
-        facts["utilization"] = utilization
+        possible = seconds * slice_.chip.flops
+        facts["utilization"] = step.model_flops / possible
     return _with_verdict(facts, step, slice_)
 
 
 def roofline(flops, bytes_accessed, slice_):
-    """Returns the least time of a step by the roofline model and its bound.
-
-    >>> from txl_keras.tpu.slices import tpu_type
-    >>> roofline(275e12, 614e9, tpu_type("v4-8"))
-    {'bound_seconds': 1.0, 'bound_by': 'flops'}
-    """
-    computing = flops / slice_.flops
-    moving = bytes_accessed / slice_.bytes_per_second
+    """Returns the least time of a step by the roofline model and its bound."""
+    computing = flops / slice_.chip.flops
+    moving = bytes_accessed / slice_.chip.bytes_per_second
     return {
         "bound_seconds": max(computing, moving),
         "bound_by": "flops" if computing > moving else "bytes",
@@ -91,22 +84,18 @@ def roofline(flops, bytes_accessed, slice_):
 
 
 def _facts(step, slice_):
+    facts = dataclasses.asdict(step)
+    parts = facts.pop("parts")
     return {
-        "step": step.name,
+        "step": facts.pop("name"),
         "tpu_type": slice_.name,
         "chip": slice_.chip.name,
         "topology": slice_.topology,
-        "replicas": step.num_replicas,
-        "rows": step.rows,
-        "segment_length": step.segment_length,
-        "memory_length": step.memory_length,
-        "accumulate_steps": step.accumulate_steps,
-        "precision": step.precision,
-        "model_flops": step.model_flops,
-        **step.parts,
-        "beside": step.beside,
-        "hbm": slice_.hbm_bytes,
-        "usable": slice_.usable_bytes,
+        "replicas": facts.pop("num_replicas"),
+        **facts,
+        **parts,
+        "hbm": slice_.chip.hbm_bytes,
+        "usable": slice_.chip.usable_bytes,
     }
 
 
@@ -154,7 +143,7 @@ def _with_verdict(facts, step, slice_):
 
 
 def _limit(step, slice_):
-    return USABLE_SHARE * slice_.usable_bytes - step.beside
+    return USABLE_SHARE * slice_.chip.usable_bytes - step.beside
 
 
 def advice(step, slice_, peak):
@@ -216,7 +205,7 @@ def describe(facts):
     )  # fmt: skip
     lines += [
         f"  {key.replace('beside', 'outside the step'):20} "
-        f"{_mebibytes(facts[key])}"
+        f"{facts[key] / 2**20:12,.1f} MiB"
         for key in sizes
         if key in facts
     ]
@@ -274,10 +263,6 @@ def verdict(facts):
     elif found:
         text += ". By estimate, no batch size would fit"
     return text
-
-
-def _mebibytes(size):
-    return f"{size / 2**20:12,.1f} MiB"
 
 
 def _gibibytes(size):

@@ -17,6 +17,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from tpu.static_checks import check_static
 
 from txl_keras.data import Segments
 from txl_keras.data.step_batches import replica_batch_size
@@ -41,7 +42,6 @@ from txl_keras.tpu.report import report
 from txl_keras.tpu.report import roofline
 from txl_keras.tpu.slices import check_kernel
 from txl_keras.tpu.slices import tpu_type
-from txl_keras.tpu.static_checks import check_static
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.strategy import for_another_device
@@ -164,11 +164,6 @@ def test_steps_are_static(name):
     step = tf.function(lambda *args: function(*args), jit_compile=True)
     with OneOfManyReplicas(4):
         check_static(step.get_concrete_function(*arguments))
-
-
-def test_lower_refuses_what_is_not_static():
-    with pytest.raises(ValueError, match="Where"):
-        lower(lambda x: tf.where(x > 0), [tf.ones(3)], 1)
 
 
 def test_only_sums_go_over_replicas():

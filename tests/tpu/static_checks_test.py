@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from txl_keras.tpu.static_checks import check_static
+from tpu.static_checks import check_static
 
 
 def nested(function):
@@ -53,19 +52,20 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-@pytest.mark.parametrize("wrap", [lambda f: f, nested], ids=["", "nested"])
-def test_what_is_forbidden_is_found(name, wrap):
-    traced = tf.function(wrap(FORBIDDEN[name])).get_concrete_function(
+def test_what_is_forbidden_is_found(name):
+    traced = tf.function(nested(FORBIDDEN[name])).get_concrete_function(
         tf.TensorSpec((3,), tf.float32)
     )
-    with pytest.raises(ValueError, match="must have static shapes.* Received"):
+    with pytest.raises(AssertionError):
         check_static(traced)
 
 
 def test_a_generator_of_random_numbers_is_found():
     generator = tf.random.Generator.from_seed(1)
     traced = tf.function(lambda: generator.normal((3,)))
-    with pytest.raises(ValueError, match="draws random numbers from a state"):
+    with pytest.raises(
+        AssertionError, match="draws random numbers from a state"
+    ):
         check_static(traced.get_concrete_function())
 
 
@@ -74,7 +74,7 @@ def test_an_unknown_shape_is_found(shape):
     traced = tf.function(lambda x: x).get_concrete_function(
         tf.TensorSpec(shape, tf.float32)
     )
-    with pytest.raises(ValueError, match="the shape .*(None|unknown)"):
+    with pytest.raises(AssertionError, match="the shape .*(None|unknown)"):
         check_static(traced)
 
 

@@ -131,22 +131,3 @@ def test_a_call_takes_its_tensors_at_their_most():
 
     call()
     assert 38_000_000 < memory_of(call) < 70_000_000
-
-
-def test_of_several_devices_the_one_that_takes_most_counts(monkeypatch):
-    held = {"/device:GPU:0": 30, "/device:GPU:1": 20}
-    peaks = dict(held)
-    gpus = [tf.config.LogicalDevice(name, "GPU") for name in held]
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
-    monkeypatch.setattr(
-        tf.config.experimental,
-        "get_memory_info",
-        lambda name: {"current": held[name], "peak": peaks[name]},
-    )
-    monkeypatch.setattr(
-        tf.config.experimental, "reset_memory_stats", peaks.__delitem__
-    )
-    found = memory_of(
-        lambda: peaks.update({"/device:GPU:0": 50, "/device:GPU:1": 70})
-    )
-    assert found == 70 - 20

@@ -22,7 +22,6 @@ import tensorflow as tf
 
 from txl_keras.file_lock import lock
 from txl_keras.tpu.cross_replica import OneOfManyReplicas
-from txl_keras.tpu.static_checks import check_static
 
 # Tested together, because private parts of jax are used: see setup.py.
 VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.51"}
@@ -83,7 +82,6 @@ def lower(function, arguments, num_replicas):
     # A new `tf.function`: a trace made outside of the context would be reused.
     step = tf.function(lambda *args: function(*args), jit_compile=True)
     with tf.device("CPU:0"), OneOfManyReplicas(num_replicas):
-        check_static(step.get_concrete_function(*arguments))
         compiler_ir = step.experimental_get_compiler_ir(*arguments)
         # HLO lowered for a GPU would call libraries of the GPU.
         return compiler_ir(stage="hlo_serialized", platform_name="CPU")

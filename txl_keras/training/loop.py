@@ -21,7 +21,6 @@ from txl_keras.training.progress import Progress
 from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.strategy import is_chief
 from txl_keras.training.tensorboard import TensorBoard
-from txl_keras.training.tensorboard import memory_statistics
 from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
@@ -69,9 +68,6 @@ class TrainingLoop:
         )
         self._peak_flops = None
         self._is_chief = is_chief(self.trainer.strategy)
-        self._memory_statistics = memory_statistics(
-            self.trainer.memory, self.trainer.strategy
-        )
         # Results of the steps since the last line, and the number and duration
         # of those that this process ran.
         self._pending = {}
@@ -304,9 +300,7 @@ class TrainingLoop:
             self.checkpoints.save_best()
         metrics = {"step": step, "valid": scores}
         self._write(lambda: self.workdir.append_metrics(metrics))
-        # All workers must take part.
-        statistics = {**metrics, "memory": self._memory_statistics()}
-        self._write(lambda: self.tensorboard.write(statistics))
+        self._write(lambda: self.tensorboard.write(metrics))
         self.progress.score(step, scores["nll"], is_best)
         return True
 

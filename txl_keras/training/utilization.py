@@ -136,23 +136,16 @@ def device_memory():
 
 def memory_of(call):
     """Returns the peak in bytes of a call above what was held before it."""
-    # It is the maximum over devices. TensorFlow's allocator counts chunks, and
-    # a large one may be twice the size of its contents.
-    devices = [
-        device.name
-        for device in tf.config.list_logical_devices("GPU")
-        or tf.config.list_logical_devices("CPU")
-    ]
+    # TensorFlow's allocator counts chunks, and a large one may be twice the
+    # size of its contents.
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    device = tf.config.list_logical_devices(kind)[0].name
     info = tf.config.experimental.get_memory_info
     try:
-        before = [info(device)["current"] for device in devices]
+        before = info(device)["current"]
     except ValueError:
         # Most CPUs: only the allocator of oneDNN counts there.
         return host_memory_of(call)
-    for device in devices:
-        tf.config.experimental.reset_memory_stats(device)
+    tf.config.experimental.reset_memory_stats(device)
     call()
-    return max(
-        info(device)["peak"] - held
-        for device, held in zip(devices, before, strict=True)
-    )
+    return info(device)["peak"] - before

@@ -124,21 +124,15 @@ def _run_compiler(folder, held):
     log = folder / "log.txt"
     # -P keeps this folder, whose files shadow other packages, off sys.path.
     command = [sys.executable, "-P", _COMPILER, folder / "request.json"]
-    with (
-        log.open("w") as output,
-        subprocess.Popen(
+    with log.open("w") as output:
+        process = subprocess.run(
             command,
             env=os.environ | _ENVIRONMENT,
             stdout=output,
             stderr=subprocess.STDOUT,
             # The child keeps the lock even if this process ends first.
             pass_fds=[held],
-        ) as process,
-    ):
-        try:
-            process.wait()
-        finally:
-            process.kill()  # no-op if it has ended
+        )
     if process.returncode:
         last = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
         raise RuntimeError(

@@ -11,7 +11,6 @@ from txl_keras.layers.compute.target import use
 from txl_keras.training.compilation import describe
 from txl_keras.training.workers import bound_waiting
 from txl_keras.training.workers import read_cluster
-from txl_keras.training.workers import wait_for_workers
 
 
 def create_strategy(tpu=None, num_cpu_devices=None):
@@ -65,7 +64,6 @@ def create_strategy(tpu=None, num_cpu_devices=None):
     if num_cpu_devices is not None:
         return _cpu_strategy(num_cpu_devices)
     if cluster is not None:
-        wait_for_workers(cluster)
         bound_waiting(cluster)
         return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")

@@ -219,28 +219,19 @@ def test_a_score_that_is_not_finite_is_named(evaluator, model):
         bias.assign(before)
 
 
-def test_an_array_of_another_shape_or_dtype_is_refused(evaluator):
-    segments = Segments(TOKENS, 3, 5, False)
+def test_wrong_arguments_are_named(evaluator, model):
+    evaluator = evaluator(3, 5)
+    segments = Segments(TOKENS, 3, 5, drop_remainder=False)
     for array in (np.zeros(119, np.float32), np.zeros(120, int)):
         with pytest.raises(ValueError, match=r"`token_nll`.*\(120,\)"):
-            evaluator(3, 5).token_nll(segments, out=array)
-
-
-@pytest.mark.parametrize("batch_size, length", [(2, 5), (3, 6)])
-def test_segments_of_another_size_are_named(evaluator, batch_size, length):
-    segments = Segments(TOKENS, batch_size, length, drop_remainder=False)
-    message = f"batch_size=3 .*=5. .*batch_size={batch_size}, .*={length}$"
-    with pytest.raises(ValueError, match=message):
-        evaluator(3, 5).evaluate(segments)
-
-
-def test_no_steps_are_no_automatic_number_of_steps(evaluator):
-    segments = Segments(TOKENS, 3, 5, drop_remainder=False)
+            evaluator.token_nll(segments, out=array)
     with pytest.raises(ValueError, match="steps_per_execution=0"):
-        evaluator(3, 5).evaluate(segments, steps_per_execution=0)
-
-
-def test_no_segment_has_no_warm_up(model):
+        evaluator.evaluate(segments, steps_per_execution=0)
+    for sizes in ((2, 5), (3, 6)):
+        others = Segments(TOKENS, *sizes, drop_remainder=False)
+        message = "batch_size=3 .*=5. .*batch_size={}, .*={}$".format(*sizes)
+        with pytest.raises(ValueError, match=message):
+            evaluator.evaluate(others)
     with pytest.raises(ValueError, match="segment_length=0"):
         warmup_segments(model.backbone, 0)
 

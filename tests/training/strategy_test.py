@@ -4,9 +4,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.training import strategy as strategies
-from txl_keras.training.compilation import describe
 
 
 class RecordedTpu:
@@ -39,27 +37,19 @@ class RecordedTpu:
         return call
 
 
-@pytest.mark.parametrize("tpu", ["", "local"])
-def test_empty_and_local_mean_the_tpu_of_this_machine(monkeypatch, tpu):
+@pytest.mark.parametrize(
+    ("tpu", "connect"),
+    [("", []), ("local", []), ("my-slice", [("connect", "resolver")])],
+)
+def test_only_a_named_tpu_is_connected_to(monkeypatch, tpu, connect):
     tpu_calls = RecordedTpu(monkeypatch)
     assert strategies.create_strategy(tpu=tpu) == "strategy"
     assert tpu_calls.calls == [
         ("resolver", tpu),
+        *connect,
         ("init", "resolver"),
         ("strategy", "resolver"),
     ]
-
-
-def test_a_named_tpu_is_connected_to_first(monkeypatch):
-    tpu_calls = RecordedTpu(monkeypatch)
-    strategies.create_strategy(tpu="my-slice")
-    assert [call[0] for call in tpu_calls.calls] == [
-        "resolver",
-        "connect",
-        "init",
-        "strategy",
-    ]
-    assert tpu_calls.calls[0][1] == "my-slice"
 
 
 def test_a_tpu_that_is_not_there_is_named(monkeypatch):
@@ -78,12 +68,6 @@ def test_several_gpus_are_mirrored(monkeypatch):
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", list)
     assert strategies.create_strategy() == ["/device:GPU:0", "/device:GPU:1"]
-
-
-def test_one_device_needs_no_strategy():
-    strategy = strategies.create_strategy()
-    assert strategy is tf.distribute.get_strategy()
-    assert describe(strategy).startswith("1 x ")
 
 
 def test_tpu_and_cpu_devices_exclude_each_other():
@@ -135,15 +119,6 @@ except RuntimeError as error:
     assert "same devices. This strategy (2 x CPU)" in done.stdout, done.stderr[
         -2000:
     ]
-
-
-def test_rows_must_divide_over_replicas():
-    class ThreeReplicas:
-        num_replicas_in_sync = 3
-
-    assert replica_batch_size(6, ThreeReplicas) == 2
-    with pytest.raises(ValueError, match="batch_size=7, 3 replicas"):
-        replica_batch_size(7, ThreeReplicas)
 
 
 def make_loop(names, stop=0.0):

@@ -378,47 +378,31 @@ def test_a_stopped_evaluation_goes_on_bit_for_bit(
     assert first[0] == 4
     np.testing.assert_array_equal(resumed, expected)
     assert not (tmp_path / "state").exists()
+    # A stop after the last segment is too late.
+    last = stop.after(len(segments))
+    scores = rms.evaluate(segments, last, backup=backup)
+    assert scores["num_tokens"] == segments.num_predictions
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_backup_of_another_evaluation_is_refused(
     evaluator, stop, model, segments, tmp_path
 ):
     options = {"backup": str(tmp_path / "state")}
-    evaluator("sgd", 0.01).evaluate(segments, stop.after(2), **options)
-    with pytest.raises(ValueError, match="learning_rate was 0.01, now 0.02"):
-        evaluator("sgd", 0.02).evaluate(segments, **options)
-    same_weights = small_model(num_layers=1, same_length=True)
-    same_weights.set_weights(model.get_weights())
-    other = DynamicEvaluator(same_weights, 0.01, segment_length=5)
-    with pytest.raises(ValueError, match="another .*backbone was"):
-        other.evaluate(segments, **options)
-
-
-def test_a_backup_of_other_weights_that_stay_is_refused(
-    evaluator, stop, model, segments, tmp_path
-):
-    options = {"backup": str(tmp_path / "state")}
     few = evaluator("few", 0.01)
     few.evaluate(segments, stop.after(2), **options)
-    weight = model.backbone.blocks[0].weights[0]
+    weight = model.backbone.blocks[0].weights[0]  # one that does not change
     before = weight.numpy()
     weight.assign(weight + 1.0)
-    try:
-        with pytest.raises(ValueError, match="another .*weights was"):
-            few.evaluate(segments, **options)
-    finally:
-        weight.assign(before)
-
-
-def test_a_stop_after_the_last_segment_is_too_late(
-    evaluator, stop, segments, tmp_path
-):
-    backup = str(tmp_path / "state")
-    scores = evaluator("sgd", 0.01).evaluate(
-        segments, stop.after(len(segments)), backup=backup
-    )
-    assert scores["num_tokens"] == segments.num_predictions
-    assert not (tmp_path / "state").exists()
+    with pytest.raises(ValueError, match="another .*: weights was"):
+        few.evaluate(segments, **options)
+    weight.assign(before)
+    same_weights = small_model(num_layers=1, same_length=True)
+    same_weights.set_weights(model.get_weights())
+    other = DynamicEvaluator(same_weights, 0.02, segment_length=5)
+    message = "state holds .*learning_rate was 0.01, now 0.02; .*backbone was"
+    with pytest.raises(ValueError, match=message):
+        other.evaluate(segments, **options)
 
 
 def test_weights_come_back_after_an_error(evaluator, model, segments):
@@ -461,16 +445,13 @@ def test_wrong_arguments_are_named(model, arguments, error):
         DynamicEvaluator(model, **{"learning_rate": 0.1, **arguments})
 
 
-@pytest.mark.parametrize("value", [-1.0, np.nan])
-def test_statistics_must_be_squares(model, mean_square, value):
-    name, array = next(iter(mean_square.items()))
-    wrong = {**mean_square, name: np.full_like(array, value)}
-    with pytest.raises(ValueError, match="finite and at least 0"):
-        DynamicEvaluator(model, 0.1, wrong, segment_length=5)
-
-
-def test_segments_of_other_sizes_are_refused(model, segments):
+def test_wrong_segments_and_statistics_are_named(model, segments, mean_square):
     with pytest.raises(ValueError, match="`segments` must fit"):
         DynamicEvaluator(model, 0.1, segment_length=4).evaluate(segments)
     with pytest.raises(ValueError, match="`num_segments`"):
         collect_mean_square(model, segments, len(segments) + 1)
+    name, array = next(iter(mean_square.items()))
+    for value in (-1.0, np.nan):
+        wrong = {**mean_square, name: np.full_like(array, value)}
+        with pytest.raises(ValueError, match="finite and at least 0"):
+            DynamicEvaluator(model, 0.1, wrong, segment_length=5)

@@ -12,7 +12,7 @@ from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.evaluation.surprise import SurpriseReader
-from txl_keras.evaluation.surprise_page import fill_page
+from txl_keras.evaluation.surprise import fill_page
 from txl_keras.json_files import check_fields
 from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.request import Request

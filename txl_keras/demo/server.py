@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from txl_keras.evaluation.surprise_page import fill_template
+from txl_keras.evaluation.surprise import fill_template
 from txl_keras.json_files import parse_json
 
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")

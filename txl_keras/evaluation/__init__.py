@@ -28,7 +28,7 @@ from txl_keras.evaluation.recl import relative_gains
 from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import segment_position_losses
-from txl_keras.evaluation.surprise_page import surprise_page
+from txl_keras.evaluation.surprise import surprise_page
 from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.models.text_scoring import TextScorer
 

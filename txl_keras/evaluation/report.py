@@ -41,7 +41,11 @@ def measure_text(tokenizer, tokens):
     text = tokenizer.decode_bytes(tokens)
     compressors = {}
     if len(text) <= COMPRESSED_BYTES:
-        compressors = compressed_bits_per_byte(text)
+        for name, packed in (
+            ("gzip -9", gzip.compress(text, compresslevel=9)),
+            ("xz -9", lzma.compress(text, preset=9)),
+        ):
+            compressors[name] = 8 * len(packed) / len(text)
     return {
         "num_tokens": len(tokens) - 1,
         "bytes_per_token": mean,
@@ -65,15 +69,6 @@ def left_out(tokens, all_tokens):
     if len(tokens) == len(all_tokens):
         return {}
     return {"of_tokens": len(all_tokens) - 1}
-
-
-def compressed_bits_per_byte(text):
-    """Returns the bits per byte of `gzip -9` and `xz -9`, as a baseline."""
-    sizes = {
-        "gzip -9": len(gzip.compress(text, compresslevel=9)),
-        "xz -9": len(lzma.compress(text, preset=9)),
-    }
-    return {name: 8 * size / len(text) for name, size in sizes.items()}
 
 
 def score(nll, tokenizer, text=None):

@@ -7,8 +7,6 @@ from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import Segments
 from txl_keras.data import WordTokenizer
-from txl_keras.evaluation.plots import plot_learning_curve
-from txl_keras.evaluation.plots import plot_position_curve
 from txl_keras.evaluation.report import add_bits_per_byte
 from txl_keras.evaluation.report import describe
 from txl_keras.evaluation.report import measure_text
@@ -88,19 +86,6 @@ def test_scores_are_said_in_the_units_of_the_field(tokenizer, expected):
     assert describe(scores, tokenizer) == expected
 
 
-def test_a_learning_curve_is_a_png(tmp_path):
-    metrics = [
-        {"step": 1, "loss": 3.5},
-        {"step": 2, "loss": 2.8, "valid": {"nll": 3.1}},
-    ]
-    path = tmp_path / "curve.png"
-    scores = {"bits_per_token": 4.5, "bits_per_byte": 3.0}
-    scores["compressors"] = {"gzip -9": 2.5}
-    plot_learning_curve(metrics, str(path), "word", scores)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert path.stat().st_size > 5000
-
-
 # === Positions in documents ===
 
 
@@ -149,13 +134,6 @@ def test_positions_of_no_text_are_refused():
         position_curve(np.zeros((3, 2)))
     with pytest.raises(ValueError, match="`documents` must be"):
         position_curve(np.zeros(5), [0, 5])
-
-
-def test_a_position_curve_is_a_png(tmp_path):
-    path = tmp_path / "positions.png"
-    plot_position_curve(position_curve(np.ones(100)), str(path), "byte")
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert path.stat().st_size > 5000
 
 
 # === Files ===

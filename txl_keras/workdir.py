@@ -16,7 +16,6 @@ import re
 import sys
 
 import tensorflow as tf
-from absl import logging
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.data.corpora.files import check_can_write
@@ -25,7 +24,6 @@ from txl_keras.data.corpora.files import remove_link
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import save_tokenizer
-from txl_keras.file_lock import CAN_LOCK
 from txl_keras.file_lock import lock
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
@@ -129,12 +127,6 @@ class Workdir(RunFolder):
         """Prevents other processes on this machine from training here."""
         if is_remote(self.path):
             return
-        if not CAN_LOCK:
-            logging.warning(
-                "This system has no file locks, so nothing prevents a second "
-                "process from training in %s at the same time. Run only one.",
-                self.path,
-            )
         remove_link(self.file("lock"))
         # Kept open, as closing the file would release the lock.
         self._lock_file = open(self.file("lock"), "w")  # noqa: SIM115

@@ -148,12 +148,14 @@ class Trainer:
             )
         compressing = {id(v) for v in model.backbone.compression_variables}
         self._compresses = bool(compressing)
-        # Indices of the gradients that share a norm.
-        self._parts = [[], []] if compressing else [[]]
-        for i, variable in enumerate(model.trainable_variables):
-            self._parts[id(variable) in compressing].append(i)
-        # All weights of a part may be frozen.
-        self._parts = [part for part in self._parts if part]
+        variables = [*enumerate(model.trainable_variables)]
+        # Indices of the gradients that share a norm. All weights of a part may
+        # be frozen.
+        parts = [
+            [i for i, v in variables if (id(v) in compressing) == is_part]
+            for is_part in (False, True)
+        ]
+        self._parts = [part for part in parts if part]
         if compressing and intermediate_loss_steps:
             raise ValueError(
                 "`intermediate_loss_steps` must be 0 with a `compression` that "

@@ -239,22 +239,17 @@ class Workdir(RunFolder):
                     # A killed run did not finish this line.
                     break
                 source = f"Line {number} of {self.metrics}"
-                metrics.append(_parse_metrics(line, source))
+                if len(line) > _MAX_METRICS_LINE:
+                    raise ValueError(
+                        f"{source} must have at most {_MAX_METRICS_LINE:,} "
+                        f"bytes. Received: {len(line):,}"
+                    )
+                found = parse_json(line, source)
+                fields = _VALID_FIELDS if "valid" in found else _TRAINING_FIELDS
+                check_fields(found, fields, source)
+                # Interned, so that all lines share one string per name.
+                metrics.append({sys.intern(k): v for k, v in found.items()})
         return metrics
-
-
-def _parse_metrics(line, source):
-    """Returns a line of metrics.jsonl as a dictionary."""
-    if len(line) > _MAX_METRICS_LINE:
-        raise ValueError(
-            f"{source} must have at most {_MAX_METRICS_LINE:,} bytes. "
-            f"Received: {len(line):,}"
-        )
-    metrics = parse_json(line, source)
-    fields = _VALID_FIELDS if "valid" in metrics else _TRAINING_FIELDS
-    check_fields(metrics, fields, source)
-    # Interned, so that all lines share one string per name.
-    return {sys.intern(name): value for name, value in metrics.items()}
 
 
 def write_json(content, path):

@@ -80,8 +80,7 @@ def context_losses(
     ```
     """
     positions = np.asarray(positions)
-    longest = _longest_context(context_lengths)
-    _check_positions(positions, longest, len(tokens))
+    longest = _check_contexts(context_lengths, positions, len(tokens))
     # [P, longest + 1]: the longest context, then the token to predict.
     windows = np.stack([tokens[t - longest : t + 1] for t in positions])
     check_token_ids("tokens", windows, model.backbone.vocabulary_size)
@@ -149,9 +148,11 @@ class _WindowScorer:
         # shift them.
         self._pads = backbone.remembers
         # Older tokens cannot influence the loss and are not read.
-        self._max_context = _max_context(
-            backbone, segment_length, memory_length
-        )
+        self._max_context = sys.maxsize
+        if backbone.has_finite_reach:
+            self._max_context = segment_length * (
+                1 + warmup_segments(backbone, segment_length, memory_length)
+            )
         strategy = tf.distribute.get_strategy()
         self._score = compile_layers(
             self._read_and_score, strategy, model, training=False
@@ -198,42 +199,29 @@ class _WindowScorer:
         return self._model.softmax(hidden, targets)[:, 0], entries
 
 
-def _max_context(backbone, segment_length, memory_length):
-    """Returns how many tokens at most can influence a prediction."""
-    if not backbone.has_finite_reach:
-        return sys.maxsize
-    return segment_length * (
-        1 + warmup_segments(backbone, segment_length, memory_length)
-    )
-
-
-def _longest_context(context_lengths):
-    """Checks the context lengths and returns the largest one."""
+def _check_contexts(context_lengths, positions, num_tokens):
+    """Checks lengths and positions; returns the longest context."""
     if not np.size(context_lengths) or np.ndim(context_lengths) != 1:
         raise ValueError(
             "`context_lengths` must be a list of one or more integers. "
             f"Received: {context_lengths}"
         )
-    return max(
+    for length in context_lengths:
         check_integer("context_lengths", length, 1)
-        for length in context_lengths
-    )
-
-
-def _check_positions(positions, longest, num_tokens):
     is_vector = positions.ndim == 1 and positions.dtype.kind in "iu"
     if not (is_vector and len(positions)):
         raise ValueError(
             "`positions` must be integers of shape (P,). Received: shape "
             f"{positions.shape}, dtype {positions.dtype}"
         )
-    first, last = positions.min(), positions.max()
+    longest, first, last = max(context_lengths), min(positions), max(positions)
     if first < longest or last >= num_tokens:
         raise ValueError(
             f"`positions` must be at least {longest}, the longest of "
             f"`context_lengths`, and less than {num_tokens}, the number of "
             f"tokens. Received: positions from {first} to {last}"
         )
+    return longest
 
 
 def _output(out, shape):

@@ -119,7 +119,9 @@ def _gains(short, long, top_r):
     """Returns the relative gains and their standard errors, `(2, G)`."""
     short, long = np.asarray(short, float), np.asarray(long, float)
     baseline = short.min(axis=0)  # b(c, t), [P]
-    hard = _hardest(baseline, top_r)
+    # The top-r positions by b(c, t); ties: first.
+    count = max(1, round(top_r * len(baseline)))
+    hard = np.argsort(-baseline, kind="stable")[:count]
     # f_i(c, c) is the mean of b, because no model is below b at c.
     changes = np.minimum(baseline, long)[:, hard] - baseline[hard]
     # f_i(c, c') - f_i(c, c). The fraction of g_i is reduced by exp(f_i(c, c)),
@@ -127,12 +129,6 @@ def _gains(short, long, top_r):
     factor = np.exp(changes.mean(axis=1))  # [G]
     error = changes.std(axis=1) / np.sqrt(changes.shape[1])
     return np.stack([1 - factor, factor * error])
-
-
-def _hardest(baseline, top_r):
-    """Returns the indices of the top-r positions by b(c, t); ties: first."""
-    count = max(1, round(top_r * len(baseline)))
-    return np.argsort(-baseline, kind="stable")[:count]
 
 
 def _search(gains, context_lengths, threshold):

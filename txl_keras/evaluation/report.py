@@ -193,7 +193,13 @@ def position_curve(nll, documents=(0,)):
     bounds = np.concatenate([[0], powers])
     sums, counts = np.zeros(len(powers)), np.zeros(len(powers), np.int64)
     for start in range(0, len(nll), _BLOCK):
-        bucket, found = _scores_by_bucket(nll, documents, bounds, start)
+        found = np.asarray(nll[start : start + _BLOCK], np.float64)
+        tokens = np.arange(start, start + len(found))
+        document = np.searchsorted(documents, tokens, "right") - 1
+        positions = tokens - documents[document]
+        bucket = np.searchsorted(bounds, positions, "right") - 1
+        is_scored = ~np.isnan(found)
+        bucket, found = bucket[is_scored], found[is_scored]
         # In float64, as in `Evaluator.evaluate`.
         sums += np.bincount(bucket, found, len(powers))
         counts += np.bincount(bucket, minlength=len(powers))
@@ -207,16 +213,6 @@ def position_curve(nll, documents=(0,)):
         }
         for i in np.flatnonzero(counts).tolist()
     ]
-
-
-def _scores_by_bucket(nll, documents, bounds, start):
-    """Returns the bucket and the score of each scored token of a block."""
-    found = np.asarray(nll[start : start + _BLOCK], np.float64)
-    tokens = np.arange(start, start + len(found))
-    document = np.searchsorted(documents, tokens, "right") - 1
-    bucket = np.searchsorted(bounds, tokens - documents[document], "right") - 1
-    is_scored = ~np.isnan(found)
-    return bucket[is_scored], found[is_scored]
 
 
 def segment_position_losses(nll, segments):

@@ -111,14 +111,9 @@ def _bytes(types, padded=False):
             lengths = reversed(_integers(tile))
             for axis, length in zip(_integers(order), lengths, strict=False):
                 shape[axis] = -(-shape[axis] // length) * length
-        total += math.prod(shape) * _item_bytes(dtype)
+        bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
+        total += math.prod(shape) * bits / 8
     return math.ceil(total)
-
-
-def _item_bytes(dtype):
-    if dtype == "pred":
-        return 1
-    return int(re.search(r"\d+", dtype)[0]) / 8
 
 
 def _integers(text):

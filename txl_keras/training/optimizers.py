@@ -99,13 +99,10 @@ class Lamb(keras.optimizers.Optimizer):
         update = m / (ops.sqrt(v) + self.epsilon)
         update = update + self._decays[index] * variable
         rate = ops.cast(learning_rate, variable.dtype)
-        ratio = self._trust_ratio(variable, update)
-        self.assign_sub(variable, rate * ratio * update)
-
-    def _trust_ratio(self, variable, update):
         weight_norm = ops.minimum(_norm(variable), _MAX_WEIGHT_NORM)
         ratio = weight_norm / (_norm(update) + self.epsilon)
-        return ops.where(weight_norm > 0, ratio, ops.ones_like(ratio))
+        ratio = ops.where(weight_norm > 0, ratio, ops.ones_like(ratio))
+        self.assign_sub(variable, rate * ratio * update)
 
     def get_config(self):
         return {
@@ -200,21 +197,17 @@ class Muon(keras.optimizers.Muon):
     def _muon_update_step(self, gradient, variable, lr, m):
         self.assign(m, self.momentum * m + gradient)
         ahead = self.momentum * m + gradient if self.nesterov else m
-        matrix = ops.reshape(ahead, _matrix_shape(variable.shape))
+        # The most square split of a kernel's shape, inputs by outputs. The
+        # heads are outputs, but inputs of the last projection of attention.
+        shape = variable.shape
+        splits = [
+            (math.prod(shape[:i]), math.prod(shape[i:]))
+            for i in range(1, len(shape))
+        ]
+        matrix = ops.reshape(ahead, min(splits, key=max))
         update = self.zeropower_via_newtonschulz5(matrix, self.ns_steps)
         update = ops.reshape(self.lr_adjust(lr * update), variable.shape)
         self.assign_sub(variable, update)
-
-
-def _matrix_shape(shape):
-    """Returns the most square split of a kernel's shape, inputs by outputs."""
-    # The heads are among the outputs, or among the inputs in the last
-    # projection of attention.
-    splits = [
-        (math.prod(shape[:i]), math.prod(shape[i:]))
-        for i in range(1, len(shape))
-    ]
-    return min(splits, key=max)
 
 
 def _norm(tensor):

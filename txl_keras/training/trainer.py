@@ -430,10 +430,15 @@ class Trainer:
         with tf.GradientTape() as tape:
             errors = []
             if self.intermediate_loss_steps:
+                # Which blocks below the last have a loss in this step.
+                num_blocks = self.model.backbone.num_layers
+                is_scored = [
+                    self.step * num_blocks
+                    < block * self.intermediate_loss_steps
+                    for block in range(1, num_blocks)
+                ]
                 losses, memory = self.model.score_blocks(
-                    weights=weights,
-                    is_scored=self._scored_blocks(),
-                    **arguments,
+                    weights=weights, is_scored=is_scored, **arguments
                 )
             else:
                 if self._compresses:
@@ -462,14 +467,6 @@ class Trainer:
             else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]  # fmt: skip
-
-    def _scored_blocks(self):
-        """Returns which blocks below the last have a loss in this step."""
-        num_blocks = self.model.backbone.num_layers
-        return [
-            self.step * num_blocks < block * self.intermediate_loss_steps
-            for block in range(1, num_blocks)
-        ]
 
 
 def _check_kernel(model, segment_lengths):

@@ -30,21 +30,17 @@ def apply_gradients(optimizer, gradients, variables):
         if optimizer.clipvalue:
             limit = optimizer.clipvalue
             gradient = ops.clip(gradient, -limit, limit)
-        if _is_decayed(optimizer, variable):
+        # `_use_weight_decay` heeds `exclude_from_weight_decay`.
+        if (
+            optimizer.weight_decay
+            and takes_weight_decay(variable)
+            and optimizer._use_weight_decay(variable)
+        ):
             rate = ops.cast(learning_rate, variable.dtype)
             decay = variable * optimizer.weight_decay * rate
             optimizer.assign_sub(variable, decay)
         optimizer.update_step(gradient, variable, learning_rate)
     optimizer._update_model_variables_moving_average(variables)
-
-
-def _is_decayed(optimizer, variable):
-    return (
-        optimizer.weight_decay
-        and takes_weight_decay(variable)
-        # What the caller of `exclude_from_weight_decay` named.
-        and optimizer._use_weight_decay(variable)
-    )
 
 
 def check_supported(optimizer):

@@ -52,19 +52,14 @@ def model_flops(model, batch_size, segment_length, training=False):
     check_integer("batch_size", batch_size, 1)
     check_integer("segment_length", segment_length, 1)
     layer = backbone.layer_flops(segment_length, backbone.memory_length)
-    softmax = segment_length * _softmax_flops(backbone.token_embedding)
+    embedding = backbone.token_embedding
+    size = embedding.dims[0]
+    softmax = 2 * size * (embedding.cluster_size(0) + len(embedding.cutoffs))
+    if embedding.needs_projection(0):
+        softmax += 2 * embedding.output_dim * size
+    softmax *= segment_length
     forward = batch_size * (backbone.num_layers * layer + softmax)
     return 3 * forward if training else forward
-
-
-def _softmax_flops(embedding):
-    """Returns the operations per token of the head and of its projection."""
-    size = embedding.dims[0]
-    entries = embedding.cluster_size(0) + len(embedding.cutoffs)
-    flops = 2 * size * entries
-    if embedding.needs_projection(0):
-        flops += 2 * embedding.output_dim * size
-    return flops
 
 
 def peak_flops(dtype, strategy):

@@ -35,7 +35,6 @@ from txl_keras.tpu.hlo_text import bytes_moved
 from txl_keras.tpu.hlo_text import collectives
 from txl_keras.tpu.hlo_text import loops
 from txl_keras.tpu.report import Step
-from txl_keras.tpu.report import advice
 from txl_keras.tpu.report import describe
 from txl_keras.tpu.report import report
 from txl_keras.tpu.report import roofline
@@ -339,36 +338,13 @@ TOO_LARGE = (
 )
 
 
-def test_what_does_not_fit_is_told_with_what_would():
+def test_what_does_not_fit_is_told():
     facts = report(make_step(), tpu_type("v4-8"), {"error": TOO_LARGE})
     assert not facts["fits"]
     assert facts["peak"] == 53 * GIB
-    # 4 fixed, 1 for memory and 48 for 16 rows: 4 + 4 * 3.0625 for 4 of them,
-    # and in 4 pieces, with a second set of gradients, 5 + 1 + 12.
-    assert facts["advice"] == {"batch_size": 4 * 4, "accumulate_steps": 4}
     text = describe(facts)
     assert "does not fit: needs 53.00 GiB of 29.21 GiB" in text
-    assert "--batch_size=16 or --accumulate_steps=4 would fit" in text
-
-
-def test_pieces_have_their_sum_of_gradients_beside_their_own():
-    # 4 fixed, 1 for memory, the rest for rows; 23.4 may be taken.
-    v4, peaks = tpu_type("v4-8"), (39 * GIB, 40 * GIB)
-    # 5 + 1 + 34 / 2 and 5 + 1 + 35 / 2.
-    found = [advice(make_step(), v4, peak) for peak in peaks]
-    assert [ways["accumulate_steps"] for ways in found] == [2, 4]
-    # Gradients are there twice: 4 + 1 + 34 / 2 and 4 + 1 + 35 / 2.
-    step = make_step(accumulate_steps=2)
-    found = [advice(step, v4, peak) for peak in peaks]
-    assert [ways["accumulate_steps"] for ways in found] == [4, 4]
-
-
-def test_nothing_fits_where_the_weights_do_not():
-    parts = {"weights": 10, "optimizer": 20, "gradients": 10, "memory": 1}
-    step = make_step(parts={name: n * GIB for name, n in parts.items()})
-    facts = report(step, tpu_type("v4-8"), {"error": TOO_LARGE})
-    assert facts["advice"] == {"batch_size": None, "accumulate_steps": None}
-    assert "no batch size would fit" in describe(facts)
+    assert "Lower --batch_size or the lengths, or raise --acc" in text
 
 
 @pytest.mark.parametrize(
@@ -639,19 +615,14 @@ def test_a_model_of_absolute_positions_compiles(tmp_path):
 
 @needs_compiler
 @pytest.mark.tpu
-def test_what_does_not_fit_ends_the_command_and_its_advice_fits(tmp_path):
+def test_what_does_not_fit_ends_the_command(tmp_path):
     flags = (
         "--tpu_type=v2-8", "--compile_steps=train", "--num_layers=2",
         "--batch_size=16384", "--segment_length=512", "--precision=bfloat16",
     )  # fmt: skip
     done = run_main(tmp_path, *flags)
     assert done.returncode == 1
-    found = re.search(
-        r"(--batch_size=\d+) or (--acc\w+=\d+) would", done.stdout
-    )
-    for advised in found.groups():
-        done = run_main(tmp_path, *flags, advised)
-        assert done.returncode == 0, done.stdout
+    assert "does not fit" in done.stdout
 
 
 @needs_compiler

@@ -1,4 +1,4 @@
-"""What a step for a TPU must not have, one case each."""
+"""What a step for a TPU must not have, one case of each kind."""
 
 import numpy as np
 import pytest
@@ -17,28 +17,16 @@ def nested(function):
     return lambda x: tf.while_loop(lambda i, _: i < 2, body, (0, x))[1]
 
 
-def numpy_call(x):
-    y = tf.numpy_function(lambda x: x, [x], tf.float32)
-    y.set_shape(x.shape)
-    return y
-
-
-def growing_array(x):
-    array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
-    return array.write(0, x[0]).stack()
-
-
 FORBIDDEN = {
     "string": lambda x: tf.strings.as_string(x),
     "float64": lambda x: tf.cast(x, tf.float64),
-    "numpy_function": numpy_call,
+    "py_function": lambda x: tf.py_function(lambda x: x, [x], tf.float32),
     "print": lambda x: (tf.print(x), x)[1],
     "assert": lambda x: (tf.debugging.Assert(x[0] > 0, [x]), x)[1],
     "random uniform": lambda x: x + tf.random.uniform(x.shape),
     "truncated normal": lambda x: x + tf.random.truncated_normal(x.shape),
     "where": lambda x: tf.where(x > 0),
     "unique": lambda x: tf.unique(x)[0],
-    "growing array": growing_array,
     "range of a value": lambda x: tf.range(tf.cast(x[0], tf.int32)),
 }
 
@@ -52,16 +40,7 @@ def test_what_is_forbidden_is_found(name):
         check_static(traced)
 
 
-def test_a_generator_of_random_numbers_is_found():
-    generator = tf.random.Generator.from_seed(1)
-    traced = tf.function(lambda: generator.normal((3,)))
-    with pytest.raises(
-        AssertionError, match="draws random numbers from a state"
-    ):
-        check_static(traced.get_concrete_function())
-
-
-@pytest.mark.parametrize("shape", [None, (None, 3), (2, None)])
+@pytest.mark.parametrize("shape", [None, (2, None)])
 def test_an_unknown_shape_is_found(shape):
     traced = tf.function(lambda x: x).get_concrete_function(
         tf.TensorSpec(shape, tf.float32)

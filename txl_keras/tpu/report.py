@@ -1,4 +1,4 @@
-"""Reports on a compiled TPU step: memory, operations, speed limits, advice.
+"""Reports on a compiled TPU step: memory, operations and speed limits.
 
 Letters: `b` rows of one replica, `T` segment, `M` memory.
 """
@@ -14,10 +14,6 @@ from txl_keras.tpu.hlo_text import loops
 # what the compiler does not count: the next batch, the memory of evaluation,
 # fragmentation.
 USABLE_SHARE = 0.95
-# Share of that which an estimate may reach. The compiler rematerializes when
-# memory is short, so half of the rows take more than half of the bytes (a step
-# rejected at 11.5 GiB took 7.5 GiB in two micro-batches).
-_SAFE_SHARE = 0.8
 _TOO_LARGE = re.compile(
     r"required for .*?\(([\d.]+)([KMGT]?)\) exceeds available HBM "
     r"\(([\d.]+)([KMGT]?)\)"
@@ -136,56 +132,8 @@ def _needed_bytes(error):
 
 
 def _with_verdict(facts, step, slice_):
-    facts["fits"] = facts["peak"] <= _limit(step, slice_)
-    if not facts["fits"] and "gradients" in step.parts:
-        facts["advice"] = advice(step, slice_, facts["peak"])
-    return facts
-
-
-def _limit(step, slice_):
-    return USABLE_SHARE * slice_.chip.usable_bytes - step.beside
-
-
-def advice(step, slice_, peak):
-    """Suggests a batch size or a number of micro-batches that would fit."""
-    # An estimate from the bytes `peak` of a training step: weights, gradients
-    # and optimizer are constant, memory is proportional to the rows, and
-    # everything else to the rows of a micro-batch. Only divisors of the rows
-    # are tried, as odd numbers are padded to a tile, and a fifth of the memory
-    # is left free.
-    limit = _SAFE_SHARE * _limit(step, slice_)
-    steps = step.accumulate_steps
-    memory_per_row = step.parts["memory"] / step.rows
-    rest_per_row = (peak - _fixed(step, steps) - step.parts["memory"]) / (
-        step.rows / steps
-    )
-
-    def estimate(rows, steps):
-        rest = rest_per_row * rows / steps
-        return _fixed(step, steps) + memory_per_row * rows + rest
-
-    divisors = [n for n in range(1, step.rows + 1) if step.rows % n == 0]
-    rows = [
-        n for n in divisors if n % steps == 0 and estimate(n, steps) <= limit
-    ]
-    more_steps = [
-        n for n in divisors if n > steps and estimate(step.rows, n) <= limit
-    ]
-    return {
-        "batch_size": max(rows) * slice_.replicas if rows else None,
-        "accumulate_steps": min(more_steps, default=None),
-    }
-
-
-def _fixed(step, accumulate_steps):
-    """Returns the bytes that do not depend on the rows."""
-    # Gradient accumulation keeps a second set of gradients for their sum.
-    gradients = step.parts["gradients"] / min(step.accumulate_steps, 2)
-    return (
-        step.parts["weights"]
-        + step.parts["optimizer"]
-        + gradients * min(accumulate_steps, 2)
-    )
+    limit = USABLE_SHARE * slice_.chip.usable_bytes - step.beside
+    return {**facts, "fits": facts["peak"] <= limit}
 
 
 def describe(facts):
@@ -255,14 +203,10 @@ def verdict(facts):
     )
     if facts["fits"]:
         return f"fits: needs {numbers}"
-    text = f"does not fit: needs {numbers}"
-    found = facts.get("advice", {})
-    ways = [f"--{name}={value}" for name, value in found.items() if value]
-    if ways:
-        text += f". By estimate, {' or '.join(ways)} would fit"
-    elif found:
-        text += ". By estimate, no batch size would fit"
-    return text
+    remedy = "Lower --batch_size or the lengths"
+    if facts["step"] == "train":
+        remedy += ", or raise --accumulate_steps"
+    return f"does not fit: needs {numbers}. {remedy}"
 
 
 def _gibibytes(size):

@@ -40,7 +40,6 @@ def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
     """
     check_integer("rows", rows, 1)
     check_integer("segment_length", segment_length, 1)
-    check_integer("accumulate_steps", accumulate_steps, 1)
     if not optimizer.built:
         raise ValueError(
             "`optimizer` must be built, so that its slots are known: call "

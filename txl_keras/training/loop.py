@@ -25,7 +25,6 @@ from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
 from txl_keras.training.utilization import peak_flops
-from txl_keras.workdir import Workdir
 
 
 @dataclasses.dataclass
@@ -44,7 +43,7 @@ class TrainingLoop:
     trainer: Trainer
     segments: Segments
     validate: Callable  # returns scores, `None` if stopped
-    workdir: Workdir
+    workdir: object  # `Workdir`, which is above this part
     checkpoints: Checkpoints
     plan: RunPlan
     eval_every: int

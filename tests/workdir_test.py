@@ -246,20 +246,18 @@ def test_the_lock_of_a_stranger_leads_to_no_other_file(tmp_path):
     assert other.read_text() == "kept"
 
 
-def test_a_run_is_not_written_over(model, tmp_path):
+def test_only_a_new_folder_is_written_to(model, tmp_path):
     workdir = Workdir(str(tmp_path))
     workdir.claim(CONFIG)
     with pytest.raises(FileExistsError, match=f"must be a new.*{tmp_path}"):
         workdir.create(model, 3, {})
+    path = str(tmp_path / "config.json" / "run")
+    with pytest.raises(OSError, match=f"`workdir` must be.*={path} "):
+        Workdir(path).check_writable()
+    with pytest.raises(ValueError, match="4 symbols. Received: 5 symbols"):
+        Workdir(f"{tmp_path}/new").create(model, 0, {}, tokenizer_of(5))
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "lock"}
     assert workdir.read_config()["flags"] == {"seed": 1}
-
-
-def test_a_vocabulary_of_another_size_is_refused(model, tmp_path):
-    workdir = Workdir(str(tmp_path / "new"))
-    with pytest.raises(ValueError, match="4 symbols. Received: 5 symbols"):
-        workdir.create(model, 0, {}, tokenizer_of(5))
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_bucket_is_a_folder_as_any_other(model):
@@ -273,13 +271,6 @@ def test_a_bucket_is_a_folder_as_any_other(model):
     assert Workdir("ram://bucket/run").read_config()["flags"] == {"seed": 1}
     Workdir("ram://bucket/other").create(model, 3, {})
     assert Workdir("ram://bucket/other").load_model()[1] == 3
-
-
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
-    (tmp_path / "file").write_text("not a folder")
-    path = str(tmp_path / "file" / "run")
-    with pytest.raises(OSError, match=f"`workdir` must be.*={path} "):
-        Workdir(path).check_writable()
 
 
 def test_two_processes_do_not_train_in_the_same_folder(tmp_path):

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import tensorflow as tf
@@ -7,48 +8,25 @@ import tensorflow as tf
 from txl_keras.training import strategy as strategies
 
 
-class RecordedTpu:
-    """Stands in for TensorFlow's TPU calls, which need a TPU."""
-
-    def __init__(self, monkeypatch):
-        self.calls = []
-        monkeypatch.setattr(
-            tf.distribute.cluster_resolver,
-            "TPUClusterResolver",
-            self._record("resolver"),
-        )
-        monkeypatch.setattr(
-            tf.config,
-            "experimental_connect_to_cluster",
-            self._record("connect"),
-        )
-        monkeypatch.setattr(
-            tf.tpu.experimental, "initialize_tpu_system", self._record("init")
-        )
-        monkeypatch.setattr(
-            tf.distribute, "TPUStrategy", self._record("strategy")
-        )
-
-    def _record(self, name):
-        def call(*args, **kwargs):
-            self.calls.append((name, *args, *kwargs.values()))
-            return name
-
-        return call
-
-
-@pytest.mark.parametrize(
-    ("tpu", "connect"),
-    [("", []), ("local", []), ("my-slice", [("connect", "resolver")])],
-)
-def test_only_a_named_tpu_is_connected_to(monkeypatch, tpu, connect):
-    tpu_calls = RecordedTpu(monkeypatch)
-    assert strategies.create_strategy(tpu=tpu) == "strategy"
-    assert tpu_calls.calls == [
-        ("resolver", tpu),
-        *connect,
-        ("init", "resolver"),
-        ("strategy", "resolver"),
+@pytest.mark.parametrize("tpu", ["", "local", "my-slice"])
+def test_only_a_named_tpu_is_connected_to(monkeypatch, tpu):
+    calls = mock.Mock()
+    for owner, name in (
+        (tf.distribute.cluster_resolver, "TPUClusterResolver"),
+        (tf.config, "experimental_connect_to_cluster"),
+        (tf.tpu.experimental, "initialize_tpu_system"),
+        (tf.distribute, "TPUStrategy"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(calls, name))
+    strategy = strategies.create_strategy(tpu=tpu)
+    assert strategy is calls.TPUStrategy.return_value
+    resolver = calls.TPUClusterResolver.return_value
+    connect = mock.call.experimental_connect_to_cluster(resolver)
+    assert calls.mock_calls == [
+        mock.call.TPUClusterResolver(tpu=tpu),
+        *[connect] * (tpu == "my-slice"),
+        mock.call.initialize_tpu_system(resolver),
+        mock.call.TPUStrategy(resolver),
     ]
 
 
@@ -130,7 +108,7 @@ def make_loop(names, stop=0.0):
     )
 
 
-def test_host_loop_gives_the_results_of_each_step():
+def test_host_loop_gives_the_results_of_each_step_until_it_stops():
     run = make_loop(("square", "double"))
     iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0]))
     first = run(iterator, tf.constant(3))
@@ -139,8 +117,6 @@ def test_host_loop_gives_the_results_of_each_step():
     assert first["double"].numpy().tolist() == [2.0, 4.0, 6.0]
     assert run(iterator, tf.constant(1))["square"].numpy().tolist() == [16.0]
 
-
-def test_host_loop_ends_after_the_step_that_is_told_to_stop():
     run = make_loop(("double",), stop=1.0)
     iterator = iter(tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0]))
     results = run(iterator, tf.constant(4))

@@ -43,30 +43,25 @@ class Step:
 
 def report(step, slice_, answer):
     """Returns what is known of a step on a slice, as a dictionary for JSON."""
-    # If the compiler rejects it for its size, that is only the bytes `peak` and
-    # `advice`. The compiler counts the body of a loop once. The micro-batches
-    # of `--accumulate_steps=k` are such a loop: its operations are multiplied
-    # by k (those outside, of the optimizer, are less than a hundredth), and its
-    # bytes by the ratios of `bytes_moved`, which also give the share of HBM.
-    # Other loops are counted once and reported: the number of iterations of the
-    # adaptive softmax depends on the text. So the time is a lower bound, as far
-    # as the estimate of bytes is right.
-    facts = _facts(step, slice_)
+    facts = dataclasses.asdict(step)
+    parts = facts.pop("parts")
+    facts = {
+        "step": facts.pop("name"),
+        "tpu_type": slice_.name,
+        "chip": slice_.chip.name,
+        "topology": slice_.topology,
+        "replicas": facts.pop("num_replicas"),
+        **facts,
+        **parts,
+        "hbm": slice_.chip.hbm_bytes,
+        "usable": slice_.chip.usable_bytes,
+    }
     if "error" in answer:
         facts["peak"] = _needed_bytes(answer["error"])
-        return _with_verdict(facts, step, slice_)
-    facts |= _compiled(step, answer)
-    facts |= roofline(facts["flops"], facts["hbm_bytes_accessed"], slice_)
-    seconds = facts["bound_seconds"]
-    tokens = step.num_replicas * step.rows * step.segment_length / seconds
-    # A step of one replica leaves the other core of its chip idle.
-    chips = max(1, step.num_replicas / slice_.chip.cores)
-    facts["tokens_per_second"] = tokens
-    facts["tokens_per_second_of_chip"] = tokens / chips
-    if step.model_flops:
-        possible = seconds * slice_.chip.flops
-        facts["utilization"] = step.model_flops / possible
-    return _with_verdict(facts, step, slice_)
+    else:
+        facts |= _compiled(step, slice_, answer)
+    limit = USABLE_SHARE * slice_.chip.usable_bytes - step.beside
+    return {**facts, "fits": facts["peak"] <= limit}
 
 
 def roofline(flops, bytes_accessed, slice_):
@@ -79,24 +74,15 @@ def roofline(flops, bytes_accessed, slice_):
     }
 
 
-def _facts(step, slice_):
-    facts = dataclasses.asdict(step)
-    parts = facts.pop("parts")
-    return {
-        "step": facts.pop("name"),
-        "tpu_type": slice_.name,
-        "chip": slice_.chip.name,
-        "topology": slice_.topology,
-        "replicas": facts.pop("num_replicas"),
-        **facts,
-        **parts,
-        "hbm": slice_.chip.hbm_bytes,
-        "usable": slice_.chip.usable_bytes,
-    }
-
-
-def _compiled(step, answer):
-    """Returns bytes and operations, with loops counted as often as they run."""
+def _compiled(step, slice_, answer):
+    """Returns bytes, operations and the limits of speed."""
+    # The compiler counts the body of a loop once. The micro-batches of
+    # `--accumulate_steps=k` are such a loop: its operations are multiplied by k
+    # (those outside, of the optimizer, are less than a hundredth), and its
+    # bytes by the ratios of `bytes_moved`, which also give the share of HBM.
+    # Other loops are counted once and reported: the number of iterations of the
+    # adaptive softmax depends on the text. So the time is a lower bound, as far
+    # as the estimate of bytes is right.
     text = answer["text"]
     outside, loop = bytes_moved(text)
     # If there is no loop, the compiler has unrolled it.
@@ -104,7 +90,7 @@ def _compiled(step, answer):
     scale = answer["bytes_accessed"] / (outside.all + loop.all)
     names = ("arguments", "outputs", "aliased", "temporaries", "code")
     sizes = {name: answer[name] for name in names}
-    return {
+    facts = {
         "compile_seconds": round(answer["seconds"], 1),
         **sizes,
         # Aliased bytes count as arguments and as outputs, but exist once.
@@ -115,6 +101,17 @@ def _compiled(step, answer):
         "collectives": collectives(text),
         "loops_counted_once": loops(text) - (times > 1),
     }
+    facts |= roofline(facts["flops"], facts["hbm_bytes_accessed"], slice_)
+    seconds = facts["bound_seconds"]
+    tokens = step.num_replicas * step.rows * step.segment_length / seconds
+    # A step of one replica leaves the other core of its chip idle.
+    chips = max(1, step.num_replicas / slice_.chip.cores)
+    facts["tokens_per_second"] = tokens
+    facts["tokens_per_second_of_chip"] = tokens / chips
+    if step.model_flops:
+        possible = seconds * slice_.chip.flops
+        facts["utilization"] = step.model_flops / possible
+    return facts
 
 
 def _needed_bytes(error):
@@ -129,11 +126,6 @@ def _needed_bytes(error):
     if not found:
         raise RuntimeError(f"The TPU compiler rejected the step: {error}")
     return int(float(found[1]) * _UNITS[found[2]])
-
-
-def _with_verdict(facts, step, slice_):
-    limit = USABLE_SHARE * slice_.chip.usable_bytes - step.beside
-    return {**facts, "fits": facts["peak"] <= limit}
 
 
 def describe(facts):

@@ -34,6 +34,7 @@ from absl import flags
 from tqdm import tqdm
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
 from txl_keras.data.corpora.corpus import SPLITS
 from txl_keras.evaluation.backup import Backup
 from txl_keras.evaluation.backup import weights_hash
@@ -42,7 +43,6 @@ from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.recl import THRESHOLD
 from txl_keras.evaluation.recl import check_context_lengths
-from txl_keras.evaluation.recl import check_top_r
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import recl_label
 from txl_keras.evaluation.report import score
@@ -104,7 +104,7 @@ def main(_):
     check_context_lengths(context_lengths)
     shares = several_runs.numbers("top_r", float)
     for share in shares:
-        check_top_r(share)
+        check_number("top_r", share, 0, 1, exclusive=True)
     several_runs.check_different("workdirs", paths, "runs")
     labels = several_runs.labels(paths)
     if len(paths) < 2:

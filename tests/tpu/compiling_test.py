@@ -168,7 +168,7 @@ def test_steps_are_static(name):
 
 
 def test_replicas_are_those_of_tpu_strategy():
-    replicas = {name: tpu_type(name).replicas for name in tpu_types.names()}
+    replicas = {name: tpu_type(name).replicas for name in tpu_types.TYPES}
     # A core of v2 and v3, where the name counts cores, too. A chip of the
     # others; v4 and v5p count cores in the name, v5e and v6e chips.
     for name, number in replicas.items():

@@ -63,7 +63,7 @@ def effective_context_lengths(
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860), appendix C.
     """
     check_context_lengths(context_lengths)
-    check_top_r(top_r)
+    check_number("top_r", top_r, 0, 1, exclusive=True)
     check_number("threshold", threshold, 0, exclusive=True)
     losses = _check_losses(losses, len(context_lengths))
     by_length = losses.swapaxes(0, 1)  # [C, G, P]
@@ -158,11 +158,6 @@ def check_context_lengths(context_lengths):
             "`context_lengths` must be two or more integers that rise by a "
             f"constant step. Received: {list(context_lengths)}"
         )
-
-
-def check_top_r(top_r):
-    """Raises `ValueError` unless `top_r` is in `(0, 1]`."""
-    check_number("top_r", top_r, 0, 1, exclusive=True)
 
 
 def _check_losses(losses, num_lengths):

@@ -73,7 +73,7 @@ _CUBES = dict(
 _SQUARES = dict(
     zip(_NUMBERS, ("2x4", "4x4", "4x8", "8x8", "8x16", "16x16"), strict=True)
 )
-_TYPES = {
+TYPES = {
     f"{prefix}-{number}": TpuType(f"{prefix}-{number}", _CHIPS[chip], topology)
     for prefix, chip, topologies in (
         ("v2", "v2", {8: "2x2"}),
@@ -88,19 +88,14 @@ _TYPES = {
 }
 
 
-def names():
-    """Returns the names that `tpu_type` accepts."""
-    return tuple(_TYPES)
-
-
 def tpu_type(name):
     """Returns the `TpuType` of a name; raises `ValueError` if unknown."""
-    if name not in _TYPES:
+    if name not in TYPES:
         raise ValueError(
-            f"`tpu_type` must be one of {', '.join(_TYPES)}. "
+            f"`tpu_type` must be one of {', '.join(TYPES)}. "
             f"Received: tpu_type={name}"
         )
-    return _TYPES[name]
+    return TYPES[name]
 
 
 def check_kernel(slice_, precision):

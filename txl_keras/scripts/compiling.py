@@ -46,7 +46,7 @@ def define_compile_flags():
         "tpu_type", None,
         "Type of the TPU slice, as gcloud calls it. The run is checked "
         "against it, and --compile_only compiles for it. One of "
-        f"{', '.join([*TYPES])}.",
+        f"{', '.join(TYPES)}.",
     )  # fmt: skip
     flags.DEFINE_bool(
         "compile_only", False,

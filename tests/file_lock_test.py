@@ -18,7 +18,8 @@ sys.stdin.read()
 """
 # As on Windows.
 WITHOUT_FCNTL = """
-import importlib, pkgutil, sys, types
+# `subprocess` takes a system with msvcrt for Windows.
+import importlib, pkgutil, subprocess, sys, types
 sys.modules.update(fcntl=None, resource=None, msvcrt=types.ModuleType("msvcrt"))
 import txl_keras
 for module in pkgutil.walk_packages(txl_keras.__path__, "txl_keras."):

@@ -186,7 +186,7 @@ class Muon(keras.optimizers.Muon):
         for name in (
             "exclude_layers", "exclude_embeddings", "adam_weight_decay"
         ):  # fmt: skip
-            config.pop(name)
+            config.pop(name, None)
         return config
 
     def _should_use_adamw(self, variable):

@@ -22,20 +22,17 @@ CONFIG = {
 }
 
 
-def test_a_run_of_the_same_configuration_goes_on(tmp_path):
+def test_only_a_run_of_the_same_configuration_goes_on(tmp_path):
     workdir = Workdir(str(tmp_path / "run"))
-    workdir.claim(CONFIG)
-    workdir.claim(CONFIG)
-    assert workdir.read_config()["data"] == {"sizes": [3, 4]}
-
-
-def test_another_configuration_is_refused_and_changes_nothing(tmp_path):
-    workdir = Workdir(str(tmp_path))
-    workdir.claim(CONFIG)
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
+        workdir.read_config()
+    # The text may have been moved.
+    for config in (CONFIG, CONFIG, {**CONFIG, "corpus": {"name": "there"}}):
+        workdir.claim(config)
     other = {**CONFIG, "flags": {"seed": 2}}
     with pytest.raises(ValueError, match="flags.seed was 1, now 2"):
         workdir.claim(other)
-    assert workdir.read_config()["flags"]["seed"] == 1
+    assert workdir.read_config() == {**CONFIG, "data": {"sizes": [3, 4]}}
 
 
 def test_flags_that_differ_come_first_and_no_hashes(tmp_path):
@@ -58,15 +55,10 @@ def test_flags_that_differ_come_first_and_no_hashes(tmp_path):
         workdir.check_config(config(2))
 
 
-def test_the_text_may_lie_elsewhere_when_a_run_goes_on(tmp_path):
-    workdir = Workdir(str(tmp_path))
-    workdir.claim(CONFIG)
-    workdir.claim({**CONFIG, "corpus": {"name": "there"}})
-    assert workdir.read_config()["corpus"] == {"name": "here"}
-
-
 @pytest.mark.parametrize("content", ["", "{}", '{"flags": '])
 def test_a_damaged_configuration_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_text('{"flags":{},"model":{},"data":{}}')
+    assert Workdir(str(tmp_path)).read_config()["corpus"] == {}
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match="config.json is .*damaged"):
         Workdir(str(tmp_path)).claim(CONFIG)
@@ -79,11 +71,6 @@ def test_generation_remembers_at_least_a_segment(model, tmp_path):
     assert workdir.generation_memory_length(model.backbone) == 6
     lstm = LSTMBackbone(vocabulary_size=5, num_layers=1, hidden_dim=4)
     assert workdir.generation_memory_length(lstm) == 1
-
-
-def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
-        Workdir(str(tmp_path)).read_config()
 
 
 def test_metrics_after_the_resumed_step_are_forgotten(tmp_path):
@@ -184,14 +171,6 @@ def test_a_run_of_foreign_weights_is_read_as_one_of_ours(model, tmp_path):
     assert read["corpus"] == {}
 
 
-def test_without_a_tokenizer_the_way_to_one_is_named(model, tmp_path):
-    workdir = Workdir(str(tmp_path))
-    workdir.create(model, 0, {})
-    assert workdir.load_model()[1] == 0
-    with pytest.raises(FileNotFoundError, match="--vocabulary"):
-        workdir.load_tokenizer()
-
-
 def test_a_tokenizer_that_was_changed_is_refused(model, tmp_path):
     workdir = Workdir(str(tmp_path))
     config = {"tokenizer": tokenizer_hash(tokenizer_of(4))}
@@ -257,14 +236,6 @@ def test_a_run_of_another_model_is_named(model, tmp_path, change, name):
             read()
 
 
-def test_a_run_may_have_no_text(tmp_path):
-    for content in ({"corpus": None}, {}):
-        (tmp_path / "config.json").write_text(
-            json.dumps({"flags": {}, "model": {}, "data": {}, **content})
-        )
-        assert Workdir(str(tmp_path)).read_config()["corpus"] == {}
-
-
 def test_the_lock_of_a_stranger_leads_to_no_other_file(tmp_path):
     other = tmp_path / "mine.txt"
     other.write_text("kept")
@@ -275,20 +246,18 @@ def test_the_lock_of_a_stranger_leads_to_no_other_file(tmp_path):
     assert other.read_text() == "kept"
 
 
-def test_a_run_is_not_written_over(model, tmp_path):
+def test_only_a_new_folder_is_written_to(model, tmp_path):
     workdir = Workdir(str(tmp_path))
     workdir.claim(CONFIG)
     with pytest.raises(FileExistsError, match=f"must be a new.*{tmp_path}"):
         workdir.create(model, 3, {})
+    path = str(tmp_path / "config.json" / "run")
+    with pytest.raises(OSError, match=f"`workdir` must be.*={path} "):
+        Workdir(path).check_writable()
+    with pytest.raises(ValueError, match="4 symbols. Received: 5 symbols"):
+        Workdir(f"{tmp_path}/new").create(model, 0, {}, tokenizer_of(5))
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "lock"}
     assert workdir.read_config()["flags"] == {"seed": 1}
-
-
-def test_a_vocabulary_of_another_size_is_refused(model, tmp_path):
-    workdir = Workdir(str(tmp_path / "new"))
-    with pytest.raises(ValueError, match="4 symbols. Received: 5 symbols"):
-        workdir.create(model, 0, {}, tokenizer_of(5))
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_bucket_is_a_folder_as_any_other(model):
@@ -302,13 +271,6 @@ def test_a_bucket_is_a_folder_as_any_other(model):
     assert Workdir("ram://bucket/run").read_config()["flags"] == {"seed": 1}
     Workdir("ram://bucket/other").create(model, 3, {})
     assert Workdir("ram://bucket/other").load_model()[1] == 3
-
-
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
-    (tmp_path / "file").write_text("not a folder")
-    path = str(tmp_path / "file" / "run")
-    with pytest.raises(OSError, match=f"`workdir` must be.*={path} "):
-        Workdir(path).check_writable()
 
 
 def test_two_processes_do_not_train_in_the_same_folder(tmp_path):
@@ -349,6 +311,8 @@ else:
 def test_the_best_weights_are_those_saved_as_such(model, tmp_path):
     workdir = Workdir(str(tmp_path / "new"))
     workdir.create(model, 5, {})
+    with pytest.raises(FileNotFoundError, match="--vocabulary"):
+        workdir.load_tokenizer()
     # What was not trained here has no best.
     assert workdir.load_model("best")[1] == 5
     start = model.get_weights()
@@ -370,10 +334,6 @@ def test_damaged_best_weights_give_way_to_the_newest(model, tmp_path, caplog):
     assert workdir.load_model("best")[1] == 5
     assert "best/ckpt-3 is damaged" in caplog.text
 
-
-def test_best_weights_that_are_not_finite_give_way(model, tmp_path, caplog):
-    workdir = Workdir(str(tmp_path / "new"))
-    workdir.create(model, 5, {})
     save_weights(model, workdir.best, 3)
 
     def put_nan(state):
@@ -435,14 +395,3 @@ def test_weights_that_claim_more_than_their_file_holds(model, tmp_path):
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="ckpt-3 is damaged.*32,000,00"):
         workdir.load_model()
-
-
-def test_evaluations_are_a_list(tmp_path):
-    workdir = Workdir(str(tmp_path))
-    assert workdir.read_evaluations("test") == []
-    path = tmp_path / "evaluation_test.json"
-    path.write_text('[{"nll": 3.0}, {"nll": 2.0}]')
-    assert workdir.read_evaluations("test")[-1] == {"nll": 2.0}
-    path.write_text('{"nll": 3.0}')
-    with pytest.raises(ValueError, match="must hold a JSON list"):
-        workdir.read_evaluations("test")

@@ -69,7 +69,7 @@ from txl_keras.evaluation.report import left_out
 from txl_keras.evaluation.report import measure_text
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import with_result
-from txl_keras.evaluation.surprise_page import surprise_page
+from txl_keras.evaluation.surprise import surprise_page
 from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import dynamic_flags

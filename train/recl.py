@@ -29,20 +29,21 @@ import sys
 
 import txl_keras.scripts.quiet  # noqa: F401
 
+import numpy as np
 from absl import flags
 from tqdm import tqdm
 
+from txl_keras.checks import check_number
+from txl_keras.evaluation.backup import Backup
+from txl_keras.evaluation.backup import weights_hash
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.plots import plot_recl
 from txl_keras.evaluation.recl import THRESHOLD
 from txl_keras.evaluation.recl import check_context_lengths
-from txl_keras.evaluation.recl import check_top_r
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import recl_label
 from txl_keras.evaluation.report import score
-from txl_keras.evaluation.saved_losses import SavedLosses
-from txl_keras.evaluation.saved_losses import weights_hash
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
 from txl_keras.scripts.progress_bar import progress_bar
@@ -69,7 +70,7 @@ def main(_):
     check_context_lengths(context_lengths)
     shares = several_runs.numbers("top_r", float)
     for share in shares:
-        check_top_r(share)
+        check_number("top_r", share, 0, 1, exclusive=True)
     several_runs.check_different("workdirs", paths, "runs")
     if len(paths) < 2:
         raise ValueError(
@@ -82,20 +83,22 @@ def main(_):
     positions = spread_positions(
         len(split.tokens), FLAGS.num_positions, max(context_lengths)
     )
-    saved = SavedLosses(
+    shape = len(runs), len(context_lengths), len(positions)
+    backup = Backup(
         f"{output.removesuffix('.json')}_state",
-        (len(runs), len(context_lengths), len(positions)),
         _settings(runs, text, context_lengths, positions),
     )
-    if saved.num_rows():
-        print(f"Goes on after {_done(saved)}.", flush=True)
-    losses = saved.losses
-    for run, of_run in zip(runs, losses, strict=True):
+    state = backup.restore({"results/losses": shape})
+    losses = np.full(shape, np.nan, np.float32)
+    if state:
+        losses[:] = state["results/losses"]
+        print(f"Goes on after {_done(losses)}.", flush=True)
+    for i, run in enumerate(runs):
         _measure(
-            run, split.tokens, positions, context_lengths, saved, of_run,
+            run, split.tokens, positions, context_lengths, losses, i, backup,
             tokenizer,
         )  # fmt: skip
-        run.facts["nll"] = of_run.mean(axis=1, dtype=float).tolist()
+        run.facts["nll"] = losses[i].mean(axis=1, dtype=float).tolist()
     by_share = {
         share: effective_context_lengths(losses, context_lengths, share)
         for share in shares
@@ -111,7 +114,7 @@ def main(_):
         "models": [run.facts for run in runs],
     }
     write_json(written, output)
-    saved.remove()
+    backup.remove()
     picture = output.removesuffix(".json") + ".png"
     by_label = {
         run.facts["label"]: {share: by_share[share][i] for share in shares}
@@ -143,21 +146,23 @@ def _settings(runs, text, context_lengths, positions):
     }
 
 
-def _measure(run, tokens, positions, context_lengths, saved, losses, tokenizer):
+def _measure(
+    run, tokens, positions, context_lengths, losses, index, backup, tokenizer
+):
     """Fills the losses of a run; prints and saves those of each length."""
-    label = run.facts["label"]
-    with progress_bar(losses.size, "reading", label) as show:
+    label, own = run.facts["label"], losses[index]
+    with progress_bar(own.size, "reading", label) as show:
 
         def on_progress(done, _):
             show(done)
             rows, is_unfinished = divmod(done, len(positions))
             if is_unfinished:
                 return
-            saved.save()
-            nll = losses[rows - 1].mean(dtype=float)
+            backup.save(_num_rows(losses), {"results/losses": losses})
+            nll = own[rows - 1].mean(dtype=float)
             tqdm.write(
                 f"{label}, context of {context_lengths[rows - 1]:,}: "
-                f"{score(nll, tokenizer)} ({_done(saved)})"
+                f"{score(nll, tokenizer)} ({_done(losses)})"
             )
             sys.stdout.flush()
 
@@ -170,13 +175,18 @@ def _measure(run, tokens, positions, context_lengths, saved, losses, tokenizer):
             run.memory_length,
             FLAGS.batch_size,
             on_progress,
-            losses,
+            own,
         )
 
 
-def _done(saved):
-    num_models, num_lengths, _ = saved.losses.shape
-    return f"{saved.num_rows()} of {num_models * num_lengths} measured"
+def _num_rows(losses):
+    """Returns how many pairs of model and context length are measured."""
+    return int(np.isfinite(losses).all(axis=-1).sum())
+
+
+def _done(losses):
+    num_models, num_lengths, _ = losses.shape
+    return f"{_num_rows(losses)} of {num_models * num_lengths} measured"
 
 
 def _print_table(results, shares):

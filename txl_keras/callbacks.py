@@ -21,11 +21,6 @@ class ResetMemory(keras.callbacks.Callback):
     `TransformerXLCausalLM` resets its own memory; a model that you build from
     `MemoryStack` needs this callback.
 
-    Raises:
-        ValueError: When `fit`, `evaluate` or `predict` begins, if the model has
-            no `MemoryStack`, `shuffle` is not False, or the last batch of
-            arrays is short.
-
     Example:
 
     ```python
@@ -55,23 +50,16 @@ class ResetMemory(keras.callbacks.Callback):
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860), section 3.2.
     """
 
-    def on_train_begin(self, logs=None):
-        self._begin()
-
     def on_epoch_begin(self, epoch, logs=None):
         for stack in self._stacks():
             stack.reset_state()
 
-    def on_test_begin(self, logs=None):
-        self._begin()
-
-    def on_predict_begin(self, logs=None):
-        self._begin()
-
-    def _begin(self):
+    def _begin(self, logs=None):
         for stack in self._stacks():
             check_batches(stack.batch_size)
             stack.reset_state()
+
+    on_train_begin = on_test_begin = on_predict_begin = _begin
 
     def _stacks(self):
         stacks = [
@@ -107,12 +95,6 @@ class BackupAndRestore(keras.callbacks.Callback):
             the state is saved.
         delete_checkpoint: Boolean, whether the backup is removed when `fit`
             ends, and with it the folder unless it holds other files.
-
-    Raises:
-        ValueError: If `backup_dir` is no path or `save_freq` is neither; in
-            `fit`, if the model or the data is of another kind, or if
-            `backup_dir` is a file or holds checkpoints of another model, of
-            other metrics or of `Trainer`.
 
     Example:
 

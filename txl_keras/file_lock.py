@@ -7,12 +7,7 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
-try:
     import msvcrt
-except ImportError:  # everything but Windows
-    msvcrt = None
-
-CAN_LOCK = bool(fcntl or msvcrt)
 
 
 def lock(file, wait=True, shared_with_children=False):
@@ -25,7 +20,7 @@ def lock(file, wait=True, shared_with_children=False):
         call = fcntl.flock if shared_with_children else fcntl.lockf
         call(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         return
-    while msvcrt:
+    while True:
         file.seek(0)
         with contextlib.suppress(OSError):
             # Locks one byte, which need not exist.

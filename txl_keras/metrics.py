@@ -43,10 +43,15 @@ class NllMetric(keras.metrics.Mean):
     of different lengths count by their targets. Targets of weight 0 do not
     count, whatever they are. A subclass overrides `convert`, `units` or
     `result`.
+
+    Call arguments:
+        y_true: Integer targets of shape `(B, T)`.
+        y_pred: Logits or log-probabilities of shape `(B, T, V)`.
+        sample_weight: Optional weights of shape `(B, T)` or `(B,)`.
     """
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        """Adds a batch of targets `(B, T)` and logits `(B, T, V)`."""
+        """Adds a batch."""
         y_true = ops.cast(y_true, "int32")
         weights = self._weights(sample_weight, y_true)
         mask = getattr(y_pred, "_keras_mask", None)
@@ -110,11 +115,6 @@ class BitsPerToken(NllMetric):
         name: String.
         dtype: Dtype of the computation.
 
-    Call arguments:
-        y_true: Integer targets of shape `(B, T)`.
-        y_pred: Logits or log-probabilities of shape `(B, T, V)`.
-        sample_weight: Optional weights of shape `(B, T)` or `(B,)`.
-
     Example:
 
     ```python
@@ -142,11 +142,6 @@ class Perplexity(NllMetric):
     Args:
         name: String.
         dtype: Dtype of the computation.
-
-    Call arguments:
-        y_true: Integer targets of shape `(B, T)`.
-        y_pred: Logits or log-probabilities of shape `(B, T, V)`.
-        sample_weight: Optional weights of shape `(B, T)` or `(B,)`.
 
     Example:
 
@@ -182,15 +177,6 @@ class BitsPerByte(NllMetric):
             or a sequence of V numbers, one per token id.
         name: String.
         dtype: Dtype of the computation.
-
-    Call arguments:
-        y_true: Integer targets of shape `(B, T)`.
-        y_pred: Logits or log-probabilities of shape `(B, T, V)`.
-        sample_weight: Optional weights of shape `(B, T)` or `(B,)`.
-
-    Raises:
-        ValueError: If `bytes_per_token` is not one number above 0, or V numbers
-            of at least 0, not all of them 0.
 
     Example:
 

@@ -16,7 +16,6 @@ import re
 import sys
 
 import tensorflow as tf
-from absl import logging
 
 from txl_keras.checks import check_vocabulary
 from txl_keras.data.corpora.files import check_can_write
@@ -25,7 +24,6 @@ from txl_keras.data.corpora.files import remove_link
 from txl_keras.data.corpora.files import write_text
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.data.tokenizers import save_tokenizer
-from txl_keras.file_lock import CAN_LOCK
 from txl_keras.file_lock import lock
 from txl_keras.json_files import MAX_BYTES
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
@@ -67,20 +65,7 @@ _RESULTS_FIELDS = {
 
 
 class Workdir(RunFolder):
-    """Reads and writes the files of a run; `path` need not exist yet.
-
-    ```python
-    from txl_keras.data import ByteTokenizer
-    from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.workdir import Workdir
-
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=1)
-    workdir = Workdir("run")
-    workdir.create(model, step=0, config={}, tokenizer=ByteTokenizer())
-    model, step = workdir.load_model()
-    tokenizer = workdir.load_tokenizer()
-    ```
-    """
+    """Reads and writes the files of a run; `path` need not exist yet."""
 
     def check_writable(self, name="workdir"):
         """Checks that files can be written here, and leaves none."""
@@ -142,12 +127,6 @@ class Workdir(RunFolder):
         """Prevents other processes on this machine from training here."""
         if is_remote(self.path):
             return
-        if not CAN_LOCK:
-            logging.warning(
-                "This system has no file locks, so nothing prevents a second "
-                "process from training in %s at the same time. Run only one.",
-                self.path,
-            )
         remove_link(self.file("lock"))
         # Kept open, as closing the file would release the lock.
         self._lock_file = open(self.file("lock"), "w")  # noqa: SIM115
@@ -260,22 +239,17 @@ class Workdir(RunFolder):
                     # A killed run did not finish this line.
                     break
                 source = f"Line {number} of {self.metrics}"
-                metrics.append(_parse_metrics(line, source))
+                if len(line) > _MAX_METRICS_LINE:
+                    raise ValueError(
+                        f"{source} must have at most {_MAX_METRICS_LINE:,} "
+                        f"bytes. Received: {len(line):,}"
+                    )
+                found = parse_json(line, source)
+                fields = _VALID_FIELDS if "valid" in found else _TRAINING_FIELDS
+                check_fields(found, fields, source)
+                # Interned, so that all lines share one string per name.
+                metrics.append({sys.intern(k): v for k, v in found.items()})
         return metrics
-
-
-def _parse_metrics(line, source):
-    """Returns a line of metrics.jsonl as a dictionary."""
-    if len(line) > _MAX_METRICS_LINE:
-        raise ValueError(
-            f"{source} must have at most {_MAX_METRICS_LINE:,} bytes. "
-            f"Received: {len(line):,}"
-        )
-    metrics = parse_json(line, source)
-    fields = _VALID_FIELDS if "valid" in metrics else _TRAINING_FIELDS
-    check_fields(metrics, fields, source)
-    # Interned, so that all lines share one string per name.
-    return {sys.intern(name): value for name, value in metrics.items()}
 
 
 def write_json(content, path):

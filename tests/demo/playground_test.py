@@ -91,6 +91,13 @@ def test_surprise_is_that_of_the_page(model, playground):
     assert data(page["page"]) == {**data(expected), "mode": "both"}
 
 
+def test_a_wrong_text_is_a_message(playground):
+    for wrong in ("", "a", "a" * 5001):
+        message = error_of(playground.surprise({"text": wrong}))
+        assert "`text` must have at least 2 and at most 5,000" in message
+    assert "`text` must be a string" in error_of(playground.surprise({}))
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -111,13 +118,6 @@ def test_surprise_is_that_of_the_page(model, playground):
 )
 def test_a_wrong_setting_is_a_message(playground, wrong, message):
     assert message in error_of(playground.write({**QUESTION, **wrong}))
-
-
-def test_a_wrong_text_is_a_message(playground):
-    for wrong in ("", "a", "a" * 5001):
-        message = error_of(playground.surprise({"text": wrong}))
-        assert "`text` must have at least 2 and at most 5,000" in message
-    assert "`text` must be a string" in error_of(playground.surprise({}))
 
 
 def test_one_visitor_at_a_time_is_answered(playground):

@@ -16,9 +16,6 @@ from txl_keras.data import Segments
 from txl_keras.evaluation import DynamicEvaluator
 from txl_keras.evaluation import Evaluator
 from txl_keras.evaluation import collect_mean_square
-from txl_keras.evaluation import load_mean_square
-from txl_keras.evaluation import mean_form
-from txl_keras.evaluation import save_mean_square
 from txl_keras.models import LSTMBackbone
 from txl_keras.training.stopping import StopRequest
 from txl_keras.weights import weights_by_name
@@ -208,27 +205,13 @@ def static_nll(model, segments):
     return evaluator.token_nll(segments)
 
 
-@pytest.fixture(scope="module")
-def scored_nll(model, segments):
-    """Nats of every target, by the functional interface."""
-    memory, expected = model.initial_memory(1), []
-    for step in range(len(segments)):
-        batch = segments.batch(step)
-        found, memory = model.score(
-            batch["inputs"], batch["targets"], memory, batch["reset"]
-        )
-        expected.append(found[0][batch["weights"][0] > 0])
-    return np.concatenate(expected)
-
-
 @pytest.mark.parametrize("rule", ["sgd", "rms"])
 def test_a_rate_of_zero_is_static_scoring(
-    evaluator, segments, static_nll, scored_nll, rule
+    evaluator, segments, static_nll, rule
 ):
     nll = np.empty(segments.num_predictions + 1, np.float32)
     scores = evaluator(rule, 0.0).evaluate(segments, token_nll=nll)
     np.testing.assert_allclose(nll, static_nll, atol=1e-5)
-    np.testing.assert_allclose(nll[1:], scored_nll, atol=1e-5)
     assert scores["num_tokens"] == segments.num_predictions
     assert scores["nll"] == pytest.approx(np.nanmean(nll, dtype=np.float64))
 
@@ -286,42 +269,32 @@ def test_a_clipped_decay_does_not_overshoot(segments):
     assert max(largest) < 0.02
 
 
-def test_padding_of_a_last_segment_has_no_part_in_the_step(evaluator, model):
-    ids = random_ids(1, 12)[0]
-    before = values_of(model)
+def change_by(evaluator, model, segments):
+    """How much an evaluation has changed each weight at its end."""
+    before, change = values_of(model), {}
 
-    def change_after(evaluator, segments):
-        changes = []
+    def on_progress(done, total):
+        found = values_of(model)
+        change.update({name: found[name] - before[name] for name in before})
 
-        def on_progress(done, total):
-            if done == total:
-                found = values_of(model)
-                changes.extend(found[name] - before[name] for name in before)
-
-        evaluator.evaluate(segments, on_progress)
-        return changes
-
-    # One segment of 5 of 7 targets: 5 / 7 of the step of its own mean.
-    whole = change_after(evaluator("sgd", 0.5), one_row(ids[:6], 5))
-    longer = DynamicEvaluator(model, 0.5, segment_length=7)
-    padded = change_after(longer, one_row(ids[:6], 7))
-    for part, full in zip(padded, whole, strict=True):
-        np.testing.assert_allclose(part, full * 5 / 7, atol=1e-6)
+    evaluator.evaluate(segments, on_progress)
+    return change
 
 
 def changed_by(evaluator, model, segments):
     """Names of the weights that an evaluation changes."""
-    before, changed = values_of(model), set()
+    change = change_by(evaluator, model, segments)
+    return {name for name, value in change.items() if value.any()}
 
-    def on_progress(done, total):
-        changed.update(
-            name
-            for name, value in values_of(model).items()
-            if (value != before[name]).any()
-        )
 
-    evaluator.evaluate(segments, on_progress)
-    return changed
+def test_padding_of_a_last_segment_has_no_part_in_the_step(evaluator, model):
+    ids = random_ids(1, 12)[0]
+    # One segment of 5 of 7 targets: 5 / 7 of the step of its own mean.
+    whole = change_by(evaluator("sgd", 0.5), model, one_row(ids[:6], 5))
+    longer = DynamicEvaluator(model, 0.5, segment_length=7)
+    padded = change_by(longer, model, one_row(ids[:6], 7))
+    for name, full in whole.items():
+        np.testing.assert_allclose(padded[name], full * 5 / 7, atol=1e-6)
 
 
 def test_only_chosen_weights_change(
@@ -381,47 +354,31 @@ def test_a_stopped_evaluation_goes_on_bit_for_bit(
     assert first[0] == 4
     np.testing.assert_array_equal(resumed, expected)
     assert not (tmp_path / "state").exists()
+    # A stop after the last segment is too late.
+    last = stop.after(len(segments))
+    scores = rms.evaluate(segments, last, backup=backup)
+    assert scores["num_tokens"] == segments.num_predictions
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_backup_of_another_evaluation_is_refused(
     evaluator, stop, model, segments, tmp_path
 ):
     options = {"backup": str(tmp_path / "state")}
-    evaluator("sgd", 0.01).evaluate(segments, stop.after(2), **options)
-    with pytest.raises(ValueError, match="`backup` .* another evaluation"):
-        evaluator("sgd", 0.02).evaluate(segments, **options)
-    same_weights = small_model(num_layers=1, same_length=True)
-    same_weights.set_weights(model.get_weights())
-    other = DynamicEvaluator(same_weights, 0.01, segment_length=5)
-    with pytest.raises(ValueError, match="`backup` .* another evaluation"):
-        other.evaluate(segments, **options)
-
-
-def test_a_backup_of_other_weights_that_stay_is_refused(
-    evaluator, stop, model, segments, tmp_path
-):
-    options = {"backup": str(tmp_path / "state")}
     few = evaluator("few", 0.01)
     few.evaluate(segments, stop.after(2), **options)
-    weight = model.backbone.blocks[0].weights[0]
+    weight = model.backbone.blocks[0].weights[0]  # one that does not change
     before = weight.numpy()
     weight.assign(weight + 1.0)
-    try:
-        with pytest.raises(ValueError, match="`backup` .* another evaluation"):
-            few.evaluate(segments, **options)
-    finally:
-        weight.assign(before)
-
-
-def test_a_stop_after_the_last_segment_is_too_late(
-    evaluator, stop, segments, tmp_path
-):
-    backup = str(tmp_path / "state")
-    scores = evaluator("sgd", 0.01).evaluate(
-        segments, stop.after(len(segments)), backup=backup
-    )
-    assert scores["num_tokens"] == segments.num_predictions
-    assert not (tmp_path / "state").exists()
+    with pytest.raises(ValueError, match="another .*: weights was"):
+        few.evaluate(segments, **options)
+    weight.assign(before)
+    same_weights = small_model(num_layers=1, same_length=True)
+    same_weights.set_weights(model.get_weights())
+    other = DynamicEvaluator(same_weights, 0.02, segment_length=5)
+    message = "state holds .*learning_rate was 0.01, now 0.02; .*backbone was"
+    with pytest.raises(ValueError, match=message):
+        other.evaluate(segments, **options)
 
 
 def test_weights_come_back_after_an_error(evaluator, model, segments):
@@ -446,26 +403,6 @@ def test_a_rate_that_ruins_the_weights_is_a_warning(
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_statistics_are_saved_and_loaded(
-    evaluator, model, segments, mean_square_of_few, tmp_path
-):
-    path = tmp_path / "statistics.safetensors"
-    save_mean_square(mean_square_of_few, path)
-    loaded = DynamicEvaluator(
-        model, 0.01, load_mean_square(path), segment_length=5, weights=FEW
-    )
-    expected = evaluator("few", 0.01).evaluate(segments)
-    assert loaded.evaluate(segments) == expected
-
-
-def test_published_settings_are_converted():
-    # lr g / (sqrt(K MS) + eps) + decay sqrt(K MS) (w - w0), with K = 25.
-    found = mean_form(2e-6, 3.0, 1e-5, num_segments=25)
-    assert found == pytest.approx(
-        {"learning_rate": 4e-7, "decay": 15.0, "epsilon": 2e-6}
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -484,16 +421,13 @@ def test_wrong_arguments_are_named(model, arguments, error):
         DynamicEvaluator(model, **{"learning_rate": 0.1, **arguments})
 
 
-@pytest.mark.parametrize("value", [-1.0, np.nan])
-def test_statistics_must_be_squares(model, mean_square, value):
-    name, array = next(iter(mean_square.items()))
-    wrong = {**mean_square, name: np.full_like(array, value)}
-    with pytest.raises(ValueError, match="finite and at least 0"):
-        DynamicEvaluator(model, 0.1, wrong, segment_length=5)
-
-
-def test_segments_of_other_sizes_are_refused(model, segments):
+def test_wrong_segments_and_statistics_are_named(model, segments, mean_square):
     with pytest.raises(ValueError, match="`segments` must fit"):
         DynamicEvaluator(model, 0.1, segment_length=4).evaluate(segments)
     with pytest.raises(ValueError, match="`num_segments`"):
         collect_mean_square(model, segments, len(segments) + 1)
+    name, array = next(iter(mean_square.items()))
+    for value in (-1.0, np.nan):
+        wrong = {**mean_square, name: np.full_like(array, value)}
+        with pytest.raises(ValueError, match="finite and at least 0"):
+            DynamicEvaluator(model, 0.1, wrong, segment_length=5)

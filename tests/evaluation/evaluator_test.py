@@ -44,16 +44,9 @@ def evaluate(evaluator, batch_size, segment_length):
     return evaluator.evaluate(segments, steps_per_execution=4)
 
 
-def test_one_stream_is_scored_as_one_long_segment(evaluator, model):
-    nll, _ = model.score(TOKENS[None, :-1], TOKENS[None, 1:])
-    scores = evaluate(evaluator(1, 11, 119), 1, 11)
-    assert scores["num_tokens"] == 119
-    np.testing.assert_allclose(scores["nll"], nll.numpy().mean(), atol=1e-5)
-    assert math.isclose(scores["bits_per_token"], scores["nll"] / math.log(2))
-    assert math.isclose(scores["perplexity"], math.exp(scores["nll"]))
-
-
-@pytest.mark.parametrize(("batch_size", "segment_length"), [(3, 5), (7, 4)])
+@pytest.mark.parametrize(
+    ("batch_size", "segment_length"), [(1, 11), (3, 5), (7, 4)]
+)
 def test_every_token_counts_once_and_padding_never(
     evaluator, model, batch_size, segment_length
 ):
@@ -72,6 +65,8 @@ def test_every_token_counts_once_and_padding_never(
     )
     assert scores["num_tokens"] == len(nll) == 119
     np.testing.assert_allclose(scores["nll"], nll.mean(), atol=1e-5)
+    assert math.isclose(scores["bits_per_token"], scores["nll"] / math.log(2))
+    assert math.isclose(scores["perplexity"], math.exp(scores["nll"]))
 
 
 def test_a_second_evaluation_forgets_the_first(evaluator):
@@ -219,28 +214,19 @@ def test_a_score_that_is_not_finite_is_named(evaluator, model):
         bias.assign(before)
 
 
-def test_an_array_of_another_shape_or_dtype_is_refused(evaluator):
-    segments = Segments(TOKENS, 3, 5, False)
+def test_wrong_arguments_are_named(evaluator, model):
+    evaluator = evaluator(3, 5)
+    segments = Segments(TOKENS, 3, 5, drop_remainder=False)
     for array in (np.zeros(119, np.float32), np.zeros(120, int)):
         with pytest.raises(ValueError, match=r"`token_nll`.*\(120,\)"):
-            evaluator(3, 5).token_nll(segments, out=array)
-
-
-@pytest.mark.parametrize("batch_size, length", [(2, 5), (3, 6)])
-def test_segments_of_another_size_are_named(evaluator, batch_size, length):
-    segments = Segments(TOKENS, batch_size, length, drop_remainder=False)
-    message = f"batch_size=3 .*=5. .*batch_size={batch_size}, .*={length}$"
-    with pytest.raises(ValueError, match=message):
-        evaluator(3, 5).evaluate(segments)
-
-
-def test_no_steps_are_no_automatic_number_of_steps(evaluator):
-    segments = Segments(TOKENS, 3, 5, drop_remainder=False)
+            evaluator.token_nll(segments, out=array)
     with pytest.raises(ValueError, match="steps_per_execution=0"):
-        evaluator(3, 5).evaluate(segments, steps_per_execution=0)
-
-
-def test_no_segment_has_no_warm_up(model):
+        evaluator.evaluate(segments, steps_per_execution=0)
+    for sizes in ((2, 5), (3, 6)):
+        others = Segments(TOKENS, *sizes, drop_remainder=False)
+        message = "batch_size=3 .*=5. .*batch_size={}, .*={}$".format(*sizes)
+        with pytest.raises(ValueError, match=message):
+            evaluator.evaluate(others)
     with pytest.raises(ValueError, match="segment_length=0"):
         warmup_segments(model.backbone, 0)
 
@@ -325,8 +311,6 @@ def test_windows_that_slide_score_each_token_by_its_own(attention_type, stride):
     np.testing.assert_allclose(found[1:], expected, atol=1e-5)
     assert scores["num_tokens"] == 23
     assert scores["nll"] == pytest.approx(expected.mean(), abs=1e-5)
-    assert scores["perplexity"] == pytest.approx(np.exp(scores["nll"]))
-    assert scores["bits_per_token"] == pytest.approx(scores["nll"] / np.log(2))
 
 
 def test_windows_do_not_slide_for_a_model_that_remembers(model):

@@ -5,13 +5,6 @@ import tensorflow as tf
 from txl_keras.training.loss_scale import LossScale
 
 
-def test_scaling_and_unscaling_is_the_identity():
-    scale = LossScale()
-    scaled = scale.scale(tf.constant(0.75))
-    assert scaled.numpy() == 0.75 * 2**15
-    assert scale.unscale([scaled])[0].numpy() == 0.75
-
-
 def test_it_halves_where_a_gradient_is_not_finite_down_to_one():
     scale = LossScale()
     values = []

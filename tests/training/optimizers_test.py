@@ -138,21 +138,6 @@ def test_three_steps_are_those_of_the_formulas(name):
             np.testing.assert_allclose(weight.numpy(), value, atol=3e-6)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adagrad"])
-def test_one_replica_does_what_keras_does(name):
-    rate = schedules.build_schedule("cosine", 0.1, 7, warmup_steps=2)
-    ours, theirs = random_weights(), random_weights()
-    optimizer = built(name, ours, rate, **SETTINGS[name])
-    reference = optimizers.build_optimizer(name, rate, **SETTINGS[name])
-    reference.exclude_from_weight_decay(var_names=["gamma", "bias"])
-    reference.build(theirs)
-    for gradients in random_gradients():
-        apply(optimizer, gradients, ours)
-        reference.apply([tf.constant(g) for g in gradients], theirs)
-    for a, b in zip(values_of(ours), values_of(theirs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_a_compiled_step_may_be_skipped(name):
     eager, compiled = random_weights(), random_weights()
@@ -179,14 +164,6 @@ def test_a_compiled_step_may_be_skipped(name):
         np.testing.assert_allclose(a, b, rtol=2e-5)
 
 
-def test_updates_are_counted_by_the_caller():
-    weights = random_weights()
-    optimizer = built("adam", weights)
-    gradients = [tf.constant(g) for g in random_gradients()[0]]
-    apply_gradients(optimizer, gradients, weights)
-    assert int(optimizer.iterations.numpy()) == 0
-
-
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_rate_is_that_of_the_updates_made(name):
     rate = schedules.build_schedule("linear", 0.1, 9, warmup_steps=4)
@@ -203,34 +180,25 @@ def test_rate_is_that_of_the_updates_made(name):
         assert (a != b).all()
 
 
-def test_gradients_and_weights_must_be_as_many():
-    weights = random_weights()
-    optimizer = built("sgd", weights)
-    with pytest.raises(ValueError, match="argument 2 is longer"):
-        apply_gradients(optimizer, [tf.zeros((3, 4))], weights)
+# The moments are 0.1 g and 0.001 g^2.
+STEP = 0.1 * 0.1 / np.sqrt(0.001)
 
 
-def test_lamb_bounds_the_norm_of_the_weights():
-    weight = keras.Variable([30.0, 40.0])
+@pytest.mark.parametrize(
+    ("weights", "gradient", "expected"),
+    [
+        # The norm is bounded: the rate times 10, not times 50.
+        ([30.0, 40.0], [2.0, 0.0], [29.0, 40.0]),
+        # For zeros the ratio is 1.
+        ([0.0, 0.0, 0.0], [0.5, -3.0, 0.0], [-STEP, STEP, 0.0]),
+        ([3.0, 4.0], [0.0, 0.0], [3.0, 4.0]),
+    ],
+)
+def test_the_ratio_of_lamb_at_its_limits(weights, gradient, expected):
+    weight = keras.Variable(weights)
     optimizer = built("lamb", [weight])
-    apply(optimizer, [np.array([2.0, 0.0], "float32")], [weight])
-    # The rate times 10, not times 50.
-    np.testing.assert_allclose(weight.numpy(), [29.0, 40.0], rtol=1e-6)
-
-
-def test_lamb_moves_weights_that_begin_as_zeros():
-    weight = keras.Variable([0.0, 0.0, 0.0])
-    optimizer = built("lamb", [weight])
-    apply(optimizer, [np.array([0.5, -3.0, 0.0], "float32")], [weight])
-    # The moments are 0.1 g and 0.001 g^2; the ratio is 1.
-    step = 0.1 * 0.1 / np.sqrt(0.001)
-    np.testing.assert_allclose(weight.numpy(), [-step, step, 0.0], rtol=1e-4)
-
-
-def test_lamb_leaves_weights_without_gradient_where_they_are():
-    weight = keras.Variable([3.0, 4.0])
-    apply(built("lamb", [weight]), [np.zeros(2, "float32")], [weight])
-    np.testing.assert_array_equal(weight.numpy(), [3.0, 4.0])
+    apply(optimizer, [np.array(gradient, "float32")], [weight])
+    np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adagrad"])
@@ -356,28 +324,13 @@ def test_muon_leaves_biases_embeddings_and_softmax_to_adam():
     }
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("exclude_layers", ["softmax"]),
-        ("exclude_embeddings", False),
-        ("adam_weight_decay", 0.1),
-    ],
-)
-def test_muon_refuses_what_it_would_ignore(argument, value):
-    with pytest.raises(ValueError, match=f"`{argument}` must be"):
-        optimizers.Muon(weight_decay=0.2, **{argument: value})
+def test_muon_has_one_weight_decay():
     config = optimizers.Muon(weight_decay=0.2).get_config()
     copy = optimizers.Muon.from_config(config)
     assert copy.weight_decay == copy.adam_weight_decay == 0.2
-
-
-@pytest.mark.parametrize(
-    ("name", "epsilon"),
-    [("adam", 1e-9), ("adamw", 1e-9), ("lamb", 1e-6), ("muon", 1e-9)],
-)
-def test_epsilon_is_the_one_documented(name, epsilon):
-    assert optimizers.build_optimizer(name, 0.1).epsilon == epsilon
+    for name in ("exclude_layers", "exclude_embeddings", "adam_weight_decay"):
+        with pytest.raises(TypeError, match=name):
+            optimizers.Muon(**{name: None})
 
 
 @pytest.mark.parametrize(
@@ -389,11 +342,7 @@ def test_epsilon_is_the_one_documented(name, epsilon):
         ("lamb", {"momentum": 0.5}, r"`momentum` is for.*\('muon', 'sgd'\)"),
         ("adagrad", {"epsilon": 1e-8}, "epsilon=1e-08, name='adagrad'"),
         ("sgd", {"beta_2": 0.9}, "beta_2=0.9, name='sgd'"),
-        (
-            "sgd",
-            {"momentum": 1.0},
-            "`momentum` must be at least 0.*less than 1",
-        ),
+        ("sgd", {"momentum": 1.0}, "`momentum` must be below 1"),
         ("adamw", {"weight_decay": -0.2}, "weight_decay=-0.2"),
         ("adamw", {"weight_decay": float("nan")}, "weight_decay=nan"),
         ("adam", {"beta_1": 1.0}, "beta_1=1.0"),

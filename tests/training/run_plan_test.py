@@ -66,9 +66,3 @@ def test_what_was_changed_is_in_the_variables():
     np.testing.assert_array_equal(
         rates(other, range(21)), rates(plan, range(21))
     )
-
-
-@pytest.mark.parametrize("max_steps", [0, -2, 1.5, None])
-def test_the_number_of_steps_is_checked(max_steps):
-    with pytest.raises(ValueError, match="`max_steps` must be an integer"):
-        RunPlan(build_schedule("constant", 0.1, 3), max_steps)

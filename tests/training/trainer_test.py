@@ -160,19 +160,17 @@ def test_a_kernel_changes_the_speed_alone(monkeypatch):
         ({"memory_length": 100}, "memory_length=100"),
         ({"attention_type": "shaw", "max_positions": 9}, "type=shaw"),
         ({"dtype": "mixed_float16"}, "float16"),
+        # Whatever the segments are.
+        ({"memory_length": 0, "segment_lengths": None}, "memory_length=0"),
     ],
 )
 def test_a_model_without_a_kernel_is_named(changes, message):
     pytest.importorskip("jax")
-    model = make_model(**{"memory_length": 128, **changes})
-    with pytest.raises(ValueError, match=f"`attention_kernel`.*{message}"):
-        make_trainer(model, segment_lengths=(128,), attention_kernel=True)
-
-
-def test_a_kernel_needs_a_memory_whatever_the_segments_are():
-    pytest.importorskip("jax")
-    with pytest.raises(ValueError, match="memory_length=0"):
-        make_trainer(make_model(memory_length=0), attention_kernel=True)
+    changes = {"memory_length": 128, "segment_lengths": (128,), **changes}
+    lengths = changes.pop("segment_lengths")
+    model = make_model(**changes)
+    with pytest.raises(ValueError, match=message):
+        make_trainer(model, segment_lengths=lengths, attention_kernel=True)
 
 
 def test_a_kernel_without_jax_says_what_to_install(monkeypatch):
@@ -315,23 +313,6 @@ def test_blocks_below_the_last_predict_for_their_share_of_the_steps(pieces):
         np.testing.assert_allclose(results["loss"][step], losses[2], rtol=1e-5)
 
 
-def test_there_must_be_blocks_below_the_last():
-    with pytest.raises(ValueError, match="two blocks or more.*num_layers=1"):
-        make_trainer(make_model(num_layers=1), intermediate_loss_steps=6)
-    lstm = TransformerXLCausalLM(
-        LSTMBackbone(vocabulary_size=7, num_layers=2, hidden_dim=4)
-    )
-    with pytest.raises(ValueError, match="`intermediate_loss_steps`.*LSTM"):
-        make_trainer(lstm, intermediate_loss_steps=6)
-
-
-def test_pieces_must_divide_the_rows():
-    with pytest.raises(ValueError, match="replicas = 3. .*steps=2"):
-        make_trainer(make_model(), accumulate_steps=2)
-    with pytest.raises(ValueError, match="accumulate_steps=0"):
-        make_trainer(make_model(), accumulate_steps=0)
-
-
 def test_a_step_ends_the_execution_where_a_stop_was_asked_for(trainer, stop):
     iterator = make_iterator()
     assert len(trainer.train(iterator, 3)["loss"]) == 3
@@ -382,10 +363,27 @@ def test_nan_is_reported_with_its_step(trainer):
         trainer.train(make_iterator(), 4)
 
 
-@pytest.mark.parametrize("clip_norm", [0, -1.0, float("inf"), float("nan")])
-def test_clip_norm_must_be_positive(clip_norm):
-    with pytest.raises(ValueError, match=f"clip_norm={clip_norm}"):
-        make_trainer(make_model(), clip_norm=clip_norm)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *(({"clip_norm": x}, f"clip_norm={x}") for x in (0, -1.0, np.inf)),
+        ({"clip_norm": np.nan}, "clip_norm=nan"),
+        ({"accumulate_steps": 2}, "replicas = 3. .*steps=2"),
+        ({"accumulate_steps": 0}, "accumulate_steps=0"),
+        ({"intermediate_loss_steps": 6}, "two blocks or more.*num_layers=1"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(make_model(), **arguments)
+
+
+def test_an_lstm_has_no_intermediate_losses():
+    lstm = TransformerXLCausalLM(
+        LSTMBackbone(vocabulary_size=7, num_layers=2, hidden_dim=4)
+    )
+    with pytest.raises(ValueError, match="`intermediate_loss_steps`.*LSTM"):
+        make_trainer(lstm, intermediate_loss_steps=6)
 
 
 def test_a_restored_trainer_has_weights_step_and_memory(
@@ -395,6 +393,7 @@ def test_a_restored_trainer_has_weights_step_and_memory(
     trainer.train(make_iterator(), 4)
     save(tmp_path, trainer)
     memory = [variable.numpy() for variable in trainer.memory.state_variables]
+    weights = trainer.model.get_weights()
     expected = trainer.train(make_iterator(4), 3)["loss"]
 
     restored = rewind_other()
@@ -406,6 +405,12 @@ def test_a_restored_trainer_has_weights_step_and_memory(
     found = restored.train(make_iterator(4), 3)["loss"]
     np.testing.assert_array_equal(found, expected)
 
+    # The weights alone go into a model of another memory length.
+    model = make_model(memory_length=11)
+    assert restore_weights(model, str(tmp_path)) == 4
+    for a, b in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
 
 def test_a_folder_must_be_no_pattern(tmp_path):
     """TensorFlow would find no files, or those of another run."""
@@ -416,6 +421,8 @@ def test_a_folder_must_be_no_pattern(tmp_path):
     renamed = (tmp_path / "run").rename(tmp_path / "run[1]")
     with pytest.raises(ValueError, match=r"must not have any of .*run\[1\]"):
         restore_weights(trainer.model, str(renamed))
+    with pytest.raises(FileNotFoundError, match="No checkpoint"):
+        restore_weights(trainer.model, str(tmp_path / "nothing"))
 
 
 def test_a_run_is_found_above_a_folder_with_a_slash(tmp_path):
@@ -428,47 +435,13 @@ def test_a_run_is_found_above_a_folder_with_a_slash(tmp_path):
 def test_results_of_a_skipped_step_are_saved(tmp_path):
     """In float16 its gradient is not finite."""
     checkpoints = Checkpoints(str(tmp_path), make_trainer(make_model()))
+    assert checkpoints.latest is None
+    assert checkpoints.restore() == {}
     norms = np.array([1.0, np.inf], np.float32)
     checkpoints.save({"gradient_norm": norms})
     checkpoints.wait()
     results = Checkpoints(str(tmp_path), make_trainer(make_model())).restore()
     np.testing.assert_array_equal(results["gradient_norm"], norms)
-
-
-def test_only_the_newest_checkpoints_are_kept(trainer, tmp_path):
-    checkpoints = Checkpoints(str(tmp_path), trainer, max_to_keep=2)
-    assert checkpoints.latest is None
-    assert checkpoints.restore() == {}
-    iterator = make_iterator()
-    for _ in range(3):
-        trainer.train(iterator, 2)
-        checkpoints.save()
-    checkpoints.wait()
-    names = sorted(path.name for path in tmp_path.glob("*.index"))
-    assert names == ["ckpt-4.index", "ckpt-6.index"]
-    assert checkpoints.latest.endswith("ckpt-6")
-
-
-def test_weights_alone_are_restored_into_another_memory_length(
-    trainer, tmp_path
-):
-    trainer.train(make_iterator(), 2)
-    save(tmp_path, trainer)
-    model = make_model(memory_length=11)
-    assert restore_weights(model, str(tmp_path)) == 2
-    names = [weight.path.split("/", 1)[1] for weight in model.weights]
-    assert "block_0/attention/query/kernel" in names
-    for a, b in zip(trainer.model.weights, model.weights, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_weights_of_another_model_are_refused(tmp_path):
-    trainer = make_trainer(make_model())
-    save(tmp_path, trainer)
-    with pytest.raises(ValueError, match="ckpt-0 is of another model"):
-        restore_weights(make_model(num_layers=2), str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="No checkpoint"):
-        restore_weights(make_model(), str(tmp_path / "nothing"))
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
@@ -484,23 +457,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
     assert restore_weights(make_model(), str(tmp_path)) == 2
     again = rewind_other()
-    Checkpoints(str(tmp_path), again).restore()
-    assert again.step.numpy() == 2
-    assert (
-        again.train(make_iterator(2), 1)["loss"]
-        < rewind().train(make_iterator(0), 1)["loss"]
-    )
-
-    # The last good one is that, until what was lost is trained again.
     checkpoints = Checkpoints(str(tmp_path), again)
     checkpoints.restore()
+    assert again.step.numpy() == 2
+    # The last good one is that, until what was lost is trained again.
     assert checkpoints.latest.endswith("ckpt-2")
     again.train(make_iterator(2), 2)
     checkpoints.save()
     checkpoints.wait()
     assert checkpoints.latest.endswith("ckpt-4")
-
-    for path in tmp_path.glob("*.data*"):
-        path.write_bytes(b"")
-    with pytest.raises(ValueError, match="No checkpoint in .* can be read"):
-        Checkpoints(str(tmp_path), make_trainer(make_model())).restore()

@@ -38,6 +38,16 @@ def test_flops_of_a_step_are_a_count_by_hand():
     assert model_flops(make_model(), 4, 6, training=True) == 3 * expected
 
 
+def test_memory_and_position_scores_count():
+    # Seven keys fewer: keys and values, and three products of attention.
+    relative = model_flops(make_model(memory_length=0), 4, 6)
+    fewer = 4 * 2 * (4 * 7 * 8 * 15 + 6 * 6 * 7 * 15)
+    assert relative == model_flops(make_model(), 4, 6) - fewer
+    absolute = make_model(memory_length=0, attention_type="vaswani")
+    without_scores = relative - 4 * 2 * (2 * 6 * 6 * 15)
+    assert model_flops(absolute, 4, 6) == without_scores
+
+
 def test_flops_of_an_lstm_are_a_count_by_hand():
     # B, T = 4, 6; D, V, L = 8, 101, 2: four gates of two products.
     model = TransformerXLCausalLM(
@@ -45,20 +55,6 @@ def test_flops_of_an_lstm_are_a_count_by_hand():
     )
     layer = 4 * 2 * (2 * 6 * 8 * 8)
     assert model_flops(model, 4, 6) == 4 * (2 * layer + 2 * 6 * 8 * 101)
-
-
-def test_another_memory_has_other_keys():
-    flops = model_flops(make_model(memory_length=0), 4, 6)
-    # Seven keys fewer: keys and values, and three products of attention.
-    fewer = 4 * 2 * (4 * 7 * 8 * 15 + 6 * 6 * 7 * 15)
-    assert flops == model_flops(make_model(), 4, 6) - fewer
-
-
-def test_absolute_positions_have_no_scores():
-    relative = make_model(memory_length=0)
-    absolute = make_model(memory_length=0, attention_type="vaswani")
-    difference = model_flops(relative, 4, 6) - model_flops(absolute, 4, 6)
-    assert difference == 4 * 2 * (2 * 6 * 6 * 15)
 
 
 @pytest.mark.parametrize(
@@ -131,22 +127,3 @@ def test_a_call_takes_its_tensors_at_their_most():
 
     call()
     assert 38_000_000 < memory_of(call) < 70_000_000
-
-
-def test_of_several_devices_the_one_that_takes_most_counts(monkeypatch):
-    held = {"/device:GPU:0": 30, "/device:GPU:1": 20}
-    peaks = dict(held)
-    gpus = [tf.config.LogicalDevice(name, "GPU") for name in held]
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
-    monkeypatch.setattr(
-        tf.config.experimental,
-        "get_memory_info",
-        lambda name: {"current": held[name], "peak": peaks[name]},
-    )
-    monkeypatch.setattr(
-        tf.config.experimental, "reset_memory_stats", peaks.__delitem__
-    )
-    found = memory_of(
-        lambda: peaks.update({"/device:GPU:0": 50, "/device:GPU:1": 70})
-    )
-    assert found == 70 - 20

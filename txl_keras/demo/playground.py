@@ -12,7 +12,7 @@ from absl import logging
 
 from txl_keras.checks import check_integer
 from txl_keras.evaluation.surprise import SurpriseReader
-from txl_keras.evaluation.surprise_page import fill_page
+from txl_keras.evaluation.surprise import fill_page
 from txl_keras.json_files import check_fields
 from txl_keras.models.generation.generator import Generator
 from txl_keras.models.generation.request import Request
@@ -50,17 +50,6 @@ class Playground:
     An answer is an iterator of events, dictionaries that JSON can hold. The
     last one is `{"done": True}` or `{"error": message}`; as long as another
     visitor is answered, it yields `{"waiting": True}`. Close it to stop.
-
-    Args:
-        model: `TransformerXLCausalLM` with a tokenizer.
-        memory_length: Optional integer `M` for generating; by default the
-            model's own.
-        segment_length: Optional integer, the segments in which surprise is
-            measured.
-
-    Raises:
-        ValueError: If the model has no tokenizer or has no memory, and
-            `memory_length` is missing.
     """
 
     def __init__(self, model, memory_length=None, segment_length=None):
@@ -99,30 +88,14 @@ class Playground:
         }
 
     def write(self, question):
-        """Continues a prompt, with one or two memory lengths at once.
-
-        Args:
-            question: Dictionary of `prompt`, `max_tokens`, `temperature`,
-                `top_k`, `top_p`, `repetition_penalty`, `seed` and
-                `other_memory_length`. The last one may be one of
-                `describe()["other_memory_lengths"]`.
-
-        Yields:
-            `{"note": text}` on words that the vocabulary lacks, and
-            `{"texts": parts}`, a list of what follows for each memory length.
-        """
+        """Continues a prompt, with one or two memory lengths at once."""
+        # Yields `{"note": text}` on words that the vocabulary lacks, and
+        # `{"texts": parts}`, a list of what follows for each memory length.
         return self._in_turn(self._write(question))
 
     def surprise(self, question):
-        """Measures how surprising each token of a text is.
-
-        Args:
-            question: Dictionary of `text`.
-
-        Yields:
-            `{"read": tokens, "of": tokens}`, then `{"page": HTML}`: a page as
-            of `surprise_page`.
-        """
+        """Measures how surprising each token of `question["text"]` is."""
+        # Yields `{"read": tokens, "of": tokens}`, then `{"page": HTML}`.
         return self._in_turn(self._surprise(question))
 
     def _in_turn(self, events):

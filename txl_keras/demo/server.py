@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from txl_keras.evaluation.surprise_page import fill_template
+from txl_keras.evaluation.surprise import fill_template
 from txl_keras.json_files import parse_json
 
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
@@ -33,11 +33,6 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_BUSY = (
-    b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 10\r\n"
-    b"Content-Type: text/plain; charset=utf-8\r\n\r\n"
-    b"Too many connections are open. Try again in a few seconds.\n"
-)
 
 
 class DemoServer(http.server.ThreadingHTTPServer):
@@ -45,17 +40,6 @@ class DemoServer(http.server.ThreadingHTTPServer):
 
     Listens as soon as it is created, so that a port that is in use is an error
     before a model is loaded. Visitors who come early wait for `serve`.
-
-    Args:
-        host: String, an address or a name of this machine.
-        port: Integer; 0 for any free one.
-
-    Attributes:
-        url: String, the address of the page.
-        is_local: Boolean, whether only this machine can open the page.
-
-    Raises:
-        OSError: If it cannot listen there.
     """
 
     daemon_threads = True
@@ -77,7 +61,6 @@ class DemoServer(http.server.ThreadingHTTPServer):
         self.url = f"http://{shown}:{self.server_address[1]}/"
         self.playground = self.page = None  # until `serve`
         self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        self._refused = []
 
     def serve(self, playground):
         """Answers visitors until `shutdown` is called, or an exception."""
@@ -92,19 +75,9 @@ class DemoServer(http.server.ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request, client_address):
-        """Answers a connection in a thread, or refuses it at once."""
-        if self._connections.acquire(blocking=False):
-            super().process_request(request, client_address)
-            return
-        with contextlib.suppress(OSError):
-            request.setblocking(False)
-            request.sendall(_BUSY)
-            request.shutdown(socket.SHUT_WR)
-        # Closed later: with the request unread, closing resets the connection,
-        # and some clients then lose the answer.
-        self._refused.append(request)
-        if len(self._refused) > _MAX_CONNECTIONS:
-            self._refused.pop(0).close()
+        """Answers a connection in a thread, once there are few enough."""
+        self._connections.acquire()
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request, client_address):
         """Answers one connection."""

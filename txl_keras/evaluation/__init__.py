@@ -8,9 +8,6 @@ from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
 from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
-from txl_keras.evaluation.dynamic_evaluator import load_mean_square
-from txl_keras.evaluation.dynamic_evaluator import mean_form
-from txl_keras.evaluation.dynamic_evaluator import save_mean_square
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
@@ -19,7 +16,7 @@ from txl_keras.evaluation.recl import relative_gains
 from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import segment_position_losses
-from txl_keras.evaluation.surprise_page import surprise_page
+from txl_keras.evaluation.surprise import surprise_page
 from txl_keras.evaluation.token_file import create_token_file
 
 __all__ = [
@@ -34,12 +31,9 @@ __all__ = [
     "create_token_file",
     "effective_context_lengths",
     "learning_curve",
-    "load_mean_square",
     "mean_attention_by_distance",
-    "mean_form",
     "position_curve",
     "relative_gains",
-    "save_mean_square",
     "segment_position_losses",
     "spread_positions",
     "surprise_page",

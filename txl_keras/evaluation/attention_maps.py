@@ -27,10 +27,6 @@ def attention_maps(model, token_ids, memory=None):
         entries of memory, oldest first, followed by the T tokens of the
         segment. Their probabilities sum to 1; those of masked keys are 0.
 
-    Raises:
-        ValueError: If the model has no attention, or an id is not in its
-            vocabulary.
-
     Example:
 
     ```python
@@ -73,10 +69,6 @@ def attention_maps_at(
 
     Returns:
         Attention maps of shape `(L, B, N, T, S)`; see `attention_maps`.
-
-    Raises:
-        ValueError: If a segment begins too early or ends after the text, or
-            for the reasons of `attention_maps`.
     """
     check_attends(model)
     if memory_length is None:
@@ -125,9 +117,6 @@ def attention_by_distance(maps):
 
     Returns:
         Array of shape `(..., S)`, for the distances 0, ..., S - 1.
-
-    Raises:
-        ValueError: If there are fewer keys than queries.
 
     Example: A memory of one token and a segment of two tokens.
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_token_ids
+from txl_keras.evaluation.evaluator import check_finite
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.models.segment_reader import SegmentReader
 from txl_keras.training.compilation import compile_layers
@@ -61,12 +62,6 @@ def context_losses(
     Returns:
         `out`, or a new float32 array of shape `(C, P)`, in nats.
 
-    Raises:
-        ValueError: If a size is too small, a position has fewer tokens before
-            it than the longest context, or `out` has another shape or dtype.
-        FloatingPointError: If a loss is not finite; the message names the
-            position.
-
     Reference:
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860), appendix C.
 
@@ -85,8 +80,7 @@ def context_losses(
     ```
     """
     positions = np.asarray(positions)
-    longest = _longest_context(context_lengths)
-    _check_positions(positions, longest, len(tokens))
+    longest = _check_contexts(context_lengths, positions, len(tokens))
     # [P, longest + 1]: the longest context, then the token to predict.
     windows = np.stack([tokens[t - longest : t + 1] for t in positions])
     check_token_ids("tokens", windows, model.backbone.vocabulary_size)
@@ -100,7 +94,8 @@ def context_losses(
         for start in range(0, len(positions), batch_size):
             batch = slice(start, start + batch_size)
             row[batch] = scorer.score(windows[batch, -length - 1 :])
-            _check_finite(row[batch], positions[batch], length)
+            given = f" with a context of {length} tokens"
+            check_finite(row[batch], positions[batch], given)
             done += len(row[batch])
             if on_progress:
                 on_progress(done, losses.size)
@@ -118,9 +113,6 @@ def spread_positions(num_tokens, num_positions, longest_context):
 
     Returns:
         int64 array of shape `(P,)` in ascending order.
-
-    Raises:
-        ValueError: If the text is too short.
 
     Example:
 
@@ -156,9 +148,11 @@ class _WindowScorer:
         # shift them.
         self._pads = backbone.remembers
         # Older tokens cannot influence the loss and are not read.
-        self._max_context = _max_context(
-            backbone, segment_length, memory_length
-        )
+        self._max_context = sys.maxsize
+        if backbone.has_finite_reach:
+            self._max_context = segment_length * (
+                1 + warmup_segments(backbone, segment_length, memory_length)
+            )
         strategy = tf.distribute.get_strategy()
         self._score = compile_layers(
             self._read_and_score, strategy, model, training=False
@@ -205,42 +199,29 @@ class _WindowScorer:
         return self._model.softmax(hidden, targets)[:, 0], entries
 
 
-def _max_context(backbone, segment_length, memory_length):
-    """Returns how many tokens at most can influence a prediction."""
-    if not backbone.has_finite_reach:
-        return sys.maxsize
-    return segment_length * (
-        1 + warmup_segments(backbone, segment_length, memory_length)
-    )
-
-
-def _longest_context(context_lengths):
-    """Checks the context lengths and returns the largest one."""
+def _check_contexts(context_lengths, positions, num_tokens):
+    """Checks lengths and positions; returns the longest context."""
     if not np.size(context_lengths) or np.ndim(context_lengths) != 1:
         raise ValueError(
             "`context_lengths` must be a list of one or more integers. "
             f"Received: {context_lengths}"
         )
-    return max(
+    for length in context_lengths:
         check_integer("context_lengths", length, 1)
-        for length in context_lengths
-    )
-
-
-def _check_positions(positions, longest, num_tokens):
     is_vector = positions.ndim == 1 and positions.dtype.kind in "iu"
     if not (is_vector and len(positions)):
         raise ValueError(
             "`positions` must be integers of shape (P,). Received: shape "
             f"{positions.shape}, dtype {positions.dtype}"
         )
-    first, last = positions.min(), positions.max()
+    longest, first, last = max(context_lengths), min(positions), max(positions)
     if first < longest or last >= num_tokens:
         raise ValueError(
             f"`positions` must be at least {longest}, the longest of "
             f"`context_lengths`, and less than {num_tokens}, the number of "
             f"tokens. Received: positions from {first} to {last}"
         )
+    return longest
 
 
 def _output(out, shape):
@@ -254,14 +235,3 @@ def _output(out, shape):
             f"{received[0]}, dtype {received[1]}"
         )
     return out
-
-
-def _check_finite(losses, positions, context_length):
-    wrong = np.flatnonzero(~np.isfinite(losses))
-    if len(wrong):
-        raise FloatingPointError(
-            f"The loss of token {positions[wrong[0]]} of the text (counted "
-            f"from 0) with a context of {context_length} tokens must be "
-            f"finite. Received: {losses[wrong[0]]} nats. Weights that are not "
-            "finite, or computation in float16, may be the cause."
-        )

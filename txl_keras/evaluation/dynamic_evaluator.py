@@ -7,7 +7,6 @@ Letters: `B` rows, `T` segment, `M` memory, `P` predictions of a text, which has
 `P + 1` tokens.
 """
 
-import hashlib
 import json
 import re
 import time
@@ -19,27 +18,25 @@ from absl import logging
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
+from txl_keras.evaluation.backup import Backup
+from txl_keras.evaluation.backup import arrays_hash
+from txl_keras.evaluation.backup import weights_hash
 from txl_keras.evaluation.evaluator import check_sizes
 from txl_keras.evaluation.evaluator import check_token_nll
 from txl_keras.evaluation.evaluator import scores_of
 from txl_keras.evaluation.evaluator import segments_in_memory
 from txl_keras.evaluation.evaluator import store_token_nll
-from txl_keras.tensor_files import read_safetensors
-from txl_keras.tensor_files import write_safetensors
-from txl_keras.training.bundles import DamagedCheckpointError
 from txl_keras.training.bundles import check_shapes
 from txl_keras.training.bundles import copies
-from txl_keras.training.bundles import read_newest
-from txl_keras.training.bundles import remove_checkpoints
-from txl_keras.training.bundles import saved_steps
 from txl_keras.training.bundles import shapes_of
-from txl_keras.training.bundles import write_checkpoint
 from txl_keras.training.compilation import compile_layers
 from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.stopping import StopRequest
 from txl_keras.weights import weights_by_name
 
 _SECONDS_BETWEEN_BACKUPS = 300
+# Entries of a batch that its scores depend on.
+_SCORED = ("inputs", "targets", "weights", "reset")
 # Segments at the end of a text that the original weights score, too, after as
 # many that fill their memory.
 _END_SEGMENTS = 10
@@ -91,12 +88,6 @@ class DynamicEvaluator:
             match in their name change, such as `r"block_[23]/feed_forward"` or
             `"lora"`. By default all trainable weights.
         stop: Optional `StopRequest`.
-
-    Raises:
-        ValueError: If a number is out of range, `decay` is given without
-            `mean_square`, `mean_square` does not fit the weights, no weight has
-            a matching name, the model computes in float16, or a strategy has
-            several replicas.
 
     Example:
 
@@ -177,8 +168,6 @@ class DynamicEvaluator:
             requested.
 
         Raises:
-            ValueError: If `segments` or `token_nll` do not fit, or `backup`
-                holds the state of another evaluation.
             FloatingPointError: If a score or the change of a weight is not
                 finite, for example at too high a learning rate.
         """
@@ -188,23 +177,32 @@ class DynamicEvaluator:
         if token_nll is None:
             token_nll = np.empty(segments.num_predictions + 1, np.float32)
         check_token_nll(token_nll, segments)
+        token_nll[:] = np.nan
         variables = self._gradients.variables
         start = {name: tf.identity(v) for name, v in variables.items()}
+        if backup is not None:
+            backup = Backup(backup, self._settings(segments))
         try:
-            return self._evaluate(
+            is_complete = self._follow(
                 segments, start, on_progress, token_nll, backup
             )
         finally:
             for name, variable in variables.items():
                 variable.assign(start[name])
-
-    def _evaluate(self, segments, start, on_progress, token_nll, backup):
-        token_nll[:] = np.nan
-        memory = self._gradients.initial_memory()
-        done, run = 0, None
+        if not is_complete:
+            return None
+        self._warn_if_astray(segments, token_nll)
         if backup is not None:
-            run = self._identity(segments)
-            done, memory = self._restore(backup, run, memory, token_nll)
+            backup.remove()
+        is_scored = ~np.isnan(token_nll)
+        total = np.sum(token_nll, where=is_scored, dtype=np.float64)
+        return scores_of(total, is_scored.sum())
+
+    def _follow(self, segments, start, on_progress, token_nll, backup):
+        """Scores a text and changes the weights; returns false if stopped."""
+        done, memory = 0, self._gradients.initial_memory()
+        if backup is not None:
+            done, memory = self._restore(backup, memory, token_nll)
         # Tensors, because other numbers would be traced again.
         rates = [
             tf.constant(rate, tf.float32)
@@ -226,24 +224,18 @@ class DynamicEvaluator:
             if done == len(segments):
                 break  # a stop has come too late
             if backup is not None and (is_stopped or is_due):
-                self._save(backup, run, done, memory, token_nll)
+                values = copies({**self._weights(), **_by_index(memory)})
+                backup.save(done, {"results/nll": token_nll, **values})
                 saved = time.monotonic()
             if is_stopped:
-                return None
-        self._warn_if_astray(segments, start, token_nll)
-        if backup is not None:
-            remove_checkpoints(backup)
-        is_scored = ~np.isnan(token_nll)
-        total = np.sum(token_nll, where=is_scored, dtype=np.float64)
-        return scores_of(total, is_scored.sum())
+                return False
+        return True
 
-    def _warn_if_astray(self, segments, start, token_nll):
+    def _warn_if_astray(self, segments, token_nll):
         """Warns if the original weights score the end of a text far better."""
         # They begin with an empty memory, which can only hide a warning.
         if not self.learning_rate:
             return
-        for name, variable in self._gradients.variables.items():
-            variable.assign(start[name])
         first = max(0, len(segments) - 2 * _END_SEGMENTS)
         memory = self._gradients.initial_memory()
         sums = np.zeros(2)  # of the changed and of the original weights
@@ -292,80 +284,62 @@ class DynamicEvaluator:
         # A maximum would pass over NaN.
         return tf.add_n(largest)
 
-    # === State ===
-
-    def _identity(self, segments):
-        """Returns a 64-bit integer that identifies text, weights and rule."""
-        digest = hashlib.sha256()
-        numbers = (
-            self.learning_rate, self.decay, self._epsilon, self._clip_decay,
-            self._gradients.batch_size, self._gradients.length,
-            self._gradients.memory_length,
-        )  # fmt: skip
-        digest.update(repr(numbers).encode())
+    def _settings(self, segments):
+        """Returns all that the scores depend on, for `Backup`."""
+        gradients = self._gradients
         # Without its name, to which Keras appends a number.
-        config = {**self._gradients.model.backbone.get_config(), "name": None}
-        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-        for step in range(len(segments)):
-            batch = segments.batch(step)
-            for name in ("inputs", "targets", "weights", "reset"):
-                digest.update(batch[name].tobytes())
-        weights = weights_by_name(self._gradients.model)
-        for values in (weights, self._mean_square or {}):
-            for name in sorted(values):
-                digest.update(name.encode())
-                digest.update(values[name].numpy().tobytes())
-        return int.from_bytes(digest.digest()[:8], "big", signed=True)
-
-    def _save(self, backup, run, done, memory, token_nll):
-        state = {
-            "step": np.int64(done),
-            "run": np.int64(run),
-            # A checkpoint must be finite.
-            "nll": np.nan_to_num(token_nll, nan=-1.0),
-            **_weights_state(copies(self._gradients.variables)),
+        config = {**gradients.model.backbone.get_config(), "name": None}
+        batches = (segments.batch(step) for step in range(len(segments)))
+        statistics = self._mean_square or {}
+        return {
+            "learning_rate": self.learning_rate,
+            "decay": self.decay,
+            "epsilon": self._epsilon,
+            "clip_decay": self._clip_decay,
+            "batch_size": gradients.batch_size,
+            "segment_length": gradients.length,
+            "memory_length": gradients.memory_length,
+            "backbone": json.dumps(config, sort_keys=True, default=str),
+            "weights": weights_hash(gradients.model),
+            "mean_square": arrays_hash(
+                (name, value.numpy())
+                for name, value in sorted(statistics.items())
+            ),
+            "text": arrays_hash(
+                (name, batch[name]) for batch in batches for name in _SCORED
+            ),
         }
-        for i, value in enumerate(tf.nest.flatten(memory)):
-            state[f"memory/{i:03}"] = value.numpy()
-        write_checkpoint(backup, state, max_to_keep=1)
 
-    def _restore(self, backup, run, memory, token_nll):
-        """Returns the segments done and the memory, from a backup if any."""
-        if not saved_steps(backup):
-            return 0, memory
-        values = {
-            f"memory/{i:03}": value
-            for i, value in enumerate(tf.nest.flatten(memory))
-        }
+    def _weights(self):
+        """Returns the weights that change by their names in a backup."""
         variables = self._gradients.variables
-        shapes = {
-            "step": (),
-            "run": (),
-            "nll": token_nll.shape,
-            **_weights_state(shapes_of(variables)),
-            **shapes_of(values),
-        }
-        try:
-            state = read_newest(backup, shapes, run)
-        except DamagedCheckpointError as error:
-            raise ValueError(
-                f"`backup` {backup} is damaged. Remove the folder to begin "
-                f"again. ({error})"
-            ) from error
-        except ValueError as error:
-            raise ValueError(
-                f"`backup` {backup} holds the state of another evaluation: of "
-                "other weights, text, rates or lengths. Run the command that "
-                "was stopped, or remove the folder to begin again."
-            ) from error
-        for name, variable in variables.items():
-            variable.assign(state[f"weights/{name}"])
-        token_nll[:] = np.where(state["nll"] < 0, np.nan, state["nll"])
-        memory = tf.nest.pack_sequence_as(
-            memory,
-            [tf.cast(state[name], v.dtype) for name, v in values.items()],
+        return {f"weights/{name}": v for name, v in variables.items()}
+
+    def _restore(self, backup, memory, token_nll):
+        """Returns the segments done and the memory, from a backup if any."""
+        variables = self._weights()
+        states = _by_index(memory)
+        state = backup.restore(
+            {
+                "results/nll": token_nll.shape,
+                **shapes_of({**variables, **states}),
+            }
         )
-        return int(state["step"]), memory
+        if state is None:
+            return 0, memory
+        for name, variable in variables.items():
+            variable.assign(state[name])
+        token_nll[:] = state["results/nll"]
+        states = [tf.cast(state[name], v.dtype) for name, v in states.items()]
+        return int(state["step"]), tf.nest.pack_sequence_as(memory, states)
+
+
+def _by_index(memory):
+    """Returns the states of a memory by their names in a backup."""
+    return {
+        f"memory/{i:03}": state
+        for i, state in enumerate(tf.nest.flatten(memory))
+    }
 
 
 def collect_mean_square(
@@ -400,7 +374,6 @@ def collect_mean_square(
         Dictionary of float32 arrays by the names of the weights.
 
     Raises:
-        ValueError: If `num_segments` is not positive, or more than there are.
         FloatingPointError: If a gradient is not finite.
 
     Example: see `DynamicEvaluator`.
@@ -447,48 +420,6 @@ def collect_mean_square(
     return means
 
 
-def mean_form(learning_rate, decay, epsilon, num_segments):
-    """Converts published settings of the sum form to those used here.
-
-    The code of Krause et al. (2019) divides by the root of the *sum* of the
-    squared gradients of K segments. With their mean instead, settings do not
-    change with K.
-
-    Args:
-        learning_rate, decay, epsilon: Floats, the settings for the sum.
-        num_segments: Integer `K`.
-
-    Returns:
-        Dictionary of `learning_rate`, `decay` and `epsilon`, arguments of
-        `DynamicEvaluator`.
-
-    Example: The settings for enwik8, for example with K = 144.
-
-    >>> mean_form(1.2e-5, 24, 1e-4, 144)["decay"]
-    288.0
-    """
-    check_integer("num_segments", num_segments, 1)
-    root = num_segments**0.5
-    return {
-        "learning_rate": learning_rate / root,
-        "decay": decay * root,
-        "epsilon": epsilon / root,
-    }
-
-
-def save_mean_square(mean_square, path):
-    """Writes the result of `collect_mean_square` to a safetensors file."""
-    write_safetensors(mean_square, path)
-
-
-def load_mean_square(path):
-    """Reads what `save_mean_square` wrote, as a mapping of arrays by name.
-
-    Arrays are read when they are used, after their shapes were compared.
-    """
-    return read_safetensors(path)
-
-
 class _SegmentGradients:
     """Scores a segment and computes the gradient of its mean loss."""
 
@@ -527,9 +458,8 @@ class _SegmentGradients:
     def __call__(self, segments, step, memory):
         """Returns nats `(B, T)`, the new memory, and gradients by name."""
         batch = segments.batch(step)
-        names = "inputs", "targets", "weights", "reset"
         return self._compiled(
-            *(tf.constant(batch[name]) for name in names), memory
+            *(tf.constant(batch[name]) for name in _SCORED), memory
         )
 
     def _compute(self, inputs, targets, weights, reset, memory):
@@ -595,7 +525,3 @@ def checked_mean_square(mean_square, model, weights=None):
             )
         found[name] = tf.constant(values)
     return found
-
-
-def _weights_state(values):
-    return {f"weights/{name}": value for name, value in values.items()}

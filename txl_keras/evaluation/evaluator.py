@@ -22,6 +22,7 @@ from txl_keras.training.stopping import StopRequest
 from txl_keras.training.strategy import host_loop
 
 _SUMS = ("nll", "num_tokens")
+_ROWS = ("token_nll",)
 
 
 class Evaluator:
@@ -70,9 +71,8 @@ class Evaluator:
         self._compiled_remember = compile_replica_function(
             self._reader.remember, strategy
         )
-        self._run = host_loop(strategy, self._replica_sums, self._stop.variable)
-        self._step_with_tokens = tf.function(
-            self._step_of_all_replicas, reduce_retracing=True, autograph=False
+        self._run = host_loop(
+            strategy, self.replica_step, self._stop.variable, _ROWS
         )
 
     @property
@@ -106,35 +106,31 @@ class Evaluator:
             `perplexity` and `num_tokens`; or `None` if a stop was requested.
 
         Raises:
-            ValueError: If the batch size or segment length of `segments` does
-                not fit the evaluator; if `segments` are `SlidingWindows` and
-                the model has memory; or if `token_nll` has the wrong shape or
-                dtype, or the strategy has several workers.
             FloatingPointError: If `token_nll` is given and a score is not
                 finite; the message names the position of the token.
         """
         if isinstance(segments, SlidingWindows):
             check_slides(self._model.backbone, self._memory_length)
         check_sizes(segments, self._batch_size, self._segment_length)
-        if steps_per_execution is not None:
-            check_integer("steps_per_execution", steps_per_execution, 1)
         if token_nll is not None:
             check_token_nll(token_nll, segments)
             self._check_one_worker()
             token_nll[:] = np.nan
-        nll, num_tokens = 0.0, 0.0
-        for done, sums in self._executions(
-            segments, steps_per_execution, token_nll
-        ):
-            if sums["stop"].any():
-                return None
-            # In float64, because float32 sums over millions of tokens lose
-            # digits.
-            nll += np.sum(sums["nll"], dtype=np.float64)
-            num_tokens += np.sum(sums["num_tokens"], dtype=np.float64)
+
+        def on_results(first, done, results):
+            if token_nll is not None:
+                for step, nll in enumerate(results["token_nll"].numpy(), first):
+                    positions = segments.target_positions(step)
+                    store_token_nll(token_nll, positions, nll)
             if on_progress:
                 on_progress(done, len(segments))
-        return scores_of(nll, num_tokens)
+
+        self._reader.begin()
+        sums = sum_over_steps(
+            self._run, _SUMS, segments, self._strategy, steps_per_execution,
+            on_results,
+        )  # fmt: skip
+        return sums and scores_of(*sums)
 
     def token_nll(
         self, segments, steps_per_execution=None, on_progress=None, out=None
@@ -154,9 +150,6 @@ class Evaluator:
             is NaN for tokens without a score: the first token of the text and,
             with `reset_documents`, of each document. `None` if a stop was
             requested.
-
-        Raises:
-            ValueError, FloatingPointError: See `evaluate`.
 
         Example:
 
@@ -182,71 +175,13 @@ class Evaluator:
         scores = self.evaluate(segments, steps_per_execution, on_progress, out)
         return None if scores is None else out
 
-    def _executions(self, segments, steps_per_execution, token_nll):
-        """Yields the segments scored so far and the sums of one host call."""
-        self._reader.begin()
-        feed = Feed(segments, self._strategy, num_steps=len(segments))
-        steps, done = steps_per_execution or 1, 0
-        while done < len(segments):
-            start = time.monotonic()
-            steps = min(steps, len(segments) - done)
-            iterator = feed.next(steps)
-            if token_nll is None:
-                sums = self._run(iterator, tf.constant(steps))
-                sums = {name: sums[name].numpy() for name in sums}
-            else:
-                sums, found = self._run_with_tokens(iterator, steps)
-                for i, nll in enumerate(found):
-                    positions = segments.target_positions(done + i)
-                    store_token_nll(token_nll, positions, nll)
-            done += steps
-            yield done, sums
-            if steps_per_execution is None:
-                steps = _steps_in_one_second(steps, time.monotonic() - start)
-
-    def _run_with_tokens(self, iterator, num_steps):
-        """Runs steps like `host_loop`; also returns the losses of each step."""
-        # All steps are queued before the results of the first are fetched.
-        results = [self._step_with_tokens(iterator) for _ in range(num_steps)]
-        sums = {
-            name: np.array([sums[name].numpy() for sums, _ in results])
-            for name in (*_SUMS, "stop")
-        }
-        return sums, [nll.numpy() for _, nll in results]
-
-    def _step_of_all_replicas(self, iterator):
-        local = self._strategy.experimental_local_results
-        stop = self._stop.variable.read_value()
-        sums, nll = self._strategy.run(
-            self.replica_step, args=(next(iterator), stop)
-        )
-        # `Segments.distribute` assigns the rows to replicas in this order.
-        nll = tf.concat(local(nll), axis=0)
-        return {name: local(value)[0] for name, value in sums.items()}, nll
-
-    def _replica_sums(self, batch, stop):
-        return self.replica_step(batch, stop)[0]
-
     def replica_step(self, batch, stop):
-        """Runs one evaluation step on one replica.
-
-        Public so that `--compile_only` can lower it.
-
-        Args:
-            batch: Dictionary of tensors, the rows of a batch of `Segments`
-                that belong to this replica.
-            stop: float32 scalar, the value of `StopRequest.variable` of this
-                worker.
-
-        Returns:
-            A pair of the sums over all replicas, as a dictionary of float32
-            scalars, and the losses of the targets of this replica in nats, of
-            shape `(rows, T)`.
-        """
+        """Runs one step on a replica; public for `--compile_only`."""
         self._reader.reset_rows(batch["reset"])
         nll, sums, entries = self._compiled_score(batch)
         self._compiled_remember(entries)
-        return sums_of_replicas((*_SUMS, "stop"), [*sums, stop]), nll
+        sums = sums_of_replicas((*_SUMS, "stop"), [*sums, stop])
+        return {**sums, "token_nll": nll}  # in nats, (rows, T)
 
     def _score(self, batch):
         """Computes the losses of a segment, their sums, and memory entries."""
@@ -301,6 +236,34 @@ def sums_of_replicas(names, values):
     return dict(zip(names, tf.unstack(sums), strict=True))
 
 
+def sum_over_steps(
+    run, names, segments, strategy, steps_per_execution, on_results=None
+):
+    """Runs a `host_loop` over all segments; returns sums, `None` if stopped."""
+    if steps_per_execution is not None:
+        check_integer("steps_per_execution", steps_per_execution, 1)
+    feed = Feed(segments, strategy, num_steps=len(segments))
+    # In float64, because float32 sums over millions of tokens lose digits.
+    sums = np.zeros(len(names))
+    steps, done = steps_per_execution or 1, 0
+    while done < len(segments):
+        start = time.monotonic()
+        steps = min(steps, len(segments) - done)
+        results = run(feed.next(steps), tf.constant(steps))
+        if results["stop"].numpy().any():
+            return None
+        sums += [np.sum(results[name], dtype=np.float64) for name in names]
+        if on_results:
+            on_results(done, done + steps, results)
+        done += steps
+        if steps_per_execution is None:
+            # As many as take a second. The limit keeps the compile time of the
+            # first steps from distorting it.
+            seconds = max(time.monotonic() - start, 1e-6)
+            steps = max(1, min(2 * steps, int(steps / seconds)))
+    return sums.tolist()
+
+
 def scores_of(nll, num_tokens):
     """Returns the scores of a text from the sum of its losses in nats."""
     mean = float(nll / num_tokens)
@@ -316,21 +279,20 @@ def store_token_nll(token_nll, positions, nll):
     """Writes the losses `(B, T)` of a step to the positions of their tokens."""
     is_scored = positions >= 0
     positions, nll = positions[is_scored], nll[is_scored]
+    check_finite(nll, positions)
+    token_nll[positions] = nll
+
+
+def check_finite(nll, positions, given=""):
+    """Raises `FloatingPointError` unless the losses of tokens are finite."""
     wrong = np.flatnonzero(~np.isfinite(nll))
     if wrong.size:
         first = wrong[np.argmin(positions[wrong])]
         raise FloatingPointError(
             f"The score of token {positions[first]} of the text (counted from "
-            f"0) must be finite. Received: {nll[first]} nats. Weights that "
-            "are not finite, or computation in float16, may be the cause."
+            f"0){given} must be finite. Received: {nll[first]} nats. Weights "
+            "that are not finite, or computation in float16, may be the cause."
         )
-    token_nll[positions] = nll
-
-
-def _steps_in_one_second(steps, seconds):
-    """Returns the number of steps to run per second, at most `2 * steps`."""
-    # The limit keeps the compile time of the first steps from distorting it.
-    return max(1, min(2 * steps, int(steps / max(seconds, 1e-6))))
 
 
 def check_slides(backbone, memory_length):
@@ -378,11 +340,6 @@ def warmup_segments(backbone, segment_length, memory_length=None):
 
     Returns:
         Integer, for `Segments(..., warmup_segments=...)`.
-
-    Raises:
-        ValueError: If a token depends on all earlier ones or on where reading
-            began, as in an LSTM, with `memory_source="outputs"` or with
-            `compression`; or if `segment_length` is not positive.
 
     Example:
 

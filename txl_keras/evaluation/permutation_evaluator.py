@@ -4,13 +4,11 @@ Letters: `B` batch over all replicas, `T` segment, `P` targets per row, `M`
 memory.
 """
 
-import numpy as np
 import tensorflow as tf
 
-from txl_keras.checks import check_integer
-from txl_keras.data.feed import Feed
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import scores_of
+from txl_keras.evaluation.evaluator import sum_over_steps
 from txl_keras.evaluation.evaluator import sums_of_replicas
 from txl_keras.training.compilation import compile_replica_function
 from txl_keras.training.stopping import StopRequest
@@ -84,30 +82,29 @@ class PermutationEvaluator:
             `perplexity`, `accuracy` (the share of targets that are the most
             likely token) and `num_tokens` (the number of targets); or `None`
             if a stop was requested.
-
-        Raises:
-            ValueError: If `reuse_length` of the model and of the segments
-                differ, or there is no target.
         """
-        _check_reuse_length(self._model, segments)
-        check_integer("steps_per_execution", steps_per_execution, 1)
-        sums = dict.fromkeys(_SUMS, 0.0)
-        feed = Feed(segments, self._strategy, num_steps=len(segments))
-        for done in range(0, len(segments), steps_per_execution):
-            steps = min(steps_per_execution, len(segments) - done)
-            found = self._run(feed.next(steps), tf.constant(steps))
-            if found["stop"].numpy().any():
-                return None
-            for name in sums:
-                sums[name] += np.sum(found[name], dtype=np.float64)
-        if not sums["num_tokens"]:
+        # Otherwise memory could contain targets, or positions be wrong.
+        expected = segments.reuse_length
+        received = self._model.backbone.reuse_length
+        if expected != received:
+            raise ValueError(
+                "`reuse_length` of the backbone must equal that of `segments`, "
+                f"{expected}. Received: reuse_length={received}"
+            )
+        sums = sum_over_steps(
+            self._run, _SUMS, segments, self._strategy, steps_per_execution
+        )
+        if sums is None:
+            return None
+        nll, num_correct, num_tokens = sums
+        if not num_tokens:
             raise ValueError(
                 "`segments` must have at least one target. Received: segments "
                 "in which all drawn tokens are in `not_predicted`"
             )
         return {
-            **scores_of(sums["nll"], sums["num_tokens"]),
-            "accuracy": float(sums["num_correct"] / sums["num_tokens"]),
+            **scores_of(nll, num_tokens),
+            "accuracy": num_correct / num_tokens,
         }
 
     def _replica_step(self, batch, stop):
@@ -132,15 +129,4 @@ class PermutationEvaluator:
             tf.reduce_sum(nll * weights),
             tf.reduce_sum(is_correct * weights),
             tf.reduce_sum(weights),
-        )
-
-
-def _check_reuse_length(model, segments):
-    """Raises `ValueError` unless model and segments have one `reuse_length`."""
-    # Otherwise memory could contain targets, or relative positions be wrong.
-    expected, received = segments.reuse_length, model.backbone.reuse_length
-    if expected != received:
-        raise ValueError(
-            "`reuse_length` of the backbone must equal that of `segments`, "
-            f"{expected}. Received: reuse_length={received}"
         )

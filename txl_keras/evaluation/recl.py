@@ -48,11 +48,6 @@ def effective_context_lengths(
         `standard_errors`, those of the gains: how much they would differ at
         other positions of the text.
 
-    Raises:
-        ValueError: If there are fewer than two models, the context lengths do
-            not rise by a constant step, the losses have different shapes or
-            are not finite, or `top_r` or `threshold` is out of range.
-
     Example:
 
     >>> losses = [
@@ -68,7 +63,7 @@ def effective_context_lengths(
         [Dai et al., 2019](https://arxiv.org/abs/1901.02860), appendix C.
     """
     check_context_lengths(context_lengths)
-    check_top_r(top_r)
+    check_number("top_r", top_r, 0, 1, exclusive=True)
     check_number("threshold", threshold, 0, exclusive=True)
     losses = _check_losses(losses, len(context_lengths))
     by_length = losses.swapaxes(0, 1)  # [C, G, P]
@@ -124,7 +119,9 @@ def _gains(short, long, top_r):
     """Returns the relative gains and their standard errors, `(2, G)`."""
     short, long = np.asarray(short, float), np.asarray(long, float)
     baseline = short.min(axis=0)  # b(c, t), [P]
-    hard = _hardest(baseline, top_r)
+    # The top-r positions by b(c, t); ties: first.
+    count = max(1, round(top_r * len(baseline)))
+    hard = np.argsort(-baseline, kind="stable")[:count]
     # f_i(c, c) is the mean of b, because no model is below b at c.
     changes = np.minimum(baseline, long)[:, hard] - baseline[hard]
     # f_i(c, c') - f_i(c, c). The fraction of g_i is reduced by exp(f_i(c, c)),
@@ -132,12 +129,6 @@ def _gains(short, long, top_r):
     factor = np.exp(changes.mean(axis=1))  # [G]
     error = changes.std(axis=1) / np.sqrt(changes.shape[1])
     return np.stack([1 - factor, factor * error])
-
-
-def _hardest(baseline, top_r):
-    """Returns the indices of the top-r positions by b(c, t); ties: first."""
-    count = max(1, round(top_r * len(baseline)))
-    return np.argsort(-baseline, kind="stable")[:count]
 
 
 def _search(gains, context_lengths, threshold):
@@ -167,11 +158,6 @@ def check_context_lengths(context_lengths):
             "`context_lengths` must be two or more integers that rise by a "
             f"constant step. Received: {list(context_lengths)}"
         )
-
-
-def check_top_r(top_r):
-    """Raises `ValueError` unless `top_r` is in `(0, 1]`."""
-    check_number("top_r", top_r, 0, 1, exclusive=True)
 
 
 def _check_losses(losses, num_lengths):

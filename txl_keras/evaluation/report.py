@@ -41,7 +41,11 @@ def measure_text(tokenizer, tokens):
     text = tokenizer.decode_bytes(tokens)
     compressors = {}
     if len(text) <= COMPRESSED_BYTES:
-        compressors = compressed_bits_per_byte(text)
+        for name, packed in (
+            ("gzip -9", gzip.compress(text, compresslevel=9)),
+            ("xz -9", lzma.compress(text, preset=9)),
+        ):
+            compressors[name] = 8 * len(packed) / len(text)
     return {
         "num_tokens": len(tokens) - 1,
         "bytes_per_token": mean,
@@ -65,15 +69,6 @@ def left_out(tokens, all_tokens):
     if len(tokens) == len(all_tokens):
         return {}
     return {"of_tokens": len(all_tokens) - 1}
-
-
-def compressed_bits_per_byte(text):
-    """Returns the bits per byte of `gzip -9` and `xz -9`, as a baseline."""
-    sizes = {
-        "gzip -9": len(gzip.compress(text, compresslevel=9)),
-        "xz -9": len(lzma.compress(text, preset=9)),
-    }
-    return {name: 8 * size / len(text) for name, size in sizes.items()}
 
 
 def score(nll, tokenizer, text=None):
@@ -177,10 +172,6 @@ def position_curve(nll, documents=(0,)):
         without a score are left out. Each dictionary has `start` and `stop`
         (exclusive), `num_tokens`, and the means `nll` and `bits_per_token`.
 
-    Raises:
-        ValueError: If `nll` does not have one axis, or the documents are not
-            ascending positions that begin with 0.
-
     Example:
 
     >>> nll = np.array([np.nan, 4, 2, 2, 6, 3, 1, 2, 1])
@@ -202,7 +193,13 @@ def position_curve(nll, documents=(0,)):
     bounds = np.concatenate([[0], powers])
     sums, counts = np.zeros(len(powers)), np.zeros(len(powers), np.int64)
     for start in range(0, len(nll), _BLOCK):
-        bucket, found = _scores_by_bucket(nll, documents, bounds, start)
+        found = np.asarray(nll[start : start + _BLOCK], np.float64)
+        tokens = np.arange(start, start + len(found))
+        document = np.searchsorted(documents, tokens, "right") - 1
+        positions = tokens - documents[document]
+        bucket = np.searchsorted(bounds, positions, "right") - 1
+        is_scored = ~np.isnan(found)
+        bucket, found = bucket[is_scored], found[is_scored]
         # In float64, as in `Evaluator.evaluate`.
         sums += np.bincount(bucket, found, len(powers))
         counts += np.bincount(bucket, minlength=len(powers))
@@ -216,16 +213,6 @@ def position_curve(nll, documents=(0,)):
         }
         for i in np.flatnonzero(counts).tolist()
     ]
-
-
-def _scores_by_bucket(nll, documents, bounds, start):
-    """Returns the bucket and the score of each scored token of a block."""
-    found = np.asarray(nll[start : start + _BLOCK], np.float64)
-    tokens = np.arange(start, start + len(found))
-    document = np.searchsorted(documents, tokens, "right") - 1
-    bucket = np.searchsorted(bounds, tokens - documents[document], "right") - 1
-    is_scored = ~np.isnan(found)
-    return bucket[is_scored], found[is_scored]
 
 
 def segment_position_losses(nll, segments):

@@ -27,10 +27,6 @@ def create_token_file(path, num_tokens):
         `np.memmap` of shape `(num_tokens,)`, filled with NaN. It needs little
         memory, whatever its size.
 
-    Raises:
-        ValueError: If the path is not local, or is a file that is no `.npy`.
-        OSError: If the file cannot be written, or the disk is full.
-
     Example:
 
     >>> with create_token_file("nll.npy", 5) as nll:

@@ -29,8 +29,8 @@ from txl_keras.tpu.compiling import versions
 from txl_keras.tpu.report import Step
 from txl_keras.tpu.report import describe
 from txl_keras.tpu.report import report
+from txl_keras.tpu.slices import TYPES
 from txl_keras.tpu.slices import check_kernel
-from txl_keras.tpu.slices import names
 from txl_keras.tpu.slices import tpu_type
 from txl_keras.training.memory_estimate import estimate_bytes
 from txl_keras.training.stopping import TERMINATION
@@ -51,7 +51,7 @@ def define_compile_flags():
         "tpu_type", None,
         "Type of the TPU slice, as gcloud calls it. The run is checked "
         "against it, and --compile_only compiles for it. One of "
-        f"{', '.join(names())}.",
+        f"{', '.join(TYPES)}.",
     )  # fmt: skip
     flags.DEFINE_bool(
         "compile_only", False,

@@ -16,11 +16,11 @@ from txl_keras.evaluation.dynamic_evaluator import DynamicEvaluator
 from txl_keras.evaluation.dynamic_evaluator import check_pattern
 from txl_keras.evaluation.dynamic_evaluator import checked_mean_square
 from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
-from txl_keras.evaluation.dynamic_evaluator import load_mean_square
-from txl_keras.evaluation.dynamic_evaluator import save_mean_square
 from txl_keras.evaluation.report import score
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import several_runs
+from txl_keras.tensor_files import read_safetensors
+from txl_keras.tensor_files import write_safetensors
 
 FLAGS = flags.FLAGS
 
@@ -186,11 +186,11 @@ def _mean_square(model, workdir, train, settings):
     if not tf.io.gfile.exists(path):
         mean_square = _collect(model, train, settings)
         with renamed_when_complete(path) as unfinished:
-            save_mean_square(mean_square, unfinished)
+            write_safetensors(mean_square, unfinished)
     print(f"Statistics of gradients: {os.path.basename(path)}")
     try:
         return checked_mean_square(
-            load_mean_square(path), model, FLAGS.dynamic_weights
+            read_safetensors(path), model, FLAGS.dynamic_weights
         )
     except ValueError as error:
         raise ValueError(

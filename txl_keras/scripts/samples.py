@@ -10,8 +10,8 @@ from absl import logging
 
 from txl_keras.data.corpora.files import write_text
 from txl_keras.evaluation.surprise import SurpriseReader
+from txl_keras.evaluation.surprise import fill_page
 from txl_keras.evaluation.surprise import surprise_bars
-from txl_keras.evaluation.surprise_page import fill_page
 from txl_keras.models.generation.generator import Generator
 from txl_keras.samplers.sampler import Sampler
 

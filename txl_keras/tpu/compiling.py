@@ -22,7 +22,6 @@ import tensorflow as tf
 
 from txl_keras.file_lock import lock
 from txl_keras.tpu.cross_replica import OneOfManyReplicas
-from txl_keras.tpu.static_checks import check_static
 
 # Tested together, because private parts of jax are used: see setup.py.
 VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.51"}
@@ -83,7 +82,6 @@ def lower(function, arguments, num_replicas):
     # A new `tf.function`: a trace made outside of the context would be reused.
     step = tf.function(lambda *args: function(*args), jit_compile=True)
     with tf.device("CPU:0"), OneOfManyReplicas(num_replicas):
-        check_static(step.get_concrete_function(*arguments))
         compiler_ir = step.experimental_get_compiler_ir(*arguments)
         # HLO lowered for a GPU would call libraries of the GPU.
         return compiler_ir(stage="hlo_serialized", platform_name="CPU")
@@ -126,21 +124,15 @@ def _run_compiler(folder, held):
     log = folder / "log.txt"
     # -P keeps this folder, whose files shadow other packages, off sys.path.
     command = [sys.executable, "-P", _COMPILER, folder / "request.json"]
-    with (
-        log.open("w") as output,
-        subprocess.Popen(
+    with log.open("w") as output:
+        process = subprocess.run(
             command,
             env=os.environ | _ENVIRONMENT,
             stdout=output,
             stderr=subprocess.STDOUT,
             # The child keeps the lock even if this process ends first.
             pass_fds=[held],
-        ) as process,
-    ):
-        try:
-            process.wait()
-        finally:
-            process.kill()  # no-op if it has ended
+        )
     if process.returncode:
         last = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
         raise RuntimeError(

@@ -11,23 +11,6 @@ class OneOfManyReplicas(tf.distribute.ReplicaContext):
     `num_replicas` replicas, and `all_reduce` lowers to XLA's all-reduce over
     all of them. Functions traced in it are for compiling only; they cannot run
     here.
-
-    Example:
-
-    ```python
-    import tensorflow as tf
-
-    from txl_keras.tpu.cross_replica import OneOfManyReplicas
-
-    @tf.function(jit_compile=True)
-    def add_up(x):
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce("SUM", x)
-
-    with OneOfManyReplicas(4):
-        lower = add_up.experimental_get_compiler_ir(tf.zeros(3))
-    assert "all-reduce" in lower(stage="hlo")
-    ```
     """
 
     def __init__(self, num_replicas):

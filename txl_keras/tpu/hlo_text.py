@@ -25,16 +25,7 @@ _ARRAY = re.compile(
 
 
 def collectives(text):
-    """Counts the collective instructions of an HLO module and their bytes.
-
-    >>> module = '''ENTRY %main (p: f32[2,3]) -> f32[2,3] {
-    ...   %p = f32[2,3]{1,0:T(2,128)} parameter(0)
-    ...   ROOT %sum = f32[2,3]{1,0:T(2,128)} all-reduce(%p), to_apply=%add
-    ... }
-    ... '''
-    >>> collectives(module)
-    {'all-reduce': {'count': 1, 'bytes': 24}}
-    """
+    """Counts the collective instructions of an HLO module and their bytes."""
     found = {}
     for _, _, body in _computations(text):
         for kind, given, received in _instructions(body):
@@ -120,14 +111,9 @@ def _bytes(types, padded=False):
             lengths = reversed(_integers(tile))
             for axis, length in zip(_integers(order), lengths, strict=False):
                 shape[axis] = -(-shape[axis] // length) * length
-        total += math.prod(shape) * _item_bytes(dtype)
+        bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
+        total += math.prod(shape) * bits / 8
     return math.ceil(total)
-
-
-def _item_bytes(dtype):
-    if dtype == "pred":
-        return 1
-    return int(re.search(r"\d+", dtype)[0]) / 8
 
 
 def _integers(text):

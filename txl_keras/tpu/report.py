@@ -1,4 +1,4 @@
-"""Reports on a compiled TPU step: memory, operations, speed limits, advice.
+"""Reports on a compiled TPU step: memory, operations and speed limits.
 
 Letters: `b` rows of one replica, `T` segment, `M` memory.
 """
@@ -14,10 +14,6 @@ from txl_keras.tpu.hlo_text import loops
 # what the compiler does not count: the next batch, the memory of evaluation,
 # fragmentation.
 USABLE_SHARE = 0.95
-# Share of that which an estimate may reach. The compiler rematerializes when
-# memory is short, so half of the rows take more than half of the bytes (a step
-# rejected at 11.5 GiB took 7.5 GiB in two micro-batches).
-_SAFE_SHARE = 0.8
 _TOO_LARGE = re.compile(
     r"required for .*?\(([\d.]+)([KMGT]?)\) exceeds available HBM "
     r"\(([\d.]+)([KMGT]?)\)"
@@ -47,71 +43,46 @@ class Step:
 
 def report(step, slice_, answer):
     """Returns what is known of a step on a slice, as a dictionary for JSON."""
-    # If the compiler rejects it for its size, that is only the bytes `peak` and
-    # `advice`. The compiler counts the body of a loop once. The micro-batches
-    # of `--accumulate_steps=k` are such a loop: its operations are multiplied
-    # by k (those outside, of the optimizer, are less than a hundredth), and its
-    # bytes by the ratios of `bytes_moved`, which also give the share of HBM.
-    # Other loops are counted once and reported: the number of iterations of the
-    # adaptive softmax depends on the text. So the time is a lower bound, as far
-    # as the estimate of bytes is right.
-    facts = _facts(step, slice_)
+    facts = dataclasses.asdict(step)
+    parts = facts.pop("parts")
+    facts = {
+        "step": facts.pop("name"),
+        "tpu_type": slice_.name,
+        "chip": slice_.chip.name,
+        "topology": slice_.topology,
+        "replicas": facts.pop("num_replicas"),
+        **facts,
+        **parts,
+        "hbm": slice_.chip.hbm_bytes,
+        "usable": slice_.chip.usable_bytes,
+    }
     if "error" in answer:
         facts["peak"] = _needed_bytes(answer["error"])
-        return _with_verdict(facts, step, slice_)
-    facts |= _compiled(step, answer)
-    facts |= roofline(facts["flops"], facts["hbm_bytes_accessed"], slice_)
-    seconds = facts["bound_seconds"]
-    tokens = step.num_replicas * step.rows * step.segment_length / seconds
-    # A step of one replica leaves the other core of its chip idle.
-    chips = max(1, step.num_replicas / slice_.chip.cores)
-    facts |= {
-        "tokens_per_second": tokens,
-        "tokens_per_second_of_chip": tokens / chips,
-    }
-    if step.model_flops:
-        utilization = step.model_flops / (seconds * slice_.flops)
-        facts["utilization"] = utilization
-    return _with_verdict(facts, step, slice_)
+    else:
+        facts |= _compiled(step, slice_, answer)
+    limit = USABLE_SHARE * slice_.chip.usable_bytes - step.beside
+    return {**facts, "fits": facts["peak"] <= limit}
 
 
 def roofline(flops, bytes_accessed, slice_):
-    """Returns the least time of a step by the roofline model and its bound.
-
-    >>> from txl_keras.tpu.slices import tpu_type
-    >>> roofline(275e12, 614e9, tpu_type("v4-8"))
-    {'bound_seconds': 1.0, 'bound_by': 'flops'}
-    """
-    computing = flops / slice_.flops
-    moving = bytes_accessed / slice_.bytes_per_second
+    """Returns the least time of a step by the roofline model and its bound."""
+    computing = flops / slice_.chip.flops
+    moving = bytes_accessed / slice_.chip.bytes_per_second
     return {
         "bound_seconds": max(computing, moving),
         "bound_by": "flops" if computing > moving else "bytes",
     }
 
 
-def _facts(step, slice_):
-    return {
-        "step": step.name,
-        "tpu_type": slice_.name,
-        "chip": slice_.chip.name,
-        "topology": slice_.topology,
-        "replicas": step.num_replicas,
-        "rows": step.rows,
-        "segment_length": step.segment_length,
-        "memory_length": step.memory_length,
-        "accumulate_steps": step.accumulate_steps,
-        "precision": step.precision,
-        "model_flops": step.model_flops,
-        **step.parts,
-        "beside": step.beside,
-        "hbm": slice_.hbm_bytes,
-        "usable": slice_.usable_bytes,
-    }
-
-
-def _compiled(step, answer):
-    """Returns bytes and operations, with loops counted as often as they run."""
+def _compiled(step, slice_, answer):
+    """Returns bytes, operations and the limits of speed."""
+    # The compiler counts the body of a loop once. The micro-batches of
+    # `--accumulate_steps=k` are such a loop: its operations are multiplied by k
+    # (those outside, of the optimizer, are less than a hundredth), and its
+    # bytes by the ratios of `bytes_moved`, which also give the share of HBM.
+    # Other loops are counted once and reported: the number of iterations of the
+    # adaptive softmax depends on the text. So the time is a lower bound, as far
+    # as the estimate of bytes is right.
     text = answer["text"]
     outside, loop = bytes_moved(text)
     # If there is no loop, the compiler has unrolled it.
@@ -119,7 +90,7 @@ def _compiled(step, answer):
     scale = answer["bytes_accessed"] / (outside.all + loop.all)
     names = ("arguments", "outputs", "aliased", "temporaries", "code")
     sizes = {name: answer[name] for name in names}
-    return {
+    facts = {
         "compile_seconds": round(answer["seconds"], 1),
         **sizes,
         # Aliased bytes count as arguments and as outputs, but exist once.
@@ -130,6 +101,17 @@ def _compiled(step, answer):
         "collectives": collectives(text),
         "loops_counted_once": loops(text) - (times > 1),
     }
+    facts |= roofline(facts["flops"], facts["hbm_bytes_accessed"], slice_)
+    seconds = facts["bound_seconds"]
+    tokens = step.num_replicas * step.rows * step.segment_length / seconds
+    # A step of one replica leaves the other core of its chip idle.
+    chips = max(1, step.num_replicas / slice_.chip.cores)
+    facts["tokens_per_second"] = tokens
+    facts["tokens_per_second_of_chip"] = tokens / chips
+    if step.model_flops:
+        possible = seconds * slice_.chip.flops
+        facts["utilization"] = step.model_flops / possible
+    return facts
 
 
 def _needed_bytes(error):
@@ -144,59 +126,6 @@ def _needed_bytes(error):
     if not found:
         raise RuntimeError(f"The TPU compiler rejected the step: {error}")
     return int(float(found[1]) * _UNITS[found[2]])
-
-
-def _with_verdict(facts, step, slice_):
-    facts["fits"] = facts["peak"] <= _limit(step, slice_)
-    if not facts["fits"] and "gradients" in step.parts:
-        facts["advice"] = advice(step, slice_, facts["peak"])
-    return facts
-
-
-def _limit(step, slice_):
-    return USABLE_SHARE * slice_.usable_bytes - step.beside
-
-
-def advice(step, slice_, peak):
-    """Suggests a batch size or a number of micro-batches that would fit."""
-    # An estimate from the bytes `peak` of a training step: weights, gradients
-    # and optimizer are constant, memory is proportional to the rows, and
-    # everything else to the rows of a micro-batch. Only divisors of the rows
-    # are tried, as odd numbers are padded to a tile, and a fifth of the memory
-    # is left free.
-    limit = _SAFE_SHARE * _limit(step, slice_)
-    steps = step.accumulate_steps
-    memory_per_row = step.parts["memory"] / step.rows
-    rest_per_row = (peak - _fixed(step, steps) - step.parts["memory"]) / (
-        step.rows / steps
-    )
-
-    def estimate(rows, steps):
-        rest = rest_per_row * rows / steps
-        return _fixed(step, steps) + memory_per_row * rows + rest
-
-    divisors = [n for n in range(1, step.rows + 1) if step.rows % n == 0]
-    rows = [
-        n for n in divisors if n % steps == 0 and estimate(n, steps) <= limit
-    ]
-    more_steps = [
-        n for n in divisors if n > steps and estimate(step.rows, n) <= limit
-    ]
-    return {
-        "batch_size": max(rows) * slice_.replicas if rows else None,
-        "accumulate_steps": min(more_steps, default=None),
-    }
-
-
-def _fixed(step, accumulate_steps):
-    """Returns the bytes that do not depend on the rows."""
-    # Gradient accumulation keeps a second set of gradients for their sum.
-    gradients = step.parts["gradients"] / min(step.accumulate_steps, 2)
-    return (
-        step.parts["weights"]
-        + step.parts["optimizer"]
-        + gradients * min(accumulate_steps, 2)
-    )
 
 
 def describe(facts):
@@ -216,7 +145,7 @@ def describe(facts):
     )  # fmt: skip
     lines += [
         f"  {key.replace('beside', 'outside the step'):20} "
-        f"{_mebibytes(facts[key])}"
+        f"{facts[key] / 2**20:12,.1f} MiB"
         for key in sizes
         if key in facts
     ]
@@ -266,18 +195,10 @@ def verdict(facts):
     )
     if facts["fits"]:
         return f"fits: needs {numbers}"
-    text = f"does not fit: needs {numbers}"
-    found = facts.get("advice", {})
-    ways = [f"--{name}={value}" for name, value in found.items() if value]
-    if ways:
-        text += f". By estimate, {' or '.join(ways)} would fit"
-    elif found:
-        text += ". By estimate, no batch size would fit"
-    return text
-
-
-def _mebibytes(size):
-    return f"{size / 2**20:12,.1f} MiB"
+    remedy = "Lower --batch_size or the lengths"
+    if facts["step"] == "train":
+        remedy += ", or raise --accumulate_steps"
+    return f"does not fit: needs {numbers}. {remedy}"
 
 
 def _gibibytes(size):

@@ -8,11 +8,11 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Describes a generation of TPU chips, with published numbers per chip."""
+    """Describes a generation of TPU chips, with published numbers."""
 
     name: str  # as it appears in topologies
-    # Replicas of `TPUStrategy`: 2 on v2 and v3, otherwise 1 (the two cores of
-    # v4 and v5p work as one).
+    # Replicas of `TPUStrategy` per chip: 2 on v2 and v3, otherwise 1 (the two
+    # cores of v4 and v5p work as one). The following numbers are per replica.
     cores: int
     hbm_bytes: int
     # What the compiler allows a program, from the error of the pinned compiler
@@ -29,8 +29,8 @@ _MEGACORE = (("chip_config_name", "megacore"),)
 _CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v2", 2, 16 * _GIB, int(14.96 * _GIB), 45e12, 700e9),
-        Chip("v3", 2, 32 * _GIB, int(30.96 * _GIB), 123e12, 900e9),
+        Chip("v2", 2, 8 * _GIB, int(7.48 * _GIB), 22.5e12, 350e9),
+        Chip("v3", 2, 16 * _GIB, int(15.48 * _GIB), 61.5e12, 450e9),
         Chip("v4", 1, 32 * _GIB, int(30.75 * _GIB), 275e12, 1228e9, _MEGACORE),
         Chip("v5e", 1, 16 * _GIB, int(15.75 * _GIB), 197e12, 819e9),
         # Published in GB; the compiler gives more than 95e9 bytes.
@@ -42,7 +42,7 @@ _CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class TpuType:
-    """Describes a slice; bytes and operations are those of one replica."""
+    """Describes a slice of TPU chips."""
 
     name: str  # the value of gcloud's `--accelerator-type`
     chip: Chip
@@ -56,47 +56,24 @@ class TpuType:
     def replicas(self):
         return self.num_chips * self.chip.cores
 
-    @property
-    def hbm_bytes(self):
-        return self.chip.hbm_bytes // self.chip.cores
-
-    @property
-    def usable_bytes(self):
-        return self.chip.usable_bytes // self.chip.cores
-
-    @property
-    def flops(self):
-        return self.chip.flops / self.chip.cores
-
-    @property
-    def bytes_per_second(self):
-        return self.chip.bytes_per_second / self.chip.cores
-
-    @property
-    def num_replicas_in_sync(self):
-        """Returns `replicas`, the name that `replica_batch_size` reads."""
-        return self.replicas
+    # The name that `replica_batch_size` reads.
+    num_replicas_in_sync = replicas
 
 
 # Topologies by the number in the name, which counts cores, two per chip, except
 # that of v5e and v6e, which counts chips.
-_CUBES = {
-    8: "2x2x1",
-    16: "2x2x2",
-    32: "2x2x4",
-    64: "2x4x4",
-    128: "4x4x4",
-    256: "4x4x8",
-}
-_SQUARES = {
-    8: "2x4",
-    16: "4x4",
-    32: "4x8",
-    64: "8x8",
-    128: "8x16",
-    256: "16x16",
-}
-_TYPES = {
+_NUMBERS = (8, 16, 32, 64, 128, 256)
+_CUBES = dict(
+    zip(
+        _NUMBERS,
+        ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8"),
+        strict=True,
+    )
+)
+_SQUARES = dict(
+    zip(_NUMBERS, ("2x4", "4x4", "4x8", "8x8", "8x16", "16x16"), strict=True)
+)
+TYPES = {
     f"{prefix}-{number}": TpuType(f"{prefix}-{number}", _CHIPS[chip], topology)
     for prefix, chip, topologies in (
         ("v2", "v2", {8: "2x2"}),
@@ -111,24 +88,14 @@ _TYPES = {
 }
 
 
-def names():
-    """Returns the names that `tpu_type` accepts."""
-    return tuple(_TYPES)
-
-
 def tpu_type(name):
-    """Returns the `TpuType` of a name; raises `ValueError` for an unknown one.
-
-    >>> slice_of_32 = tpu_type("v3-32")
-    >>> slice_of_32.replicas, slice_of_32.num_chips
-    (32, 16)
-    """
-    if name not in _TYPES:
+    """Returns the `TpuType` of a name; raises `ValueError` if unknown."""
+    if name not in TYPES:
         raise ValueError(
-            f"`tpu_type` must be one of {', '.join(_TYPES)}. "
+            f"`tpu_type` must be one of {', '.join(TYPES)}. "
             f"Received: tpu_type={name}"
         )
-    return _TYPES[name]
+    return TYPES[name]
 
 
 def check_kernel(slice_, precision):

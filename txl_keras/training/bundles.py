@@ -1,7 +1,7 @@
-"""Weights of a run in TensorFlow bundles, by name.
+"""Checkpoints as TensorFlow bundles of arrays by name.
 
-`training.checkpointing` describes what else a bundle may hold. A file may come
-from a stranger: sizes are compared before anything is allocated.
+`training.checkpointing` lists the names. A file may come from a stranger: sizes
+are compared before anything is allocated.
 """
 
 import math
@@ -26,17 +26,24 @@ class DamagedCheckpointError(ValueError):
     """Reports a checkpoint that cannot be read in full or contains NaN."""
 
 
+# === Weights ===
+
+
+def weight_variables(model):
+    """Returns the weights of a model by their names in a checkpoint."""
+    return {f"weights/{n}": v for n, v in weights_by_name(model).items()}
+
+
 def save_weights(model, directory, step=0):
     """Writes the weights of a model for `restore_weights`."""
-    write_checkpoint(directory, weights_state(model, step))
+    state = {"step": np.int64(step), **copies(weight_variables(model))}
+    write_checkpoint(directory, state)
 
 
 def restore_weights(model, directory, run=None):
     """Restores a run's newest weights only; returns the step of them."""
-    _check_saved(directory)
     variables = weight_variables(model)
-    shapes = {"step": (), **shapes_of(variables)}
-    state = read_newest(directory, shapes, run)
+    state = read_newest(directory, {"step": (), **shapes_of(variables)}, run)
     for name, variable in variables.items():
         variable.assign(state[name])
     return int(state["step"])
@@ -47,7 +54,6 @@ def check_saved_shapes(directory, make_expected):
     # `make_expected` takes the number of saved tensors, an upper limit of the
     # number of layers, and returns the expected shapes by name. So a model need
     # not be built before its size is known.
-    _check_saved(directory)
 
     def check(path):
         _, saved = _open(path)
@@ -61,24 +67,21 @@ def check_saved_shapes(directory, make_expected):
 def average_weights(model, directory, num_checkpoints=None, run=None):
     """Gives a model the mean of a run's newest checkpoints; returns steps."""
     # Like `avg_checkpoints` of the original code, with sums in float64.
+    steps = _steps_to_read(directory)
     if num_checkpoints is not None:
         check_integer("num_checkpoints", num_checkpoints, 1)
-    steps = saved_steps(directory)
-    if not steps:
-        raise ValueError(f"There are no checkpoints in {directory}.")
-    if len(steps) < (num_checkpoints or 1):
-        raise ValueError(
-            f"`num_checkpoints` must be at most {len(steps)}, as many as there "
-            f"are in {directory}; train with a higher --max_to_keep for more. "
-            f"Received: num_checkpoints={num_checkpoints}"
-        )
-    steps = steps[-(num_checkpoints or 0) :]
+        if num_checkpoints > len(steps):
+            raise ValueError(
+                f"`num_checkpoints` must be at most {len(steps)}, as many as "
+                f"there are in {directory}; train with a higher --max_to_keep "
+                f"for more. Received: num_checkpoints={num_checkpoints}"
+            )
+        steps = steps[-num_checkpoints:]
     variables = weight_variables(model)
     sums = {name: np.zeros(v.shape) for name, v in variables.items()}
     for step in steps:
-        state = _read(
-            checkpoint_path(directory, step), shapes_of(variables), run
-        )
+        path = checkpoint_path(directory, step)
+        state = _read(path, shapes_of(variables), run)
         for name, total in sums.items():
             total += state[name]
     for name, variable in variables.items():
@@ -86,13 +89,34 @@ def average_weights(model, directory, num_checkpoints=None, run=None):
     return steps
 
 
+def copies(variables):
+    """Returns the values of variables by name, as arrays of their own."""
+    # `numpy()` may share the memory of the variable.
+    return {name: np.array(v.numpy()) for name, v in variables.items()}
+
+
+def shapes_of(variables):
+    """Returns the shapes of variables by name."""
+    return {name: tuple(v.shape) for name, v in variables.items()}
+
+
+# === Files ===
+
+
+def checkpoint_path(directory, step):
+    """Returns the path of a checkpoint, without the ending of its files."""
+    return os.path.join(directory, f"ckpt-{step}")
+
+
 def saved_steps(directory):
     """Returns the steps of the checkpoints in a directory, ascending."""
-    names = (
-        tf.io.gfile.listdir(directory) if tf.io.gfile.isdir(directory) else []
-    )
-    found = (re.fullmatch(r"ckpt-(\d+)\.index", name) for name in names)
+    found = (re.fullmatch(r"ckpt-(\d+)\.index", n) for n in _list(directory))
     return sorted(int(match[1]) for match in found if match)
+
+
+def _list(directory):
+    gfile = tf.io.gfile
+    return gfile.listdir(directory) if gfile.isdir(directory) else []
 
 
 def write_checkpoint(directory, state, max_to_keep=None):
@@ -118,159 +142,70 @@ def write_checkpoint(directory, state, max_to_keep=None):
     except tf.errors.OpError as error:
         remove_leftovers(directory)
         kept = ", ".join(map(str, saved_steps(directory))) or "none"
+        # Without the name of the op.
+        reason = error.message.split("}} ")[-1].removesuffix(" [Op:SaveV2]")
         raise OSError(
-            f"The checkpoint {path} could not be written: "
-            f"{_reason(error)}. Is the disk full? Whole checkpoints there, "
-            f"by step: {kept}."
+            f"The checkpoint {path} could not be written: {reason}. Is the "
+            f"disk full? Whole checkpoints there, by step: {kept}."
         ) from error
     if max_to_keep is not None:
         steps = saved_steps(directory)
         kept = [step for step in steps if step <= state["step"]][-max_to_keep:]
-        for step in set(steps) - set(kept):
-            _remove(checkpoint_path(directory, step))
+        _remove(directory, set(steps) - set(kept))
 
 
-def checkpoint_path(directory, step):
-    """Returns the path of a checkpoint, without the ending of its files."""
-    return os.path.join(directory, f"ckpt-{step}")
+def remove_checkpoints(directory):
+    """Removes checkpoints, and their folder if it holds nothing else."""
+    _remove(directory, saved_steps(directory))
+    remove_if_empty(directory)
 
 
-def _remove(path):
+def _remove(directory, steps):
     # The index first: files without an index are not a checkpoint.
-    for file in (
-        path + ".index",
-        *tf.io.gfile.glob(path + ".data-*"),
-    ):
-        tf.io.gfile.remove(file)
+    for step in steps:
+        tf.io.gfile.remove(checkpoint_path(directory, step) + ".index")
+    remove_leftovers(directory)
 
 
 def remove_leftovers(directory):
-    """Removes the incomplete files of a process that was killed."""
-    if not tf.io.gfile.isdir(directory):
-        return
+    """Removes the files of no checkpoint, such as of a killed process."""
     whole = {f"ckpt-{step}" for step in saved_steps(directory)}
-    for name in tf.io.gfile.listdir(directory):
+    for name in _list(directory):
         is_ours = re.match(r"(ckpt-\d+)\.(data|index)", name)
         if is_ours and (is_ours[1] not in whole or "tempstate" in name):
             tf.io.gfile.remove(os.path.join(directory, name))
 
 
-def remove_checkpoints(directory):
-    """Removes checkpoints, and their folder if it holds nothing else."""
-    for step in saved_steps(directory):
-        _remove(checkpoint_path(directory, step))
-    remove_leftovers(directory)
-    remove_if_empty(directory)
+def read_newest(directory, shapes, run=None):
+    """Reads the newest complete checkpoint; logs an error for a damaged one."""
+    return _try_newest(directory, lambda path: _read(path, shapes, run))
 
 
-def _reason(error):
-    """Returns TensorFlow's error message without the name of the op."""
-    return error.message.split("}} ")[-1].removesuffix(" [Op:SaveV2]")
-
-
-def copies(variables):
-    """Returns the values of variables by name, as arrays of their own."""
-    # `numpy()` may share the memory of the variable.
-    return {name: np.array(v.numpy()) for name, v in variables.items()}
-
-
-def weight_variables(model):
-    """Returns the weights of a model by their names in a checkpoint."""
-    return {f"weights/{n}": v for n, v in weights_by_name(model).items()}
-
-
-def weights_state(model, step, run=None):
-    """Returns what `write_checkpoint` writes of a model."""
-    return {
-        "step": np.int64(step),
-        **run_state(run),
-        **copies(weight_variables(model)),
-    }
-
-
-def run_state(run):
-    """Returns the entry of a checkpoint that identifies its run."""
-    return {} if run is None else {"run": np.int64(run)}
-
-
-def shapes_of(variables):
-    """Returns the shapes of variables by name."""
-    return {name: tuple(v.shape) for name, v in variables.items()}
-
-
-def _first_not_finite(state):
-    for name, value in state.items():
-        # Those of steps that float16 skipped are infinite.
-        if name.startswith("results/"):
+def _try_newest(directory, read):
+    """Returns `read(path)` for the newest checkpoint that is not damaged."""
+    errors = []
+    for step in reversed(_steps_to_read(directory)):
+        try:
+            result = read(checkpoint_path(directory, step))
+        except DamagedCheckpointError as error:
+            errors.append(str(error))
             continue
-        # NumPy has no bfloat16: its kind is "V".
-        values = value.astype("float32") if value.dtype.kind == "V" else value
-        if not np.isfinite(values).all():
-            return name
-    return None
-
-
-def _open(path):
-    """Opens a checkpoint; returns its reader and the shapes of its tensors."""
-    # Rejects files that are smaller than the tensors they claim to hold: they
-    # are damaged, or made to exhaust the memory of the reader.
-    check_no_pattern("path", path)
-    try:
-        open_checked(f"{path}.index", _MAX_INDEX_BYTES).close()
-        reader = tf.compat.v1.train.NewCheckpointReader(path)
-        shapes = {
-            name: tuple(shape)
-            for name, shape in reader.get_variable_to_shape_map().items()
-        }
-        dtypes = reader.get_variable_to_dtype_map()
-        held = sum(
-            tf.io.gfile.stat(file).length
-            for file in tf.io.gfile.glob(f"{path}.data-*")
-        )
-    # The errors of missing and truncated files.
-    except (OSError, ValueError, tf.errors.OpError, RuntimeError) as error:
-        raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
-    others = [
-        n for n, d in dtypes.items() if not (d.is_floating or d.is_integer)
-    ]
-    claimed = sum(
-        math.prod(shape) * dtypes[name].size for name, shape in shapes.items()
+        for error in errors:
+            logging.error("%s. Step %d is taken instead.", error, step)
+        return result
+    raise DamagedCheckpointError(
+        f"No checkpoint in {directory} can be read. {errors[0]}. Bring back a "
+        "copy of the folder, or begin again with another --workdir."
     )
-    if others or claimed > held:
-        reason = (
-            f"{others[0]} is no number"
-            if others
-            else (
-                f"its tensors take {claimed:,} bytes, its files have {held:,}"
-            )
-        )
-        raise DamagedCheckpointError(f"{path} is damaged: {reason}")
-    return reader, shapes
 
 
-def check_shapes(path, saved, expected):
-    """Raises `ValueError` unless a checkpoint has these shapes."""
-    # Of the groups of `expected`, such as weights or optimizer, it must have no
-    # other variables; results are left to the caller.
-    groups = {name.split("/")[0] for name in expected} - {"results"}
-    problems = [
-        f"{name} is missing" if name not in saved
-        else f"{name} is {saved[name]}, not {shape}"
-        for name, shape in expected.items()
-        if saved.get(name) != shape
-    ]  # fmt: skip
-    problems += [
-        f"{name} is not in this model or its optimizer"
-        for name in sorted(saved.keys() - expected)
-        if name.split("/")[0] in groups
-    ]
-    if problems:
-        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ValueError(
-            f"{path} is of another model: {'; '.join(problems[:3])}{more}. "
-            "Bring back the config.json that it was saved with, or build the "
-            "model of the same sizes."
+def _steps_to_read(directory):
+    steps = saved_steps(directory)
+    if not steps:
+        raise FileNotFoundError(
+            f"No checkpoint in {directory}: train first, with `txl train`."
         )
+    return steps
 
 
 def _read(path, shapes, run=None):
@@ -299,31 +234,71 @@ def _read(path, shapes, run=None):
     return state
 
 
-def _check_saved(directory):
-    if not saved_steps(directory):
-        raise FileNotFoundError(
-            f"No checkpoint in {directory}: train first, with `txl train`."
+def _open(path):
+    """Opens a checkpoint; returns its reader and the shapes of its tensors."""
+    # Rejects files that are smaller than the tensors they claim to hold: they
+    # are damaged, or made to exhaust the memory of the reader.
+    check_no_pattern("path", path)
+    try:
+        open_checked(f"{path}.index", _MAX_INDEX_BYTES).close()
+        reader = tf.compat.v1.train.NewCheckpointReader(path)
+        shapes = {
+            name: tuple(shape)
+            for name, shape in reader.get_variable_to_shape_map().items()
+        }
+        dtypes = reader.get_variable_to_dtype_map()
+        held = sum(
+            tf.io.gfile.stat(file).length
+            for file in tf.io.gfile.glob(f"{path}.data-*")
+        )
+        for name, dtype in dtypes.items():
+            if not (dtype.is_floating or dtype.is_integer):
+                raise ValueError(f"{name} is no number")
+        claimed = sum(
+            math.prod(shapes[name]) * dtypes[name].size for name in shapes
+        )
+        if claimed > held:
+            raise ValueError(
+                f"its tensors take {claimed:,} bytes, its files have {held:,}"
+            )
+    # The errors of missing and truncated files.
+    except (OSError, ValueError, tf.errors.OpError, RuntimeError) as error:
+        raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
+    return reader, shapes
+
+
+def check_shapes(path, saved, expected):
+    """Raises `ValueError` unless a checkpoint has these shapes."""
+    # Of the groups of `expected`, such as weights or optimizer, it must have no
+    # other variables; results are left to the caller.
+    groups = {name.split("/")[0] for name in expected} - {"results"}
+    problems = [
+        f"{name} is missing" if name not in saved
+        else f"{name} is {saved[name]}, not {shape}"
+        for name, shape in expected.items()
+        if saved.get(name) != shape
+    ]  # fmt: skip
+    problems += [
+        f"{name} is not in this model or its optimizer"
+        for name in sorted(saved.keys() - expected)
+        if name.split("/")[0] in groups
+    ]
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(
+            f"{path} is of another model: {'; '.join(problems[:3])}{more}. "
+            "Bring back the config.json that it was saved with, or build the "
+            "model of the same sizes."
         )
 
 
-def read_newest(directory, shapes, run=None):
-    """Reads the newest complete checkpoint; logs an error for a damaged one."""
-    return _try_newest(directory, lambda path: _read(path, shapes, run))
-
-
-def _try_newest(directory, read):
-    """Returns `read(path)` for the newest checkpoint that is not damaged."""
-    errors = []
-    for step in reversed(saved_steps(directory)):
-        try:
-            result = read(checkpoint_path(directory, step))
-        except DamagedCheckpointError as error:
-            errors.append(str(error))
+def _first_not_finite(state):
+    for name, value in state.items():
+        # Results may be: those of steps that float16 skipped are infinite.
+        if name.startswith("results/"):
             continue
-        for error in errors:
-            logging.error("%s. Step %d is taken instead.", error, step)
-        return result
-    raise DamagedCheckpointError(
-        f"No checkpoint in {directory} can be read. {errors[0]}. Bring back a "
-        "copy of the folder, or begin again with another --workdir."
-    )
+        # NumPy has no bfloat16: its kind is "V".
+        values = value.astype("float32") if value.dtype.kind == "V" else value
+        if not np.isfinite(values).all():
+            return name
+    return None

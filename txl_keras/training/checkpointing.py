@@ -22,6 +22,7 @@ import concurrent.futures
 import functools
 import os
 
+import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
@@ -32,11 +33,9 @@ from txl_keras.training.bundles import copies
 from txl_keras.training.bundles import read_newest
 from txl_keras.training.bundles import remove_checkpoints
 from txl_keras.training.bundles import remove_leftovers
-from txl_keras.training.bundles import run_state
 from txl_keras.training.bundles import saved_steps
 from txl_keras.training.bundles import shapes_of
 from txl_keras.training.bundles import weight_variables
-from txl_keras.training.bundles import weights_state
 from txl_keras.training.bundles import write_checkpoint
 from txl_keras.training.strategy import gather_integers
 from txl_keras.training.strategy import is_chief
@@ -60,10 +59,6 @@ class Checkpoints:
             writing waits while the config.json of the run, beside `directory`,
             is missing.
         plan: Optional `RunPlan`, to save and restore.
-
-    Raises:
-        ValueError: If a directory has one of `*?[]` in its path, which
-            TensorFlow reads as a pattern of other paths.
     """
 
     # One thread for all objects: a write ends before another one begins.
@@ -81,25 +76,41 @@ class Checkpoints:
         for path in (directory, best_directory or ""):
             check_no_pattern("directory", path)
         self._directory = directory
-        self._run = run
-        self._plan = plan
-        self._damaged = set()
         self._best_directory = best_directory
+        self._run = run
         self._trainer = trainer
         self._max_to_keep = check_integer("max_to_keep", max_to_keep, 1)
-        self._memory = MemoryRows(trainer.memory, trainer.strategy)
         self._is_chief = is_chief(trainer.strategy)
+        self._damaged = set()  # steps
         self._writing = None
+        self._weights = {
+            "step": trainer.step,
+            **weight_variables(trainer.model),
+        }
+        # All but the memory, which differs by replica.
+        self._variables = {
+            **self._weights,
+            **{
+                f"optimizer/{i:04}": variable.value
+                for i, variable in enumerate(trainer.optimizer.variables)
+            },
+        }
+        if trainer.loss_scale:
+            for name in ("value", "good_steps"):
+                variable = getattr(trainer.loss_scale, name)
+                self._variables[f"loss_scale/{name}"] = variable
+        for name, variable in (plan.variables if plan else {}).items():
+            self._variables[f"plan/{name}"] = variable
+        self._memory = {
+            f"memory/{i:03}": variable
+            for i, variable in enumerate(trainer.memory.state_variables)
+        }
 
     @property
     def latest(self):
         """Returns the path of the newest undamaged checkpoint, or `None`."""
-        steps = [
-            step
-            for step in saved_steps(self._directory)
-            if step not in self._damaged
-        ]
-        return checkpoint_path(self._directory, steps[-1]) if steps else None
+        steps = set(saved_steps(self._directory)) - self._damaged
+        return checkpoint_path(self._directory, max(steps)) if steps else None
 
     def save(self, results=None):
         """Writes a checkpoint of the current step.
@@ -116,23 +127,21 @@ class Checkpoints:
         """
         self.wait()
         # All workers must take part: the memory holds the rows of each.
-        memory = self._memory.read()
+        memory = self._gather_memory()
         if not self._is_chief:
             return
-        state = {**run_state(self._run), **copies(self._variables())}
+        state = copies(self._variables)
         self._damaged.discard(int(state["step"]))
-        for i, value in enumerate(memory):
-            state[f"memory/{i:03}"] = value
+        for (name, variable), value in zip(
+            self._memory.items(), memory, strict=True
+        ):
+            state[name] = value.numpy().astype(variable.dtype.as_numpy_dtype)
         for name, values in (results or {}).items():
             state[f"results/{name}"] = values
         self._begin_writing(self._directory, state, self._max_to_keep)
 
     def save_best(self):
-        """Writes the weights in place of the best ones so far.
-
-        Raises:
-            ValueError: If there is no `best_directory`.
-        """
+        """Writes the weights in place of the best ones so far."""
         if self._best_directory is None:
             raise ValueError(
                 "`best_directory` must be given to save the best weights. "
@@ -140,9 +149,7 @@ class Checkpoints:
             )
         self.wait()
         if self._is_chief:
-            state = weights_state(
-                self._trainer.model, self._trainer.step.numpy(), self._run
-            )
+            state = copies(self._weights)
             self._begin_writing(self._best_directory, state, max_to_keep=1)
 
     def _begin_writing(self, directory, state, max_to_keep):
@@ -150,6 +157,7 @@ class Checkpoints:
             write_checkpoint, directory, state, max_to_keep
         )
         if self._run is not None:
+            state["run"] = np.int64(self._run)
             folder = os.path.dirname(directory.rstrip("/"))
             config = os.path.join(folder, "config.json")
             write = functools.partial(when_present, config, write)
@@ -177,66 +185,34 @@ class Checkpoints:
         Returns:
             Dictionary of the vectors that were saved with it as `results`;
             empty for a fresh run. `trainer.step` is the restored step.
-
-        Raises:
-            ValueError: If there are checkpoints but none can be read, if they
-                belong to another run, or if workers do not see the same files.
         """
         if self._is_chief:
             # An interrupted `fit` of this process may still write here.
             self._writer.submit(int).result()
-            remove_leftovers(self._directory)
-            if self._best_directory:
-                remove_leftovers(self._best_directory)
+            for directory in (self._directory, self._best_directory):
+                if directory:
+                    remove_leftovers(directory)
         results = {}
         steps = saved_steps(self._directory)
         if steps:
-            shapes = self._shapes()
+            shapes = shapes_of(self._variables)
+            for name, variable in self._memory.items():
+                # The rows of all replicas, maybe more or fewer than before.
+                shapes[name] = self._trainer.batch_size, *variable.shape[1:]
             for name, shape in (expected or {}).items():
                 shapes[f"results/{name}"] = shape
             state = read_newest(self._directory, shapes, self._run)
-            results = self._assign(state)
+            for name, variable in self._variables.items():
+                variable.assign(state[name])
+            self._assign_memory(state)
+            results = {
+                name.removeprefix("results/"): value
+                for name, value in state.items()
+                if name.startswith("results/")
+            }
             self._damaged = {step for step in steps if step > state["step"]}
         self._check_workers_agree()
         return results
-
-    def _variables(self):
-        """Returns all variables but the memory, which differs by replica."""
-        trainer = self._trainer
-        variables = {"step": trainer.step, **weight_variables(trainer.model)}
-        for i, variable in enumerate(trainer.optimizer.variables):
-            variables[f"optimizer/{i:04}"] = variable.value
-        if trainer.loss_scale:
-            variables["loss_scale/value"] = trainer.loss_scale.value
-            variables["loss_scale/good_steps"] = trainer.loss_scale.good_steps
-        if self._plan:
-            for name, variable in self._plan.variables.items():
-                variables[f"plan/{name}"] = variable
-        return variables
-
-    def _shapes(self):
-        shapes = shapes_of(self._variables())
-        for i, variable in enumerate(self._trainer.memory.state_variables):
-            # The rows of all replicas, which may be more or fewer than before.
-            rows = self._trainer.batch_size
-            shapes[f"memory/{i:03}"] = (rows, *variable.shape[1:])
-        return shapes
-
-    def _assign(self, state):
-        for name, variable in self._variables().items():
-            variable.assign(state[name])
-        self._memory.write(
-            [
-                state[name]
-                for name in sorted(state)
-                if name.startswith("memory/")
-            ]
-        )
-        return {
-            name.removeprefix("results/"): value
-            for name, value in state.items()
-            if name.startswith("results/")
-        }
 
     def _check_workers_agree(self):
         step = self._trainer.step
@@ -250,56 +226,37 @@ class Checkpoints:
                 f"found there, by replica: {found.tolist()}"
             )
 
-
-class MemoryRows:
-    """Reads and writes the memory of all replicas in the order of the batch."""
-
-    def __init__(self, stack, strategy):
-        self._variables = stack.state_variables
-        self._rows = stack.batch_size
-        self._strategy = strategy
-
-    def read(self):
-        """Returns arrays of `B` rows, ordered as `stack.state_variables`."""
-        return [
-            value.numpy().astype(variable.dtype.as_numpy_dtype)
-            for variable, value in zip(
-                self._variables, self._gather(), strict=True
-            )
-        ]
-
-    def write(self, values):
-        """Assigns the result of `read`, on any number of replicas."""
-
-        def rows_of(context):
-            first = context.replica_id_in_sync_group * self._rows
-            return [
-                tf.cast(value[first : first + self._rows], variable.dtype)
-                for variable, value in zip(self._variables, values, strict=True)
-            ]
-
-        self._assign(
-            self._strategy.experimental_distribute_values_from_function(rows_of)
-        )
-
     @tf.function
-    def _gather(self):
+    def _gather_memory(self):
+        """Returns the rows of all replicas in the order of the batch."""
+
         def rows():
             # TensorFlow cannot gather bfloat16; float32 holds all its values.
             return [
                 tf.cast(v, tf.float32 if v.dtype == tf.bfloat16 else v.dtype)
-                for v in self._variables
+                for v in self._memory.values()
             ]
 
-        return [
-            self._strategy.gather(value, axis=0)
-            for value in self._strategy.run(rows)
-        ]
+        strategy = self._trainer.strategy
+        return [strategy.gather(v, axis=0) for v in strategy.run(rows)]
 
-    @tf.function
-    def _assign(self, parts):
-        def assign(parts):
-            for variable, part in zip(self._variables, parts, strict=True):
-                variable.assign(part)
+    def _assign_memory(self, state):
+        """Assigns the saved rows, from any number of replicas to any other."""
+        strategy, count = (
+            self._trainer.strategy,
+            self._trainer.memory.batch_size,
+        )
 
-        self._strategy.run(assign, args=(parts,))
+        def rows_of(context):
+            first = context.replica_id_in_sync_group * count
+            return {
+                name: tf.cast(state[name][first : first + count], v.dtype)
+                for name, v in self._memory.items()
+            }
+
+        def assign(rows):
+            for name, variable in self._memory.items():
+                variable.assign(rows[name])
+
+        rows = strategy.experimental_distribute_values_from_function(rows_of)
+        tf.function(strategy.run)(assign, args=(rows,))

@@ -1,24 +1,33 @@
 """The training loop: steps, metrics, validation and checkpoints."""
 
 import contextlib
+import dataclasses
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from txl_keras.checks import check_integer
+from txl_keras.data import Segments
 from txl_keras.data.feed import Feed
 from txl_keras.metrics import bits_per_token
 from txl_keras.training.bundles import saved_steps
+from txl_keras.training.checkpointing import Checkpoints
+from txl_keras.training.profiler import Profile
+from txl_keras.training.progress import Progress
+from txl_keras.training.run_plan import RunPlan
 from txl_keras.training.strategy import is_chief
-from txl_keras.training.tensorboard import memory_statistics
+from txl_keras.training.tensorboard import TensorBoard
+from txl_keras.training.trainer import Trainer
 from txl_keras.training.utilization import device_memory
 from txl_keras.training.utilization import model_flops
 from txl_keras.training.utilization import peak_flops
 
 
+@dataclasses.dataclass
 class TrainingLoop:
     """Trains until the last step, or until stopped.
 
@@ -31,55 +40,33 @@ class TrainingLoop:
     workers, all run the loop and the chief writes.
     """
 
-    def __init__(
-        self,
-        trainer,
-        segments,
-        validate,
-        workdir,
-        checkpoints,
-        *,
-        plan,
-        eval_every,
-        checkpoint_every,
-        steps_per_execution,
-        progress,
-        tensorboard,
-        profile,
-        on_score,
-        bytes_per_token=None,
-    ):
-        # `bytes_per_token` has the means of "train" and "valid", for bits per
-        # byte, which are left out without it.
-        self._trainer = trainer
-        self._segments = segments
-        self._validate = validate
-        self._workdir = workdir
-        self._checkpoints = checkpoints
-        self._plan = plan
-        self._eval_every = check_integer("eval_every", eval_every, 1)
-        self._checkpoint_every = check_integer(
-            "checkpoint_every", checkpoint_every, 1
-        )
-        self._steps_per_execution = check_integer(
-            "steps_per_execution", steps_per_execution, 1
-        )
-        self._progress = progress
-        self.tensorboard = tensorboard
-        self._profile = profile
-        self._on_score = on_score
-        self._bytes_per_token = bytes_per_token
+    trainer: Trainer
+    segments: Segments
+    validate: Callable  # returns scores, `None` if stopped
+    workdir: object  # `Workdir`, which is above this part
+    checkpoints: Checkpoints
+    plan: RunPlan
+    eval_every: int
+    checkpoint_every: int
+    steps_per_execution: int
+    progress: Progress
+    tensorboard: TensorBoard
+    profile: Profile
+    on_score: Callable  # of a step
+    # Means of "train" and "valid", for bits per byte.
+    bytes_per_token: dict | None = None
+
+    def __post_init__(self):
+        for name in ("eval_every", "checkpoint_every", "steps_per_execution"):
+            check_integer(name, getattr(self, name), 1)
         self._step_flops = model_flops(
-            trainer.model,
-            trainer.batch_size,
-            segments.segment_length,
+            self.trainer.model,
+            self.trainer.batch_size,
+            self.segments.segment_length,
             training=True,
         )
         self._peak_flops = None
-        self._is_chief = is_chief(trainer.strategy)
-        self._memory_statistics = memory_statistics(
-            trainer.memory, trainer.strategy
-        )
+        self._is_chief = is_chief(self.trainer.strategy)
         # Results of the steps since the last line, and the number and duration
         # of those that this process ran.
         self._pending = {}
@@ -89,11 +76,11 @@ class TrainingLoop:
 
     def restore(self):
         """Restores the newest checkpoint; returns the step to resume from."""
-        self._pending = self._checkpoints.restore()
-        step = int(self._trainer.step.numpy())
+        self._pending = self.checkpoints.restore()
+        step = int(self.trainer.step.numpy())
         if self._is_chief:
-            self._workdir.drop_metrics_after(step)
-        lines = self._workdir.read_metrics()
+            self.workdir.drop_metrics_after(step)
+        lines = self.workdir.read_metrics()
         losses = (x["loss"] for x in lines if x.get("loss") is not None)
         self._first_loss = next(losses, None)
         self._best = self._kept_score()
@@ -103,14 +90,14 @@ class TrainingLoop:
         """Returns the score of the weights in best/, infinity without any."""
         scores = {step: score["nll"] for step, score in self._scores().items()}
         lowest = min(scores.values(), default=math.inf)
-        kept = saved_steps(self._workdir.best)
+        kept = saved_steps(self.workdir.best)
         if kept:
             return scores.get(kept[-1], lowest)
         if scores and self._is_chief:
             logging.warning(
                 "%s is missing, with the best weights so far (%.4f nats per "
                 "token). Those of the next score are kept as the best.",
-                self._workdir.best,
+                self.workdir.best,
                 lowest,
             )
         return math.inf
@@ -119,44 +106,44 @@ class TrainingLoop:
         """Trains; returns true at the last step, false if stopped."""
         # `pace` takes a step. It may change the last step of the plan, and
         # returns words about it or "".
-        step = int(self._trainer.step.numpy())
+        step = int(self.trainer.step.numpy())
         self._peak_flops = peak_flops(
-            self._trainer.model.compute_dtype, self._trainer.strategy
+            self.trainer.model.compute_dtype, self.trainer.strategy
         )
-        self._progress.start(step)
-        self._plan.count_seconds()
+        self.progress.start(step)
+        self.plan.count_seconds()
         with self._closing():
             if self._lacks_score(step):
                 if not self._score(step):
                     return False
                 self._show(step)
-            feed = Feed(self._segments, self._trainer.strategy, first_step=step)
-            while step < self._plan.last_step:
-                self._profile.update(step)
+            feed = Feed(self.segments, self.trainer.strategy, first_step=step)
+            while step < self.plan.last_step:
+                self.profile.update(step)
                 boundary = self._next_boundary(step)
-                end = self._profile.next_boundary(step) or boundary
+                end = self.profile.next_boundary(step) or boundary
                 num_steps = min(end, boundary) - step
                 start = time.monotonic()
-                results = self._trainer.train(feed.next(num_steps), num_steps)
+                results = self.trainer.train(feed.next(num_steps), num_steps)
                 step += self._keep(results, time.monotonic() - start)
-                self._plan.count_seconds()
-                stopped = self._trainer.stopped
+                self.plan.count_seconds()
+                stopped = self.trainer.stopped
                 if step == boundary:
                     self._write_line(step)
                     words = pace and pace(step)
                     if words:
-                        last_step = self._plan.last_step
-                        self._progress.change(step, last_step, words)
+                        last_step = self.plan.last_step
+                        self.progress.change(step, last_step, words)
                     is_scored = False
-                    if self._is_due(step, self._eval_every) and not stopped:
+                    if self._is_due(step, self.eval_every) and not stopped:
                         is_scored = self._score(step)
                         stopped = not is_scored
-                    if self._is_due(step, self._checkpoint_every) or stopped:
-                        self._checkpoints.save()
+                    if self._is_due(step, self.checkpoint_every) or stopped:
+                        self.checkpoints.save()
                     if is_scored:
                         self._show(step)
                 elif stopped:
-                    self._checkpoints.save(self._pending)
+                    self.checkpoints.save(self._pending)
                 if stopped:
                     return False
             return True
@@ -166,36 +153,36 @@ class TrainingLoop:
         """Waits for the checkpoint being written, even after an error."""
         try:
             yield
-            self._checkpoints.wait()
+            self.checkpoints.wait()
         except FloatingPointError as error:
             with contextlib.suppress(FloatingPointError, OSError):
-                self._checkpoints.wait()
+                self.checkpoints.wait()
             raise FloatingPointError(
                 f"{error} Training stopped; the last good checkpoint: "
-                f"{self._checkpoints.latest or 'none yet'}. Lower "
+                f"{self.checkpoints.latest or 'none yet'}. Lower "
                 "--learning_rate or raise --warmup_steps, in a new --workdir."
             ) from error
         except tf.errors.OpError:
             # Another worker was lost, and the process may end at once.
-            self._checkpoints.wait()
+            self.checkpoints.wait()
             raise
         finally:
-            self._profile.close()
-            self._progress.close()
+            self.profile.close()
+            self.progress.close()
 
     def _is_due(self, step, every):
-        return step % every == 0 or step == self._plan.last_step
+        return step % every == 0 or step == self.plan.last_step
 
     def _next_boundary(self, step):
         """Returns the next step at which a line is written."""
         return min(
-            self._plan.last_step,
+            self.plan.last_step,
             *(
                 step + every - step % every
                 for every in (
-                    self._steps_per_execution,
-                    self._eval_every,
-                    self._checkpoint_every,
+                    self.steps_per_execution,
+                    self.eval_every,
+                    self.checkpoint_every,
                 )
             ),
         )
@@ -233,24 +220,24 @@ class TrainingLoop:
             metrics["loss_scale"] = float(results["loss_scale"][-1])
             # The total so far.
             metrics["skipped_steps"] = step - int(
-                self._trainer.optimizer.iterations.numpy()
+                self.trainer.optimizer.iterations.numpy()
             )
         self._check_divergence(step, loss)
-        self._write(lambda: self._workdir.append_metrics(metrics))
+        self._write(lambda: self.workdir.append_metrics(metrics))
         self._report(metrics)
 
     def _in_bytes(self, nll, split):
         """Returns a loss in bits per byte, if that is known."""
-        if nll is None or not self._bytes_per_token:
+        if nll is None or not self.bytes_per_token:
             return {}
-        bits_per_byte = bits_per_token(nll) / self._bytes_per_token[split]
+        bits_per_byte = bits_per_token(nll) / self.bytes_per_token[split]
         return {"bits_per_byte": bits_per_byte}
 
     def _check_divergence(self, step, loss):
         """Raises if the loss exceeds twice ln V and twice the first loss."""
         if loss is None:
             return
-        uniform = math.log(self._trainer.model.backbone.vocabulary_size)
+        uniform = math.log(self.trainer.model.backbone.vocabulary_size)
         self._first_loss = self._first_loss or loss
         if loss > 2 * max(uniform, self._first_loss):
             raise FloatingPointError(
@@ -263,18 +250,18 @@ class TrainingLoop:
         # Speed differs from run to run, so it is not in metrics.jsonl.
         seconds = self._seconds / self._timed_steps
         self._timed_steps, self._seconds = 0, 0.0
-        tokens = self._trainer.batch_size * self._segments.segment_length
+        tokens = self.trainer.batch_size * self.segments.segment_length
         speed = {
             "tokens_per_second": tokens / seconds,
             "utilization": self._step_flops / seconds / self._peak_flops,
         }
-        self._progress.update({**metrics, **speed})
+        self.progress.update({**metrics, **speed})
         speed["device_memory_bytes"] = device_memory()
         self._write(lambda: self.tensorboard.write({**metrics, **speed}))
 
     def _lacks_score(self, step):
         """Returns whether a run was stopped before validation at this step."""
-        if step == 0 or not self._is_due(step, self._eval_every):
+        if step == 0 or not self._is_due(step, self.eval_every):
             return False
         return step not in self._scores()
 
@@ -283,21 +270,21 @@ class TrainingLoop:
         scores = self._scores()
         if step not in scores:
             raise ValueError(
-                f"{self._workdir.metrics} must have a validation score of step "
+                f"{self.workdir.metrics} must have a validation score of step "
                 f"{step}. It has those of steps {sorted(scores)}."
             )
         return scores[step]
 
     def _scores(self):
         """Returns the validation scores in metrics.jsonl by step."""
-        lines = self._workdir.read_metrics()
+        lines = self.workdir.read_metrics()
         return {
             line["step"]: line["valid"] for line in lines if "valid" in line
         }
 
     def _score(self, step):
         """Computes and records a validation score; returns false if stopped."""
-        scores = self._validate()
+        scores = self.validate()
         if scores is None:
             return False
         if not math.isfinite(scores["nll"]):
@@ -308,19 +295,17 @@ class TrainingLoop:
         is_best = scores["nll"] < self._best
         if is_best:
             self._best = scores["nll"]
-            self._checkpoints.save_best()
+            self.checkpoints.save_best()
         metrics = {"step": step, "valid": scores}
-        self._write(lambda: self._workdir.append_metrics(metrics))
-        # All workers must take part.
-        statistics = {**metrics, "memory": self._memory_statistics()}
-        self._write(lambda: self.tensorboard.write(statistics))
-        self._progress.score(step, scores["nll"], is_best)
+        self._write(lambda: self.workdir.append_metrics(metrics))
+        self._write(lambda: self.tensorboard.write(metrics))
+        self.progress.score(step, scores["nll"], is_best)
         return True
 
     def _show(self, step):
-        self._write(lambda: self._on_score(step))
+        self._write(lambda: self.on_score(step))
 
     def _write(self, function):
         """Calls a function that writes files, if they are this worker's."""
         if self._is_chief:
-            self._workdir.when_present(function)
+            self.workdir.when_present(function)

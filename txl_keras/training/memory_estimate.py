@@ -37,24 +37,9 @@ def estimate_bytes(model, optimizer, rows, segment_length, accumulate_steps=1):
     to 0.2 GB more. In 16 bits (not measured) the numbers are half as large,
     except for the softmax and a third of the attention scores. With cutoffs, V
     is the head and a sixteenth of the largest tail.
-
-    Example:
-
-    ```python
-    import keras
-    from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.training.memory_estimate import estimate_bytes
-
-    model = TransformerXLCausalLM.from_preset("quickstart", num_layers=2)
-    optimizer = keras.optimizers.Adam()
-    optimizer.build(model.trainable_variables)
-    parts = estimate_bytes(model, optimizer, rows=16, segment_length=128)
-    gibibytes = sum(parts.values()) / 2**30
-    ```
     """
     check_integer("rows", rows, 1)
     check_integer("segment_length", segment_length, 1)
-    check_integer("accumulate_steps", accumulate_steps, 1)
     if not optimizer.built:
         raise ValueError(
             "`optimizer` must be built, so that its slots are known: call "
@@ -92,17 +77,16 @@ def _memory_bytes(backbone, rows):
 def _activation_bytes(model, segment_length):
     """Returns the bytes of the activations of one row; see `estimate_bytes`."""
     backbone = model.backbone
-    logits = 4 * segment_length * _entries_of_softmax(backbone.token_embedding)
-    if not backbone.has_attention:
-        kept = 11 * segment_length * backbone.hidden_dim
-        kept *= tf.as_dtype(backbone.compute_dtype).size
-        return backbone.num_layers * kept + 2 * logits
-    return _block_bytes(backbone, segment_length) + 2 * logits
-
-
-def _block_bytes(backbone, segment_length):
-    """Returns the bytes of the activations of all blocks, for one row."""
+    embedding = backbone.token_embedding
+    sizes = [embedding.cluster_size(i) for i in range(embedding.num_clusters)]
+    # The logits of a token that exist at the same time.
+    logits = sizes[0] + len(embedding.cutoffs)
+    logits += max(sizes[1:], default=0) // 16
+    softmax = 2 * 4 * segment_length * logits
     size = tf.as_dtype(backbone.compute_dtype).size
+    if not backbone.has_attention:
+        kept = 11 * segment_length * backbone.hidden_dim * size
+        return backbone.num_layers * kept + softmax
     num_keys = backbone.past_length() + segment_length
     width = backbone.num_heads * backbone.head_dim
     scores = backbone.num_heads * segment_length * num_keys
@@ -115,11 +99,4 @@ def _block_bytes(backbone, segment_length):
     )
     needed = (4 + 2 * size) * scores
     needed += 2 * size * segment_length * backbone.intermediate_dim
-    return backbone.num_layers * kept + needed
-
-
-def _entries_of_softmax(embedding):
-    """Returns how many logits exist per token at the same time."""
-    sizes = [embedding.cluster_size(i) for i in range(embedding.num_clusters)]
-    head = sizes[0] + len(embedding.cutoffs)
-    return head + max(sizes[1:], default=0) // 16
+    return backbone.num_layers * kept + needed + softmax

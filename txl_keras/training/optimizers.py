@@ -7,6 +7,8 @@ import numbers
 import keras
 from keras import ops
 
+from txl_keras.checks import check_dropout
+from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 from txl_keras.layers.gate import GATE_KERNELS
 from txl_keras.training.updates import takes_weight_decay
@@ -97,13 +99,10 @@ class Lamb(keras.optimizers.Optimizer):
         update = m / (ops.sqrt(v) + self.epsilon)
         update = update + self._decays[index] * variable
         rate = ops.cast(learning_rate, variable.dtype)
-        ratio = self._trust_ratio(variable, update)
-        self.assign_sub(variable, rate * ratio * update)
-
-    def _trust_ratio(self, variable, update):
         weight_norm = ops.minimum(_norm(variable), _MAX_WEIGHT_NORM)
         ratio = weight_norm / (_norm(update) + self.epsilon)
-        return ops.where(weight_norm > 0, ratio, ops.ones_like(ratio))
+        ratio = ops.where(weight_norm > 0, ratio, ops.ones_like(ratio))
+        self.assign_sub(variable, rate * ratio * update)
 
     def get_config(self):
         return {
@@ -138,9 +137,6 @@ class Muon(keras.optimizers.Muon):
         **kwargs: Arguments of `keras.optimizers.Muon`, but for those that
             choose the matrices and the weight decay of Adam.
 
-    Raises:
-        ValueError: If `kwargs` have arguments that would be ignored.
-
     Example:
 
     ```python
@@ -171,32 +167,27 @@ class Muon(keras.optimizers.Muon):
         epsilon=1e-9,
         **kwargs,
     ):
-        fixed = {
-            "exclude_layers": None,
-            "exclude_embeddings": True,
-            "adam_weight_decay": weight_decay,
-        }
-        for name, value in fixed.items():
-            # `from_config` passes an empty list for None.
-            if (kwargs.get(name, value) or None) != (value or None):
-                raise ValueError(
-                    f"`{name}` must be {value!r}: this Muon takes all kernels "
-                    "for matrices, no embeddings, and has one `weight_decay`. "
-                    f"Received: {name}={kwargs[name]!r}"
-                )
         # Versions of Keras differ in some of these defaults.
         settings = {"adam_lr_ratio": 1, "ns_steps": 5, "rms_rate": 0.2}
         super().__init__(
             learning_rate,
             momentum=momentum,
             epsilon=epsilon,
-            **{
-                **settings,
-                **kwargs,
-                "weight_decay": weight_decay,
-                "adam_weight_decay": weight_decay,
-            },
+            weight_decay=weight_decay,
+            adam_weight_decay=weight_decay,
+            exclude_embeddings=True,
+            exclude_layers=None,
+            **{**settings, **kwargs},
         )
+
+    def get_config(self):
+        config = super().get_config()
+        # Fixed here, and no arguments of this class.
+        for name in (
+            "exclude_layers", "exclude_embeddings", "adam_weight_decay"
+        ):  # fmt: skip
+            config.pop(name, None)
+        return config
 
     def _should_use_adamw(self, variable):
         *layers, name = variable.path.split("/")
@@ -206,21 +197,17 @@ class Muon(keras.optimizers.Muon):
     def _muon_update_step(self, gradient, variable, lr, m):
         self.assign(m, self.momentum * m + gradient)
         ahead = self.momentum * m + gradient if self.nesterov else m
-        matrix = ops.reshape(ahead, _matrix_shape(variable.shape))
+        # The most square split of a kernel's shape, inputs by outputs. The
+        # heads are outputs, but inputs of the last projection of attention.
+        shape = variable.shape
+        splits = [
+            (math.prod(shape[:i]), math.prod(shape[i:]))
+            for i in range(1, len(shape))
+        ]
+        matrix = ops.reshape(ahead, min(splits, key=max))
         update = self.zeropower_via_newtonschulz5(matrix, self.ns_steps)
         update = ops.reshape(self.lr_adjust(lr * update), variable.shape)
         self.assign_sub(variable, update)
-
-
-def _matrix_shape(shape):
-    """Returns the most square split of a kernel's shape, inputs by outputs."""
-    # The heads are among the outputs, or among the inputs in the last
-    # projection of attention.
-    splits = [
-        (math.prod(shape[:i]), math.prod(shape[i:]))
-        for i in range(1, len(shape))
-    ]
-    return min(splits, key=max)
 
 
 def _norm(tensor):
@@ -288,10 +275,6 @@ def build_optimizer(
     Returns:
         `keras.optimizers.Optimizer`, for `Trainer`.
 
-    Raises:
-        ValueError: If the name is unknown, the optimizer has no such setting,
-            or a number is out of its range.
-
     Example:
 
     >>> build_optimizer("adamw", 0.001, weight_decay=0.01).weight_decay
@@ -299,7 +282,7 @@ def build_optimizer(
     """
     check_one_of("name", name, _OPTIMIZERS)
     if isinstance(learning_rate, numbers.Real):
-        _check_range("learning_rate", learning_rate)
+        check_number("learning_rate", learning_rate, 0, exclusive=True)
         learning_rate = float(learning_rate)
     optimizer_class, defaults = _OPTIMIZERS[name]
     settings = {
@@ -312,30 +295,16 @@ def build_optimizer(
     }
     settings = {k: v for k, v in settings.items() if v is not None}
     for key, value in settings.items():
-        _check_setting(name, key, value)
+        if key not in defaults:
+            owners = tuple(k for k, v in _OPTIMIZERS.items() if key in v[1])
+            raise ValueError(
+                f"`{key}` is for the optimizers {owners} only. "
+                f"Received: {key}={value}, name={name!r}"
+            )
+        if key in ("beta_1", "beta_2", "momentum"):
+            check_dropout(key, value)
+        else:
+            check_number(key, value, 0, exclusive=key == "epsilon")
     return optimizer_class(
         learning_rate, **defaults | {k: float(v) for k, v in settings.items()}
     )
-
-
-def _check_setting(optimizer, name, value):
-    """Checks that an optimizer has a setting and that its value is in range."""
-    if name not in _OPTIMIZERS[optimizer][1]:
-        owners = tuple(k for k, (_, own) in _OPTIMIZERS.items() if name in own)
-        raise ValueError(
-            f"`{name}` is for the optimizers {owners} only. "
-            f"Received: {name}={value}, name={optimizer!r}"
-        )
-    _check_range(name, value)
-
-
-def _check_range(name, value):
-    is_positive = name in ("learning_rate", "epsilon")
-    least = "greater than 0" if is_positive else "at least 0"
-    limit = 1 if name in ("beta_1", "beta_2", "momentum") else math.inf
-    # Comparisons with NaN are false.
-    if not (value > 0 if is_positive else value >= 0) or not value < limit:
-        raise ValueError(
-            f"`{name}` must be {least} and less than {limit}. "
-            f"Received: {name}={value}"
-        )

@@ -6,16 +6,7 @@ import tensorflow as tf
 
 
 class Profile:
-    """Traces the steps after FIRST up to LAST; `profile_steps="FIRST,LAST"`.
-
-    >>> profile = Profile("trace", "100,110")
-    >>> profile.next_boundary(20)
-    100
-    >>> profile.next_boundary(100)
-    110
-    >>> profile.next_boundary(110) is None
-    True
-    """
+    """Traces the steps after FIRST up to LAST; `profile_steps="FIRST,LAST"`."""
 
     # TensorBoard (with tensorboard-plugin-profile) finds the trace in
     # `plugins/profile`. A run that resumes in between traces the remaining

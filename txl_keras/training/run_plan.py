@@ -6,8 +6,6 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.checks import check_integer
-
 
 class RunPlan(keras.optimizers.schedules.LearningRateSchedule):
     """Stretches a schedule of `max_steps` updates over those that a run has.
@@ -27,7 +25,7 @@ class RunPlan(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, schedule, max_steps):
         self._schedule = schedule
-        self._planned = check_integer("max_steps", max_steps, 1)
+        self._planned = max_steps
         self.variables = {
             name: tf.Variable(value, dtype=dtype, trainable=False)
             for name, value, dtype in (

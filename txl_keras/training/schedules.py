@@ -1,42 +1,31 @@
 """Learning rate schedules."""
 
+import dataclasses
 import math
 
 import keras
 from keras import ops
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
 
 SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
+@dataclasses.dataclass(eq=False)
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Schedules a linear warm-up, then a decay; see `build_schedule`.
+    """Schedules a linear warm-up, then a decay; see `build_schedule`."""
 
-    Only `"cosine"` does not subtract the warm-up. Steps are counted in float32,
-    which is exact up to 16 million.
+    # Only "cosine" does not subtract the warm-up. Steps are counted in float32,
+    # which is exact up to 16 million.
 
-    >>> schedule = WarmupSchedule("linear", 0.5, max_steps=30, warmup_steps=10)
-    >>> [float(schedule(step)) for step in (5, 10, 20, 30)]
-    [0.25, 0.5, 0.25, 0.0]
-    """
-
-    def __init__(
-        self,
-        kind,
-        learning_rate,
-        max_steps,
-        warmup_steps=0,
-        min_learning_rate=0.0,
-    ):
-        super().__init__()
-        self.kind = kind
-        self.learning_rate = learning_rate
-        self.max_steps = max_steps
-        self.warmup_steps = warmup_steps
-        self.min_learning_rate = min_learning_rate
+    kind: str
+    learning_rate: float
+    max_steps: int
+    warmup_steps: int = 0
+    min_learning_rate: float = 0.0
 
     def __call__(self, step):
         step = ops.cast(step, "float32")
@@ -62,13 +51,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return floor + (peak - floor) * share
 
     def get_config(self):
-        return {
-            "kind": self.kind,
-            "learning_rate": self.learning_rate,
-            "max_steps": self.max_steps,
-            "warmup_steps": self.warmup_steps,
-            "min_learning_rate": self.min_learning_rate,
-        }
+        return dataclasses.asdict(self)
 
 
 def build_schedule(
@@ -115,11 +98,6 @@ def build_schedule(
         `keras.optimizers.schedules.LearningRateSchedule`, a function of the
         number of updates so far.
 
-    Raises:
-        ValueError: If the name is unknown, the warm-up does not end before
-            `max_steps`, the floor is not between 0 and the peak, or the
-            schedule does not take an argument.
-
     Example:
 
     >>> schedule = build_schedule("inverse_sqrt", 0.5, 900, warmup_steps=100)
@@ -128,8 +106,19 @@ def build_schedule(
     """
     max_steps = check_integer("max_steps", max_steps, 1)
     warmup_steps = check_integer("warmup_steps", warmup_steps, 0)
-    _check_rates(learning_rate, min_learning_rate)
-    _check_kind(name, min_learning_rate, subtract_warmup)
+    check_number("learning_rate", learning_rate, 0, exclusive=True)
+    check_number("min_learning_rate", min_learning_rate, 0, learning_rate)
+    check_one_of("name", name, SCHEDULES)
+    if name == "constant" and min_learning_rate:
+        raise ValueError(
+            "`min_learning_rate` must be 0 for the constant schedule. "
+            f"Received: min_learning_rate={min_learning_rate}"
+        )
+    if name != "cosine" and not subtract_warmup:
+        raise ValueError(
+            "`subtract_warmup` may be False for the cosine schedule only. "
+            f"Received: subtract_warmup={subtract_warmup}, name={name!r}"
+        )
     if warmup_steps >= max_steps:
         raise ValueError(
             "`warmup_steps` must be less than `max_steps`: pass fewer, such as "
@@ -146,32 +135,3 @@ def build_schedule(
             warmup_steps=warmup_steps,
         )
     return WarmupSchedule(name, peak, max_steps, warmup_steps, floor)
-
-
-def _check_rates(learning_rate, min_learning_rate):
-    # Comparisons with NaN are false.
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(
-            "`learning_rate` must be greater than 0 and finite. "
-            f"Received: learning_rate={learning_rate}"
-        )
-    if not 0 <= min_learning_rate <= learning_rate:
-        raise ValueError(
-            "`min_learning_rate` must be at least 0 and at most "
-            f"`learning_rate`. Received: min_learning_rate={min_learning_rate},"
-            f" learning_rate={learning_rate}"
-        )
-
-
-def _check_kind(name, min_learning_rate, subtract_warmup):
-    check_one_of("name", name, SCHEDULES)
-    if name == "constant" and min_learning_rate:
-        raise ValueError(
-            "`min_learning_rate` must be 0 for the constant schedule. "
-            f"Received: min_learning_rate={min_learning_rate}"
-        )
-    if name != "cosine" and not subtract_warmup:
-        raise ValueError(
-            "`subtract_warmup` may be False for the cosine schedule only. "
-            f"Received: subtract_warmup={subtract_warmup}, name={name!r}"
-        )

@@ -41,14 +41,6 @@ class StopRequest:
     `EXIT_CODE`. Inside `deferred()`, the first signal is left to the loop, and
     only a second one ends the program. Further SIGHUP do not: when a terminal
     is closed, both the system and the shell may send one.
-
-    >>> stop = StopRequest()
-    >>> with stop, stop.deferred():
-    ...     os.kill(os.getpid(), signal.SIGTERM)
-    ...     stop.wait(5)
-    True
-    >>> stop.signal.name, float(stop.variable)
-    ('SIGTERM', 1.0)
     """
 
     def __init__(self):
@@ -56,11 +48,6 @@ class StopRequest:
             self.variable = tf.Variable(0.0, trainable=False)
         self.signal = None
         self._is_deferred = False
-        self._received = threading.Event()
-
-    def wait(self, timeout):
-        """Waits up to `timeout` seconds; returns whether a signal came."""
-        return self._received.wait(timeout)
 
     def __enter__(self):
         self._read_end, self._write_end = os.pipe()
@@ -106,9 +93,8 @@ class StopRequest:
             return
         if self.signal not in (None, _HANGUP):
             os._exit(128 + number)
-        self.signal = number
         self.variable.assign(1.0)
-        self._received.set()
+        self.signal = number
         _tell(
             f"{number.name}: finishing the step, then saving. A second signal "
             "ends the program at once."

@@ -11,7 +11,6 @@ from txl_keras.layers.compute.target import use
 from txl_keras.training.compilation import describe
 from txl_keras.training.workers import bound_waiting
 from txl_keras.training.workers import read_cluster
-from txl_keras.training.workers import wait_for_workers
 
 
 def create_strategy(tpu=None, num_cpu_devices=None):
@@ -23,9 +22,7 @@ def create_strategy(tpu=None, num_cpu_devices=None):
     addresses of all `worker`s (and of one `chief`), and `task` tells which of
     them this process is.
 
-    All multi-replica strategies of one process must use the same devices:
-    TensorFlow numbers the device groups of each strategy from 1, and aborts all
-    collectives if two groups with one number differ.
+    All multi-replica strategies of one process must use the same devices.
 
     Args:
         tpu: Name or gRPC address of a TPU. `"local"` and the empty string mean
@@ -37,15 +34,6 @@ def create_strategy(tpu=None, num_cpu_devices=None):
         `TPUStrategy` for a TPU, `MultiWorkerMirroredStrategy` if `TF_CONFIG`
         lists several workers, `MirroredStrategy` for several GPUs or CPU
         devices, otherwise the default strategy, on one GPU or the CPU.
-
-    Raises:
-        ValueError: If more than one of `tpu`, `num_cpu_devices` and several
-            workers is given, `num_cpu_devices` is below 1, or `TF_CONFIG` is
-            malformed.
-        RuntimeError: If the TPU cannot be reached, a worker does not answer
-            within 50 seconds, or the CPU can no longer be split.
-        tf.errors.DeadlineExceededError: If TensorFlow cannot connect the
-            workers within another 50 seconds, because one has ended.
 
     Example:
 
@@ -76,7 +64,6 @@ def create_strategy(tpu=None, num_cpu_devices=None):
     if num_cpu_devices is not None:
         return _cpu_strategy(num_cpu_devices)
     if cluster is not None:
-        wait_for_workers(cluster)
         bound_waiting(cluster)
         return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
@@ -130,7 +117,6 @@ def is_chief(strategy):
 
 def wait_for_all(strategy):
     """Returns when all workers have called this function."""
-
     gather_integers(strategy, lambda: tf.constant(0, tf.int64))
 
 
@@ -169,14 +155,15 @@ def for_another_device():
     return use(Target("tpu"))
 
 
-def host_loop(strategy, replica_step, stop):
+def host_loop(strategy, replica_step, stop, rows=()):
     """Returns a function that runs many steps on all replicas in one host call.
 
-    The function takes `(iterator, num_steps)`. `replica_step` takes one element
-    of the data and the value of `stop` on this worker, and returns scalars that
-    are equal on all replicas. Of each of them the function returns a vector of
-    `num_steps` entries, or fewer if stopped. The entry `stop` is a sum over
-    replicas: if it is not 0, all workers end the loop after this step.
+    The function takes `(iterator, num_steps)` and returns a dictionary of
+    tensors with one entry per step, fewer if stopped. `replica_step` takes one
+    element of the data and the value of `stop` on this worker. It returns
+    scalars that are equal on all replicas, and for the names in `rows` a tensor
+    of the rows of each. Its entry `stop` is a sum over replicas: if it is not
+    0, all workers end the loop after this step.
     """
     names = []  # of the scalars, known once a step was traced
 
@@ -188,31 +175,37 @@ def host_loop(strategy, replica_step, stop):
         return replica_step(*args)
 
     @tf.autograph.experimental.do_not_convert
-    def first_replica(values):
-        names[:] = values
-        return {
-            name: strategy.experimental_local_results(value)[0]
+    def join(values):
+        values = {
+            name: strategy.experimental_local_results(value)
             for name, value in values.items()
         }
+        names[:] = [name for name in values if name not in rows]
+        # `Segments.distribute` assigns rows to replicas in this order.
+        of_rows = [tf.concat(values[name], 0) for name in rows]
+        scalars = tf.stack([values[name][0] for name in names])
+        return values["stop"][0] > 0, [scalars, *of_rows]
 
     # Without `reduce_retracing`, which would take away the static shapes of
     # the next data of other sizes.
     @tf.function
     def run(iterator, num_steps):
-        results = tf.TensorArray(
-            tf.float32, size=num_steps, element_shape=(None,)
-        )
+        results = [
+            tf.TensorArray(tf.float32, size=num_steps) for _ in (None, *rows)
+        ]
         done, stopped = 0, False
         while done < num_steps and not stopped:
-            values = first_replica(
+            stopped, found = join(
                 strategy.run(step, args=(next(iterator), stop.read_value()))
             )
-            results = results.write(done, tf.stack(list(values.values())))
-            stopped = values["stop"] > 0
+            results = [
+                array.write(done, value)
+                for array, value in zip(results, found, strict=True)
+            ]
             done += 1
-        # [num_steps, names] -> one vector per name
-        steps = results.stack()[:done]
-        return dict(zip(names, tf.unstack(steps, len(names), 1), strict=True))
+        scalars, *of_rows = (array.stack()[:done] for array in results)
+        scalars = tf.unstack(scalars, len(names), 1)
+        return dict(zip((*names, *rows), (*scalars, *of_rows), strict=True))
 
     @functools.wraps(run, updated=())
     def run_with_remedy(iterator, num_steps):

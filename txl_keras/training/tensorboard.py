@@ -7,17 +7,11 @@ import tensorflow as tf
 
 
 class TensorBoard:
-    """Writes scalars and text for TensorBoard, unless `directory` is `None`.
-
-    >>> board = TensorBoard("events")
-    >>> board.write({"step": 20, "loss": 1.5, "valid": {"nll": 1.75}})
-    >>> board.write_text("sample", "Once upon a time", step=20)
-    >>> board.close()
-    """
+    """Writes scalars and text for TensorBoard, unless `directory` is `None`."""
 
     def __init__(self, directory):
-        self._writer = None
         if directory is None:
+            self._writer = tf.summary.create_noop_writer()
             return
         if importlib.util.find_spec("tensorboard") is None:
             raise ImportError(
@@ -28,8 +22,6 @@ class TensorBoard:
 
     def write(self, metrics):
         """Writes the numbers of a line of metrics.jsonl, which has a `step`."""
-        if self._writer is None:
-            return
         with self._writer.as_default(step=metrics["step"]):
             for name, value in _flatten(metrics):
                 if name != "step":
@@ -38,8 +30,6 @@ class TensorBoard:
 
     def write_text(self, name, text, step):
         """Writes a text, shown without formatting."""
-        if self._writer is None:
-            return
         with self._writer.as_default():
             # TensorBoard renders Markdown, where this is a code block.
             block = textwrap.indent(text, "    ", lambda line: True)
@@ -48,8 +38,7 @@ class TensorBoard:
 
     def close(self):
         """Closes the file."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
 def _flatten(metrics, prefix=""):
@@ -59,42 +48,3 @@ def _flatten(metrics, prefix=""):
             yield from _flatten(value, f"{prefix}{name}/")
         elif isinstance(value, (int, float)):
             yield prefix + name, value
-
-
-def memory_statistics(stack, strategy):
-    """Returns a function that computes memory statistics over all replicas."""
-    # These are `valid_share`, the share of entries written since their row was
-    # reset, and `rms`, per block the root mean square of these (0 without any).
-
-    def sums():
-        memory = stack.read()
-        mask = memory.mask()  # [B, M]
-        valid = tf.cast(mask, tf.float32)
-        # `where` and not `*`: invalid entries may be NaN.
-        squares = [
-            tf.reduce_sum(
-                tf.where(
-                    mask[:, :, None], tf.square(tf.cast(state, tf.float32)), 0.0
-                )
-            )
-            for state in memory.states
-        ]
-        num_entries = tf.cast(tf.size(mask), tf.float32)
-        return tf.stack([num_entries, tf.reduce_sum(valid), *squares])
-
-    @tf.function
-    def sums_over_replicas():
-        return strategy.reduce("SUM", strategy.run(sums), axis=None)
-
-    def statistics():
-        num_entries, num_valid, *squares = sums_over_replicas().numpy().tolist()
-        num_values = max(num_valid * stack.hidden_dim, 1)
-        return {
-            "valid_share": num_valid / max(num_entries, 1),
-            "rms": {
-                f"block_{i}": (square / num_values) ** 0.5
-                for i, square in enumerate(squares)
-            },
-        }
-
-    return statistics

@@ -4,12 +4,12 @@ Letters: `B` batch over all replicas, `b` rows of one replica, `T` segment.
 """
 
 import functools
-import math
 
 import numpy as np
 import tensorflow as tf
 
 from txl_keras.checks import check_integer
+from txl_keras.checks import check_number
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.pallas import TILE_QUERIES
@@ -86,14 +86,6 @@ class Trainer:
         stopped: Boolean, whether `train` ended early because some worker
             received a signal.
 
-    Raises:
-        ValueError: If `batch_size` is not divisible by the number of replicas,
-            or their rows by `accumulate_steps`; if a number is out of range; if
-            `attention_kernel` does not support the model, its lengths or the
-            device; if the optimizer has settings that are not supported; or if
-            `step` is combined with `accumulate_steps` or intermediate losses.
-        ImportError: If `attention_kernel` is given and jax is missing.
-
     Example:
 
     ```python
@@ -140,11 +132,8 @@ class Trainer:
         check_supported(optimizer)
         if clip_norm is None:
             clip_norm = optimizer.global_clipnorm
-        if clip_norm is not None and not 0 < clip_norm < math.inf:
-            raise ValueError(
-                "`clip_norm` must be greater than 0 and finite, or None. "
-                f"Received: clip_norm={clip_norm}"
-            )
+        if clip_norm is not None:
+            check_number("clip_norm", clip_norm, 0, exclusive=True)
         check_integer("seed", seed, 0)
         check_integer("accumulate_steps", accumulate_steps, 1)
         check_integer("intermediate_loss_steps", intermediate_loss_steps, 0)
@@ -160,12 +149,14 @@ class Trainer:
             )
         compressing = {id(v) for v in model.backbone.compression_variables}
         self._compresses = bool(compressing)
-        # Indices of the gradients that share a norm.
-        self._parts = [[], []] if compressing else [[]]
-        for i, variable in enumerate(model.trainable_variables):
-            self._parts[id(variable) in compressing].append(i)
-        # All weights of a part may be frozen.
-        self._parts = [part for part in self._parts if part]
+        variables = [*enumerate(model.trainable_variables)]
+        # Indices of the gradients that share a norm. All weights of a part may
+        # be frozen.
+        parts = [
+            [i for i, v in variables if (id(v) in compressing) == is_part]
+            for is_part in (False, True)
+        ]
+        self._parts = [part for part in parts if part]
         if compressing and intermediate_loss_steps:
             raise ValueError(
                 "`intermediate_loss_steps` must be 0 with a `compression` that "
@@ -285,18 +276,7 @@ class Trainer:
     # converting each function would delay the first step by seconds.
     @tf.autograph.experimental.do_not_convert
     def replica_step(self, batch, stop):
-        """Runs one step of one replica; `train` runs it on all replicas.
-
-        It is public so that `--compile_only` can lower it for a TPU.
-
-        Args:
-            batch: Dictionary of tensors, the `b` rows of one replica.
-            stop: float32 scalar, `StopRequest.variable` of this worker.
-
-        Returns:
-            Dictionary of float32 scalars, equal on all replicas: those of
-            `train`, and `stop`, the sum over replicas.
-        """
+        """Runs one step of one replica; public for `--compile_only`."""
         context = tf.distribute.get_replica_context()
         first_row = context.replica_id_in_sync_group * self._rows
         losses, nll, gradients = self._compiled_gradients(
@@ -448,10 +428,15 @@ class Trainer:
         with tf.GradientTape() as tape:
             errors = []
             if self.intermediate_loss_steps:
+                # Which blocks below the last have a loss in this step.
+                num_blocks = self.model.backbone.num_layers
+                is_scored = [
+                    self.step * num_blocks
+                    < block * self.intermediate_loss_steps
+                    for block in range(1, num_blocks)
+                ]
                 losses, memory = self.model.score_blocks(
-                    weights=weights,
-                    is_scored=self._scored_blocks(),
-                    **arguments,
+                    weights=weights, is_scored=is_scored, **arguments
                 )
             else:
                 if self._compresses:
@@ -480,14 +465,6 @@ class Trainer:
             else tf.convert_to_tensor(gradient)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]  # fmt: skip
-
-    def _scored_blocks(self):
-        """Returns which blocks below the last have a loss in this step."""
-        num_blocks = self.model.backbone.num_layers
-        return [
-            self.step * num_blocks < block * self.intermediate_loss_steps
-            for block in range(1, num_blocks)
-        ]
 
 
 def _check_kernel(model, segment_lengths):

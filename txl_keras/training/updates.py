@@ -8,12 +8,7 @@ from keras import ops
 def takes_weight_decay(variable):
     """Returns whether weight decay applies to a variable, judged by its name.
 
-    >>> norm = keras.layers.LayerNormalization()
-    >>> dense = keras.layers.Dense(3)
-    >>> norm.build((2, 4)); dense.build((2, 4))
-    >>> weights = norm.weights + dense.weights
-    >>> [weight.name for weight in weights if takes_weight_decay(weight)]
-    ['kernel']
+    Biases and the weights of layer normalization are not decayed.
     """
     return "bias" not in variable.name and variable.name not in (
         "gamma",
@@ -27,13 +22,6 @@ def apply_gradients(optimizer, gradients, variables):
     Keras's `optimizer.apply` would sum the gradients over replicas a second
     time. Here all replicas get the same gradients, so their copies stay equal.
     The caller, who knows which steps count, updates `optimizer.iterations`.
-
-    >>> weight = keras.Variable([1.0, 2.0])
-    >>> optimizer = keras.optimizers.SGD(0.5)
-    >>> optimizer.build([weight])
-    >>> apply_gradients(optimizer, [ops.array([1.0, -1.0])], [weight])
-    >>> weight.numpy().tolist()
-    [0.5, 2.5]
     """
     learning_rate = ops.convert_to_tensor(optimizer.learning_rate)
     for gradient, variable in zip(gradients, variables, strict=True):
@@ -42,21 +30,17 @@ def apply_gradients(optimizer, gradients, variables):
         if optimizer.clipvalue:
             limit = optimizer.clipvalue
             gradient = ops.clip(gradient, -limit, limit)
-        if _is_decayed(optimizer, variable):
+        # `_use_weight_decay` heeds `exclude_from_weight_decay`.
+        if (
+            optimizer.weight_decay
+            and takes_weight_decay(variable)
+            and optimizer._use_weight_decay(variable)
+        ):
             rate = ops.cast(learning_rate, variable.dtype)
             decay = variable * optimizer.weight_decay * rate
             optimizer.assign_sub(variable, decay)
         optimizer.update_step(gradient, variable, learning_rate)
     optimizer._update_model_variables_moving_average(variables)
-
-
-def _is_decayed(optimizer, variable):
-    return (
-        optimizer.weight_decay
-        and takes_weight_decay(variable)
-        # What the caller of `exclude_from_weight_decay` named.
-        and optimizer._use_weight_decay(variable)
-    )
 
 
 def check_supported(optimizer):

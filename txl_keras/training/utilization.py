@@ -47,58 +47,27 @@ def model_flops(model, batch_size, segment_length, training=False):
 
     An XLNet counts its content stream with a softmax for every token, but not
     its query stream, which has only the targets.
-
-    With `training`, the backward pass counts too.
-
-    Example:
-
-    >>> from txl_keras.models import TransformerXLCausalLM
-    >>> model = TransformerXLCausalLM.from_preset("quickstart")
-    >>> forward = model_flops(model, batch_size=16, segment_length=128)
-    >>> model_flops(model, 16, 128, training=True) // forward
-    3
     """
     backbone = model.backbone
     check_integer("batch_size", batch_size, 1)
     check_integer("segment_length", segment_length, 1)
     layer = backbone.layer_flops(segment_length, backbone.memory_length)
-    softmax = segment_length * _softmax_flops(backbone.token_embedding)
+    embedding = backbone.token_embedding
+    size = embedding.dims[0]
+    softmax = 2 * size * (embedding.cluster_size(0) + len(embedding.cutoffs))
+    if embedding.needs_projection(0):
+        softmax += 2 * embedding.output_dim * size
+    softmax *= segment_length
     forward = batch_size * (backbone.num_layers * layer + softmax)
     return 3 * forward if training else forward
 
 
-def _softmax_flops(embedding):
-    """Returns the operations per token of the head and of its projection."""
-    size = embedding.dims[0]
-    entries = embedding.cluster_size(0) + len(embedding.cutoffs)
-    flops = 2 * size * entries
-    if embedding.needs_projection(0):
-        flops += 2 * embedding.output_dim * size
-    return flops
-
-
 def peak_flops(dtype, strategy):
-    """Measures the operations per second of the fastest matmul of a dtype.
-
-    The matmuls run on all replicas of this worker at once, so that logical
-    devices that share one CPU add up to that CPU. Other workers are taken to be
-    as fast, but are not waited for: by the clock, each worker chooses sizes and
-    numbers of matmuls of its own. Takes about a second on a small CPU.
-
-    Example:
-
-    ```python
-    import tensorflow as tf
-    from txl_keras.models import TransformerXLCausalLM
-    from txl_keras.training.utilization import model_flops, peak_flops
-
-    model = TransformerXLCausalLM.from_preset("quickstart")
-    seconds = 0.5  # per step, as measured
-    flops = model_flops(model, 16, 128, training=True) / seconds
-    utilization = flops / peak_flops("float32", tf.distribute.get_strategy())
-    ```
-    """
-
+    """Measures the operations per second of the fastest matmul of a dtype."""
+    # The matmuls run on all replicas of this worker at once, so that logical
+    # devices that share one CPU add up to that CPU. Other workers are taken to
+    # be as fast, but are not waited for: by the clock, each worker chooses
+    # sizes and numbers of matmuls of its own.
     multiply = _multiply_on_local_replicas(dtype, strategy)
     best = 0.0
     for size in _SIZES:
@@ -141,16 +110,9 @@ def _seconds(multiply, size, num_matmuls):
 
 
 def device_memory():
-    """Returns the memory of this process in bytes.
-
-    With GPUs: `in_use` and `peak` of the fullest GPU. Otherwise only `peak`,
-    the largest resident set of the process so far; on Windows neither.
-
-    Example:
-
-    >>> device_memory()["peak"] > 0
-    True
-    """
+    """Returns the memory of this process in bytes."""
+    # With GPUs `in_use` and `peak` of the fullest one. Otherwise only `peak`,
+    # the largest resident set of the process so far; on Windows neither.
     gpus = tf.config.list_logical_devices("GPU")
     if gpus:
         infos = [
@@ -168,33 +130,17 @@ def device_memory():
 
 
 def memory_of(call):
-    """Returns the peak in bytes of a call above what was held before it.
-
-    It is the maximum over devices. TensorFlow's allocator counts chunks, and a
-    large one may be twice the size of its contents. On most CPUs TensorFlow
-    does not count, and the result is that of `host_memory_of`.
-
-    Example:
-
-    >>> memory_of(lambda: tf.zeros((1000, 1000)).numpy()) >= 0
-    True
-    """
-    devices = [
-        device.name
-        for device in tf.config.list_logical_devices("GPU")
-        or tf.config.list_logical_devices("CPU")
-    ]
+    """Returns the peak in bytes of a call above what was held before it."""
+    # TensorFlow's allocator counts chunks, and a large one may be twice the
+    # size of its contents.
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    device = tf.config.list_logical_devices(kind)[0].name
     info = tf.config.experimental.get_memory_info
     try:
-        before = [info(device)["current"] for device in devices]
+        before = info(device)["current"]
     except ValueError:
-        # On CPUs only the allocator of oneDNN counts. It never returns memory,
-        # so that with it the resident set of the process would not help.
+        # Most CPUs: only the allocator of oneDNN counts there.
         return host_memory_of(call)
-    for device in devices:
-        tf.config.experimental.reset_memory_stats(device)
+    tf.config.experimental.reset_memory_stats(device)
     call()
-    return max(
-        info(device)["peak"] - held
-        for device, held in zip(devices, before, strict=True)
-    )
+    return info(device)["peak"] - before

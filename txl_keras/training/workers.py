@@ -1,17 +1,13 @@
-"""The workers that TF_CONFIG lists: waiting for them, and missing them."""
+"""The workers that TF_CONFIG lists, and errors about missing ones."""
 
-import contextlib
 import json
 import os
 import re
-import socket
-import time
 from typing import NamedTuple
 
 from tensorflow.python.eager import context as eager_context
 
-# Seconds to wait for all workers at the start, twice: until they answer, and
-# until TensorFlow has connected them.
+# Seconds to wait at the start until TensorFlow has connected all workers.
 TIMEOUT = 50
 # Seconds without a sign of life after which the others give up on a worker that
 # hangs. One that ends is noticed earlier, as its connections close.
@@ -57,7 +53,8 @@ def read_cluster():
         }
         cluster = Cluster(jobs, index=0)
         for address in cluster.addresses:
-            _host_and_port(address)
+            _, port = address.rsplit(":", 1)
+            int(port)
         if len(set(cluster.addresses)) < len(cluster.addresses):
             raise ValueError("an address appears twice")
         if task["index"] < 0:
@@ -75,49 +72,8 @@ def read_cluster():
     return cluster._replace(index=index) if len(cluster.addresses) > 1 else None
 
 
-def _host_and_port(address):
-    host, port = address.rsplit(":", 1)
-    return host.strip("[]"), int(port)
-
-
-def wait_for_workers(cluster):
-    """Waits until all workers answer; TensorFlow would wait without end."""
-    # Each worker listens at its port until TensorFlow's own server takes it
-    # over.
-    missing = cluster.addresses
-    own = missing.pop(cluster.index)
-    _, port = _host_and_port(own)
-    deadline = time.monotonic() + TIMEOUT
-    try:
-        listener = socket.create_server(("", port), backlog=len(missing) + 1)
-    except OSError as error:
-        raise RuntimeError(
-            f"Worker {cluster.index} of TF_CONFIG cannot listen on port {port} "
-            f"of {own}: {error}"
-        ) from error
-    with listener:
-        while missing and time.monotonic() < deadline:
-            missing = [w for w in missing if not _is_reachable(w)]
-            if missing:
-                time.sleep(0.2)
-    if missing:
-        raise RuntimeError(
-            f"These workers of TF_CONFIG did not answer within {TIMEOUT} "
-            f"seconds: {', '.join(missing)}. Start the same command on every "
-            "worker, each with its own task in TF_CONFIG, and make sure that "
-            f"they can reach each other. This is worker {cluster.index}, {own}."
-        )
-
-
-def _is_reachable(address):
-    with contextlib.suppress(OSError):
-        socket.create_connection(_host_and_port(address), timeout=2).close()
-        return True
-    return False
-
-
 def bound_waiting(cluster):
-    """Limits how long TensorFlow waits for a worker that ends or hangs."""
+    """Limits how long TensorFlow waits for a worker that is missing."""
     # By default it waits an hour for workers to connect, and no signal and no
     # other thread can end that.
     jobs = {name: job for name, job in cluster.jobs.items() if job}

@@ -84,17 +84,15 @@ def _called(operation):
 
 
 def _check_operation(operation, graph, known):
+    where = f"{operation.name} ({operation.type}, in {graph.name})"
     for reason, pattern in _FORBIDDEN:
-        if re.fullmatch(pattern, operation.type):
-            _raise_error(operation, graph, reason)
+        assert not re.fullmatch(pattern, operation.type), f"{where} {reason}"
     for tensor in operation.outputs:
-        if tensor.dtype in _DTYPES:
-            _raise_error(operation, graph, f"returns {_DTYPES[tensor.dtype]}")
-        if id(tensor) in known:
-            continue
-        if not _is_known(tensor.shape):
-            shape = f"returns a tensor of the shape {tensor.shape}"
-            _raise_error(operation, graph, shape)
+        kind = _DTYPES.get(tensor.dtype)
+        assert kind is None, f"{where} returns {kind}"
+        assert id(tensor) in known or _is_known(tensor.shape), (
+            f"{where} returns a tensor of the shape {tensor.shape}"
+        )
 
 
 def _is_known(shape):
@@ -102,12 +100,3 @@ def _is_known(shape):
     # reshape. XLA knows all sizes.
     is_empty = shape.rank is not None and 0 in shape.as_list()
     return is_empty or shape.is_fully_defined()
-
-
-def _raise_error(operation, graph, reason):
-    raise ValueError(
-        "A step for a TPU must have static shapes, no strings, no 64-bit "
-        "floats, no calls to the host and no random number generator state. "
-        f"Received: {operation.name} ({operation.type}, in {graph.name}), "
-        f"which {reason}"
-    )

@@ -197,12 +197,16 @@ def test_a_visitor_who_does_not_read_is_not_waited_for(server, monkeypatch):
         assert is_closed.wait(10)
 
 
-def test_connections_beyond_the_limit_wait_for_others(server, monkeypatch):
-    monkeypatch.setattr(server.RequestHandlerClass, "request_seconds", 0.5)
+def test_a_connection_too_many_is_told_to_come_again(server):
     with contextlib.ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(connect(server))
-        assert ask(server, "GET", "/").status == 200
+        for method, body in (("GET", None), ("POST", "{}")):
+            response = ask(server, method, "/", body)
+            assert response.status == 503
+            assert int(response.getheader("Retry-After")) > 0
+            assert "Try again" in response.text
+    wait_for(lambda: ask(server, "GET", "/").status == 200)
 
 
 def test_a_visitor_who_leaves_is_not_waited_for(server):

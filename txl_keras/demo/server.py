@@ -33,6 +33,11 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_BUSY = (
+    b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 10\r\n"
+    b"Content-Type: text/plain; charset=utf-8\r\n\r\n"
+    b"Too many connections are open. Try again in a few seconds.\n"
+)
 
 
 class DemoServer(http.server.ThreadingHTTPServer):
@@ -61,6 +66,7 @@ class DemoServer(http.server.ThreadingHTTPServer):
         self.url = f"http://{shown}:{self.server_address[1]}/"
         self.playground = self.page = None  # until `serve`
         self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._refused = []
 
     def serve(self, playground):
         """Answers visitors until `shutdown` is called, or an exception."""
@@ -75,9 +81,19 @@ class DemoServer(http.server.ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request, client_address):
-        """Answers a connection in a thread, once there are few enough."""
-        self._connections.acquire()
-        super().process_request(request, client_address)
+        """Answers a connection in a thread, or refuses it at once."""
+        if self._connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with contextlib.suppress(OSError):
+            request.setblocking(False)
+            request.sendall(_BUSY)
+            request.shutdown(socket.SHUT_WR)
+        # Closed later: with the request unread, closing resets the connection,
+        # and some clients then lose the answer.
+        self._refused.append(request)
+        if len(self._refused) > _MAX_CONNECTIONS:
+            self._refused.pop(0).close()
 
     def process_request_thread(self, request, client_address):
         """Answers one connection."""

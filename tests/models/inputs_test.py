@@ -143,6 +143,8 @@ def test_a_reset_of_another_shape_or_dtype_is_an_error(backbone):
     for wrong in ([0.0, 1.0], [0, -1]):
         with pytest.raises(ValueError, match="`reset` must be boolean"):
             backbone(ids, reset=np.array(wrong))
+    with pytest.raises(ValueError, match="`reset` must be a tensor or an arr"):
+        backbone(ids, reset="reset")
 
 
 def test_ids_are_a_matrix_of_integers_of_the_vocabulary(backbone):
@@ -153,7 +155,7 @@ def test_ids_are_a_matrix_of_integers_of_the_vocabulary(backbone):
     for wrong in (ids[0], ids[0, 0], ids[..., None]):
         with pytest.raises(ValueError, match="`token_ids` must have the shape"):
             backbone(wrong)
-    for wrong in (ids + 0.5, ids + 0j, ids > 3, ids.astype("float64")):
+    for wrong in (ids + 0.5, ids + 0j, ids > 3, ids * 1.0, ids.astype(str)):
         with pytest.raises(ValueError, match="`token_ids` must hold integers"):
             backbone(wrong)
     in_graph = tf.function(backbone)

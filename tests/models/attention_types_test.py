@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 from attention_loops import sinusoid
 from factories import D
-from factories import L
 from factories import V
 from factories import random_ids
 from factories import small_backbone
@@ -24,7 +23,6 @@ from txl_keras.weights import weights_by_name
 B, T, P = 4, 5, 13
 REMEMBERING = ("relative", "shaw")
 ABSOLUTE = ("vaswani", "al_rfou")
-TYPES = REMEMBERING + ABSOLUTE
 CUTOFFS = (3, 7)
 
 
@@ -132,32 +130,6 @@ def test_missing_positions_are_errors():
                 ValueError, match=f"integer of at .*max_positions={bad!r}"
             ):
                 backbone_of(attention_type, max_positions=bad)
-
-
-@pytest.mark.parametrize(
-    "attention_type,tie_attention_biases,of_a_block,of_all",
-    [
-        # Heads of 10 in all: positions; u and v.
-        ("relative", True, 8 * 10, 20),
-        ("relative", False, 8 * 10 + 20, 0),
-        # u; a key and a bias a distance.
-        ("shaw", True, 10 + P * (10 + 2), 0),
-        ("shaw", False, 10 + P * (10 + 2), 0),
-        ("vaswani", True, 0, 0),
-        ("al_rfou", True, P * 8, 0),
-    ],
-)
-def test_number_of_weights(
-    attention_type, tie_attention_biases, of_a_block, of_all
-):
-    backbone = backbone_of(
-        attention_type, tie_attention_biases=tie_attention_biases
-    )
-    # Queries, keys, values, output; feed-forward network; two norms.
-    block = 4 * 8 * 10 + (8 * 12 + 12) + (12 * 8 + 8) + 2 * 16
-    assert backbone.count_params() == (
-        11 * 8 + L * (block + of_a_block) + of_all
-    )
 
 
 TIES = {

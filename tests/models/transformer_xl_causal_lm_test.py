@@ -151,32 +151,3 @@ def test_training_and_inference_have_memories_of_their_own():
     np.testing.assert_allclose(got, after_first, atol=1e-5)
     got = log_softmax(model(third, training=True))
     np.testing.assert_allclose(got, after_second, atol=1e-5)
-
-
-def test_calls_work_with_fewer_and_with_more_rows():
-    model = small_model()
-    inputs, _ = text(3 * T)
-    model(inputs[:3, :T])
-    _, memory = model.log_probs(inputs[:3, :T])
-    few, its_memory = model.log_probs(
-        inputs[:2, T : 2 * T],
-        memory._replace(
-            states=tuple(s[:2] for s in memory.states),
-            valid_length=memory.valid_length[:2],
-        ),
-    )
-    np.testing.assert_allclose(
-        log_softmax(model(inputs[:2, T : 2 * T])), few, atol=1e-5
-    )
-    many = log_softmax(model(inputs[:, 2 * T :]))
-    went_on, _ = model.log_probs(inputs[:2, 2 * T :], its_memory)
-    waited, _ = model.log_probs(
-        inputs[2:3, 2 * T :],
-        memory._replace(
-            states=tuple(s[2:] for s in memory.states),
-            valid_length=memory.valid_length[2:],
-        ),
-    )
-    fresh, _ = model.log_probs(inputs[3:, 2 * T :])
-    expected = np.concatenate([went_on, waited, fresh])
-    np.testing.assert_allclose(many, expected, atol=1e-5)

@@ -145,15 +145,6 @@ def test_no_target_sees_its_token_in_any_layer():
         assert (np.abs(after - content).max(-1)[:, t] > 1e-3).all()
 
 
-def test_padding_is_as_if_it_were_not_there():
-    backbone = small_xlnet()
-    ids = random_ids(B, T + 3)
-    padding_mask = np.tile(np.arange(T + 3) < T, (B, 1))
-    content, _ = backbone(ids, padding_mask=padding_mask)
-    expected, _ = backbone(ids[:, :T])
-    np.testing.assert_allclose(content[:, :T], expected, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "name, shape",
     [

@@ -472,13 +472,6 @@ def test_tails_are_needed_where_one_of_their_words_may_be_kept(
         np.testing.assert_array_equal(needed, expected)
 
 
-def test_a_tail_is_needed_if_one_row_needs_it():
-    words = tf.math.log(tf.constant([WORDS, [0.2, 0.1, 0.1], WORDS]))
-    tails = tf.math.log(tf.constant([TAILS, [0.1, 0.3, 0.2], TAILS]))
-    needed = Sampler(temperature=0).needed_tails(words, tails)
-    np.testing.assert_array_equal(needed, [False, True, True])
-
-
 def test_a_penalty_makes_a_tail_needed():
     words, tails = tf.math.log([WORDS]), tf.math.log([TAILS])
     seen = np.zeros((1, 9), bool)
@@ -491,9 +484,3 @@ def test_a_penalty_makes_a_tail_needed():
         seen[:, :3] = of_words
         needed = greedy.needed_tails(words, tails, tf.constant(seen))
         np.testing.assert_array_equal(needed, expected)
-
-
-def test_tails_are_needed_where_the_head_is_nan():
-    words, tails = tf.fill((1, 3), NAN), tf.fill((1, 2), NAN)
-    needed = Sampler(top_k=1).needed_tails(words, tails)
-    np.testing.assert_array_equal(needed, [True, True])

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from txl_keras.layers.compute import target
 from txl_keras.models import SegmentReader
 
 
@@ -16,8 +17,11 @@ def scored(model, ids):
     return np.concatenate([first, second], axis=1)
 
 
-def check_log_probs_and_reader(model, ids, atol):
-    """Compares both with `score`; the reader reads half token by token."""
+def check_every_way(model, ids, atol):
+    """Compares `log_probs`, targets and the reader with `score`.
+
+    The reader reads half token by token.
+    """
     length = ids.shape[1] // 2
     nll = scored(model, ids)
     log_probs, _ = model.log_probs(ids[:, :length])
@@ -36,3 +40,9 @@ def check_log_probs_and_reader(model, ids, atol):
         log_probs = np.array(model.softmax.log_probs(hidden))[:, 0]
         picked = np.take_along_axis(log_probs, ids[:, t + 1, None], -1)[:, 0]
         np.testing.assert_allclose(-picked, nll[:, t], atol=atol)
+    _, memory = model.score(ids[:, :length], ids[:, :length])
+    second = tf.constant(ids[:, length:-1]), tf.constant(ids[:, length + 1 :])
+    for device in ("cpu", "gpu"):
+        score = target.compile_for(target.Target(device), model.score)
+        found, _ = score(*second, memory)
+        np.testing.assert_allclose(found, nll[:, length:], atol=atol)

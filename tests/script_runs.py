@@ -44,6 +44,17 @@ def run_script(name, *flags):
     )
 
 
+def run_code(code, *arguments, stdout=subprocess.PIPE, **environment):
+    """Runs lines of Python in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, **environment},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def output_of_script(name, *flags):
     """Runs a script, which must succeed, in a process of its own."""
     done = run_script(name, *flags)

@@ -93,12 +93,6 @@ def worker_runs(folder):
     return [results_of(worker)["adam"] for worker in workers]
 
 
-@pytest.fixture(scope="module")
-def resumed_runs(whole_runs, folder):
-    """Results of going on, from the middle of the run on two replicas."""
-    return resume_all("2", (1, 2), folder, ONE_BLOCK)
-
-
 def resume_all(of, replicas, folder, *flags, **model):
     """Processes that need nothing of each other run side by side."""
     processes = {}
@@ -126,9 +120,23 @@ def assert_alike(results, expected):
     assert expected["loss"][-10:].mean() < expected["loss"][0] - 0.1
 
 
-def test_two_replicas_have_the_losses_of_one(whole_runs):
+def test_two_replicas_have_the_losses_and_the_memory_of_one(whole_runs, folder):
     assert_alike(whole_runs["2"], whole_runs["1"])
     assert whole_runs["1"]["collectives"].size == 0
+    assert_same_memory(folder, "1", "2")
+
+
+@large
+def test_two_workers_have_the_losses_and_the_memory_of_one(
+    worker_runs, whole_runs, folder
+):
+    for run in worker_runs:
+        assert_alike(run, whole_runs["1"])
+    assert_same_memory(folder, "1", "workers")
+    # They meet once per step: all gradients are in one collective, and with
+    # them the loss and the wish to stop. Memory stays where it is.
+    (size,) = worker_runs[0]["collectives"]
+    assert size == worker_runs[0]["weights"][0] + 2
 
 
 @pytest.fixture(scope="module")
@@ -158,21 +166,6 @@ def test_fit_on_two_workers_has_the_losses_of_one(fitted):
         )
 
 
-@large
-def test_two_workers_have_the_losses_of_one(worker_runs, whole_runs):
-    for run in worker_runs:
-        assert_alike(run, whole_runs["1"])
-
-
-def test_memory_of_two_replicas_is_that_of_one(whole_runs, folder):
-    assert_same_memory(folder, "1", "2")
-
-
-@large
-def test_memory_of_two_workers_is_that_of_one(worker_runs, whole_runs, folder):
-    assert_same_memory(folder, "1", "workers")
-
-
 def assert_same_memory(folder, *names):
     """Row by row."""
     one, other = (memory_of(folder / name / "adam" / "whole") for name in names)
@@ -184,25 +177,10 @@ def assert_same_memory(folder, *names):
     assert np.abs(states[0] - states[5]).max() > 0.1  # rows do differ
 
 
-@large
-def test_workers_meet_once_a_step_and_memory_stays_where_it_is(worker_runs):
-    run = worker_runs[0]
-    (size,) = run["collectives"]
-    # All gradients in one, and with them the loss and the wish to stop.
-    assert size == run["weights"][0] + 2
-
-
 def assert_same_from_half_on(after, whole):
     for name in ("loss", "gradient_norm"):
         np.testing.assert_array_equal(after[name], whole[name][HALF:])
     np.testing.assert_array_equal(after["held_out"][1], whole["held_out"][1])
-
-
-@large
-def test_a_resumed_run_equals_one_that_never_stopped_bit_for_bit(
-    resumed_runs, whole_runs
-):
-    assert_same_from_half_on(resumed_runs[2], whole_runs["2"])
 
 
 def assert_goes_on(after, resumed, whole):
@@ -214,20 +192,14 @@ def assert_goes_on(after, resumed, whole):
 
 
 @large
-def test_one_replica_goes_on_from_two(resumed_runs, whole_runs):
-    assert_goes_on(resumed_runs[1], resumed_runs[2], whole_runs["2"])
-
-
-@large
-def test_four_replicas_go_on_from_two(resumed_runs, whole_runs, folder):
-    after = resume_all("2", (4,), folder, ONE_BLOCK)[4]
-    assert_goes_on(after, resumed_runs[2], whole_runs["2"])
-
-
-@large
-def test_a_resumed_run_of_one_equals_one_that_never_stopped(whole_runs, folder):
-    after = resume_all("1", (1,), folder, ONE_BLOCK)[1]
-    assert_same_from_half_on(after, whole_runs["1"])
+def test_a_run_goes_on_anywhere(whole_runs, folder):
+    """Bit for bit on as many replicas; else the loss goes on."""
+    resumed = resume_all("2", (1, 2, 4), folder, ONE_BLOCK)
+    assert_same_from_half_on(resumed[2], whole_runs["2"])
+    for replicas in (1, 4):
+        assert_goes_on(resumed[replicas], resumed[2], whole_runs["2"])
+    alone = resume_all("1", (1,), folder, ONE_BLOCK)[1]
+    assert_same_from_half_on(alone, whole_runs["1"])
 
 
 @large

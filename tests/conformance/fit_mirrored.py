@@ -1,6 +1,6 @@
 """Keras's `fit` on one replica and on two; a helper of the tests.
 
-    python fit_mirrored.py
+    PYTHONPATH=tests python tests/conformance/fit_mirrored.py
 
 Prints a JSON line: by kind of data, the losses of two epochs of `fit` and that
 of `evaluate` after them, on one replica, then on two. Of a language model with

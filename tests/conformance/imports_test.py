@@ -1,12 +1,10 @@
 """Imports go one way, so that each part can be read without the next."""
 
 import ast
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+from script_runs import run_code
 
 ROOT = pathlib.Path(__file__).parents[2]
 # The parts from the bottom up. Each may import those above it in this list.
@@ -76,17 +74,8 @@ def test_scripts_do_not_import_each_other():
                 assert node.module.split(".")[0] not in {*scripts, "train"}
 
 
-def run_python(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_another_backend_of_keras_is_refused():
-    done = run_python("import txl_keras.layers", KERAS_BACKEND="jax")
+    done = run_code("import txl_keras.layers", KERAS_BACKEND="jax")
     assert done.returncode == 1
     assert "set KERAS_BACKEND=tensorflow" in done.stderr
     assert "Received: KERAS_BACKEND=jax" in done.stderr
@@ -112,7 +101,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    done = run_python(code)
+    done = run_code(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("needs TensorFlow Datasets") == 1
     assert done.stdout.count('pip install -e ".[datasets]"') == 1

@@ -39,36 +39,31 @@ def put_nan(path, name):
 
 
 @pytest.mark.large  # 40 s
-def test_what_is_lost_is_mended_or_refused(here, corpus, tmp_path):
+def test_what_is_lost_is_mended_or_refused(fail, succeed, corpus, tmp_path):
     run = tmp_path / "run"
-    flags = (f"--corpus={corpus}", *TINY)
-    printed, error = here("main.py", f"--workdir={run}", *flags)
-    assert error is None
+    flags = (f"--workdir={run}", f"--corpus={corpus}", *TINY)
+    succeed("main.py", *flags)
     before = bytes_of(run)
 
     # The hash of the tokenizer is in the configuration: it is written again.
     (run / "tokenizer.json").unlink()
-    _, error = here("evaluate.py", f"--workdir={run}")
-    assert "tokenizer.json: `txl train` writes it again" in error
-    printed, error = here("main.py", f"--workdir={run}", *flags)
-    assert error is None
-    assert "The run is finished" in printed
+    message = "tokenizer.json: `txl train` writes it again"
+    fail("evaluate.py", f"--workdir={run}", messages=[message])
+    assert "The run is finished" in succeed("main.py", *flags)
     assert bytes_of(run) == before
 
     # Without a configuration nobody can tell whose checkpoints these are.
     config = (run / "config.json").read_text()
     (run / "config.json").unlink()
-    _, error = here("main.py", f"--workdir={run}", *flags, "--dropout=0.5")
-    assert "metrics.jsonl, results.json of a run, but no config.json" in error
+    message = "metrics.jsonl, results.json of a run, but no config.json"
+    fail("main.py", *flags, "--dropout=0.5", messages=[message])
     assert not (run / "config.json").exists()
     (run / "config.json").write_text(config)
 
     # A checkpoint with NaN in it gives way to the one before.
     put_nan(str(run / "checkpoints" / "ckpt-24"), "optimizer/0005")
     (run / "results.json").unlink()
-    printed, error = here("main.py", f"--workdir={run}", *flags)
-    assert error is None
-    assert "step 16 of 24" in printed
+    assert "step 16 of 24" in succeed("main.py", *flags)
     after = bytes_of(run)
     for name in ("results.json", "metrics.jsonl", "sample.txt"):
         assert after[run / name] == before[run / name]
@@ -76,25 +71,24 @@ def test_what_is_lost_is_mended_or_refused(here, corpus, tmp_path):
     # A run of the same sizes, but another seed.
     other = tmp_path / "other"
     shutil.copytree(run, other)
-    _, error = here("main.py", f"--workdir={other}", *flags, "--seed=1")
-    assert "seed was 0, now 1" in error
+    flags = (*flags, f"--workdir={other}", "--seed=1")
+    fail("main.py", *flags, messages=["seed was 0, now 1"])
     (other / "config.json").write_text(
         json.dumps({**json.loads(config), "flags": {"seed": 1}})
     )
-    _, error = here("evaluate.py", f"--workdir={other}")
-    assert "best/ckpt-24 is of another run" in error
+    message = "best/ckpt-24 is of another run"
+    fail("evaluate.py", f"--workdir={other}", messages=[message])
 
 
-def test_an_empty_path_is_not_the_present_folder(here, tmp_path, monkeypatch):
+def test_an_empty_path_is_not_the_present_folder(fail, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Workdir(".").claim({"flags": {}, "model": {}, "data": {}})
     for flags in (["--workdir=", "--output=new"], ["--workdir=.", "--output="]):
-        _, error = here("average.py", *flags)
-        assert "must not be empty" in error
+        fail("average.py", *flags, messages=["must not be empty"])
     (tmp_path / "file").write_text("")
-    _, error = here("average.py", "--workdir=.", "--output=file/new")
-    assert "`output` must be a folder that can be written to" in error
-    assert "output=file/new" in error
+    message = "`output` must be a folder that can be written to"
+    messages = [message, "output=file/new"]
+    fail("average.py", "--workdir=.", "--output=file/new", messages=messages)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Trains on one replica and on two, in one process; a helper of the tests.
 
-    python one_and_two.py DIRECTORY FLAGS
+    PYTHONPATH=tests python tests/conformance/one_and_two.py DIRECTORY FLAGS
 
 Prints a JSON line: what train_tiny.py prints of FLAGS, by the number of
 replicas, whose name is the folder in DIRECTORY, and as "fitted" what

@@ -1,6 +1,6 @@
 """An infinite gradient on the second of two replicas; a helper of the tests.
 
-    python overflow.py
+    PYTHONPATH=tests python tests/conformance/overflow.py
 
 Trains a tiny model in float16, with a gradient that is infinite on replica 1
 alone in step 3. Prints a JSON line: the results step by step, the updates that
@@ -12,10 +12,9 @@ import json
 import keras
 import numpy as np
 import tensorflow as tf
+from factories import small_model
 
 from txl_keras.data import Segments
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.strategy import create_strategy
 from txl_keras.training.trainer import Trainer
@@ -35,18 +34,7 @@ def main():
     strategy = create_strategy(num_cpu_devices=2)
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        model = TransformerXLCausalLM(
-            TransformerXLBackbone(
-                vocabulary_size=7,
-                num_layers=1,
-                num_heads=2,
-                hidden_dim=12,
-                intermediate_dim=20,
-                memory_length=6,
-                initializer_stddev=0.1,
-                dtype="mixed_float16",
-            )
-        )
+        model = small_model("mixed_float16", num_layers=1, vocabulary_size=7)
         optimizer = build_optimizer("adam", 0.03)
     trainer = OverflowingTrainer(
         model, optimizer, strategy, BATCH_SIZE, clip_norm=0.25

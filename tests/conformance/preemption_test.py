@@ -4,7 +4,6 @@ pytest -m large -n 0 -s tests/conformance/preemption_test.py
 """
 
 import contextlib
-import json
 import os
 import pathlib
 import random
@@ -17,36 +16,16 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from script_runs import TINY
+from script_runs import metrics_of
 from workers import tf_configs
 
 from txl_keras.training.bundles import saved_steps
 from txl_keras.training.stopping import EXIT_CODE
-from txl_keras.workdir import Workdir
 
 MAIN = pathlib.Path(__file__).parents[2] / "train" / "main.py"
 FIT = pathlib.Path(__file__).parent / "fit_backed_up.py"
-SETTINGS = (
-    "--num_layers=2",
-    "--num_heads=2",
-    "--hidden_dim=16",
-    "--intermediate_dim=24",
-    "--memory_length=12",
-    "--dropout=0.1",
-    "--batch_size=4",
-    "--segment_length=8",
-    "--eval_batch_size=4",
-    "--steps_per_execution=7",
-    "--learning_rate=0.01",
-    "--max_sample_tokens=40",
-)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "mine.txt"
-    sentences = [f"Sentence {i} says é: {i * i % 97}.\n" for i in range(900)]
-    path.write_text("".join(sentences), encoding="utf-8")
-    return path
+SETTINGS = (*TINY, "--num_layers=2", "--eval_batch_size=4")
 
 
 def start(workdir, flags, **environment):
@@ -60,9 +39,12 @@ def start(workdir, flags, **environment):
         )
 
 
-def finish(*arguments, **environment):
-    process = start(*arguments, **environment)
-    assert process.wait() == 0, pathlib.Path(f"{arguments[0]}.log").read_text()
+def log_of(workdir):
+    return pathlib.Path(f"{workdir}.log").read_text()
+
+
+def finish(workdir, flags):
+    assert start(workdir, flags).wait() == 0, log_of(workdir)
 
 
 def lines_of(workdir):
@@ -101,62 +83,48 @@ def assert_same_run(workdir, whole):
 
 
 @pytest.fixture(scope="module")
-def flags(corpus):
-    return (
-        f"--corpus={corpus}",
-        "--max_steps=60",
-        "--eval_every=25",
-        "--checkpoint_every=20",
-    )
-
-
-@pytest.fixture(scope="module")
-def whole_run(flags, tmp_path_factory):
-    """A run of 60 steps that nothing disturbed, and its flags."""
+def whole_run(corpus, tmp_path_factory):
+    """A run of 60 steps that nothing disturbed."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
-    finish(workdir, flags)
-    return workdir, flags
+    finish(workdir, [f"--corpus={corpus}"])
+    return workdir
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_run_told_to_stop_saves_the_step_and_goes_on(
-    number, whole_run, tmp_path
+    number, whole_run, corpus, tmp_path
 ):
-    whole, flags = whole_run
-    workdir = tmp_path / "stopped"
+    whole, workdir = whole_run, tmp_path / "stopped"
     # One execution of all 60 steps: the stop has to come inside of it. Lines
     # are then written at other steps.
-    one = (*flags, "--steps_per_execution=60", "--checkpoint_every=60")
-    one = (*one, "--max_steps=60", "--eval_every=60")
+    names = ("steps_per_execution", "checkpoint_every", "eval_every")
+    one = (f"--corpus={corpus}", *(f"--{name}=60" for name in names))
     process = start(workdir, one)
-    while b"step 0 of 60" not in pathlib.Path(f"{workdir}.log").read_bytes():
+    while "step 0 of 60" not in log_of(workdir):
         time.sleep(0.01)
     time.sleep(1)  # The first step takes seconds to compile.
     process.send_signal(number)
-    code = process.wait()
-    log = pathlib.Path(f"{workdir}.log").read_text()
-    assert code == EXIT_CODE, log
-    assert "Stopped after step" in log
+    assert process.wait() == EXIT_CODE, log_of(workdir)
+    assert "Stopped after step" in log_of(workdir)
     assert 0 < int(state_of(workdir)["step"]) < 60
     finish(workdir, one)
     ours, expected = state_of(workdir), state_of(whole)
     for name, value in expected.items():
         np.testing.assert_array_equal(ours[name], value)
-    line = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[0])
+    line = metrics_of(workdir)[0]
     # The mean over all 60 steps, those before the stop among them.
-    lines = (whole / "metrics.jsonl").read_text().splitlines()
-    losses, before, total = [json.loads(x) for x in lines], 0, 0.0
-    for each in losses:
+    before, total = 0, 0.0
+    for each in metrics_of(whole):
         if "loss" in each:
             total += each["loss"] * (each["step"] - before)
             before = each["step"]
     np.testing.assert_allclose(line["loss"], total / 60, rtol=1e-5)
 
 
-def test_a_stop_before_the_first_step_has_the_same_code(flags, tmp_path):
+def test_a_stop_before_the_first_step_has_the_same_code(corpus, tmp_path):
     workdir = tmp_path / "early"
-    process = start(workdir, flags)
+    process = start(workdir, [f"--corpus={corpus}"])
     # Once text is prepared, long before the first step.
     while not (workdir / "config.json").exists():
         assert process.poll() is None
@@ -210,7 +178,7 @@ def start_workers(workdir, flags, num_workers=2):
 
 def finish_workers(workdir, flags, num_workers=2):
     for process in start_workers(workdir, flags, num_workers):
-        assert process.wait() == 0, pathlib.Path(f"{workdir}.log").read_text()
+        assert process.wait() == 0, log_of(workdir)
 
 
 @contextlib.contextmanager
@@ -235,11 +203,9 @@ def assert_all_end(workdir, processes, lost):
     start = time.monotonic()
     for index, process in enumerate(processes):
         if index != lost:
-            code = process.wait(90)
-            log = pathlib.Path(f"{workdir}.log").read_text()
-            assert code == EXIT_CODE, log
+            assert process.wait(90) == EXIT_CODE, log_of(workdir)
     print(f"worker {lost} lost, noticed in {time.monotonic() - start:.0f} s")
-    log = pathlib.Path(f"{workdir}.log").read_text()
+    log = log_of(workdir)
     named = re.findall(r"^Error: worker (\d) of TF_CONFIG", log, re.M)
     assert str(lost) in named[-len(processes) + 1 :], log
 
@@ -259,8 +225,7 @@ def test_two_workers_stop_together_and_lose_nothing(corpus, tmp_path):
         with running_workers(workdir, flags, lines=20) as processes:
             processes[index].send_signal(signal.SIGTERM)
             codes = [process.wait() for process in processes]
-            log = pathlib.Path(f"{workdir}.log").read_text()
-            assert codes == [EXIT_CODE, EXIT_CODE], log
+            assert codes == [EXIT_CODE, EXIT_CODE], log_of(workdir)
     finish_workers(workdir, flags)
     assert_same_run(workdir, whole)
 
@@ -276,7 +241,6 @@ def four_workers(corpus, tmp_path_factory):
         "--checkpoint_every=14",
         "--num_layers=1",
         "--max_eval_tokens=500",
-        "--max_sample_tokens=0",
     )
     finish_workers(workdir, flags, 4)
     return workdir, flags
@@ -294,7 +258,7 @@ def test_four_workers_wait_for_a_workdir_that_goes_away(four_workers, tmp_path):
             time.sleep(0.1)
         away.rename(workdir)
         assert [process.wait() for process in processes] == [0] * 4
-    assert f"{workdir} is missing" in pathlib.Path(f"{workdir}.log").read_text()
+    assert f"{workdir} is missing" in log_of(workdir)
     assert_same_run(workdir, whole)
 
 
@@ -345,9 +309,7 @@ def test_a_slow_worker_is_waited_for_and_a_hanging_one_for_a_while(
 def test_four_workers_have_the_losses_of_one(four_workers, tmp_path):
     whole, flags = four_workers
     finish(tmp_path / "one", flags)
-    one, four = (
-        Workdir(str(path)).read_metrics() for path in (tmp_path / "one", whole)
-    )
+    one, four = map(metrics_of, (tmp_path / "one", whole))
     assert [line["step"] for line in one] == [line["step"] for line in four]
     # From then on, rounding errors grow faster than the loss falls: with AMX
     # to 0.2 % after 200 steps.
@@ -365,7 +327,7 @@ def test_four_workers_have_the_losses_of_one(four_workers, tmp_path):
 def test_four_workers_agree_on_the_steps_that_fit(corpus, tmp_path):
     flags = (f"--corpus={corpus}", "--minutes=0.05", "--max_sample_tokens=0")
     finish_workers(tmp_path / "timed", flags, 4)
-    log = (tmp_path / "timed.log").read_text()
+    log = log_of(tmp_path / "timed")
     (steps,) = re.findall(r"^--minutes=0.05: ([\d,]+) steps of", log, re.M)
     assert "retracing" not in log
     last = state_of(tmp_path / "timed")["step"]

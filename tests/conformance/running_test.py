@@ -9,6 +9,7 @@ import sys
 import pytest
 from script_flags import flags_of
 from script_runs import TRAIN
+from script_runs import run_code
 
 from txl_keras.scripts.help_topics import describe_flags
 from txl_keras.scripts.output import lasting_output
@@ -78,9 +79,7 @@ def wrong_value():
     """A process of a script that ended with the error of a flag."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-        return subprocess.run(
-            [sys.executable, "-c", _WRONG_VALUE], capture_output=True, text=True
-        )
+        return run_code(_WRONG_VALUE)
 
 
 def test_a_wrong_value_of_a_flag_is_named(wrong_value):
@@ -92,38 +91,28 @@ def test_a_wrong_value_of_a_flag_is_named(wrong_value):
     assert "cuda" not in done.stderr
 
 
-def run_txl(*arguments, before="", stdout=subprocess.PIPE, **environment):
+def run_txl(*arguments, before="", **options):
     """Runs `txl` in a process of its own, after some lines of code."""
     code = (
         f"import sys\n{before}\nfrom txl_keras.scripts.txl import main\nmain()"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, **environment},
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_the_commands_are_listed_without_tensorflow():
-    done = run_txl("--help", before="sys.modules['tensorflow'] = None")
-    assert done.returncode == 0, done.stderr
-    assert "  train           Trains a Transformer-XL" in done.stdout
+    return run_code(code, *arguments, **options)
 
 
 @pytest.mark.parametrize(
     "arguments, printed",
     [
         (["--version"], "txl_keras 0."),
+        (["--help"], "  train           Trains a Transformer-XL"),
         (["trian"], "Received: trian. Did you mean `txl train`?"),
         (["help", "trian"], "Did you mean `txl train`?"),
     ],
 )
-def test_what_is_misspelled_is_told_without_tensorflow(arguments, printed):
+def test_help_and_what_is_misspelled_need_no_tensorflow(arguments, printed):
     done = run_txl(*arguments, before="sys.modules['tensorflow'] = None")
     assert printed in done.stdout + done.stderr
-    assert (done.returncode == 0) == ("--version" in arguments)
+    is_right = arguments in (["--version"], ["--help"])
+    assert (done.returncode == 0) == is_right
 
 
 @pytest.mark.parametrize(
@@ -191,8 +180,8 @@ def test_an_interrupted_import_has_no_traceback(command):
     assert (done.returncode, done.stderr) == (130, "")
     script = str(TRAIN / f"{COMMANDS[command]}.py")
     code = f"{_INTERRUPT}import runpy\nrunpy.run_path({script!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
-    assert (done.returncode, done.stderr) == (130, b"")
+    done = run_code(code)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_packages_that_no_script_needs_are_not_imported(wrong_value):

@@ -3,13 +3,13 @@
 import pathlib
 import shutil
 import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from factories import small_model
+from script_runs import run_code
 from tensorflow.core.protobuf import saved_model_pb2
 
 from txl_keras.data import ByteTokenizer
@@ -68,7 +68,8 @@ def expected(model, batch_size, length):
 
 
 def run_python(script, *args):
-    subprocess.run([sys.executable, "-c", script, *map(str, args)], check=True)
+    done = run_code(script, *args)
+    assert done.returncode == 0, done.stderr
 
 
 ONLY_TENSORFLOW = """
@@ -122,15 +123,20 @@ np.savez(outputs_path, **outputs)
 """
 
 
-def test_tensorflow_alone_runs_every_signature(model, path, tmp_path):
+def check_script(script, model, path, tmp_path, *arguments, atol):
+    """Runs a script that reads all segments, and checks what it wrote."""
     segments, outputs = tmp_path / "segments.npz", tmp_path / "outputs.npz"
     np.savez(segments, **{str(s): segments_of(*s) for s in SHAPES})
-    run_python(ONLY_TENSORFLOW, path, segments, outputs)
+    run_python(script, path, segments, outputs, *arguments)
     answers = np.load(outputs)
     for shape in SHAPES:
         np.testing.assert_allclose(
-            answers[str(shape)], expected(model, *shape), atol=1e-5
+            answers[str(shape)], expected(model, *shape), atol=atol
         )
+
+
+def test_tensorflow_alone_runs_every_signature(model, path, tmp_path):
+    check_script(ONLY_TENSORFLOW, model, path, tmp_path, atol=1e-5)
 
 
 TEXT_BY_TENSORFLOW = """
@@ -202,14 +208,8 @@ np.savez(outputs_path, **outputs)
 @pytest.mark.large
 def test_openvino_gives_the_same_numbers(model, path, tmp_path):
     pytest.importorskip("openvino")
-    segments, outputs = tmp_path / "segments.npz", tmp_path / "outputs.npz"
-    np.savez(segments, **{str(s): segments_of(*s) for s in SHAPES})
-    run_python(OPENVINO, path, segments, outputs, 2, 2, 3, M, 5)
-    answers = np.load(outputs)
-    for shape in SHAPES:
-        np.testing.assert_allclose(
-            answers[str(shape)], expected(model, *shape), atol=1e-4
-        )
+    memory_shape = 2, 2, 3, M, 5
+    check_script(OPENVINO, model, path, tmp_path, *memory_shape, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Trains tiny models in a process of its own; a helper of the tests here.
 
-    python train_tiny.py DIRECTORY --model=plain --optimizers=adam,sgd \
-        --replicas=2
+    PYTHONPATH=tests python tests/conformance/train_tiny.py DIRECTORY \
+        --model=plain --optimizers=adam,sgd --replicas=2
 
 Each replica reads its rows two by two. With TF_CONFIG in the environment it is
 one of several workers. Trains with each optimizer to step 50, and saves to
@@ -19,12 +19,11 @@ import os
 import keras
 import numpy as np
 import tensorflow as tf
+from factories import small_model
 
 from txl_keras.data import Segments
 from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.training.checkpointing import Checkpoints
 from txl_keras.training.optimizers import build_optimizer
 from txl_keras.training.schedules import build_schedule
@@ -63,26 +62,18 @@ OPTIMIZERS = {
 }
 
 
-def build_model(
-    num_layers, tie_embeddings=True, tie_projections=True, **overrides
-):
-    model = TransformerXLCausalLM(
-        TransformerXLBackbone(
-            vocabulary_size=11,
-            num_layers=num_layers,
-            num_heads=2,
-            head_dim=6,
-            hidden_dim=16,
-            intermediate_dim=24,
-            memory_length=9,
-            dropout=0.2,
-            attention_dropout=0.1,
-            initializer_stddev=0.2,
-            projection_initializer_stddev=0.2,
-            **overrides,
-        ),
-        tie_embeddings=tie_embeddings,
-        tie_projections=tie_projections,
+def build_model(num_layers, **config):
+    model = small_model(
+        num_layers=num_layers,
+        head_dim=6,
+        hidden_dim=16,
+        intermediate_dim=24,
+        memory_length=9,
+        dropout=0.2,
+        attention_dropout=0.1,
+        initializer_stddev=0.2,
+        projection_initializer_stddev=0.2,
+        **config,
     )
     # Half of the tokens are in the second tail: several passes, a different
     # number on each replica.

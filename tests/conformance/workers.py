@@ -10,14 +10,22 @@ import sys
 
 
 def start(script, *arguments, **environment):
-    """Starts a script of this folder, in a process of its own."""
+    """Starts a script of this folder, in a process of its own.
+
+    It may import what tests import.
+    """
     path = pathlib.Path(__file__).with_name(script)
+    search = [str(path.parents[1]), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
         [sys.executable, path, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, search)),
+            **environment,
+        },
     )
 
 

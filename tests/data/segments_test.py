@@ -1,6 +1,6 @@
 """Tokens are positions here, so every expected value is a position.
 
-What replicas read is tested in conformance/data_order_test.py.
+What replicas read is tested in conformance/distribution_test.py.
 """
 
 import re

@@ -79,8 +79,21 @@ def assert_equals_loops(layer, query, memory, allowed, score, **call):
         memory = np.zeros((len(query), 0, query.shape[-1]))
     expected, expected_scores = attend(layer, query, memory, allowed, score)
     np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
+    np.testing.assert_array_equal(np.array(scores)[expected_scores == 0], 0)
     np.testing.assert_allclose(output, expected, atol=2e-5)
     np.testing.assert_allclose(computed, expected, atol=2e-5)
+
+
+def output_and_gradients(layer, query, memory, watched=(), **arguments):
+    """Output in training, and gradients of all that it depends on."""
+    with tf.GradientTape() as tape:
+        tape.watch([query, memory, *watched])
+        output = layer(query, memory=memory, training=True, **arguments)
+        upstream = random(*query.shape, seed=3)
+        total = tf.reduce_sum(tf.cast(output, tf.float32) * upstream)
+    weights = [weight.value for weight in layer.trainable_variables]
+    sources = [query, memory, *watched, *weights]
+    return [output, *tape.gradient(total, sources)]
 
 
 def assert_alike(found, expected, atol=1e-5):

@@ -65,26 +65,28 @@ def test_keras_layer(tmp_path, normalize_first):
     )
 
 
-def test_normalizes_after_each_residual():
+@pytest.mark.parametrize("normalize_first", [True, False])
+def test_equals_its_equations_with_the_scores_that_it_returns(normalize_first):
+    layer = block(normalize_first=normalize_first, layer_norm_epsilon=0.01)
     x, memory = random(B, T, D), random(B, M, D, seed=1)
-    layer = block(layer_norm_epsilon=0.01)
-    attended = layer.attention(x, memory=memory).numpy()
-    a = layer_norm(layer, "attention_norm", x + attended)
-    y = layer_norm(layer, "feed_forward_norm", a + feed_forward(layer, a))
-    np.testing.assert_allclose(layer(x, memory=memory), y, atol=1e-4)
 
+    def before(name, states):
+        return layer_norm(layer, name, states) if normalize_first else states
 
-def test_normalizes_inputs_and_memory_first():
-    x, memory = random(B, T, D), random(B, M, D, seed=1)
-    layer = block(normalize_first=True, layer_norm_epsilon=0.01)
-    a = x + layer.attention(
-        layer_norm(layer, "attention_norm", x),
-        memory=layer_norm(layer, "attention_norm", memory),
-    )
-    a = a.numpy()
-    normed = layer_norm(layer, "feed_forward_norm", a)
-    y = a + feed_forward(layer, normed)
-    np.testing.assert_allclose(layer(x, memory=memory), y, atol=1e-4)
+    def after(name, states):
+        return states if normalize_first else layer_norm(layer, name, states)
+
+    y, scores = layer(x, memory=memory, return_attention_scores=True)
+    states = np.concatenate([memory, x], axis=1)
+    states = before("attention_norm", states)
+    values = np.einsum("bsd,dnh->bsnh", states, weight(layer, "value/kernel"))
+    output = weight(layer, "attention/output/kernel")
+    a = x + np.einsum("bnts,bsnh,nhd->btd", scores, values, output)
+    a = after("attention_norm", a)
+    expected = a + feed_forward(layer, before("feed_forward_norm", a))
+    expected = after("feed_forward_norm", expected)
+    np.testing.assert_allclose(y, expected, atol=1e-4)
+    np.testing.assert_allclose(layer(x, memory=memory), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("normalize_first", [True, False])
@@ -109,37 +111,6 @@ def test_masks_reach_the_attention(normalize_first):
     )
     changed_memory[0, 2] *= -2
     assert np.abs(call(changed_x, changed_memory) - after)[0].max() > 1e-2
-
-
-@pytest.mark.parametrize("normalize_first", [True, False])
-def test_attention_scores_are_those_that_the_output_is_made_of(
-    normalize_first,
-):
-    layer = block(normalize_first=normalize_first)
-    x, memory = random(B, T, D), random(B, M, D, seed=1)
-    y, scores = layer(x, memory=memory, return_attention_scores=True)
-    np.testing.assert_allclose(y, layer(x, memory=memory), atol=1e-5)
-    states = np.concatenate([memory, x], axis=1)
-    if normalize_first:
-        states = layer_norm(layer, "attention_norm", states)
-    values = np.einsum("bsd,dnh->bsnh", states, weight(layer, "value/kernel"))
-    a = np.einsum(
-        "bnts,bsnh,nhd->btd",
-        scores,
-        values,
-        weight(layer, "attention/output/kernel"),
-    )
-    a = x + a
-    if normalize_first:
-        expected = a + feed_forward(
-            layer, layer_norm(layer, "feed_forward_norm", a)
-        )
-    else:
-        a = layer_norm(layer, "attention_norm", a)
-        expected = layer_norm(
-            layer, "feed_forward_norm", a + feed_forward(layer, a)
-        )
-    np.testing.assert_allclose(y, expected, atol=1e-4)
 
 
 def test_attention_scores_of_a_symbolic_call():

@@ -12,22 +12,17 @@ import pytest
 import tensorflow as tf
 from attention_loops import sinusoid
 from factories import D
-from factories import L
 from factories import V
 from factories import random_ids
 from factories import small_backbone
 
-from txl_keras.data import Segments
 from txl_keras.layers import DecoderBlock
 from txl_keras.models import TransformerXLCausalLM
-from txl_keras.training.optimizers import build_optimizer
-from txl_keras.training.trainer import Trainer
 from txl_keras.weights import weights_by_name
 
 B, T, P = 4, 5, 13
 REMEMBERING = ("relative", "shaw")
 ABSOLUTE = ("vaswani", "al_rfou")
-TYPES = REMEMBERING + ABSOLUTE
 CUTOFFS = (3, 7)
 
 
@@ -60,38 +55,6 @@ def text(length, rows=B):
     return ids[:, :-1], ids[:, 1:]
 
 
-@pytest.mark.parametrize("attention_type", TYPES)
-def test_a_later_token_changes_nothing_before_it(attention_type):
-    backbone = backbone_of(attention_type, num_layers=2)
-    ids = random_ids(B, T)
-    before, _ = backbone(ids)
-    for t in range(T):
-        changed = ids.copy()
-        changed[:, t] = (changed[:, t] + 1) % V
-        after, _ = backbone(changed)
-        difference = np.abs(after - before).max(-1)
-        np.testing.assert_array_equal(difference[:, :t], 0)
-        assert (difference[:, t:] > 1e-4).all()
-
-
-@pytest.mark.parametrize("attention_type", REMEMBERING)
-@pytest.mark.parametrize("max_positions", [P, 2])
-def test_two_segments_match_one_long_segment(attention_type, max_positions):
-    if attention_type == "relative":
-        max_positions = None
-    backbone = backbone_of(
-        attention_type, max_positions=max_positions, num_layers=2
-    )
-    ids = random_ids(B, 2 * T)
-    long, _ = backbone(ids)
-    first, memory = backbone(ids[:, :T])
-    second, _ = backbone(ids[:, T:], memory=memory)
-    np.testing.assert_allclose(first, long[:, :T], atol=1e-5)
-    np.testing.assert_allclose(second, long[:, T:], atol=1e-5)
-    without, _ = backbone(ids[:, T:])
-    assert np.abs(without - second).max(-1).min() > 1e-4
-
-
 @pytest.mark.parametrize("attention_type", ABSOLUTE)
 def test_absolute_positions_refuse_memory(attention_type):
     message = f"{attention_type}.* must be 0. Received: memory_length=3"
@@ -101,27 +64,13 @@ def test_absolute_positions_refuse_memory(attention_type):
     with pytest.raises(ValueError, match=message):
         backbone.initial_memory(B, memory_length=3)
     assert backbone.initial_memory(B).length == 0
+    with pytest.raises(ValueError, match="Received: memory_length=3"):
+        backbone.memory_stack(B, memory_length=3)
     memory = backbone_of("relative").initial_memory(B, 3)
     with pytest.raises(ValueError, match=f"{attention_type}.*Received: memory"):
         backbone(random_ids(B, T), memory=memory)
     with pytest.raises(ValueError, match=f"{attention_type}.*Received: memory"):
         language_model(attention_type).score(*text(T), memory=memory)
-
-
-@pytest.mark.parametrize("attention_type", ABSOLUTE)
-def test_absolute_positions_make_no_memory_variables(attention_type):
-    with pytest.raises(ValueError, match="Received: memory_length=3"):
-        backbone_of(attention_type).memory_stack(B, memory_length=3)
-
-
-@pytest.mark.parametrize("attention_type", TYPES)
-def test_positions_matter(attention_type):
-    # With one block, order is nothing but positions.
-    backbone = backbone_of(attention_type, num_layers=1)
-    ids = np.array([[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]])
-    before = backbone(ids)[0][:, -1]
-    after = backbone(ids[:, [2, 0, 3, 1, 4]])[0][:, -1]
-    assert np.abs(after - before).max(-1).min() > 1e-3
 
 
 def block_without_positions(block):
@@ -174,134 +123,13 @@ def test_a_segment_of_unknown_length_that_is_too_long_is_an_error(
             run(random_ids(B, length))
 
 
-def test_unknown_types_and_missing_positions_are_errors():
-    for bad in ("Relative", "", None, 0):
-        with pytest.raises(
-            ValueError, match=f"must be one of.*attention_type={bad!r}"
-        ):
-            small_backbone(attention_type=bad)
+def test_missing_positions_are_errors():
     for attention_type in ("shaw", "al_rfou"):
         for bad in (None, 0, 2.0):
             with pytest.raises(
                 ValueError, match=f"integer of at .*max_positions={bad!r}"
             ):
                 backbone_of(attention_type, max_positions=bad)
-
-
-@pytest.mark.parametrize(
-    "attention_type,tie_attention_biases,of_a_block,of_all",
-    [
-        # Heads of 10 in all: positions; u and v.
-        ("relative", True, 8 * 10, 20),
-        ("relative", False, 8 * 10 + 20, 0),
-        # u; a key and a bias a distance.
-        ("shaw", True, 10 + P * (10 + 2), 0),
-        ("shaw", False, 10 + P * (10 + 2), 0),
-        ("vaswani", True, 0, 0),
-        ("al_rfou", True, P * 8, 0),
-    ],
-)
-def test_number_of_weights(
-    attention_type, tie_attention_biases, of_a_block, of_all
-):
-    backbone = backbone_of(
-        attention_type, tie_attention_biases=tie_attention_biases
-    )
-    # Queries, keys, values, output; feed-forward network; two norms.
-    block = 4 * 8 * 10 + (8 * 12 + 12) + (12 * 8 + 8) + 2 * 16
-    assert backbone.count_params() == (
-        11 * 8 + L * (block + of_a_block) + of_all
-    )
-
-
-@pytest.mark.parametrize("attention_type", TYPES)
-def test_bfloat16_is_near(attention_type):
-    config = {"cutoffs": CUTOFFS, "num_layers": 1}
-    exact = language_model(attention_type, **config)
-    low = language_model(attention_type, dtype="mixed_bfloat16", **config)
-    low.set_weights(exact.get_weights())
-    # As a run does: on a CPU without bfloat16 an einsum of TensorFlow sums up
-    # in bfloat16.
-    nll, memory = tf.function(low.score, jit_compile=True)(*text(T))
-    assert (nll.dtype, memory.states[0].dtype) == ("float32", "bfloat16")
-    np.testing.assert_allclose(nll, exact.score(*text(T))[0], atol=0.15)
-
-
-@pytest.mark.parametrize("attention_type", TYPES)
-def test_dropout_seed_replays(attention_type):
-    model = language_model(
-        attention_type, dropout=0.3, attention_dropout=0.3, num_layers=1
-    )
-
-    def score(seed, training=True):
-        return model.score(
-            *text(T),
-            training=training,
-            dropout_seed=None if seed is None else tf.constant(seed, tf.uint32),
-        )[0].numpy()
-
-    np.testing.assert_array_equal(score(7), score(7))
-    assert np.abs(score(8) - score(7)).max(-1).min() > 1e-3
-    np.testing.assert_array_equal(score(7, False), score(None, False))
-    assert np.abs(score(7) - score(7, False)).max(-1).min() > 1e-3
-
-
-def make_trainer(model):
-    return Trainer(
-        model,
-        build_optimizer("adam", 0.01),
-        tf.distribute.get_strategy(),
-        batch_size=B,
-    )
-
-
-def make_iterator(tokens):
-    segments = Segments(tokens, B, T, drop_remainder=True)
-    return iter(segments.distribute(tf.distribute.get_strategy()))
-
-
-@pytest.mark.parametrize(
-    "attention_type,bad,cutoffs",
-    [
-        ("relative", -1, (5,)),
-        pytest.param("shaw", V, (), marks=pytest.mark.large),
-        pytest.param("vaswani", V, (), marks=pytest.mark.large),
-        pytest.param("al_rfou", -1, (), marks=pytest.mark.large),
-    ],
-)
-def test_keras_and_trainer_train_every_weight(
-    tmp_path, attention_type, bad, cutoffs
-):
-    model = language_model(
-        attention_type, num_layers=1, dropout=0.1, cutoffs=cutoffs
-    )
-    model.compile(keras.optimizers.Adam(0.03))
-    x, y = text(T)
-    history = model.fit(x, y, batch_size=B, epochs=20, verbose=0).history
-    assert history["loss"][-1] < 0.7 * history["loss"][0]
-    nll, _ = model.score(x, y)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.get_config() == model.get_config()
-    assert loaded.backbone.attention_type == attention_type
-    np.testing.assert_allclose(loaded.score(x, y)[0], nll, atol=1e-5)
-
-    before = [w.numpy() for w in model.trainable_weights]
-    tokens = random_ids(B * 3 * T + 1, seed=3)
-    # Unknown to the model: a token of the second segment.
-    tokens[T + 2] = bad
-    trainer, iterator = make_trainer(model), make_iterator(tokens)
-    results = trainer.train(iterator, 1)
-    assert results["loss"].shape == (1,)
-    assert np.isfinite(results["loss"]).all()
-    for weight, old in zip(model.trainable_weights, before, strict=True):
-        assert np.abs(weight - old).max() > 1e-4, weight.path
-    # XLA cannot raise: where it compiles the embedding the loss is NaN.
-    with pytest.raises(
-        (FloatingPointError, tf.errors.InvalidArgumentError),
-        match="step 2 the loss is nan|must hold integers in",
-    ):
-        trainer.train(iterator, 1)
 
 
 TIES = {
@@ -318,35 +146,14 @@ TIES = {
         {"tie_projections": [True, False, True]},
     ),
 }
-# Weights of the softmax that are its own: biases, those of the two tails,
-# and what is not tied.
-OWN = {
-    "tied": 11 + 2 * 8 + 2,
-    "div_val": 11 + 2 * 8 + 2,
-    "untied_tables": 11 + 2 * 8 + 2 + 3 * 8 + 4 * 4 + 4 * 2,
-    "untied": 11 + 2 * 10 + 2 + 11 * 10 + 3 * 10 * 8,
-    "all_but_first": 11 + 2 * 8 + 2 + 8 * 8,
-    "some": 11 + 2 * 8 + 2 + 4 * 8,
-}
 
 
 @pytest.mark.parametrize("name", TIES)
 def test_language_model_in_clusters(tmp_path, name):
     config, ties = TIES[name]
     model = language_model(ties=ties, num_layers=1, cutoffs=CUTOFFS, **config)
-    assert model.count_params() - model.backbone.count_params() == OWN[name]
     inputs, targets = text(T)
     log_probs, memory = model.log_probs(inputs)
-    assert log_probs.shape == (B, T, V)
-    np.testing.assert_allclose(
-        np.exp(log_probs).sum(-1), np.ones((B, T)), rtol=1e-5
-    )
-    nll, score_memory = model.score(inputs, targets)
-    picked = np.take_along_axis(
-        np.array(log_probs), targets[..., None], axis=-1
-    )[..., 0]
-    np.testing.assert_allclose(nll, -picked, atol=1e-5)
-    np.testing.assert_array_equal(score_memory.states[0], memory.states[0])
     # The stateful calls read on where the functional ones do.
     np.testing.assert_allclose(model(inputs), log_probs, atol=1e-5)
     second, _ = model.log_probs(targets, memory=memory)

@@ -143,12 +143,15 @@ def test_reconstruction_loss_equals_the_golden_one(scaling):
 
 
 def segments(lengths, rows=2, seed=0):
-    tokens = random_ids(rows, sum(lengths) + 1, seed=seed)
-    start = 0
-    for length in lengths:
-        stop = start + length
-        yield tokens[:, start:stop], tokens[:, start + 1 : stop + 1]
-        start = stop
+    ids = random_ids(rows, sum(lengths), seed=seed)
+    return np.split(ids, np.cumsum(lengths)[:-1], axis=1)
+
+
+def read(backbone, lengths, memory=None, seed=0):
+    """Reads random ids; returns the states of the last segment, and memory."""
+    for inputs in segments(lengths, seed=seed):
+        hidden, memory = backbone(inputs, memory=memory)
+    return hidden, memory
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_cached_reading_equals_calls(kind, cold_start, in_graph):
         read = tf.function(read, jit_compile=True, autograph=False)
         remember = tf.function(remember, jit_compile=True, autograph=False)
     memory = None
-    for inputs, _ in segments([5, 1, 1, 9, 1, 9, 5, 1]):
+    for inputs in segments([5, 1, 1, 9, 1, 9, 5, 1]):
         hidden, memory = model.backbone(inputs, memory=memory)
         found, entries = read(inputs)
         np.testing.assert_allclose(found, hidden, atol=2e-5)
@@ -188,12 +191,10 @@ def test_cached_reading_equals_calls(kind, cold_start, in_graph):
 
 def test_projected_memory_goes_on_from_any_memory():
     backbone = small_backbone(**CONV)
-    memory = None
-    for inputs, _ in segments([9, 9, 2, 9]):
-        _, memory = backbone(inputs, memory=memory)
+    _, memory = read(backbone, [9, 9, 2, 9])
     assert memory.pending_length[0] == 2
     cache = backbone.project_memory(memory)
-    for inputs, _ in segments([4, 1, 1, 5], seed=1):
+    for inputs in segments([4, 1, 1, 5], seed=1):
         hidden, memory = backbone(inputs, memory=memory)
         positions = backbone.project_positions(C + 6 + 5)
         found, *entries = backbone.call_projected(inputs, cache, positions)
@@ -285,9 +286,7 @@ def test_the_reconstruction_loss_changes_no_other_gradient():
 
 def test_padding_has_no_share_in_the_reconstruction_loss():
     backbone = small_backbone(**CONV)
-    memory = None
-    for inputs, _ in segments([7, 7]):
-        _, memory = backbone(inputs, memory=memory)
+    _, memory = read(backbone, [7, 7])
     ids = random_ids(2, 4)
     call = functools.partial(
         backbone, memory=memory, return_reconstruction_loss=True
@@ -331,7 +330,7 @@ def test_slots_may_be_more_in_inference(tmp_path):
         str(tmp_path / "preset"), compressed_length=9
     )
     few = many = None
-    for i, (inputs, _) in enumerate(segments([5] * 7)):
+    for i, inputs in enumerate(segments([5] * 7)):
         old, few = model.backbone(inputs, memory=few)
         new, many = loaded.backbone(inputs, memory=many)
         # 20 tokens fill the memory of 6, 4 slots, and are pending; 25 do not.
@@ -341,18 +340,14 @@ def test_slots_may_be_more_in_inference(tmp_path):
 
 def test_a_reset_forgets_both_tiers_and_what_is_pending():
     backbone = small_backbone(**CONV)
-    (*_, (last, _)) = segments([5])
-    memory = None
-    for inputs, _ in segments([7, 7, 6], seed=1):
-        _, memory = backbone(inputs, memory=memory)
+    (last,) = segments([5])
+    _, memory = read(backbone, [7, 7, 6], seed=1)
     assert memory.pending_length[0] == 2
     reset = np.array([True, False])
     hidden, memory = backbone(last, memory=memory, reset=reset)
-    for inputs, _ in segments([5, 5, 5]):
-        hidden, memory = backbone(inputs, memory=memory)
+    hidden, memory = read(backbone, [5, 5, 5], memory)
     expected, fresh = backbone(last)
-    for inputs, _ in segments([5, 5, 5]):
-        expected, fresh = backbone(inputs, memory=fresh)
+    expected, fresh = read(backbone, [5, 5, 5], fresh)
     np.testing.assert_allclose(hidden[0], expected[0], atol=1e-5)
     assert np.abs(hidden[1] - expected[1]).max() > 1e-3
 
@@ -360,16 +355,14 @@ def test_a_reset_forgets_both_tiers_and_what_is_pending():
 @pytest.mark.parametrize("length", [5, 9])
 def test_an_episode_that_begins_in_a_segment_sees_no_other(length):
     backbone = small_backbone(**CONV)
-    memory = None
-    for inputs, _ in segments([7, 7, 6], seed=1):
-        _, memory = backbone(inputs, memory=memory)
-    ((last, _),) = segments([length])
+    _, memory = read(backbone, [7, 7, 6], seed=1)
+    (last,) = segments([length])
     begins = np.zeros((2, length), "bool")
     begins[:, 1] = True
     found, memory = backbone(last, memory=memory, reset=begins)
     expected, fresh = backbone(last[:, 1:])
     np.testing.assert_allclose(found[:, 1:], expected, atol=1e-5)
-    ((more, _),) = segments([4], seed=2)
+    (more,) = segments([4], seed=2)
     found, _ = backbone(more, memory=memory)
     # Only the 6 steps of the first part are kept.
     expected, _ = backbone(

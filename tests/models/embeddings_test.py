@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from attention_loops import random
 from factories import D
 from factories import M
 from factories import random_ids
@@ -14,11 +15,6 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import TransformerXLTextClassifier
 
 B, T, FEATURES, BATCHES = 2, 5, 4, 3
-
-
-def embeddings_of(*shape, seed=0):
-    values = np.random.default_rng(seed).normal(size=(*shape, D))
-    return values.astype("float32")
 
 
 def plain_backbone(**config):
@@ -62,26 +58,9 @@ def test_scaled_token_embeddings_give_what_ids_give(config):
     )
 
 
-def test_two_segments_with_memory_are_one():
-    backbone = plain_backbone(memory_length=2 * T)
-    assert not [w for w in backbone.weights if "embedding" in w.path]
-    x = embeddings_of(B, 2 * T)
-    expected, _ = backbone(embeddings=x)
-    first, memory = backbone(embeddings=x[:, :T])
-    second, _ = backbone(embeddings=x[:, T:], memory=memory)
-    hidden = np.concatenate([first, second], axis=1)
-    np.testing.assert_allclose(hidden, expected, atol=1e-5)
-
-
-def test_low_precision_is_used():
-    backbone = plain_backbone(dtype="mixed_bfloat16")
-    hidden, _ = backbone(embeddings=embeddings_of(B, T).astype("float64"))
-    assert hidden.dtype == "bfloat16"
-
-
 def test_a_stateful_backbone_goes_on_where_it_was():
     backbone = plain_backbone(memory_length=M, stateful=True)
-    x = embeddings_of(B, 2 * T)
+    x = random(B, 2 * T, D)
     _, memory = backbone(embeddings=x[:, :T], memory=backbone.initial_memory(B))
     expected, after = backbone(embeddings=x[:, T:], memory=memory)
     backbone(embeddings=x[:, :T])
@@ -130,33 +109,24 @@ def test_a_functional_model_is_saved_without_its_memory(tmp_path):
     assert [w.shape for w in loaded.weights] == [w.shape for w in model.weights]
 
 
-def test_configs_round_trip():
-    config = plain_backbone(stateful=True).get_config()
-    assert config["vocabulary_size"] is None
-    assert config["stateful"] is True
-    assert small_backbone().get_config()["stateful"] is False
-    copy = type(plain_backbone()).from_config(config)
-    assert copy.get_config() == config
-
-
 @pytest.mark.parametrize(
     "arguments,message",
     [
         ({}, "`token_ids` or `embeddings` must be passed"),
         (
-            {"token_ids": random_ids(B, T), "embeddings": embeddings_of(B, T)},
+            {"token_ids": random_ids(B, T), "embeddings": random(B, T, D)},
             "and not both",
         ),
-        ({"embeddings": embeddings_of(T)}, "`embeddings` must have the shape"),
+        ({"embeddings": random(T, D)}, "`embeddings` must have the shape"),
         (
-            {"embeddings": embeddings_of(B, T)[..., 1:]},
+            {"embeddings": random(B, T, D)[..., 1:]},
             r"`embeddings` must have the shape \(None, None, 8\)",
         ),
         (
-            {"embeddings": embeddings_of(B, T).astype("int32")},
+            {"embeddings": random(B, T, D).astype("int32")},
             "`embeddings` must be floats",
         ),
-        ({"token_ids": embeddings_of(B, T)}, "`token_ids` must have the shape"),
+        ({"token_ids": random(B, T, D)}, "`token_ids` must have the shape"),
     ],
 )
 def test_wrong_inputs_are_named(arguments, message):

@@ -3,9 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from factories import seed_weights
-
-from txl_keras.models import TransformerXLBackbone
+from attention_loops import random
+from factories import feature_backbone
 
 B, T, M, F, D = 3, 11, 6, 5, 16
 # First steps of episodes: none; inside; at the start, twice in a row and last.
@@ -15,18 +14,9 @@ RESET[2, [0, 7, 8, T - 1]] = True
 
 
 def backbone_of(**settings):
-    seed_weights(3)
-    sizes = {
-        "num_layers": 2, "num_heads": 2, "hidden_dim": D, "head_dim": 6,
-        "intermediate_dim": 20, "memory_length": M, "initializer_stddev": 0.4,
-        "normalize_first": True, "gate": "gru",
-    }  # fmt: skip
-    return TransformerXLBackbone(None, **{**sizes, **settings})
-
-
-def random_embeddings(length, seed=0):
-    generator = np.random.default_rng(seed)
-    return generator.normal(size=(B, length, D)).astype("float32")
+    return feature_backbone(
+        **{"normalize_first": True, "gate": "gru", **settings}
+    )
 
 
 def read(backbone, x, reset, memory, lengths):
@@ -49,8 +39,8 @@ def test_acting_step_by_step_equals_learning_on_segments(attention_type):
     if attention_type == "shaw":
         settings["max_positions"] = M + T
     backbone = backbone_of(**settings)
-    _, before = backbone(embeddings=random_embeddings(M, seed=1))
-    x = random_embeddings(T)
+    _, before = backbone(embeddings=random(B, M, D, seed=1))
+    x = random(B, T, D)
     expected, memory = read(backbone, x, RESET, before, [1] * T)
     for lengths in ([T], [4, 7], [5, 1, 5]):
         found, other = read(backbone, x, RESET, before, lengths)
@@ -64,8 +54,8 @@ def test_acting_step_by_step_equals_learning_on_segments(attention_type):
 @pytest.mark.parametrize("look_ahead", [0, 2])
 def test_an_episode_sees_nothing_of_others(look_ahead):
     backbone = backbone_of(look_ahead=look_ahead)
-    _, before = backbone(embeddings=random_embeddings(M, seed=1))
-    x = random_embeddings(T)
+    _, before = backbone(embeddings=random(B, M, D, seed=1))
+    x = random(B, T, D)
     hidden, memory = backbone(embeddings=x, memory=before, reset=RESET)
     for row, start, stop in ((1, 4, T), (2, 0, 7), (2, 7, 8), (2, 8, T - 1)):
         alone, _ = backbone(embeddings=x[row : row + 1, start:stop])
@@ -79,13 +69,13 @@ def test_an_episode_sees_nothing_of_others(look_ahead):
 
 def test_a_short_episode_leaves_a_short_memory():
     backbone = backbone_of(memory_length=M + T)
-    _, memory = backbone(embeddings=random_embeddings(T), reset=RESET)
+    _, memory = backbone(embeddings=random(B, T, D), reset=RESET)
     np.testing.assert_array_equal(memory.valid_length, [T, T - 4, 1])
 
 
 def test_zeros_that_are_attended_to_allow_no_reset_inside_a_segment():
     backbone = backbone_of(cold_start="zeros")
-    x = random_embeddings(T)
+    x = random(B, T, D)
     with pytest.raises(ValueError, match=r"`reset` must be of shape \(B,\)"):
         backbone(embeddings=x, reset=RESET)
     hidden, _ = backbone(embeddings=x, reset=RESET[:, 0])
@@ -94,7 +84,7 @@ def test_zeros_that_are_attended_to_allow_no_reset_inside_a_segment():
 
 def test_a_reset_of_another_shape_is_refused():
     with pytest.raises(ValueError, match="`reset`"):
-        backbone_of()(embeddings=random_embeddings(T), reset=RESET[:, 1:])
+        backbone_of()(embeddings=random(B, T, D), reset=RESET[:, 1:])
 
 
 @pytest.mark.parametrize("gate", ["gru", "output"])

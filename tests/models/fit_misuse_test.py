@@ -58,23 +58,36 @@ def batches(*sizes):
     [
         ({"x": X[:0], "y": Y[:0], "batch_size": B}, "`x` must not be empty"),
         ({"x": batches()}, "`x` must not be empty"),
+        ({"x": PAIRS.take(0)}, "`x` must not be empty"),
         (
             {"x": X[:, :0], "y": Y[:, :0], "batch_size": B},
             "`x` must not be empty",
         ),
         ({"x": X[0], "y": Y[0], "batch_size": B}, "`x` must have the shape"),
         ({"x": PAIRS.unbatch()}, r"`x` must have batches of the shape"),
+        *(
+            (
+                {"x": tf.data.Dataset.from_tensors(without_targets)},
+                "`x` must be `Segments`, arrays",
+            )
+            for without_targets in (X, {"inputs": X}, {"x": X, "y": Y})
+        ),
         ({"x": [[1, 2]], "y": [[2, 3]]}, "`x` must be an array, text"),
         ({"x": None}, "`x` must be an array, text"),
         ({**ARRAYS, "epochs": 1.5}, "`epochs` must be an integer"),
         ({**ARRAYS, "initial_epoch": -1}, "`initial_epoch` must be an int"),
         ({**ARRAYS, "segment_length": 3}, "`segment_length` must be None"),
         ({"x": SEGMENTS, "segment_length": 3}, "`segment_length` must be N"),
-        ({**ARRAYS, "class_weight": {}}, "`class_weight` must be None"),
-        ({**ARRAYS, "class_weight": [2.0]}, "`class_weight` must be None"),
-        ({**ARRAYS, "class_weight": {"a": 2.0}}, "`class_weight` must be None"),
-        ({**ARRAYS, "class_weight": {1: 2.0}}, "`class_weight` must be None"),
+        *(
+            ({**data, "class_weight": weights}, "`class_weight` must be None")
+            for data in (ARRAYS, {"x": SEGMENTS}, {"x": DICTS})
+            for weights in ({}, [2.0], {"a": 2.0}, {1: 2.0})
+        ),
         ({**ARRAYS, "batch_size": 0}, "`batch_size` must be an integer"),
+        # The default of Keras, 32, would read other samples as one text.
+        ({"x": X, "y": Y}, "`batch_size` must be given"),
+        ({**ARRAYS, "shuffle": True}, "shuffle=True"),
+        ({**ARRAYS, "shuffle": "batch"}, "shuffle=batch"),
         ({**ARRAYS, "sample_weight": np.ones(4)}, "`sample_weight` must have"),
         (
             {**ARRAYS, "sample_weight": np.ones((len(X), T - 1))},
@@ -82,8 +95,6 @@ def batches(*sizes):
         ),
         ({"x": SEGMENTS, "y": Y}, "`y` must be None with Segments"),
         ({"x": PAIRS, "sample_weight": Y}, "`sample_weight` must be None"),
-        ({"x": SEGMENTS, "class_weight": {1: 2.0}}, "`class_weight` must be"),
-        ({"x": DICTS, "class_weight": {1: 2.0}}, "`class_weight` must be"),
         ({"x": SEGMENTS, "validation_split": 0.3}, "`validation_split` must"),
         ({**ARRAYS, "validation_split": -0.3}, "`validation_split` must"),
         ({**ARRAYS, "validation_split": 1.0}, "`validation_split` must leave"),
@@ -128,15 +139,21 @@ def test_no_step_weights_classes(loss):
         model.fit(**ARRAYS, **weights)
 
 
-def test_evaluate_names_bad_arguments(model):
+def test_evaluate_and_predict_name_bad_arguments(model):
     for arguments, message in (
         ({"x": SEGMENTS, "y": Y}, "`y` must be None"),
         ({"x": PAIRS, "steps": 9}, "`steps` must be"),
         ({"x": PAIRS.repeat()}, "`steps` must be"),
         ({**ARRAYS, "segment_length": 3}, "`segment_length` must be None"),
+        ({"x": X, "y": Y}, "`batch_size` must be given"),
     ):
         with pytest.raises(ValueError, match=message):
             model.evaluate(**arguments, verbose=0)
+    with pytest.raises(ValueError, match="`batch_size` must be given"):
+        model.predict(X, verbose=0)
+    for call in ("fit", "evaluate"):
+        with pytest.raises(ValueError, match=r"must call `compile\(\)`"):
+            getattr(small_model(num_layers=1), call)(**ARRAYS)
 
 
 # === Arrays, datasets and batches ===
@@ -164,12 +181,8 @@ def test_a_text_that_is_read_again_begins_cold(model):
     np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("data", [ARRAYS, {"x": PAIRS}])
+@pytest.mark.parametrize("data", [ARRAYS, {"x": PAIRS}, {"x": SEGMENTS}])
 def test_the_memory_lasts_where_an_epoch_ends_within_the_text(rewind, data):
-    check_that_memory_lasts_across_epochs(rewind, data)
-
-
-def check_that_memory_lasts_across_epochs(rewind, data):
     model = rewind()
     model.fit(**data, verbose=0)
     expected = model.get_weights()
@@ -250,10 +263,6 @@ def test_data_of_another_size_follows(model):
 # === `Segments` ===
 
 
-def test_the_memory_lasts_where_an_epoch_ends_within_segments(rewind):
-    check_that_memory_lasts_across_epochs(rewind, {"x": SEGMENTS})
-
-
 def test_a_loss_of_the_user_validates_on_segments():
     model = new_model()
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(True))
@@ -263,13 +272,12 @@ def test_a_loss_of_the_user_validates_on_segments():
     )
 
 
-@pytest.mark.parametrize("wrong", ["", None, 5, b"backup"])
-def test_a_backup_needs_a_path(wrong):
-    with pytest.raises(ValueError, match="`backup_dir` must be a path that"):
-        BackupAndRestore(wrong)
-
-
-def test_a_backup_may_lie_in_the_home_folder(monkeypatch, tmp_path):
+def test_a_backup_needs_a_path_which_may_be_of_the_home_folder(
+    monkeypatch, tmp_path
+):
+    for wrong in ("", None, 5, b"backup"):
+        with pytest.raises(ValueError, match="`backup_dir` must be a path th"):
+            BackupAndRestore(wrong)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert BackupAndRestore("~/backup").backup_dir == str(tmp_path / "backup")
 

@@ -173,7 +173,7 @@ def test_fit_computes_what_the_trainer_computes(option, model, begin):
     rewind_fitted = rewinder(fitted)
     epochs = STEPS // len(segments) + 1
     recorded = Losses()
-    fitted.fit(segments, epochs=epochs, callbacks=[recorded], verbose=0)
+    fitted.fit(segments, epochs=epochs, callbacks=recorded, verbose=0)
     weights = fitted.get_weights()
 
     if lengths == (T,):
@@ -235,18 +235,6 @@ def test_evaluate_weights_every_target_of_segments_once(model):
     assert model.evaluate(dataset, return_dict=True, verbose=0) == evaluated
 
 
-def test_evaluate_takes_any_batch_size_after_another():
-    model = small_model(num_layers=1, memory_length=350)
-    model.compile("adam")
-    tokens = random_ids(1, 61, seed=3)
-    expected = tf.reduce_mean(model.score(tokens[:, :-1], tokens[:, 1:])[0])
-    for batch_size in (2, 1, 3):
-        segments = Segments(tokens[0], batch_size, T, drop_remainder=False)
-        loss, _ = model.evaluate(segments, verbose=0)
-        if batch_size == 1:
-            assert loss == pytest.approx(float(expected), rel=1e-5)
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -284,19 +272,6 @@ def test_settings_that_have_no_meaning_here_are_errors():
     ):
         with pytest.raises(ValueError, match=f"`optimizer.*{name}"):
             model.compile(optimizer)
-
-
-def test_a_dataset_without_targets_is_an_error(model):
-    ids = random_ids(B, T)
-    for x in (
-        tf.data.Dataset.from_tensors(ids),
-        tf.data.Dataset.from_tensors({"inputs": ids}),
-        tf.data.Dataset.from_tensors({"x": ids, "y": ids}),
-    ):
-        with pytest.raises(ValueError, match="`x` must be `Segments`, arrays"):
-            model.fit(x, verbose=0)
-    with pytest.raises(ValueError, match="`x` must not be empty"):
-        model.fit(tf.data.Dataset.from_tensors((ids, ids)).take(0), verbose=0)
 
 
 def test_a_loss_that_is_not_finite_is_an_error(model):
@@ -441,14 +416,6 @@ def test_a_train_step_of_the_user_may_do_all_by_itself():
     assert history["loss"][-1] == pytest.approx(np.mean(nll), abs=0.1)
 
 
-def test_an_empty_text_is_named():
-    model = small_model(num_layers=1, vocabulary_size=256)
-    model.tokenizer = ByteTokenizer()
-    model.compile("sgd")
-    with pytest.raises(ValueError, match=r"`x` must .* Received: x\[1\]=''"):
-        model.fit(["to be", ""], batch_size=1, segment_length=4)
-
-
 def test_text_is_read_as_segments():
     text, other = "to be or not to be, that is " * 8, "the question: " * 9
     tokenizer = ByteTokenizer()
@@ -480,6 +447,8 @@ def test_text_is_read_as_segments():
         assert history["loss"] == expected["loss"]
     with pytest.raises(ValueError, match="`batch_size` must be given with te"):
         model.fit(text)
+    with pytest.raises(ValueError, match=r"`x` must .* Received: x\[1\]=''"):
+        model.fit([text, ""], batch_size=1)
     model.tokenizer = None
     with pytest.raises(ValueError, match="`tokenizer` must be given with te"):
         model.fit(text, batch_size=B)

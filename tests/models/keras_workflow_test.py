@@ -107,13 +107,10 @@ def test_evaluate_reads_the_text_in_order_with_memory(model):
     )
     without_memory, _ = model.score(x, y)
     assert abs(np.mean(without_memory) - expected) > 1e-3
-
-
-def test_evaluate_gives_the_same_number_again_and_again(model):
-    _, x, y = hard_text()
-    first = model.evaluate(x, y, batch_size=B, verbose=0)
+    # It begins cold each time.
     model(x[:2])
-    assert model.evaluate(x, y, batch_size=B, verbose=0) == first
+    again = model.evaluate(x, y, batch_size=B, verbose=0, return_dict=True)
+    assert again == result
 
 
 def test_fit_and_evaluate_compute_no_logits(monkeypatch):
@@ -155,7 +152,8 @@ def _memories(model, x):
     memory = None
     for start in range(0, len(x), B):
         yield start, memory
-        _, memory = model.backbone(x[start : start + B], memory=memory)
+        if start + B < len(x):
+            _, memory = model.backbone(x[start : start + B], memory=memory)
 
 
 def test_predict_gives_logits_with_memory(model):
@@ -174,27 +172,8 @@ def test_predict_gives_logits_with_memory(model):
         model.predict(x, batch_size=B, verbose=0), logits
     )
     segments = Segments(np.append(ids[:, :-1], 0), B, T, drop_remainder=True)
-    np.testing.assert_array_equal(model.predict(segments, verbose=0), logits)
-
-
-@pytest.mark.large
-def test_datasets_give_what_arrays_give(model):
-    _, x, y = hard_text()
-    model.optimizer.learning_rate = 0.0
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(B)
-    from_arrays = model.fit(x, y, batch_size=B, verbose=0).history["loss"]
-    from_dataset = model.fit(dataset, verbose=0).history["loss"]
-    np.testing.assert_allclose(from_dataset, from_arrays, rtol=1e-6)
-    np.testing.assert_allclose(
-        model.evaluate(dataset, verbose=0),
-        model.evaluate(x, y, batch_size=B, verbose=0),
-        rtol=1e-6,
-    )
-    np.testing.assert_allclose(
-        model.predict(dataset, verbose=0),
-        model.predict(x, batch_size=B, verbose=0),
-        atol=1e-6,
-    )
+    for data in (segments, tf.data.Dataset.from_tensor_slices(x).batch(B)):
+        np.testing.assert_array_equal(model.predict(data, verbose=0), logits)
 
 
 @pytest.mark.parametrize(
@@ -208,48 +187,18 @@ def test_the_last_batch_may_have_fewer_rows(model, as_dataset):
     else:
         data = {"x": x, "y": y, "batch_size": B}
     loss = model.evaluate(**data, verbose=0)[0]
-    nlls, memory = [], None
-    for k in range(BATCHES):
-        rows = slice(k * B, k * B + (B if k < BATCHES - 1 else B - 1))
-        if k == BATCHES - 1:
+    expected = []
+    for start, memory in _memories(model, x):
+        rows = slice(start, start + B)
+        if len(x[rows]) < B:
             memory = memory._replace(
                 states=tuple(s[: B - 1] for s in memory.states),
                 valid_length=memory.valid_length[: B - 1],
             )
-        nll, memory = model.score(x[rows], y[rows], memory)
-        nlls.append(np.array(nll))
-    assert loss == pytest.approx(np.concatenate(nlls).mean(), abs=1e-5)
+        expected.append(np.array(model.score(x[rows], y[rows], memory)[0]))
+    assert loss == pytest.approx(np.concatenate(expected).mean(), abs=1e-5)
     history = model.fit(**data, epochs=2, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
-
-
-def test_fit_reads_memory_and_forgets_at_every_epoch(model):
-    # Nothing is learned, so every epoch is the same reading of the text.
-    model.optimizer.learning_rate = 0.0
-    ids, x, y = hard_text()
-    model(x[:B], training=True)
-    losses = model.fit(x, y, batch_size=B, epochs=3, verbose=0).history["loss"]
-    np.testing.assert_allclose(losses, functional_nll(model, ids), atol=1e-5)
-
-
-def test_shuffling_is_an_error(model):
-    _, x, y = hard_text()
-    for shuffle in (True, "batch"):
-        with pytest.raises(ValueError, match=f"shuffle={shuffle}"):
-            model.fit(x, y, shuffle=shuffle, verbose=0)
-    model.fit(x, y, batch_size=B, shuffle=False, verbose=0)
-
-
-def test_arrays_need_their_number_of_rows(model):
-    _, x, y = hard_text()
-    # The default of Keras, 32, would read other samples as one text.
-    for run in (
-        lambda: model.fit(x, y, verbose=0),
-        lambda: model.evaluate(x, y, verbose=0),
-        lambda: model.predict(x, verbose=0),
-    ):
-        with pytest.raises(ValueError, match="`batch_size` must be given"):
-            run()
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
@@ -293,20 +242,6 @@ def test_validation_does_not_disturb_training(rewind):
     assert with_validation["val_loss"][-1] == pytest.approx(
         model.evaluate(x[::-1], y[::-1], batch_size=B, verbose=0)[0], rel=1e-5
     )
-
-
-def test_callbacks_of_the_user_are_called(model):
-    _, x, y = hard_text()
-    epochs, ends = [], []
-    one = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: epochs.append(epoch)
-    )
-    other = keras.callbacks.LambdaCallback(
-        on_train_end=lambda logs: ends.append("end")
-    )
-    model.fit(x, y, batch_size=B, epochs=2, callbacks=[one, other], verbose=0)
-    model.fit(x, y, batch_size=B, callbacks=one, verbose=0)
-    assert (epochs, ends) == ([0, 1, 0], ["end"])
 
 
 def test_a_best_model_is_saved_while_fitting(model, tmp_path):
@@ -376,13 +311,6 @@ def test_a_frozen_backbone_is_loaded_frozen(tmp_path):
         assert names == expected
 
 
-def test_a_model_that_is_not_compiled_says_so():
-    _, x, y = hard_text()
-    for call in ("fit", "evaluate"):
-        with pytest.raises(ValueError, match=r"must call `compile\(\)`"):
-            getattr(small_model(), call)(x, y, batch_size=B)
-
-
 def test_a_loss_of_the_user_takes_the_place_of_the_default(tmp_path):
     _, x, y = hard_text()
     loss = keras.losses.SparseCategoricalCrossentropy(
@@ -426,28 +354,6 @@ def test_weights_fit_a_model_of_another_memory_and_batch(model, tmp_path):
     assert memory.length == 11
 
 
-def test_sample_weights_leave_padding_out(model):
-    _, x, y = hard_text()
-    weights = np.ones((BATCHES * B, T), "float32")
-    weights[:, 5:] = 0
-    result = model.evaluate(
-        x,
-        y,
-        batch_size=B,
-        sample_weight=weights,
-        verbose=0,
-        return_dict=True,
-    )
-    memory, nll = None, []
-    for k in range(BATCHES):
-        rows = slice(k * B, (k + 1) * B)
-        part, memory = model.score(x[rows], y[rows], memory)
-        nll.append(part.numpy()[:, :5])
-    assert result["bits_per_token"] == pytest.approx(
-        np.mean(nll) / 0.69314718, rel=1e-5
-    )
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -467,19 +373,6 @@ def test_other_ways_to_run_a_step_read_the_same(model, config):
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-def test_train_on_batch_goes_on_from_batch_to_batch(model):
-    ids, x, y = hard_text()
-    model.optimizer.learning_rate = 0.0
-    losses = [
-        model.train_on_batch(
-            x[k * B : (k + 1) * B], y[k * B : (k + 1) * B], return_dict=True
-        )["loss"]
-        for k in range(BATCHES)
-    ]
-    expected = functional_nll(model, ids)
-    assert np.mean(losses) == pytest.approx(expected, abs=1e-5)
-
-
 def test_summary_lists_the_parts_and_counts_the_weights():
     lines = []
     model = small_model()
@@ -487,14 +380,6 @@ def test_summary_lists_the_parts_and_counts_the_weights():
     text = "\n".join(lines)
     assert "training_memory" in text and "inference_memory" in text
     assert f"{model.count_params():,}" in text
-
-
-def test_a_clone_has_the_same_config_and_weights_of_its_own():
-    model = small_model()
-    clone = keras.models.clone_model(model)
-    assert clone.backbone.get_config() == model.backbone.get_config()
-    clone.softmax.biases[0].assign(np.zeros(V))
-    assert np.abs(model.softmax.biases[0].numpy()).max() > 0.1
 
 
 def test_a_functional_model_can_be_built_around_it():

@@ -59,69 +59,6 @@ def test_text_is_read_in_segments_and_not_token_by_token():
     assert model.optimizer.iterations == 2  # of 2 x 128 bytes
 
 
-def test_segments_go_on_where_the_last_one_ended():
-    model = make_model()
-    ids = random_ids(B, 2 * T + 1)
-    whole, end = model.score(ids[:, :-1], ids[:, 1:])
-    first, memory = model.score(ids[:, :T], ids[:, 1 : T + 1])
-    second, memory = model.score(ids[:, T:-1], ids[:, T + 1 :], memory=memory)
-    np.testing.assert_allclose(tf.concat([first, second], 1), whole, atol=1e-6)
-    for ours, expected in zip(memory.states, end.states, strict=True):
-        np.testing.assert_allclose(ours, expected, atol=1e-6)
-    cold, _ = model.score(ids[:, T:-1], ids[:, T + 1 :])
-    assert np.abs(cold - second)[:, 0].min() > 1e-4
-
-
-def test_no_gradient_goes_back_through_the_memory():
-    model = make_model()
-    ids = random_ids(B, T + 1)
-    weights = model.trainable_variables
-    with tf.GradientTape() as tape:
-        memory = model.score(ids[:, :-1], ids[:, 1:])[1]
-        loss = tf.add_n([tf.reduce_sum(state) for state in memory.states])
-    assert all(g is None for g in tape.gradient(loss, weights))
-    with tf.GradientTape() as tape:
-        nll, _ = model.score(ids[:, :-1], ids[:, 1:], memory=memory)
-    for weight, gradient in zip(
-        weights, tape.gradient(nll, weights), strict=True
-    ):
-        gradient = tf.convert_to_tensor(gradient)
-        assert np.abs(gradient).max() > 0, weight.path
-
-
-def test_rows_are_reset_one_by_one():
-    model = make_model()
-    ids = random_ids(B, T + 1)
-    cold, memory = model.score(ids[:, :-1], ids[:, 1:])
-    warm, _ = model.score(ids[:, :-1], ids[:, 1:], memory=memory)
-    begun, _ = model.score(
-        ids[:, :-1], ids[:, 1:], memory=model.initial_memory(B)
-    )
-    np.testing.assert_array_equal(begun, cold)
-    mixed, _ = model.score(
-        ids[:, :-1], ids[:, 1:], memory=memory,
-        reset=tf.constant([False, True, False]),
-    )  # fmt: skip
-    np.testing.assert_allclose(mixed[1], cold[1], atol=1e-6)
-    np.testing.assert_allclose(mixed[::2], warm[::2], atol=1e-6)
-    assert np.abs(cold - warm).max(axis=1).min() > 1e-4
-
-
-def test_dropout_belongs_to_the_row():
-    model = make_model(dropout=0.4)
-    ids = random_ids(B, T + 1)
-
-    def score(rows, first_row):
-        return model.score(
-            ids[rows, :-1], ids[rows, 1:], training=True,
-            dropout_seed=tf.constant(7, tf.uint32), first_row=first_row,
-        )[0]  # fmt: skip
-
-    together = score(slice(None), 0)
-    np.testing.assert_allclose(score(slice(1, 3), 1), together[1:], atol=1e-6)
-    assert np.abs(score(slice(1, 3), 0) - together[1:]).max() > 1e-3
-
-
 def test_a_reader_remembers_the_real_tokens_of_each_row():
     model = make_model()
     ids = random_ids(B, 2 * T)
@@ -178,27 +115,6 @@ def test_losses_by_context_have_no_older_tokens_in_them():
             window = text[None, t - length : t + 1]
             expected = model.score(window[:, :-1], window[:, 1:])[0][0, -1]
             np.testing.assert_allclose(loss, expected, atol=1e-5)
-
-
-def test_it_is_saved_and_loaded_whole(tmp_path):
-    model = make_model(cutoffs=(4, 9), div_val=2, dropout=0.1)
-    path = str(tmp_path / "model.keras")
-    model.save(path)
-    loaded = keras.models.load_model(path)
-    assert loaded.get_config() == model.get_config()
-    ids = random_ids(B, T + 1)
-    np.testing.assert_array_equal(
-        loaded.score(ids[:, :-1], ids[:, 1:])[0],
-        model.score(ids[:, :-1], ids[:, 1:])[0],
-    )
-
-
-def test_16_bits_are_close_to_32():
-    ids = random_ids(B, T + 1)
-    expected, _ = make_model().score(ids[:, :-1], ids[:, 1:])
-    nll, memory = make_model("mixed_bfloat16").score(ids[:, :-1], ids[:, 1:])
-    assert memory.states[0].dtype == "bfloat16"
-    np.testing.assert_allclose(nll, expected, atol=0.05)
 
 
 def test_a_preset_gives_it_the_sizes_that_it_has():

@@ -158,15 +158,6 @@ def test_context_losses_read_the_whole_context():
     np.testing.assert_allclose(found, [[expected]], atol=1e-5)
 
 
-def test_the_choice_is_saved_and_checked(tmp_path):
-    model = small_model(memory_source="outputs")
-    model.backbone.save_to_preset(str(tmp_path / "preset"))
-    loaded = TransformerXLBackbone.from_preset(str(tmp_path / "preset"))
-    assert loaded.memory_source == "outputs"
-    with pytest.raises(ValueError, match="`memory_source` must be one of"):
-        small_model(memory_source="both")
-
-
 def test_other_memory_than_in_training_is_a_warning(tmp_path, caplog):
     small_model().backbone.save_to_preset(str(tmp_path / "preset"))
     load = TransformerXLBackbone.from_preset

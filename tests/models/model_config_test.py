@@ -7,47 +7,23 @@ import json
 import sys
 
 import pytest
+from factories import small_model
 
 from txl_keras.models import LSTMBackbone
-from txl_keras.models import TransformerXLBackbone
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import XLNetBackbone
-from txl_keras.models import XLNetPermutationLM
 from txl_keras.workdir import Workdir
 
-SIZES = {
-    "vocabulary_size": 9,
-    "num_layers": 2,
-    "num_heads": 2,
-    "hidden_dim": 6,
-    "intermediate_dim": 10,
-}
-
-
-def make_lstm():
-    names = ("vocabulary_size", "num_layers", "hidden_dim")
-    sizes = {name: SIZES[name] for name in names}
-    return TransformerXLCausalLM(LSTMBackbone(**sizes))
-
-
-def make_adaptive():
-    backbone = TransformerXLBackbone(
-        **SIZES,
-        cutoffs=(3, 5),
-        div_val=2,
-        head_dim=5,
-        memory_length=4,
-        same_length="pytorch",
-        normalize_output=True,
-        dtype="mixed_bfloat16",
-    )
-    return TransformerXLCausalLM(backbone, tie_projections="all_but_first")
-
-
 MODELS = {
-    "adaptive": make_adaptive,
-    "lstm": make_lstm,
-    "xlnet": lambda: XLNetPermutationLM(XLNetBackbone(**SIZES)),
+    "adaptive": {
+        "cutoffs": (3, 5),
+        "div_val": 2,
+        "same_length": "pytorch",
+        "normalize_output": True,
+        "dtype": "mixed_bfloat16",
+        "tie_projections": "all_but_first",
+    },
+    "lstm": {"make": LSTMBackbone},
+    "xlnet": {"make": XLNetBackbone},
 }
 
 
@@ -55,8 +31,8 @@ MODELS = {
 def runs(tmp_path_factory):
     """By name: class of a model, and the workdir of one."""
     runs = {}
-    for name, make in MODELS.items():
-        model = make()
+    for name, config in MODELS.items():
+        model = small_model(**{"num_layers": 2, **config})
         workdir = Workdir(str(tmp_path_factory.mktemp(name) / "run"))
         workdir.create(model, 3, {})
         runs[name] = type(model), workdir

@@ -1,7 +1,6 @@
 """Sizes of the published models, from the papers' numbers of weights."""
 
 import functools
-import pathlib
 
 import numpy as np
 import pytest
@@ -83,15 +82,18 @@ def num_weights(
     return total
 
 
-@pytest.mark.parametrize("name", _NUM_WEIGHTS)
-def test_presets_have_the_published_number_of_weights(name):
-    assert num_weights(**preset_config(name)) == _NUM_WEIGHTS[name]
-
-
-@pytest.mark.parametrize("name", _NUM_PYTORCH_WEIGHTS)
-def test_with_the_settings_of_pytorch_too(name):
-    config = {**preset_config(name), **_PYTORCH}
-    assert num_weights(**config) == _NUM_PYTORCH_WEIGHTS[name]
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        *((name, {}, number) for name, number in _NUM_WEIGHTS.items()),
+        *(
+            (name, _PYTORCH, number)
+            for name, number in _NUM_PYTORCH_WEIGHTS.items()
+        ),
+    ],
+)
+def test_presets_have_the_published_number_of_weights(name, config, expected):
+    assert num_weights(**{**preset_config(name), **config}) == expected
 
 
 @pytest.mark.parametrize(
@@ -123,32 +125,18 @@ def test_a_model_has_the_weights_that_its_sizes_say(config):
     assert model.count_params() == num_weights(**sizes, **config)
 
 
-@pytest.mark.parametrize("name", ["enwik8_base", "ptb_24m"])
-def test_small_models_have_the_published_number_of_weights(name):
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.large)
+        if name not in ("enwik8_base", "ptb_24m")
+        else name
+        for name in _NUM_WEIGHTS
+    ],
+)
+def test_models_have_the_published_number_of_weights(name):
     model = TransformerXLCausalLM.from_preset(name)
     assert model.count_params() == _NUM_WEIGHTS[name]
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("name", _NUM_WEIGHTS)
-def test_all_models_have_the_published_number_of_weights(name):
-    model = TransformerXLCausalLM.from_preset(name)
-    assert model.count_params() == _NUM_WEIGHTS[name]
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_each_has_a_config_that_says_how_it_was_run(name):
-    root = pathlib.Path(__file__).parents[2]
-    if name.endswith("compressive"):
-        name = f"beyond/{name}"
-    path = root / "train" / "configs" / f"{name}.flags"
-    lines = path.read_text("utf-8").splitlines()
-    command = f"# python train/main.py --flagfile=train/configs/{name}.flags"
-    assert lines[0].startswith(command)
-    said = "\n".join(line for line in lines if line.startswith("#"))
-    assert "# Hardware: " in said
-    assert "Ours: " in said
-    assert f"--preset={path.stem}" in lines
 
 
 def test_arguments_take_the_place_of_the_presets_own():

@@ -3,18 +3,14 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from factories import random_ids
 from factories import small_model
-from model_checks import check_log_probs_and_reader
+from model_checks import check_every_way
 from model_checks import scored
 
-from txl_keras.layers.compute import target
 from txl_keras.models import TransformerXLBackbone
 from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models import XLNetBackbone
-from txl_keras.serving import Generator
-from txl_keras.serving import Sampler
 
 B, T = 3, 5
 # Keras warns of each kind of layer that stays float.
@@ -60,35 +56,9 @@ def test_kernels_are_int8_and_the_loss_is_near(config):
         np.testing.assert_array_equal(table, old)
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_every_target_computes_the_same(device):
-    model = quantized()
-    ids = random_ids(B, 2 * T + 1)
-    _, memory = model.score(ids[:, :T], ids[:, :T])
-    args = tf.constant(ids[:, T:-1]), tf.constant(ids[:, T + 1 :]), memory
-    score = target.compile_for(target.Target(device), model.score)
-    expected, _ = model.score(*args)
-    np.testing.assert_allclose(score(*args)[0], expected, atol=0.02)
-
-
-def test_log_probs_and_the_reader_agree_with_score():
+def test_every_way_to_compute_agrees():
     model = quantized(memory_length=2 * T)
-    ids = random_ids(B, 2 * T + 1)
-    check_log_probs_and_reader(model, ids, atol=0.02)
-
-
-def test_generator_writes_the_most_probable_tokens():
-    model = quantized()
-    prompt = random_ids(1, T)
-    write = Generator(model, Sampler(top_k=1))
-    tokens = [int(t[0]) for t in write(prompt, max_tokens=4)]
-    ids = np.concatenate([prompt, [tokens]], axis=1)
-    memory = None
-    log_probs, memory = model.log_probs(ids[:, : T - 1])
-    for t in range(T - 1, T + 3):
-        log_probs, memory = model.log_probs(ids[:, t : t + 1], memory)
-        best = np.array(log_probs)[0, 0].max()
-        assert log_probs[0, 0, ids[0, t + 1]] >= best - 0.02
+    check_every_way(model, random_ids(B, 2 * T + 1), atol=0.02)
 
 
 @pytest.mark.parametrize("make", [TransformerXLBackbone, XLNetBackbone])

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checkpoints.stored_models import GOLDEN
+from factories import feature_backbone
 
-from txl_keras.models import TransformerXLBackbone
 from txl_keras.weights import weights_by_name
 
-M, T = 6, 4
+T = 4
 # Names of RLlib's in front of ours. Its linear layers are `(out, in)`, and its
 # `_qkv_layer` is split into three.
 _ATTENTION = {
@@ -81,22 +81,9 @@ def arrays_of(golden, kind):
 @pytest.fixture(scope="module")
 def models(golden):
     arrays = arrays_of(golden, "weight")
-    num_features, hidden_dim = arrays["kernel"].shape
-    num_heads, head_dim = arrays[
-        "block_0/attention/content_attention_bias"
-    ].shape
-    projection = keras.layers.Dense(hidden_dim)
-    projection.build((None, None, num_features))
-    backbone = TransformerXLBackbone(
-        vocabulary_size=None,
-        num_layers=sum(
-            name.endswith("content_attention_bias") for name in arrays
-        ),
-        num_heads=num_heads,
-        head_dim=head_dim,
-        hidden_dim=hidden_dim,
-        intermediate_dim=arrays["block_0/feed_forward_output/kernel"].shape[0],
-        memory_length=M,
+    projection = keras.layers.Dense(16)
+    projection.build((None, None, 5))
+    backbone = feature_backbone(
         normalize_first=True,
         gate="gru",
         tie_attention_biases=False,

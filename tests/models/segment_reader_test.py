@@ -10,6 +10,8 @@ from txl_keras.models import SegmentReader
 TOKENS = np.random.default_rng(2).integers(0, V, (3, 60))
 RELATIVE = {"attention_type": "relative"}
 SHAW = {"attention_type": "shaw", "max_positions": 9}
+AL_RFOU = {"attention_type": "al_rfou", "max_positions": 4, "memory_length": 0}
+VASWANI = {"attention_type": "vaswani", "memory_length": 0}
 
 
 def make_backbone(**changes):
@@ -47,6 +49,29 @@ def cut(lengths):
     ]
 
 
+def check_states(
+    backbone,
+    lengths=(4, 4, 1, 1, 11, 2, 1),
+    resets=None,
+    memory_length=None,
+    compiled=False,
+    atol=1e-5,
+):
+    """Compares segments of these lengths with those of the training path."""
+    read = Reader(backbone, max(lengths), memory_length, compiled)
+    memory = None
+    if memory_length is not None:
+        memory = backbone.initial_memory(3, memory_length)
+    for i, ids in enumerate(cut(lengths)):
+        reset = None if resets is None else resets[i]
+        expected, after = backbone(ids, memory=memory, reset=reset)
+        memory = after if backbone.remembers else None
+        assert read.reader.memory().keys[0].dtype == expected.dtype
+        found = read(ids, reset).astype("float32")
+        expected = tf.cast(expected, tf.float32)
+        np.testing.assert_allclose(found, expected, atol=atol)
+
+
 @pytest.mark.parametrize("cold_start", ["masked", "zeros"])
 @pytest.mark.parametrize(
     "settings",
@@ -69,21 +94,32 @@ def test_states_are_those_of_the_training_path(settings, cold_start):
         # Otherwise the norm of an empty entry is zero, as the entry is.
         backbone.blocks[0]._attention_norm.beta.assign(np.arange(D) / 10)
     # Shorter than memory, one by one, longer, and a rest.
-    lengths = [4, 4, 1, 1, 11, 2, 1]
-    read = Reader(backbone, segment_length=11)
-    memory = None
-    for ids in cut(lengths):
-        expected, memory = backbone(ids, memory=memory)
-        np.testing.assert_allclose(read(ids), expected, atol=1e-5)
+    check_states(backbone)
 
 
-def test_compiled_states_are_the_same():
-    backbone = make_backbone(clamp_length=6)
-    read = Reader(backbone, segment_length=4, compiled=True)
-    memory = None
-    for ids in cut([4, 4, 4, 1, 1, 1]):
-        expected, memory = backbone(ids, memory=memory)
-        np.testing.assert_allclose(read(ids), expected, atol=1e-5)
+LOW = {"dtype": "mixed_bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        (
+            {"clamp_length": 6},
+            {"compiled": True, "lengths": (4, 4, 4, 1, 1, 1)},
+        ),
+        *(({}, {"memory_length": n, "lengths": [4] * 7}) for n in (0, 1, 20)),
+        *((s, {"lengths": (4, 3)}) for s in (VASWANI, AL_RFOU)),
+        *(
+            ({**LOW, **s}, {"atol": 0.1, "lengths": (4, 4, 1, 4)})
+            for s in ({}, SHAW, AL_RFOU)
+        ),
+    ],
+    ids=str,
+)
+def test_so_they_are_compiled_and_with_other_memories_and_dtypes(
+    settings, options
+):
+    check_states(make_backbone(**settings), **options)
 
 
 @pytest.mark.parametrize("cold_start", ["masked", "zeros"])
@@ -92,11 +128,7 @@ def test_rows_are_forgotten_one_by_one(cold_start):
     for block in backbone.blocks:
         block._attention_norm.beta.assign(np.arange(D) / 10)
     resets = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0], [1, 0, 1]], bool)
-    read = Reader(backbone, segment_length=3)
-    memory = None
-    for ids, reset in zip(cut([3, 3, 3, 3]), resets, strict=True):
-        expected, memory = backbone(ids, memory=memory, reset=reset)
-        np.testing.assert_allclose(read(ids, reset), expected, atol=1e-5)
+    check_states(backbone, [3] * 4, resets)
 
 
 def test_nan_is_forgotten():
@@ -109,28 +141,6 @@ def test_nan_is_forgotten():
     states = read(ids, np.array([True, False, True]))
     np.testing.assert_allclose(states[::2], backbone(ids)[0][::2], atol=1e-5)
     assert np.isnan(states[1]).all()
-
-
-@pytest.mark.parametrize("memory_length", [0, 1, 20])
-def test_memory_may_be_of_any_length(memory_length):
-    backbone = make_backbone()
-    read = Reader(backbone, 4, memory_length)
-    memory = backbone.initial_memory(3, memory_length)
-    # More than the longest memory and a segment.
-    for ids in cut([4] * 7):
-        expected, memory = backbone(ids, memory=memory)
-        np.testing.assert_allclose(read(ids), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("attention_type", ["vaswani", "al_rfou"])
-def test_absolute_positions_read_each_segment_for_itself(attention_type):
-    backbone = make_backbone(
-        attention_type=attention_type, max_positions=4, memory_length=0
-    )
-    read = Reader(backbone, 4)
-    for ids in cut([4, 3]):
-        expected, _ = backbone(ids)
-        np.testing.assert_allclose(read(ids), expected, atol=1e-5)
 
 
 def test_padding_after_a_row_is_not_remembered():
@@ -162,32 +172,6 @@ def test_a_new_beginning_forgets_and_sees_new_weights():
     np.testing.assert_allclose(read(TOKENS[:, :5]), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"attention_type": "shaw", "max_positions": 9},
-        {
-            "attention_type": "al_rfou",
-            "max_positions": 4,
-            "memory_length": 0,
-        },
-    ],
-)
-def test_bfloat16_reads_as_the_training_path_does(settings):
-    backbone = make_backbone(dtype="mixed_bfloat16", **settings)
-    read = Reader(backbone, 4)
-    remembers = backbone.memory_length > 0
-    memory = None
-    for ids in cut([4, 4, 1, 4]):
-        expected, new_memory = backbone(ids, memory=memory)
-        memory = new_memory if remembers else None
-        assert read.reader.memory().keys[0].dtype == tf.bfloat16
-        np.testing.assert_allclose(
-            read(ids).astype("float32"), tf.cast(expected, "float32"), atol=0.1
-        )
-
-
 def test_new_entries_are_written_in_place():
     backbone = make_backbone(memory_length=40)
     reader = SegmentReader(backbone, 3, 1)
@@ -205,34 +189,21 @@ def test_new_entries_are_written_in_place():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("config", "sizes", "message"),
     [
-        ((0, 4, 4), "batch_size=0"),
-        ((1, 0, 4), "segment_length=0"),
-        ((1, 4, -1), "memory_length=-1"),
+        ({}, (0, 4, 4), "batch_size=0"),
+        ({}, (1, 0, 4), "segment_length=0"),
+        ({}, (1, 4, -1), "memory_length=-1"),
+        (AL_RFOU, (1, 5), "segment_length=5, max_positions=4"),
+        (VASWANI, (1, 4, 4), "memory_length=4"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(sizes, message):
+def test_sizes_that_cannot_be_are_refused(config, sizes, message):
     with pytest.raises(ValueError, match=message):
-        SegmentReader(make_backbone(), *sizes)
+        SegmentReader(make_backbone(**config), *sizes)
 
 
 def test_segments_that_are_too_long_are_refused():
     reader = SegmentReader(make_backbone(), 3, 4)
     with pytest.raises(ValueError, match="segment_length=4. Received: shape"):
         reader.read(TOKENS[:, :5])
-
-
-def test_segments_longer_than_the_positions_are_refused():
-    backbone = make_backbone(
-        attention_type="al_rfou", max_positions=4, memory_length=0
-    )
-    SegmentReader(backbone, 1, 4)
-    with pytest.raises(ValueError, match="segment_length=5, max_positions=4"):
-        SegmentReader(backbone, 1, 5)
-
-
-def test_memory_is_refused_where_positions_are_absolute():
-    backbone = make_backbone(attention_type="vaswani", memory_length=0)
-    with pytest.raises(ValueError, match="memory_length=4"):
-        SegmentReader(backbone, 1, 4, memory_length=4)

@@ -6,7 +6,6 @@ from factories import small_model
 from txl_keras.data import ByteTokenizer
 from txl_keras.data import CharacterTokenizer
 from txl_keras.data import WordTokenizer
-from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.text_scoring import TextScorer
 
 TOKENIZER = CharacterTokenizer("abcdefg\n ")
@@ -128,10 +127,7 @@ def test_methods_of_a_model_read_text_with_its_tokenizer(model, scorer):
 def test_marks_of_lines_come_where_lines_begin():
     words = WordTokenizer(["<s>", "a", "b"], unknown=None, line_start="<s>",
                           line_end=None)  # fmt: skip
-    model = TransformerXLCausalLM.from_preset(
-        "quickstart", vocabulary_size=3, num_layers=1, hidden_dim=8,
-        num_heads=2, intermediate_dim=8,
-    )  # fmt: skip
+    model = small_model(vocabulary_size=3, num_layers=1)
     scorer = TextScorer(model, words, batch_size=3, segment_length=4)
     scores = scorer.score(["a b", "a b", "a b"], ["", "b", "b\n"])
     assert [ids.tolist() for ids, _ in scores] == [
@@ -142,28 +138,28 @@ def test_marks_of_lines_come_where_lines_begin():
 
 def test_what_cannot_be_scored_is_refused(model, scorer):
     for call in (scorer.score, scorer.embed):
-        with pytest.raises(ValueError, match=r"`texts`.*texts\[1\]=''"):
-            call(["a", ""])
-        with pytest.raises(ValueError, match="list of strings.*'abc'"):
-            call("abc")
-        with pytest.raises(ValueError, match="list of strings.*of type dict"):
-            call({"a": "b"})
-        with pytest.raises(ValueError, match="symbol 'x'.*position 1"):
-            call(["ab", "ax"])
+        for texts, message in (
+            (["a", ""], r"`texts`.*texts\[1\]=''"),
+            ("abc", "list of strings.*'abc'"),
+            ({"a": "b"}, "list of strings.*of type dict"),
+            (["ab", "ax"], "symbol 'x'.*position 1"),
+            (None, "`texts` must be a list.*NoneType"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                call(texts)
         assert call([]) == []
-    with pytest.raises(ValueError, match="2 contexts, 1 texts"):
-        scorer.score(["a"], ["b", "c"])
-    with pytest.raises(ValueError, match="`contexts` must be a list"):
-        scorer.score(["a"], "b")
-    with pytest.raises(ValueError, match="`texts` must be a list.*NoneType"):
-        scorer.score(None)
-    with pytest.raises(ValueError, match="9 symbols. Received: 256 symbols"):
-        TextScorer(model, ByteTokenizer())
-    with pytest.raises(ValueError, match="segment_length=0"):
-        TextScorer(model, TOKENIZER, segment_length=0)
-    absolute = TransformerXLCausalLM.from_preset(
-        "quickstart", vocabulary_size=9, num_layers=1, memory_length=0,
-        attention_type="vaswani",
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="attention_type='vaswani'"):
-        TextScorer(absolute, TOKENIZER)
+    absolute = small_model(
+        vocabulary_size=9, memory_length=0, attention_type="vaswani"
+    )
+    for call, message in (
+        (lambda: scorer.score(["a"], ["b", "c"]), "2 contexts, 1 texts"),
+        (lambda: scorer.score(["a"], "b"), "`contexts` must be a list"),
+        (lambda: TextScorer(model, ByteTokenizer()), "9 symbols. .*: 256 sym"),
+        (
+            lambda: TextScorer(model, TOKENIZER, segment_length=0),
+            "segment_length=0",
+        ),
+        (lambda: TextScorer(absolute, TOKENIZER), "attention_type='vaswani'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

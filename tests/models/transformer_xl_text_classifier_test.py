@@ -91,18 +91,6 @@ def test_what_comes_after_a_text_does_not_matter():
     )
 
 
-def test_a_text_reaches_back_past_its_last_segment():
-    model = classifier()
-    (ids,) = texts([7])
-    changed = ids.copy()
-    changed[1] = (changed[1] + 1) % V
-    assert np.abs(model(ids[None]) - model(changed[None])).max() > 1e-4
-    forgetful = classifier(small_backbone(memory_length=0))
-    np.testing.assert_array_equal(
-        forgetful(ids[None]), forgetful(changed[None])
-    )
-
-
 def test_ids_alone_are_all_text():
     model = classifier()
     ids = np.stack(texts([6, 6]))
@@ -129,21 +117,6 @@ def test_gradients_are_those_of_the_segments_with_memory_held_fixed():
         np.testing.assert_allclose(
             tf.convert_to_tensor(one), tf.convert_to_tensor(other), atol=1e-5
         )
-
-
-@pytest.mark.parametrize("pooling,learns", [("last", False), ("mean", True)])
-def test_the_mean_teaches_every_segment_and_the_last_state_its_own(
-    pooling, learns
-):
-    model = classifier(pooling=pooling)
-    ids = np.array([3, 1, 2, 4, 5, 6], "int32")  # 3 is in the first segment
-    table = model.backbone.token_embedding.trainable_weights[0].value
-    assert table.shape[0] == V
-    with tf.GradientTape() as tape:
-        logits = model(ids[None])
-    gradient = tf.convert_to_tensor(tape.gradient(logits, table))
-    assert (np.abs(gradient[3]).max() > 0) == learns
-    assert np.abs(gradient[6]).max() > 0
 
 
 @pytest.fixture(scope="module")
@@ -205,14 +178,6 @@ def test_dropout_is_another_in_every_segment_and_call():
     same = seeded()
     np.testing.assert_array_equal(same(ids, training=True), first)
     assert np.abs(seeded()(ids[:, :4], training=True) - first).max() > 1e-3
-
-
-def test_the_backbone_is_that_of_the_language_model():
-    language_model = small_model()
-    model = classifier(language_model.backbone)
-    assert model.backbone is language_model.backbone
-    weights = {id(w) for w in language_model.backbone.weights}
-    assert weights < {id(w) for w in model.weights}
 
 
 def test_from_preset_takes_every_preset_with_other_sizes():

@@ -140,24 +140,19 @@ def test_the_tokenizer_grows_with_the_model():
     assert extend_vocabulary(model, V + 2, tokenizer).tokenizer is tokenizer
 
 
-@pytest.mark.parametrize("wrong", [V, 0, 2.5, None])
-def test_the_vocabulary_must_be_larger(wrong):
-    with pytest.raises(
-        ValueError, match="`vocabulary_size` must be an integer"
-    ):
-        extend_vocabulary(small_model(num_layers=1), wrong)
-
-
-@pytest.mark.parametrize("seed", [-1, 1.5, "1", None])
-def test_the_seed_must_be_an_integer(seed):
-    with pytest.raises(ValueError, match="`seed` must be an integer"):
-        extend_vocabulary(small_model(num_layers=1), V + 1, seed=seed)
-
-
-@pytest.mark.parametrize("model", [None, keras.Sequential()])
-def test_other_models_have_no_vocabulary(model):
-    with pytest.raises(ValueError, match="`model` must be a model or a back"):
-        extend_vocabulary(model, V + 1)
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("model", [None, keras.Sequential()], "a model or a back"),
+        ("vocabulary_size", [V, 0, 2.5, None], "an integer"),
+        ("seed", [-1, 1.5, "1", None], "an integer"),
+    ],
+)
+def test_bad_arguments_are_errors(name, values, message):
+    good = {"model": small_model(num_layers=1), "vocabulary_size": V + 1}
+    for value in values:
+        with pytest.raises(ValueError, match=f"`{name}` must be {message}"):
+            extend_vocabulary(**{**good, name: value})
 
 
 def test_lora_must_be_merged_first():

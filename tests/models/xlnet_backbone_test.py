@@ -1,11 +1,8 @@
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from factories import random_ids
 from factories import small_backbone
 
-from txl_keras.layers import Memory
 from txl_keras.models import XLNetBackbone
 
 V, D, L = 11, 8, 2
@@ -31,20 +28,6 @@ def targets(order):
     """The last P tokens of each order, `(B, P, T)`."""
     last = np.argsort(order)[:, ::-1][:, :P]
     return np.eye(T, dtype="float32")[last]
-
-
-def test_outputs_have_these_shapes():
-    backbone = small_xlnet()
-    content, memory = backbone(random_ids(B, T))
-    assert content.shape == (B, T, D)
-    assert [state.shape for state in memory.states] == [(B, 6, D)] * L
-    assert memory.valid_length.numpy().tolist() == [T] * B
-    content, query, memory = backbone(
-        random_ids(B, T), target_mapping=targets(random_order()), memory=memory
-    )
-    assert content.shape == (B, T, D)
-    assert query.shape == (B, P, D)
-    assert memory.valid_length.numpy().tolist() == [6] * B
 
 
 def test_memory_of_a_block_is_its_input():
@@ -162,167 +145,6 @@ def test_no_target_sees_its_token_in_any_layer():
         assert (np.abs(after - content).max(-1)[:, t] > 1e-3).all()
 
 
-def test_padding_is_as_if_it_were_not_there():
-    backbone = small_xlnet()
-    ids = random_ids(B, T + 3)
-    padding_mask = np.tile(np.arange(T + 3) < T, (B, 1))
-    content, _ = backbone(ids, padding_mask=padding_mask)
-    expected, _ = backbone(ids[:, :T])
-    np.testing.assert_allclose(content[:, :T], expected, atol=1e-5)
-
-
-def test_no_gradient_flows_through_memory():
-    backbone = small_xlnet(num_layers=1)
-    table = backbone.token_embedding.embeddings[0]
-    # Ids of the first segment are in no second one.
-    first, second = random_ids(B, T) % 5, 5 + random_ids(B, T) % 6
-    with tf.GradientTape() as tape:
-        _, memory = backbone(first)
-        content, query, _ = backbone(
-            second, target_mapping=targets(random_order()), memory=memory
-        )
-        loss = tf.reduce_sum(content**2 * np.arange(D))
-        loss += tf.reduce_sum(query**2 * np.arange(D))
-    gradient = tf.convert_to_tensor(tape.gradient(loss, table.value)).numpy()
-    np.testing.assert_array_equal(gradient[:5], np.zeros((5, D)))
-    assert np.abs(gradient[5:]).max() > 1e-3
-
-
-def test_dropout_follows_its_seed_and_the_number_of_the_row():
-    backbone = small_xlnet(num_layers=1, dropout=0.4, attention_dropout=0.3)
-    ids, mapping = random_ids(B, T), targets(random_order())
-    seed = tf.constant(7, tf.uint32)
-
-    def run(rows, **call):
-        return backbone(
-            ids[rows], target_mapping=mapping[rows], training=True, **call
-        )
-
-    content, query, _ = run(slice(None), dropout_seed=seed)
-    exact, _ = backbone(ids)
-    assert np.abs(content - exact).max() > 1e-2
-    some = slice(1, 3)
-    part, of_part, _ = run(some, dropout_seed=seed, first_row=1)
-    np.testing.assert_allclose(part, content[some], atol=1e-5)
-    np.testing.assert_allclose(of_part, query[some], atol=1e-5)
-    assert np.abs(run(some)[0] - content[some]).max() > 1e-2
-
-
-def test_works_with_symbolic_inputs():
-    backbone = small_xlnet(num_layers=1)
-    ids = keras.Input((None,), dtype="int32")
-    sees = keras.Input((None, None), dtype="bool")
-    mapping = keras.Input((None, None))
-    content, query, memory = backbone(
-        ids, permutation_mask=sees, target_mapping=mapping
-    )
-    assert content.shape == (None, None, D)
-    assert query.shape == (None, None, D)
-    model = keras.Model(
-        [ids, sees, mapping], [content, query, memory.states[0]]
-    )
-    order = random_order()
-    inputs = random_ids(B, T), sees_earlier(order), targets(order)
-    expected = backbone(
-        inputs[0], permutation_mask=inputs[1], target_mapping=inputs[2]
-    )
-    content, query, state = model(list(inputs))
-    np.testing.assert_allclose(content, expected[0], atol=1e-6)
-    np.testing.assert_allclose(query, expected[1], atol=1e-6)
-    np.testing.assert_allclose(state, expected[2].states[0], atol=1e-6)
-
-
-def test_compiled_by_xla_is_the_same():
-    backbone = small_xlnet(num_layers=1)
-    ids, order = random_ids(B, T), random_order()
-    call = {
-        "permutation_mask": tf.constant(sees_earlier(order)),
-        "target_mapping": tf.constant(targets(order)),
-        "memory": backbone(random_ids(B, T, seed=5))[1],
-    }
-    compiled = tf.function(
-        lambda ids, call: backbone(ids, **call)[1], jit_compile=True
-    )
-    np.testing.assert_allclose(
-        compiled(tf.constant(ids), call), backbone(ids, **call)[1], atol=1e-5
-    )
-
-
-def test_low_precision_is_near():
-    exact, low = small_xlnet(), small_xlnet("mixed_bfloat16")
-    low.set_weights(exact.get_weights())
-    assert {w.dtype for w in low.weights} == {"float32"}
-    ids, order = random_ids(B, 2 * T), random_order()
-    results = []
-    for backbone in (exact, low):
-        _, memory = backbone(ids[:, :T])
-        content, query, memory = backbone(
-            ids[:, T:],
-            token_type_ids=ids[:, T:] % 2,
-            permutation_mask=sees_earlier(order),
-            target_mapping=targets(order),
-            memory=memory,
-        )
-        for x in (content, query, memory.states[1]):
-            assert x.dtype == backbone.compute_dtype
-        results.append([np.array(x, "float32") for x in (content, query)])
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, atol=0.1)
-
-
-def test_config_and_weights_are_saved(tmp_path):
-    config = {
-        "vocabulary_size": 13,
-        "num_layers": 2,
-        "num_heads": 3,
-        "hidden_dim": 10,
-        "intermediate_dim": 7,
-        "head_dim": 4,
-        "memory_length": 5,
-        "reuse_length": 3,
-        "attention_type": "uni",
-        "dropout": 0.1,
-        "attention_dropout": 0.2,
-        "clamp_length": 6,
-        "layer_norm_epsilon": 1e-6,
-        "initializer_stddev": 0.5,
-    }
-    backbone = small_xlnet(**config)
-    stored = backbone.get_config()
-    assert {name: stored[name] for name in config} == config
-    backbone.save(tmp_path / "backbone.keras")
-    loaded = keras.saving.load_model(tmp_path / "backbone.keras")
-    assert loaded.get_config() == stored
-    call = {"token_type_ids": random_ids(B, T) % 2}
-    call["target_mapping"] = targets(random_order())
-    ids = random_ids(B, T)
-    for one, other in zip(
-        loaded(ids, **call)[:2], backbone(ids, **call)[:2], strict=True
-    ):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "config, message",
-    [
-        ({"attention_type": "both"}, r"\('bi', 'uni'\).*'both'"),
-        ({"hidden_dim": 9}, "must be even.*hidden_dim=9"),
-        ({"num_heads": 3, "head_dim": None}, "hidden_dim=8, num_heads=3"),
-        ({"vocabulary_size": 0}, "vocabulary_size=0"),
-        ({"memory_length": -1}, "memory_length=-1"),
-        ({"reuse_length": 0}, "reuse_length=0"),
-        ({"intermediate_dim": 2.5}, "intermediate_dim=2.5"),
-    ],
-)
-def test_what_makes_no_model_is_an_error(config, message):
-    with pytest.raises(ValueError, match=message):
-        small_xlnet(**config)
-
-
-def test_head_dim_is_by_default_a_head_s_share():
-    assert small_xlnet(num_heads=4, head_dim=None).head_dim == 2
-
-
 @pytest.mark.parametrize(
     "name, shape",
     [
@@ -338,22 +160,3 @@ def test_inputs_of_a_wrong_shape_are_an_error(name, shape):
     call = {name: np.ones(shape, "int32")}
     with pytest.raises(ValueError, match=f"`{name}`.*{name}.shape="):
         small_xlnet(num_layers=1)(random_ids(B, T), **call)
-
-
-@pytest.mark.parametrize(
-    "memory, message",
-    [
-        ([tf.zeros((B, 6, D))], "`memory` must be a Memory"),
-        (Memory((tf.zeros((B, 6, D)),) * 3, tf.fill([B], 6)), "3 states"),
-        (Memory((tf.zeros((B, 6, 9)),) * L, tf.fill([B], 6)), "6, 9"),
-        (Memory((tf.zeros((1, 6, D)),) * L, tf.fill([B], 6)), "1, 6"),
-    ],
-)
-def test_memory_of_another_model_is_an_error(memory, message):
-    with pytest.raises(ValueError, match=message):
-        small_xlnet()(random_ids(B, T), memory=memory)
-
-
-def test_ids_outside_of_the_vocabulary_are_an_error():
-    with pytest.raises(ValueError, match="token_ids"):
-        small_xlnet(num_layers=1)(np.full((B, T), V))

@@ -177,16 +177,6 @@ def test_without_a_mask_a_target_is_predicted_from_those_before_it():
             assert np.abs(after - log_probs)[:, at + 1].max() > 1e-4
 
 
-def test_a_saved_model_comes_back(tmp_path):
-    model, batch = small_lm(reuse_length=5, clamp_length=4), batch_of()
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.get_config() == model.get_config()
-    np.testing.assert_array_equal(
-        loaded.score(**batch)[0], model.score(**batch)[0]
-    )
-
-
 def test_evaluate_gives_the_mean_score_without_memory():
     model = small_lm()
     names = ("inputs", "permutation_mask", "target_mapping")

@@ -28,10 +28,6 @@ PARAMETERS = [
 ]
 
 
-def name_of(number):
-    return str(PARAMETERS[number])
-
-
 OFF = {
     "temperature": 1.0,
     "top_k": 0,
@@ -78,57 +74,39 @@ def as_tensors(parameters):
     }
 
 
-@functools.cache
-def compiled(number, jit_compile):
-    """The sampler of `PARAMETERS[number]`, traced once for several tests."""
-    return tf.function(Sampler(**PARAMETERS[number]), jit_compile=jit_compile)
+GREEDY = [1, 0, 0, 0, 0]
 
 
-@functools.cache
-def compiled_by_tensors(jit_compile):
-    """Function of the parameters, traced once for several tests."""
-
-    @tf.function(jit_compile=jit_compile)
-    def run(parameters, log_probs, seeds, seen):
-        return Sampler(**parameters)(log_probs, seeds, seen)
-
-    return run
-
-
-def test_draws_follow_the_probabilities():
-    assert_close(frequencies(Sampler()), PROBABILITIES)
-
-
-def test_temperature_sharpens():
-    assert_close(frequencies(Sampler(temperature=0.5)), PROBABILITIES**2)
-
-
-def test_temperature_zero_is_greedy():
-    assert_close(frequencies(Sampler(temperature=0)), [1, 0, 0, 0, 0])
-
-
-@pytest.mark.parametrize("temperature", [1e-300, 1e-39, 1e-30])
-def test_a_tiny_temperature_is_nearly_greedy(temperature):
-    sampler = Sampler(temperature=temperature)
-    assert_close(frequencies(sampler), [1, 0, 0, 0, 0])
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, PROBABILITIES),
+        ({"temperature": 0.5}, PROBABILITIES**2),
+        *(({"temperature": t}, GREEDY) for t in (0, 1e-300, 1e-39, 1e-30)),
+        ({"top_k": 2}, [0.5, 0, 0.25, 0, 0]),
+        ({"top_k": 3}, [0.5, 0.1, 0.25, 0, 0.1]),  # a tie
+        ({"top_k": 99}, PROBABILITIES),
+        ({"top_p": 0.4}, GREEDY),
+        ({"top_p": 0.6}, [0.5, 0, 0.25, 0, 0]),
+        ({"top_p": 1.0}, PROBABILITIES),
+        ({"typical_p": 0.2}, [0, 0, 0.25, 0, 0]),
+        # After temperature, and a part of what `top_k` left: 0.5 of 0.75 is
+        # less than 0.7, 0.5 of 0.5 is not.
+        ({"temperature": 0.5, "top_k": 3, "top_p": 0.7}, GREEDY),
+        ({"top_k": 2, "top_p": 0.65}, GREEDY),
+        ({"top_k": 2, "top_p": 0.7}, [0.5, 0, 0.25, 0, 0]),
+        ({"top_k": 2, "typical_p": 0.6}, GREEDY),
+    ],
+    ids=str,
+)
+def test_draws_follow_the_changed_probabilities(parameters, expected):
+    assert_close(frequencies(Sampler(**parameters)), expected)
 
 
 def test_a_huge_temperature_draws_all_but_the_impossible():
     probabilities = np.array([0.9, 0, 0.1], "float32")
     sampler = Sampler(temperature=3e38)
     assert_close(frequencies(sampler, probabilities), [1, 0, 1])
-
-
-def test_top_k_keeps_the_most_likely_and_ties():
-    assert_close(frequencies(Sampler(top_k=2)), [0.5, 0, 0.25, 0, 0])
-    assert_close(frequencies(Sampler(top_k=3)), [0.5, 0.1, 0.25, 0, 0.1])
-    assert_close(frequencies(Sampler(top_k=99)), PROBABILITIES)
-
-
-def test_top_p_keeps_the_fewest_that_reach_p():
-    assert_close(frequencies(Sampler(top_p=0.4)), [1, 0, 0, 0, 0])
-    assert_close(frequencies(Sampler(top_p=0.6)), [0.5, 0, 0.25, 0, 0])
-    assert_close(frequencies(Sampler(top_p=1.0)), PROBABILITIES)
 
 
 def test_top_p_of_one_keeps_what_rounding_hides():
@@ -140,19 +118,6 @@ def test_top_p_of_one_keeps_what_rounding_hides():
         assert set(drawn.numpy()) == {0, 1, 2}
     dropped = Sampler(temperature=1e-3, top_p=0.999)(log_probs, seeds_of(1, 2))
     np.testing.assert_array_equal(dropped, [0, 0])
-
-
-def test_top_k_and_top_p_combine_after_temperature():
-    sampler = Sampler(temperature=0.5, top_k=3, top_p=0.7)
-    assert_close(frequencies(sampler), [1, 0, 0, 0, 0])
-
-
-def test_top_p_is_a_part_of_what_top_k_left():
-    # 0.5 of 0.75 is less than 0.7, 0.5 of 0.5 is not.
-    sampler = Sampler(top_k=2, top_p=0.65)
-    assert_close(frequencies(sampler), [1, 0, 0, 0, 0])
-    sampler = Sampler(top_k=2, top_p=0.7)
-    assert_close(frequencies(sampler), [0.5, 0, 0.25, 0, 0])
 
 
 def odd_numbers():
@@ -218,12 +183,6 @@ def test_typical_keeps_what_is_near_the_entropy(p):
     assert (expected[0] == 0) == (p == 0.2)
 
 
-def test_typical_is_of_what_top_k_left():
-    sampler = Sampler(top_k=2, typical_p=0.6)
-    assert_close(frequencies(sampler), [0.5, 0, 0, 0, 0])
-    assert_close(frequencies(Sampler(typical_p=0.2)), [0, 0, 0.25, 0, 0])
-
-
 def test_a_penalty_is_a_power_of_the_probability_of_what_was_seen():
     seen = np.array([True, False, False, True, False])
     expected = np.where(seen, PROBABILITIES**1.7, PROBABILITIES)
@@ -255,26 +214,49 @@ def test_greedy_takes_the_lowest_of_equally_likely_ids(temperature):
         np.testing.assert_array_equal(ids, [31, 998, 0])
 
 
-@pytest.mark.parametrize("number", range(len(PARAMETERS)), ids=name_of)
-def test_compiled_or_not_draws_are_the_same(number):
+def with_no_probabilities():
+    """Rows of which the second to the fifth are none."""
     log_probs, seeds, seen = some_log_probs()
-    eager = Sampler(**PARAMETERS[number])(log_probs, seeds, seen).numpy()
+    values = log_probs.numpy()
+    values[1, 0] = NAN
+    values[2, 32] = NAN
+    values[3] = -INFINITY
+    values[4, 7] = INFINITY
+    return tf.constant(values), seeds, seen
+
+
+def assert_no_tokens(ids, parameters):
+    np.testing.assert_array_equal(ids[1:5], -1)
+    expected = Sampler(**parameters)(*some_log_probs())
+    for rows in (slice(1), slice(5, None)):
+        np.testing.assert_array_equal(ids[rows], expected[rows])
+
+
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=str)
+def test_compiled_or_not_draws_are_the_same(parameters):
+    log_probs, seeds, seen = some_log_probs()
+    eager = Sampler(**parameters)(log_probs, seeds, seen).numpy()
     assert len(set(eager)) > 5
     for jit_compile in (False, True):
-        ids = compiled(number, jit_compile)(log_probs, seeds, seen)
-        np.testing.assert_array_equal(ids, eager)
+        run = tf.function(Sampler(**parameters), jit_compile=jit_compile)
+        np.testing.assert_array_equal(run(log_probs, seeds, seen), eager)
+        assert_no_tokens(run(*with_no_probabilities()), parameters)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_tensors_draw_what_numbers_draw(jit_compile):
-    log_probs, seeds, seen = some_log_probs()
-    run = compiled_by_tensors(jit_compile)
+    @tf.function(jit_compile=jit_compile)
+    def run(parameters, log_probs, seeds, seen):
+        return Sampler(**parameters)(log_probs, seeds, seen)
+
     all_ids = []
     for parameters in PARAMETERS:
-        ids = run(as_tensors(parameters), log_probs, seeds, seen).numpy()
-        expected = Sampler(**parameters)(log_probs, seeds, seen)
+        tensors = as_tensors(parameters)
+        ids = run(tensors, *some_log_probs()).numpy()
+        expected = Sampler(**parameters)(*some_log_probs())
         np.testing.assert_array_equal(ids, expected, err_msg=str(parameters))
         all_ids.append(tuple(ids))
+        assert_no_tokens(run(tensors, *with_no_probabilities()), parameters)
     assert run.experimental_get_tracing_count() == 1
     assert len(set(all_ids)) == len(PARAMETERS)
 
@@ -352,39 +334,6 @@ def test_noise_has_few_ties_and_is_finite():
     # Mean and variance of Gumbel's distribution.
     assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.006)
     assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.02)
-
-
-def with_no_probabilities():
-    """Rows of which the second to the fifth are none."""
-    log_probs, seeds, seen = some_log_probs()
-    values = log_probs.numpy()
-    values[1, 0] = NAN
-    values[2, 32] = NAN
-    values[3] = -INFINITY
-    values[4, 7] = INFINITY
-    return tf.constant(values), seeds, seen
-
-
-def assert_no_tokens(ids, parameters):
-    np.testing.assert_array_equal(ids[1:5], -1)
-    expected = Sampler(**parameters)(*some_log_probs())
-    for rows in (slice(1), slice(5, None)):
-        np.testing.assert_array_equal(ids[rows], expected[rows])
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("number", range(len(PARAMETERS)), ids=name_of)
-def test_what_is_no_probability_draws_no_token(number, jit_compile):
-    ids = compiled(number, jit_compile)(*with_no_probabilities())
-    assert_no_tokens(ids, PARAMETERS[number])
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_what_is_no_probability_draws_no_token_by_tensors(jit_compile):
-    run = compiled_by_tensors(jit_compile)
-    for parameters in PARAMETERS:
-        ids = run(as_tensors(parameters), *with_no_probabilities())
-        assert_no_tokens(ids, parameters)
 
 
 WRONG = [
@@ -523,13 +472,6 @@ def test_tails_are_needed_where_one_of_their_words_may_be_kept(
         np.testing.assert_array_equal(needed, expected)
 
 
-def test_a_tail_is_needed_if_one_row_needs_it():
-    words = tf.math.log(tf.constant([WORDS, [0.2, 0.1, 0.1], WORDS]))
-    tails = tf.math.log(tf.constant([TAILS, [0.1, 0.3, 0.2], TAILS]))
-    needed = Sampler(temperature=0).needed_tails(words, tails)
-    np.testing.assert_array_equal(needed, [False, True, True])
-
-
 def test_a_penalty_makes_a_tail_needed():
     words, tails = tf.math.log([WORDS]), tf.math.log([TAILS])
     seen = np.zeros((1, 9), bool)
@@ -542,9 +484,3 @@ def test_a_penalty_makes_a_tail_needed():
         seen[:, :3] = of_words
         needed = greedy.needed_tails(words, tails, tf.constant(seen))
         np.testing.assert_array_equal(needed, expected)
-
-
-def test_tails_are_needed_where_the_head_is_nan():
-    words, tails = tf.fill((1, 3), NAN), tf.fill((1, 2), NAN)
-    needed = Sampler(top_k=1).needed_tails(words, tails)
-    np.testing.assert_array_equal(needed, [True, True])

@@ -166,21 +166,20 @@ def test_equals_the_paper_with_everything(clamp_length):
     assert_equals_loops(inputs(), clamp_length=clamp_length)
 
 
-def test_equals_the_paper_without_memory():
-    call = inputs()
-    del call["memory"], call["memory_mask"]
-    # So that all see something.
-    call["permutation_mask"][:, :, 1] = True
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["content", "query", "target_mapping", "memory"],
+        ["content", "query", "target_mapping", "content_mask"],
+        # A target per token.
+        ["content", "query_of_tokens", "memory", "permutation_mask"],
+        ["content", "query_of_tokens"],
+    ],
+)
+def test_equals_the_paper_with_some_arguments(names):
+    every = {**inputs(), "query_of_tokens": random(B, T, D, seed=5)}
+    call = {name.removesuffix("_of_tokens"): every[name] for name in names}
     assert_equals_loops(call)
-
-
-def test_equals_the_paper_with_nothing_but_memory():
-    assert_equals_loops(only("content", "query", "target_mapping", "memory"))
-
-
-def test_without_a_mapping_there_is_a_target_a_token():
-    call = only("content", "memory", "permutation_mask")
-    assert_equals_loops({**call, "query": random(B, T, D, seed=5)})
 
 
 def test_a_target_that_may_see_no_key_gets_zeros():
@@ -198,38 +197,6 @@ def test_content_alone_is_the_same_content():
     both, _ = layer(**call)
     del call["query"], call["target_mapping"]
     np.testing.assert_allclose(layer(**call), both, atol=1e-6)
-
-
-@pytest.mark.parametrize("with_memory", [True, False])
-def test_no_target_sees_its_own_token(with_memory):
-    names = ["content", "memory"] if with_memory else ["content"]
-    call = {**only(*names), "query": random(B, T, D, seed=5)}
-    layer = attention()
-    content, query = (np.array(x) for x in layer(**call))
-    for t in range(T):
-        changed = call["content"].copy()
-        changed[:, t] += 1
-        after, after_query = layer(**{**call, "content": changed})
-        np.testing.assert_array_equal(after_query[:, t], query[:, t])
-        others = [i for i in range(T) if i != t]
-        moved = np.abs(after_query - query)[:, others].max(-1)
-        assert (moved > 1e-3).all()
-        assert (np.abs(after - content).max(-1) > 1e-3).all()
-
-
-def test_targets_at_once_equal_targets_one_at_a_time():
-    call = inputs()
-    layer = attention()
-    _, together = layer(**call)
-    for p in range(P):
-        one = {
-            "query": call["query"][:, p : p + 1],
-            "target_mapping": call["target_mapping"][:, p : p + 1],
-        }
-        _, alone = layer(**{**call, **one})
-        np.testing.assert_allclose(
-            alone[:, 0], together[:, p], atol=1e-5, rtol=1e-4
-        )
 
 
 def test_gradient_reaches_every_weight_and_input_through_targets():
@@ -308,9 +275,3 @@ def test_a_mapping_needs_a_query():
     del call["query"]
     with pytest.raises(ValueError, match="Received: query=None"):
         attention()(**call)
-
-
-@pytest.mark.parametrize("sizes", [(0, 3), (2, 0), (2, 2.0), (2, None)])
-def test_sizes_must_be_positive_integers(sizes):
-    with pytest.raises(ValueError, match="must be an integer of at least 1"):
-        TwoStreamRelativeAttention(*sizes)

@@ -1,72 +1,27 @@
-"""Attention by blocks of queries: what layers do with it, and its memory."""
+"""Attention by blocks of queries: what they keep, and rings of memory."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from attention_loops import assert_alike
 from attention_loops import random
-from attention_loops import with_random_weights
 from factories import small_backbone
 
-from txl_keras.layers import CausalMultiHeadAttention
 from txl_keras.layers import RelativeMultiHeadAttention
-from txl_keras.layers import ShawMultiHeadAttention
 from txl_keras.layers.compute import blocks
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.target import Target
 from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import use
-from txl_keras.layers.memory.projected_memory import Past
 from txl_keras.models import SegmentReader
 
 B, T, M, D = 2, 7, 5, 12
-KINDS = {
-    "causal": (CausalMultiHeadAttention, {}),
-    "relative": (RelativeMultiHeadAttention, {}),
-    "clamped": (RelativeMultiHeadAttention, {"clamp_length": 4}),
-    "same_length": (RelativeMultiHeadAttention, {"same_length": True}),
-    "pytorch": (RelativeMultiHeadAttention, {"same_length": "pytorch"}),
-    "shaw": (ShawMultiHeadAttention, {"max_positions": 9}),
-}
 
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch):
     """Three blocks of a segment, of 2, 2 and 3 queries."""
     monkeypatch.setattr(blocks, "BLOCK_LENGTH", 3)
-
-
-def make(kind, dtype="float32", **settings):
-    layer_class, own = KINDS[kind]
-    layer = layer_class(
-        num_heads=3, key_dim=4, dtype=dtype, **{**own, **settings}
-    )
-    return with_random_weights(layer, (B, T, D))
-
-
-def output_and_gradients(layer):
-    query, memory = random(B, T, D, seed=1), random(B, M, D, seed=2)
-    query, memory = tf.constant(query), tf.constant(memory)
-    with tf.GradientTape() as tape:
-        tape.watch([query, memory])
-        output = layer(
-            query,
-            memory=memory,
-            training=True,
-            dropout_seed=tf.constant([3, 4], tf.uint32),
-        )
-        total = tf.reduce_sum(output * random(B, T, D, seed=3))
-    sources = [query, memory, *layer.trainable_variables]
-    return [output, *tape.gradient(total, sources)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_layer_computes_the_same_for_a_cpu(kind):
-    layer = make(kind, dropout=0.3)
-    expected = output_and_gradients(layer)
-    with use(Target("cpu")):
-        assert_alike(output_and_gradients(layer), expected)
 
 
 def split(length, num_memory):
@@ -79,7 +34,7 @@ def test_with_many_keys_no_scores_are_kept_for_the_backward_pass(monkeypatch):
     # Twice as many as a head has elements.
     monkeypatch.setattr(blocks, "KEPT_KEYS", 2)
     assert split(T, 1)[0].is_kept and not split(T, 2)[0].is_kept
-    layer = make("relative", dropout=0.3)
+    layer = RelativeMultiHeadAttention(num_heads=3, key_dim=4, dropout=0.3)
     query = tf.constant(random(B, T, D, seed=1))
     memory = tf.constant(random(B, M, D, seed=2))
     kept, made = set(), set()
@@ -116,37 +71,6 @@ def test_blocks_are_shorter_where_there_are_many_keys(monkeypatch):
         for num_memory in (0, 1536, 2000, 10**6)
     }
     assert lengths == {0: {256}, 1536: {256}, 2000: {170, 171}, 10**6: {128}}
-
-
-def test_blocks_are_alike_and_make_up_the_segment():
-    assert [(b.first, b.end, b.num_keys) for b in split(T, M)] == [
-        (0, 2, 7),
-        (2, 4, 9),
-        (4, 7, 12),
-    ]
-
-
-def attend_to_memory(layer, num_distances):
-    """Projected attention of a segment; the second row has an empty memory."""
-    past = Past(
-        *(tf.constant(random(B, 3, M, 4, seed=i)) for i in (7, 8)),
-        mask=tf.constant(np.arange(M) >= np.array([[1], [M]])),
-        order=None,
-    )
-    positions = ()
-    if hasattr(layer, "project_positions"):
-        positions = layer.project_positions(num_distances)
-    query = tf.constant(random(B, T, D, seed=1))
-    return layer.attend_projected(query, past, *positions)
-
-
-@pytest.mark.parametrize("num_distances", [M + T, M + T + 3])
-@pytest.mark.parametrize("kind", KINDS)
-def test_projected_memory_is_attended_to_alike(kind, num_distances):
-    layer = make(kind)
-    with use(Target("cpu")):
-        found = attend_to_memory(layer, num_distances)
-    assert_alike(found, attend_to_memory(layer, num_distances))
 
 
 @pytest.mark.parametrize("in_parts", [False, True])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from attention_loops import assert_alike
+from attention_loops import output_and_gradients
 from attention_loops import random
 from attention_loops import with_random_weights
 
@@ -33,46 +34,35 @@ def make(dtype="float32", **settings):
     return with_random_weights(layer, (B, None, D))
 
 
-def output_and_gradients(layer, lengths, **arguments):
+def compiled(layer, lengths, **arguments):
     query, memory = (
         tf.constant(random(B, length, D, seed=seed), layer.compute_dtype)
         for seed, length in enumerate(LENGTHS[lengths])
     )
-    watched = [query, memory]
+    biases = ()
     if layer.tie_attention_biases:
         biases = tuple(tf.constant(random(N, H, seed=s)) for s in (5, 6))
         arguments["attention_biases"] = biases
-        watched += biases
-    sources = [*watched, *layer.trainable_variables]
 
     @tf.function(jit_compile=True)
     def compute():
-        with tf.GradientTape() as tape:
-            tape.watch(watched)
-            output = layer(
-                query,
-                memory=memory,
-                training=True,
-                dropout_seed=tf.constant([3, 4], tf.uint32),
-                **arguments,
-            )
-            total = tf.reduce_sum(
-                tf.cast(output, tf.float32) * random(*query.shape, seed=3)
-            )
-        return [output, *tape.gradient(total, sources)]
+        seeds = tf.constant([3, 4], tf.uint32)
+        return output_and_gradients(
+            layer, query, memory, biases, dropout_seed=seeds, **arguments
+        )
 
     return [tf.cast(x, tf.float32).numpy() for x in compute()]
 
 
 def in_kernel(layer, lengths, **arguments):
     with use(Target("cpu", kernel=True)):
-        return output_and_gradients(layer, lengths, **arguments)
+        return compiled(layer, lengths, **arguments)
 
 
 @functools.cache
 def of_plain_layer(lengths):
     """Returns what attention at once gives of `make()`, compiled once."""
-    return output_and_gradients(make(), lengths)
+    return compiled(make(), lengths)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -83,7 +73,7 @@ def test_numbers_and_gradients_are_those_of_attention_at_once(lengths):
 @pytest.mark.parametrize("kind", KINDS)
 def test_so_they_are_for_every_kind_and_the_same_units_are_dropped(kind):
     layer = make(dropout=0.3, **KINDS[kind])
-    assert_alike(in_kernel(layer, "odd"), output_and_gradients(layer, "odd"))
+    assert_alike(in_kernel(layer, "odd"), compiled(layer, "odd"))
 
 
 def test_masks_shut_the_same_keys():
@@ -94,7 +84,7 @@ def test_masks_shut_the_same_keys():
         "query_mask": np.arange(256) < np.array([[256], [200]]),
     }
     found = in_kernel(layer, "odd", **masks)
-    expected = output_and_gradients(layer, "odd", **masks)
+    expected = compiled(layer, "odd", **masks)
     assert_alike(found, expected)
     without = of_plain_layer("odd")
     assert np.abs(found[0] - without[0]).max() > 0.1
@@ -103,7 +93,7 @@ def test_masks_shut_the_same_keys():
 def test_bfloat16_is_as_near_to_float32_as_attention_at_once():
     exact = of_plain_layer("odd")
     errors = []
-    for compute in (in_kernel, output_and_gradients):
+    for compute in (in_kernel, compiled):
         found = compute(make("mixed_bfloat16"), "odd")
         errors.append(
             max(

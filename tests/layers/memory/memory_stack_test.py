@@ -8,9 +8,7 @@ import pytest
 import tensorflow as tf
 from layer_checks import check_layer
 
-from txl_keras.layers import Memory
 from txl_keras.layers import MemoryStack
-from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers.memory.memory_stack import initial_memory
 
 B, M, D, L = 3, 5, 4, 2
@@ -56,9 +54,10 @@ def test_keras_layer(tmp_path):
 @pytest.mark.parametrize("length", [2, 5, 7])
 def test_keeps_the_last_m_states(batch_size, length):
     stack = MemoryStack(1, batch_size, M, D)
+    call = tf.function(stack, jit_compile=True) if batch_size else stack
     text = []
     for start in range(0, 4 * length, length):
-        memory, mask = stack(segment(start, start + length))
+        memory, mask = call(segment(start, start + length))
         known = text[-M:]
         expected = [[100 * b + t for t in known] for b in range(B)]
         valid = [[False] * (M - len(known)) + [True] * len(known)] * B
@@ -97,10 +96,6 @@ def test_blocks_have_memories_of_their_own():
     memory = stack.read()
     assert positions(memory.states[0])[0] == [0, 1, 2, 3, 4]
     assert positions(memory.states[1])[0] == [10, 11, 12, 13, 14]
-
-
-def test_of_several_layers_the_one_must_be_said():
-    stack = MemoryStack(2, B, M, D)
     for inputs in (segment(0, 5), keras.Input((5, D), batch_size=B)):
         with pytest.raises(ValueError, match="`layer` must be.*num_layers=2"):
             stack(inputs)
@@ -185,17 +180,6 @@ def test_fewer_rows_go_on_with_the_first_and_leave_the_others():
     ]
 
 
-def test_what_is_written_is_read():
-    stack = MemoryStack(L, None, M, D)
-    memory = read_by_segments(initial_memory(L, B, M, D), 3)
-    stack.write(memory)
-    found = stack.read(B)
-    for before, after in zip(memory.states, found.states, strict=True):
-        assert positions(after) == positions(before)
-    assert found.valid_length.numpy().tolist() == [3] * B
-    assert isinstance(found, Memory)
-
-
 def test_read_and_write_work_in_a_function():
     stack = MemoryStack(L, None, M, D)
 
@@ -211,15 +195,6 @@ def test_read_and_write_work_in_a_function():
     assert np.array(positions(state))[1, 2:].tolist() == [101, 102, 103]
     state, _ = step(segment(4, 9, rows=1))
     assert np.array(positions(state))[0, 1:].tolist() == [1, 2, 3, 4]
-
-
-def test_memory_of_a_fixed_batch_compiles():
-    stack = MemoryStack(1, B, M, D)
-    call = tf.function(lambda x: stack(x), jit_compile=True)
-    call(segment(0, 5))
-    memory, mask = call(segment(5, 10))
-    assert positions(memory)[1] == [100, 101, 102, 103, 104]
-    assert mask.numpy().all()
 
 
 def test_memory_is_no_part_of_the_weights(tmp_path):
@@ -249,67 +224,19 @@ def test_memory_is_no_part_of_the_weights(tmp_path):
     )
 
 
-def test_functional_model_goes_on_where_it_ended():
-    batch, length, hidden_dim = 2, 3, 8
-    stack = MemoryStack(1, batch, M, hidden_dim)
-    attention = RelativeMultiHeadAttention(num_heads=2, key_dim=7)
-    inputs = keras.Input((length, hidden_dim), batch_size=batch)
-    memory, memory_mask = stack(inputs)
-    model = keras.Model(
-        inputs, attention(inputs, memory=memory, memory_mask=memory_mask)
-    )
-    text = np.random.default_rng(1).normal(size=(batch, 12, hidden_dim))
-    text = text.astype("float32")
-    for start in range(0, 12, length):
-        got = model(text[:, start : start + length])
-        expected = attention(
-            text[:, start : start + length],
-            memory=text[:, max(start - M, 0) : start],
-        )
-        np.testing.assert_allclose(got, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("batch_size,rows", [(3, 2), (2, 3)])
-def test_another_batch_size_is_an_error(batch_size, rows):
-    stack = MemoryStack(1, batch_size, M, D)
-    with pytest.raises(ValueError, match=rf"{batch_size}.*\({rows}, 2, 4\)"):
-        stack(segment(0, 2, rows))
-
-
-@pytest.mark.parametrize(
-    "config,message",
-    [
-        ({"cold_start": "warm"}, "cold_start='warm'"),
-        ({"num_layers": 0}, "num_layers=0"),
-        ({"memory_length": -1}, "memory_length=-1"),
-        ({"hidden_dim": 0}, "hidden_dim=0"),
-    ],
-)
-def test_arguments_are_checked(config, message):
-    sizes = {
-        "num_layers": L,
-        "batch_size": B,
-        "memory_length": M,
-        "hidden_dim": D,
-    }
-    with pytest.raises(ValueError, match=f"Received: {message}"):
-        MemoryStack(**{**sizes, **config})
-
-
 @pytest.mark.parametrize("rows", [B - 1, 1, B + 1])
-def test_a_graph_checks_that_a_batch_is_that_of_the_memory(rows):
-    stack = MemoryStack(1, batch_size=B, memory_length=M, hidden_dim=D)
+def test_a_batch_of_another_size_is_an_error(rows):
+    stack = MemoryStack(1, B, M, D)
+    x = segment(0, 2, rows=rows)
+    with pytest.raises(ValueError, match=rf"{B}.*\({rows}, 2, 4\)"):
+        stack(x)
     run = tf.function(stack, input_signature=[tf.TensorSpec((None, 2, D))])
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=f"batch_size={B}.*drop_remainder"
     ):
-        run(segment(0, 2, rows=rows))
+        run(x)
     memory, _ = run(segment(0, 2))
     assert memory.shape == (B, M, D)
-
-
-def test_inputs_of_another_size_fail_when_the_model_is_built():
-    stack = MemoryStack(1, batch_size=B, memory_length=M, hidden_dim=D)
     inputs = keras.Input((2, D + 1), batch_size=B)
     with pytest.raises(ValueError, match=rf"`inputs`.*{D}\).*{D + 1}\)"):
         stack(inputs)

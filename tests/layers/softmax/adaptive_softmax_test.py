@@ -16,6 +16,8 @@ from txl_keras.serving import Sampler
 V, D, B, T = 50, 6, 3, 8
 CUTOFFS = (9, 20, 37)  # tails of 11, 17 and 13 words
 HALF = {"cutoffs": CUTOFFS, "embedding_dim": 17, "div_val": 2}
+SHARED = {"cutoffs": CUTOFFS, "embedding_dim": 10}
+UNTIED = {"tie_projections": False, "tie_embeddings": False}
 # Arguments of the embedding, and of the softmax.
 LAYOUTS = {
     "ordinary": ({}, {}),
@@ -28,41 +30,28 @@ LAYOUTS = {
     "one_tail": ({"cutoffs": (17,)}, {}),
     "one_tail_untied": ({"cutoffs": (17,)}, {"tie_embeddings": False}),
     "three_tails": ({"cutoffs": CUTOFFS}, {}),
-    "shared_projection": ({"cutoffs": CUTOFFS, "embedding_dim": 10}, {}),
-    "shared_projection_untied": (
-        {"cutoffs": CUTOFFS, "embedding_dim": 10},
-        {"tie_projections": False, "tie_embeddings": False},
-    ),
+    "shared_projection": (SHARED, {}),
+    "shared_projection_untied": (SHARED, UNTIED),
     "shared_projection_some": (
-        {"cutoffs": CUTOFFS, "embedding_dim": 10},
+        SHARED,
         {"tie_projections": [True, False, True, False]},
     ),
     "half_each": (HALF, {}),
-    "half_each_untied": (
-        HALF,
-        {"tie_projections": False, "tie_embeddings": False},
-    ),
+    "half_each_untied": (HALF, UNTIED),
     "half_each_all_but_first": (HALF, {"tie_projections": "all_but_first"}),
     "half_each_some": (HALF, {"tie_projections": [True, False, False, True]}),
     "half_each_same_dim_as_it_is": (
-        {
-            "cutoffs": CUTOFFS,
-            "embedding_dim": 12,
-            "div_val": 2,
-            "project_same_dim": False,
-        },
+        {**HALF, "embedding_dim": 12, "project_same_dim": False},
         {"tie_projections": False},
     ),
-    "a_quarter_each": (
-        {"cutoffs": CUTOFFS, "embedding_dim": 65, "div_val": 4},
-        {},
-    ),
+    "a_quarter_each": ({**HALF, "embedding_dim": 65, "div_val": 4}, {}),
     "nothing_left_for_the_last": (
-        {"cutoffs": CUTOFFS, "embedding_dim": 20, "div_val": 4},
+        {**HALF, "embedding_dim": 20, "div_val": 4},
         {},
     ),
 }
 COMPILED = ("half_each_all_but_first", "one_tail_untied")
+NARROW = "nothing_left_for_the_last"
 
 
 def softmax_of(name, dtype=None, **config):
@@ -215,6 +204,8 @@ def test_nll_and_log_probs_equal_numpy(name):
     nll = softmax(hidden, targets)
     assert (nll.shape, nll.dtype) == ((B, T), "float32")
     np.testing.assert_allclose(nll, -pick(expected, targets), atol=1e-5)
+    of_every_word = softmax(np.repeat(hidden[:1, 0], V, axis=0), np.arange(V))
+    np.testing.assert_allclose(-of_every_word, expected[0, 0], atol=1e-5)
     logits = np.array(softmax.logits(hidden))
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     np.testing.assert_allclose(logits, expected, atol=1e-5)
@@ -257,17 +248,8 @@ def test_passes_of_any_size(name, tail_rows):
 def counted_tokens():
     """24 tokens: 3, 7 and 11 in the tails, 3 in the head."""
     rng = np.random.default_rng(8)
-    targets = np.concatenate(
-        [
-            rng.integers(low, high, size)
-            for low, high, size in (
-                (0, 9, 3),
-                (9, 20, 3),
-                (20, 37, 7),
-                (37, 50, 11),
-            )
-        ]
-    )
+    ranges = (0, 9, 3), (9, 20, 3), (20, 37, 7), (37, 50, 11)
+    targets = np.concatenate([rng.integers(*each) for each in ranges])
     hidden, _, upstream = tokens(B, T)
     targets = rng.permutation(targets).astype("int32").reshape(B, T)
     return hidden, targets, upstream
@@ -275,7 +257,7 @@ def counted_tokens():
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
-    "name,tail_rows", list(zip(COMPILED, (7, 4), strict=True))
+    "name,tail_rows", [(COMPILED[0], 7), (COMPILED[1], 4), (NARROW, 4)]
 )
 def test_compiled_wherever_the_targets_fall(name, tail_rows, jit_compile):
     softmax = softmax_of(name, tail_rows=tail_rows)
@@ -285,29 +267,6 @@ def test_compiled_wherever_the_targets_fall(name, tail_rows, jit_compile):
     for low, high in ((0, 9), (9, 20), (20, 37), (37, 50), (49, 50)):
         assert_same(softmax, run, *tokens(B, T, low=low, high=high))
     assert run.experimental_get_tracing_count() == 1
-
-
-def test_a_single_token():
-    softmax = softmax_of("one_tail")
-    run = tf.function(with_gradients(softmax), jit_compile=True)
-    for target in (0, 16, 17, 49):
-        hidden, _, upstream = tokens(1, 1)
-        assert_same(
-            softmax, run, hidden, np.array([[target]], "int32"), upstream
-        )
-
-
-def test_compiled_with_a_table_without_columns():
-    softmax = softmax_of("nothing_left_for_the_last")
-    assert_same(softmax, tf.function(with_gradients(softmax)), *tokens(B, T))
-
-
-def test_every_word_is_its_own_target():
-    softmax = softmax_of("half_each", tail_rows=4)
-    hidden, _, _ = tokens(1)
-    nll = softmax(np.repeat(hidden, V, axis=0), np.arange(V))
-    assert np.exp(-np.array(nll)).sum() == pytest.approx(1, abs=1e-5)
-    np.testing.assert_allclose(-nll, softmax.log_probs(hidden)[0], atol=1e-5)
 
 
 def test_sizes_that_are_not_known_beforehand():
@@ -330,30 +289,15 @@ def test_sizes_that_are_not_known_beforehand():
     assert all(np.abs(g).sum() == 0 for g in gradients)
 
 
-def test_nll_is_in_the_order_of_the_tokens():
+def test_tokens_may_be_of_any_rank_and_order():
     softmax = softmax_of("half_each", tail_rows=4)
     hidden, targets, _ = tokens(40)
     nll = np.array(softmax(hidden, targets))
-    order = np.random.default_rng(3).permutation(40)
+    assert np.unique(nll.round(4)).size > 35
+    shape = (2, 5, 1, 4)
+    order = np.random.default_rng(3).permutation(40).reshape(shape)
     permuted = softmax(hidden[order], targets[order])
     np.testing.assert_allclose(permuted, nll[order], atol=1e-6)
-    assert np.unique(nll.round(4)).size > 35
-    np.testing.assert_allclose(
-        softmax(hidden.reshape(2, 5, 1, 4, D), targets.reshape(2, 5, 1, 4)),
-        nll.reshape(2, 5, 1, 4),
-        atol=1e-6,
-    )
-
-
-def test_bytes_may_be_targets_of_a_vocabulary_of_256():
-    embedding = AdaptiveEmbedding(256, D)
-    embedding.build()
-    softmax = AdaptiveSoftmax(embedding)
-    hidden = np.random.default_rng(3).normal(size=(T, D))
-    targets = np.linspace(0, 255, T)
-    nll = softmax(hidden, targets.astype("uint8"))
-    np.testing.assert_array_equal(nll, softmax(hidden, targets.astype("int32")))
-    assert np.isfinite(nll).all()
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "int16", "uint8"])
@@ -368,6 +312,11 @@ def test_targets_of_any_integer_dtype(dtype):
     np.testing.assert_allclose(
         compiled(hidden, tf.constant(targets, dtype)), expected, atol=1e-6
     )
+    # All numbers of a byte may be ids.
+    embedding = AdaptiveEmbedding(256, D)
+    embedding.build()
+    largest = np.full((B, T), 255).astype(dtype)
+    assert np.isfinite(AdaptiveSoftmax(embedding)(hidden, largest)).all()
 
 
 @pytest.mark.parametrize("name", ["ordinary", "half_each"])
@@ -490,16 +439,11 @@ def test_bfloat16_hidden_states_give_a_float32_loss(name):
         np.testing.assert_allclose(one, other, atol=1e-4)
     assert low.log_probs(hidden).dtype == "float32"
     assert low.logits(hidden).dtype == "float32"
+    symbol = low(keras.Input((T, D)), keras.Input((T,), dtype="int32"))
+    assert (symbol.shape, symbol.dtype) == ((None, T), "float32")
     # Float32 ones are rounded on their way in, as of any layer.
     rounded = low(tf.cast(hidden, tf.float32), targets)
     np.testing.assert_allclose(rounded, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_symbolic_shape_and_dtype(policy):
-    softmax = softmax_of("half_each", policy)
-    nll = softmax(keras.Input((T, D)), keras.Input((T,), dtype="int32"))
-    assert (nll.shape, nll.dtype) == ((None, T), "float32")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -562,31 +506,6 @@ def test_fresh_biases_are_zeros_and_kernels_are_not_alike():
     assert 0.3 < own["kernel_1"].std() < 0.7
 
 
-@pytest.mark.parametrize(
-    "tie_projections", ["all", "", [True], [True] * 5, (), None, 1]
-)
-def test_tie_projections_must_fit_the_clusters(tie_projections):
-    embedding = AdaptiveEmbedding(V, D, **HALF)
-    with pytest.raises(ValueError, match="one boolean per cluster, 4 of them"):
-        AdaptiveSoftmax(embedding, tie_projections=tie_projections)
-
-
-@pytest.mark.parametrize("tail_rows", [0, -1, 2.0, True])
-def test_tail_rows_must_be_a_positive_integer(tail_rows):
-    embedding = AdaptiveEmbedding(V, D, **HALF)
-    with pytest.raises(ValueError, match="`tail_rows` must be an integer"):
-        AdaptiveSoftmax(embedding, tail_rows=tail_rows)
-
-
-def test_log_probs_may_come_before_the_first_call():
-    softmax = AdaptiveSoftmax(AdaptiveEmbedding(V, D, **HALF))
-    hidden, targets, _ = tokens(B, T)
-    log_probs = softmax.log_probs(hidden)
-    np.testing.assert_allclose(
-        softmax(hidden, targets), -pick(log_probs, targets), atol=1e-5
-    )
-
-
 def test_without_targets_it_is_the_head_of_a_keras_model():
     embedding = AdaptiveEmbedding(30, 8, cutoffs=(9, 17), div_val=2)
     softmax = AdaptiveSoftmax(embedding)
@@ -619,33 +538,6 @@ def peaked_softmax(head_bias=0.0, num_tails=3):
     bias[:4] += head_bias
     softmax.biases[0].assign(bias)
     return softmax
-
-
-@functools.cache
-def traced():
-    """A softmax, its weights, and functions that sample, traced only once.
-
-    Tests share it by `traced_sample`, which sets the weights.
-    """
-    softmax = peaked_softmax()
-    return softmax, softmax.get_weights(), {}
-
-
-def traced_sample(head_bias, parameters, jit_compile):
-    """The softmax of `peaked_softmax`, and its `sample` by these parameters."""
-    softmax, weights, functions = traced()
-    softmax.set_weights(weights)
-    bias = softmax.biases[0].numpy()
-    bias[:4] += head_bias
-    softmax.biases[0].assign(bias)
-    key = str(parameters), jit_compile
-    if key not in functions:
-        sampler = Sampler(**parameters)
-        functions[key] = tf.function(
-            lambda h, s, seen: softmax.sample(h, sampler, s, seen),
-            jit_compile=jit_compile,
-        )
-    return softmax, functions[key]
 
 
 def some_states(batch_size=40, num_words=60):
@@ -694,25 +586,39 @@ def test_samples_are_those_of_the_full_computation(parameters, head_bias):
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("parameters", [*SAMPLERS[:7], {}], ids=str)
-def test_what_cannot_be_drawn_is_not_computed(parameters, jit_compile):
-    softmax, run = traced_sample(40.0, parameters, jit_compile)
+@pytest.mark.parametrize(
+    "parameters", [*SAMPLERS[:7], {}, SAMPLERS[9]], ids=str
+)
+def test_compiled_samples_without_what_cannot_be_drawn(parameters, jit_compile):
+    softmax = peaked_softmax(1.0)
     hidden, seeds, seen = some_states()
+    sampler = Sampler(**parameters)
+    any_size = [
+        tf.TensorSpec((None, D)),
+        tf.TensorSpec((None,), tf.uint32),
+        tf.TensorSpec((None, 60), tf.bool),
+    ]
+    run = tf.function(
+        lambda h, s, seen: softmax.sample(h, sampler, s, seen),
+        input_signature=None if jit_compile else any_size,
+        jit_compile=jit_compile,
+    )
+    eager = softmax.sample(hidden, sampler, seeds, seen).numpy()
+    assert len(set(eager)) > 2
+    np.testing.assert_array_equal(run(hidden, seeds, seen), eager)
+    if not jit_compile:
+        row = run(hidden[7:8], seeds[7:8], seen[7:8])
+        np.testing.assert_array_equal(row, eager[7:8])
+    if parameters not in [*SAMPLERS[:7], {}]:
+        return
+    # Now only words of the head are drawn.
+    softmax.biases[0].assign(softmax.biases[0] + 39.0 * (np.arange(10) < 4))
     seen = tf.zeros_like(seen)
     expected = run(hidden, seeds, seen).numpy()
     assert (expected < 4).all()
     break_tails(softmax, 1, 2, 3)
     np.testing.assert_array_equal(run(hidden, seeds, seen), expected)
     assert np.isnan(softmax.log_probs(hidden)[:, 10:]).all()
-
-
-@pytest.mark.parametrize("parameters", SAMPLERS[7:], ids=str)
-def test_what_may_be_drawn_is_computed(parameters):
-    softmax = peaked_softmax(head_bias=40.0)
-    break_tails(softmax, 3)
-    hidden, seeds, seen = some_states()
-    ids = softmax.sample(hidden, Sampler(**parameters), seeds, seen)
-    np.testing.assert_array_equal(ids, [-1] * 40)
 
 
 def test_only_the_tails_that_may_be_drawn_from_are_computed():
@@ -796,31 +702,6 @@ def test_plain_draws_have_the_probabilities_of_all_words(num_tails, tail_bias):
     # Head and tails both have a share that shows.
     in_head = probabilities[:, :10].sum(-1)
     assert num_tails == 0 or ((in_head > 0.1) & (in_head < 0.9)).any()
-
-
-@pytest.mark.parametrize("parameters", [{}, *SAMPLERS[::3]], ids=str)
-def test_compiled_samples_are_those_of_plain_ones(parameters):
-    softmax, _ = traced_sample(1.0, parameters, False)
-    hidden, seeds, seen = some_states()
-    sampler = Sampler(**parameters)
-    eager = softmax.sample(hidden, sampler, seeds, seen).numpy()
-    assert len(set(eager)) > 2
-    for jit_compile in (False, True):
-        _, run = traced_sample(1.0, parameters, jit_compile)
-        np.testing.assert_array_equal(run(hidden, seeds, seen), eager)
-    # Of a batch of any size, and a row alone.
-    run = tf.function(
-        lambda h, s, w: softmax.sample(h, sampler, s, w),
-        input_signature=[
-            tf.TensorSpec((None, D)),
-            tf.TensorSpec((None,), tf.uint32),
-            tf.TensorSpec((None, 60), tf.bool),
-        ],
-    )
-    np.testing.assert_array_equal(run(hidden, seeds, seen), eager)
-    np.testing.assert_array_equal(
-        run(hidden[7:8], seeds[7:8], seen[7:8]), eager[7:8]
-    )
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -105,40 +105,34 @@ def test_broken_characters_are_those_of_all_bytes_at_once():
     assert broken > 1000
 
 
-def test_a_character_is_shown_once_it_is_whole():
-    stream = TextStream(bytes)
-    added = [stream.add([byte]) for byte in "a漢é".encode()]
-    assert added == ["a", "", "", "漢", "", "é"]
+@pytest.mark.parametrize(
+    ("stop", "parts", "shown_parts", "rest"),
+    [
+        # A character once it is whole, and one that stays half.
+        ([], [[x] for x in "a漢é".encode()], ["a", "", "", "漢", "", "é"], ""),
+        ([], ["a漢".encode()[:-1]], ["a"], "\ufffd"),
+        # After "aba", a "b" shows that the first "ab" is text.
+        (
+            ["abac", "END"],
+            [[x] for x in b"xababaxEENEN"],
+            ["x", "", "", "", "ab", "", "abax", "", "E", "", "EN", ""],
+            "EN",
+        ),
+        (
+            ["STOP"],
+            [b"one ST", b"OP two STOP three", b"four"],
+            ["one ", "", ""],
+            "",
+        ),
+        (["!\ufffd"], [b"a!\xc3"], ["a"], ""),
+    ],
+)
+def test_text_is_shown_as_soon_as_it_is_certain(stop, parts, shown_parts, rest):
+    stream = TextStream(bytes, stop)
+    assert [stream.add(part) for part in parts] == shown_parts
+    assert stream.finish() == rest
     assert stream.finish() == ""
-
-
-def test_a_character_that_stays_half_is_replaced_at_the_end():
-    stream = TextStream(bytes)
-    assert stream.add("a漢".encode()[:-1]) == "a"
-    assert stream.finish() == "\ufffd"
-    assert stream.finish() == ""
-
-
-def test_what_may_become_a_stop_string_is_held_back_and_no_more():
-    stream = TextStream(str.encode, ["abac", "END"])
-    added = [stream.add(c) for c in "xababaxEENEN"]
-    # After "aba", a "b" shows that the first "ab" is text: "ab" may go on.
-    assert added == [
-        "x", "", "", "", "ab", "", "abax", "", "E", "", "EN", "",
-    ]  # fmt: skip
-    assert not stream.is_stopped
-    assert stream.finish() == "EN"
-    assert stream.finish() == ""
-
-
-def test_a_stop_string_ends_the_text():
-    stream = TextStream(str.encode, ["STOP"])
-    assert stream.add("one ST") == "one "
-    assert not stream.is_stopped
-    assert stream.add("OP two STOP three") == ""
-    assert stream.is_stopped
-    assert stream.add("four") == ""
-    assert stream.finish() == ""
+    assert stream.is_stopped == (len(stop) == 1)
 
 
 def test_the_stop_string_that_is_complete_first_counts():
@@ -174,13 +168,6 @@ def test_any_stop_strings_in_any_text():
         )
         stopped += expected != text
     assert 500 < stopped < 1900
-
-
-def test_a_stop_string_may_be_complete_at_the_end():
-    stream = TextStream(bytes, ["!\ufffd"])
-    assert stream.add(b"a!\xc3") == "a"
-    assert stream.finish() == ""
-    assert stream.is_stopped
 
 
 def test_time_does_not_grow_with_the_text():

@@ -1,4 +1,7 @@
-"""The configs of what Transformer-XL is compared with."""
+"""The configs: of presets, and of what Transformer-XL is compared with.
+
+No config depends on the default settings of training, which are tested too.
+"""
 
 import pathlib
 
@@ -6,11 +9,18 @@ import numpy as np
 import pytest
 from script_flags import flags_of
 
+from txl_keras.models.presets import names
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import training_flags
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = ROOT / "train" / "configs"
 REQUIRED = ("--workdir=w", "--corpus=c")
+PUBLISHED = [
+    str(path.relative_to(CONFIGS).with_suffix(""))
+    for path in sorted(CONFIGS.rglob("*.flags"))
+    if path.parent.name != "evaluation"
+]
 # Backbone, memory, kind of attention, loss of the later half. None is the
 # preset's.
 XL, RELATIVE = "transformer_xl", None
@@ -46,14 +56,52 @@ def parse():
         flags_of("main.py", *REQUIRED) as parse,
     ):
         patch.chdir(ROOT)  # where flagfiles name others from
-        yield lambda name: parse(CONFIGS / f"{name}.flags")
+        yield lambda *names: parse(*(CONFIGS / f"{n}.flags" for n in names))
 
 
-def test_each_is_expected_here():
+def lines_of(name):
+    return (CONFIGS / f"{name}.flags").read_text("utf-8").splitlines()
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_config_of_a_preset_says_how_it_was_run(name):
+    folder = "beyond/" if name.endswith("compressive") else ""
+    lines = lines_of(folder + name)
+    command = f"# python train/main.py --flagfile=train/configs/{folder}{name}"
+    assert lines[0].startswith(f"{command}.flags")
+    said = "\n".join(line for line in lines if line.startswith("#"))
+    assert "# Hardware: " in said
+    assert "Ours: " in said
+    assert f"--preset={name}" in lines
+
+
+def test_the_defaults_are_the_settings_of_the_quickstart(parse):
+    parse("quickstart")
+    quickstart = training_flags.result_settings()
+    assert quickstart["warmup_steps"] == 500
+    flags = parse()
+    assert training_flags.result_settings() == quickstart
+    flags.max_steps = 45
+    assert training_flags.result_settings()["warmup_steps"] == 4
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_config_does_not_depend_on_what_may_become_another_default(
+    name, parse
+):
+    flags = parse(name)
+    for setting in (
+        "batch_size", "segment_length", "max_steps", "learning_rate",
+        "warmup_steps", "eval_every", "checkpoint_every",
+    ):  # fmt: skip
+        assert flags[setting].present, setting
+
+
+def test_each_comparison_is_expected_here():
     files = CONFIGS.glob("table_*/*.flags"), CONFIGS.glob("comparison*/*.flags")
-    names = {f"{p.parent.name}/{p.stem}" for paths in files for p in paths}
+    found = {f"{p.parent.name}/{p.stem}" for paths in files for p in paths}
     common = {"comparison/common", "comparison_words/common"}
-    assert names - common == set(EXPECTED)
+    assert found - common == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -73,7 +121,7 @@ def test_it_is_the_model_of_its_name(name, parse):
             assert name == "table_7/shaw"
             keys = 256
         assert flags.max_positions == keys + flags.segment_length
-    lines = (CONFIGS / f"{name}.flags").read_text("utf-8").splitlines()
+    lines = lines_of(name)
     command = f"# python train/main.py --flagfile=train/configs/{name}.flags"
     assert lines[0] == f"{command} \\"
     assert lines[1].startswith(f"#     --workdir=runs/{name}")

@@ -1,0 +1,401 @@
+"""Attention layers of one stream, against loops over queries and keys."""
+
+import itertools
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from attention_loops import assert_equals_loops
+from attention_loops import attend
+from attention_loops import by_name
+from attention_loops import everything
+from attention_loops import random
+from attention_loops import sinusoid
+from attention_loops import with_random_weights
+from layer_checks import check_layer
+
+from txl_keras.layers import CausalMultiHeadAttention
+from txl_keras.layers import RelativeMultiHeadAttention
+from txl_keras.layers import RelativePositionEncoding
+from txl_keras.layers import ShawMultiHeadAttention
+
+# P, rows of Shaw's tables: more than the M + T = 8 distances.
+B, T, M, D, N, H, P = 2, 3, 5, 8, 4, 7, 11
+LAYERS = {
+    "causal": CausalMultiHeadAttention,
+    "relative": RelativeMultiHeadAttention,
+    "shaw": ShawMultiHeadAttention,
+}
+every_kind = pytest.mark.parametrize("kind", LAYERS)
+
+
+def segment_and_memory(memory_length=M):
+    """The second is `None` if there is no memory at all."""
+    if memory_length is None:
+        return random(B, T, D, seed=1), None
+    return random(B, T, D, seed=1), random(B, memory_length, D, seed=2)
+
+
+def attention(kind="relative", **config):
+    if kind == "shaw":
+        config = {"max_positions": P, **config}
+    return with_random_weights(LAYERS[kind](N, H, **config), (B, T, D))
+
+
+def score_of(layer, biases=None):
+    """The definition of a score, before the scale."""
+    w = by_name(layer)
+
+    def causal(q, k, n, distance):
+        return q @ k
+
+    def relative(q, k, n, distance):
+        """Section 3.3 of Dai et al. 2019: (a) + (b) + (c) + (d)."""
+        u, v = biases or (
+            w["content_attention_bias"],
+            w["positional_attention_bias"],
+        )
+        r = sinusoid(distance, D, layer.clamp_length) @ w["position"][:, n]
+        return q @ k + q @ r + u[n] @ k + v[n] @ r
+
+    def shaw(q, k, n, distance):
+        """A key and a bias per distance; keys ahead have rows of their own."""
+        last = min(layer.max_positions, layer.clamp_length or P) - 1
+        row = min(distance, last)
+        if distance < 0:
+            row = layer.max_positions - 1 - distance
+        a = w["position_keys"][row, n]
+        u = w["content_attention_bias"]
+        return q @ k + u[n] @ k + q @ a + w["position_biases"][row, n]
+
+    kinds = {
+        CausalMultiHeadAttention: causal,
+        RelativeMultiHeadAttention: relative,
+        ShawMultiHeadAttention: shaw,
+    }
+    return kinds[type(layer)]
+
+
+def assert_equals(layer, query, memory, allowed=everything, **call):
+    score = score_of(layer, call.get("attention_biases"))
+    assert_equals_loops(layer, query, memory, allowed, score, **call)
+
+
+@pytest.mark.parametrize(
+    ("kind", "with_memory", "config"),
+    [
+        ("causal", False, {}),
+        ("causal", True, {"same_length": "pytorch"}),
+        ("relative", False, {"tie_attention_biases": False}),
+        (
+            "relative",
+            True,
+            {"same_length": True, "clamp_length": 4, "look_ahead": 1},
+        ),
+        ("shaw", False, {"max_positions": T}),
+        (
+            "shaw",
+            True,
+            {
+                "max_positions": 9,
+                "clamp_length": 9,
+                "same_length": True,
+                "look_ahead": T - 1,
+            },
+        ),
+    ],
+)
+def test_keras_layer(tmp_path, kind, with_memory, config):
+    query, memory = segment_and_memory()
+    check_layer(
+        LAYERS[kind],
+        {"num_heads": N, "key_dim": H, "dropout": 0.25, "seed": 9, **config},
+        {"query": query, **({"memory": memory} if with_memory else {})},
+        num_weights=4 if kind == "causal" else 7,
+        folder=tmp_path,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("causal", {}),
+        (
+            "relative",
+            {
+                "content_attention_bias": (N, H),
+                "positional_attention_bias": (N, H),
+                "position": (D, N, H),
+            },
+        ),
+        (
+            "shaw",
+            {
+                "content_attention_bias": (N, H),
+                "position_keys": (P, N, H),
+                "position_biases": (P, N),
+            },
+        ),
+    ],
+)
+def test_weights_have_these_shapes(kind, own):
+    projections = {name: (D, N, H) for name in ("query", "key", "value")}
+    weights = by_name(attention(kind))
+    assert {name: w.shape for name, w in weights.items()} == {
+        **projections,
+        **own,
+        "output": (N, H, D),
+    }
+
+
+@every_kind
+@pytest.mark.parametrize("memory_length", [M, 2, 1, 0, None])
+def test_equals_the_definition(kind, memory_length):
+    assert_equals(attention(kind), *segment_and_memory(memory_length))
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("relative", {"clamp_length": 2}),
+        ("shaw", {"clamp_length": 1}),
+        ("shaw", {"clamp_length": 4}),
+        ("shaw", {"clamp_length": 7, "max_positions": 5}),
+        *(("shaw", {"max_positions": n}) for n in (1, 2, 5, 7, 8)),
+    ],
+)
+def test_farther_distances_count_as_the_last_one(kind, config):
+    assert_equals(attention(kind, **config), *segment_and_memory())
+
+
+@pytest.mark.parametrize("kind", ["relative", "shaw"])
+@pytest.mark.parametrize("look_ahead", [0, 1, T - 1, T + 2])
+@pytest.mark.parametrize("clamp_length", [None, 1, 4])
+def test_positions_may_be_negative_and_computed_once_for_many_layers(
+    kind, look_ahead, clamp_length
+):
+    query, memory = segment_and_memory()
+    layer = attention(kind, look_ahead=look_ahead, clamp_length=clamp_length)
+    assert_equals(layer, query, memory)
+    if kind == "shaw":
+        assert layer.position_biases.shape == (P + look_ahead, N)
+        return
+    encoding = RelativePositionEncoding(clamp_length, look_ahead=look_ahead)
+    np.testing.assert_array_equal(
+        layer(query, memory, position_encoding=encoding(query, memory)),
+        layer(query, memory),
+    )
+    if look_ahead:
+        causal = RelativePositionEncoding(clamp_length)(query, memory)
+        with pytest.raises(ValueError, match="`position_encoding` must have"):
+            layer(query, memory, position_encoding=causal)
+
+
+@every_kind
+@pytest.mark.parametrize("memory_length", [M, 2, 1, 0])
+@pytest.mark.parametrize("same_length", [True, "pytorch"])
+def test_same_length_sees_as_many_keys_from_every_query(
+    kind, same_length, memory_length
+):
+    """Memory and the token itself; in PyTorch's code one key fewer."""
+    keys_back = memory_length - (same_length == "pytorch" and memory_length > 0)
+    assert_equals(
+        attention(kind, same_length=same_length),
+        *segment_and_memory(memory_length),
+        lambda b, i, j, distance: distance <= keys_back,
+    )
+
+
+@every_kind
+def test_same_length_needs_a_memory(kind):
+    for same_length in (True, "pytorch"):
+        with pytest.raises(ValueError, match="needs a memory"):
+            attention(kind, same_length=same_length)(random(B, T, D))
+
+
+@every_kind
+@pytest.mark.parametrize("memory_length", [M, None])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["query_mask"],
+        ["memory_mask"],
+        ["attention_mask"],
+        ["query_mask", "memory_mask", "attention_mask"],
+    ],
+)
+def test_masks_hide_keys(kind, names, memory_length):
+    rng = np.random.default_rng(6)
+    start = memory_length or 0
+    masks = {
+        "query_mask": rng.random((B, T)) < 0.5,
+        "memory_mask": np.array([[0, 1, 0, 1, 1], [0, 0, 0, 0, 1]], bool),
+        "attention_mask": rng.random((B, T, start + T)) < 0.7,
+    }
+    # So that every query sees a key.
+    masks["attention_mask"][..., max(start - 1, 0)] = True
+    if not memory_length:
+        masks["query_mask"][:, 0] = True
+        names = [name for name in names if name != "memory_mask"]
+    call = {name: masks[name] for name in names}
+    seen = np.ones((B, T, start + T), bool)
+    seen &= call.get("attention_mask", True)
+    seen[..., :start] &= call.get("memory_mask", np.ones((B, 1), bool))[:, None]
+    seen[..., start:] &= call.get("query_mask", np.ones((B, 1), bool))[:, None]
+    assert_equals(
+        attention(kind),
+        *segment_and_memory(memory_length),
+        lambda b, i, j, distance: seen[b, i, j],
+        **call,
+    )
+
+
+def test_biases_from_outside_take_the_place_of_u_and_v():
+    layer = attention(tie_attention_biases=True)
+    assert len(layer.weights) == 5
+    biases = random(N, H, seed=7), random(N, H, seed=8)
+    assert_equals(layer, *segment_and_memory(), attention_biases=biases)
+    query = random(B, T, D)
+    with pytest.raises(ValueError, match="attention_biases=None"):
+        layer(query)
+    with pytest.raises(ValueError, match="tie_attention_biases=False"):
+        attention()(query, attention_biases=biases)
+
+
+@every_kind
+def test_attention_scores_have_a_symbolic_shape_and_dtype(kind):
+    layer = attention(kind, dtype="mixed_bfloat16")
+    query, memory = keras.Input((T, D)), keras.Input((M, D))
+    output, scores = layer(query, memory=memory, return_attention_scores=True)
+    assert (output.shape, output.dtype) == ((None, T, D), "bfloat16")
+    assert (scores.shape, scores.dtype) == ((None, N, T, M + T), "float32")
+    _, scores = layer(
+        keras.Input((None, D)), memory=memory, return_attention_scores=True
+    )
+    assert scores.shape == (None, N, None, None)
+
+
+@every_kind
+def test_compiled_with_gradients_of_every_weight_and_the_memory(kind):
+    query, memory = (tf.constant(x) for x in segment_and_memory())
+    layer = attention(kind, **({"clamp_length": 5} if kind == "shaw" else {}))
+
+    def run(query, memory):
+        with tf.GradientTape() as tape:
+            tape.watch([query, memory])
+            output = layer(query, memory=memory)
+            loss = tf.reduce_sum(output**2)
+        weights = [w.value for w in layer.trainable_weights]
+        gradients = tape.gradient(loss, [query, memory, *weights])
+        return [output, *(tf.convert_to_tensor(g) for g in gradients)]
+
+    results = run(query, memory)
+    for result in results:
+        assert np.isfinite(result).all()
+        assert np.abs(result).max() > 1e-3
+    compiled = tf.function(run, jit_compile=True)
+    for result, expected in zip(compiled(query, memory), results, strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-3, rtol=1e-4)
+
+
+def test_gradient_reaches_the_rows_of_distances_that_were_seen():
+    layer = attention("shaw")
+    query, memory = segment_and_memory(4)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(query, memory=memory) ** 2)
+    tables = [layer.position_keys.value, layer.position_biases.value]
+    for gradient in tape.gradient(loss, tables):
+        gradient = np.abs(tf.convert_to_tensor(gradient).numpy())
+        gradient = gradient.reshape(P, -1).max(-1)
+        assert (gradient[: 4 + T] > 1e-5).all()
+        np.testing.assert_array_equal(gradient[4 + T :], 0)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_query_that_may_see_nothing_stays_finite(policy):
+    query = tf.constant(random(B, T, D))
+    mask = np.array([[False] * T, [True] * T])
+    layer = attention(dtype=policy)
+    with tf.GradientTape() as tape:
+        tape.watch(query)
+        output, scores = layer(
+            query, query_mask=mask, return_attention_scores=True
+        )
+        loss = tf.reduce_sum(tf.cast(output, "float32"))
+    assert np.isfinite(np.array(output, "float32")).all()
+    np.testing.assert_allclose(
+        np.array(scores).sum(-1), np.ones((B, N, T)), rtol=1e-5
+    )
+    assert np.isfinite(tape.gradient(loss, query)).all()
+
+
+@pytest.mark.parametrize("with_memory", [True, False])
+def test_mask_of_an_embedding_is_passed_by_keras(with_memory):
+    ids = keras.Input((4,), dtype="int32")
+    memory = keras.Input((M, D))
+    embedded = keras.layers.Embedding(9, D, mask_zero=True)(ids)
+    layer = attention()
+    call = {"memory": memory} if with_memory else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        output, scores = layer(embedded, return_attention_scores=True, **call)
+        model = keras.Model([ids, memory], [embedded, output, scores])
+        embedded, output, scores = model(
+            [np.array([[5, 0, 3, 8], [2, 4, 0, 0]]), random(2, M, D)]
+        )
+    mask = [[1, 0, 1, 1], [1, 1, 0, 0]]
+    start = M if with_memory else 0
+    seen = (np.array(scores)[:, :, -1, start:] > 0).astype(int)
+    np.testing.assert_array_equal(seen[:, 0], mask)
+    assert (seen == seen[:, :1]).all()
+    # And it goes on to the next layer, and to other users of the query.
+    np.testing.assert_array_equal(output._keras_mask, mask)
+    np.testing.assert_array_equal(embedded._keras_mask, mask)
+
+
+def test_bfloat16_tells_distances_of_a_long_memory_apart():
+    query, memory = random(1, T, D, seed=1), random(1, 2000, D, seed=2)
+    layer = attention(dtype="mixed_bfloat16")
+    # Terms (b) and (d) alone.
+    layer._key_dense.kernel.assign(np.zeros((D, N, H)))
+    _, scores = layer(query, memory=memory, return_attention_scores=True)
+    _, expected = attend(layer, query, memory, everything, score_of(layer))
+    # Positions in bfloat16 would be off by up to 4 of 2000: a sine at random.
+    assert np.abs(scores - expected).max() < 0.05 * expected.max()
+
+
+@every_kind
+def test_dropout_only_in_training_and_rows_seeded_alone(kind):
+    query, memory = segment_and_memory()
+    layer = attention(kind, dropout=0.5)
+    seeds = tf.constant([4, 6], tf.uint32)
+
+    def call(rows=slice(None), **arguments):
+        return layer(
+            query[rows],
+            memory=memory[rows],
+            dropout_seed=seeds[rows],
+            return_attention_scores=True,
+            **arguments,
+        )
+
+    exact, scores = layer(query, memory=memory, return_attention_scores=True)
+    np.testing.assert_array_equal(exact, call(training=False)[0])
+    dropped, same = call(training=True)
+    np.testing.assert_array_equal(same, scores)  # those before dropout
+    assert np.abs(dropped - exact).max() > 1e-2
+    alone, _ = call(slice(1, None), training=True)
+    np.testing.assert_allclose(alone, dropped[1:], atol=1e-5)
+
+
+def test_one_initializer_object_does_not_make_all_kernels_alike():
+    layer = RelativeMultiHeadAttention(
+        N, H, kernel_initializer=keras.initializers.RandomNormal()
+    )
+    layer.build((B, T, D))
+    weights = by_name(layer)
+    kernels = ("query", "key", "value", "position")
+    for one, other in itertools.combinations(kernels, 2):
+        assert np.abs(weights[one] - weights[other]).max() > 1e-2

@@ -1,0 +1,246 @@
+"""What all backbones share: memory, resets, dropout and precision."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from factories import D
+from factories import V
+from factories import random_ids
+from factories import small_backbone
+
+from txl_keras.models import LSTMBackbone
+from txl_keras.models import TransformerXLBackbone
+from txl_keras.models import XLNetBackbone
+
+B, T = 4, 5
+REMEMBERING = {
+    "relative": {},
+    "pre-norm": {"normalize_first": True},
+    "pre-norm, last norm": {"normalize_first": True, "normalize_output": True},
+    "last norm": {"normalize_output": True},
+    "untied biases": {"tie_attention_biases": False},
+    "clamped": {"clamp_length": 3},
+    "shaw": {"attention_type": "shaw", "max_positions": 13},
+    "shaw, few positions": {"attention_type": "shaw", "max_positions": 2},
+    "embeddings": {"vocabulary_size": None},
+    "lstm": {"make": LSTMBackbone, "initializer_stddev": 0.5},
+    "xlnet": {"make": XLNetBackbone, "attention_type": "uni"},
+}
+ABSOLUTE = {
+    "vaswani": {"attention_type": "vaswani", "memory_length": 0},
+    "al_rfou": {
+        "attention_type": "al_rfou",
+        "memory_length": 0,
+        "max_positions": 13,
+    },
+}
+ALL = {**REMEMBERING, **ABSOLUTE, "zeros": {"cold_start": "zeros"}}
+KINDS = ("relative", "shaw", "lstm", "xlnet")
+EMBEDDINGS = np.random.default_rng(1).normal(size=(V, D)).astype("float32")
+
+
+def backbone_of(name, dropout=0.0, **config):
+    """With one block: each call of a block takes 20 ms."""
+    config = {"num_layers": 1, "dropout": dropout, **ALL[name], **config}
+    if dropout and name != "lstm":
+        config["attention_dropout"] = dropout
+    return small_backbone(**config)
+
+
+def read(backbone, ids, lengths=None, memory=None, **call):
+    """Reads segments of these lengths; returns states and the last memory."""
+    states = []
+    bounds = np.cumsum([0, *(lengths or [ids.shape[1]])])
+    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        inputs = {"token_ids": ids[:, start:end]}
+        if backbone.vocabulary_size is None:
+            inputs = {"embeddings": EMBEDDINGS[ids[:, start:end]]}
+        hidden, memory = backbone(**inputs, memory=memory, **call)
+        states.append(hidden)
+    return tf.concat(states, axis=1).numpy(), memory
+
+
+def differ(one, other):
+    """Whether each row has a number that is another."""
+    return np.abs(one - other).max(axis=(1, 2)).min() > 1e-4
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_later_token_changes_nothing_before_it(name):
+    backbone = backbone_of(name)
+    ids = random_ids(B, T)
+    before, _ = read(backbone, ids)
+    for t in range(T):
+        changed = ids.copy()
+        changed[:, t] = (changed[:, t] + 1) % V
+        difference = np.abs(read(backbone, changed)[0] - before).max(-1)
+        np.testing.assert_array_equal(difference[:, :t], 0)
+        assert (difference[:, t:] > 1e-4).all()
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_a_text_may_be_cut_anywhere(name):
+    backbone = backbone_of(name, num_layers=2)
+    ids = random_ids(B, 7)  # the last token sees the 6 before it
+    expected, end = read(backbone, ids)
+    for lengths in ([3, 4], [1] * 7):
+        found, memory = read(backbone, ids, lengths)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        np.testing.assert_array_equal(memory.valid_length, end.valid_length)
+        for one, other in zip(memory.states, end.states, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+    assert differ(read(backbone, ids[:, 3:])[0], expected[:, 3:])
+
+
+@pytest.mark.parametrize("name", [*KINDS, "embeddings", "zeros"])
+def test_a_row_that_is_reset_is_as_fresh_and_leaves_the_others(name):
+    backbone = backbone_of(name)
+    ids = random_ids(B, 2 * T)
+    _, memory = read(backbone, ids[:, :T])
+    reset = np.array([False, True, True, False])
+    found = read(backbone, ids[:, T:], memory=memory, reset=reset)
+    going_on = read(backbone, ids[:, T:], memory=memory)
+    fresh = read(backbone, ids[:, T:])
+    assert differ(fresh[0], going_on[0])
+    for rows, expected in ((reset, fresh), (~reset, going_on)):
+        np.testing.assert_allclose(found[0][rows], expected[0][rows], atol=1e-5)
+        np.testing.assert_array_equal(
+            found[1].valid_length[rows], expected[1].valid_length[rows]
+        )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_gradient_flows_through_memory(name):
+    backbone = backbone_of(name)
+    weights = [w.value for w in backbone.trainable_variables]
+    with tf.GradientTape() as tape:
+        _, memory = read(backbone, random_ids(B, T))
+        loss = tf.add_n([tf.reduce_sum(state) for state in memory.states])
+    assert all(g is None for g in tape.gradient(loss, weights))
+
+
+@pytest.mark.parametrize("name", [*KINDS, *ABSOLUTE])
+def test_dropout_is_a_function_of_seed_and_row(name):
+    backbone = backbone_of(name, dropout=0.3)
+    ids = np.tile(random_ids(1, T), (B, 1))
+    memory = None
+    if name in REMEMBERING:
+        _, memory = read(backbone, ids)
+
+    def run(rows=slice(None), first_row=0, seed=7, training=True):
+        return read(
+            backbone,
+            ids[rows],
+            memory=tf.nest.map_structure(
+                lambda x: None if x is None else x[rows], memory
+            ),
+            training=training,
+            dropout_seed=None if seed is None else tf.constant(seed, tf.uint32),
+            first_row=first_row,
+        )[0]
+
+    dropped = run()
+    assert differ(dropped[1:], dropped[:-1])  # rows of equal tokens
+    np.testing.assert_array_equal(run(), dropped)
+    some = slice(1, 3)
+    np.testing.assert_allclose(run(some, 1), dropped[some], atol=1e-5)
+    assert differ(run(some, 0), dropped[some])
+    assert differ(run(seed=8), dropped)
+    assert differ(run(seed=None), run(seed=None))
+    exact = run(training=False)
+    assert differ(exact, dropped)
+    np.testing.assert_array_equal(run(seed=None, training=False), exact)
+
+
+@pytest.mark.parametrize("name", ["lstm", "xlnet", "al_rfou"])
+def test_compiled_by_xla_is_the_same(name):
+    backbone = backbone_of(name, dropout=0.3)
+    ids = tf.constant(random_ids(B, T))
+    memory = read(backbone, ids)[1] if name in REMEMBERING else None
+
+    def run(ids, memory):
+        return backbone(
+            ids,
+            memory=memory,
+            training=True,
+            dropout_seed=tf.constant(5, tf.uint32),
+        )
+
+    compiled = tf.function(run, jit_compile=True)(ids, memory)
+    for found, expected in zip(
+        tf.nest.flatten(compiled),
+        tf.nest.flatten(run(ids, memory)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "embeddings", *ABSOLUTE])
+def test_half_precision_reads_memory_of_its_own_dtype(name):
+    exact = backbone_of(name)
+    low = backbone_of(name, dtype="mixed_bfloat16")
+    low.set_weights(exact.get_weights())
+    ids = random_ids(B, 2 * T)
+    lengths = [T, T] if name in REMEMBERING else None
+    expected, _ = read(exact, ids, lengths)
+    found, memory = read(low, ids, lengths)
+    assert {found.dtype.name, memory.states[-1].dtype.name} == {"bfloat16"}
+    scale = max(1, np.abs(expected).max())
+    np.testing.assert_allclose(
+        found.astype("float32"), expected, atol=0.1 * scale
+    )
+
+
+SIZES = {
+    "vocabulary_size": 13,
+    "num_layers": 2,
+    "hidden_dim": 10,
+    "dropout": 0.1,
+    "initializer_stddev": 0.5,
+}
+OF_ATTENTION = {
+    **SIZES,
+    "num_heads": 3,
+    "intermediate_dim": 7,
+    "head_dim": 4,
+    "memory_length": 5,
+    "attention_dropout": 0.2,
+    "clamp_length": 6,
+    "layer_norm_epsilon": 1e-6,
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "config"),
+    [
+        (LSTMBackbone, {**SIZES, "cutoffs": [4, 9], "div_val": 2}),
+        (
+            TransformerXLBackbone,
+            {
+                **OF_ATTENTION,
+                "same_length": True,
+                "tie_attention_biases": False,
+                "normalize_first": True,
+                "normalize_output": True,
+                "cold_start": "zeros",
+                "look_ahead": 2,
+                "memory_source": "outputs",
+                "stateful": True,
+            },
+        ),
+        (
+            XLNetBackbone,
+            {**OF_ATTENTION, "reuse_length": 3, "attention_type": "uni"},
+        ),
+    ],
+)
+def test_every_setting_is_saved(make, config, tmp_path):
+    backbone = make(**config)
+    stored = backbone.get_config()
+    assert {name: stored[name] for name in config} == config
+    backbone.save(tmp_path / "backbone.keras")
+    loaded = keras.saving.load_model(tmp_path / "backbone.keras")
+    assert loaded.get_config() == stored
+    ids = random_ids(B, T)
+    np.testing.assert_allclose(loaded(ids)[0], backbone(ids)[0], atol=1e-6)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from script_flags import flags_of
 
-from txl_keras.models.presets import names
+from txl_keras.models.presets import PRESETS
 from txl_keras.scripts import model_flags
 from txl_keras.scripts import training_flags
 
@@ -63,7 +63,7 @@ def lines_of(name):
     return (CONFIGS / f"{name}.flags").read_text("utf-8").splitlines()
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", [*PRESETS])
 def test_a_config_of_a_preset_says_how_it_was_run(name):
     folder = "beyond/" if name.endswith("compressive") else ""
     lines = lines_of(folder + name)

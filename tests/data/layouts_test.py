@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from txl_keras.data import layouts
-from txl_keras.data.layouts import DocumentSegments
 from txl_keras.data.layouts import Roll
 from txl_keras.data.layouts import Sequential
 from txl_keras.data.layouts import Shuffle
@@ -124,8 +123,8 @@ def test_shuffle_has_all_documents_once_in_an_order_of_the_epoch():
 def test_whole_segments_are_scored_once_after_those_before_them(
     warmup, batch_size, num_tokens
 ):
-    segments = DocumentSegments(np.zeros(1, int), num_tokens, 4)
-    layout = WholeSegments(segments, batch_size, False, warmup)
+    whole = np.zeros(1, int)
+    layout = WholeSegments(whole, num_tokens, batch_size, 4, False, warmup)
     rows = all_rows(layout)
     scored = []
     for row in range(batch_size):
@@ -143,7 +142,7 @@ def test_whole_segments_are_scored_once_after_those_before_them(
         assert len(read) - len(own) == min(warmup, own[0] // 4)
     assert scored == list(range(0, num_tokens - 1, 4))
     assert rows.counts[rows.scored].sum() == num_tokens - 1
-    longest = -(-segments.num_segments // batch_size)
+    longest = -(-layout.num_segments // batch_size)
     assert longest <= layout.steps_per_epoch <= longest + warmup
     # One row has nothing to warm up for.
     assert batch_size > 1 or layout.steps_per_epoch == longest
@@ -153,8 +152,7 @@ def test_whole_segments_are_scored_once_after_those_before_them(
 def test_rows_of_documents_are_reset_at_documents_and_where_they_begin(
     drop_remainder,
 ):
-    segments = DocumentSegments(DOCUMENTS, 60, 5)
-    layout = WholeSegments(segments, 5, drop_remainder)
+    layout = WholeSegments(DOCUMENTS, 60, 5, 5, drop_remainder)
     assert layout.steps_per_epoch == (2 if drop_remainder else 3)
     rows = all_rows(layout)
     # Segments 0 2 4 7 9 of 12 begin rows; 0 3 6 10 begin documents.
@@ -217,16 +215,12 @@ def test_too_few_tokens_are_refused_with_both_numbers(make, least):
 
 
 def test_too_few_segments_are_refused_with_both_numbers():
-    segments = DocumentSegments(DOCUMENTS, 60, 5)
     with pytest.raises(ValueError, match="has 12 segments, and 13 are needed"):
-        WholeSegments(segments, 13, drop_remainder=True)
-    assert (
-        WholeSegments(segments, 13, drop_remainder=False).steps_per_epoch == 1
-    )
+        WholeSegments(DOCUMENTS, 60, 13, 5, drop_remainder=True)
+    layout = WholeSegments(DOCUMENTS, 60, 13, 5, drop_remainder=False)
+    assert layout.steps_per_epoch == 1
     with pytest.raises(ValueError, match="has 0 segments, and 1 are needed"):
-        WholeSegments(
-            DocumentSegments(np.zeros(1, int), 1, 5), 2, drop_remainder=False
-        )
+        WholeSegments(np.zeros(1, int), 1, 2, 5, drop_remainder=False)
 
 
 @pytest.mark.parametrize(

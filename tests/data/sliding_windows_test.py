@@ -57,11 +57,6 @@ def test_every_token_is_predicted_once_from_those_before_it(
         assert len(inputs) == min(position, length - after)
 
 
-def test_the_last_token_of_a_window_has_all_of_it_with_a_stride_of_one():
-    found = predictions(SlidingWindows(TOKENS, 2, 7))
-    assert {len(inputs) for p, inputs in found.items() if p >= 7} == {7}
-
-
 def test_a_window_never_begins_before_its_document():
     windows = SlidingWindows(
         TOKENS, 2, 5, 2, documents=DOCUMENTS, reset_documents=True

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import io
-import itertools
 import json
 import os
 import shlex
@@ -20,7 +19,6 @@ import tensorflow as tf
 
 from txl_keras.data.corpora.files import renamed_when_complete
 from txl_keras.data.corpora.files import write_text
-from txl_keras.data.token_files import shard_paths
 from txl_keras.data.token_writer import Encoder
 from txl_keras.data.token_writer import Shard
 from txl_keras.data.token_writer import token_dtype
@@ -99,31 +97,22 @@ class Beam:
         paths = (os.path.join(self.folder, name) for name in names.values())
         return map(_read_result, paths)
 
-    def encode(self, corpus, tokenizer, folders):
-        """Encodes splits to files of ids in `folders`, a dict by split.
-
-        Returns the function `write_shards` of `write_tokens`.
-        """
+    def write_shards(self, corpus, split, tokenizer, paths):
+        """Encodes the sections of a split to files; yields their `Shard`s."""
         tokenizer_path = os.path.join(self.folder, "tokenizer.json")
         save_tokenizer(tokenizer, tokenizer_path)
-        items = {}
-        for split, folder in folders.items():
-            tf.io.gfile.makedirs(folder)
-            sections = corpus.sections(split)
-            paths = shard_paths(folder, len(sections))
-            for number, item in enumerate(zip(sections, paths, strict=True)):
-                items[f"{split}-{number}"] = item
+        items = {
+            f"{split}-{number}": item
+            for number, item in enumerate(
+                zip(corpus.sections(split), paths, strict=True)
+            )
+        }
         encode = functools.partial(_encode_section, tokenizer_path)
-        results = self.map("encode", encode, items)
-
-        def write_shards(corpus, split, tokenizer, paths):
-            for result in itertools.islice(results, len(paths)):
-                if "symbol" in result:
-                    raise UnknownSymbolError(**result)
-                documents = np.array(result.pop("documents"), np.int64)
-                yield Shard(**result, documents=documents)
-
-        return write_shards
+        for result in self.map("encode", encode, items):
+            if "symbol" in result:
+                raise UnknownSymbolError(**result)
+            documents = np.array(result.pop("documents"), np.int64)
+            yield Shard(**result, documents=documents)
 
     def _make_runner(self):
         create = _beam().runners.create_runner

@@ -187,7 +187,11 @@ class Shuffle(Sequential):
 
 
 class WholeSegments:
-    """Assigns segments `[r S // B, (r + 1) S // B)` of a list to row r.
+    """Assigns segments `[r S // B, (r + 1) S // B)` of the documents to row r.
+
+    Each document is divided into segments of T, the last one maybe shorter; a
+    text without documents is one. With a `seed`, the order of the documents
+    changes in every epoch.
 
     The content of a segment does not depend on B, only the row that reads it
     does. With `warmup_segments`, a row first reads that many segments before
@@ -202,8 +206,7 @@ class WholeSegments:
     row 1                          (1)      2        3        4
     ```
 
-    >>> segments = DocumentSegments(np.zeros(1, int), 20, segment_length=4)
-    >>> layout = WholeSegments(segments, 2, False, warmup_segments=1)
+    >>> layout = WholeSegments(np.zeros(1, int), 20, 2, 4, False, 1)
     >>> layout.steps_per_epoch
     4
     >>> [layout.rows(0, step).starts.tolist() for step in (0, 1)]
@@ -212,20 +215,33 @@ class WholeSegments:
     [[False, False], [True, True]]
     """
 
-    def __init__(self, segments, batch_size, drop_remainder, warmup_segments=0):
-        num_segments = segments.num_segments
+    def __init__(
+        self,
+        documents,
+        num_tokens,
+        batch_size,
+        segment_length,
+        drop_remainder,
+        warmup_segments=0,
+        seed=None,
+    ):
+        self.lengths = (segment_length,)
+        self._documents = documents
+        self._document_lengths = document_lengths(documents, num_tokens)
+        # A document of n tokens has n - 1 predictions; one token has none.
+        sizes = -(-(self._document_lengths - 1) // segment_length)
+        self._order = Order(sizes, seed)
+        self.num_segments = int(sizes.sum(dtype=np.int64))
         needed = batch_size if drop_remainder else 1
         _check_enough(
-            num_segments, "segments", needed, batch_size, segments.length
+            self.num_segments, "segments", needed, batch_size, segment_length
         )
-        self.lengths = (segments.length,)
-        self._segments = segments
-        bounds = _split(num_segments, batch_size)
+        bounds = _split(self.num_segments, batch_size)
         self._first, self._last = bounds[:-1], bounds[1:]
         # The last row has the most segments before its own.
         self._warmup = min(warmup_segments, int(self._first[-1]))
         self._begin = np.maximum(self._first - self._warmup, 0)
-        shortest, more = divmod(num_segments, batch_size)
+        shortest, more = divmod(self.num_segments, batch_size)
         longest = shortest + (more > 0)
         self.steps_per_epoch = self._warmup + (
             shortest if drop_remainder else longest
@@ -235,43 +251,23 @@ class WholeSegments:
         """Returns the `Rows` of a step, counted from 0 within its epoch."""
         segment = self._first - self._warmup + step
         is_read = (segment >= self._begin) & (segment < self._last)
-        index = np.clip(segment, 0, self._segments.num_segments - 1)
-        starts, counts, is_first = self._segments.locate(epoch, index)
+        order, offsets = self._order.of_epoch(epoch)
+        index = np.clip(segment, 0, self.num_segments - 1)
+        place = np.searchsorted(offsets, index, "right") - 1
+        document = order[place]
+        (length,) = self.lengths
+        done = (index - offsets[place]) * length
+        left = self._document_lengths[document] - 1 - done
         return Rows(
-            starts,
-            np.where(is_read, counts, 0),
+            self._documents[document] + done,
+            np.where(is_read, np.minimum(length, left), 0),
             segment >= self._first,
-            is_read & (is_first | (segment == self._begin)),
+            is_read & ((done == 0) | (segment == self._begin)),
         )
 
     def spans(self, epoch, start, stop):
         """Returns the token ranges of `[start, stop)` of the stream."""
         return [(start, stop)]
-
-
-class DocumentSegments:
-    """Divides each document into segments of T, the last one maybe shorter."""
-
-    # With a `seed` the order of the documents changes in every epoch.
-
-    def __init__(self, documents, num_tokens, segment_length, seed=None):
-        self.length = segment_length
-        self._documents = documents
-        self._document_lengths = document_lengths(documents, num_tokens)
-        # A document of n tokens has n - 1 predictions; one token has none.
-        sizes = -(-(self._document_lengths - 1) // segment_length)
-        self._order = Order(sizes, seed)
-        self.num_segments = int(sizes.sum(dtype=np.int64))
-
-    def locate(self, epoch, segments):
-        """Returns per segment its start, size, and if it begins a document."""
-        order, offsets = self._order.of_epoch(epoch)
-        place = np.searchsorted(offsets, segments, "right") - 1
-        document = order[place]
-        done = (segments - offsets[place]) * self.length
-        left = self._document_lengths[document] - 1 - done
-        starts = self._documents[document] + done
-        return starts, np.minimum(self.length, left), done == 0
 
 
 class Order:

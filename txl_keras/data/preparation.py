@@ -186,18 +186,16 @@ def prepare(corpus, tokenizer, folder, splits=SPLITS, beam=None):
             for split, path in missing.items()
         }
         if beam is None:  # only Beam continues what a killed run has written
-            for folder in (f"{parent}/beam", *unfinished.values()):
-                _remove_folder(folder)
+            _remove_folder(f"{parent}/beam")
+            if not is_remote(parent):  # where another host may be writing
+                for place in unfinished.values():
+                    _remove_folder(place)
         try:
-            write_shards = None
             if missing and beam is not None:
                 beam = stack.enter_context(beam.working_in(f"{parent}/beam"))
-                write_shards = beam.encode(corpus, tokenizer, unfinished)
             for split, path in missing.items():
                 place = unfinished[split]
-                _write_split(
-                    corpus, split, tokenizer, path, place, write_shards
-                )
+                _write_split(corpus, split, tokenizer, path, place, beam)
                 del unfinished[split]
         except BaseException as error:
             # What Beam has finished is kept, unless the text is refused.
@@ -280,13 +278,11 @@ def _remove_folder(path):
         tf.io.gfile.rmtree(path)
 
 
-def _write_split(corpus, split, tokenizer, path, unfinished, write_shards):
+def _write_split(corpus, split, tokenizer, path, unfinished, beam):
     tf.io.gfile.makedirs(unfinished)
     try:
         corpus.check_unchanged()
-        metadata = write_tokens(
-            corpus, split, tokenizer, unfinished, write_shards
-        )
+        metadata = write_tokens(corpus, split, tokenizer, unfinished, beam)
         corpus.check_unchanged()
         metadata |= {"split": split, "tokenizer": tokenizer_hash(tokenizer)}
         if not metadata["num_tokens"]:

@@ -9,7 +9,6 @@ import numpy as np
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_token_ids
-from txl_keras.data.layouts import DocumentSegments
 from txl_keras.data.layouts import Roll
 from txl_keras.data.layouts import Sequential
 from txl_keras.data.layouts import Shuffle
@@ -287,12 +286,14 @@ class Segments(StepBatches):
             if not self.reset_documents:  # the whole text is one
                 documents, num_tokens = np.zeros(1, int), max(num_tokens, 1)
             seed = self.seed if self.order == "shuffle" else None
-            segments = DocumentSegments(documents, num_tokens, length, seed)
             return WholeSegments(
-                segments,
+                documents,
+                num_tokens,
                 self.batch_size,
+                length,
                 self.drop_remainder,
                 self.warmup_segments,
+                seed,
             )
         if self.varlen:
             return VaryingLength(*sizes, self.seed)

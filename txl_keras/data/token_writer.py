@@ -16,11 +16,11 @@ from txl_keras.data.vocabulary import smallest_dtype
 DOCUMENTS_FILE = "documents.bin"
 
 
-def write_tokens(corpus, split, tokenizer, folder, write_shards=None):
+def write_tokens(corpus, split, tokenizer, folder, beam=None):
     """Encodes a split to files; returns their `PreparedSplit.metadata`."""
     # Each section of the text becomes one file. They are encoded on all cores,
-    # block by block, or by `write_shards`, which `Beam.encode` returns.
-    write_shards = write_shards or _write_shards
+    # block by block, or by the workers of Beam.
+    write_shards = _write_shards if beam is None else beam.write_shards
     paths = shard_paths(folder, len(corpus.sections(split)))
     num_tokens = num_documents = 0
     starts = np.zeros(0, np.int64)

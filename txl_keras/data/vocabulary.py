@@ -227,13 +227,8 @@ def choose_cutoffs(counts, num_cutoffs=3):
 
 def smallest_dtype(size):
     """Returns the smallest of uint8, uint16, int32 that holds `size` ids."""
-    return np.dtype(
-        np.uint8
-        if size <= 1 << 8
-        else np.uint16
-        if size <= 1 << 16
-        else np.int32
-    )
+    dtype = np.min_scalar_type(size - 1)
+    return dtype if dtype.itemsize < 4 else np.dtype(np.int32)
 
 
 def _check_symbols(symbols):

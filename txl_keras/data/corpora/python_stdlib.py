@@ -4,6 +4,7 @@ Real text that is available on every machine without a download. It depends on
 the Python version: compare results of one version only.
 """
 
+import contextlib
 import os
 import pathlib
 import sysconfig
@@ -62,8 +63,9 @@ def read_documents(stdlib):
     first_paths = {}
     for path in sorted(_source_files(stdlib)):
         text = (stdlib / path).read_bytes()
-        if text and _is_utf8(text):
-            first_paths.setdefault(text, path)
+        with contextlib.suppress(UnicodeDecodeError):
+            if text.decode("utf-8"):
+                first_paths.setdefault(text, path)
     return {path: text for text, path in first_paths.items()}
 
 
@@ -83,14 +85,6 @@ def _source_files(stdlib):
 
 def _is_skipped(name):
     return name in _SKIPPED_FOLDERS or name.startswith(_SKIPPED_PREFIXES)
-
-
-def _is_utf8(text):
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _select(documents, groups):

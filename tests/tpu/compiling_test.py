@@ -178,9 +178,6 @@ def test_replicas_are_those_of_tpu_strategy():
     assert tpu_type("v3-32").num_chips == 16
     with pytest.raises(ValueError, match="v3-512, v4-8.*tpu_type=v4-9"):
         tpu_type("v4-9")
-
-
-def test_a_tpu_of_another_type_is_told():
     tpu_types.check_replicas(tpu_type("v3-8"), tpu_type("v2-8"))
     with pytest.raises(ValueError, match="v3-32 has 32 replicas.*with 1 rep"):
         tpu_types.check_replicas(tpu_type("v3-32"), STRATEGY)

@@ -85,7 +85,14 @@ def context_losses(
     windows = np.stack([tokens[t - longest : t + 1] for t in positions])
     check_token_ids("tokens", windows, model.backbone.vocabulary_size)
     scorer = _WindowScorer(model, batch_size, segment_length, memory_length)
-    losses = _output(out, (len(context_lengths), len(positions)))
+    shape = len(context_lengths), len(positions)
+    losses = np.full(shape, np.nan, np.float32) if out is None else out
+    received = np.shape(losses), getattr(losses, "dtype", type(out))
+    if received != (shape, np.float32):
+        raise ValueError(
+            f"`out` must be a float32 array of shape {shape}. Received: shape "
+            f"{received[0]}, dtype {received[1]}"
+        )
     done = 0
     for row, length in zip(losses, context_lengths, strict=True):
         if np.isfinite(row).all():
@@ -222,16 +229,3 @@ def _check_contexts(context_lengths, positions, num_tokens):
             f"tokens. Received: positions from {first} to {last}"
         )
     return longest
-
-
-def _output(out, shape):
-    """Returns the array to fill: `out` after checks, or a new one of NaN."""
-    if out is None:
-        return np.full(shape, np.nan, np.float32)
-    received = np.shape(out), getattr(out, "dtype", type(out))
-    if received != (shape, np.float32):
-        raise ValueError(
-            f"`out` must be a float32 array of shape {shape}. Received: shape "
-            f"{received[0]}, dtype {received[1]}"
-        )
-    return out

@@ -114,7 +114,14 @@ class Evaluator:
         check_sizes(segments, self._batch_size, self._segment_length)
         if token_nll is not None:
             check_token_nll(token_nll, segments)
-            self._check_one_worker()
+            if isinstance(
+                self._strategy, tf.distribute.MultiWorkerMirroredStrategy
+            ):
+                raise ValueError(
+                    "`token_nll` must be None with several workers: each "
+                    "worker computes only the scores of its own replicas. "
+                    "Received: a MultiWorkerMirroredStrategy"
+                )
             token_nll[:] = np.nan
 
         def on_results(first, done, results):
@@ -194,16 +201,6 @@ class Evaluator:
         weights = batch["weights"]
         sums = tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
         return nll, sums, entries
-
-    def _check_one_worker(self):
-        if isinstance(
-            self._strategy, tf.distribute.MultiWorkerMirroredStrategy
-        ):
-            raise ValueError(
-                "`token_nll` must be None with several workers: each worker "
-                "computes only the scores of its own replicas. Received: a "
-                "MultiWorkerMirroredStrategy"
-            )
 
 
 def check_sizes(segments, batch_size, segment_length):

@@ -40,7 +40,12 @@ def create_token_file(path, num_tokens):
             "`token_nll` must be a local file, because its numbers are "
             f"not written in order. Received: {path}"
         )
-    if os.path.isfile(path) and not _is_array(path):
+    magic = np.lib.format.MAGIC_PREFIX
+    is_other = False
+    if os.path.isfile(path):
+        with open(path, "rb") as file:
+            is_other = file.read(len(magic)) != magic
+    if is_other:
         raise ValueError(
             "`token_nll` must be a new file, or one of NumPy to replace. "
             f"Received: {path}, which is another file"
@@ -50,13 +55,6 @@ def create_token_file(path, num_tokens):
         array = np.lib.format.open_memmap(unfinished, mode="r+")
         yield array
         array.flush()
-
-
-def _is_array(path):
-    with open(path, "rb") as file:
-        return file.read(len(np.lib.format.MAGIC_PREFIX)) == (
-            np.lib.format.MAGIC_PREFIX
-        )
 
 
 def _write_empty(path, unfinished, num_tokens):

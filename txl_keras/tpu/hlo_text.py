@@ -27,7 +27,7 @@ _ARRAY = re.compile(
 def collectives(text):
     """Counts the collective instructions of an HLO module and their bytes."""
     found = {}
-    for _, _, body in _computations(text):
+    for _, _, body in _COMPUTATION.findall(text):
         for kind, given, received in _instructions(body):
             kind = kind.removesuffix("-start")
             if kind in _COLLECTIVES:
@@ -57,15 +57,12 @@ def bytes_moved(text):
     # The loop is the one that moves most (zeros without a loop). Operands and
     # results are padded to their tiles; an operand that is read in part counts
     # in full. Hence only ratios of these counts are meaningful.
-    bodies = {name: body for _, name, body in _computations(text)}
-    (entry,) = (body for first, _, body in _computations(text) if first)
+    computations = _COMPUTATION.findall(text)
+    bodies = {name: body for _, name, body in computations}
+    (entry,) = (body for first, _, body in computations if first)
     found = re.findall(r" while\(.*?body=%?([\w.-]+)", entry)
     per_loop = [_count_bytes_moved(bodies[name]) for name in found]
     return _count_bytes_moved(entry), max(per_loop, default=BytesMoved(0, 0))
-
-
-def _computations(text):
-    return _COMPUTATION.findall(text)
 
 
 def _instructions(body):

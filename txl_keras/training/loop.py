@@ -113,7 +113,9 @@ class TrainingLoop:
         self.progress.start(step)
         self.plan.count_seconds()
         with self._closing():
-            if self._lacks_score(step):
+            # A run may have been stopped before this score.
+            is_due = step > 0 and self._is_due(step, self.eval_every)
+            if is_due and step not in self._scores():
                 if not self._score(step):
                     return False
                 self._show(step)
@@ -258,12 +260,6 @@ class TrainingLoop:
         self.progress.update({**metrics, **speed})
         speed["device_memory_bytes"] = device_memory()
         self._write(lambda: self.tensorboard.write({**metrics, **speed}))
-
-    def _lacks_score(self, step):
-        """Returns whether a run was stopped before validation at this step."""
-        if step == 0 or not self._is_due(step, self.eval_every):
-            return False
-        return step not in self._scores()
 
     def score_at(self, step):
         """Returns the validation score of a step, from metrics.jsonl."""

@@ -151,10 +151,6 @@ TORCH_FILES = {
         zipped(state(a=tensor((10**6, 10**6), (0, 0)))),
         "does not fit its configuration",
     ),
-    "frequencies of stride 0": (
-        zipped(state(**{"pos_emb.inv_freq": tensor((10**6, 10**6), (0, 0))})),
-        "pos_emb.inv_freq must hold the",
-    ),
     "tensor beyond its numbers": (
         zipped(state(a=tensor((1001,), (1,)))),
         "the tensor 'a' is damaged",

@@ -127,7 +127,7 @@ def weight_shapes(config, model_class, path, max_layers):
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"The model in {path} does not describe a {model_class.__name__}: "
-            f"{error}"
+            f"{str(error)[-500:]}"
         ) from error
     finally:
         random.setstate(state)
@@ -145,9 +145,20 @@ def backbone_config(config):
 
 def _arguments(content, arguments, model_class, field, path):
     """Returns the arguments in a field, whose values the constructor checks."""
-    known = {*inspect.signature(model_class).parameters}
-    known |= {"name", "trainable", "dtype"}
+    parameters = inspect.signature(model_class).parameters
+    known = {*parameters, "name", "trainable", "dtype"}
     check_known(arguments, known, f"{path} is damaged: its field `{field}`")
+    for name, parameter in parameters.items():
+        has_default = parameter.default is not parameter.empty
+        is_named = parameter.kind == parameter.POSITIONAL_OR_KEYWORD
+        if (
+            is_named
+            and not has_default
+            and name not in {*arguments, "backbone"}
+        ):
+            raise ValueError(
+                f"{path} is damaged: it has no field `{field}.{name}`"
+            )
     for name, value in arguments.items():
         if type(value) is int:
             # No weight depends on lengths of memory.

@@ -118,38 +118,6 @@ def test_keras_layer(tmp_path, kind, with_memory, config):
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "own"),
-    [
-        ("causal", {}),
-        (
-            "relative",
-            {
-                "content_attention_bias": (N, H),
-                "positional_attention_bias": (N, H),
-                "position": (D, N, H),
-            },
-        ),
-        (
-            "shaw",
-            {
-                "content_attention_bias": (N, H),
-                "position_keys": (P, N, H),
-                "position_biases": (P, N),
-            },
-        ),
-    ],
-)
-def test_weights_have_these_shapes(kind, own):
-    projections = {name: (D, N, H) for name in ("query", "key", "value")}
-    weights = by_name(attention(kind))
-    assert {name: w.shape for name, w in weights.items()} == {
-        **projections,
-        **own,
-        "output": (N, H, D),
-    }
-
-
 @every_kind
 @pytest.mark.parametrize("memory_length", [M, 2, 1, 0, None])
 def test_equals_the_definition(kind, memory_length):

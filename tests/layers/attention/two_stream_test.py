@@ -147,20 +147,6 @@ def test_keras_layer(tmp_path):
     )
 
 
-def test_weights_have_these_shapes():
-    assert {name: w.shape for name, w in by_name(attention()).items()} == {
-        "content_attention_bias": (N, H),
-        "positional_attention_bias": (N, H),
-        "segment_attention_bias": (N, H),
-        "segment_embeddings": (2, N, H),
-        "query": (D, N, H),
-        "key": (D, N, H),
-        "value": (D, N, H),
-        "position": (D, N, H),
-        "output": (D, N, H),
-    }
-
-
 @pytest.mark.parametrize("clamp_length", [None, 2])
 def test_equals_the_paper_with_everything(clamp_length):
     assert_equals_loops(inputs(), clamp_length=clamp_length)

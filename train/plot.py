@@ -25,6 +25,9 @@ positions        loss by position in the segment, averaged over groups of
                  predict (context fragmentation)
 attention        attention maps of one segment over itself and memory, in the
                  middle of the text
+attention_by_distance
+                 mean attention of --num_positions queries to the keys before
+                 them, by distance: appendix D of the paper
 recl             relative effective context lengths, which `txl recl` measures;
                  --numbers is the file that it wrote
 
@@ -51,11 +54,13 @@ from txl_keras.data import Segments
 from txl_keras.evaluation.attention_maps import attention_maps_at
 from txl_keras.evaluation.attention_maps import check_attends
 from txl_keras.evaluation.attention_maps import check_heads
+from txl_keras.evaluation.attention_maps import mean_attention_by_distance
 from txl_keras.evaluation.context_losses import context_losses
 from txl_keras.evaluation.context_losses import spread_positions
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import segments_in_memory
 from txl_keras.evaluation.plots import FORMATS
+from txl_keras.evaluation.plots import plot_attention_by_distance
 from txl_keras.evaluation.plots import plot_attention_maps
 from txl_keras.evaluation.plots import plot_learning_curves
 from txl_keras.evaluation.plots import plot_losses
@@ -77,10 +82,12 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_enum(
     "picture", None,
-    ["learning_curves", "context_losses", "positions", "attention", "recl"],
+    ["learning_curves", "context_losses", "positions", "attention",
+     "attention_by_distance", "recl"],
     "The picture to draw: loss by step (learning_curves), by context length "
     "(context_losses) or by position in the segment (positions); attention "
-    "maps (attention), or effective context lengths (recl).",
+    "maps (attention), attention by distance (attention_by_distance), or "
+    "effective context lengths (recl).",
     required=True,
 )  # fmt: skip
 flags.DEFINE_string(
@@ -110,19 +117,24 @@ flags.DEFINE_integer(
 for _name in ("layers", "heads"):
     flags.DEFINE_list(
         _name, None,
-        f"{_name.capitalize()} to show in attention, counted from 0. Default: "
-        "all.",
+        f"{_name.capitalize()} to show in attention and attention_by_distance, "
+        "counted from 0. Default: all.",
     )  # fmt: skip
 
 # Flags that only some pictures use.
 _ONLY_FOR = {
     "x_axis": ("learning_curves",),
     "context_lengths": ("context_losses",),
-    "num_positions": ("context_losses",),
-    "memory_length": ("context_losses", "positions", "attention"),
+    "num_positions": ("context_losses", "attention_by_distance"),
+    "memory_length": (
+        "context_losses",
+        "positions",
+        "attention",
+        "attention_by_distance",
+    ),
     "max_eval_tokens": ("positions",),
-    "layers": ("attention",),
-    "heads": ("attention",),
+    "layers": ("attention", "attention_by_distance"),
+    "heads": ("attention", "attention_by_distance"),
 }
 # Flags that say what to measure.
 _MEASURED_BY = (
@@ -450,6 +462,36 @@ def _measure_attention(runs, tokenizer, split):
     return {}
 
 
+def _measure_attention_by_distance(runs, _, split):
+    for run in runs:
+        check_attends(run.model)
+        check_heads(run.model.backbone, *_layers_and_heads(run))
+        length = run.segment_length
+        starts = spread_positions(
+            len(split.tokens) - length + 1,
+            -(-FLAGS.num_positions // length),
+            max(1, length * _segments_in_memory(run)),
+        )
+        layers, heads = _layers_and_heads(run)
+        with _progress(run, len(starts), "segment") as show:
+            means = mean_attention_by_distance(
+                run.model,
+                split.tokens,
+                starts,
+                length,
+                run.memory_length,
+                FLAGS.batch_size,
+                show,
+            )
+        run.facts |= {
+            "layers": layers,
+            "heads": heads,
+            "num_segments": len(starts),
+            "attention": means[layers][:, heads].tolist(),
+        }
+    return {}
+
+
 def _progress(run, total, unit):
     return progress_bar(total, unit, run.facts["label"])
 
@@ -499,6 +541,10 @@ def _draw_attention(numbers, path):
     plot_attention_maps(numbers["models"], path, numbers["unit"])
 
 
+def _draw_attention_by_distance(numbers, path):
+    plot_attention_by_distance(numbers["models"], path, numbers["unit"])
+
+
 def _draw_recl(numbers, path):
     results = {
         model["label"]: {result["top_r"]: result for result in model["recl"]}
@@ -519,6 +565,10 @@ _PICTURES = {
     ),
     "attention": (
         functools.partial(_measure_text, _measure_attention), _draw_attention
+    ),
+    "attention_by_distance": (
+        functools.partial(_measure_text, _measure_attention_by_distance),
+        _draw_attention_by_distance,
     ),
     "recl": (None, _draw_recl),
 }  # fmt: skip

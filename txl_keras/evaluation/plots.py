@@ -206,6 +206,33 @@ def plot_attention_maps(models, path, unit="token"):
     _save(figure, path)
 
 
+def plot_attention_by_distance(models, path, unit="token"):
+    """Plots mean attention by distance, one row per head, as appendix D."""
+    # A model has a `label`; `layers` and `heads`, their numbers; and
+    # `attention` of `(layers, heads, S)`, the nearest key first.
+    attention = [np.asarray(m["attention"]) for m in models]
+    heights = [max(2, 0.15 * a[..., 0].size) for a in attention]
+    figure = Figure(figsize=(8, sum(heights) + 1), layout="constrained")
+    grid = figure.subplots(
+        len(models), squeeze=False, gridspec_kw={"height_ratios": heights}
+    )[:, 0]
+    for axes, model, of_model in zip(grid, models, attention, strict=True):
+        num_heads, num_keys = of_model.shape[1:]
+        image = axes.imshow(
+            of_model.reshape(-1, num_keys)[:, ::-1],
+            extent=(1 - num_keys - 0.5, 0.5, len(model["layers"]), 0),
+            norm=LogNorm(1e-4, 1),
+            aspect="auto",
+            interpolation="nearest",
+        )
+        places = np.arange(len(model["layers"])) + 0.5
+        axes.set_yticks(places, [f"layer {i}" for i in model["layers"]])
+        axes.set_title(f"{model['label']}, {num_heads} heads per layer")
+        axes.set_xlabel(f"key, {unit}s from the query")
+    figure.colorbar(image, ax=grid, label="mean probability", extend="min")
+    _save(figure, path)
+
+
 def _draw_map(axes, attention, tokens):
     """Draws a map `(T, S)` with its tokens and returns the image."""
     length, num_keys = attention.shape

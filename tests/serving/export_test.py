@@ -1,6 +1,5 @@
 import concurrent.futures
 import json
-import os
 
 import numpy as np
 import pytest
@@ -652,23 +651,29 @@ def test_a_path_may_be_an_object(tmp_path):
             check_path(wrong)
 
 
-def test_only_an_older_savedmodel_is_replaced(tmp_path):
+@pytest.mark.large
+def test_only_an_older_savedmodel_is_replaced(model, tmp_path, monkeypatch):
     path = tmp_path / "1"
     path.mkdir()
-    for name in ("notes.txt", "saved_model.pb"):  # that of another program
-        (path / name).write_text("mine")
-        with pytest.raises(ValueError, match=f"path=.*{name}"):
-            check_path(path)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="path="):
+        export(model, str(path))
+    assert (path / "notes.txt").read_text() == "mine"
+    (path / "saved_model.pb").write_text("an older one")
+    with pytest.raises(ValueError, match="path="):
+        export(model, str(path))  # that of another program
     (path / "assets").mkdir()
     (path / "assets/settings.json").write_text("{}")
     # Whatever goes wrong, the older one stays.
-    with pytest.raises(ZeroDivisionError), export_folder(path, {}):
-        raise ZeroDivisionError
-    assert (path / "saved_model.pb").read_text() == "mine"
-    with export_folder(path, {}):
-        pass
-    assert os.listdir(path) == ["assets"]
-    assert os.listdir(tmp_path) == ["1"]
+    monkeypatch.setattr(tf.io.gfile, "copy", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export(model, str(path), num_slots=0, assets={"a": __file__})
+    assert (path / "saved_model.pb").read_text() == "an older one"
+    monkeypatch.undo()
+    export(model, str(path), num_slots=0)
+    assert not (path / "notes.txt").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+    assert "serving_default" in tf.saved_model.load(str(path)).signatures
 
 
 @pytest.mark.large

@@ -24,8 +24,9 @@ from txl_keras.data.vocabulary import NUM_CODE_POINTS
 # TensorFlow has strings only on the CPU. An accelerator would only add copies.
 _CPU = "CPU:0"
 _NEWLINE = ord("\n")
-# Unicode has promised never to assign it.
-_NO_CHARACTER = "\U0010fffe"
+_SIGMA = ord("Σ")
+# How a character affects a sigma next to it: see `_LowerCase`.
+_OTHER, _CASED, _IGNORED = range(3)
 
 
 def graph_tokenizer(tokenizer):
@@ -114,7 +115,7 @@ class _GraphWordTokenizer(GraphTokenizer):
         super().__init__(tokenizer)
         self._line_start = tokenizer.line_start or ""
         self._line_end = tokenizer.line_end or ""
-        self._lower_case = tokenizer.lower_case
+        self._lower_case = _LowerCase() if tokenizer.lower_case else None
         unknown_id = tokenizer.unknown_id
         symbols = [word.encode() for word in tokenizer.vocabulary.symbols]
         self._table = tf.lookup.StaticHashTable(
@@ -133,8 +134,8 @@ class _GraphWordTokenizer(GraphTokenizer):
 
     def _words(self, text):
         """Splits strings `(B,)` into ragged words and marks of lines."""
-        if self._lower_case:
-            text = _lower_case(text)
+        if self._lower_case is not None:
+            text = self._lower_case(text)
         # No line starts after a newline at the end of a text.
         body = tf.strings.regex_replace(text, r"\n\z", "")
         end = tf.where(body == text, "", f" {self._line_end}")
@@ -192,19 +193,50 @@ _GRAPH_TOKENIZERS = {
 }
 
 
-def _lower_case(text):
-    """Converts strings `(B,)` of valid UTF-8 to lower case, as `str.lower`."""
-    # TensorFlow would drop what follows a null character, and in a Turkish
-    # locale convert "I" into a dotless i. Its version of Unicode may lack
-    # letters of the newest scripts, which then stay as they are.
-    for character, other in (
-        (r"\x00", _NO_CHARACTER),
-        ("I", "i"),
-        ("İ", "İ".lower()),
-    ):
-        text = tf.strings.regex_replace(text, character, other)
-    text = tf.strings.lower(text, "utf-8")
-    return tf.strings.regex_replace(text, _NO_CHARACTER, "\0")
+class _LowerCase:
+    """Converts text to lower case exactly as `str.lower`, on every machine.
+
+    `tf.strings.lower` drops what follows a null character, uses another version
+    of Unicode, and in a Turkish locale converts "I" into a dotless i.
+
+    Every character is converted on its own, except for a capital sigma. It
+    becomes a final sigma if a cased character precedes it and none follows.
+    Ignored characters, such as accents, are skipped.
+    """
+
+    def __init__(self):
+        upper, lower, starts, kinds = _case_tables()
+        self._upper = _SortedKeys(upper)
+        self._lower = _constant([text.encode() for text in lower])
+        self._starts = tf.constant(starts, tf.int32)
+        self._kinds = tf.constant(kinds, tf.int32)
+
+    def __call__(self, text):
+        """Converts strings `(B,)` of valid UTF-8 to lower case."""
+        code_points = tf.strings.unicode_decode(text, "UTF-8")
+        rows = code_points.value_rowids()
+        code_points = code_points.values
+        indices, is_upper = self._upper.find(code_points)
+        texts = tf.strings.unicode_split(text, "UTF-8").values
+        texts = tf.where(is_upper, tf.gather(self._lower, indices), texts)
+        texts = tf.where(self._is_final_sigma(code_points, rows), "ς", texts)
+        return tf.strings.unsorted_segment_join(texts, rows, tf.size(text))
+
+    def _is_final_sigma(self, code_points, rows):
+        indices = tf.searchsorted(self._starts, code_points, side="right") - 1
+        kinds = tf.gather(self._kinds, indices)
+        kept = tf.where(kinds != _IGNORED)
+        is_cased = tf.gather_nd(kinds, kept) == _CASED
+        rows = tf.gather_nd(rows, kept)
+        is_same_row = rows[1:] == rows[:-1]
+        no = tf.constant([False])
+        follows = tf.concat([no, is_cased[:-1] & is_same_row], 0)
+        precedes = tf.concat([is_cased[1:] & is_same_row, no], 0)
+        is_sigma = tf.gather_nd(code_points, kept) == _SIGMA
+        # Without any character, both have one value too many.
+        size = tf.size(is_sigma)
+        is_final = is_sigma & follows[:size] & ~precedes[:size]
+        return tf.scatter_nd(kept, is_final, tf.shape(kinds, tf.int64))
 
 
 class _SortedKeys:
@@ -223,6 +255,27 @@ class _SortedKeys:
         """Returns the indices of int32 values `(n,)`, and which were found."""
         i = tf.minimum(tf.searchsorted(self._keys, values), self._last)
         return tf.gather(self._indices, i), tf.gather(self._keys, i) == values
+
+
+@functools.cache
+def _case_tables():
+    """Returns the tables of `_LowerCase` for the Unicode version of Python."""
+    # These are lists of the code points that change and of their lower case,
+    # and arrays of the starts of ranges of equal kind and of their kinds.
+    characters = [chr(i) for i in range(NUM_CODE_POINTS)]
+    upper = [c for c in characters if c.lower() != c]
+    kinds = np.array([_kind(c) for c in characters])
+    starts = np.append(0, 1 + np.flatnonzero(np.diff(kinds)))
+    lower = [c.lower() for c in upper]
+    return [ord(c) for c in upper], lower, starts, kinds[starts]
+
+
+def _kind(character):
+    """Derives the kind of a character from `str.lower`, the only way."""
+    if not f"A{character}Σ".lower().endswith("ς"):
+        return _OTHER
+    is_cased = f"1{character}Σ".lower().endswith("ς")
+    return _CASED if is_cased else _IGNORED
 
 
 @functools.cache

@@ -12,7 +12,6 @@ from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.evaluation.evaluator import warmup_segments
 from txl_keras.evaluation.permutation_evaluator import PermutationEvaluator
 from txl_keras.evaluation.recl import effective_context_lengths
-from txl_keras.evaluation.recl import relative_gains
 from txl_keras.evaluation.report import learning_curve
 from txl_keras.evaluation.report import position_curve
 from txl_keras.evaluation.report import segment_position_losses
@@ -33,7 +32,6 @@ __all__ = [
     "learning_curve",
     "mean_attention_by_distance",
     "position_curve",
-    "relative_gains",
     "segment_position_losses",
     "spread_positions",
     "surprise_page",

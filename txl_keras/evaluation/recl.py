@@ -22,8 +22,8 @@ def effective_context_lengths(
     """Computes the RECL of each model: the longest context that still helps.
 
     This is the search of appendix C. Starting from the shortest length, c
-    grows by a constant step Delta while `g_i(c, c + Delta)` of
-    `relative_gains` is at least the threshold. The RECL is the first c at
+    grows by a constant step Delta while the relative gain in perplexity,
+    `g_i(c, c + Delta)`, is at least the threshold. The RECL is the first c at
     which the gain is below the threshold.
 
     The result is only a bound at either end of the measured lengths. If the
@@ -80,8 +80,8 @@ def effective_context_lengths(
     ]
 
 
-def relative_gains(short, long, top_r=1.0):
-    """Computes the relative gain `g_i(c, c')` of each model of a group.
+def _gains(short, long, top_r):
+    """Returns the relative gains and their standard errors, `(2, G)`.
 
     With the loss `l_i(c, t)` of model i at token t, given the c tokens before
     it, appendix C defines
@@ -92,31 +92,8 @@ def relative_gains(short, long, top_r=1.0):
 
     where T are the positions with the largest b(c, t). A loss above the
     baseline gives no gain, because another model reaches the baseline with
-    less context.
-
-    Args:
-        short, long: Float arrays of shape `(G, P)`, `l_i(c, t)` and
-            `l_i(c', t)` in nats.
-        top_r: Float in `(0, 1]`, the share of positions in T. T has at least
-            one position.
-
-    Returns:
-        float64 array of shape `(G,)`, each in `[0, 1)`.
-
-    Example: With long context, the loss of the first model at one of the two
-    tokens is log(2) below the baseline, so the perplexity falls by a factor of
-    the square root of 2.
-
-    >>> short = np.log([[8.0, 4.0], [4.0, 4.0]])
-    >>> long = np.log([[2.0, 9.0], [4.0, 4.0]])
-    >>> relative_gains(short, long).round(4).tolist()
-    [0.2929, 0.0]
+    less context. `short` and `long`, `(G, P)`, are `l_i(c, t)`, `l_i(c', t)`.
     """
-    return _gains(short, long, top_r)[0]
-
-
-def _gains(short, long, top_r):
-    """Returns the relative gains and their standard errors, `(2, G)`."""
     short, long = np.asarray(short, float), np.asarray(long, float)
     baseline = short.min(axis=0)  # b(c, t), [P]
     # The top-r positions by b(c, t); ties: first.

@@ -398,7 +398,7 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     def check_remembers(self, memory_length):
         """Raises `ValueError` if the model cannot have such a memory."""
-        received = f"memory_length={memory_length}"
+        received = f"memory_length={check_memory_length(memory_length)}"
         check_remembers(self.attention_type, memory_length, received)
         if self.compression is not None and memory_length < 1:
             raise ValueError(

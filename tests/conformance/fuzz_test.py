@@ -1,0 +1,349 @@
+"""Calls with one wrong argument: an error names it, or the result is right.
+
+Readers, tokenizers, generation, evaluation and loaders are called with good
+arguments, then with one of them changed. What comes back must be an error whose
+message has the name of that argument, or, where the change does not change what
+the argument means, the result of the good call. The settings of layers and
+models are in `settings_test.py`, their inputs in the tests of each.
+"""
+
+import collections
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_keras import checkpoints
+from txl_keras import data
+from txl_keras import evaluation
+from txl_keras import models
+from txl_keras import serving
+
+ERRORS = (
+    ValueError,
+    TypeError,
+    OSError,
+    NotImplementedError,
+    tf.errors.InvalidArgumentError,
+)
+V = 19
+
+
+@dataclasses.dataclass
+class Same:
+    """Marks a value that means what the good one does."""
+
+    value: object
+
+
+def outcomes_of(name, function, good, bad):
+    """Yields what comes of good arguments with one of them changed.
+
+    Args:
+        name: String, what is called.
+        function: Function of keyword arguments.
+        good: Dictionary of its arguments.
+        bad: Dictionary from the name of an argument to wrong values.
+
+    Yields:
+        One of "clear", "unclear", "right" and "silent", and a description.
+    """
+    expected = function(**good)
+    for argument, value in [(a, v) for a in bad for v in bad[a]]:
+        is_same = isinstance(value, Same)
+        changed = value.value if is_same else value
+        try:
+            result = function(**{**good, argument: changed})
+        except Exception as error:  # noqa: BLE001, of no kind expected
+            named = re.search(rf"\b{argument}\b", str(error))
+            is_clear = isinstance(error, ERRORS) and named and not is_same
+            kind = "clear" if is_clear else "unclear"
+            message = f"{type(error).__name__}: {error}"
+        else:
+            is_right = is_same and _are_equal(result, expected)
+            kind = "right" if is_right else "silent"
+            message = f"{result!s:.60}"
+        yield kind, f"{name}({argument}={changed!s:.40}): {message:.200}"
+
+
+def _are_equal(left, right):
+    left, right = tf.nest.flatten(left), tf.nest.flatten(right)
+    return len(left) == len(right) and all(
+        np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def integers(low=1):
+    """Returns what is no integer of at least `low`, nor `None`."""
+    return [low - 1, -3, 1.5, np.nan, "3", [3], True]
+
+
+SIZES = [*integers(), None]
+
+
+# === What is called: names, functions, good and wrong arguments ===
+
+
+def calls_of_data():
+    text = np.random.default_rng(0).integers(0, 200, 211).astype("int32")
+    yield (
+        "Segments",
+        lambda **arguments: data.Segments(**arguments).batch(0),
+        {
+            "tokens": text,
+            "batch_size": 3,
+            "segment_length": 5,
+            "drop_remainder": True,
+        },
+        {
+            "tokens": [
+                *(text + 0.5, text + 0j, text > 3, text[None], text[:2]),
+                *(-1 - text, text.astype("int64") + 2**40, "text", None, 5),
+                *(Same(text.astype("int64")), Same(text.astype("uint8"))),
+            ],
+            "batch_size": [*SIZES, 10**9],
+            "segment_length": [*SIZES, 10**9],
+            "order": ["random", None, 3],
+            "seed": integers(0),
+            "warmup_segments": [*integers(0), None],
+        },
+    )
+    yield (
+        "SlidingWindows",
+        lambda **arguments: data.SlidingWindows(**arguments).batch(0),
+        {"tokens": text, "batch_size": 3, "segment_length": 5},
+        {
+            "tokens": [text + 0.5, text[None], -1 - text, None],
+            "batch_size": SIZES,
+            "segment_length": SIZES,
+            "stride": [*SIZES, 6],
+        },
+    )
+    for tokenizer in (
+        data.ByteTokenizer(),
+        data.CharacterTokenizer("abc "),
+        data.WordTokenizer(["<eos>", "<unk>", "a", "b"]),
+    ):
+        name = type(tokenizer).__name__
+        wrong_texts = [5, None, 1.5, ["a"], np.arange(3), True, Same(b"a b")]
+        yield (
+            f"{name}.encode",
+            tokenizer.encode,
+            {"text": "a b"},
+            {"text": wrong_texts},
+        )
+        wrong_ids = [
+            *([0.5], [-1], [tokenizer.vocabulary_size], [2**40], [True]),
+            *(["1"], [[1, 2]], None, "ab", [np.nan], [1j]),
+        ]
+        yield (
+            f"{name}.decode",
+            tokenizer.decode,
+            {"ids": np.array([1, 2])},
+            {"ids": wrong_ids},
+        )
+    wrong_texts = [
+        *([[1.5]], [[2**40 + 5]], [[np.nan]], [[-1]], [[]], [], [["a"]]),
+        *(None, 5, [[[1, 2]]], [[True]], [[1j]]),
+        Same([np.array([1, 2], "uint8"), np.array([3])]),
+    ]
+    yield (
+        "pad_texts",
+        data.pad_texts,
+        {"token_ids": [[1, 2], [3]]},
+        {"token_ids": wrong_texts, "multiple_of": SIZES},
+    )
+    counts = np.arange(20_000, 0, -1)
+    wrong_counts = [
+        *(-counts, counts * np.nan, counts * 0, counts[None], counts + 0j),
+        *("counts", None, Same(counts.astype("float64"))),
+    ]
+    yield (
+        "choose_cutoffs",
+        data.choose_cutoffs,
+        {"counts": counts},
+        {"counts": wrong_counts, "num_cutoffs": SIZES},
+    )
+    wrong_labels = [
+        *([0], [0.5, 1], [np.nan, 0], [-1, 0], None, ["a", "b"]),
+    ]
+    yield (
+        "TextBatches",
+        lambda **arguments: data.TextBatches(**arguments).batch(0),
+        {
+            "token_ids": [[1, 2], [3]],
+            "label_ids": [0, 1],
+            "batch_size": 2,
+            "segment_length": 3,
+        },
+        {
+            "label_ids": wrong_labels,
+            "token_ids": [[[1.5], [2]], [[], [3]], [[2**40], [3]]],
+            "batch_size": SIZES,
+            "segment_length": SIZES,
+            "max_batch_tokens": SIZES,
+        },
+    )
+
+
+def small_model():
+    backbone = models.TransformerXLBackbone(V, 2, 2, 8, 11, memory_length=5)
+    return models.TransformerXLCausalLM(backbone)
+
+
+def calls_of_generation():
+    model = small_model()
+    prompts = [[1, 2], [3]]
+    wrong_ids = [[], [[]], [[V]], [[-1]], None, 5, "ab", [[[1, 2]]]]
+    write = serving.Generator(model)
+    yield (
+        "Generator",
+        lambda **arguments: list(write(**arguments)),
+        {"prompts": prompts, "max_tokens": 2, "seed": 1},
+        {
+            "prompts": [
+                *wrong_ids,
+                *([[0.5]], [["a"]], [[np.nan]], [[2**40]], [[True]]),
+            ],
+            "max_tokens": [*integers(0), None],
+            "seed": [*integers(0), None, 2**31],
+        },
+    )
+    yield (
+        "generate",
+        model.generate,
+        {"prompts": prompts, "max_new_tokens": 2, "seed": 1},
+        {
+            "prompts": [
+                *wrong_ids,
+                *([0.5], ["a"], [[1], 2], [2, [1]], [["a"], [1]], {1: 2}),
+            ],
+            "max_length": integers(),
+            "max_new_tokens": integers(0),
+            "stop_token_ids": [[V], [-1], [0.5], ["a"], None, 5, "ab"],
+            "stop": ["a", ["a"], [""], None, 5],
+            "sampler": ["best", 5, serving.Sampler],
+            "seed": [*integers(0), 2**31],
+        },
+    )
+
+
+def calls_of_evaluation():
+    model = small_model()
+    text = np.random.default_rng(0).integers(0, V, 60).astype("int32")
+    yield (
+        "context_losses",
+        lambda **arguments: evaluation.context_losses(model, **arguments),
+        {
+            "tokens": text,
+            "positions": np.array([20, 30]),
+            "context_lengths": [4, 8],
+            "segment_length": 4,
+        },
+        {
+            "tokens": [text + V, text + 0.5, -1 - text, text.astype("float32")],
+            "positions": [[3], [60], [-1], [20.5], [[20, 30]], []],
+            "context_lengths": [[], [0], [-4], [4.5], 5, None],
+            "segment_length": SIZES,
+        },
+    )
+    losses = [[[3.0, 2.0], [2.9, 2.0]], [[3.2, 2.0], [3.1, 2.0]]]
+    yield (
+        "effective_context_lengths",
+        evaluation.effective_context_lengths,
+        {"losses": losses, "context_lengths": [10, 20]},
+        {
+            "losses": [losses[:1], [], [losses[0], losses[1][:1]], None],
+            "context_lengths": [[20, 10], [10], [10, 10], None],
+            "top_r": [0, -1, 1.5, np.nan, None, "1"],
+            "threshold": [0, -1, np.nan, None, "1"],
+        },
+    )
+
+
+def calls_of_loaders(folder):
+    """Yields folders with one wrong field, and files that end early."""
+    rng = np.random.default_rng(0)
+    model = models.TransformerXLCausalLM.from_preset(
+        "quickstart", num_layers=1, vocabulary_size=V, cold_start="zeros"
+    )
+    source = folder / "hugging_face"
+    checkpoints.save_hugging_face(model, source)
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    config = json.loads(files["config.json"])
+
+    def load(name, content):
+        """Loads the folder with another file, which is named `content`."""
+        (source / name).write_bytes(content)
+        try:
+            if name == "vocab.json":
+                return checkpoints.load_vocabulary(source / name)
+            return checkpoints.load_hugging_face(source).get_weights()
+        except ERRORS as error:
+            path = str(source / name)
+            message = str(error).replace(path, "content")
+            raise type(error)(message) from error
+        finally:
+            (source / name).write_bytes(files.get(name, b""))
+
+    sizes = [0, -1, 1.5, "3", [3], True, 10**9, 10**18]
+    names = ("n_layer", "n_head", "d_model", "d_head", "d_inner", "vocab_size")
+    yield (
+        "config.json",
+        lambda **fields: load("config.json", json.dumps(fields).encode()),
+        config,
+        {
+            **dict.fromkeys(names, sizes),
+            "mem_len": [-1, 1.5, "3", 10**12],
+            "cutoffs": [[25], "5", [0.5], {"5": 1}, 5],
+            "div_val": [0, -1, 1.5, "2"],
+            "dropout": [-1, 1, "0.1", [0.1]],
+            "layer_norm_epsilon": [-1, "1"],
+            "model_type": ["xlnet", 5],
+        },
+    )
+    words = json.dumps(["<eos>", *map(str, range(30))]).encode()
+    weights = files["model.safetensors"]
+    for name, good, prefix in (
+        ("vocab.json", words, b"\xff"),
+        ("model.safetensors", weights, b"\xff" * 8),
+    ):
+        cuts = rng.integers(1, len(good) - 1, 8)
+        yield (
+            name,
+            lambda content, name=name: load(name, content),
+            {"content": good},
+            {
+                "content": [
+                    *(good[:cut] for cut in cuts),
+                    prefix + good[len(prefix) :],
+                ]
+            },
+        )
+
+
+@pytest.mark.large  # about a minute
+def test_wrong_arguments_are_named_and_nothing_is_silently_wrong(tmp_path):
+    outcomes = [
+        outcome
+        for calls in (
+            calls_of_data(),
+            calls_of_generation(),
+            calls_of_evaluation(),
+            calls_of_loaders(tmp_path),
+        )
+        for call in calls
+        for outcome in outcomes_of(*call)
+    ]
+    kinds = collections.Counter(kind for kind, _ in outcomes)
+    print(f"{len(outcomes)} calls: {dict(kinds)}")
+    for kind, description in outcomes:
+        if kind in ("silent", "unclear"):
+            print(f"{kind}: {description}")
+    assert len(outcomes) >= 300
+    assert kinds["silent"] == 0
+    assert kinds["unclear"] < 0.02 * len(outcomes)

@@ -237,6 +237,11 @@ def _evaluate(workdir, stop):
 
 def _check_flags():
     """Checks flags that exclude each other before anything is loaded."""
+    if FLAGS.token_nll is not None and not FLAGS.token_nll.endswith(".npy"):
+        raise ValueError(
+            "`token_nll` must be the path of a .npy file. Received: "
+            f"--token_nll={FLAGS.token_nll}"
+        )
     for name, other, reason in (
         ("html", "dynamic", "the page is of fixed weights"),
         ("html", "stride", "the page is read by segments"),

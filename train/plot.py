@@ -432,20 +432,26 @@ def _measure_positions(runs, _, split):
     return {"max_eval_tokens": FLAGS.max_eval_tokens}
 
 
-def _measure_attention(runs, tokenizer, split):
-    start = len(split.tokens) // 2
+def _check_attention(runs, split, start=None):
+    """Checks all runs, and that memory can be full at the token `start`."""
     for run in runs:
         check_attends(run.model)
         check_heads(run.model.backbone, *_layers_and_heads(run))
         length, memory_length = run.segment_length, run.memory_length
         before = length * _segments_in_memory(run)
-        if not before <= start <= len(split.tokens) - length:
+        first = max(1, before) if start is None else start
+        if not before <= first <= len(split.tokens) - length:
             raise ValueError(
-                "`segment_length` and `memory_length` must fit in the text, "
-                f"around its middle. Received: segment_length={length}, "
-                f"memory_length={memory_length} and a text of "
-                f"{len(split.tokens):,} tokens"
+                "`segment_length` and `memory_length` must fit in the text"
+                f"{', around its middle' if start else ''}. Received: "
+                f"segment_length={length}, memory_length={memory_length} and a "
+                f"text of {len(split.tokens):,} tokens"
             )
+
+
+def _measure_attention(runs, tokenizer, split):
+    start = len(split.tokens) // 2
+    _check_attention(runs, split, start)
     for run in runs:
         length, memory_length = run.segment_length, run.memory_length
         layers, heads = _layers_and_heads(run)
@@ -463,9 +469,8 @@ def _measure_attention(runs, tokenizer, split):
 
 
 def _measure_attention_by_distance(runs, _, split):
+    _check_attention(runs, split)
     for run in runs:
-        check_attends(run.model)
-        check_heads(run.model.backbone, *_layers_and_heads(run))
         length = run.segment_length
         starts = spread_positions(
             len(split.tokens) - length + 1,

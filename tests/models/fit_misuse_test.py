@@ -350,6 +350,28 @@ def test_an_interrupted_resumed_fit_does_not_shorten_the_next(model, tmp_path):
     assert history.epoch == [0, 1]
 
 
+@pytest.mark.parametrize("data", [PAIRS.repeat(), PAIRS, SEGMENTS])
+def test_a_backup_goes_on_with_the_data_of_a_later_epoch(
+    data, rewind, tmp_path
+):
+    def fit(*callbacks):
+        settings = {"steps_per_epoch": 2, "initial_epoch": 1, "epochs": 4}
+        model.fit(data, **settings, callbacks=list(callbacks), verbose=0)
+
+    model = rewind()
+    fit()
+    expected = model.get_weights()
+    for callbacks in ([_Interrupt()], [_Interrupt()], []):
+        model = rewind()
+        if callbacks:
+            with pytest.raises(KeyboardInterrupt):
+                fit(BackupAndRestore(tmp_path), *callbacks)
+        else:
+            fit(BackupAndRestore(tmp_path))
+    for a, b in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
 def test_an_epoch_that_resumes_does_not_count_the_loss_of_the_one_before(
     rewind, tmp_path
 ):

@@ -404,6 +404,44 @@ def test_what_a_subclass_overrides_is_heeded(make, of_fit, of_evaluate):
     )
 
 
+class Shifting(keras.utils.PyDataset):
+    """Yields other batches in every epoch."""
+
+    def __init__(self, x, y):
+        super().__init__()
+        self.parts, self.epoch = list(_batches(x, y)), 0
+
+    def __len__(self):
+        return len(self.parts)
+
+    def __getitem__(self, index):
+        x, y = self.parts[index]
+        return (x + self.epoch) % 11, (y + self.epoch) % 11
+
+    def on_epoch_end(self):
+        self.epoch += 1
+
+
+def test_a_pydataset_may_change_at_the_end_of_an_epoch(rewind):
+    segments = segments_of("documents", reset_documents=False, documents=None)
+    x, y = segments.arrays()
+    model = rewind()
+    for epoch in range(2):
+        model.reset_memory()
+        for one, other in _batches((x + epoch) % 11, (y + epoch) % 11):
+            model.train_on_batch(one, other)
+    by_hand = model.get_weights()
+    rewind().fit(Shifting(x, y), epochs=2, verbose=0)
+    for a, b in zip(model.get_weights(), by_hand, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_generator_is_read_once(model):
+    x, y = segments_of(documents=None, reset_documents=False).arrays()
+    with pytest.raises(ValueError, match="batches for every epoch.*only once"):
+        model.fit(_batches(x, y), epochs=2, verbose=0)
+
+
 def test_a_train_step_of_the_user_may_do_all_by_itself():
     model = WithoutSuper(small_model(num_layers=1).backbone)
     model.compile(keras.optimizers.SGD(0.1))

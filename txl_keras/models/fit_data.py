@@ -56,10 +56,11 @@ class FitData:
 
     def start_at(self, step):
         """Sets the first step; returns how many batches must be dropped."""
-        if self.source is None:
-            return step
-        self.source.first_step = step
-        return 0
+        if self.source is not None:
+            self.source.first_step = step
+            return 0
+        num_steps = self.steps_per_epoch
+        return step if num_steps in (None, math.inf) else step % num_steps
 
 
 class _FromStep(StepBatches):
@@ -73,14 +74,9 @@ class _FromStep(StepBatches):
     def batch(self, step, *rows):
         return self._segments.batch(self.first_step + step, *rows)
 
-    def _signature(self, num_rows):
-        return self._segments._signature(num_rows)
-
 
 def fit_data(x, y, weights, batch_size, vocabulary_size):
     """Returns the `FitData` of arguments of `fit`."""
-    if isinstance(x, (tf.Variable, keras.Variable)):
-        x = tf.convert_to_tensor(x)
     has_batches = isinstance(x, Segments) or hasattr(x, "__iter__")
     if isinstance(x, (list, tuple)) or not has_batches:
         raise ValueError(
@@ -88,6 +84,7 @@ def fit_data(x, y, weights, batch_size, vocabulary_size):
             f"ids with `np.asarray`. Received: x={shown(x)}"
         )
     if isinstance(x, (np.ndarray, tf.Tensor)):
+        _check_has_targets(y)
         if weights is not None:
             weights = np.asarray(weights)
             sizes = len(x), 1 if weights.shape[1:] == (1,) else x.shape[1]
@@ -133,12 +130,17 @@ def _generated(batches):
     first = next(iterator, None)
     if first is None:
         raise ValueError("`x` must not be empty. Received: no batches")
-    size = len(batches) if hasattr(batches, "__len__") else None
-    if iterator is batches:  # a generator, which can be read only once
-        batches = itertools.chain([first], iterator)
+    size = None
+    if isinstance(batches, keras.utils.PyDataset):
+        size = batches.num_batches
+        read = functools.partial(_read_epoch, batches)
+    elif iterator is batches:  # a generator, which can be read only once
+        read = functools.partial(iter, itertools.chain([first], iterator))
+    else:
+        read = functools.partial(iter, batches)
     first = _arrays(first)
     dataset = tf.data.Dataset.from_generator(
-        lambda: map(_arrays, batches),
+        lambda: map(_arrays, read()),
         output_signature={
             key: tf.TensorSpec([None] * array.ndim, array.dtype)
             for key, array in first.items()
@@ -150,12 +152,35 @@ def _generated(batches):
     return dataset, first
 
 
+def _read_epoch(batches):
+    """Yields the batches of a `PyDataset`, and calls its hooks."""
+    batches.on_epoch_begin()
+    yield from batches
+    batches.on_epoch_end()
+
+
 def _arrays(batch):
     """Returns a dict of arrays, with the number of targets of a tuple."""
+    if not isinstance(batch, dict):
+        _check_has_targets(keras.utils.unpack_x_y_sample_weight(batch)[1])
     arrays = {key: np.asarray(part) for key, part in _parts(batch).items()}
     if not isinstance(batch, dict):
         arrays["num_targets"] = np.float32(arrays["inputs"].size)
     return arrays
+
+
+def _check_has_targets(y):
+    if y is None:
+        raise ValueError(
+            "`y` must be the targets of `x`, the tokens that follow. "
+            "Received: y=None"
+        )
+
+
+def as_array(x):
+    """Returns arrays of other libraries, and variables, as NumPy's."""
+    is_array = hasattr(x, "__array__") and not isinstance(x, tf.Tensor)
+    return np.asarray(x) if is_array else x
 
 
 def check_batch_size(batch_size):
@@ -172,12 +197,6 @@ def check_batch_size(batch_size):
 
 def check_arrays(x, y, batch_size, vocabulary_size):
     """Checks arrays for mistakes that Keras would not report."""
-    x, y = (
-        tf.convert_to_tensor(part)
-        if isinstance(part, (tf.Variable, keras.Variable))
-        else part
-        for part in (x, y)
-    )
     if not isinstance(x, (np.ndarray, tf.Tensor)):
         return
     check_batch_size(batch_size)
@@ -261,11 +280,7 @@ def batch_data(batch, vocabulary_size):
         for key, part in _parts(batch).items()
         if not isinstance(part, tf.experimental.Optional)
     }
-    if "targets" not in batch:
-        raise ValueError(
-            "`y` must be the targets of `x`, the tokens that follow. "
-            "Received: y=None"
-        )
+    _check_has_targets(batch.get("targets"))
     batch = _check_ids(batch, vocabulary_size)
     check_shape("x", batch["inputs"], (None, None))
     batch = _complete(batch, batch["inputs"].shape, mean_of_all=True)

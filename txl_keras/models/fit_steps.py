@@ -12,6 +12,7 @@ import tensorflow as tf
 from txl_keras.checks import check_number
 from txl_keras.checks import shown
 from txl_keras.data.step_batches import distribute_rows
+from txl_keras.models.fit_data import as_array
 from txl_keras.models.fit_data import batch_data
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import fit_data
@@ -50,15 +51,17 @@ class FitSteps:
             "steps_per_epoch", arguments.get("steps_per_epoch")
         )
         if (validation := arguments.get("validation_data")) is not None:
-            validation = self._validation_data(validation, arguments)
-            arguments["validation_data"] = self._distribute(validation)
+            with naming_validation():
+                validation = self._validation_data(validation, arguments)
+                arguments["validation_data"] = self._distribute(validation)
             arguments["validation_steps"] = validation.checked_steps(
                 "validation_steps", arguments.get("validation_steps")
             )
         self._set_trainer(data)
-        self._training = _Reading(data, steps)
-        if steps is not None:
-            data.start_at(arguments.get("initial_epoch", 0) * steps)
+        initial_epoch = arguments.get("initial_epoch", 0)
+        self._training = _Reading(data, steps, initial_epoch)
+        if steps is not None and data.source is not None:
+            data.start_at(initial_epoch * steps)
         return {
             **_without_data(arguments),
             "x": self._distribute(data),
@@ -78,9 +81,13 @@ class FitSteps:
     def begin_epoch(self):
         """Resets the memory of training where the text begins again."""
         reading = self._training
-        if not (reading.data.has_resets or reading.steps_to_skip):
-            self.trainer.memory.reset_state()
+        if not reading.steps_to_skip:
+            # That of a `train_step` of the user, and of the library's.
+            self._model._training_memory.reset_state()
+            if not reading.data.has_resets:
+                self.trainer.memory.reset_state()
         reading.steps_done = 0
+        self._first_step = int(self.trainer.step.numpy())
 
     def end_fit(self):
         """Forgets the data; `train_on_batch` brings its own."""
@@ -119,6 +126,7 @@ class FitSteps:
             except tf.errors.OutOfRangeError as error:
                 # Without `steps_per_epoch` this is how an epoch ends.
                 if reading.steps_per_epoch is None:
+                    self._check_any_step(error)
                     raise StopIteration from error
                 raise ValueError(
                     "`x` must have `steps_per_epoch` batches for every epoch. "
@@ -126,6 +134,13 @@ class FitSteps:
                     f"{reading.steps_per_epoch}, and fewer batches"
                 ) from error
         return self._logs(results)
+
+    def _check_any_step(self, error):
+        if int(self.trainer.step.numpy()) == self._first_step:
+            raise ValueError(
+                "`x` must have batches for every epoch: a generator can be "
+                "read only once. Received: none in this epoch"
+            ) from error
 
     def test(self, iterator):
         """Evaluates some batches, for Keras's `test_function`."""
@@ -149,7 +164,10 @@ class FitSteps:
     def train_step(self, batch):
         """Trains on the rows of one replica, for the model's `train_step`."""
         results = self.trainer.replica_step(batch, self._stop)
-        self._count(results.pop("nll"), batch)
+        nll = results.pop("nll")
+        if self._model.compute_dtype == "float16":
+            batch = _without_overflows(batch, nll)
+        self._count(nll, batch)
         self._results = results
         return self._model.get_metrics_result()
 
@@ -195,17 +213,17 @@ class FitSteps:
     def _validation_data(self, validation, arguments):
         """Returns the `FitData` of the argument `validation_data`."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(validation)
+        x, y = as_array(x), as_array(y)
         batch_size = arguments.get("validation_batch_size")
-        with naming_validation():
-            check_arrays(x, y, batch_size, self._model.backbone.vocabulary_size)
-            return self._data(
-                {
-                    "x": x,
-                    "y": y,
-                    "sample_weight": weights,
-                    "batch_size": batch_size,
-                }
-            )
+        check_arrays(x, y, batch_size, self._model.backbone.vocabulary_size)
+        return self._data(
+            {
+                "x": x,
+                "y": y,
+                "sample_weight": weights,
+                "batch_size": batch_size,
+            }
+        )
 
     def _one_batch(self, iterator):
         """Returns `FitData` of a batch that is not of `fit`."""
@@ -306,6 +324,20 @@ def _as_results(logs, known):
     }
 
 
+def _without_overflows(batch, nll):
+    """Returns a batch without targets whose loss overflowed, unless all did."""
+    # Such a step may be skipped. But an epoch in which a whole batch overflowed
+    # must not look like a good one.
+    is_finite = tf.math.is_finite(nll)
+    is_finite |= ~tf.reduce_any(is_finite & (batch["weights"] != 0))
+    weights = tf.where(is_finite, batch["weights"], 0.0)
+    share = tf.math.divide_no_nan(
+        tf.reduce_sum(weights), tf.reduce_sum(batch["weights"])
+    )
+    num_targets = batch["num_targets"] * share
+    return {**batch, "weights": weights, "num_targets": num_targets}
+
+
 def _split(arguments):
     """Returns arguments of `fit` with `validation_split` carried out."""
     share = arguments.pop("validation_split", None)
@@ -343,8 +375,9 @@ def _without_data(arguments):
 class _Reading:
     """Counts the steps of an epoch, and which of them were done before."""
 
-    def __init__(self, data, steps_per_epoch):
+    def __init__(self, data, steps_per_epoch, initial_epoch=0):
         self.data = data
+        self._initial_epoch = initial_epoch
         self.steps_per_epoch = steps_per_epoch
         self.steps_done = self.steps_to_skip = self._batches_to_drop = 0
 
@@ -356,7 +389,9 @@ class _Reading:
                 f"{steps_done} batches of an epoch. Received: {steps} batches"
             )
         self.steps_to_skip = steps_done
-        # Without a known number of steps, every epoch begins the data anew.
+        if self.data.source is None:  # its first epoch begins the data
+            epoch -= self._initial_epoch
+        # Without a known number of steps, every epoch does.
         step = epoch * (steps or 0) + steps_done
         self._batches_to_drop = self.data.start_at(step)
 

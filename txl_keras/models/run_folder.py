@@ -106,16 +106,17 @@ class RunFolder:
         """Loads the weights of the run into a model and returns their step."""
         run = self.run_hash()
         return self._read_weights(
-            checkpoint, lambda folder: restore_weights(model, folder, run)
+            checkpoint, lambda folder: restore_weights(model, folder, run), True
         )
 
-    def _read_weights(self, checkpoint, read):
+    def _read_weights(self, checkpoint, read, reports_damage=False):
         """Returns `read(folder)` of the best weights, or of the newest."""
         if checkpoint == "best" and saved_steps(self.best):
             try:
                 return read(self.best)
             except DamagedCheckpointError as error:
-                logging.error("%s The newest weights are taken.", error)
+                if reports_damage:
+                    logging.error("%s The newest weights are taken.", error)
         return read(self.checkpoints)
 
     def build_model(

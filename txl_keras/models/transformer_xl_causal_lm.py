@@ -19,6 +19,7 @@ from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.data.segments import Segments
 from txl_keras.layers.softmax.adaptive_softmax import AdaptiveSoftmax
+from txl_keras.models.fit_data import as_array
 from txl_keras.models.fit_data import check_arrays
 from txl_keras.models.fit_data import check_no_class_weight
 from txl_keras.models.fit_data import check_segment_length
@@ -359,7 +360,8 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         Args:
             x: A string, or a list of strings that each begin with a cold
                 start, for a model with a `tokenizer`;
-                `txl_keras.data.Segments`; a `tf.data.Dataset` of pairs of
+                `txl_keras.data.Segments`; a `tf.data.Dataset`, a generator or
+                a `keras.utils.PyDataset` (read by one thread) of pairs of
                 inputs and targets, of triples with sample weights, or of dicts
                 as those of `Segments.dataset`; or an integer array of shape
                 `(N * B, T)`, see `Segments.arrays`.
@@ -401,6 +403,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
                 )
         if is_text(x):
             x = self._text_segments(x, batch_size, segment_length)
+        x, y = as_array(x), as_array(y)
         self._check_arrays(x, y, batch_size)
         arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
         arguments["epochs"] = epochs
@@ -442,6 +445,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
             x = self._text_segments(
                 x, batch_size, segment_length, is_training=False
             )
+        x, y = as_array(x), as_array(y)
         self._check_arrays(x, y, batch_size)
         self._inference_memory.reset_state()
         arguments = {"x": x, "y": y, "batch_size": batch_size, **kwargs}
@@ -460,6 +464,7 @@ class TransformerXLCausalLM(TextMethods, TokenModel):
         """
         if isinstance(x, Segments):
             (x, _), batch_size = x.arrays(), x.batch_size
+        x = as_array(x)
         self._check_arrays(x, None, batch_size)
         self._inference_memory.reset_state()
         return super().predict(x, batch_size, **kwargs)

@@ -78,3 +78,15 @@ def test_what_has_no_separator_is_not_kept(tmp_path, monkeypatch):
     assert [next(texts), next(texts)] == [b"ab", b"c\n"]
     with pytest.raises(ValueError, match="every 20 bytes.*Received: b'--'"):
         next(texts)
+
+
+def test_lines_may_end_as_on_old_macs(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK_BYTES", 7)
+    text = b"".join(b"line %d\n" % i for i in range(99))
+    old = text.replace(b"\n", b"\r")
+    (tmp_path / "a.txt").write_bytes(old)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(old))
+    for name in ("a.txt", "a.txt.gz"):
+        path = str(tmp_path / name)
+        assert b"".join(read_text(path)) == text
+        assert b"".join(read_text(path, 20, 60)) == text[20:60]

@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import functools
 import gzip
 import hashlib
 import math
@@ -119,7 +120,22 @@ def damaged_file_error(path, error):
 def read_bytes(path, start=0, stop=None):
     """Yields (decompressed) bytes `[start, stop)` in chunks up to 1 MiB."""
     with open_file(path) as file:
-        yield from chunks_of(file, start, stop)
+        for chunk in chunks_of(file, start, stop):
+            if b"\r" in chunk and b"\n" not in chunk and _is_of_old_mac(path):
+                chunk = chunk.replace(b"\r", b"\n")
+            yield chunk
+
+
+def _is_of_old_mac(path):
+    """Returns whether a file has no newlines; Excel for Mac writes such."""
+    size = tf.io.gfile.stat(path).length
+    return not _has_newline(path, size, modification_time(path))
+
+
+@functools.lru_cache
+def _has_newline(path, *_):  # size and time, because a file may be changed
+    with open_file(path) as file:
+        return any(b"\n" in chunk for chunk in chunks_of(file))
 
 
 def chunks_of(file, start=0, stop=None):

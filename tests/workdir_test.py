@@ -10,7 +10,6 @@ from factories import small_model
 from txl_keras.data import WordTokenizer
 from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.models import LSTMBackbone
-from txl_keras.scripts.several_runs import open_group
 from txl_keras.training.bundles import save_weights
 from txl_keras.workdir import Workdir
 
@@ -228,7 +227,6 @@ def test_a_run_of_another_model_is_named(model, tmp_path, change, name):
         workdir.load_model,
         workdir.read_model_config,
         workdir.check_model_class,
-        lambda: open_group([workdir.path]),
     ):
         with pytest.raises(
             ValueError, match=f"TransformerXLCausalLM.* {tmp_path}, .* {name}"

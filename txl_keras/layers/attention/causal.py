@@ -300,7 +300,8 @@ class CausalMultiHeadAttention(HeadsAttention):
         projected = ops.transpose(self._query_dense(query), (2, 0, 1, 3))
         key, value = self.project(query)
         num_memory = past.keys.shape[2]
-        parts = [(key, value)]
+        # A causal mask hides padding, which follows what is real.
+        parts = [hidden_by_key(key, value)]
         length = ops.shape(query)[1]
         if num_memory:
             # Memory is in slot order; `order` below maps slots to the text.

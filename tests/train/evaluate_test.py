@@ -214,7 +214,7 @@ def test_evaluate_writes_nats_and_a_curve_of_any_text(
 
     fail(
         "evaluate.py", *flags, f"--token_nll={tmp_path}",
-        messages=["`token_nll` must be a file", str(tmp_path)],
+        messages=["`token_nll` must be the path of a .npy file", str(tmp_path)],
     )  # fmt: skip
 
 
@@ -344,7 +344,7 @@ def test_flags_of_an_evaluation_are_checked_before_any_score(
         ([of_memory, "--corpus="], ["`corpus` must not be empty"]),
         ([of_memory, f"--corpus={NOT_UTF8}"], ["`corpus`", "UTF-8"]),
         ([of_memory, f"--data_dir={NOT_UTF8}"], ["`data_dir`", "UTF-8"]),
-        ([of_memory, "--token_nll="], ["`token_nll`", "folder"]),
+        ([of_memory, "--token_nll="], ["`token_nll`", ".npy file"]),
         ([of_none], ["evaluation_all.json", "must hold a JSON list"]),
         ([of_lstm, "--same_length"], ["`same_length`", "LSTM"]),
     )

@@ -270,7 +270,7 @@ def test_a_clipped_decay_does_not_overshoot(segments):
 
 
 def change_by(evaluator, model, segments):
-    """How much an evaluation has changed each weight at its end."""
+    """Returns how much an evaluation has changed each weight at its end."""
     before, change = values_of(model), {}
 
     def on_progress(done, total):

@@ -1,4 +1,4 @@
-"""What all backbones share: memory, resets, dropout and precision."""
+"""Tests what all backbones share: memory, resets, dropout, precision."""
 
 import keras
 import numpy as np
@@ -62,7 +62,7 @@ def read(backbone, ids, lengths=None, memory=None, **call):
 
 
 def differ(one, other):
-    """Whether each row has a number that is another."""
+    """Returns whether each row has a number that is another."""
     return np.abs(one - other).max(axis=(1, 2)).min() > 1e-4
 
 

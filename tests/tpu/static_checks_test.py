@@ -1,4 +1,4 @@
-"""What a step for a TPU must not have, one case of each kind."""
+"""Tests what a step for a TPU must not have, one case of each kind."""
 
 import numpy as np
 import pytest

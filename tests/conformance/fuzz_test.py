@@ -15,6 +15,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from foreign_configs_test import WRONG
 
 from txl_keras import checkpoints
 from txl_keras import data
@@ -290,21 +291,11 @@ def calls_of_loaders(folder):
         finally:
             (source / name).write_bytes(files.get(name, b""))
 
-    sizes = [0, -1, 1.5, "3", [3], True, 10**9, 10**18]
-    names = ("n_layer", "n_head", "d_model", "d_head", "d_inner", "vocab_size")
     yield (
         "config.json",
         lambda **fields: load("config.json", json.dumps(fields).encode()),
         config,
-        {
-            **dict.fromkeys(names, sizes),
-            "mem_len": [-1, 1.5, "3", 10**12],
-            "cutoffs": [[25], "5", [0.5], {"5": 1}, 5],
-            "div_val": [0, -1, 1.5, "2"],
-            "dropout": [-1, 1, "0.1", [0.1]],
-            "layer_norm_epsilon": [-1, "1"],
-            "model_type": ["xlnet", 5],
-        },
+        WRONG,
     )
     words = json.dumps(["<eos>", *map(str, range(30))]).encode()
     weights = files["model.safetensors"]

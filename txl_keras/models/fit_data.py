@@ -161,10 +161,9 @@ def _read_epoch(batches):
 
 def _arrays(batch):
     """Returns a dict of arrays, with the number of targets of a tuple."""
-    if not isinstance(batch, dict):
-        _check_has_targets(keras.utils.unpack_x_y_sample_weight(batch)[1])
     arrays = {key: np.asarray(part) for key, part in _parts(batch).items()}
     if not isinstance(batch, dict):
+        _check_has_targets(arrays.get("targets"))
         arrays["num_targets"] = np.float32(arrays["inputs"].size)
     return arrays
 

@@ -259,19 +259,23 @@ class FitSteps:
         )  # fmt: skip
 
     def _replica_step(self, batch, stop):
-        """Runs the model's `train_step`, maybe overridden, for `Trainer`."""
-        self._stop, self._results = stop, {}
-        logs = self._model.train_step(batch)
-        # An overridden step need not call that of this library.
-        known = self._model.metrics_names if self._results else ()
-        return {**self._results, **_as_results(logs, known), "stop": stop}
+        return self._step_of_model(self._model.train_step, batch, stop)
 
     def _replica_test(self, batch, stop):
-        """Runs the model's `test_step`, maybe overridden."""
-        self._results = {}
-        logs = self._model.test_step(batch)
+        return self._step_of_model(self._model.test_step, batch, stop)
+
+    def _step_of_model(self, step, batch, stop):
+        """Runs a step of the model, maybe overridden, for `host_loop`."""
+        self._stop, self._results = stop, {}
+        logs = step(batch) or {}
+        # An overridden step need not call that of this library.
         known = self._model.metrics_names if self._results else ()
-        return {**self._results, **_as_results(logs, known), "stop": stop}
+        own = {
+            _LOG + name: tf.cast(value, tf.float32)
+            for name, value in logs.items()
+            if name not in known
+        }
+        return {**self._results, **own, "stop": stop}
 
     def _logs(self, results):
         """Returns the metrics, and what else a step of the user returned."""
@@ -313,15 +317,6 @@ class FitSteps:
         total = tf.reduce_sum(tf.math.multiply_no_nan(nll, weights))
         loss = tf.math.divide_no_nan(total, share)
         self._model._loss_tracker.update_state(loss, sample_weight=share)
-
-
-def _as_results(logs, known):
-    """Returns the logs of a step but the `known` ones, for `host_loop`."""
-    return {
-        _LOG + name: tf.cast(value, tf.float32)
-        for name, value in (logs or {}).items()
-        if name not in known
-    }
 
 
 def _without_overflows(batch, nll):

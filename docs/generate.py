@@ -26,7 +26,7 @@ import types
 from absl import flags
 
 import txl_keras
-from txl_keras.scripts.help_topics import flags_by_topic
+from txl_keras.scripts.options import flags_by_topic
 from txl_keras.scripts.txl import COMMANDS
 
 FLAGS = flags.FLAGS

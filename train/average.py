@@ -10,22 +10,28 @@ import txl_keras.scripts.quiet  # noqa: F401
 
 from absl import flags
 
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.training.bundles import average_weights
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string(
-    "workdir", None, "Folder of the run to average.", required=True
-)
-flags.DEFINE_string(
-    "output", None, "New folder to write the averaged run to.", required=True
-)
-flags.DEFINE_integer(
-    "num_checkpoints", None,
-    "Number of latest checkpoints to average. Default: all.", lower_bound=1,
-)  # fmt: skip
+
+class Average(options.Options):
+    """Holds the options of this command.
+
+    workdir: Folder of the run to average.
+    output: New folder to write the averaged run to.
+    num_checkpoints: Number of latest checkpoints to average. Default: all.
+    """
+
+    workdir: str = options.REQUIRED
+    output: str = options.REQUIRED
+    num_checkpoints: options.integer(1) = None
+
+
+Average.define()
 
 
 def main(_):

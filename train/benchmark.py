@@ -54,6 +54,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
 from txl_keras.models.generation.openvino_decoder import WEIGHTS
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.serving import Generator
@@ -68,49 +69,43 @@ from txl_keras.training.utilization import peak_flops
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_enum(
-    "experiment", None,
-    ["training", "evaluation", "generation", "evaluation_speed"],
-    "What to time, see above.", required=True,
-)  # fmt: skip
+
+class Benchmark(options.Options):
+    """Holds the options of this command.
+
+    experiment: What to time, see above.
+    calls_per_turn: Timed calls in each turn of a contender: training steps,
+        segments to score, or tokens to write.
+    turns: Timed turns per contender, after one that does not count.
+    openvino_weights: Dtypes of weights with which OpenVINO generates, too, in
+        the experiment generation; may be repeated. Default: none.
+    peer_python: Path of the Python interpreter of an environment with Hugging
+        Face's Transformer-XL, to time that, too. Default: none.
+    attention_lengths: Tokens that each token attends to, in the experiment
+        evaluation_speed.
+    output: File to append the JSON object to. Default: none.
+    batch_size: Rows per batch.
+    segment_length: Tokens per row and segment.
+    vocabulary_size: Number of tokens in the vocabulary. Default: the preset's.
+    """
+
+    experiment: options.one_of(
+        ["training", "evaluation", "generation", "evaluation_speed"]
+    ) = options.REQUIRED
+    calls_per_turn: options.integer(2) = 10
+    turns: options.integer(1) = 5
+    openvino_weights: options.several_of(WEIGHTS) = []
+    peer_python: str = None
+    attention_lengths: flags.DEFINE_multi_integer = [800, 1800, 2800, 3800]
+    output: str = None
+    batch_size: options.integer(1) = 1
+    segment_length: options.integer(2) = 128
+    vocabulary_size: options.integer(1) = None
+
+
+Benchmark.define()
 model_flags.define_model_flags()
-flags.DEFINE_integer(
-    "vocabulary_size", None,
-    "Number of tokens in the vocabulary. Default: the preset's.",
-    lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_integer("batch_size", 1, "Rows per batch.", lower_bound=1)
-flags.DEFINE_integer(
-    "segment_length", 128, "Tokens per row and segment.", lower_bound=2
-)
-flags.DEFINE_integer(
-    "calls_per_turn", 10,
-    "Timed calls in each turn of a contender: training steps, segments to "
-    "score, or tokens to write.", lower_bound=2,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "turns", 5, "Timed turns per contender, after one that does not count.",
-    lower_bound=1,
-)  # fmt: skip
-training_flags.define_precision_flag()
-flags.DEFINE_multi_enum(
-    "openvino_weights", [], WEIGHTS,
-    "Dtypes of weights with which OpenVINO generates, too, in the experiment "
-    "generation; may be repeated. Default: none.",
-)  # fmt: skip
-flags.DEFINE_string(
-    "peer_python", None,
-    "Path of the Python interpreter of an environment with Hugging Face's "
-    "Transformer-XL, to time that, too. Default: none.",
-)  # fmt: skip
-flags.DEFINE_multi_integer(
-    "attention_lengths", [800, 1800, 2800, 3800],
-    "Tokens that each token attends to, in the experiment evaluation_speed.",
-    lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_string(
-    "output", None, "File to append the JSON object to. Default: none."
-)
+training_flags.Training.define("precision")
 
 # The experiments that use a flag.
 _ONLY_FOR = {

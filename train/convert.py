@@ -36,72 +36,67 @@ from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_enum(
-    "input_format", None,
-    ["tf1", "hugging_face", "pytorch", "workdir", "preset"],
-    "What wrote the input: the original TensorFlow code (tf1), Hugging Face, "
-    "the original or NVIDIA's PyTorch code, txl train (workdir), or "
-    "save_to_preset.",
-    required=True,
-)  # fmt: skip
-flags.DEFINE_string(
-    "input", None,
-    "Checkpoint to convert: a prefix (tf1), a file (pytorch) or a folder. A "
-    f"preset may also be {' or '.join(TRAINED)}.",
-    required=True,
-)  # fmt: skip
-flags.DEFINE_string(
-    "config", None,
-    "JSON file with sizes and options, for the input formats tf1 and pytorch.",
-)  # fmt: skip
-flags.DEFINE_enum(
-    "output_format", "workdir", ["workdir", "hugging_face"],
-    "Format of the output: a run, or a Hugging Face folder.",
-)  # fmt: skip
-flags.DEFINE_string("output", None, "New folder to write.", required=True)
-flags.DEFINE_integer(
-    "segment_length", None,
-    "Default number of tokens per segment for other scripts that load the run. "
-    "Default: as in the input run, or 128.",
-    lower_bound=1, upper_bound=1 << 20,
-)  # fmt: skip
 
-flags.DEFINE_enum(
-    "cold_start", None, ["masked", "zeros"],
-    "State of the memory at the start of a text: masked out, or zeros as in "
-    "Hugging Face's code. Default: as in the input.",
-)  # fmt: skip
-flags.DEFINE_enum(
-    "same_length", None, ["false", "true", "pytorch"],
-    "The same_length option of `CausalMultiHeadAttention`; Hugging Face's code "
-    "needs pytorch. Default: as in the input.",
-)  # fmt: skip
+class Convert(options.Options, trained=" or ".join(TRAINED)):
+    """Holds the options of this command.
 
-flags.DEFINE_string(
-    "vocabulary", None,
-    "File with the symbols of the vocabulary: text, JSON or a known pickle. A "
-    "tokenizer.json of a run is also read, with all of its options.",
-)  # fmt: skip
-flags.DEFINE_enum(
-    "symbols", "words", ["words", "bytes", "characters"],
-    "Kind of the symbols in --vocabulary: words; bytes as decimal numbers, "
-    "without newlines (enwik8); characters with `_` for the space (text8).",
-)  # fmt: skip
-flags.DEFINE_string(
-    "unknown", "<unk>", "Word of the vocabulary for unknown words."
-)
-flags.DEFINE_string(
-    "line_start", None, "Word that is put before each line. Default: none."
-)
-flags.DEFINE_string(
-    "line_end", "<eos>", "Word that stands for the end of each line."
-)
-flags.DEFINE_bool("lower_case", False, "Convert text to lower case first.")
+    input_format: What wrote the input: the original TensorFlow code (tf1),
+        Hugging Face, the original or NVIDIA's PyTorch code, txl train
+        (workdir), or save_to_preset.
+    input: Checkpoint to convert: a prefix (tf1), a file (pytorch) or a folder.
+        A preset may also be {trained}.
+    config: JSON file with sizes and options, for the input formats tf1 and
+        pytorch.
+    output_format: Format of the output: a run, or a Hugging Face folder.
+    output: New folder to write.
+    cold_start: State of the memory at the start of a text: masked out, or zeros
+        as in Hugging Face's code. Default: as in the input.
+    symbols: Kind of the symbols in --vocabulary: words; bytes as decimal
+        numbers, without newlines (enwik8); characters with `_` for the space
+        (text8).
+
+    Data options:
+    segment_length: Default number of tokens per segment for other scripts that
+        load the run. Default: as in the input run, or 128.
+
+    Model options:
+    same_length: The same_length option of `CausalMultiHeadAttention`; Hugging
+        Face's code needs pytorch. Default: as in the input.
+
+    Tokenizer options:
+    vocabulary: File with the symbols of the vocabulary: text, JSON or a known
+        pickle. A tokenizer.json of a run is also read, with all of its options.
+    unknown: Word of the vocabulary for unknown words.
+    line_start: Word that is put before each line. Default: none.
+    line_end: Word that stands for the end of each line.
+    lower_case: Convert text to lower case first.
+    """
+
+    input_format: options.one_of(
+        ["tf1", "hugging_face", "pytorch", "workdir", "preset"]
+    ) = options.REQUIRED
+    input: str = options.REQUIRED
+    config: str = None
+    output_format: options.one_of(["workdir", "hugging_face"]) = "workdir"
+    output: str = options.REQUIRED
+    cold_start: options.one_of(["masked", "zeros"]) = None
+    symbols: options.one_of(["words", "bytes", "characters"]) = "words"
+    segment_length: options.integer(1, 1 << 20) = None
+    same_length: options.one_of(["false", "true", "pytorch"]) = None
+    vocabulary: str = None
+    unknown: str = "<unk>"
+    line_start: str = None
+    line_end: str = "<eos>"
+    lower_case: bool = False
+
+
+Convert.define()
 
 
 _WORD_FLAGS = ("unknown", "line_start", "line_end", "lower_case")

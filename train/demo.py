@@ -20,22 +20,28 @@ from absl import flags
 
 from txl_keras.demo.playground import Playground
 from txl_keras.demo.server import DemoServer
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 
 FLAGS = flags.FLAGS
 
-trained_model.define_trained_model_flags()
+
+class Demo(options.Options):
+    """Holds the options of this command.
+
+    host: Address or name to listen at. The default admits this machine only;
+        0.0.0.0 admits all who can reach it.
+    port: Port to listen at; 0 takes any free one.
+    """
+
+    host: str = "127.0.0.1"
+    port: options.integer(0, 65535) = 7860
+
+
+Demo.define()
+trained_model.TrainedModel.define()
 trained_model.define_memory_flag()
-flags.DEFINE_string(
-    "host", "127.0.0.1",
-    "Address or name to listen at. The default admits this machine only; "
-    "0.0.0.0 admits all who can reach it.",
-)  # fmt: skip
-flags.DEFINE_integer(
-    "port", 7860, "Port to listen at; 0 takes any free one.",
-    lower_bound=0, upper_bound=65535,
-)  # fmt: skip
 
 
 def main(_):

@@ -74,6 +74,7 @@ from txl_keras.evaluation.token_file import create_token_file
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import dynamic_flags
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts.progress_bar import progress_bar
@@ -85,57 +86,53 @@ from txl_keras.workdir import write_json
 FLAGS = flags.FLAGS
 _ATTENTION_FLAGS = ("same_length", "clamp_length", "compressed_length")
 
-trained_model.define_trained_model_flags()
-# By default the text of the run.
-data_flags.define_corpus_flags(required=False)
-flags.DEFINE_enum(
-    "split", "test", [*SPLITS, WHOLE],
-    f"Split of the text to score; {WHOLE}: the whole --corpus, not split.",
-)  # fmt: skip
-for _name in ("memory_length", *_ATTENTION_FLAGS):
-    model_flags.define_argument(_name, None, " Default: as in training.")
-flags.DEFINE_integer(
-    "segment_length", None,
-    "Tokens per segment. Default: as in training, or 128 for a --preset.",
-    lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "stride", None,
-    "Use a sliding window of segment_length tokens that advances by this many "
-    "tokens and scores only those; needs memory_length=0. Default: no sliding "
-    "window.", lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "max_eval_tokens", None,
-    "Score only this many tokens from the start of the split. Default: all.",
-    lower_bound=2,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "batch_size", None, "Rows per batch. Default: 16, and 1 with --dynamic.",
-    lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_enum(
-    "warmup", "none", ["none", "memory", "exact"],
-    "Text that each row reads before its own part, to fill its memory.",
-)  # fmt: skip
-flags.DEFINE_string(
-    "token_nll", None,
-    "Local .npy file for the nats of every token, in the order of the text, as "
-    "float32 (NaN for a token without a score). Default: none.",
-)  # fmt: skip
-flags.DEFINE_bool(
-    "position_curve", False,
-    "Add scores by the position of a token in its document, and draw them to "
-    "WORKDIR/evaluation_SPLIT_positions.png.",
-)  # fmt: skip
-flags.DEFINE_bool(
-    "html", False,
-    "Write a web page of the first tokens of the split, up to 5000, each "
-    "shaded by its bits with memory and without: "
-    "WORKDIR/evaluation_SPLIT.html.",
-)  # fmt: skip
 
-dynamic_flags.define_dynamic_flags()
+class Evaluate(options.Options, WHOLE=WHOLE):
+    """Holds the options of this command.
+
+    stride: Use a sliding window of segment_length tokens that advances by this
+        many tokens and scores only those; needs memory_length=0. Default: no
+        sliding window.
+    warmup: Text that each row reads before its own part, to fill its memory.
+    token_nll: Local .npy file for the nats of every token, in the order of the
+        text, as float32 (NaN for a token without a score). Default: none.
+    position_curve: Add scores by the position of a token in its document, and
+        draw them to WORKDIR/evaluation_SPLIT_positions.png.
+    html: Write a web page of the first tokens of the split, up to 5000, each
+        shaded by its bits with memory and without:
+        WORKDIR/evaluation_SPLIT.html.
+
+    Data options:
+    split: Split of the text to score; {WHOLE}: the whole --corpus, not split.
+    segment_length: Tokens per segment. Default: as in training, or 128 for a
+        --preset.
+    batch_size: Rows per batch. Default: 16, and 1 with --dynamic.
+
+    Evaluation options:
+    max_eval_tokens: Score only this many tokens from the start of the split.
+        Default: all.
+    """
+
+    stride: options.integer(1) = None
+    warmup: options.one_of(["none", "memory", "exact"]) = "none"
+    token_nll: str = None
+    position_curve: bool = False
+    html: bool = False
+    split: options.one_of([*SPLITS, WHOLE]) = "test"
+    segment_length: options.integer(1) = None
+    batch_size: options.integer(1) = None
+    max_eval_tokens: options.integer(2) = None
+
+
+Evaluate.define()
+trained_model.TrainedModel.define()
+data_flags.Corpus.define()  # by default the text of the run
+model_flags.Model.define(
+    "memory_length", *_ATTENTION_FLAGS, note=" Default: as in training."
+)
+dynamic_flags.Dynamic.define()
+# By default the text of the run.
+
 
 # The segments that each row reads before its own part.
 _WARMUPS = {

@@ -21,6 +21,7 @@ import txl_keras.scripts.quiet  # noqa: F401
 from absl import flags
 
 from txl_keras.models.generation.openvino_graph import WEIGHTS
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts.exporting import export_run
@@ -32,56 +33,45 @@ from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-trained_model.define_checkpoint_flag()
-flags.DEFINE_enum(
-    "format", "saved_model", ["saved_model", "openvino"],
-    "What to write: a SavedModel, or a model for OpenVINO, which reads token "
-    "by token and is faster on CPUs.",
-)  # fmt: skip
-flags.DEFINE_string(
-    "output", None,
-    "Folder to write, NAME/VERSION. Default: WORKDIR/export/STEP, with "
-    "--raw_text WORKDIR/export_text/STEP, and with --format=openvino "
-    "WORKDIR/export_openvino/STEP.",
-)  # fmt: skip
-trained_model.define_memory_flag()
-flags.DEFINE_integer(
-    "max_segment_length", None,
-    "Most tokens in a segment of a request. Default: 512, or the number of "
-    "absolute positions of the model.",
-    lower_bound=1, upper_bound=LONGEST_SEGMENT,
-)  # fmt: skip
-flags.DEFINE_bool(
-    "raw_text", False,
-    "Export a SavedModel with a built-in tokenizer, which takes and returns "
-    "text.",
-)  # fmt: skip
-flags.DEFINE_integer(
-    "num_slots", 8,
-    "Number of clients whose memory the server can keep; 0 exports no such "
-    "signatures.",
-    lower_bound=0,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "max_batch_size", MAX_BATCH_SIZE,
-    "Limit of the server: the most rows of one request.",
-    lower_bound=1, upper_bound=2**31 - 1,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "max_generate_length", MAX_GENERATE_LENGTH,
-    "Limit of the server: the most tokens that one request to `generate` or "
-    "`generate_text` may ask for.",
-    lower_bound=1, upper_bound=2**31 - 1,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "num_rows", 1, "Rows that --format=openvino reads at once.", lower_bound=1
+
+class Export(options.Options):
+    """Holds the options of this command.
+
+    format: What to write: a SavedModel, or a model for OpenVINO, which reads
+        token by token and is faster on CPUs.
+    output: Folder to write, NAME/VERSION. Default: WORKDIR/export/STEP, with
+        --raw_text WORKDIR/export_text/STEP, and with --format=openvino
+        WORKDIR/export_openvino/STEP.
+    max_segment_length: Most tokens in a segment of a request. Default: 512, or
+        the number of absolute positions of the model.
+    raw_text: Export a SavedModel with a built-in tokenizer, which takes and
+        returns text.
+    num_slots: Number of clients whose memory the server can keep; 0 exports no
+        such signatures.
+    max_batch_size: Limit of the server: the most rows of one request.
+    max_generate_length: Limit of the server: the most tokens that one request
+        to `generate` or `generate_text` may ask for.
+    num_rows: Rows that --format=openvino reads at once.
+    weights_dtype: Dtype in which weights are stored; bfloat16 takes half the
+        space. int8 needs --format=openvino.
+    """
+
+    format: options.one_of(["saved_model", "openvino"]) = "saved_model"
+    output: str = None
+    max_segment_length: options.integer(1, LONGEST_SEGMENT) = None
+    raw_text: bool = False
+    num_slots: options.integer(0) = 8
+    max_batch_size: options.integer(1, 2**31 - 1) = MAX_BATCH_SIZE
+    max_generate_length: options.integer(1, 2**31 - 1) = MAX_GENERATE_LENGTH
+    num_rows: options.integer(1) = 1
+    weights_dtype: options.one_of(WEIGHTS) = "float32"
+
+
+Export.define()
+trained_model.TrainedModel.define(
+    "workdir", "checkpoint", workdir=options.REQUIRED
 )
-flags.DEFINE_enum(
-    "weights_dtype", "float32", WEIGHTS,
-    "Dtype in which weights are stored; bfloat16 takes half the space. int8 "
-    "needs --format=openvino.",
-)  # fmt: skip
+trained_model.define_memory_flag()
 
 
 # The options of each function of `txl_keras.serving`.

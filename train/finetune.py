@@ -48,11 +48,11 @@ from txl_keras.models import TransformerXLTextClassifier
 from txl_keras.models.transformer_xl_text_classifier import POOLINGS
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 from txl_keras.scripts import training_flags
 from txl_keras.scripts.exporting import loading_note
-from txl_keras.scripts.help_topics import script_flags
 from txl_keras.scripts.progress_bar import progress_bar
 from txl_keras.serving import export_classifier
 from txl_keras.training.optimizers import build_optimizer
@@ -62,94 +62,77 @@ from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string(
-    "workdir", None, "New folder to write the run to.", required=True
-)
-flags.DEFINE_string("train_file", None, "File of texts and labels to train on.")
-flags.DEFINE_string(
-    "valid_file", None,
-    "File of texts and labels for validation. Default: a share of train.",
-)  # fmt: skip
-flags.DEFINE_string(
-    "test_file", None,
-    "File of texts and labels to score at the end. Default: none.",
-)  # fmt: skip
-flags.DEFINE_string(
-    "tfds_name", None,
-    "Dataset of TensorFlow Datasets to use instead of files, such as "
-    "imdb_reviews.",
-)  # fmt: skip
-flags.DEFINE_string(
-    "text_column", "text",
-    "Name of the column of texts. For a .tsv or .csv file without column names "
-    "give --text_column and --label_column as numbers from 0.",
-)  # fmt: skip
-flags.DEFINE_string(
-    "label_column", "label",
-    "Name of the column of labels, or its number as for --text_column.",
-)  # fmt: skip
-flags.DEFINE_float(
-    "valid_share", 0.1,
-    "Share of the training texts to validate on, between 0 and 1, if there is "
-    "no other validation set.",
-)  # fmt: skip
-data_flags.define_data_dir_flag()
 
-trained_model.define_origin_flag()
-flags.DEFINE_bool(
-    "from_scratch", False,
-    "Use only the sizes and the tokenizer of --initialize_from, and start from "
-    "random weights.",
-)  # fmt: skip
-data_flags.define_tokenizer_flags()
+class Finetune(options.Options):
+    """Holds the options of this command.
+
+    workdir: New folder to write the run to.
+    train_file: File of texts and labels to train on.
+    valid_file: File of texts and labels for validation. Default: a share of
+        train.
+    test_file: File of texts and labels to score at the end. Default: none.
+    tfds_name: Dataset of TensorFlow Datasets to use instead of files, such as
+        imdb_reviews.
+    text_column: Name of the column of texts. For a .tsv or .csv file without
+        column names give --text_column and --label_column as numbers from 0.
+    label_column: Name of the column of labels, or its number as for
+        --text_column.
+    valid_share: Share of the training texts to validate on, between 0 and 1, if
+        there is no other validation set.
+    from_scratch: Use only the sizes and the tokenizer of --initialize_from, and
+        start from random weights.
+    pooling: Hidden states to classify: that of the last token, or the mean over
+        all.
+    max_text_tokens: Most tokens of a text to read; the rest is cut off.
+        Default: no limit.
+    epochs: Most epochs to train.
+    patience: Epochs without an improvement of --monitor after which training
+        ends.
+    monitor: Validation score that selects the best weights and ends training.
+    max_batch_tokens: Most tokens per step, which bounds its memory: long texts
+        come in smaller batches.
+    class_weight: Weights of classes in the training loss; balanced gives every
+        class the same total weight.
+
+    Data options:
+    segment_length: Tokens per segment. Default: as in the run of
+        --initialize_from, or 128.
+    batch_size: Most texts per step.
+
+    Optimization options:
+    learning_rate: Peak learning rate of adamw: it rises for a tenth of all
+        steps, and then decays linearly to 0.
+    seed: Seed of the initial weights, the order of the texts and dropout.
+    """
+
+    workdir: str = options.REQUIRED
+    train_file: str = None
+    valid_file: str = None
+    test_file: str = None
+    tfds_name: str = None
+    text_column: str = "text"
+    label_column: str = "label"
+    valid_share: float = 0.1
+    from_scratch: bool = False
+    pooling: options.one_of(POOLINGS) = "last"
+    max_text_tokens: options.integer(1) = None
+    epochs: options.integer(1) = 5
+    patience: options.integer(0) = 2
+    monitor: options.one_of(["loss", "f1", "accuracy"]) = "loss"
+    max_batch_tokens: options.integer(1) = 16384
+    class_weight: options.one_of(["none", "balanced"]) = "none"
+    segment_length: options.integer(1) = None
+    batch_size: options.integer(1) = 16
+    learning_rate: float = 5e-4
+    seed: options.integer(0, 2**32 - 1) = 0
+
+
+Finetune.define()
+data_flags.Corpus.define("data_dir")
+data_flags.Tokenizer.define()
+trained_model.Origin.define()
 model_flags.define_model_flags(has_softmax=False)
-flags.DEFINE_enum(
-    "pooling", "last", POOLINGS,
-    "Hidden states to classify: that of the last token, or the mean over all.",
-)  # fmt: skip
-flags.DEFINE_integer(
-    "segment_length", None,
-    "Tokens per segment. Default: as in the run of --initialize_from, or 128.",
-    lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "max_text_tokens", None,
-    "Most tokens of a text to read; the rest is cut off. Default: no limit.",
-    lower_bound=1,
-)  # fmt: skip
-
-flags.DEFINE_integer("epochs", 5, "Most epochs to train.", lower_bound=1)
-flags.DEFINE_integer(
-    "patience", 2,
-    "Epochs without an improvement of --monitor after which training ends.",
-    lower_bound=0,
-)  # fmt: skip
-flags.DEFINE_enum(
-    "monitor", "loss", ["loss", "f1", "accuracy"],
-    "Validation score that selects the best weights and ends training.",
-)  # fmt: skip
-flags.DEFINE_integer("batch_size", 16, "Most texts per step.", lower_bound=1)
-flags.DEFINE_integer(
-    "max_batch_tokens", 16384,
-    "Most tokens per step, which bounds its memory: long texts come in smaller "
-    "batches.", lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_enum(
-    "class_weight", "none", ["none", "balanced"],
-    "Weights of classes in the training loss; balanced gives every class the "
-    "same total weight.",
-)  # fmt: skip
-flags.DEFINE_float(
-    "learning_rate", 5e-4,
-    "Peak learning rate of adamw: it rises for a tenth of all steps, and then "
-    "decays linearly to 0.",
-)  # fmt: skip
-training_flags.define_precision_flag()
-flags.DEFINE_integer(
-    "seed", 0,
-    "Seed of the initial weights, the order of the texts and dropout.",
-    lower_bound=0, upper_bound=2**32 - 1,
-)  # fmt: skip
+training_flags.Training.define("precision")
 
 
 def main(_):
@@ -423,7 +406,9 @@ def _callbacks(workdir, steps_per_epoch, on_progress):
 def _claim(workdir, model, tokenizer, texts, label_names):
     workdir.claim(
         {
-            "flags": {flag.name: flag.value for flag in script_flags()},
+            "flags": {
+                flag.name: flag.value for flag in options.defined_flags()
+            },
             "labels": label_names,
             "model": model.get_config(),
             "tokenizer": tokenizer_hash(tokenizer),

@@ -35,71 +35,60 @@ from txl_keras.models.generation.openvino_decoder import ENGINES
 from txl_keras.models.generation.openvino_decoder import WEIGHTS
 from txl_keras.samplers import Sampler
 from txl_keras.scripts import data_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import trained_model
 
 FLAGS = flags.FLAGS
 
-trained_model.define_trained_model_flags()
+
+class Generate(options.Options):
+    r"""Holds the options of this command.
+
+    prompt: Text to continue; may be repeated. Default: a newline, or a space if
+        the vocabulary lacks the newline. For a model of token ids: numbers, or
+        an .npy file, which must be given.
+    max_tokens: Most tokens to write after the prompt; --stop may end the text
+        sooner.
+    stop: Text at which to stop; \n is a newline. It is not printed. May be
+        repeated.
+    output: File for the prompts and what follows them, of a model of token ids:
+        .npy for one prompt, or .npz. Default: none.
+    temperature: Softmax temperature of sampling; 0 always takes the most likely
+        token.
+    top_k: Sample from the k most likely tokens only. Default: no limit.
+    top_p: Sample from the most likely tokens whose probabilities add up to p
+        (nucleus sampling). Default: no limit.
+    typical_p: Sample from the most typical tokens whose probabilities add up to
+        p (locally typical sampling). Default: no limit.
+    repetition_penalty: Factor for the log-probabilities of tokens that occurred
+        before; above 1 makes repetition less likely. Default: 1.
+    engine: What decodes token by token: TensorFlow, or OpenVINO, which is
+        faster on CPUs and needs the package openvino.
+    weights: Dtype of the weights of --engine=openvino: fewer bytes are faster
+        and change the log-probabilities slightly.
+
+    Optimization options:
+    seed: Seed of sampling; the same seed writes the same text.
+    """
+
+    prompt: flags.DEFINE_multi_string = None
+    max_tokens: options.integer(0) = 500
+    stop: flags.DEFINE_multi_string = []
+    output: str = None
+    temperature: float = 1.0
+    top_k: int = None
+    top_p: float = None
+    typical_p: float = None
+    repetition_penalty: float = None
+    engine: options.one_of(ENGINES) = "tensorflow"
+    weights: options.one_of(WEIGHTS) = "float32"
+    seed: options.integer(0) = 0
+
+
+Generate.define()
+trained_model.TrainedModel.define()
 trained_model.define_memory_flag()
-flags.DEFINE_multi_string(
-    "prompt", None,
-    "Text to continue; may be repeated. Default: a newline, or a space if the "
-    "vocabulary lacks the newline. For a model of token ids: numbers, or an "
-    ".npy file, which must be given.",
-)  # fmt: skip
-flags.DEFINE_integer(
-    "max_tokens", 500,
-    "Most tokens to write after the prompt; --stop may end the text sooner.",
-    lower_bound=0,
-)  # fmt: skip
-flags.DEFINE_multi_string(
-    "stop", [],
-    "Text at which to stop; \\n is a newline. It is not printed. May be "
-    "repeated.",
-)  # fmt: skip
-flags.DEFINE_string(
-    "output", None,
-    "File for the prompts and what follows them, of a model of token ids: .npy "
-    "for one prompt, or .npz. Default: none.",
-)  # fmt: skip
-flags.DEFINE_float(
-    "temperature", 1.0,
-    "Softmax temperature of sampling; 0 always takes the most likely token.",
-)  # fmt: skip
-flags.DEFINE_integer(
-    "top_k", None,
-    "Sample from the k most likely tokens only. Default: no limit.",
-)  # fmt: skip
-flags.DEFINE_float(
-    "top_p", None,
-    "Sample from the most likely tokens whose probabilities add up to p "
-    "(nucleus sampling). Default: no limit.",
-)  # fmt: skip
-flags.DEFINE_float(
-    "typical_p", None,
-    "Sample from the most typical tokens whose probabilities add up to p "
-    "(locally typical sampling). Default: no limit.",
-)  # fmt: skip
-flags.DEFINE_float(
-    "repetition_penalty", None,
-    "Factor for the log-probabilities of tokens that occurred before; above 1 "
-    "makes repetition less likely. Default: 1.",
-)  # fmt: skip
-flags.DEFINE_integer(
-    "seed", 0, "Seed of sampling; the same seed writes the same text.",
-    lower_bound=0,
-)  # fmt: skip
-flags.DEFINE_enum(
-    "engine", "tensorflow", ENGINES,
-    "What decodes token by token: TensorFlow, or OpenVINO, which is faster on "
-    "CPUs and needs the package openvino.",
-)  # fmt: skip
-flags.DEFINE_enum(
-    "weights", "float32", WEIGHTS,
-    "Dtype of the weights of --engine=openvino: fewer bytes are faster and "
-    "change the log-probabilities slightly.",
-)  # fmt: skip
 
 
 def main(_):

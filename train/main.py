@@ -62,17 +62,13 @@ _MAX_PROMPT_TOKENS = 100_000
 # Those of valid in surprise.html.
 _PAGE_TOKENS = 1000
 
-flags.DEFINE_string(
-    "workdir", None,
-    "Folder of the run, a local path or gs://; its checkpoints and results are "
-    "written there. Needed, unless --compile_only is given.",
-)  # fmt: skip
-
-data_flags.define_corpus_flags(required=False)
-data_flags.define_tokenizer_flags()
+data_flags.Corpus.define()
+data_flags.Tokenizer.define()
 model_flags.define_model_flags()
-training_flags.define_training_flags()
-compiling.define_compile_flags()
+trained_model.Origin.define()
+training_flags.Training.define(workdir=None)
+training_flags.LanguageTraining.define()
+compiling.Compilation.define()
 
 
 @flags.multi_flags_validator(

@@ -72,6 +72,7 @@ from txl_keras.evaluation.report import segment_position_losses
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
 from txl_keras.scripts.progress_bar import progress_bar
@@ -80,46 +81,47 @@ from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_enum(
-    "picture", None,
-    ["learning_curves", "context_losses", "positions", "attention",
-     "attention_by_distance", "recl"],
-    "The picture to draw: loss by step (learning_curves), by context length "
-    "(context_losses) or by position in the segment (positions); attention "
-    "maps (attention), attention by distance (attention_by_distance), or "
-    "effective context lengths (recl).",
-    required=True,
-)  # fmt: skip
-flags.DEFINE_string(
-    "output", None, f"Picture to write, of type {', '.join(FORMATS)}.",
-    required=True,
-)  # fmt: skip
-several_runs.define_group_flags(context_lengths=[2**i for i in range(10)])
-flags.DEFINE_list(
-    "numbers", None,
-    "JSON file of an earlier picture to draw again, instead of measuring "
-    "--workdirs; of learning_curves also several.",
-)  # fmt: skip
-flags.DEFINE_integer(
-    "segment_length", None, "Tokens per segment. Default: as in training.",
-    lower_bound=1,
-)  # fmt: skip
-model_flags.define_argument("memory_length", None, " Default: as in training.")
-flags.DEFINE_enum(
-    "x_axis", "steps", ["steps", "tokens"],
-    "Unit of the x axis of learning_curves.",
-)  # fmt: skip
-flags.DEFINE_integer(
-    "max_eval_tokens", None,
-    "Score only this many tokens from the start of the split, in positions. "
-    "Default: all.", lower_bound=2,
-)  # fmt: skip
-for _name in ("layers", "heads"):
-    flags.DEFINE_list(
-        _name, None,
-        f"{_name.capitalize()} to show in attention and attention_by_distance, "
-        "counted from 0. Default: all.",
-    )  # fmt: skip
+
+class Plot(options.Options, formats=", ".join(FORMATS)):
+    """Holds the options of this command.
+
+    picture: The picture to draw: loss by step (learning_curves), by context
+        length (context_losses) or by position in the segment (positions);
+        attention maps (attention), attention by distance
+        (attention_by_distance), or effective context lengths (recl).
+    output: Picture to write, of type {formats}.
+    numbers: JSON file of an earlier picture to draw again, instead of measuring
+        --workdirs; of learning_curves also several.
+    x_axis: Unit of the x axis of learning_curves.
+    layers: Layers to show in attention and attention_by_distance, counted from
+        0. Default: all.
+    heads: Heads to show in attention and attention_by_distance, counted from 0.
+        Default: all.
+
+    Data options:
+    segment_length: Tokens per segment. Default: as in training.
+
+    Evaluation options:
+    max_eval_tokens: Score only this many tokens from the start of the split, in
+        positions. Default: all.
+    """
+
+    picture: options.one_of(
+        ["learning_curves", "context_losses", "positions", "attention",
+         "attention_by_distance", "recl"]
+    ) = options.REQUIRED  # fmt: skip
+    output: str = options.REQUIRED
+    numbers: list = None
+    x_axis: options.one_of(["steps", "tokens"]) = "steps"
+    layers: list = None
+    heads: list = None
+    segment_length: options.integer(1) = None
+    max_eval_tokens: options.integer(2) = None
+
+
+Plot.define()
+several_runs.define_group_flags([2**i for i in range(10)])
+model_flags.Model.define("memory_length", note=" Default: as in training.")
 
 # Flags that only some pictures use.
 _ONLY_FOR = {

@@ -28,29 +28,33 @@ from txl_keras.data.statistics import plot_statistics
 from txl_keras.data.statistics import token_counts
 from txl_keras.data.vocabulary import choose_cutoffs
 from txl_keras.scripts import data_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
 
-data_flags.define_corpus_flags()
-data_flags.define_tokenizer_flags()
-flags.DEFINE_string(
-    "output", None,
-    "Folder for statistics.json and statistics.png. Default: the folder of the "
-    "token ids.",
-)  # fmt: skip
-flags.DEFINE_string(
-    "beam_runner", None,
-    "Runner of Apache Beam that reads and encodes the text, such as "
-    "DirectRunner, DataflowRunner or FlinkRunner. The result is the same. "
-    "Default: this machine does, without Beam.",
-)  # fmt: skip
-flags.DEFINE_string(
-    "beam_options", None,
-    "Options of Apache Beam and of --beam_runner, such as "
-    "'--direct_num_workers=4 --direct_running_mode=multi_processing'.",
-)  # fmt: skip
+
+class Prepare(options.Options):
+    """Holds the options of this command.
+
+    output: Folder for statistics.json and statistics.png. Default: the folder
+        of the token ids.
+    beam_runner: Runner of Apache Beam that reads and encodes the text, such as
+        DirectRunner, DataflowRunner or FlinkRunner. The result is the same.
+        Default: this machine does, without Beam.
+    beam_options: Options of Apache Beam and of --beam_runner, such as
+        '--direct_num_workers=4 --direct_running_mode=multi_processing'.
+    """
+
+    output: str = None
+    beam_runner: str = None
+    beam_options: str = None
+
+
+Prepare.define()
+data_flags.Corpus.define(corpus=options.REQUIRED)
+data_flags.Tokenizer.define()
 
 
 def main(_):

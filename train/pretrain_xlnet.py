@@ -33,6 +33,7 @@ from txl_keras.models import XLNetBackbone
 from txl_keras.models import XLNetPermutationLM
 from txl_keras.scripts import data_flags
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.scripts import training_run
@@ -56,49 +57,41 @@ _MODEL_DEFAULTS = {
     "dropout": 0.1,
     "attention_dropout": 0.1,
 }
-_OBJECTIVE_FLAGS = (
-    "context_factor", "max_span", "not_predicted", "reuse_half",
-)  # fmt: skip
 
-flags.DEFINE_string(
-    "workdir", None,
-    "Folder of the run, a local path or gs://; its checkpoints and results are "
-    "written there.", required=True,
-)  # fmt: skip
-data_flags.define_corpus_flags()
-data_flags.define_tokenizer_flags()
-for _name, _default in _MODEL_DEFAULTS.items():
-    model_flags.define_argument(_name, _default)
-flags.DEFINE_integer(
-    "context_factor", 6,
-    "Predict one of this many tokens; the others are context.",
-    lower_bound=1,
-)  # fmt: skip
-flags.DEFINE_integer(
-    "max_span", 5, "Most consecutive tokens to predict.", lower_bound=1
+
+class Permutation(options.Options):
+    """Holds options of the targets.
+
+    Model options:
+    context_factor: Predict one of this many tokens; the others are context.
+    max_span: Most consecutive tokens to predict.
+    not_predicted: Token ids that are never predicted, such as that of [SEP].
+    reuse_half: Advance by half a segment per step, and keep only that half in
+        memory, so that segments overlap by half.
+    """
+
+    context_factor: options.integer(1) = 6
+    max_span: options.integer(1) = 5
+    not_predicted: list = []
+    reuse_half: bool = False
+
+
+data_flags.Corpus.define(corpus=options.REQUIRED)
+data_flags.Tokenizer.define()
+model_flags.Model.define(*_MODEL_DEFAULTS, **_MODEL_DEFAULTS)
+Permutation.define()
+training_flags.Training.define(
+    # Only one token of six is a target: with the small batch and the high
+    # learning rate of main.py, 1,900 steps learned no more than the frequencies
+    # of bytes.
+    batch_size=16,
+    segment_length=128,
+    max_steps=1000,
+    learning_rate=2.5e-4,
+    warmup_steps=0,
+    eval_every=500,
+    checkpoint_every=500,
 )
-flags.DEFINE_list(
-    "not_predicted", [],
-    "Token ids that are never predicted, such as that of [SEP].",
-)  # fmt: skip
-flags.DEFINE_bool(
-    "reuse_half", False,
-    "Advance by half a segment per step, and keep only that half in "
-    "memory, so that segments overlap by half.",
-)  # fmt: skip
-training_flags.define_common_flags()
-# Only one token of six is a target: with the small batch and the high learning
-# rate of main.py, 1,900 steps learned no more than the frequencies of bytes.
-for _name, _value in {
-    "batch_size": 16,
-    "segment_length": 128,
-    "max_steps": 1000,
-    "learning_rate": 2.5e-4,
-    "warmup_steps": 0,
-    "eval_every": 500,
-    "checkpoint_every": 500,
-}.items():
-    FLAGS.set_default(_name, _value)
 
 
 def main(_):
@@ -155,7 +148,7 @@ def train(strategy, stop):
         splits,
         {
             **training_flags.result_settings(),
-            **{name: FLAGS[name].value for name in _OBJECTIVE_FLAGS},
+            **Permutation.values(),
         },
         describe=_bits,
         unit=f"predicted {tokenizer.unit}",

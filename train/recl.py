@@ -44,6 +44,7 @@ from txl_keras.evaluation.recl import check_context_lengths
 from txl_keras.evaluation.recl import effective_context_lengths
 from txl_keras.evaluation.recl import recl_label
 from txl_keras.evaluation.report import score
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import several_runs
 from txl_keras.scripts.progress_bar import progress_bar
@@ -51,12 +52,22 @@ from txl_keras.workdir import write_json
 
 FLAGS = flags.FLAGS
 
-several_runs.define_group_flags(range(100, 1001, 100), required=True)
-flags.DEFINE_string("output", None, "JSON file to write.", required=True)
-flags.DEFINE_list(
-    "top_r", ["0.1", "0.5", "1"],
-    "Shares of the positions to average over, the hardest first.",
-)  # fmt: skip
+
+class Recl(options.Options):
+    """Holds the options of this command.
+
+    output: JSON file to write.
+    top_r: Shares of the positions to average over, the hardest first.
+    """
+
+    output: str = options.REQUIRED
+    top_r: list = ["0.1", "0.5", "1"]
+
+
+several_runs.define_group_flags(
+    range(100, 1001, 100), workdirs=options.REQUIRED
+)
+Recl.define()
 
 
 def main(_):

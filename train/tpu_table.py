@@ -28,6 +28,7 @@ import txl_keras.scripts.quiet  # noqa: F401
 from absl import flags
 
 from txl_keras.data.corpora.files import write_text
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.tpu.compiling import check_compiler
 from txl_keras.tpu.compiling import versions
@@ -37,9 +38,17 @@ _SCRIPTS = pathlib.Path(__file__).parent
 _CONFIGS = _SCRIPTS.parent / "tpu_configs"
 _REPORTS = _CONFIGS / "compiled.jsonl"
 
-flags.DEFINE_bool(
-    "write_only", False, "Compile nothing; only write the table again."
-)
+
+class Table(options.Options):
+    """Holds the options of this script.
+
+    write_only: Compile nothing; only write the table again.
+    """
+
+    write_only: bool = False
+
+
+Table.define()
 _COLUMNS = {
     "slice": "`{slice}`",
     "experiment": "`{experiment}`",

@@ -11,7 +11,7 @@ from script_flags import flags_of
 from script_runs import TRAIN
 from script_runs import run_code
 
-from txl_keras.scripts.help_topics import describe_flags
+from txl_keras.scripts.options import describe_flags
 from txl_keras.scripts.output import lasting_output
 from txl_keras.scripts.txl import COMMANDS
 

@@ -19,6 +19,7 @@ from txl_keras.data.step_batches import replica_batch_size
 from txl_keras.evaluation.evaluator import Evaluator
 from txl_keras.models import presets
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import running
 from txl_keras.scripts import training_flags
 from txl_keras.serving import Generator
@@ -45,23 +46,21 @@ FLAGS = flags.FLAGS
 STEPS = ("train", "evaluation", "generation")
 
 
-def define_compile_flags():
-    """Defines `--tpu_type`, `--compile_only` and `--compile_steps`."""
-    flags.DEFINE_string(
-        "tpu_type", None,
-        "Type of the TPU slice, as gcloud calls it. The run is checked "
-        "against it, and --compile_only compiles for it. One of "
-        f"{', '.join(TYPES)}.",
-    )  # fmt: skip
-    flags.DEFINE_bool(
-        "compile_only", False,
-        "Compile the steps of the run for --tpu_type and report their time "
-        "and memory, instead of training. Needs neither a TPU nor text.",
-    )  # fmt: skip
-    flags.DEFINE_multi_enum(
-        "compile_steps", list(STEPS), STEPS,
-        "The steps that --compile_only compiles.",
-    )  # fmt: skip
+class Compilation(options.Options, types=", ".join(TYPES)):
+    """Holds options of `--compile_only`.
+
+    Device options:
+    tpu_type: Type of the TPU slice, as gcloud calls it. The run is checked
+        against it, and --compile_only compiles for it. One of {types}.
+    compile_only: Compile the steps of the run for --tpu_type and report their
+        time and memory, instead of training. Needs neither a TPU,
+        nor text, nor --workdir.
+    compile_steps: The steps that --compile_only compiles.
+    """
+
+    tpu_type: str = None
+    compile_only: bool = False
+    compile_steps: options.several_of(STEPS) = list(STEPS)
 
 
 def compile_run():

@@ -21,103 +21,73 @@ from txl_keras.data.preparation import prepare_tokenizer
 from txl_keras.data.preparation import token_folder
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers.building import OPTIONS
+from txl_keras.scripts import options
 
 FLAGS = flags.FLAGS
 
-# Flags that locate the text. They may change when a run resumes.
-CORPUS_FLAGS = (
-    "corpus", "data_dir", "manual_dir", "document_separator", "text_key",
-)  # fmt: skip
-# Flags that define the tokens. They may not change when a run resumes.
-TOKENIZER_FLAGS = (
-    "tokenizer", "drop_newlines", "vocabulary_size", "min_count", "lower_case",
-    "unknown", "line_start", "line_end",
-)  # fmt: skip
+
+class Corpus(options.Options, corpora=", ".join(CORPORA)):
+    r"""Holds options that locate the text, which may change when a run resumes.
+
+    Data options:
+    corpus: The text: {corpora}, tfds:NAME, or the path of a text file, a folder
+        or a file pattern; with --tokenizer=ids, of .npy or .npz files. Scripts
+        that read a finished run use its text by default.
+    data_dir: Folder for downloaded texts and prepared token ids. Default:
+        TFDS_DATA_DIR, or ~/tensorflow_datasets.
+    manual_dir: Folder that already holds the published files of a corpus.
+        Default: data_dir.
+    document_separator: Text that separates the documents of a file; \n is a
+        newline. Default: a file is one document.
+    text_key: Name of the text field in JSON lines and in tfds: examples.
+        Default: text.
+    """
+
+    corpus: str = None
+    data_dir: str = None
+    manual_dir: str = None
+    document_separator: str = None
+    text_key: str = None
 
 
-def define_corpus_flags(required=True):
-    """Defines the flags of `CORPUS_FLAGS`."""
-    flags.DEFINE_string(
-        "corpus", None,
-        f"The text: {', '.join(CORPORA)}, tfds:NAME, or the path of a text "
-        "file, a folder or a file pattern; with --tokenizer=ids, of .npy or "
-        ".npz files. Scripts that read a finished run use its text by default.",
-        required=required,
-    )  # fmt: skip
-    define_data_dir_flag()
-    flags.DEFINE_string(
-        "manual_dir", None,
-        "Folder that already holds the published files of a corpus. Default: "
-        "data_dir.",
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "document_separator", None,
-        r"Text that separates the documents of a file; \n is a newline. "
-        "Default: a file is one document.",
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "text_key", None,
-        "Name of the text field in JSON lines and in tfds: examples. Default: "
-        "text.",
-    )  # fmt: skip
+class Tokenizer(options.Options):
+    """Holds options that define the tokens.
+
+    Tokenizer options:
+    tokenizer: Kind of tokens. Default: sentencepiece, whose subwords are
+        learned from the train split; bytes for enwik8 and text8; ids for .npy
+        and .npz files of token ids.
+    drop_newlines: Remove newlines from the text of bytes and characters, as the
+        enwik8 protocol of the original code does. Scores then refer to the text
+        without newlines. Default: no.
+    vocabulary_size: Most words to keep in the vocabulary (default: all), the
+        number of subwords to learn (default for sentencepiece: by the size of
+        the text), or one more than the largest id (default: of those in the
+        corpus).
+    min_count: Words that occur less often in the train split become unknown.
+        Default: keep all.
+    lower_case: Convert the text to lower case. Default: no.
+    unknown: Token for unknown words; empty for none. Default: <unk>.
+    line_start: Token that is put before each line. Default: none.
+    line_end: Token that stands for the end of each line; empty for none.
+        Default: <eos>.
+    vocabulary: File with the words of the vocabulary, or a subword model.
+        Default: the vocabulary is built from the train split.
+    """
+
+    tokenizer: options.one_of(OPTIONS) = None
+    drop_newlines: bool = None
+    vocabulary_size: int = None
+    min_count: int = None
+    lower_case: bool = None
+    unknown: str = None
+    line_start: str = None
+    line_end: str = None
+    vocabulary: str = None
 
 
-def define_data_dir_flag():
-    """Defines `--data_dir`, for downloads and token ids."""
-    flags.DEFINE_string(
-        "data_dir", None,
-        "Folder for downloaded texts and prepared token ids. Default: "
-        "TFDS_DATA_DIR, or ~/tensorflow_datasets.",
-    )  # fmt: skip
-
-
-def define_tokenizer_flags():
-    """Defines the flags of `TOKENIZER_FLAGS`, and `--vocabulary`."""
-    flags.DEFINE_enum(
-        "tokenizer", None, list(OPTIONS),
-        "Kind of tokens. Default: sentencepiece, whose subwords are learned "
-        "from the train split; bytes for enwik8 and text8; ids for .npy and "
-        ".npz files of token ids.",
-    )  # fmt: skip
-    flags.DEFINE_bool(
-        "drop_newlines", None,
-        "Remove newlines from the text of bytes and characters, as the "
-        "enwik8 protocol of the original code does. Scores then refer to the "
-        "text without newlines. Default: no.",
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "vocabulary", None,
-        "File with the words of the vocabulary, or a subword model. Default: "
-        "the vocabulary is built from the train split.",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "vocabulary_size", None,
-        "Most words to keep in the vocabulary (default: all), the number of "
-        "subwords to learn (default for sentencepiece: by the size of the "
-        "text), or one more than the largest id (default: of those in the "
-        "corpus).",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "min_count", None,
-        "Words that occur less often in the train split become unknown. "
-        "Default: keep all.",
-    )  # fmt: skip
-    flags.DEFINE_bool(
-        "lower_case", None, "Convert the text to lower case. Default: no."
-    )
-    flags.DEFINE_string(
-        "unknown", None,
-        "Token for unknown words; empty for none. Default: <unk>.",
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "line_start", None,
-        "Token that is put before each line. Default: none.",
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "line_end", None,
-        "Token that stands for the end of each line; empty for none. Default: "
-        "<eos>.",
-    )  # fmt: skip
+# They may not change when a run resumes; the path of a vocabulary may.
+TOKENIZER_FLAGS = tuple(n for n in Tokenizer.names() if n != "vocabulary")
 
 
 def corpus_options(defaults=None):
@@ -126,7 +96,7 @@ def corpus_options(defaults=None):
     # earlier call, such as the one in a run's config.json. Such values are
     # printed, because another person may have written the file.
     options = {}
-    for name in CORPUS_FLAGS:
+    for name in Corpus.names():
         options[name] = FLAGS[name].value
         if options[name] == "":  # such as an unset shell variable
             raise ValueError(f"`{name}` must not be empty. Received: --{name}=")
@@ -147,7 +117,7 @@ def corpus_options(defaults=None):
 def run_corpus_options(run_corpus):
     """Returns the arguments of `load_corpus` for the text of a run."""
     # Of the flags only `--data_dir` counts.
-    options = dict.fromkeys(CORPUS_FLAGS)
+    options = dict.fromkeys(Corpus.names())
     options["data_dir"] = FLAGS.data_dir
     _fill_in(options, run_corpus)
     return options

@@ -18,56 +18,48 @@ from txl_keras.evaluation.dynamic_evaluator import checked_mean_square
 from txl_keras.evaluation.dynamic_evaluator import collect_mean_square
 from txl_keras.evaluation.report import score
 from txl_keras.scripts import data_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import several_runs
 from txl_keras.tensor_files import read_safetensors
 from txl_keras.tensor_files import write_safetensors
 
 FLAGS = flags.FLAGS
 
-DYNAMIC_FLAGS = (
-    "dynamic", "dynamic_learning_rate", "dynamic_decay", "dynamic_segments",
-    "dynamic_weights",
-)  # fmt: skip
 # Most tokens of valid on which pairs of learning rate and decay are compared.
 _SEARCH_TOKENS = 50_000
 _LEARNING_RATES = {"sgd": [0.01, 0.03, 0.1], "rms": [3e-6, 1e-5, 3e-5, 1e-4]}
 
 
-def define_dynamic_flags():
-    """Defines the flags of `DYNAMIC_FLAGS`."""
-    flags.DEFINE_enum(
-        "dynamic", None, ["sgd", "rms"],
-        "Dynamic evaluation: change the weights after each segment, by its "
-        "gradient (sgd), or by that over the root mean square of gradients on "
-        "train (rms). Default: fixed weights.",
-    )  # fmt: skip
-    flags.DEFINE_list(
-        "dynamic_learning_rate", None,
-        "Learning rate of --dynamic, or several to try on up to 50,000 tokens "
-        "of valid. Default: "
-        "0.01,0.03,0.1 for sgd and 3e-6,1e-5,3e-5,1e-4 for rms.",
-    )  # fmt: skip
-    flags.DEFINE_list(
-        "dynamic_decay", ["0"],
-        "Decay towards the original weights in --dynamic=rms, or several to "
-        "try on valid.",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "dynamic_segments", 200,
-        "Segments, from all of train, whose gradients are the statistics of "
-        "--dynamic=rms.", lower_bound=1,
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "dynamic_weights", None,
-        "Regular expression: with --dynamic only weights with a match in their "
-        "names change, such as block_[23]/feed_forward. Default: all.",
-    )  # fmt: skip
+class Dynamic(options.Options):
+    """Holds options of dynamic evaluation.
+
+    Evaluation options:
+    dynamic: Dynamic evaluation: change the weights after each segment, by its
+        gradient (sgd), or by that over the root mean square of gradients on
+        train (rms). Default: fixed weights.
+    dynamic_learning_rate: Learning rate of --dynamic, or several to try on up
+        to 50,000 tokens of valid. Default: 0.01,0.03,0.1 for sgd and
+        3e-6,1e-5,3e-5,1e-4 for rms.
+    dynamic_decay: Decay towards the original weights in --dynamic=rms, or
+        several to try on valid.
+    dynamic_segments: Segments, from all of train, whose gradients are the
+        statistics of --dynamic=rms.
+    dynamic_weights: Regular expression: with --dynamic only weights with a
+        match in their names change, such as block_[23]/feed_forward. Default:
+        all.
+    """
+
+    dynamic: options.one_of(["sgd", "rms"]) = None
+    dynamic_learning_rate: list = None
+    dynamic_decay: list = ["0"]
+    dynamic_segments: options.integer(1) = 200
+    dynamic_weights: str = None
 
 
 def check_dynamic_flags():
     """Checks the flags before anything is loaded."""
     if FLAGS.dynamic is None:
-        given = [name for name in DYNAMIC_FLAGS if FLAGS[name].present]
+        given = [name for name in Dynamic.names() if FLAGS[name].present]
         if given:
             raise ValueError(
                 f"`{given[0]}` can only be given with --dynamic. Received: "

@@ -1,5 +1,6 @@
 """Flags for the model, and the function that builds it."""
 
+import functools
 import inspect
 
 from absl import flags
@@ -15,88 +16,12 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models import presets
 from txl_keras.models.model_config import warn_of_memory_source
 from txl_keras.models.transformer_xl_backbone import MEMORY_SOURCES
+from txl_keras.scripts import options
 
 FLAGS = flags.FLAGS
 
 _TIES = {"all": True, "none": False}  # "all_but_first" is passed as it is
 _BACKBONES = {"transformer_xl": TransformerXLBackbone, "lstm": LSTMBackbone}
-# A flag for each of these arguments of the model.
-_ARGUMENTS = {
-    "num_layers": "Number of decoder blocks or LSTM layers.",
-    "num_heads": "Attention heads per block.",
-    "head_dim": "Size of each attention head.",
-    "hidden_dim": "Size of the hidden states.",
-    "intermediate_dim": "Inner size of the feed-forward layers.",
-    "memory_length": (
-        "Tokens of memory that each block attends to besides the segment; 0 "
-        "for no memory."
-    ),
-    "cutoffs": (
-        "First token ids of the further clusters of the adaptive embedding "
-        "and softmax, where ids are sorted by frequency; `auto` chooses them "
-        "from the counts in the train split."
-    ),
-    "embedding_dim": "Embedding size of the first cluster of the vocabulary.",
-    "div_val": (
-        "Factor by which the embedding size shrinks from one cluster of the "
-        "vocabulary to the next."
-    ),
-    "tie_embeddings": "Share the embedding tables with the softmax.",
-    "tie_projections": (
-        "Clusters whose embedding projection is shared with the softmax."
-    ),
-    "attention_type": (
-        "Position encoding of attention: that of Transformer-XL (relative), or "
-        "one of the paper's ablation study."
-    ),
-    "max_positions": (
-        "Number of learned positions, for attention_type shaw and al_rfou."
-    ),
-    "tie_attention_biases": (
-        "Share the attention biases u and v between all blocks."
-    ),
-    "same_length": (
-        "Let every token attend to exactly memory_length earlier tokens."
-    ),
-    "memory_source": (
-        "What each block remembers: its inputs, as Transformer-XL does, or its "
-        "outputs (same-layer recurrence), with which scores depend on the "
-        "segment length."
-    ),
-    "compression": (
-        "How tokens that leave the memory are compressed into a second, older "
-        "part of it, as in the Compressive Transformer."
-    ),
-    "compression_rate": "Number of tokens that are compressed to one slot.",
-    "compressed_length": (
-        "Number of compressed slots; may be larger in evaluation than in "
-        "training."
-    ),
-    "clamp_length": (
-        "Largest relative distance to encode; greater distances count as this "
-        "one."
-    ),
-    "dropout": "Dropout rate, except that of attention weights.",
-    "attention_dropout": "Dropout rate of attention weights.",
-    "normalize_first": (
-        "Apply layer norm before each sublayer (pre-norm), not after it."
-    ),
-    "gate": (
-        "Gate of GTrXL in place of each residual sum; needs normalize_first."
-    ),
-    "normalize_output": "Apply a layer norm to the output of the last block.",
-    "initializer_stddev": (
-        "Standard deviation of initial kernels and embeddings."
-    ),
-}
-_LEAST = {"memory_length": 0, "clamp_length": 1, "compressed_length": 1}
-_CHOICES = {
-    "tie_projections": ["all", "all_but_first", "none"],
-    "attention_type": ATTENTION_TYPES,
-    "memory_source": MEMORY_SOURCES,
-    "compression": COMPRESSIONS,
-    "gate": GATES,
-}
 
 
 class _PresetParser(flags.EnumParser):
@@ -109,19 +34,99 @@ class _PresetParser(flags.EnumParser):
         return super().parse(argument)
 
 
+class Architecture(options.Options):
+    """Holds options that choose the model, which those of `Model` change.
+
+    Model options:
+    preset: Preset of the model: the sizes and options that other model flags
+        can change.
+    backbone: Architecture of the backbone. lstm is a baseline that supports
+        fewer of the model flags.
+    """
+
+    preset: functools.partial(
+        flags.DEFINE, _PresetParser(list(presets.PRESETS))
+    ) = "quickstart"
+    backbone: options.one_of(_BACKBONES) = "transformer_xl"
+
+
+class Model(options.Options):
+    """Holds arguments of the model.
+
+    Model options:
+    num_layers: Number of decoder blocks or LSTM layers.
+    num_heads: Attention heads per block.
+    head_dim: Size of each attention head.
+    hidden_dim: Size of the hidden states.
+    intermediate_dim: Inner size of the feed-forward layers.
+    memory_length: Tokens of memory that each block attends to besides the
+        segment; 0 for no memory.
+    cutoffs: First token ids of the further clusters of the adaptive embedding
+        and softmax, where ids are sorted by frequency; `auto` chooses them from
+        the counts in the train split.
+    embedding_dim: Embedding size of the first cluster of the vocabulary.
+    div_val: Factor by which the embedding size shrinks from one cluster of the
+        vocabulary to the next.
+    tie_embeddings: Share the embedding tables with the softmax.
+    tie_projections: Clusters whose embedding projection is shared with the
+        softmax.
+    attention_type: Position encoding of attention: that of Transformer-XL
+        (relative), or one of the paper's ablation study.
+    max_positions: Number of learned positions, for attention_type shaw and
+        al_rfou.
+    tie_attention_biases: Share the attention biases u and v between all blocks.
+    same_length: Let every token attend to exactly memory_length earlier tokens.
+    memory_source: What each block remembers: its inputs, as Transformer-XL
+        does, or its outputs (same-layer recurrence), with which scores depend
+        on the segment length.
+    compression: How tokens that leave the memory are compressed into a second,
+        older part of it, as in the Compressive Transformer.
+    compression_rate: Number of tokens that are compressed to one slot.
+    compressed_length: Number of compressed slots; may be larger in evaluation
+        than in training.
+    clamp_length: Largest relative distance to encode; greater distances count
+        as this one.
+    dropout: Dropout rate, except that of attention weights.
+    attention_dropout: Dropout rate of attention weights.
+    normalize_first: Apply layer norm before each sublayer (pre-norm), not after
+        it.
+    gate: Gate of GTrXL in place of each residual sum; needs normalize_first.
+    normalize_output: Apply a layer norm to the output of the last block.
+    initializer_stddev: Standard deviation of initial kernels and embeddings.
+    """
+
+    num_layers: int = None
+    num_heads: int = None
+    head_dim: int = None
+    hidden_dim: int = None
+    intermediate_dim: int = None
+    memory_length: options.integer(0) = None
+    cutoffs: list = None
+    embedding_dim: int = None
+    div_val: int = None
+    tie_embeddings: bool = None
+    tie_projections: options.one_of(["all", "all_but_first", "none"]) = None
+    attention_type: options.one_of(ATTENTION_TYPES) = None
+    max_positions: int = None
+    tie_attention_biases: bool = None
+    same_length: bool = None
+    memory_source: options.one_of(MEMORY_SOURCES) = None
+    compression: options.one_of(COMPRESSIONS) = None
+    compression_rate: int = None
+    compressed_length: options.integer(1) = None
+    clamp_length: options.integer(1) = None
+    dropout: float = None
+    attention_dropout: float = None
+    normalize_first: bool = None
+    gate: options.one_of(GATES) = None
+    normalize_output: bool = None
+    initializer_stddev: float = None
+
+
 def define_model_flags(has_softmax=True):
     """Defines `--preset`, `--backbone` and a flag per argument of the model."""
-    flags.DEFINE(
-        _PresetParser(list(presets.PRESETS)), "preset", "quickstart",
-        "Preset of the model: the sizes and options that other model flags "
-        "can change.",
-    )  # fmt: skip
-    flags.DEFINE_enum(
-        "backbone", "transformer_xl", _BACKBONES,
-        "Architecture of the backbone. lstm is a baseline that supports fewer "
-        "of the model flags.",
-    )  # fmt: skip
-    for name in _ARGUMENTS:
+    Architecture.define()
+    for name in Model.names():
         if not has_softmax and name.startswith(("tie_emb", "tie_proj")):
             continue
         default = _default(name)
@@ -129,24 +134,7 @@ def define_model_flags(has_softmax=True):
             default = str(default).lower()
         default = "none" if default in (None, ()) else default
         note = f" Default: the preset's (quickstart: {default})."
-        define_argument(name, None, note)
-
-
-def define_argument(name, default, note=""):
-    """Defines the flag of an argument of the model, with its own default."""
-    description = _ARGUMENTS[name] + note
-    preset_default = _default(name)
-    if name in _CHOICES:
-        flags.DEFINE_enum(name, default, _CHOICES[name], description)
-    elif name == "cutoffs":
-        flags.DEFINE_list(name, default, description)
-    elif isinstance(preset_default, bool):
-        flags.DEFINE_bool(name, default, description)
-    elif isinstance(preset_default, float):
-        flags.DEFINE_float(name, default, description)
-    else:
-        least = _LEAST.get(name)
-        flags.DEFINE_integer(name, default, description, lower_bound=least)
+        Model.define(name, note=note)
 
 
 def _default(name):
@@ -166,15 +154,9 @@ def _default(name):
     }[name]
 
 
-def names():
-    """Returns the names of the flags of all models."""
-    return ("preset", "backbone", *_ARGUMENTS)
-
-
 def given():
     """Returns the arguments of the model that are not `None`, by name."""
-    values = {name: FLAGS[name].value for name in _ARGUMENTS if name in FLAGS}
-    return {name: v for name, v in values.items() if v is not None}
+    return {k: v for k, v in Model.values().items() if v is not None}
 
 
 def build_model(vocabulary_size, train_tokens, dtype, config=None):

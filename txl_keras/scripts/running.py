@@ -15,7 +15,7 @@ from absl import flags
 from absl import logging
 
 from txl_keras.scripts.flagfiles import expand_flagfiles
-from txl_keras.scripts.help_topics import define_help_flag
+from txl_keras.scripts.options import define_help_flag
 from txl_keras.scripts.output import lasting_output
 from txl_keras.training.host_memory import keep_freed_memory
 from txl_keras.training.stopping import EXIT_CODE

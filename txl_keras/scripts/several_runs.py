@@ -12,36 +12,41 @@ from txl_keras.data.preparation import tokenizer_hash
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import read_json
 from txl_keras.scripts import data_flags
+from txl_keras.scripts import options
 from txl_keras.scripts import trained_model
 from txl_keras.workdir import Workdir
 
 FLAGS = flags.FLAGS
 
 
-def define_group_flags(context_lengths, required=False):
+class Group(options.Options):
+    """Holds options that name several runs, and what to read of their text.
+
+    workdirs: Folders of the runs to compare.
+    labels: Names of the runs in the picture, in their order; in learning_curves
+        runs of one name are seeds. Default: their folders.
+    context_lengths: Two or more context lengths to compare, in tokens; at equal
+        intervals for effective context lengths.
+    num_positions: Number of tokens to predict from each context length.
+
+    Data options:
+    split: Split of the text to read.
+    batch_size: Rows per batch.
+    """
+
+    workdirs: list = None
+    labels: list = None
+    context_lengths: list = options.REQUIRED
+    num_positions: options.integer(1) = 1000
+    split: options.one_of(SPLITS) = "test"
+    batch_size: options.integer(1) = 16
+
+
+def define_group_flags(context_lengths, **defaults):
     """Defines the flags that name several runs and the text to read."""
-    flags.DEFINE_list(
-        "workdirs", None, "Folders of the runs to compare.", required=required
-    )
-    flags.DEFINE_list(
-        "labels", None,
-        "Names of the runs in the picture, in their order; in learning_curves "
-        "runs of one name are seeds. Default: their folders.",
-    )  # fmt: skip
-    trained_model.define_checkpoint_flag()
-    # By default the text of the runs.
-    data_flags.define_corpus_flags(required=False)
-    flags.DEFINE_enum("split", "test", SPLITS, "Split of the text to read.")
-    flags.DEFINE_list(
-        "context_lengths", [str(length) for length in context_lengths],
-        "Two or more context lengths to compare, in tokens; at equal intervals "
-        "for effective context lengths.",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "num_positions", 1000,
-        "Number of tokens to predict from each context length.", lower_bound=1,
-    )  # fmt: skip
-    flags.DEFINE_integer("batch_size", 16, "Rows per batch.", lower_bound=1)
+    Group.define(context_lengths=list(map(str, context_lengths)), **defaults)
+    trained_model.TrainedModel.define("checkpoint")
+    data_flags.Corpus.define()  # by default the text of the runs
 
 
 def output_path(endings, reason):

@@ -11,6 +11,7 @@ from txl_keras.models import TransformerXLCausalLM
 from txl_keras.models.presets import PRESETS
 from txl_keras.models.presets import TRAINED
 from txl_keras.scripts import model_flags
+from txl_keras.scripts import options
 from txl_keras.weights import weights_by_name
 from txl_keras.workdir import Workdir
 
@@ -24,32 +25,39 @@ _TRAINING_FIELDS = {
 }
 
 
-def define_trained_model_flags():
-    """Defines `--workdir`, `--preset` and `--checkpoint`."""
-    flags.DEFINE_string(
-        "workdir", None, "Folder of a run. Either it or --preset must be given."
-    )
-    names = [*TRAINED, "a folder of `save_to_preset`"]
-    flags.DEFINE_string(
-        "preset", None,
-        f"A trained model: {', '.join(names)}, or hf://owner/name.",
-    )  # fmt: skip
-    define_checkpoint_flag()
+class TrainedModel(options.Options, trained=", ".join(TRAINED)):
+    """Holds options that name a trained model.
+
+    workdir: Folder of the run.
+    checkpoint: Weights of a run to load: those with the best validation score,
+        or the latest.
+
+    Model options:
+    preset: A trained model in place of that of a --workdir: {trained}, a folder
+        of `save_to_preset`, or hf://owner/name.
+    """
+
+    workdir: str = None
+    preset: str = None
+    checkpoint: options.one_of(["best", "latest"]) = "best"
 
 
-def define_checkpoint_flag():
-    """Defines `--checkpoint`, which `Workdir.load_model` takes."""
-    flags.DEFINE_enum(
-        "checkpoint", "best", ["best", "latest"],
-        "Weights of a run to load: those with the best validation score, or "
-        "the latest.",
-    )  # fmt: skip
+class Origin(options.Options, trained=", ".join(TRAINED)):
+    """Holds the option that `open_origin` reads.
+
+    Optimization options:
+    initialize_from: Trained model to begin with: its weights, sizes and
+        tokenizer. The workdir of another run, {trained}, a folder of
+        `save_to_preset`, or hf://owner/name. Default: random weights.
+    """
+
+    initialize_from: str = None
 
 
 def define_memory_flag():
     """Defines `--memory_length` for generating."""
     note = " Default: as in training, but at least one segment."
-    model_flags.define_argument("memory_length", None, note)
+    model_flags.Model.define("memory_length", note=note)
 
 
 def given_workdir():
@@ -92,16 +100,6 @@ def load_given_preset(**overrides):
             f"`preset` must have a tokenizer. Received: --preset={FLAGS.preset}"
         )
     return model
-
-
-def define_origin_flag():
-    """Defines `--initialize_from`, which `open_origin` reads."""
-    flags.DEFINE_string(
-        "initialize_from", None,
-        "Trained model to begin with: its weights, sizes and tokenizer. The "
-        f"workdir of another run, {', '.join(TRAINED)}, a folder of "
-        "`save_to_preset`, or hf://owner/name. Default: random weights.",
-    )  # fmt: skip
 
 
 def open_origin():

@@ -4,10 +4,9 @@ from absl import flags
 
 from txl_keras.data import Segments
 from txl_keras.data.segments import ORDERS
-from txl_keras.scripts import trained_model
-from txl_keras.scripts.data_flags import CORPUS_FLAGS
+from txl_keras.scripts import options
 from txl_keras.scripts.data_flags import TOKENIZER_FLAGS
-from txl_keras.scripts.help_topics import script_flags
+from txl_keras.scripts.data_flags import Corpus
 from txl_keras.training import optimizers
 from txl_keras.training.optimizers import OPTIMIZERS
 from txl_keras.training.run_plan import RunPlan
@@ -17,194 +16,153 @@ from txl_keras.training.strategy import check_alike
 
 FLAGS = flags.FLAGS
 
-# Flags that affect the result of a run. They are recorded in its config.json
-# and may not change when the run resumes.
-RESULT_FLAGS = (
-    *TOKENIZER_FLAGS, "initialize_from", "precision", "seed", "batch_size",
-    "segment_length", "order", "reset_documents", "varlen", "half_loss",
-    "intermediate_losses", "max_steps", "minutes", "optimizer", "weight_decay",
-    "momentum", "beta_2", "clip_norm", "schedule", "learning_rate",
-    "min_learning_rate", "warmup_steps", "max_eval_tokens",
-)  # fmt: skip
-# Flags that may differ from worker to worker.
-_OWN_FLAGS = (
-    *CORPUS_FLAGS, "vocabulary", "workdir", "tpu", "num_cpu_devices",
-)  # fmt: skip
 # Default learning rate for weights that were not trained here.
 _FINE_TUNING_RATE = 5e-5
 
 
-def define_training_flags():
-    """Defines the flags for training a language model."""
-    define_common_flags()
-    trained_model.define_origin_flag()
-    flags.DEFINE_float(
-        "minutes", None,
-        "Minutes that the command takes, about: times some steps at the start "
-        "and chooses max_steps accordingly, and for a short text fewer; "
-        "dropout, precision and max_eval_tokens, too, unless they are given. "
-        "Changes max_steps while it trains if the speed changes. More minutes "
-        "than before train a finished run for longer. Default: max_steps "
-        "counts.", lower_bound=0.01, upper_bound=1e6,
-    )  # fmt: skip
-    flags.DEFINE_bool(
-        "varlen", False,
-        "Vary the length of training segments at random around segment_length.",
-    )  # fmt: skip
-    flags.DEFINE_bool(
-        "half_loss", False,
-        "Compute the training loss on the second half of each segment only. "
-        "With --order=roll all tokens become targets in some epoch.",
-    )  # fmt: skip
-    flags.DEFINE_bool(
-        "intermediate_losses", False,
-        "Let the blocks below the last one predict, too, during parts of the "
-        "first half of the steps, as in Al-Rfou et al.",
-    )  # fmt: skip
-    flags.DEFINE_bool(
-        "attention_kernel", False,
-        "Compute attention in training with a Pallas kernel, which uses less "
-        "memory and bandwidth. For TPU v4 and later (v2 and v3 in float32 "
-        "only); needs jax.",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "max_sample_tokens", 500,
-        "Most tokens to write into sample.txt at the end of the run. A sample "
-        "of up to 100 is shown after a validation score, along with "
-        "WORKDIR/surprise.html, if these have taken less than 2 % of the time "
-        "so far. 0 for neither.", lower_bound=0,
-    )  # fmt: skip
+class Training(options.Options, rate=_FINE_TUNING_RATE):
+    """Holds options of training any model.
+
+    workdir: Folder of the run, a local path or gs://; its checkpoints and
+        results are written there.
+    checkpoint_every: Training steps between checkpoints.
+    max_to_keep: Number of latest checkpoints to keep; `txl average` averages
+        them.
+
+    Data options:
+    batch_size: Rows per training step over all replicas.
+    segment_length: Tokens per row and training step.
+    order: Order of the text in each epoch. sequential: always the same; roll:
+        every row starts at another token; shuffle: documents are shuffled.
+    reset_documents: Clear the memory at the start of each document.
+
+    Optimization options:
+    precision: Dtype of activations and matmuls. Weights, softmax, layer norms
+        and loss are always float32.
+    seed: Seed of the initial weights, of dropout and of the order of the data.
+    max_steps: Number of training steps. More than before train a finished run
+        for longer.
+    optimizer: Optimizer; lamb is for large batches, muon orthogonalizes the
+        updates of kernels.
+    weight_decay: Weight decay of adamw, lamb and muon.
+    momentum: Momentum of sgd and muon; 0 means 0.95 for muon.
+    beta_2: Decay of the second moment of adam, adamw and lamb. Default: 0.999.
+    clip_norm: Global norm to which gradients are clipped; 0 for no clipping.
+    schedule: Decay of the learning rate after its warm-up.
+    learning_rate: Peak learning rate. Models of 40 million weights and more
+        need about 2.5e-4. Default with --initialize_from: half of that run's,
+        or {rate} if it was not trained here.
+    min_learning_rate: Learning rate after the last step.
+    warmup_steps: Steps of linear warm-up of the learning rate. Default: a tenth
+        of max_steps.
+    accumulate_steps: Parts into which each replica divides its rows to
+        accumulate their gradients: the same step in less memory.
+
+    Evaluation options:
+    max_eval_tokens: Score only this many tokens from the start of valid and
+        test. Default: all.
+    eval_batch_size: Rows per batch in evaluation.
+    eval_every: Training steps between evaluations on valid.
+
+    Device options:
+    tpu: Name of the TPU to train on; `local` or empty for the TPU of this
+        machine. Default: no TPU.
+    num_cpu_devices: Number of logical devices, each with a replica, to split
+        the CPU into. Default: one.
+    steps_per_execution: Most training steps that run in one call from the host.
+    profile_steps: FIRST,LAST: profile the steps after FIRST up to LAST, for
+        TensorBoard. Default: none.
+    """
+
+    workdir: str = options.REQUIRED
+    checkpoint_every: options.integer(1) = 1000
+    max_to_keep: options.integer(2) = 2
+    batch_size: options.integer(1) = 8
+    segment_length: options.integer(1) = 64
+    order: options.one_of(ORDERS) = "sequential"
+    reset_documents: bool = False
+    precision: options.one_of(["float32", "bfloat16", "float16"]) = "float32"
+    seed: int = 0
+    max_steps: options.integer(1, 10**9) = 5000
+    optimizer: options.one_of(OPTIMIZERS) = "adam"
+    weight_decay: options.number(0) = 0.0
+    momentum: options.number(0) = 0.0
+    beta_2: float = None
+    clip_norm: float = 0.25
+    schedule: options.one_of(SCHEDULES) = "cosine"
+    learning_rate: options.number(0) = 1.5e-3
+    min_learning_rate: options.number(0) = 0.0
+    warmup_steps: options.integer(0) = None
+    accumulate_steps: options.integer(1) = 1
+    max_eval_tokens: options.integer(2) = None
+    eval_batch_size: options.integer(1) = 16
+    eval_every: options.integer(1) = 1000
+    tpu: str = None
+    num_cpu_devices: options.integer(1) = None
+    steps_per_execution: options.integer(1) = 20
+    profile_steps: str = None
 
 
-def define_precision_flag():
-    """Defines `--precision`, with the same values in every script."""
-    flags.DEFINE_enum(
-        "precision", "float32", ["float32", "bfloat16", "float16"],
-        "Dtype of activations and matmuls. Weights, softmax, layer norms and "
-        "loss are always float32.",
-    )  # fmt: skip
+class LanguageTraining(options.Options):
+    """Holds further options of training a language model.
+
+    max_sample_tokens: Most tokens to write into sample.txt at the end of the
+        run. A sample of up to 100 is shown after a validation score, along with
+        WORKDIR/surprise.html, if these have taken less than 2 % of the time so
+        far. 0 for neither.
+
+    Data options:
+    varlen: Vary the length of training segments at random around
+        segment_length.
+
+    Optimization options:
+    minutes: Minutes that the command takes, about: times some steps at the
+        start and chooses max_steps accordingly, and for a short text fewer;
+        dropout, precision and max_eval_tokens, too, unless they are given.
+        Changes max_steps while it trains if the speed changes. More minutes
+        than before train a finished run for longer. Default: max_steps counts.
+    half_loss: Compute the training loss on the second half of each segment
+        only. With --order=roll all tokens become targets in some epoch.
+    intermediate_losses: Let the blocks below the last one predict, too, during
+        parts of the first half of the steps, as in Al-Rfou et al.
+
+    Device options:
+    attention_kernel: Compute attention in training with a Pallas kernel, which
+        uses less memory and bandwidth. For TPU v4 and later (v2 and v3 in
+        float32 only); needs jax.
+    """
+
+    max_sample_tokens: options.integer(0) = 500
+    varlen: bool = False
+    minutes: options.number(0.01, 1e6) = None
+    half_loss: bool = False
+    intermediate_losses: bool = False
+    attention_kernel: bool = False
 
 
-def define_common_flags():
-    """Defines the flags that training any model has."""
-    flags.DEFINE_string(
-        "tpu", None,
-        "Name of the TPU to train on; `local` or empty for the TPU of this "
-        "machine. Default: no TPU.",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "num_cpu_devices", None,
-        "Number of logical devices, each with a replica, to split the CPU "
-        "into. Default: one.", lower_bound=1,
-    )  # fmt: skip
-    define_precision_flag()
-    flags.DEFINE_integer(
-        "seed", 0,
-        "Seed of the initial weights, of dropout and of the order of the data.",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "batch_size", 8, "Rows per training step over all replicas.",
-        lower_bound=1,
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "segment_length", 64, "Tokens per row and training step.",
-        lower_bound=1,
-    )  # fmt: skip
-    flags.DEFINE_enum(
-        "order", "sequential", ORDERS,
-        "Order of the text in each epoch. sequential: always the same; roll: "
-        "every row starts at another token; shuffle: documents are shuffled.",
-    )  # fmt: skip
-    flags.DEFINE_bool(
-        "reset_documents", False,
-        "Clear the memory at the start of each document.",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "max_steps", 5000,
-        "Number of training steps. More than before train a finished run for "
-        "longer.", lower_bound=1, upper_bound=10**9,
-    )  # fmt: skip
-    flags.DEFINE_enum(
-        "optimizer", "adam", OPTIMIZERS,
-        "Optimizer; lamb is for large batches, muon orthogonalizes the updates "
-        "of kernels.",
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "weight_decay", 0.0, "Weight decay of adamw, lamb and muon.",
-        lower_bound=0,
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "momentum", 0.0,
-        "Momentum of sgd and muon; 0 means 0.95 for muon.", lower_bound=0,
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "beta_2", None,
-        "Decay of the second moment of adam, adamw and lamb. Default: 0.999.",
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "clip_norm", 0.25,
-        "Global norm to which gradients are clipped; 0 for no clipping.",
-    )  # fmt: skip
-    flags.DEFINE_enum(
-        "schedule", "cosine", SCHEDULES,
-        "Decay of the learning rate after its warm-up.",
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "learning_rate", 1.5e-3,
-        "Peak learning rate. Models of 40 million weights and more need about "
-        "2.5e-4. Default with --initialize_from: half of that run's, or "
-        f"{_FINE_TUNING_RATE} if it was not trained here.", lower_bound=0,
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "min_learning_rate", 0.0, "Learning rate after the last step.",
-        lower_bound=0,
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "warmup_steps", None,
-        "Steps of linear warm-up of the learning rate. Default: a tenth of "
-        "max_steps.", lower_bound=0,
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "max_eval_tokens", None,
-        "Score only this many tokens from the start of valid and test. "
-        "Default: all.", lower_bound=2,
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "accumulate_steps", 1,
-        "Parts into which each replica divides its rows to accumulate their "
-        "gradients: the same step in less memory.", lower_bound=1,
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "eval_batch_size", 16, "Rows per batch in evaluation.", lower_bound=1
-    )
-    flags.DEFINE_integer(
-        "eval_every", 1000, "Training steps between evaluations on valid.",
-        lower_bound=1,
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "checkpoint_every", 1000, "Training steps between checkpoints.",
-        lower_bound=1,
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "max_to_keep", 2,
-        "Number of latest checkpoints to keep; `txl average` averages them.",
-        lower_bound=2,
-    )  # fmt: skip
-    flags.DEFINE_string(
-        "profile_steps", None,
-        "FIRST,LAST: profile the steps after FIRST up to LAST, for "
-        "TensorBoard. Default: none.",
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "steps_per_execution", 20,
-        "Most training steps that run in one call from the host.",
-        lower_bound=1,
-    )  # fmt: skip
+# They do not affect the result of a run.
+_FREE_FLAGS = {
+    "workdir", "tpu", "num_cpu_devices", "accumulate_steps", "eval_batch_size",
+    "eval_every", "checkpoint_every", "max_to_keep", "steps_per_execution",
+    "profile_steps", "max_sample_tokens", "attention_kernel",
+}  # fmt: skip
+# They may differ from worker to worker.
+_OWN_FLAGS = {
+    *Corpus.names(), "vocabulary", "workdir", "tpu", "num_cpu_devices",
+}  # fmt: skip
 
 
 def result_settings():
-    """Returns the values of `RESULT_FLAGS` as a dictionary."""
-    return {**_values(RESULT_FLAGS), "warmup_steps": _warmup_steps()}
+    """Returns the values of the flags that affect the result of a run."""
+    # They are recorded in its config.json and may not change when it resumes.
+    names = {
+        *TOKENIZER_FLAGS,
+        "initialize_from",
+        *Training.names(),
+        *LanguageTraining.names(),
+    }
+    values = _values(sorted(names - _FREE_FLAGS))
+    return {**values, "warmup_steps": _warmup_steps()}
 
 
 def _warmup_steps():
@@ -239,7 +197,7 @@ def check_inherited_flags():
 
 def check_workers(strategy):
     """Checks that all workers have the same flags."""
-    names = [flag.name for flag in script_flags()]
+    names = [flag.name for flag in options.defined_flags()]
     check_alike(strategy, _values(x for x in names if x not in _OWN_FLAGS))
 
 

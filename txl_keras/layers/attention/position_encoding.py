@@ -8,11 +8,11 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.compute.problem import Visible
-from txl_keras.layers.config import config_of
+from txl_keras.layers.config import ConfiguredLayer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class RelativePositionEncoding(keras.layers.Layer):
+class RelativePositionEncoding(ConfiguredLayer):
     """Encodes the distances of queries and keys.
 
     Computes the sinusoids R of section 3.3 in Dai et al., 2019. Row `j`
@@ -127,9 +127,6 @@ class RelativePositionEncoding(keras.layers.Layer):
 
     def _rows_ahead(self, length):
         return -Visible(0, length, self.look_ahead).nearest
-
-    def get_config(self):
-        return super().get_config() | config_of(RelativePositionEncoding, self)
 
 
 def _even_hidden_dim(shape):

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import types
 import warnings
 
@@ -83,32 +84,29 @@ def _integer(minimum):
 
 
 _CHECKS = {
-    **dict.fromkeys((*SIZES, "d_embed", "div_val", "vocab_size"), _integer(1)),
-    **dict.fromkeys(("attn_type", "mem_len", "reuse_len"), _integer(0)),
-    **dict.fromkeys(("clamp_len", "ext_len", "sample_softmax"), _integer(-1)),
-    **dict.fromkeys(("cutoffs", "tie_projs"), _check_list),
-    **dict.fromkeys(
+    key: check
+    for check, keys in (
+        (_integer(1), {*SIZES, "d_embed", "div_val"} - {"mem_len"}),
+        (_integer(0), {"attn_type", "mem_len", "reuse_len"}),
+        (_integer(-1), {"clamp_len", "ext_len", "sample_softmax"}),
+        (_check_list, {"cutoffs", "tie_projs"}),
         (
-            "bi_data",
-            "pre_lnorm",
-            "proj_same_dim",
-            "proj_share_all_but_first",
-            "same_length",
-            "tie_weight",
-            "tie_word_embeddings",
-            "untie_r",
+            _check_boolean,
+            {"bi_data", "pre_lnorm", "proj_same_dim", "same_length"}
+            | {"proj_share_all_but_first", "tie_weight", "untie_r"}
+            | {"tie_word_embeddings"},
         ),
-        _check_boolean,
-    ),
-    **dict.fromkeys(("dropout", "dropatt"), check_dropout),
-    **dict.fromkeys(
-        ("initializer_range", "layer_norm_epsilon", "layer_norm_eps"),
-        functools.partial(check_number, minimum=0),
-    ),
+        (check_dropout, {"dropout", "dropatt"}),
+        (
+            functools.partial(check_number, minimum=0),
+            {"initializer_range", "layer_norm_epsilon", "layer_norm_eps"},
+        ),
+    )
+    for key in keys
 }
 
 
-def check_values(config, source):
+def _check_values(config, source):
     """Checks the values of a configuration; one error names all wrong ones."""
     wrong = []
     for key in sorted(_CHECKS.keys() & config):
@@ -121,9 +119,9 @@ def check_values(config, source):
         raise ValueError(f"{source} has wrong values: {' '.join(wrong)}")
 
 
-def check_sizes(config, tensors, source):
+def check_sizes(config, tensors, overrides, source):
     """Checks, before memory is allocated, that a file can have these sizes."""
-    for key in sorted({*SIZES, "vocab_size"} & {*config} - {"mem_len"}):
+    for key in sorted(SIZES.keys() - {"mem_len"}):
         limit = len(tensors) if key == "n_layer" else tensors.num_bytes
         if (config[key] or 0) > limit:
             raise ValueError(
@@ -131,21 +129,31 @@ def check_sizes(config, tensors, source):
                 f"{config[key]}: it has {tensors.num_bytes:,} bytes in "
                 f"{len(tensors):,} tensors."
             )
-
-
-def check_memory(memory_length, num_layers, hidden_dim, source):
-    """Raises `ValueError` if the memory of one text would exceed a gibibyte."""
-    if 4 * memory_length * num_layers * hidden_dim > _MAX_MEMORY_BYTES:
+    sizes = {key: config[key] for key in ("mem_len", "n_layer", "d_model")}
+    if "memory_length" in overrides:
+        return
+    if 4 * math.prod(sizes.values()) > _MAX_MEMORY_BYTES:
         raise ValueError(
             f"`mem_len` of {source} must be small enough that the memory of "
             f"one text takes at most {_MAX_MEMORY_BYTES:,} bytes. Pass "
             "`memory_length` to replace it. Received: "
-            f"mem_len={memory_length}, with n_layer={num_layers} and "
-            f"d_model={hidden_dim}"
+            + ", ".join(f"{key}={value}" for key, value in sizes.items())
         )
 
 
-def read_config(config, overrides, defaults, source="`config`"):
+def sized_arguments(config):
+    """Returns arguments of all backbones for a configuration."""
+    clamp_length = config["clamp_len"]
+    return {
+        **{name: config[key] for key, name in SIZES.items()},
+        "clamp_length": clamp_length if clamp_length > 0 else None,
+        "dropout": config["dropout"],
+    }
+
+
+def read_config(
+    config, overrides, defaults, source="`config`", allowed=_OVERRIDES
+):
     """Reads a dictionary or JSON file, checks it and adds `defaults`."""
     if not isinstance(config, dict):
         source, config = str(config), read_json(config)
@@ -156,7 +164,12 @@ def read_config(config, overrides, defaults, source="`config`"):
         # that are not strings.
         if isinstance(key, str) and value is not None
     }
-    check_overrides(overrides, _OVERRIDES)
+    unknown = sorted(set(overrides) - set(allowed))
+    if unknown:
+        raise ValueError(
+            f"Only {allowed} can differ from the checkpoint, since weights "
+            f"depend on the other arguments. Received: {unknown}"
+        )
     defaults = {**_DEFAULTS, **defaults}
     if "memory_length" in overrides:
         defaults["mem_len"] = overrides["memory_length"]
@@ -173,7 +186,7 @@ def read_config(config, overrides, defaults, source="`config`"):
             stacklevel=3,
         )
     config = {**defaults, **config}
-    check_values(config, source)
+    _check_values(config, source)
     return config
 
 
@@ -191,16 +204,6 @@ def sampled_softmax(config):
     return {f"sample_softmax={number}: {text}": number > 0}
 
 
-def check_overrides(overrides, allowed):
-    """Raises `ValueError` for overrides that the weights depend on."""
-    unknown = sorted(set(overrides) - set(allowed))
-    if unknown:
-        raise ValueError(
-            f"Only {allowed} can differ from the checkpoint, since weights "
-            f"depend on the other arguments. Received: {unknown}"
-        )
-
-
 def tied_projections(config):
     """Returns `tie_projs`, or the list that its short form stands for."""
     if config["tie_projs"] is not None:
@@ -215,29 +218,13 @@ class Plan:
     # A layout reads them from `backbone` and `softmax`, as from a model.
 
     def __init__(
-        self,
-        config,
-        overrides,
-        dtype,
-        tensors,
-        source,
-        tie_embeddings,
-        tie_projections,
-        **arguments,
+        self, config, overrides, tie_embeddings, tie_projections, **arguments
     ):
-        check_sizes(config, tensors, source)
-        if "memory_length" not in overrides:
-            check_memory(
-                config["mem_len"], config["n_layer"], config["d_model"], source
-            )
-        clamp_length = config["clamp_len"]
         arguments = {
-            **{name: config[key] for key, name in SIZES.items()},
+            **sized_arguments(config),
             "embedding_dim": config["d_embed"],
             "cutoffs": config["cutoffs"],
             "div_val": config["div_val"],
-            "clamp_length": clamp_length if clamp_length > 0 else None,
-            "dropout": config["dropout"],
             "attention_dropout": config["dropatt"],
             **arguments,
             **overrides,
@@ -271,14 +258,14 @@ class Plan:
             tie_embeddings=bool(tie_embeddings),
             tie_projections=ties[: embedding.num_clusters],
         )
-        self._arguments = {"dtype": dtype, **arguments}
+        self._arguments = arguments
 
-    def build(self):
+    def build(self, dtype):
         """Builds the `TransformerXLCausalLM`, with weights of zero."""
         # Random initialization takes three times the memory of the weights.
         stddevs = ("initializer_stddev", "projection_initializer_stddev")
         backbone = TransformerXLBackbone(
-            **{**self._arguments, **dict.fromkeys(stddevs, 0.0)}
+            dtype=dtype, **self._arguments, **dict.fromkeys(stddevs, 0.0)
         )
         model = TransformerXLCausalLM(
             backbone,

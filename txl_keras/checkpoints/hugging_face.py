@@ -5,7 +5,6 @@ import os
 import pathlib
 
 from txl_keras.checkpoints.configuration import SIZES
-from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
 from txl_keras.checkpoints.configuration import sampled_softmax
@@ -108,13 +107,8 @@ def load_hugging_face(folder, dtype=None, **overrides):
 
 
 def _read_config(folder, overrides):
-    config, path = folder_config(folder, "transfo-xl")
-    if config.get("vocab_size") is not None:
-        check_values({"vocab_size": config["vocab_size"]}, path)
-        config["n_token"] = config["vocab_size"]
-    # Most other keys are options of generation.
     known = {*SIZES, *_DEFAULTS, "dropatt"}
-    config = {key: config[key] for key in known & {*config}}
+    config, path = folder_config(folder, "transfo-xl", known)
     config = read_config(config, overrides, _DEFAULTS, path)
     attn_type = config["attn_type"]
     raise_found(

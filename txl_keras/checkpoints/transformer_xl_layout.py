@@ -7,11 +7,13 @@ Letters: `D` hidden size, `N` heads, `H` head size, `P` positions, `L` layers.
 """
 
 import dataclasses
+import functools
 
 import ml_dtypes
 import numpy as np
 
 from txl_keras.checkpoints.configuration import Plan
+from txl_keras.checkpoints.configuration import check_sizes
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import feed_forward_and_norms
 from txl_keras.checkpoints.layout import read
@@ -88,10 +90,11 @@ TF1 = Naming(
 
 def load_model(config, overrides, dtype, tensors, source, naming, **arguments):
     """Returns the model of a file; `arguments` are those of `Plan`."""
-    plan = Plan(config, overrides, dtype, tensors, source, **arguments)
+    check_sizes(config, tensors, overrides, source)
+    plan = Plan(config, overrides, **arguments)
     layout = transformer_xl_layout(plan, naming)
     tensors = _without_frequencies(tensors, naming, config["d_model"], source)
-    return read(plan.build, layout, tensors, source)
+    return read(functools.partial(plan.build, dtype), layout, tensors, source)
 
 
 def transformer_xl_layout(model, naming):

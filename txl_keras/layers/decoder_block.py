@@ -118,10 +118,7 @@ class DecoderBlock(Block):
         num_heads,
         head_dim,
         intermediate_dim,
-        dropout=0.0,
-        attention_dropout=0.0,
         normalize_first=False,
-        layer_norm_epsilon=1e-5,
         attention_type="relative",
         max_positions=None,
         clamp_length=None,
@@ -129,19 +126,9 @@ class DecoderBlock(Block):
         look_ahead=0,
         tie_attention_biases=False,
         gate=None,
-        kernel_initializer="glorot_uniform",
         **kwargs,
     ):
-        super().__init__(
-            num_heads,
-            head_dim,
-            intermediate_dim,
-            dropout,
-            attention_dropout,
-            layer_norm_epsilon,
-            kernel_initializer,
-            **kwargs,
-        )
+        super().__init__(num_heads, head_dim, intermediate_dim, **kwargs)
         self.normalize_first = normalize_first
         check_attention_type(attention_type, max_positions, same_length)
         self.attention_type = attention_type

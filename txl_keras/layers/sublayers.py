@@ -162,10 +162,10 @@ class Block(ConfiguredLayer):
         num_heads,
         head_dim,
         intermediate_dim,
-        dropout,
-        attention_dropout,
-        layer_norm_epsilon,
-        kernel_initializer,
+        dropout=0.0,
+        attention_dropout=0.0,
+        layer_norm_epsilon=1e-5,
+        kernel_initializer="glorot_uniform",
         **kwargs,
     ):
         super().__init__(**kwargs)

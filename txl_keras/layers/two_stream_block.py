@@ -64,28 +64,22 @@ class TwoStreamBlock(Block):
         num_heads,
         head_dim,
         intermediate_dim,
-        dropout=0.0,
-        attention_dropout=0.0,
         layer_norm_epsilon=1e-12,
         clamp_length=None,
-        kernel_initializer="glorot_uniform",
         **kwargs,
     ):
         super().__init__(
             num_heads,
             head_dim,
             intermediate_dim,
-            dropout,
-            attention_dropout,
-            layer_norm_epsilon,
-            kernel_initializer,
+            layer_norm_epsilon=layer_norm_epsilon,
             **kwargs,
         )
         self.clamp_length = clamp_length
         self.attention = TwoStreamRelativeAttention(
             num_heads,
             head_dim,
-            dropout=attention_dropout,
+            dropout=self.attention_dropout,
             clamp_length=clamp_length,
             kernel_initializer=self.kernel_initializer.clone(),
             dtype=self.dtype_policy,

@@ -88,19 +88,9 @@ class CausalMultiHeadAttention(HeadsAttention):
     """
 
     def __init__(
-        self,
-        num_heads,
-        key_dim,
-        dropout=0.0,
-        same_length=False,
-        look_ahead=0,
-        kernel_initializer="glorot_uniform",
-        seed=None,
-        **kwargs,
+        self, num_heads, key_dim, same_length=False, look_ahead=0, **kwargs
     ):
-        super().__init__(
-            num_heads, key_dim, dropout, kernel_initializer, seed, **kwargs
-        )
+        super().__init__(num_heads, key_dim, **kwargs)
         self.same_length = check_one_of(
             "same_length", same_length, SAME_LENGTHS
         )

@@ -24,7 +24,13 @@ class HeadsAttention(ConfiguredLayer):
     """
 
     def __init__(
-        self, num_heads, key_dim, dropout, kernel_initializer, seed, **kwargs
+        self,
+        num_heads,
+        key_dim,
+        dropout=0.0,
+        kernel_initializer="glorot_uniform",
+        seed=None,
+        **kwargs,
     ):
         super().__init__(**kwargs)
         self.num_heads = check_integer("num_heads", num_heads, 1)

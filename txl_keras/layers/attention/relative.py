@@ -83,29 +83,15 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         self,
         num_heads,
         key_dim,
-        dropout=0.0,
         clamp_length=None,
-        same_length=False,
-        look_ahead=0,
         tie_attention_biases=False,
-        kernel_initializer="glorot_uniform",
-        seed=None,
         **kwargs,
     ):
-        super().__init__(
-            num_heads,
-            key_dim,
-            dropout=dropout,
-            same_length=same_length,
-            look_ahead=look_ahead,
-            kernel_initializer=kernel_initializer,
-            seed=seed,
-            **kwargs,
-        )
+        super().__init__(num_heads, key_dim, **kwargs)
         self.clamp_length = clamp_length
         self.tie_attention_biases = tie_attention_biases
         self._encode_positions = RelativePositionEncoding(
-            clamp_length, look_ahead=look_ahead, name="position_encoding"
+            clamp_length, look_ahead=self.look_ahead, name="position_encoding"
         )
         # "r" is the axis of the distances, which has no batch.
         self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")

@@ -53,28 +53,9 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
     """
 
     def __init__(
-        self,
-        num_heads,
-        key_dim,
-        max_positions,
-        dropout=0.0,
-        clamp_length=None,
-        same_length=False,
-        look_ahead=0,
-        kernel_initializer="glorot_uniform",
-        seed=None,
-        **kwargs,
+        self, num_heads, key_dim, max_positions, clamp_length=None, **kwargs
     ):
-        super().__init__(
-            num_heads,
-            key_dim,
-            dropout=dropout,
-            same_length=same_length,
-            look_ahead=look_ahead,
-            kernel_initializer=kernel_initializer,
-            seed=seed,
-            **kwargs,
-        )
+        super().__init__(num_heads, key_dim, **kwargs)
         check_integer("max_positions", max_positions, 1)
         if clamp_length is not None:
             check_integer("clamp_length", clamp_length, 1)

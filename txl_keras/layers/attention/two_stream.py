@@ -104,19 +104,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
         2.5 and appendix A.
     """
 
-    def __init__(
-        self,
-        num_heads,
-        key_dim,
-        dropout=0.0,
-        clamp_length=None,
-        kernel_initializer="glorot_uniform",
-        seed=None,
-        **kwargs,
-    ):
-        super().__init__(
-            num_heads, key_dim, dropout, kernel_initializer, seed, **kwargs
-        )
+    def __init__(self, num_heads, key_dim, clamp_length=None, **kwargs):
+        super().__init__(num_heads, key_dim, **kwargs)
         self.clamp_length = clamp_length
         self._encode_positions = RelativePositionEncoding(
             clamp_length, bidirectional=True, name="position_encoding"

@@ -36,18 +36,23 @@ _DEFAULTS = {
     "dropout": 0.0,
     "dropatt": 0.0,
 }
+# Keys that not every original has, with the values for one without them.
+_OTHERS = {
+    "attn_type": 0,
+    "ext_len": 0,
+    "layer_norm_epsilon": 1e-5,
+    "pre_lnorm": False,
+    "proj_same_dim": True,
+    "sample_softmax": -1,
+    "tie_weight": True,
+    "untie_r": False,
+}
 # Keys of training or evaluation, which do not affect the model.
 _IRRELEVANT = {
-    "adapt_inp",
-    "batch_size",
-    "dtype",
-    "init",
-    "init_range",
-    "init_std",
-    "num_segments",
-    "proj_init_std",
-    "tgt_len",
+    *("adapt_inp", "batch_size", "dtype", "init", "init_range", "init_std"),
+    *("num_segments", "proj_init_std", "tgt_len"),
 }
+ATTENTION_TYPES = ("relative", "shaw", "vaswani", "al_rfou")  # by attn_type
 # Arguments that a caller may change, since no weight depends on them.
 _OVERRIDES = (
     "memory_length",
@@ -179,13 +184,15 @@ def read_config(
             f"{source} must have the keys {missing}. "
             f"Received: {shown(sorted(config))}"
         )
-    unknown = sorted(set(config) - {*SIZES, *defaults, *_IRRELEVANT})
+    known = {*SIZES, *defaults}
+    unknown = sorted(set(config) - known - _IRRELEVANT)
     if unknown:
         warnings.warn(
             f"{source}: the keys {shown(unknown)} have no effect.",
             stacklevel=3,
         )
-    config = {**defaults, **config}
+    config = {key: config[key] for key in known & {*config}}
+    config = {**_OTHERS, **defaults, **config}
     _check_values(config, source)
     return config
 
@@ -197,19 +204,35 @@ def raise_found(message, problems):
         raise ValueError("\n".join([message, *found]))
 
 
-def sampled_softmax(config):
-    """Returns the problem of a sampled softmax, for `raise_found`."""
-    number = config["sample_softmax"]
-    text = "must not be positive, since a sampled softmax has other weights"
-    return {f"sample_softmax={number}: {text}": number > 0}
-
-
-def tied_projections(config):
-    """Returns `tie_projs`, or the list that its short form stands for."""
-    if config["tie_projs"] is not None:
-        return config["tie_projs"]
-    shared = config["proj_share_all_but_first"]
-    return [False] + [shared] * len(config["cutoffs"])
+def _check_supported(config, naming, memory_length):
+    attn_type = config["attn_type"]
+    is_absolute = attn_type in (2, 3)
+    heads = config["n_head"] * config["d_head"]
+    raise_found(
+        "The configuration has settings that are not supported, or that the "
+        "original code ignores:",
+        {
+            f"attn_type={attn_type}: must be below {naming.attention_types}": (
+                attn_type >= naming.attention_types
+            ),
+            f"sample_softmax={config['sample_softmax']}: must not be positive, "
+            "since a sampled softmax has other weights": (
+                config["sample_softmax"] > 0
+            ),
+            f"ext_len={config['ext_len']}: must be 0, since an extended "
+            "context is not supported": config["ext_len"] > 0,
+            "pre_lnorm with absolute positions: the original normalizes the "
+            "keys, but not the queries": is_absolute and config["pre_lnorm"],
+            f"mem_len={memory_length} with absolute positions, which exist "
+            "only within a segment: pass memory_length=0": (
+                is_absolute and memory_length
+            ),
+            f"n_head * d_head = {heads} with attn_type=3: learned positions "
+            f"must be of size d_model={config['d_model']}": (
+                attn_type == 3 and heads != config["d_model"]
+            ),
+        },
+    )
 
 
 class Plan:
@@ -217,18 +240,31 @@ class Plan:
 
     # A layout reads them from `backbone` and `softmax`, as from a model.
 
-    def __init__(
-        self, config, overrides, tie_embeddings, tie_projections, **arguments
-    ):
+    def __init__(self, config, overrides, naming, tensors):
         arguments = {
             **sized_arguments(config),
             "embedding_dim": config["d_embed"],
             "cutoffs": config["cutoffs"],
             "div_val": config["div_val"],
             "attention_dropout": config["dropatt"],
-            **arguments,
+            # The file determines the number of learned positions.
+            "max_positions": (*tensors.shapes.get("r_emb", ()), 1, 1)[1],
+            "normalize_first": bool(config["pre_lnorm"]),
+            "project_same_dim": bool(config["proj_same_dim"]),
+            "same_length": naming.same_length
+            if config["same_length"]
+            else False,
+            "tie_attention_biases": not config["untie_r"],
+            "layer_norm_epsilon": config["layer_norm_epsilon"],
+            "cold_start": naming.cold_start,
             **overrides,
         }
+        _check_supported(config, naming, arguments["memory_length"])
+        arguments["attention_type"] = ATTENTION_TYPES[config["attn_type"]]
+        tie_projections = config["tie_projs"]
+        if tie_projections is None:
+            shared = config["proj_share_all_but_first"]
+            tie_projections = [False] + [shared] * len(config["cutoffs"])
         if (
             arguments["same_length"] == "pytorch"
             and not arguments["memory_length"]
@@ -255,7 +291,7 @@ class Plan:
         ties = [*map(bool, tie_projections), *[False] * embedding.num_clusters]
         self.softmax = AdaptiveSoftmax(
             embedding,
-            tie_embeddings=bool(tie_embeddings),
+            tie_embeddings=bool(config["tie_weight"]),
             tie_projections=ties[: embedding.num_clusters],
         )
         self._arguments = arguments

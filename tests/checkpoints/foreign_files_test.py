@@ -344,14 +344,16 @@ def test_a_file_of_one_large_tensor_is_read_in_little_memory(answers):
 
 
 def damaged(data, rng):
-    """The data with a few bytes changed, left out or put in."""
+    """The data cut short, or with a few bytes changed, left out or put in."""
     data = bytearray(data)
     for _ in range(rng.choice([1, 1, 2, 8])):
-        i, change = rng.randrange(len(data)), rng.randrange(3)
+        i, change = rng.randrange(len(data)), rng.randrange(4)
         if change == 0:
             data[i] = rng.randrange(256)
         elif change == 1:
             del data[i : i + rng.choice([1, 5])]
+        elif change == 2:
+            return bytes(data[:i])
         else:
             data[i:i] = rng.choices(b"()]}ldteusbRc20hq.N\x85\x86\x93\x94", k=2)
     return bytes(data)

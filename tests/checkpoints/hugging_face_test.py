@@ -159,27 +159,6 @@ def test_a_model_in_parts_is_read(folder):
         load_hugging_face(folder)
 
 
-def test_half_precision_becomes_single(folder):
-    import ml_dtypes
-
-    def half(tensors):
-        return {
-            name: tensor.astype(
-                np.float16 if "bias" in name else ml_dtypes.bfloat16
-            )
-            for name, tensor in tensors.items()
-        }
-
-    exact = load_hugging_face(folder)
-    change_tensors(folder, half)
-    model = load_hugging_face(folder)
-    assert model.weights[0].dtype == "float32"
-    for ours, expected in zip(
-        model.get_weights(), exact.get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(ours, expected, rtol=2**-8)
-
-
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
 def test_the_prefix_of_a_wrapper_is_left_out(folder, prefix):
     expected = load_hugging_face(folder)

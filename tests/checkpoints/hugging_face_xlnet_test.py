@@ -13,12 +13,10 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from safetensors.numpy import load_file
 from stored_models import GOLDEN
 from stored_models import change_config
 from stored_models import change_tensors
 from stored_models import copy_stored
-from stored_models import save_torch
 
 from txl_keras.checkpoints import load_hugging_face_xlnet
 from txl_keras.layers import Memory
@@ -67,13 +65,6 @@ def check_golden(backbone):
 
 def test_equals_hugging_face():
     check_golden(load_hugging_face_xlnet(FOLDER))
-
-
-def test_a_bin_file_is_read(folder):
-    arrays = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    save_torch(arrays, folder / "pytorch_model.bin")
-    check_golden(load_hugging_face_xlnet(folder))
 
 
 def test_equals_hugging_face_in_one_direction_over_segments():

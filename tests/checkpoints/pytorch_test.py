@@ -52,14 +52,6 @@ def test_code_in_a_file_is_not_run(tmp_path, zipped):
         load_pytorch(tmp_path / "no.pt", stored_config(NAME))
 
 
-@pytest.mark.parametrize("length", [0, 10, 3000, -100])
-def test_a_file_that_was_cut_short_is_an_error(tmp_path, length):
-    path = save_torch(stored_arrays(NAME), tmp_path / "model.pt")
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_pytorch(path, stored_config(NAME))
-
-
 def test_a_checkpoint_of_nvidia_brings_its_configuration(tmp_path):
     torch = pytest.importorskip("torch")
     name = "nvidia_untied"

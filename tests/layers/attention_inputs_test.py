@@ -96,15 +96,6 @@ def test_a_mask_of_numbers_is_an_error(name, mask, shape, value):
         LAYERS[name](QUERY, memory=MEMORY, **{mask: np.full(shape, value)})
 
 
-@pytest.mark.parametrize("name,mask,shape", MASKS)
-def test_zeros_and_ones_are_a_mask(name, mask, shape):
-    booleans = np.random.default_rng(3).random(shape) < 0.6
-    expected = LAYERS[name](QUERY, memory=MEMORY, **{mask: booleans})
-    for given in (booleans.astype("int32"), tf.constant(booleans)):
-        result = LAYERS[name](QUERY, memory=MEMORY, **{mask: given})
-        np.testing.assert_array_equal(result, expected)
-
-
 @pytest.mark.parametrize("name", ONE_STREAM)
 @pytest.mark.parametrize(
     "shape",

@@ -113,16 +113,6 @@ def test_masks_reach_the_attention(normalize_first):
     assert np.abs(call(changed_x, changed_memory) - after)[0].max() > 1e-2
 
 
-def test_attention_scores_of_a_symbolic_call():
-    segment, memory = keras.Input((T, D)), keras.Input((M, D))
-    outputs = block()(segment, memory=memory, return_attention_scores=True)
-    model = keras.Model([segment, memory], outputs)
-    assert outputs[0].shape == (None, T, D)
-    assert outputs[1].shape == (None, N, T, M + T)
-    _, scores = model([random(B, T, D), random(B, M, D)])
-    assert scores.shape == (B, N, T, M + T)
-
-
 @pytest.mark.parametrize("normalize_first", [True, False])
 def test_mask_of_an_embedding_is_passed_by_keras(normalize_first):
     ids = keras.Input((4,), dtype="int32")

@@ -602,18 +602,6 @@ def test_bad_flags_end_the_command_with_their_names(flag, message, tmp_path):
 
 @needs_compiler
 @pytest.mark.tpu
-def test_a_model_of_absolute_positions_compiles(tmp_path):
-    flags = (
-        "--tpu_type=v2-8", "--attention_type=al_rfou", "--max_positions=9",
-        "--memory_length=0",
-    )  # fmt: skip
-    done = run_main(tmp_path, *TINY, *flags)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("fits: needs") == 3
-
-
-@needs_compiler
-@pytest.mark.tpu
 def test_what_does_not_fit_ends_the_command(tmp_path):
     flags = (
         "--tpu_type=v2-8", "--compile_steps=train", "--num_layers=2",

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import types
 import warnings
 
@@ -35,18 +36,23 @@ _DEFAULTS = {
     "dropout": 0.0,
     "dropatt": 0.0,
 }
+# Keys that not every original has, with the values for one without them.
+_OTHERS = {
+    "attn_type": 0,
+    "ext_len": 0,
+    "layer_norm_epsilon": 1e-5,
+    "pre_lnorm": False,
+    "proj_same_dim": True,
+    "sample_softmax": -1,
+    "tie_weight": True,
+    "untie_r": False,
+}
 # Keys of training or evaluation, which do not affect the model.
 _IRRELEVANT = {
-    "adapt_inp",
-    "batch_size",
-    "dtype",
-    "init",
-    "init_range",
-    "init_std",
-    "num_segments",
-    "proj_init_std",
-    "tgt_len",
+    *("adapt_inp", "batch_size", "dtype", "init", "init_range", "init_std"),
+    *("num_segments", "proj_init_std", "tgt_len"),
 }
+ATTENTION_TYPES = ("relative", "shaw", "vaswani", "al_rfou")  # by attn_type
 # Arguments that a caller may change, since no weight depends on them.
 _OVERRIDES = (
     "memory_length",
@@ -83,32 +89,29 @@ def _integer(minimum):
 
 
 _CHECKS = {
-    **dict.fromkeys((*SIZES, "d_embed", "div_val", "vocab_size"), _integer(1)),
-    **dict.fromkeys(("attn_type", "mem_len", "reuse_len"), _integer(0)),
-    **dict.fromkeys(("clamp_len", "ext_len", "sample_softmax"), _integer(-1)),
-    **dict.fromkeys(("cutoffs", "tie_projs"), _check_list),
-    **dict.fromkeys(
+    key: check
+    for check, keys in (
+        (_integer(1), {*SIZES, "d_embed", "div_val"} - {"mem_len"}),
+        (_integer(0), {"attn_type", "mem_len", "reuse_len"}),
+        (_integer(-1), {"clamp_len", "ext_len", "sample_softmax"}),
+        (_check_list, {"cutoffs", "tie_projs"}),
         (
-            "bi_data",
-            "pre_lnorm",
-            "proj_same_dim",
-            "proj_share_all_but_first",
-            "same_length",
-            "tie_weight",
-            "tie_word_embeddings",
-            "untie_r",
+            _check_boolean,
+            {"bi_data", "pre_lnorm", "proj_same_dim", "same_length"}
+            | {"proj_share_all_but_first", "tie_weight", "untie_r"}
+            | {"tie_word_embeddings"},
         ),
-        _check_boolean,
-    ),
-    **dict.fromkeys(("dropout", "dropatt"), check_dropout),
-    **dict.fromkeys(
-        ("initializer_range", "layer_norm_epsilon", "layer_norm_eps"),
-        functools.partial(check_number, minimum=0),
-    ),
+        (check_dropout, {"dropout", "dropatt"}),
+        (
+            functools.partial(check_number, minimum=0),
+            {"initializer_range", "layer_norm_epsilon", "layer_norm_eps"},
+        ),
+    )
+    for key in keys
 }
 
 
-def check_values(config, source):
+def _check_values(config, source):
     """Checks the values of a configuration; one error names all wrong ones."""
     wrong = []
     for key in sorted(_CHECKS.keys() & config):
@@ -121,9 +124,9 @@ def check_values(config, source):
         raise ValueError(f"{source} has wrong values: {' '.join(wrong)}")
 
 
-def check_sizes(config, tensors, source):
+def check_sizes(config, tensors, overrides, source):
     """Checks, before memory is allocated, that a file can have these sizes."""
-    for key in sorted({*SIZES, "vocab_size"} & {*config} - {"mem_len"}):
+    for key in sorted(SIZES.keys() - {"mem_len"}):
         limit = len(tensors) if key == "n_layer" else tensors.num_bytes
         if (config[key] or 0) > limit:
             raise ValueError(
@@ -131,21 +134,31 @@ def check_sizes(config, tensors, source):
                 f"{config[key]}: it has {tensors.num_bytes:,} bytes in "
                 f"{len(tensors):,} tensors."
             )
-
-
-def check_memory(memory_length, num_layers, hidden_dim, source):
-    """Raises `ValueError` if the memory of one text would exceed a gibibyte."""
-    if 4 * memory_length * num_layers * hidden_dim > _MAX_MEMORY_BYTES:
+    sizes = {key: config[key] for key in ("mem_len", "n_layer", "d_model")}
+    if "memory_length" in overrides:
+        return
+    if 4 * math.prod(sizes.values()) > _MAX_MEMORY_BYTES:
         raise ValueError(
             f"`mem_len` of {source} must be small enough that the memory of "
             f"one text takes at most {_MAX_MEMORY_BYTES:,} bytes. Pass "
             "`memory_length` to replace it. Received: "
-            f"mem_len={memory_length}, with n_layer={num_layers} and "
-            f"d_model={hidden_dim}"
+            + ", ".join(f"{key}={value}" for key, value in sizes.items())
         )
 
 
-def read_config(config, overrides, defaults, source="`config`"):
+def sized_arguments(config):
+    """Returns arguments of all backbones for a configuration."""
+    clamp_length = config["clamp_len"]
+    return {
+        **{name: config[key] for key, name in SIZES.items()},
+        "clamp_length": clamp_length if clamp_length > 0 else None,
+        "dropout": config["dropout"],
+    }
+
+
+def read_config(
+    config, overrides, defaults, source="`config`", allowed=_OVERRIDES
+):
     """Reads a dictionary or JSON file, checks it and adds `defaults`."""
     if not isinstance(config, dict):
         source, config = str(config), read_json(config)
@@ -156,7 +169,12 @@ def read_config(config, overrides, defaults, source="`config`"):
         # that are not strings.
         if isinstance(key, str) and value is not None
     }
-    check_overrides(overrides, _OVERRIDES)
+    unknown = sorted(set(overrides) - set(allowed))
+    if unknown:
+        raise ValueError(
+            f"Only {allowed} can differ from the checkpoint, since weights "
+            f"depend on the other arguments. Received: {unknown}"
+        )
     defaults = {**_DEFAULTS, **defaults}
     if "memory_length" in overrides:
         defaults["mem_len"] = overrides["memory_length"]
@@ -166,14 +184,16 @@ def read_config(config, overrides, defaults, source="`config`"):
             f"{source} must have the keys {missing}. "
             f"Received: {shown(sorted(config))}"
         )
-    unknown = sorted(set(config) - {*SIZES, *defaults, *_IRRELEVANT})
+    known = {*SIZES, *defaults}
+    unknown = sorted(set(config) - known - _IRRELEVANT)
     if unknown:
         warnings.warn(
             f"{source}: the keys {shown(unknown)} have no effect.",
             stacklevel=3,
         )
-    config = {**defaults, **config}
-    check_values(config, source)
+    config = {key: config[key] for key in known & {*config}}
+    config = {**_OTHERS, **defaults, **config}
+    _check_values(config, source)
     return config
 
 
@@ -184,29 +204,35 @@ def raise_found(message, problems):
         raise ValueError("\n".join([message, *found]))
 
 
-def sampled_softmax(config):
-    """Returns the problem of a sampled softmax, for `raise_found`."""
-    number = config["sample_softmax"]
-    text = "must not be positive, since a sampled softmax has other weights"
-    return {f"sample_softmax={number}: {text}": number > 0}
-
-
-def check_overrides(overrides, allowed):
-    """Raises `ValueError` for overrides that the weights depend on."""
-    unknown = sorted(set(overrides) - set(allowed))
-    if unknown:
-        raise ValueError(
-            f"Only {allowed} can differ from the checkpoint, since weights "
-            f"depend on the other arguments. Received: {unknown}"
-        )
-
-
-def tied_projections(config):
-    """Returns `tie_projs`, or the list that its short form stands for."""
-    if config["tie_projs"] is not None:
-        return config["tie_projs"]
-    shared = config["proj_share_all_but_first"]
-    return [False] + [shared] * len(config["cutoffs"])
+def _check_supported(config, naming, memory_length):
+    attn_type = config["attn_type"]
+    is_absolute = attn_type in (2, 3)
+    heads = config["n_head"] * config["d_head"]
+    raise_found(
+        "The configuration has settings that are not supported, or that the "
+        "original code ignores:",
+        {
+            f"attn_type={attn_type}: must be below {naming.attention_types}": (
+                attn_type >= naming.attention_types
+            ),
+            f"sample_softmax={config['sample_softmax']}: must not be positive, "
+            "since a sampled softmax has other weights": (
+                config["sample_softmax"] > 0
+            ),
+            f"ext_len={config['ext_len']}: must be 0, since an extended "
+            "context is not supported": config["ext_len"] > 0,
+            "pre_lnorm with absolute positions: the original normalizes the "
+            "keys, but not the queries": is_absolute and config["pre_lnorm"],
+            f"mem_len={memory_length} with absolute positions, which exist "
+            "only within a segment: pass memory_length=0": (
+                is_absolute and memory_length
+            ),
+            f"n_head * d_head = {heads} with attn_type=3: learned positions "
+            f"must be of size d_model={config['d_model']}": (
+                attn_type == 3 and heads != config["d_model"]
+            ),
+        },
+    )
 
 
 class Plan:
@@ -214,34 +240,31 @@ class Plan:
 
     # A layout reads them from `backbone` and `softmax`, as from a model.
 
-    def __init__(
-        self,
-        config,
-        overrides,
-        dtype,
-        tensors,
-        source,
-        tie_embeddings,
-        tie_projections,
-        **arguments,
-    ):
-        check_sizes(config, tensors, source)
-        if "memory_length" not in overrides:
-            check_memory(
-                config["mem_len"], config["n_layer"], config["d_model"], source
-            )
-        clamp_length = config["clamp_len"]
+    def __init__(self, config, overrides, naming, tensors):
         arguments = {
-            **{name: config[key] for key, name in SIZES.items()},
+            **sized_arguments(config),
             "embedding_dim": config["d_embed"],
             "cutoffs": config["cutoffs"],
             "div_val": config["div_val"],
-            "clamp_length": clamp_length if clamp_length > 0 else None,
-            "dropout": config["dropout"],
             "attention_dropout": config["dropatt"],
-            **arguments,
+            # The file determines the number of learned positions.
+            "max_positions": (*tensors.shapes.get("r_emb", ()), 1, 1)[1],
+            "normalize_first": bool(config["pre_lnorm"]),
+            "project_same_dim": bool(config["proj_same_dim"]),
+            "same_length": naming.same_length
+            if config["same_length"]
+            else False,
+            "tie_attention_biases": not config["untie_r"],
+            "layer_norm_epsilon": config["layer_norm_epsilon"],
+            "cold_start": naming.cold_start,
             **overrides,
         }
+        _check_supported(config, naming, arguments["memory_length"])
+        arguments["attention_type"] = ATTENTION_TYPES[config["attn_type"]]
+        tie_projections = config["tie_projs"]
+        if tie_projections is None:
+            shared = config["proj_share_all_but_first"]
+            tie_projections = [False] + [shared] * len(config["cutoffs"])
         if (
             arguments["same_length"] == "pytorch"
             and not arguments["memory_length"]
@@ -268,17 +291,17 @@ class Plan:
         ties = [*map(bool, tie_projections), *[False] * embedding.num_clusters]
         self.softmax = AdaptiveSoftmax(
             embedding,
-            tie_embeddings=bool(tie_embeddings),
+            tie_embeddings=bool(config["tie_weight"]),
             tie_projections=ties[: embedding.num_clusters],
         )
-        self._arguments = {"dtype": dtype, **arguments}
+        self._arguments = arguments
 
-    def build(self):
+    def build(self, dtype):
         """Builds the `TransformerXLCausalLM`, with weights of zero."""
         # Random initialization takes three times the memory of the weights.
         stddevs = ("initializer_stddev", "projection_initializer_stddev")
         backbone = TransformerXLBackbone(
-            **{**self._arguments, **dict.fromkeys(stddevs, 0.0)}
+            dtype=dtype, **self._arguments, **dict.fromkeys(stddevs, 0.0)
         )
         model = TransformerXLCausalLM(
             backbone,

@@ -5,11 +5,8 @@ import os
 import pathlib
 
 from txl_keras.checkpoints.configuration import SIZES
-from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.configuration import raise_found
 from txl_keras.checkpoints.configuration import read_config
-from txl_keras.checkpoints.configuration import sampled_softmax
-from txl_keras.checkpoints.configuration import tied_projections
 from txl_keras.checkpoints.hugging_face_files import folder_config
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import write
@@ -87,44 +84,13 @@ def load_hugging_face(folder, dtype=None, **overrides):
     ```
     """
     folder = pathlib.Path(folder)
-    config = _read_config(folder, overrides)
+    known = {*SIZES, *_DEFAULTS, "dropatt"}
+    config, path = folder_config(folder, "transfo-xl", known)
+    config = read_config(config, overrides, _DEFAULTS, path)
+    config["tie_weight"] = config["tie_word_embeddings"]
     tensors = folder_tensors(folder)
     _check_class(tensors, folder)
-    return load_model(
-        config,
-        overrides,
-        dtype,
-        tensors,
-        folder,
-        HUGGING_FACE,
-        tie_embeddings=config["tie_word_embeddings"],
-        tie_projections=tied_projections(config),
-        normalize_first=bool(config["pre_lnorm"]),
-        same_length="pytorch" if config["same_length"] else False,
-        tie_attention_biases=not config["untie_r"],
-        layer_norm_epsilon=config["layer_norm_epsilon"],
-        cold_start="zeros",
-    )
-
-
-def _read_config(folder, overrides):
-    config, path = folder_config(folder, "transfo-xl")
-    if config.get("vocab_size") is not None:
-        check_values({"vocab_size": config["vocab_size"]}, path)
-        config["n_token"] = config["vocab_size"]
-    # Most other keys are options of generation.
-    known = {*SIZES, *_DEFAULTS, "dropatt"}
-    config = {key: config[key] for key in known & {*config}}
-    config = read_config(config, overrides, _DEFAULTS, path)
-    attn_type = config["attn_type"]
-    raise_found(
-        f"{path} has settings that Hugging Face's code ignores or lacks:",
-        {
-            f"attn_type={attn_type}: must be 0": attn_type != 0,
-            **sampled_softmax(config),
-        },
-    )
-    return config
+    return load_model(config, overrides, dtype, tensors, folder, HUGGING_FACE)
 
 
 def _check_class(tensors, folder):

@@ -15,8 +15,8 @@ from txl_keras.tensor_files import read_safetensors
 _FILES = ("model.safetensors", "pytorch_model.bin")
 
 
-def folder_config(folder, model_type):
-    """Returns the configuration of a folder, of a model type, and its path."""
+def folder_config(folder, model_type, known):
+    """Returns the known keys of a folder's configuration, and its path."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
@@ -29,7 +29,10 @@ def folder_config(folder, model_type):
             f"{path} must be of model_type {model_type!r}. Received: "
             f"{shown(config['model_type'])}"
         )
-    return config, path
+    if "vocab_size" in config:
+        config["n_token"] = config["vocab_size"]
+    # Most other keys are options of generation.
+    return {key: config[key] for key in {*known} & {*config}}, path
 
 
 def folder_tensors(folder):

@@ -4,11 +4,10 @@ import dataclasses
 import pathlib
 import types
 
-from txl_keras.checkpoints.configuration import check_memory
-from txl_keras.checkpoints.configuration import check_overrides
 from txl_keras.checkpoints.configuration import check_sizes
-from txl_keras.checkpoints.configuration import check_values
 from txl_keras.checkpoints.configuration import raise_found
+from txl_keras.checkpoints.configuration import read_config
+from txl_keras.checkpoints.configuration import sized_arguments
 from txl_keras.checkpoints.hugging_face_files import folder_config
 from txl_keras.checkpoints.hugging_face_files import folder_tensors
 from txl_keras.checkpoints.layout import Entry
@@ -21,9 +20,9 @@ from txl_keras.models.xlnet_permutation_lm import XLNetPermutationLM
 
 # Default values of the library for missing keys of a configuration.
 _DEFAULTS = {
-    "attn_type": "bi",
     "bi_data": False,
     "clamp_len": -1,
+    "d_head": None,
     "d_inner": 4096,
     "d_model": 1024,
     "dropout": 0.1,
@@ -33,10 +32,10 @@ _DEFAULTS = {
     "mem_len": 512,
     "n_head": 16,
     "n_layer": 24,
+    "n_token": 32000,
     "reuse_len": None,
     "same_length": False,
     "tie_word_embeddings": True,
-    "vocab_size": 32000,
 }
 # Arguments that a caller may change, since no weight depends on them.
 _OVERRIDES = (
@@ -87,16 +86,19 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
     folder = pathlib.Path(folder)
     config = _read_config(folder, overrides)
     tensors = folder_tensors(folder)
-    check_sizes(config, tensors, folder)
-    arguments = _arguments(config)
-    if "memory_length" not in overrides:
-        check_memory(
-            arguments["memory_length"],
-            arguments["num_layers"],
-            arguments["hidden_dim"],
-            folder,
-        )
-    arguments |= overrides
+    check_sizes(config, tensors, overrides, folder)
+    arguments = {
+        **sized_arguments(config),
+        "head_dim": check_head_dim(
+            config["d_head"], config["d_model"], config["n_head"]
+        ),
+        "reuse_length": config["reuse_len"] or None,
+        "attention_type": config["attn_type"],
+        "attention_dropout": config["dropout"],
+        "layer_norm_epsilon": config["layer_norm_eps"],
+        "initializer_stddev": config["initializer_range"],
+        **overrides,
+    }
     layout = _layout(types.SimpleNamespace(**arguments))
     has_head = "lm_loss.bias" in tensors and not drop_head
 
@@ -117,15 +119,13 @@ def load_hugging_face_xlnet(folder, dtype=None, drop_head=False, **overrides):
 
 
 def _read_config(folder, overrides):
-    check_overrides(overrides, _OVERRIDES)
-    config, path = folder_config(folder, "xlnet")
-    config = {**_DEFAULTS, **config}
-    empty = [key for key in _DEFAULTS if config[key] is None]
-    empty = sorted({*empty} - {"mem_len", "reuse_len"})
-    if empty:
-        raise ValueError(f"{path} must have values for {empty}.")
-    check_values({**config, "attn_type": None}, path)
-    kind, activation = config["attn_type"], config["ff_activation"]
+    known = {*_DEFAULTS, "attn_type"}
+    config, path = folder_config(folder, "xlnet", known)
+    kind = config.pop("attn_type", "bi")
+    if config.get("mem_len", 0) is None:
+        config["mem_len"] = 0
+    config = read_config(config, overrides, _DEFAULTS, path, _OVERRIDES)
+    activation = config["ff_activation"]
     problems = {
         "bi_data=True: rows cannot be read backwards": config["bi_data"],
         "same_length=True: must be False with attn_type='uni'": (
@@ -139,30 +139,7 @@ def _read_config(folder, overrides):
         ),
     }
     raise_found(f"{path} has unsupported settings:", problems)
-    return config
-
-
-def _arguments(config):
-    """Returns the arguments of `XLNetBackbone` for a configuration."""
-    clamp_length = config["clamp_len"]
-    return {
-        "vocabulary_size": config["vocab_size"],
-        "num_layers": config["n_layer"],
-        "num_heads": config["n_head"],
-        "hidden_dim": config["d_model"],
-        "intermediate_dim": config["d_inner"],
-        "head_dim": check_head_dim(
-            config.get("d_head"), config["d_model"], config["n_head"]
-        ),
-        "memory_length": config["mem_len"] or 0,
-        "reuse_length": config["reuse_len"] or None,
-        "attention_type": config["attn_type"],
-        "dropout": config["dropout"],
-        "attention_dropout": config["dropout"],
-        "clamp_length": clamp_length if clamp_length > 0 else None,
-        "layer_norm_epsilon": config["layer_norm_eps"],
-        "initializer_stddev": config["initializer_range"],
-    }
+    return {**config, "attn_type": kind}
 
 
 def _body(tensors, drop_head, folder):
@@ -213,7 +190,7 @@ def _layout(backbone):
 def _with_head(layout, config):
     """Adds the head of an `XLNetLMHeadModel` to the layout of its body."""
     embedding, *others = layout
-    size = config["vocab_size"]
+    size = config["n_token"]
     bias = Entry("lm_loss.bias", "softmax/bias_0", (size,))
     table = Entry("lm_loss.weight", "softmax/kernel_0", embedding.shape)
     if not config["tie_word_embeddings"]:

@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from txl_keras.checkpoints.configuration import read_config
-from txl_keras.checkpoints.configuration import tied_projections
 from txl_keras.checkpoints.transformer_xl_layout import TF1
 from txl_keras.checkpoints.transformer_xl_layout import load_model
 from txl_keras.checks import check_no_pattern
@@ -98,24 +97,11 @@ def _load(prefix, config, dtype, overrides, slot=""):
     config = read_config(config, overrides, _DEFAULTS)
     if not config["cutoffs"]:
         config["tie_projs"] = [True]  # the original has no option for this
+    config["layer_norm_epsilon"] = 1e-12
     prefix = _find_prefix(prefix)
     try:
         tensors = _tensors(prefix, slot)
-        return load_model(
-            config,
-            overrides,
-            dtype,
-            tensors,
-            prefix,
-            TF1,
-            tie_embeddings=True,
-            tie_projections=tied_projections(config),
-            project_same_dim=bool(config["proj_same_dim"]),
-            same_length=bool(config["same_length"]),
-            tie_attention_biases=not config["untie_r"],
-            layer_norm_epsilon=1e-12,
-            cold_start="zeros",
-        )
+        return load_model(config, overrides, dtype, tensors, prefix, TF1)
     except (tf.errors.OpError, IndexError) as error:
         raise ValueError(f"{prefix} cannot be read: {error}") from error
 

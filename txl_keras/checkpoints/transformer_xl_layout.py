@@ -7,11 +7,13 @@ Letters: `D` hidden size, `N` heads, `H` head size, `P` positions, `L` layers.
 """
 
 import dataclasses
+import functools
 
 import ml_dtypes
 import numpy as np
 
 from txl_keras.checkpoints.configuration import Plan
+from txl_keras.checkpoints.configuration import check_sizes
 from txl_keras.checkpoints.layout import Entry
 from txl_keras.checkpoints.layout import feed_forward_and_norms
 from txl_keras.checkpoints.layout import read
@@ -52,14 +54,22 @@ class Naming:
     biases_in_layers: bool = False
     # True if learned positions are `(L, P, D)` rather than `(L, P, N, H)`.
     flat_positions: bool = False
+    # `attn_type` is below this number.
+    attention_types: int = 1
+    # How the code counts keys, and how its memory starts: see our backbone.
+    same_length: bool | str = "pytorch"
+    cold_start: str = "zeros"
 
 
-ORIGINAL = Naming()
+ORIGINAL = Naming(attention_types=4, cold_start="masked")
 NVIDIA = Naming(
     shared_projection="crit.shared_out_projs.{j}",
     out_table="crit.out_layers_weights.{j}",
     out_bias="crit.out_layers_biases.{j}",
     flat_positions=True,
+    attention_types=4,
+    same_length=True,
+    cold_start="masked",
 )
 HUGGING_FACE = Naming(
     table="transformer.word_emb.emb_layers.{j}.weight",
@@ -83,15 +93,17 @@ TF1 = Naming(
     parts=("rel_attn/LayerNorm", "ff/LayerNorm", "ff/layer_1", "ff/layer_2"),
     is_torch=False,
     reversed_clusters=False,
+    same_length=True,
 )
 
 
-def load_model(config, overrides, dtype, tensors, source, naming, **arguments):
-    """Returns the model of a file; `arguments` are those of `Plan`."""
-    plan = Plan(config, overrides, dtype, tensors, source, **arguments)
+def load_model(config, overrides, dtype, tensors, source, naming):
+    """Returns the model of a file."""
+    check_sizes(config, tensors, overrides, source)
+    plan = Plan(config, overrides, naming, tensors)
     layout = transformer_xl_layout(plan, naming)
     tensors = _without_frequencies(tensors, naming, config["d_model"], source)
-    return read(plan.build, layout, tensors, source)
+    return read(functools.partial(plan.build, dtype), layout, tensors, source)
 
 
 def transformer_xl_layout(model, naming):

@@ -18,9 +18,27 @@ def config_of(cls, *objects):
             continue
         owner = next((x for x in objects if hasattr(x, name)), objects[-1])
         value = parameter.default if owner is None else getattr(owner, name)
-        if isinstance(value, tuple):
-            value = list(value)
-        elif callable(value):  # initializers and layers
-            value = keras.saving.serialize_keras_object(value)
-        config[name] = value
+        config[name] = _stored(value)
     return config
+
+
+class ConfiguredLayer(keras.layers.Layer):
+    """Base class of layers that keep each argument as an attribute."""
+
+    def get_config(self):
+        config = super().get_config()
+        for cls in type(self).__mro__:
+            if cls is ConfiguredLayer:
+                return config
+            # Subclasses of users may have arguments that are no attributes.
+            for name in inspect.signature(cls).parameters:
+                if name not in config and hasattr(self, name):
+                    config[name] = _stored(getattr(self, name))
+
+
+def _stored(value):
+    if isinstance(value, tuple):
+        return list(value)
+    if callable(value):  # initializers and layers
+        return keras.saving.serialize_keras_object(value)
+    return value

@@ -7,7 +7,6 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.checks import check_one_of
@@ -20,12 +19,9 @@ from txl_keras.layers.compute import target
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import zero_masked
-from txl_keras.layers.config import config_of
 from txl_keras.layers.gate import GATES
 from txl_keras.layers.gate import Gate
-from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.sublayers import dense
-from txl_keras.layers.sublayers import layer_norm
+from txl_keras.layers.sublayers import Block
 from txl_keras.layers.sublayers import normalized_sum
 
 # Position encodings. Absolute positions do not allow memory, whose positions
@@ -35,7 +31,7 @@ ABSOLUTE_TYPES = ("vaswani", "al_rfou")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class DecoderBlock(keras.layers.Layer):
+class DecoderBlock(Block):
     """Computes one block: attention and a feed-forward network.
 
     Both have a residual connection. Post-norm, as in the equations at the end
@@ -122,10 +118,7 @@ class DecoderBlock(keras.layers.Layer):
         num_heads,
         head_dim,
         intermediate_dim,
-        dropout=0.0,
-        attention_dropout=0.0,
         normalize_first=False,
-        layer_norm_epsilon=1e-5,
         attention_type="relative",
         max_positions=None,
         clamp_length=None,
@@ -133,21 +126,10 @@ class DecoderBlock(keras.layers.Layer):
         look_ahead=0,
         tie_attention_biases=False,
         gate=None,
-        kernel_initializer="glorot_uniform",
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.head_dim = check_integer("head_dim", head_dim, 1)
-        self.intermediate_dim = check_integer(
-            "intermediate_dim", intermediate_dim, 1
-        )
-        self.dropout = check_dropout("dropout", dropout)
-        self.attention_dropout = check_dropout(
-            "attention_dropout", attention_dropout
-        )
+        super().__init__(num_heads, head_dim, intermediate_dim, **kwargs)
         self.normalize_first = normalize_first
-        self.layer_norm_epsilon = layer_norm_epsilon
         check_attention_type(attention_type, max_positions, same_length)
         self.attention_type = attention_type
         self.max_positions = max_positions
@@ -164,15 +146,9 @@ class DecoderBlock(keras.layers.Layer):
                     f"normalize_first={normalize_first}, gate={gate!r}"
                 )
         self.gate = gate
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
         self.attention = self._attention()
-        self._attention_norm = layer_norm(self, "attention_norm")
-        self._feed_forward_norm = layer_norm(self, "feed_forward_norm")
-        self._intermediate_dense = dense(
-            self, self.intermediate_dim, "feed_forward_intermediate", "relu"
-        )
-        self._output_dense = None  # created in `build`, which knows D
+        self._add_feed_forward("relu", "relu" if gate else None)
         self._gates = []
         if gate is not None:
             self._gates = [
@@ -184,9 +160,6 @@ class DecoderBlock(keras.layers.Layer):
                 )
                 for name in ("attention_gate", "feed_forward_gate")
             ]
-        self._dropout = RowDropout(
-            dropout, dtype=self.dtype_policy, name="dropout"
-        )
 
     def _attention(self):
         common = {
@@ -214,17 +187,7 @@ class DecoderBlock(keras.layers.Layer):
         return CausalMultiHeadAttention(**common)
 
     def build(self, inputs_shape):
-        self._output_dense = dense(
-            self,
-            inputs_shape[-1],
-            "feed_forward_output",
-            "relu" if self.gate else None,
-        )
-        self.attention.build(inputs_shape)
-        self._attention_norm.build(inputs_shape)
-        self._feed_forward_norm.build(inputs_shape)
-        self._intermediate_dense.build(inputs_shape)
-        self._output_dense.build((*inputs_shape[:-1], self.intermediate_dim))
+        super().build(inputs_shape)
         for gate in self._gates:
             gate.build(inputs_shape)
         if self.attention_type == "al_rfou":
@@ -248,35 +211,8 @@ class DecoderBlock(keras.layers.Layer):
         dropout_seed=None,
         return_attention_scores=False,
     ):
-        scores = []
-
-        def attention(x):
-            positions = {}
-            if self.attention_type == "relative":
-                positions = {
-                    "position_encoding": position_encoding,
-                    "attention_biases": attention_biases,
-                }
-            attended = self.attention(
-                x,
-                memory=None
-                if memory is None
-                else self._attention_inputs(memory, memory_mask),
-                query_mask=inputs_mask,
-                memory_mask=memory_mask,
-                attention_mask=attention_mask,
-                training=training,
-                dropout_seed=fold_in(dropout_seed, 0),
-                return_attention_scores=return_attention_scores,
-                **positions,
-            )
-            if return_attention_scores:
-                attended, probabilities = attended
-                scores.append(probabilities)
-            return self._drop(attended, training, dropout_seed, site=1)
-
         inputs_mask = check_steps_mask("inputs_mask", inputs_mask, inputs)
-        inputs = finite_masked(inputs, inputs_mask)
+        inputs = self._with_positions(finite_masked(inputs, inputs_mask))
         if memory is not None:
             check_shape("memory", memory, (None, None, inputs.shape[-1]))
             memory_mask = check_mask(
@@ -287,8 +223,30 @@ class DecoderBlock(keras.layers.Layer):
                 memory.shape[1],
                 f"memory.shape={memory.shape}",
             )
-        outputs = self._transform(inputs, attention, training, dropout_seed)
+            memory = self._attention_inputs(memory, memory_mask)
+        attended = self.attention(
+            self._attention_inputs(inputs),
+            memory=memory,
+            query_mask=inputs_mask,
+            memory_mask=memory_mask,
+            attention_mask=attention_mask,
+            training=training,
+            dropout_seed=fold_in(dropout_seed, 0),
+            return_attention_scores=return_attention_scores,
+            **self._if_relative(
+                position_encoding=position_encoding,
+                attention_biases=attention_biases,
+            ),
+        )
+        scores = []
+        if return_attention_scores:
+            attended, *scores = attended
+        attended = self._drop(attended, training, dropout_seed, site=1)
+        outputs = self._transform(inputs, attended, training, dropout_seed)
         return (outputs, *scores) if return_attention_scores else outputs
+
+    def _if_relative(self, **arguments):
+        return arguments if self.attention_type == "relative" else {}
 
     def attend_projected(
         self,
@@ -314,24 +272,15 @@ class DecoderBlock(keras.layers.Layer):
             segment, each `(B, N, T, H)`; with `return_attention_scores=True`
             also the probabilities `(B, N, T, S)`.
         """
-        projected = []
-
-        biases = {}
-        if self.attention_type == "relative":
-            biases = {"attention_biases": attention_biases}
-
-        def attention(x):
-            attended, *key_value = self.attention.attend_projected(
-                x,
-                past,
-                *positions,
-                return_attention_scores=return_attention_scores,
-                **biases,
-            )
-            projected.extend(key_value)
-            return attended
-
-        return self._transform(inputs, attention), *projected
+        inputs = self._with_positions(inputs)
+        attended, *projected = self.attention.attend_projected(
+            self._attention_inputs(inputs),
+            past,
+            *positions,
+            return_attention_scores=return_attention_scores,
+            **self._if_relative(attention_biases=attention_biases),
+        )
+        return self._transform(inputs, attended), *projected
 
     def project_positions(self, num_distances):
         """Projects the positions, which depends on the weights only.
@@ -343,8 +292,6 @@ class DecoderBlock(keras.layers.Layer):
             Tuple of tensors for `attend_projected`, empty for types without
             memory.
         """
-        if self.attention_type in ABSOLUTE_TYPES:
-            return ()
         return self.attention.project_positions(num_distances)
 
     def project(self, memory):
@@ -420,17 +367,28 @@ class DecoderBlock(keras.layers.Layer):
             return states
         return self._attention_norm(zero_masked(states, mask))
 
-    def _transform(self, inputs, attention, training=False, dropout_seed=None):
-        """Computes the equations above, given a function for attention."""
-        if self.attention_type == "al_rfou":
-            inputs = inputs + self._positions(inputs)
+    def _with_positions(self, inputs):
+        """Adds learned absolute positions, if the block has any."""
+        if self.attention_type != "al_rfou":
+            return inputs
+        length = inputs.shape[1]
+        if length is None:  # known at run time only
+            length = tf.shape(inputs)[1]
+            tf.debugging.assert_less_equal(length, self.max_positions)
+        elif length > self.max_positions:
+            raise ValueError(
+                "The segment length of `inputs` must be at most "
+                f"`max_positions`, {self.max_positions}. Received: "
+                f"inputs.shape={inputs.shape}"
+            )
+        positions = self.position_embeddings[self.max_positions - length :]
+        return inputs + tf.cast(positions, inputs.dtype)
+
+    def _transform(self, inputs, attended, training=False, dropout_seed=None):
+        """Computes the equations above, given what attention returned."""
 
         def feed_forward(x):
-            inner = self._intermediate_dense(x)
-            inner = self._drop(inner, training, dropout_seed, site=2)
-            return self._drop(
-                self._output_dense(inner), training, dropout_seed, site=3
-            )
+            return self._feed_forward(x, training, dropout_seed, first_site=2)
 
         def normalize(norm, x, residual):
             if target.current().is_cpu:
@@ -440,7 +398,6 @@ class DecoderBlock(keras.layers.Layer):
                 return normalized_sum(x, residual, gamma, beta, norm.epsilon)
             return norm(x + residual)
 
-        attended = attention(self._attention_inputs(inputs))
         if not self.normalize_first:
             x = normalize(self._attention_norm, inputs, attended)
             return normalize(self._feed_forward_norm, x, feed_forward(x))
@@ -453,24 +410,6 @@ class DecoderBlock(keras.layers.Layer):
         x = inputs + attended
         return x + feed_forward(self._feed_forward_norm(x))
 
-    def _drop(self, x, training, dropout_seed, site):
-        seed = fold_in(dropout_seed, site)
-        return self._dropout(x, training=training, dropout_seed=seed)
-
-    def _positions(self, inputs):
-        length = inputs.shape[1]
-        if length is None:  # known at run time only
-            length = tf.shape(inputs)[1]
-            tf.debugging.assert_less_equal(length, self.max_positions)
-        elif length > self.max_positions:
-            raise ValueError(
-                "The segment length of `inputs` must be at most "
-                f"`max_positions`, {self.max_positions}. Received: "
-                f"inputs.shape={inputs.shape}"
-            )
-        positions = self.position_embeddings[self.max_positions - length :]
-        return tf.cast(positions, inputs.dtype)
-
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
 
@@ -480,9 +419,6 @@ class DecoderBlock(keras.layers.Layer):
         return self.attention.compute_output_spec(
             inputs, memory, return_attention_scores
         )
-
-    def get_config(self):
-        return super().get_config() | config_of(DecoderBlock, self)
 
 
 def check_attention_type(attention_type, max_positions, same_length):

@@ -10,7 +10,7 @@ from keras import ops
 
 from txl_keras.checks import check_number
 from txl_keras.checks import check_one_of
-from txl_keras.layers.config import config_of
+from txl_keras.layers.config import ConfiguredLayer
 
 # Kernels of each kind in the notation of the paper: W is multiplied with the
 # sublayer's output and U with the stream, where a gate has both.
@@ -29,7 +29,7 @@ GATE_KERNELS = frozenset(name for names in _KERNELS.values() for name in names)
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class Gate(keras.layers.Layer):
+class Gate(ConfiguredLayer):
     """Combines a residual stream with a sublayer's output.
 
     With the stream x, the output y of the sublayer, the sigmoid s and a
@@ -134,9 +134,6 @@ class Gate(keras.layers.Layer):
 
     def compute_output_shape(self, inputs_shape, update_shape=None):
         return inputs_shape
-
-    def get_config(self):
-        return super().get_config() | config_of(Gate, self)
 
 
 def num_kernels(gate):

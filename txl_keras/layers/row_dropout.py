@@ -10,10 +10,11 @@ from txl_keras.checks import check_dropout
 from txl_keras.checks import check_seeds
 from txl_keras.layers.compute.dropout import keep_mask
 from txl_keras.layers.compute.target import fused
+from txl_keras.layers.config import ConfiguredLayer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class RowDropout(keras.layers.Layer):
+class RowDropout(ConfiguredLayer):
     """Drops elements with one seed per row.
 
     The mask of a row depends only on the row's seed and the position inside
@@ -87,9 +88,6 @@ class RowDropout(keras.layers.Layer):
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
-
-    def get_config(self):
-        return {**super().get_config(), "rate": self.rate, "seed": self.seed}
 
 
 @fused

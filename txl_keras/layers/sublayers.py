@@ -4,10 +4,15 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from txl_keras.checks import check_dropout
+from txl_keras.checks import check_integer
 from txl_keras.checks import check_number
 from txl_keras.layers.compute import target
+from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.pallas import with_row_major_gradient
 from txl_keras.layers.compute.target import fused
+from txl_keras.layers.config import ConfiguredLayer
+from txl_keras.layers.row_dropout import RowDropout
 
 LORA_MATRICES = ("lora_kernel_a", "lora_kernel_b")
 
@@ -145,15 +150,80 @@ def project_heads(states, *layers):
     ]
 
 
-def dense(layer, units, name, activation=None):
-    """Creates a `Dense` sublayer with the owner's initializer and dtype."""
-    return Dense(
-        units,
-        activation=activation,
-        kernel_initializer=layer.kernel_initializer.clone(),
-        dtype=layer.dtype_policy,
-        name=name,
-    )
+class Block(ConfiguredLayer):
+    """Base class of blocks: attention, feed-forward network and their norms.
+
+    A subclass has arguments of these names, creates `attention`, then calls
+    `_add_feed_forward`.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        head_dim,
+        intermediate_dim,
+        dropout=0.0,
+        attention_dropout=0.0,
+        layer_norm_epsilon=1e-5,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.head_dim = check_integer("head_dim", head_dim, 1)
+        self.intermediate_dim = check_integer(
+            "intermediate_dim", intermediate_dim, 1
+        )
+        self.dropout = check_dropout("dropout", dropout)
+        self.attention_dropout = check_dropout(
+            "attention_dropout", attention_dropout
+        )
+        self.layer_norm_epsilon = layer_norm_epsilon
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+
+    def _add_feed_forward(self, activation, output_activation=None):
+        self._attention_norm = layer_norm(self, "attention_norm")
+        self._feed_forward_norm = layer_norm(self, "feed_forward_norm")
+        self._intermediate_dense = self._dense(
+            self.intermediate_dim, "feed_forward_intermediate", activation
+        )
+        self._output_dense = None  # created in `build`, which knows D
+        self._output_activation = output_activation
+        self._dropout = RowDropout(
+            self.dropout, dtype=self.dtype_policy, name="dropout"
+        )
+
+    def _dense(self, units, name, activation):
+        return Dense(
+            units,
+            activation=activation,
+            kernel_initializer=self.kernel_initializer.clone(),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def build(self, inputs_shape):
+        self._output_dense = self._dense(
+            inputs_shape[-1], "feed_forward_output", self._output_activation
+        )
+        for layer in (
+            self.attention,
+            self._attention_norm,
+            self._feed_forward_norm,
+            self._intermediate_dense,
+        ):
+            layer.build(inputs_shape)
+        self._output_dense.build((*inputs_shape[:-1], self.intermediate_dim))
+
+    def _feed_forward(self, x, training, dropout_seed, first_site):
+        x = self._intermediate_dense(x)
+        x = self._drop(x, training, dropout_seed, first_site)
+        x = self._output_dense(x)
+        return self._drop(x, training, dropout_seed, first_site + 1)
+
+    def _drop(self, x, training, dropout_seed, site):
+        seed = fold_in(dropout_seed, site)
+        return self._dropout(x, training=training, dropout_seed=seed)
 
 
 def layer_norm(layer, name):

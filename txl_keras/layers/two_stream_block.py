@@ -7,21 +7,16 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
 import keras
 from keras import ops
 
-from txl_keras.checks import check_dropout
-from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.layers.attention.two_stream import TwoStreamRelativeAttention
 from txl_keras.layers.attention.two_stream import targets_mask
 from txl_keras.layers.compute.dropout import fold_in
 from txl_keras.layers.compute.problem import finite_masked
-from txl_keras.layers.config import config_of
-from txl_keras.layers.row_dropout import RowDropout
-from txl_keras.layers.sublayers import dense
-from txl_keras.layers.sublayers import layer_norm
+from txl_keras.layers.sublayers import Block
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class TwoStreamBlock(keras.layers.Layer):
+class TwoStreamBlock(Block):
     """Computes one XLNet block: two-stream attention, feed-forward.
 
     Post-norm, as in appendix A.2 of Yang et al., 2019. Both streams `x` use
@@ -69,54 +64,28 @@ class TwoStreamBlock(keras.layers.Layer):
         num_heads,
         head_dim,
         intermediate_dim,
-        dropout=0.0,
-        attention_dropout=0.0,
         layer_norm_epsilon=1e-12,
         clamp_length=None,
-        kernel_initializer="glorot_uniform",
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.head_dim = check_integer("head_dim", head_dim, 1)
-        self.intermediate_dim = check_integer(
-            "intermediate_dim", intermediate_dim, 1
+        super().__init__(
+            num_heads,
+            head_dim,
+            intermediate_dim,
+            layer_norm_epsilon=layer_norm_epsilon,
+            **kwargs,
         )
-        self.dropout = check_dropout("dropout", dropout)
-        self.attention_dropout = check_dropout(
-            "attention_dropout", attention_dropout
-        )
-        self.layer_norm_epsilon = layer_norm_epsilon
         self.clamp_length = clamp_length
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.attention = TwoStreamRelativeAttention(
             num_heads,
             head_dim,
-            dropout=attention_dropout,
+            dropout=self.attention_dropout,
             clamp_length=clamp_length,
             kernel_initializer=self.kernel_initializer.clone(),
             dtype=self.dtype_policy,
             name="attention",
         )
-        self._attention_norm = layer_norm(self, "attention_norm")
-        self._feed_forward_norm = layer_norm(self, "feed_forward_norm")
-        self._intermediate_dense = dense(
-            self, self.intermediate_dim, "feed_forward_intermediate", "gelu"
-        )
-        self._output_dense = None  # created in `build`, which knows D
-        self._dropout = RowDropout(
-            dropout, dtype=self.dtype_policy, name="dropout"
-        )
-
-    def build(self, content_shape):
-        self._output_dense = dense(
-            self, content_shape[-1], "feed_forward_output"
-        )
-        self.attention.build(content_shape)
-        self._attention_norm.build(content_shape)
-        self._feed_forward_norm.build(content_shape)
-        self._intermediate_dense.build(content_shape)
-        self._output_dense.build((*content_shape[:-1], self.intermediate_dim))
+        self._add_feed_forward("gelu")
 
     def call(
         self,
@@ -160,17 +129,10 @@ class TwoStreamBlock(keras.layers.Layer):
 
     def _transform(self, x, attended, training, dropout_seed):
         """Computes the equations above for one stream."""
-
-        def drop(x, site):
-            seed = fold_in(dropout_seed, site)
-            return self._dropout(x, training=training, dropout_seed=seed)
-
-        x = self._attention_norm(x + drop(attended, 0))
-        inner = drop(self._intermediate_dense(x), 1)
-        return self._feed_forward_norm(x + drop(self._output_dense(inner), 2))
+        attended = self._drop(attended, training, dropout_seed, site=0)
+        x = self._attention_norm(x + attended)
+        update = self._feed_forward(x, training, dropout_seed, first_site=1)
+        return self._feed_forward_norm(x + update)
 
     def compute_output_spec(self, content, query=None, **kwargs):
         return self.attention.compute_output_spec(content, query)
-
-    def get_config(self):
-        return super().get_config() | config_of(TwoStreamBlock, self)

@@ -245,60 +245,6 @@ def test_attention_scores_have_a_symbolic_shape_and_dtype(kind):
     assert scores.shape == (None, N, None, None)
 
 
-@every_kind
-def test_compiled_with_gradients_of_every_weight_and_the_memory(kind):
-    query, memory = (tf.constant(x) for x in segment_and_memory())
-    layer = attention(kind, **({"clamp_length": 5} if kind == "shaw" else {}))
-
-    def run(query, memory):
-        with tf.GradientTape() as tape:
-            tape.watch([query, memory])
-            output = layer(query, memory=memory)
-            loss = tf.reduce_sum(output**2)
-        weights = [w.value for w in layer.trainable_weights]
-        gradients = tape.gradient(loss, [query, memory, *weights])
-        return [output, *(tf.convert_to_tensor(g) for g in gradients)]
-
-    results = run(query, memory)
-    for result in results:
-        assert np.isfinite(result).all()
-        assert np.abs(result).max() > 1e-3
-    compiled = tf.function(run, jit_compile=True)
-    for result, expected in zip(compiled(query, memory), results, strict=True):
-        np.testing.assert_allclose(result, expected, atol=1e-3, rtol=1e-4)
-
-
-def test_gradient_reaches_the_rows_of_distances_that_were_seen():
-    layer = attention("shaw")
-    query, memory = segment_and_memory(4)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(layer(query, memory=memory) ** 2)
-    tables = [layer.position_keys.value, layer.position_biases.value]
-    for gradient in tape.gradient(loss, tables):
-        gradient = np.abs(tf.convert_to_tensor(gradient).numpy())
-        gradient = gradient.reshape(P, -1).max(-1)
-        assert (gradient[: 4 + T] > 1e-5).all()
-        np.testing.assert_array_equal(gradient[4 + T :], 0)
-
-
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_query_that_may_see_nothing_stays_finite(policy):
-    query = tf.constant(random(B, T, D))
-    mask = np.array([[False] * T, [True] * T])
-    layer = attention(dtype=policy)
-    with tf.GradientTape() as tape:
-        tape.watch(query)
-        output, scores = layer(
-            query, query_mask=mask, return_attention_scores=True
-        )
-        loss = tf.reduce_sum(tf.cast(output, "float32"))
-    assert np.isfinite(np.array(output, "float32")).all()
-    np.testing.assert_allclose(
-        np.array(scores).sum(-1), np.ones((B, N, T)), rtol=1e-5
-    )
-    assert np.isfinite(tape.gradient(loss, query)).all()
-
-
 @pytest.mark.parametrize("with_memory", [True, False])
 def test_mask_of_an_embedding_is_passed_by_keras(with_memory):
     ids = keras.Input((4,), dtype="int32")

@@ -199,17 +199,6 @@ def test_gradient_reaches_every_weight_and_input_through_targets():
         assert np.abs(gradient).max() > 1e-3
 
 
-def test_bfloat16_tells_distances_of_a_long_memory_apart():
-    call = {"content": random(1, 1, D, seed=1), "memory": random(1, 2000, D)}
-    layer = attention(dtype="mixed_bfloat16")
-    # The position terms alone.
-    layer._key_dense.kernel.assign(np.zeros((D, N, H)))
-    expected = np.array(Loops(layer, call).content())
-    # Positions in bfloat16 would be off by up to 4 of 2000: a sine at random.
-    difference = np.array(layer(**call), "float32") - expected
-    assert np.abs(difference).max() < 0.05 * np.abs(expected).max()
-
-
 def test_dropout_only_in_training_and_rows_seeded_alone():
     call = inputs()
     layer = attention(dropout=0.5)

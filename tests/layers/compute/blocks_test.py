@@ -1,19 +1,15 @@
 """Attention by blocks of queries: what they keep, and rings of memory."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from attention_loops import random
-from factories import small_backbone
 
 from txl_keras.layers import RelativeMultiHeadAttention
 from txl_keras.layers.compute import blocks
 from txl_keras.layers.compute.problem import Problem
 from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.target import Target
-from txl_keras.layers.compute.target import compile_for
 from txl_keras.layers.compute.target import use
-from txl_keras.models import SegmentReader
 
 B, T, M, D = 2, 7, 5, 12
 
@@ -71,20 +67,3 @@ def test_blocks_are_shorter_where_there_are_many_keys(monkeypatch):
         for num_memory in (0, 1536, 2000, 10**6)
     }
     assert lengths == {0: {256}, 1536: {256}, 2000: {170, 171}, 10**6: {128}}
-
-
-@pytest.mark.parametrize("in_parts", [False, True])
-def test_a_ring_is_read_in_the_order_of_the_text(in_parts):
-    backbone = small_backbone(num_layers=1, memory_length=M, clamp_length=6)
-    readers = [SegmentReader(backbone, B, T) for _ in range(2)]
-    compiled = compile_for(Target("cpu", in_parts), readers[0].read)
-    ids = np.random.default_rng(0).integers(11, size=(3, B, T), dtype=np.int32)
-    for reader in readers:
-        reader.begin()
-    for segment in ids[..., :4], ids[..., 4:], ids:
-        for x in segment:
-            hidden, entries = compiled(tf.constant(x))
-            expected, expected_entries = readers[1].read(tf.constant(x))
-            np.testing.assert_allclose(hidden, expected, atol=1e-5)
-            readers[0].remember(entries)
-            readers[1].remember(expected_entries)

@@ -245,29 +245,6 @@ def test_both_directions_and_scores_of_other_things():
     assert_is_definition(tiles.attend, problem)
 
 
-def test_sizes_may_be_known_at_run_time_only():
-    problem = make(max_distance=4)
-
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec(x.shape[:2] + [None, H])
-            for x in tf.nest.flatten(problem.parts)
-        ]
-    )
-    def attend(*parts):
-        sizes = [tf.shape(x)[2] for x in parts[::2]]
-        return compute.attend(
-            dataclasses.replace(
-                problem,
-                parts=[parts[:2], parts[2:]],
-                visible=Visible(*sizes, max_distance=4),
-            )
-        )
-
-    found = attend(*tf.nest.flatten(problem.parts))
-    np.testing.assert_allclose(found, by_definition(problem), atol=1e-5)
-
-
 def ways_of(problem, target, monkeypatch):
     used = []
     for way in (pallas, blocks, tiles):

@@ -78,17 +78,6 @@ def test_memory_of_length_zero_keeps_nothing():
     assert memory.valid_length.numpy().tolist() == [0] * B
 
 
-def test_a_value_of_memory_keeps_the_last_m_states():
-    memory = read_by_segments(initial_memory(L, B, M, D), 2, 4)
-    assert [len(s) for s in positions(memory.states[1])] == [M] * B
-    assert positions(memory.states[1])[2][1:] == [200, 201, 202, 203]
-    assert memory.mask().numpy().tolist() == [[False] + [True] * 4] * B
-    memory = read_by_segments(initial_memory(L, B, M, D), 2, 9)
-    assert positions(memory.states[0])[1] == [104, 105, 106, 107, 108]
-    assert memory.valid_length.numpy().tolist() == [M] * B
-    assert memory.length == M
-
-
 def test_blocks_have_memories_of_their_own():
     stack = MemoryStack(L, B, M, D)
     stack(segment(0, 5), layer=0)

@@ -255,16 +255,3 @@ def test_initializers_come_back_from_the_config():
         )
         # One initializer object would give the same numbers each time.
         assert np.abs(w["embeddings_0"][:, 0] - w["embeddings_1"][:5, 0]).any()
-
-
-def test_a_saved_model_goes_on_learning(tmp_path):
-    inputs = keras.Input((None,), dtype="int32")
-    layer = AdaptiveEmbedding(V, D, cutoffs=CUTOFFS, div_val=2)
-    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)))
-    model.compile(keras.optimizers.Adam(0.05), "mse")
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    ids, y = all_ids(), np.random.default_rng(5).normal(size=(4, 7, 1))
-    np.testing.assert_allclose(loaded(ids), model(ids), atol=1e-6)
-    losses = loaded.fit(ids, y, epochs=9, verbose=0).history["loss"]
-    assert losses[-1] < 0.9 * losses[0]

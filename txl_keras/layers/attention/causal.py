@@ -22,7 +22,6 @@ from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import hidden_by_key
 from txl_keras.layers.compute.problem import zero_masked
-from txl_keras.layers.config import config_of
 from txl_keras.layers.sublayers import project_heads
 
 SAME_LENGTHS = (False, True, "pytorch")
@@ -89,19 +88,9 @@ class CausalMultiHeadAttention(HeadsAttention):
     """
 
     def __init__(
-        self,
-        num_heads,
-        key_dim,
-        dropout=0.0,
-        same_length=False,
-        look_ahead=0,
-        kernel_initializer="glorot_uniform",
-        seed=None,
-        **kwargs,
+        self, num_heads, key_dim, same_length=False, look_ahead=0, **kwargs
     ):
-        super().__init__(
-            num_heads, key_dim, dropout, kernel_initializer, seed, **kwargs
-        )
+        super().__init__(num_heads, key_dim, **kwargs)
         self.same_length = check_one_of(
             "same_length", same_length, SAME_LENGTHS
         )
@@ -124,23 +113,18 @@ class CausalMultiHeadAttention(HeadsAttention):
         return_attention_scores=False,
     ):
         self._check_states(query, memory)
-        content_bias, positions = self._position_terms(query, memory)
         return self._attend(
             query,
             memory,
-            query_mask=query_mask,
-            memory_mask=memory_mask,
-            attention_mask=attention_mask,
-            training=training,
-            dropout_seed=dropout_seed,
-            return_attention_scores=return_attention_scores,
-            content_bias=content_bias,
-            positions=positions,
+            (query_mask, memory_mask, attention_mask),
+            self._call_dropout(query, training, dropout_seed),
+            self._position_terms(query, memory),
+            return_attention_scores,
         )
 
     def _position_terms(self, query, memory):
-        """Returns `content_bias` and `positions` of the `Problem` of a call."""
-        return None, None
+        """Returns the arguments of the `Problem` of a call about positions."""
+        return {}
 
     def _check_states(self, query, memory):
         """Checks that query and memory agree in batch size and hidden size."""
@@ -149,28 +133,15 @@ class CausalMultiHeadAttention(HeadsAttention):
             expected = (query.shape[0], None, self._hidden_dim)
             check_shape("memory", memory, expected)
 
-    def _attend(
-        self,
-        query,
-        memory,
-        *,
-        query_mask,
-        memory_mask,
-        attention_mask,
-        training,
-        dropout_seed,
-        return_attention_scores,
-        content_bias,
-        positions,
-    ):
+    def _attend(self, query, memory, masks, dropout, terms, return_scores):
         """Projects states, poses the `Problem` and projects its solution."""
-        query_mask = check_steps_mask("query_mask", query_mask, query)
+        num_memory = 0 if memory is None else ops.shape(memory)[1]
+        query_mask, memory_mask, attention_mask = self._check_masks(
+            query, memory, num_memory, *masks
+        )
         # A copy without the Keras mask, which is handled here. The projections
         # would warn that they discard it.
         query = tf.identity(query)
-        memory_mask, attention_mask = self._check_masks(
-            query, memory, memory_mask, attention_mask
-        )
         projected, *segment = project_heads(
             finite_masked(query, query_mask),
             self._query_dense,
@@ -187,23 +158,33 @@ class CausalMultiHeadAttention(HeadsAttention):
             parts = [memory_part, *parts]
         if attention_mask is not None:
             parts = [hidden_by_key(*part) for part in parts]
-        problem = Problem(
-            query=self._scaled(projected),
-            parts=parts,
-            visible=self._visible(
-                query, memory, query_mask, memory_mask, attention_mask
-            ),
-            content_bias=content_bias,
-            positions=positions,
-            dropout=self._call_dropout(query, training, dropout_seed),
+        key_mask = None
+        if query_mask is not None or memory_mask is not None:
+            key_mask = _key_mask(query, memory, query_mask, memory_mask)
+        visible = Visible(
+            num_memory,
+            ops.shape(query)[1],
+            look_ahead=self.look_ahead,
+            max_distance=self._max_distance(num_memory),
+            key_mask=key_mask,
+            attention_mask=attention_mask,
         )
-        if return_attention_scores:
+        problem = Problem(
+            self._scaled(projected), parts, visible, dropout=dropout, **terms
+        )
+        return self._solve(problem, return_scores)
+
+    def _solve(self, problem, return_scores):
+        if return_scores:
             attended, probabilities = definition.attend(problem)
             return self._output_dense(attended), probabilities
         return self._output_dense(compute.attend(problem))
 
-    def _check_masks(self, query, memory, memory_mask, attention_mask):
-        """Checks masks with keys in memory; returns boolean tensors."""
+    def _check_masks(
+        self, query, memory, num_memory, query_mask, memory_mask, attention_mask
+    ):
+        """Checks the masks of a call; returns boolean tensors."""
+        query_mask = check_steps_mask("query_mask", query_mask, query)
         check_memory_mask(memory, memory_mask)
         if memory is None and self.same_length:
             raise ValueError(
@@ -212,38 +193,19 @@ class CausalMultiHeadAttention(HeadsAttention):
                 "`same_length=False`. Received: memory=None"
             )
         batch_size, length, _ = ops.shape(query)
-        num_memory = 0 if memory is None else ops.shape(memory)[1]
+        shape = (batch_size, length, num_memory + length)
         memory_mask = check_mask(
             "memory_mask", memory_mask, (batch_size, num_memory)
         )
         attention_mask = check_mask(
-            "attention_mask",
-            attention_mask,
-            (batch_size, length, num_memory + length),
-            broadcasts=True,
+            "attention_mask", attention_mask, shape, broadcasts=True
         )
         if attention_mask is not None and attention_mask.shape[-1] is None:
             # The last axis may turn out to be 1, and is sliced by keys later.
             attention_mask = tf.broadcast_to(
-                attention_mask,
-                (*ops.shape(attention_mask)[:-1], num_memory + length),
+                attention_mask, (*ops.shape(attention_mask)[:-1], shape[-1])
             )
-        return memory_mask, attention_mask
-
-    def _visible(self, query, memory, query_mask, memory_mask, attention_mask):
-        """Combines the masks of a call into `Visible`."""
-        num_memory = 0 if memory is None else ops.shape(memory)[1]
-        key_mask = None
-        if query_mask is not None or memory_mask is not None:
-            key_mask = _key_mask(query, memory, query_mask, memory_mask)
-        return Visible(
-            num_memory,
-            ops.shape(query)[1],
-            look_ahead=self.look_ahead,
-            max_distance=self._max_distance(num_memory),
-            key_mask=key_mask,
-            attention_mask=attention_mask,
-        )
+        return query_mask, memory_mask, attention_mask
 
     def attend_by_content(self, query, states, mask):
         """Computes attention of a segment to states, without positions.
@@ -269,7 +231,25 @@ class CausalMultiHeadAttention(HeadsAttention):
         )
         return compute.attend(problem)
 
-    def attend_projected(self, query, past, return_attention_scores=False):
+    def project_positions(self, num_distances):
+        """Projects the positions, which depends on the weights only.
+
+        Args:
+            num_distances: Integer, at least M + T. Distances 0 to
+                `num_distances - 1` are projected.
+
+        Returns:
+            Tuple of tensors for `attend_projected`, the largest distance
+            first: none here; of `RelativeMultiHeadAttention`, `R W_k,R` of
+            shape `(N, R, H)` for `R` distances, without those beyond
+            `clamp_length`; of `ShawMultiHeadAttention`, the keys `(N, R, H)`
+            and the biases `(N, R)`.
+        """
+        return ()
+
+    def attend_projected(
+        self, query, past, *positions, return_attention_scores=False, **biases
+    ):
         """Computes attention to a past whose keys and values are cached.
 
         For inference only. The output equals that of a call, but each token
@@ -279,7 +259,10 @@ class CausalMultiHeadAttention(HeadsAttention):
         Args:
             query: Tensor of shape `(B, T, D)`, the segment.
             past: `Past`, the cached keys and values of earlier tokens.
+            *positions: Tensors from `project_positions`, for at least M + T
+                distances.
             return_attention_scores: Boolean, also returns the probabilities.
+            **biases: `attention_biases` of `RelativeMultiHeadAttention`.
 
         Returns:
             Triple of the output `(B, T, D)` and the keys and values of the
@@ -287,43 +270,37 @@ class CausalMultiHeadAttention(HeadsAttention):
             `return_attention_scores=True` also the float32 probabilities
             `(B, N, T, S)`, keys in text order.
         """
-        return self._attend_projected(query, past, return_attention_scores)
-
-    def _attend_projected(
-        self,
-        query,
-        past,
-        return_attention_scores,
-        content_bias=None,
-        positions=None,
-    ):
+        terms = self._projected_terms(*positions, **biases)
         projected = ops.transpose(self._query_dense(query), (2, 0, 1, 3))
         key, value = self.project(query)
         num_memory = past.keys.shape[2]
         # A causal mask hides padding, which follows what is real.
         parts = [hidden_by_key(key, value)]
-        length = ops.shape(query)[1]
         if num_memory:
             # Memory is in slot order; `order` below maps slots to the text.
             parts = [(past.keys, past.values), *parts]
+        visible = Visible(
+            num_memory,
+            ops.shape(query)[1],
+            max_distance=self._max_distance(num_memory),
+            key_mask=_key_mask(query, past.mask, None, past.mask),
+        )
         problem = Problem(
-            query=self._scaled(projected),
-            parts=parts,
-            visible=Visible(
-                num_memory,
-                length,
-                max_distance=self._max_distance(num_memory),
-                key_mask=_key_mask(query, past.mask, None, past.mask),
-            ),
-            content_bias=content_bias,
-            positions=positions,
+            self._scaled(projected),
+            parts,
+            visible,
             batch_first=True,
             order=past.order if num_memory else None,
+            **terms,
         )
         if return_attention_scores:
-            attended, probabilities = definition.attend(problem)
-            return self._output_dense(attended), key, value, probabilities
-        return self._output_dense(compute.attend(problem)), key, value
+            output, probabilities = self._solve(problem, True)
+            return output, key, value, probabilities
+        return self._solve(problem, False), key, value
+
+    def _projected_terms(self):
+        """Returns the same as `_position_terms` from projected positions."""
+        return {}
 
     def project(self, states):
         """Projects hidden states to keys and values.
@@ -366,19 +343,11 @@ class CausalMultiHeadAttention(HeadsAttention):
         batch, length = query.shape[:2]
         num_memory = 0 if memory is None else memory.shape[1]
         known = length is not None and num_memory is not None
+        num_keys = length + num_memory if known else None
         scores = keras.KerasTensor(
-            (
-                batch,
-                self.num_heads,
-                length,
-                length + num_memory if known else None,
-            ),
-            dtype="float32",
+            (batch, self.num_heads, length, num_keys), dtype="float32"
         )
         return output, scores
-
-    def get_config(self):
-        return super().get_config() | config_of(CausalMultiHeadAttention, self)
 
 
 def _key_mask(query, memory, query_mask, memory_mask):

@@ -11,11 +11,12 @@ from txl_keras.checks import check_dropout
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_mask
 from txl_keras.layers.compute.problem import Dropout
+from txl_keras.layers.config import ConfiguredLayer
 from txl_keras.layers.row_dropout import RowDropout
 from txl_keras.layers.sublayers import heads_dense
 
 
-class HeadsAttention(keras.layers.Layer):
+class HeadsAttention(ConfiguredLayer):
     """Base class of layers that project states to heads and attend with them.
 
     A subclass has arguments of these names, calls `_build_projections` in its
@@ -23,7 +24,13 @@ class HeadsAttention(keras.layers.Layer):
     """
 
     def __init__(
-        self, num_heads, key_dim, dropout, kernel_initializer, seed, **kwargs
+        self,
+        num_heads,
+        key_dim,
+        dropout=0.0,
+        kernel_initializer="glorot_uniform",
+        seed=None,
+        **kwargs,
     ):
         super().__init__(**kwargs)
         self.num_heads = check_integer("num_heads", num_heads, 1)

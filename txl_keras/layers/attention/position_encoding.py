@@ -8,11 +8,11 @@ from keras import ops
 
 from txl_keras.checks import check_integer
 from txl_keras.layers.compute.problem import Visible
-from txl_keras.layers.config import config_of
+from txl_keras.layers.config import ConfiguredLayer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class RelativePositionEncoding(keras.layers.Layer):
+class RelativePositionEncoding(ConfiguredLayer):
     """Encodes the distances of queries and keys.
 
     Computes the sinusoids R of section 3.3 in Dai et al., 2019. Row `j`
@@ -73,11 +73,7 @@ class RelativePositionEncoding(keras.layers.Layer):
     """
 
     def __init__(
-        self,
-        clamp_length=None,
-        bidirectional=False,
-        look_ahead=0,
-        **kwargs,
+        self, clamp_length=None, bidirectional=False, look_ahead=0, **kwargs
     ):
         # Only shapes are read, so a cast of the inputs would be wasted.
         super().__init__(autocast=False, **kwargs)
@@ -95,13 +91,10 @@ class RelativePositionEncoding(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs, memory=None):
-        length = num_keys = ops.shape(inputs)[1]
-        if memory is not None:
-            num_keys = num_keys + ops.shape(memory)[1]
-        num_rows = num_keys + self._rows_ahead(length)
-        distance = num_keys - 1 - ops.arange(num_rows)
-        if self.bidirectional:
-            distance = num_keys - ops.arange(num_keys + length)
+        num_memory = 0 if memory is None else ops.shape(memory)[1]
+        length = ops.shape(inputs)[1]
+        farthest = num_memory + length - (not self.bidirectional)
+        distance = farthest - ops.arange(self._num_rows(length, num_memory))
         distance = ops.cast(distance, "float32")
         if self.clamp_length is not None:
             limit = float(self.clamp_length)
@@ -113,23 +106,18 @@ class RelativePositionEncoding(keras.layers.Layer):
         return ops.concatenate([ops.sin(angle), ops.cos(angle)], axis=-1)
 
     def compute_output_spec(self, inputs, memory=None):
-        lengths = [inputs.shape[1]]
-        if memory is not None:
-            lengths.append(memory.shape[1])
-        if self.bidirectional:
-            lengths.append(inputs.shape[1])
+        length = inputs.shape[1]
+        num_memory = 0 if memory is None else memory.shape[1]
         num_rows = None
-        if None not in lengths:
-            num_rows = sum(lengths) + self._rows_ahead(inputs.shape[1])
+        if None not in (length, num_memory):
+            num_rows = self._num_rows(length, num_memory)
         return keras.KerasTensor(
             (num_rows, _even_hidden_dim(inputs.shape)), dtype="float32"
         )
 
-    def _rows_ahead(self, length):
-        return -Visible(0, length, self.look_ahead).nearest
-
-    def get_config(self):
-        return super().get_config() | config_of(RelativePositionEncoding, self)
+    def _num_rows(self, length, num_memory):
+        ahead = -Visible(0, length, self.look_ahead).nearest
+        return num_memory + length + (length if self.bidirectional else ahead)
 
 
 def _even_hidden_dim(shape):

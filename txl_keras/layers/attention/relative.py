@@ -15,7 +15,6 @@ from txl_keras.layers.attention.position_encoding import (
 )
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Visible
-from txl_keras.layers.config import config_of
 from txl_keras.layers.sublayers import heads_dense
 
 
@@ -84,29 +83,15 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         self,
         num_heads,
         key_dim,
-        dropout=0.0,
         clamp_length=None,
-        same_length=False,
-        look_ahead=0,
         tie_attention_biases=False,
-        kernel_initializer="glorot_uniform",
-        seed=None,
         **kwargs,
     ):
-        super().__init__(
-            num_heads,
-            key_dim,
-            dropout=dropout,
-            same_length=same_length,
-            look_ahead=look_ahead,
-            kernel_initializer=kernel_initializer,
-            seed=seed,
-            **kwargs,
-        )
+        super().__init__(num_heads, key_dim, **kwargs)
         self.clamp_length = clamp_length
         self.tie_attention_biases = tie_attention_biases
         self._encode_positions = RelativePositionEncoding(
-            clamp_length, look_ahead=look_ahead, name="position_encoding"
+            clamp_length, look_ahead=self.look_ahead, name="position_encoding"
         )
         # "r" is the axis of the distances, which has no batch.
         self._position_dense = heads_dense(self, "rd,dnh->rnh", "position")
@@ -142,18 +127,15 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
             position_encoding = self._encode_positions(unmasked, memory)
         else:
             self._check_encoding(position_encoding, query, memory)
-        u, v = self._attention_biases(attention_biases)
         return self._attend(
             query,
             memory,
-            query_mask=query_mask,
-            memory_mask=memory_mask,
-            attention_mask=attention_mask,
-            training=training,
-            dropout_seed=dropout_seed,
-            return_attention_scores=return_attention_scores,
-            content_bias=u,
-            positions=Positions(self._project_encoding(position_encoding), v),
+            (query_mask, memory_mask, attention_mask),
+            self._call_dropout(query, training, dropout_seed),
+            self._projected_terms(
+                *self._project_encoding(position_encoding), attention_biases
+            ),
+            return_attention_scores,
         )
 
     def _check_encoding(self, encoding, query, memory):
@@ -169,16 +151,6 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         return (ops.transpose(position, (1, 0, 2)),)
 
     def project_positions(self, num_distances):
-        """Projects the sinusoids, `R W_k,R`, which only the weights change.
-
-        Args:
-            num_distances: Integer, at least M + T. Distances 0 to
-                `num_distances - 1` are encoded; with `clamp_length`, those
-                beyond it are left out because they are all equal.
-
-        Returns:
-            Tuple of one tensor `(N, R, H)`, the largest distance first.
-        """
         if self.clamp_length is not None:
             num_distances = min(num_distances, self.clamp_length + 1)
         encoding = self._encode_positions(
@@ -186,34 +158,10 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
         )
         return self._project_encoding(encoding)
 
-    def attend_projected(
-        self,
-        query,
-        past,
-        position_keys,
-        attention_biases=None,
-        return_attention_scores=False,
-    ):
-        """Computes attention to a past whose keys and values are cached.
-
-        Args:
-            query, past, return_attention_scores: See
-                `CausalMultiHeadAttention.attend_projected`.
-            position_keys: Tensor `(N, R, H)` from `project_positions`, for at
-                least M + T distances.
-            attention_biases: See the call arguments.
-
-        Returns:
-            See `CausalMultiHeadAttention.attend_projected`.
-        """
+    def _projected_terms(self, position_keys, attention_biases=None):
         u, v = self._attention_biases(attention_biases)
-        return self._attend_projected(
-            query,
-            past,
-            return_attention_scores,
-            u,
-            Positions((position_keys,), v),
-        )
+        positions = Positions((position_keys,), v)
+        return {"content_bias": u, "positions": positions}
 
     def _attention_biases(self, attention_biases):
         """Returns `u` and `v`, scaled by `1 / sqrt(H)` like the queries."""
@@ -232,8 +180,3 @@ class RelativeMultiHeadAttention(CausalMultiHeadAttention):
                 expected = (self.num_heads, self.key_dim)
                 check_shape("attention_biases", bias, expected)
         return [self._scaled(ops.cast(x, self.compute_dtype)) for x in (u, v)]
-
-    def get_config(self):
-        return super().get_config() | config_of(
-            RelativeMultiHeadAttention, self
-        )

@@ -12,7 +12,6 @@ from txl_keras.layers.attention.causal import CausalMultiHeadAttention
 from txl_keras.layers.compute.problem import Positions
 from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import dot_product
-from txl_keras.layers.config import config_of
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
@@ -54,28 +53,9 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
     """
 
     def __init__(
-        self,
-        num_heads,
-        key_dim,
-        max_positions,
-        dropout=0.0,
-        clamp_length=None,
-        same_length=False,
-        look_ahead=0,
-        kernel_initializer="glorot_uniform",
-        seed=None,
-        **kwargs,
+        self, num_heads, key_dim, max_positions, clamp_length=None, **kwargs
     ):
-        super().__init__(
-            num_heads,
-            key_dim,
-            dropout=dropout,
-            same_length=same_length,
-            look_ahead=look_ahead,
-            kernel_initializer=kernel_initializer,
-            seed=seed,
-            **kwargs,
-        )
+        super().__init__(num_heads, key_dim, **kwargs)
         check_integer("max_positions", max_positions, 1)
         if clamp_length is not None:
             check_integer("clamp_length", clamp_length, 1)
@@ -101,29 +81,21 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
         num_memory = 0 if memory is None else ops.shape(memory)[1]
         visible = Visible(num_memory, ops.shape(query)[1], self.look_ahead)
         rows = self._rows(visible.num_keys, visible.nearest)
-        return self._content_bias(), self._positions(rows)
+        return self._projected_terms(*rows)
 
-    def _content_bias(self):
-        bias = ops.cast(self.content_attention_bias, self.compute_dtype)
-        return self._scaled(bias)
-
-    def _positions(self, rows):
+    def _projected_terms(self, position_keys, position_biases):
         def scores(query, keys, biases):
             biases = self._scaled(biases)[:, None, None, :]
             return dot_product(query, keys) + biases
 
-        return Positions(rows, scores=scores)
+        bias = ops.cast(self.content_attention_bias, self.compute_dtype)
+        rows = position_keys, position_biases
+        return {
+            "content_bias": self._scaled(bias),
+            "positions": Positions(rows, scores=scores),
+        }
 
     def project_positions(self, num_distances):
-        """Returns the keys and biases of distances 0 to `num_distances - 1`.
-
-        Args:
-            num_distances: Integer `R`, at least M + T.
-
-        Returns:
-            Pair of tensors `(N, R, H)` and `(N, R)`, the largest distance
-            first.
-        """
         return self._rows(num_distances, 0)
 
     def _rows(self, num_distances, nearest):
@@ -138,34 +110,3 @@ class ShawMultiHeadAttention(CausalMultiHeadAttention):
             ops.cast(ops.transpose(keys, (1, 0, 2)), self.compute_dtype),
             ops.cast(ops.transpose(biases), self.compute_dtype),
         )
-
-    def attend_projected(
-        self,
-        query,
-        past,
-        position_keys,
-        position_biases,
-        return_attention_scores=False,
-    ):
-        """Computes attention to a past whose keys and values are cached.
-
-        Args:
-            query, past, return_attention_scores: See
-                `CausalMultiHeadAttention.attend_projected`.
-            position_keys, position_biases: Tensors from `project_positions`,
-                for at least M + T distances.
-
-        Returns:
-            See `CausalMultiHeadAttention.attend_projected`.
-        """
-        positions = self._positions((position_keys, position_biases))
-        return self._attend_projected(
-            query,
-            past,
-            return_attention_scores,
-            self._content_bias(),
-            positions,
-        )
-
-    def get_config(self):
-        return super().get_config() | config_of(ShawMultiHeadAttention, self)

@@ -7,8 +7,6 @@ Letters: `B` batch, `T` segment, `M` memory, `S` = M + T keys, `P` targets,
 `N` heads, `H` head size, `D` hidden size.
 """
 
-import dataclasses
-
 import keras
 from keras import ops
 
@@ -27,7 +25,6 @@ from txl_keras.layers.compute.problem import Visible
 from txl_keras.layers.compute.problem import finite_masked
 from txl_keras.layers.compute.problem import hidden_by_key
 from txl_keras.layers.compute.problem import zero_masked
-from txl_keras.layers.config import config_of
 from txl_keras.layers.sublayers import heads_dense
 from txl_keras.layers.sublayers import project_heads
 
@@ -107,19 +104,8 @@ class TwoStreamRelativeAttention(HeadsAttention):
         2.5 and appendix A.
     """
 
-    def __init__(
-        self,
-        num_heads,
-        key_dim,
-        dropout=0.0,
-        clamp_length=None,
-        kernel_initializer="glorot_uniform",
-        seed=None,
-        **kwargs,
-    ):
-        super().__init__(
-            num_heads, key_dim, dropout, kernel_initializer, seed, **kwargs
-        )
+    def __init__(self, num_heads, key_dim, clamp_length=None, **kwargs):
+        super().__init__(num_heads, key_dim, **kwargs)
         self.clamp_length = clamp_length
         self._encode_positions = RelativePositionEncoding(
             clamp_length, bidirectional=True, name="position_encoding"
@@ -133,15 +119,9 @@ class TwoStreamRelativeAttention(HeadsAttention):
         self._position_dense.build((None, hidden_dim))
         # u, v and b of the equation above.
         heads = self.num_heads, self.key_dim
-        self.content_attention_bias = self._parameter(
-            "content_attention_bias", *heads
-        )
-        self.positional_attention_bias = self._parameter(
-            "positional_attention_bias", *heads
-        )
-        self.segment_attention_bias = self._parameter(
-            "segment_attention_bias", *heads
-        )
+        for kind in ("content", "positional", "segment"):
+            name = f"{kind}_attention_bias"
+            setattr(self, name, self._parameter(name, *heads))
         # s: row 0 for the same segment, row 1 for another.
         self.segment_embeddings = self._parameter(
             "segment_embeddings", 2, *heads
@@ -161,23 +141,40 @@ class TwoStreamRelativeAttention(HeadsAttention):
         training=None,
         dropout_seed=None,
     ):
-        _check_shapes(
-            content,
-            query,
-            target_mapping,
-            memory,
-            memory_mask,
-            token_type_ids,
-        )
+        check_shape("content", content, (None, None, None))
         batch_size, length, hidden_dim = ops.shape(content)
-        num_memory = 0 if memory is None else ops.shape(memory)[1]
+        num_targets = length
+        if target_mapping is not None:
+            if query is None:
+                raise ValueError(
+                    "`query` must be passed with `target_mapping`, which maps "
+                    "its targets to positions. Received: query=None"
+                )
+            num_targets = query.shape[1]
+        check_memory_mask(memory, memory_mask)
+        if memory is None:
+            memory = content[:, :0]
+        num_memory = ops.shape(memory)[1]
+        num_distances = num_memory + 2 * length
+        for name, tensor, expected in (
+            ("query", query, (batch_size, num_targets, hidden_dim)),
+            (
+                "target_mapping",
+                target_mapping,
+                (batch_size, num_targets, length),
+            ),
+            ("memory", memory, (batch_size, None, hidden_dim)),
+            ("token_type_ids", token_type_ids, (batch_size, length)),
+            (
+                "position_encoding",
+                position_encoding,
+                (num_distances, hidden_dim),
+            ),
+        ):
+            if tensor is not None:
+                check_shape(name, tensor, expected)
         if position_encoding is None:
             position_encoding = self._encode_positions(content, memory)
-        check_shape(
-            "position_encoding",
-            position_encoding,
-            (num_memory + 2 * length, hidden_dim),
-        )
         content_mask = check_mask(
             "content_mask", content_mask, (batch_size, length)
         )
@@ -188,101 +185,67 @@ class TwoStreamRelativeAttention(HeadsAttention):
             "permutation_mask", permutation_mask, (batch_size, length, length)
         )
         content = finite_masked(content, content_mask)
-        if memory is not None:
-            memory = zero_masked(memory, memory_mask)
-        keys = self._keys(content, memory, position_encoding, token_type_ids)
+        memory = zero_masked(memory, memory_mask)
+        context = ops.concatenate([memory, content], axis=1)  # [B, S, D]
+        projected = project_heads(context, self._key_dense, self._value_dense)
+        keys = hidden_by_key(*projected)
+        position_encoding = ops.cast(position_encoding, self.compute_dtype)
+        positions = self._position_dense(position_encoding)
+        positions = ops.transpose(positions, (1, 0, 2))  # [N, S + T, H]
         content_stream_mask, query_stream_mask = _masks(
             content, memory, content_mask, memory_mask, permutation_mask
         )
-        dropout = self._call_dropout(
-            content, training, fold_in(dropout_seed, 0)
-        )
-        outputs = self._output_dense(
-            self._attend(
-                self._project_query(content), keys, content_stream_mask, dropout
+
+        def attend(states, mask, site, target_mapping=None):
+            (query,) = project_heads(states, self._query_dense)
+            query = self._scaled(query)
+            if target_mapping is not None:
+                # Scatters targets to their positions, where distances start.
+                query = ops.einsum("nbph,bpt->nbth", query, target_mapping)
+            problem = Problem(
+                query,
+                [keys],
+                Visible(
+                    num_memory, length, look_ahead=None, attention_mask=mask
+                ),
+                content_bias=self._bias(self.content_attention_bias),
+                positions=Positions(
+                    (positions,), self._bias(self.positional_attention_bias)
+                ),
+                score_bias=self._segment_scores(query, token_type_ids, memory),
+                dropout=self._call_dropout(
+                    content, training, fold_in(dropout_seed, site)
+                ),
             )
-        )
+            return compute.attend(problem)
+
+        outputs = self._output_dense(attend(content, content_stream_mask, 0))
         if query is None:
             return outputs
         query = finite_masked(query, targets_mask(content_mask, target_mapping))
-        dropout = self._call_dropout(
-            content, training, fold_in(dropout_seed, 1)
-        )
-        return outputs, self._output_dense(
-            self._attend_targets(
-                query, target_mapping, keys, query_stream_mask, dropout
-            )
-        )
-
-    def _keys(self, content, memory, position_encoding, token_type_ids):
-        context = content
-        if memory is not None:
-            context = ops.concatenate([memory, content], axis=1)  # [B, S, D]
-        position_encoding = ops.cast(position_encoding, self.compute_dtype)
-        positions = self._position_dense(position_encoding)
-        projected = project_heads(context, self._key_dense, self._value_dense)
-        return _Keys(
-            *hidden_by_key(*projected),
-            ops.transpose(positions, (1, 0, 2)),
-            _in_other_segment(token_type_ids, memory),
-        )
-
-    def _project_query(self, states):
-        """Returns scaled queries `(N, B, T, H)`."""
-        (query,) = project_heads(states, self._query_dense)
-        return self._scaled(query)
-
-    def _attend_targets(self, query, target_mapping, keys, mask, dropout):
-        """Computes attention of the query stream, `(B, P, N, H)`."""
-        query = self._project_query(query)
-        if target_mapping is not None:
-            # Scatters targets to their positions, where distances start.
-            query = ops.einsum("nbph,bpt->nbth", query, target_mapping)
-        attended = self._attend(query, keys, mask, dropout)
-        has_keys = ops.any(mask, axis=-1)[..., None, None]
+        attended = attend(query, query_stream_mask, 1, target_mapping)
+        has_keys = ops.any(query_stream_mask, axis=-1)[..., None, None]
         attended = ops.where(has_keys, attended, 0)
         if target_mapping is not None:
             attended = ops.einsum("btnh,bpt->bpnh", attended, target_mapping)
-        return attended
+        return outputs, self._output_dense(attended)
 
-    def _attend(self, query, keys, mask, dropout):
-        """Computes attention `(B, T, N, H)` of one stream, see the class."""
-        u, v, b = (
-            self._scaled(ops.cast(bias, self.compute_dtype))
-            for bias in (
-                self.content_attention_bias,
-                self.positional_attention_bias,
-                self.segment_attention_bias,
-            )
+    def _bias(self, weight):
+        return self._scaled(ops.cast(weight, self.compute_dtype))
+
+    def _segment_scores(self, query, token_type_ids, memory):
+        """Returns the scores of segments `(N, B, T, S)`, or `None`."""
+        if token_type_ids is None:
+            return None
+        of_memory = ops.zeros(ops.shape(memory)[:2], token_type_ids.dtype)
+        of_keys = ops.concatenate([of_memory, token_type_ids], axis=1)
+        is_other = token_type_ids[:, :, None] != of_keys[:, None]
+        query = query + self._bias(self.segment_attention_bias)[:, None, None]
+        segments = ops.cast(self.segment_embeddings, self.compute_dtype)
+        same, other = ops.split(
+            ops.einsum("nbth,cnh->nbtc", query, segments), 2, axis=-1
         )
-        segment_scores = None
-        if keys.in_other_segment is not None:
-            segments = ops.cast(self.segment_embeddings, self.compute_dtype)
-            same, other = ops.split(
-                ops.einsum(
-                    "nbth,cnh->nbtc", query + b[:, None, None], segments
-                ),
-                2,
-                axis=-1,
-            )
-            segment_scores = ops.where(keys.in_other_segment, other, same)
-        length, num_keys = ops.shape(query)[2], ops.shape(keys.keys)[2]
-        return compute.attend(
-            Problem(
-                query=query,
-                parts=[(keys.keys, keys.values)],
-                visible=Visible(
-                    num_keys - length,
-                    length,
-                    look_ahead=None,
-                    attention_mask=mask,
-                ),
-                content_bias=u,
-                positions=Positions((keys.positions,), v),
-                score_bias=segment_scores,
-                dropout=dropout,
-            )
-        )
+        return ops.where(is_other, other, same)
 
     def compute_output_spec(self, content, query=None, **kwargs):
         outputs = [
@@ -292,39 +255,12 @@ class TwoStreamRelativeAttention(HeadsAttention):
         ]
         return outputs[0] if query is None else tuple(outputs)
 
-    def get_config(self):
-        return super().get_config() | config_of(
-            TwoStreamRelativeAttention, self
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Keys:
-    """Holds the projected keys that both streams attend to."""
-
-    keys: object  # [N, B, S, H]
-    values: object  # [N, B, S, H]
-    positions: object  # [N, S + T, H], projected distances
-    in_other_segment: object  # boolean [B, T, S], or None
-
 
 def targets_mask(content_mask, target_mapping):
     """Returns a mask `(B, P)` of the query stream, or `None`."""
     if target_mapping is None:
         return content_mask
     return ops.any(target_mapping != 0, axis=-1)
-
-
-def _in_other_segment(token_type_ids, memory):
-    if token_type_ids is None:
-        return None
-    key_type_ids = token_type_ids
-    if memory is not None:
-        memory_type_ids = ops.zeros(ops.shape(memory)[:2], token_type_ids.dtype)
-        key_type_ids = ops.concatenate(
-            [memory_type_ids, token_type_ids], axis=1
-        )
-    return token_type_ids[:, :, None] != key_type_ids[:, None]
 
 
 def _masks(content, memory, content_mask, memory_mask, permutation_mask):
@@ -345,40 +281,10 @@ def _masks(content, memory, content_mask, memory_mask, permutation_mask):
         off_diagonal = ops.logical_and(off_diagonal, permutation_mask)
     if content_mask is not None:
         off_diagonal = ops.logical_and(off_diagonal, content_mask[:, None])
-    masks = [ops.logical_or(off_diagonal, diagonal), off_diagonal]
-    if memory is None:
-        return masks
-    shape = (batch_size, length, ops.shape(memory)[1])
-    memory_part = ops.ones(shape, "bool")
+    memory_part = ops.ones((batch_size, length, ops.shape(memory)[1]), "bool")
     if memory_mask is not None:
         memory_part = ops.logical_and(memory_part, memory_mask[:, None])
-    return [ops.concatenate([memory_part, mask], axis=-1) for mask in masks]
-
-
-def _check_shapes(
-    content,
-    query,
-    target_mapping,
-    memory,
-    memory_mask,
-    token_type_ids,
-):
-    check_shape("content", content, (None, None, None))
-    batch_size, length, hidden_dim = content.shape
-    num_targets = length
-    if target_mapping is not None:
-        if query is None:
-            raise ValueError(
-                "`query` must be passed with `target_mapping`, which maps its "
-                "targets to positions. Received: query=None"
-            )
-        num_targets = query.shape[1]
-    check_memory_mask(memory, memory_mask)
-    for name, tensor, expected in (
-        ("query", query, (num_targets, hidden_dim)),
-        ("target_mapping", target_mapping, (num_targets, length)),
-        ("memory", memory, (None, hidden_dim)),
-        ("token_type_ids", token_type_ids, (length,)),
-    ):
-        if tensor is not None:
-            check_shape(name, tensor, (batch_size, *expected))
+    return [
+        ops.concatenate([memory_part, mask], axis=-1)
+        for mask in (ops.logical_or(off_diagonal, diagonal), off_diagonal)
+    ]

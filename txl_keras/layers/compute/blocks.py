@@ -164,26 +164,19 @@ def _attend(problem, blocks, extra_masks):
             for block, extra_mask, output, of_block in zip(
                 blocks, extra_masks, outputs, saved, strict=True
             ):
-                operands = _slice_operands(
-                    block,
-                    _zero_depending_on_all(sums or [output_gradient]),
-                    values,
-                    *tensors,
-                )
+                zero = _zero_depending_on_all(sums or [output_gradient])
                 block_gradients = _block_gradients(
                     distance_scores,
-                    *operands,
+                    *_slice_operands(block, zero, values, *tensors),
                     output=output,
                     output_gradient=output_gradient[
                         :, :, block.first : block.end
                     ],
                     softmax=(*of_block, extra_mask, seeds, block),
                 )
-                sums = (
-                    block_gradients
-                    if sums is None
-                    else _add_to(sums, block_gradients)
-                )
+                if sums is not None:
+                    block_gradients = _add_to(sums, block_gradients)
+                sums = block_gradients
             return sums
 
         return tf.concat(outputs, axis=2), gradient
@@ -286,7 +279,7 @@ def _block_gradients(
     distance_scores, values, *operands, output, output_gradient, softmax
 ):
     """Computes the gradients of a block's values and score operands."""
-    kept, total, extra_mask, seeds, block = softmax
+    kept, total, _, _, block = softmax
     with tf.GradientTape() as tape:
         tape.watch(operands)
         scores = _scores(distance_scores, *operands)
@@ -295,11 +288,7 @@ def _block_gradients(
         tf.matmul(output_gradient, values, transpose_b=True),
         output,
         output_gradient,
-        kept,
-        total,
-        extra_mask,
-        seeds,
-        block,
+        *softmax,
     )
     if weights is None:
         weights = kept

@@ -53,6 +53,9 @@ def attend(problem):
     If all keys of a query are masked, its output is a mean of some values,
     through which no gradient flows.
     """
+    # Imported here because only the kernel needs jax.
+    from txl_keras.layers.compute.pallas_kernels import build_kernels
+
     visible, query = problem.visible, problem.query
     shape = KernelShape(
         heads=query.shape[0],
@@ -64,21 +67,35 @@ def attend(problem):
         max_distance=visible.max_distance,
         rate=float(problem.rate),
     )
-    mask = visible.key_mask
+    forward, backward = (
+        functools.partial(_call, kernel)
+        for kernel in build_kernels(shape, _platform())
+    )
+    mask, seeds = visible.key_mask, problem.seeds
     if mask is None:
         mask = tf.ones((shape.batch, shape.num_keys), tf.bool)
+    if seeds is None:
+        seeds = tf.zeros(shape.batch, tf.uint32)
+    constants = fold_in(seeds, 0), tf.where(mask, 0.0, MASKED_SCORE)[:, None]
+    (rows,) = problem.positions.rows
+    rows = tf.pad(rows, [[0, 0], [1, shape.tile_keys - 1], [0, 0]])
+
+    @tf.custom_gradient  # of the first order only
+    def attended(*tensors):
+        output, log_sum_exp = forward(*constants, *tensors)
+
+        def gradient(output_gradient):
+            delta = softmax_delta(output, output_gradient)
+            delta = tf.reshape(delta, log_sum_exp.shape)
+            return backward(
+                *constants, *tensors, output_gradient, log_sum_exp, delta
+            )
+
+        return output, gradient
+
     keys, values = zip(*problem.parts, strict=True)
-    attended = _attend_in_kernel(
-        shape,
-        query,
-        (problem.content_bias, problem.positions.bias),
-        keys,
-        values,
-        *problem.positions.rows,
-        mask,
-        problem.seeds,
-    )
-    return problem.for_output(attended)
+    biases = problem.content_bias[:, None], problem.positions.bias[:, None]
+    return problem.for_output(attended(query, *biases, *keys, *values, rows))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,39 +140,6 @@ def check_lengths(length, num_memory):
             f"of {TILE_QUERIES}, the tile size of `attention_kernel`. "
             f"Received: segment_length={length}, memory_length={num_memory}"
         )
-
-
-def _attend_in_kernel(
-    shape, query, biases, keys, values, positions, mask, seeds
-):
-    """Computes attention `(N, B, T, H)`, with a first-order gradient only."""
-    # Imported here because only the kernel needs jax.
-    from txl_keras.layers.compute.pallas_kernels import build_kernels
-
-    forward, backward = (
-        functools.partial(_call, kernel)
-        for kernel in build_kernels(shape, _platform())
-    )
-    if seeds is None:
-        seeds = tf.zeros(shape.batch, tf.uint32)
-    constants = fold_in(seeds, 0), tf.where(mask, 0.0, MASKED_SCORE)[:, None]
-    rows = tf.pad(positions, [[0, 0], [1, shape.tile_keys - 1], [0, 0]])
-
-    @tf.custom_gradient
-    def attended(*tensors):
-        output, log_sum_exp = forward(*constants, *tensors)
-
-        def gradient(output_gradient):
-            delta = softmax_delta(output, output_gradient)
-            delta = tf.reshape(delta, log_sum_exp.shape)
-            return backward(
-                *constants, *tensors, output_gradient, log_sum_exp, delta
-            )
-
-        return output, gradient
-
-    biases = [bias[:, None] for bias in biases]
-    return attended(query, *biases, *keys, *values, rows)
 
 
 @tf.custom_gradient

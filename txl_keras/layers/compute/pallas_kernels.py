@@ -57,45 +57,30 @@ def build_kernels(shape, platform):
     `softmax_delta` `(N, B, 1, T)`. It returns the gradients of the queries and
     all inputs after them.
     """
-    heads, batch, head_dim = shape.heads, shape.batch, shape.head_dim
-    query_operand = _operand(
-        (heads, batch, shape.length, head_dim),
-        (None, None, TILE_QUERIES, head_dim),
-        lambda n, b, i: (n, b, i, 0),
-        shape.dtype,
-    )
-    memory_operand, segment_operand = (
-        _operand(
-            (heads, batch, length, head_dim),
-            (None, None, length, head_dim),
-            lambda n, b, i: (n, b, 0, 0),
-            shape.dtype,
-        )
-        for length in (shape.num_memory, shape.length)
-    )
-    bias_operand, rows_operand = (
-        _operand(
-            (heads, length, head_dim),
-            (None, length, head_dim),
-            lambda n, b, i: (n, 0, 0),
-            shape.dtype,
-        )
-        for length in (1, shape.num_rows)
-    )
-    sum_operand = _operand(
-        (heads, batch, 1, shape.length),
-        (None, None, 1, TILE_QUERIES),
-        lambda n, b, i: (n, b, 0, i),
-        "float32",
-    )
-    mask_operand = _operand(
-        (batch, 1, shape.num_keys),
-        (None, 1, shape.num_keys),
-        lambda n, b, i: (b, 0, 0),
-        "float32",
-    )
+    sizes = {"n": shape.heads, "b": shape.batch, "i": shape.length}
+    blocks = {"n": None, "b": None, "i": TILE_QUERIES}
+
+    def operand(*axes, dtype=shape.dtype):
+        """Describes an array by axes: a size, or the letter of a grid axis."""
+
+        def index(n, b, i):
+            return tuple({"n": n, "b": b, "i": i}.get(axis, 0) for axis in axes)
+
+        array_shape = tuple(sizes.get(axis, axis) for axis in axes)
+        block_shape = tuple(blocks.get(axis, axis) for axis in axes)
+        array = jax.ShapeDtypeStruct(array_shape, dtype)
+        return array, pl.BlockSpec(block_shape, index)
+
+    head_dim = shape.head_dim
+    query_operand = operand("n", "b", "i", head_dim)
+    memory_operand = operand("n", "b", shape.num_memory, head_dim)
+    segment_operand = operand("n", "b", shape.length, head_dim)
+    bias_operand = operand("n", 1, head_dim)
+    rows_operand = operand("n", shape.num_rows, head_dim)
+    sum_operand = operand("n", "b", 1, "i", dtype="float32")
+    mask_operand = operand("b", 1, shape.num_keys, dtype="float32")
     seeds_operand = (
-        jax.ShapeDtypeStruct((batch,), "uint32"),
+        jax.ShapeDtypeStruct((shape.batch,), "uint32"),
         pl.BlockSpec(memory_space=pltpu.SMEM),
     )
     key_operands = [memory_operand, segment_operand]
@@ -126,11 +111,6 @@ def build_kernels(shape, platform):
             matmuls=(5, 3),
         ),
     )
-
-
-def _operand(array_shape, block_shape, index_map, dtype):
-    array = jax.ShapeDtypeStruct(array_shape, dtype)
-    return array, pl.BlockSpec(block_shape, index_map)
 
 
 def _export(

@@ -268,93 +268,74 @@ def softmax_matmul(scores, masks, values, dropout_masks=None, rate=0.0):
 
     @tf.custom_gradient
     def attended(*tensors):
-        output, *norms = _forward(*_halves(tensors), masks, dropout_masks, rate)
+        scores, values = tensors[:num_parts], tensors[num_parts:]
+        dtype = values[0].dtype
+        # Max and total are not combined to a log-sum-exp: next to the huge
+        # negative max of a query whose keys are all masked, the logarithm would
+        # be lost.
+        exponentials, max_score, total = exponentials_of_parts(
+            list(map(_masked, scores, masks))
+        )
+        # Dividing the output takes N B T H divisions, the weights N B T S.
+        weighted_sum = tf.add_n(
+            [
+                tf.cast(tf.matmul(tf.cast(weights, dtype), part), tf.float32)
+                for weights, part in zip(
+                    _drop(exponentials, dropout_masks), values, strict=True
+                )
+            ]
+        )
+        output = tf.cast(weighted_sum / (total * (1 - rate)), dtype)
 
         def gradient(output_gradient):
-            return _backward(
-                *_halves(tensors),
-                masks,
-                dropout_masks,
-                rate,
-                output,
-                *norms,
-                output_gradient,
+            delta = softmax_delta(output, output_gradient)  # [N, B, T, 1]
+            scale = 1 / (1 - rate)
+            # A data dependency on the incoming gradient. Without it XLA would
+            # compute these probabilities during the forward pass and store
+            # them.
+            zero = zero_depending_on(delta)
+            # The division is inside the exponential. Written as `exp(x) /
+            # total`, XLA would recognise the exponentials of the forward pass
+            # and store those.
+            log_total = tf.math.log(total) + zero
+            probabilities = [
+                tf.exp(_masked(*part) - max_score - log_total)
+                for part in zip(scores, masks, strict=True)
+            ]
+            value_gradients = [
+                tf.matmul(
+                    tf.cast(part * scale, dtype),
+                    output_gradient,
+                    transpose_a=True,
+                )
+                for part in _drop(probabilities, dropout_masks)
+            ]
+            weight_gradients = [
+                tf.cast(
+                    tf.matmul(output_gradient, part, transpose_b=True),
+                    tf.float32,
+                )
+                for part in values
+            ]
+            score_gradients = [
+                # If all keys of a query are masked, its probabilities are not
+                # zero.
+                tf.where(mask, part * (of_weight * scale - delta), 0)
+                for part, of_weight, mask in zip(
+                    probabilities,
+                    _drop(weight_gradients, dropout_masks),
+                    masks,
+                    strict=True,
+                )
+            ]
+            return (
+                *(tf.cast(part, dtype) for part in score_gradients),
+                *value_gradients,
             )
 
         return output, gradient
 
-    def _halves(tensors):
-        return tensors[:num_parts], tensors[num_parts:]
-
     return attended(*scores, *values)
-
-
-def _forward(scores, values, masks, dropout_masks, rate):
-    """Computes the output, and the max and sum of exponentials of each query.
-
-    The two are not combined to a log-sum-exp: next to the huge negative max of
-    a query whose keys are all masked, the logarithm would be lost.
-    """
-    scores = [_masked(*part) for part in zip(scores, masks, strict=True)]
-    exponentials, max_score, total = exponentials_of_parts(scores)
-    # Dividing the output takes N B T H divisions, the weights N B T S.
-    attended = tf.add_n(
-        [
-            tf.cast(tf.matmul(tf.cast(weights, part.dtype), part), tf.float32)
-            for weights, part in zip(
-                _drop(exponentials, dropout_masks), values, strict=True
-            )
-        ]
-    )
-    output = tf.cast(attended / (total * (1 - rate)), values[0].dtype)
-    return output, max_score, total
-
-
-def _backward(
-    scores,
-    values,
-    masks,
-    dropout_masks,
-    rate,
-    output,
-    max_score,
-    total,
-    output_gradient,
-):
-    """Computes the gradients of the scores, then of the values."""
-    dtype = output.dtype
-    delta = softmax_delta(output, output_gradient)  # [N, B, T, 1]
-    scale = 1 / (1 - rate)
-    # A data dependency on the incoming gradient. Without it XLA would compute
-    # these probabilities during the forward pass and store them.
-    zero = zero_depending_on(delta)
-    # The division is inside the exponential. Written as `exp(x) / total`, XLA
-    # would recognise the exponentials of the forward pass and store those.
-    log_total = tf.math.log(total) + zero
-    probabilities = [
-        tf.exp(_masked(*part) - max_score - log_total)
-        for part in zip(scores, masks, strict=True)
-    ]
-    weights = [part * scale for part in _drop(probabilities, dropout_masks)]
-    value_gradients = [
-        tf.matmul(tf.cast(part, dtype), output_gradient, transpose_a=True)
-        for part in weights
-    ]
-    weight_gradients = [
-        tf.cast(tf.matmul(output_gradient, part, transpose_b=True), tf.float32)
-        for part in values
-    ]
-    score_gradients = [
-        # If all keys of a query are masked, its probabilities are not zero.
-        tf.where(mask, part * (gradient * scale - delta), 0)
-        for part, gradient, mask in zip(
-            probabilities,
-            _drop(weight_gradients, dropout_masks),
-            masks,
-            strict=True,
-        )
-    ]
-    return *(tf.cast(part, dtype) for part in score_gradients), *value_gradients
 
 
 def _masked(scores, mask):

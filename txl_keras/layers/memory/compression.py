@@ -11,13 +11,13 @@ from keras import ops
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
-from txl_keras.layers.config import config_of
+from txl_keras.layers.config import ConfiguredLayer
 
 COMPRESSIONS = ("conv", "dilated_conv", "mean_pool", "max_pool", "most_used")
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class Compression(keras.layers.Layer):
+class Compression(ConfiguredLayer):
     """Compresses c states to one.
 
     The functions of Rae et al. (2020), section 3.2:
@@ -137,9 +137,6 @@ class Compression(keras.layers.Layer):
     def compute_output_shape(self, inputs_shape):
         batch, size, width = inputs_shape
         return batch, None if size is None else size // self.rate, width
-
-    def get_config(self):
-        return super().get_config() | config_of(Compression, self)
 
 
 def _mean(shape, dtype=None):

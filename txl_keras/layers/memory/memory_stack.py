@@ -16,7 +16,7 @@ from txl_keras.checks import check_one_of
 from txl_keras.checks import check_shape
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.layers.compute.problem import zero_masked
-from txl_keras.layers.config import config_of
+from txl_keras.layers.config import ConfiguredLayer
 
 COLD_STARTS = ("masked", "zeros")
 
@@ -155,7 +155,7 @@ def initial_memory(
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class MemoryStack(keras.layers.Layer):
+class MemoryStack(ConfiguredLayer):
     """Stores memory, in one variable `(B, M, D)` per block.
 
     A call receives the input of a block. It returns the memory of that block,
@@ -376,9 +376,6 @@ class MemoryStack(keras.layers.Layer):
             ),
             keras.KerasTensor((batch, self.memory_length), dtype="bool"),
         )
-
-    def get_config(self):
-        return super().get_config() | config_of(MemoryStack, self)
 
 
 _LOOPS = {

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from txl_keras.checks import check_integer
 from txl_keras.checks import check_token_ids
-from txl_keras.layers.config import config_of
+from txl_keras.layers.config import ConfiguredLayer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class AdaptiveEmbedding(keras.layers.Layer):
+class AdaptiveEmbedding(ConfiguredLayer):
     """Embeds tokens in sizes that may fall with their frequency.
 
     Ids must be sorted by frequency, the most frequent word first. They are
@@ -203,9 +203,6 @@ class AdaptiveEmbedding(keras.layers.Layer):
 
     def compute_output_shape(self, token_ids_shape):
         return (*token_ids_shape, self.output_dim)
-
-    def get_config(self):
-        return super().get_config() | config_of(AdaptiveEmbedding, self)
 
 
 def _checked_cutoffs(cutoffs, vocabulary_size):

@@ -15,11 +15,11 @@ from txl_keras.checks import check_integer
 from txl_keras.checks import check_shape_in_graph
 from txl_keras.checks import check_token_ids
 from txl_keras.layers.compute.target import fused
-from txl_keras.layers.config import config_of
+from txl_keras.layers.config import ConfiguredLayer
 
 
 @keras.saving.register_keras_serializable(package="txl_keras")
-class AdaptiveSoftmax(keras.layers.Layer):
+class AdaptiveSoftmax(ConfiguredLayer):
     """Computes a softmax over the clusters of an embedding.
 
     The first cluster is the head, the others are the tails. The head is a
@@ -379,9 +379,6 @@ class AdaptiveSoftmax(keras.layers.Layer):
         if targets is not None:
             shape = targets.shape
         return keras.KerasTensor(shape, dtype="float32")
-
-    def get_config(self):
-        return super().get_config() | config_of(AdaptiveSoftmax, self)
 
     @classmethod
     def from_config(cls, config):

@@ -105,9 +105,10 @@ def train_subwords(name):
         )
         return SentencePieceTokenizer(model)
     options = {"lower_case": True, "line_end": None}
-    return WordPieceTokenizer.train(
-        [LEARNED], 80, **options if name == "uncased" else {}
-    )
+    letters = [c for c in CHARACTERS if c.isalnum()]
+    words = ["[EOS]", "[UNK]", *letters, "the", "cat", "."]
+    words += [f"##{c}" for c in letters]
+    return WordPieceTokenizer(words, **options if name == "uncased" else {})
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from txl_keras.checkpoints.safe_pickle import Record
 from txl_keras.checkpoints.safe_pickle import load
 from txl_keras.checks import shown
 from txl_keras.data.corpora.files import decode_text
-from txl_keras.data.vocabulary import WordVocabulary
+from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
 from txl_keras.json_files import parse_json
@@ -103,7 +103,7 @@ def _check_count(count):
 
 def _checked(symbols):
     _check_count(len(symbols))
-    symbols = list(WordVocabulary(symbols).symbols)
+    symbols = list(Vocabulary(symbols))
     for symbol in symbols:
         if not symbol.isascii():
             symbol.encode("utf-8")  # raises an error for a lone surrogate

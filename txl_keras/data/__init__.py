@@ -51,7 +51,6 @@ from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
 from txl_keras.data.tokenizers import save_tokenizer
 from txl_keras.data.vocabulary import Vocabulary
-from txl_keras.data.vocabulary import WordVocabulary
 from txl_keras.data.vocabulary import choose_cutoffs
 
 __all__ = [
@@ -69,7 +68,6 @@ __all__ = [
     "Vocabulary",
     "WordPieceTokenizer",
     "WordTokenizer",
-    "WordVocabulary",
     "build_tokenizer",
     "choose_cutoffs",
     "load_corpus",

@@ -87,15 +87,14 @@ def define_tokenizer_flags():
     )  # fmt: skip
     flags.DEFINE_string(
         "vocabulary", None,
-        "File with the words of the vocabulary, or a subword model. Default: "
-        "the vocabulary is built from the train split.",
+        "File with the words of the vocabulary, or a subword model; required "
+        "for wordpiece. Default: built from the train split.",
     )  # fmt: skip
     flags.DEFINE_integer(
         "vocabulary_size", None,
         "Most words to keep in the vocabulary (default: all), the number of "
-        "subwords to learn (default for sentencepiece: by the size of the "
-        "text), or one more than the largest id (default: of those in the "
-        "corpus).",
+        "subwords to learn (default: by the size of the text), or one more "
+        "than the largest id (default: of those in the corpus).",
     )  # fmt: skip
     flags.DEFINE_integer(
         "min_count", None,

@@ -3,24 +3,17 @@ import pytest
 
 from txl_keras.data.tokenizers.word_piece_tokenizer import WordPieceTokenizer
 
-pytest.importorskip("sentencepiece")
 pytest.importorskip("tensorflow_text")
 
 WORDS = (
     *("[EOS]", "[UNK]", "the", "un", "##aff", "##able", "##a", ".", "'"),
     *("cafe", "café", "Cat", "cat", "漢", "##", "#"),
 )
-TEXT = "The cat sat on the mat. A naïve cat's hat, on the unhatted cat!\n" * 3
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     return WordPieceTokenizer(WORDS)
-
-
-@pytest.fixture(scope="module")
-def trained():
-    return WordPieceTokenizer.train([TEXT], 60)
 
 
 def test_words_are_spelled_by_their_longest_parts(tokenizer):
@@ -68,39 +61,14 @@ def test_single_tokens_are_shown_as_all_at_once(tokenizer):
     assert tokenizer.decode_bytes(14) == b""
 
 
-def test_text_can_be_cut_between_words(trained):
+def test_text_can_be_cut_between_words(tokenizer):
     ids = [
-        *trained.encode("The cat\nsat"),
-        *trained.encode(" on\n", begins_line=False),
-        *trained.encode("the mat."),
+        *tokenizer.encode("The cat\nunable"),
+        *tokenizer.encode(" una\n", begins_line=False),
+        *tokenizer.encode("the cafe."),
     ]
-    assert ids == trained.encode("The cat\nsat on\nthe mat.").tolist()
-
-
-def test_training_keeps_every_character(trained):
-    assert trained.vocabulary_size == 60
-    assert trained.vocabulary.symbols[:2] == ("[EOS]", "[UNK]")
-    ids = trained.encode(TEXT + "tan ïtem")
-    assert trained.unknown_id not in ids
-    assert "cat" in trained.vocabulary and "##at" in trained.vocabulary
-    assert trained.decode(ids).startswith("The cat sat on the mat . A naïve")
-    assert trained.encode("x").tolist() == [trained.unknown_id]
-
-
-def test_training_reads_as_the_tokenizer_does():
-    options = {"unknown": "<unk>", "suffix_indicator": "@@", "line_end": None}
-    tokenizer = WordPieceTokenizer.train(
-        [TEXT.encode()], 50, lower_case=True, **options
-    )
-    symbols = tokenizer.vocabulary.symbols
-    assert symbols[0] == "<unk>" and "@@t" in symbols
-    assert not {*"TAï"} & {*symbols}
-    assert tokenizer.unknown_id not in tokenizer.encode("THE NAÏVE CAT\n")
-
-
-def test_the_same_text_gives_the_same_vocabulary(trained):
-    again = WordPieceTokenizer.train(TEXT.splitlines(keepends=True), 60)
-    assert again.get_config() == trained.get_config()
+    expected = tokenizer.encode("The cat\nunable una\nthe cafe.")
+    assert ids == expected.tolist()
 
 
 def test_vocabularies_are_read_from_files(tmp_path):
@@ -119,16 +87,6 @@ def test_vocabularies_are_read_from_files(tmp_path):
         WordPieceTokenizer.from_file(path)
     with pytest.raises(ValueError, match="`symbols` must be a list of words"):
         WordPieceTokenizer(str(path))
-
-
-@pytest.mark.parametrize(
-    "size,bound",
-    [(5, "at least"), (9999, "at most \\d+"), (None, "at least 1")],
-)
-def test_impossible_sizes_are_errors(size, bound):
-    message = f"`vocabulary_size` must be .*{bound}.*vocabulary_size={size}$"
-    with pytest.raises(ValueError, match=message):
-        WordPieceTokenizer.train([TEXT], size)
 
 
 def test_wrong_arguments_are_errors():

@@ -34,7 +34,8 @@ def build(name):
     pytest.importorskip("tensorflow_text")
     if name == "sentencepiece":
         return SentencePieceTokenizer.train([TEXT] * 4, 290)
-    return WordPieceTokenizer.train([TEXT] * 4, 100)
+    words = ["[EOS]", "[UNK]", *sorted({*TEXT} - {" ", "\n", "\r"}), "naïve"]
+    return WordPieceTokenizer([*words, *(f"##{c}" for c in sorted({*TEXT}))])
 
 
 def pieces(ids, sizes, seed=0):

@@ -4,8 +4,9 @@
 - `CharacterTokenizer`: one id per symbol that occurs in a corpus.
 - `WordTokenizer`: one id per whitespace-separated word, as in the published
   results on WikiText-103 and One Billion Word.
-- `SentencePieceTokenizer`, `WordPieceTokenizer`: one id per subword, learned
-  from a text. They need TensorFlow Text, an optional dependency.
+- `SentencePieceTokenizer`: one id per subword, learned from a text, and
+  `WordPieceTokenizer`, for the vocabularies of BERT. Both need TensorFlow Text,
+  an optional dependency.
 - `IdTokenizer`: for data that is token ids already, such as music events.
 
 All accept `bytes`, as a `Corpus` yields them, and `str`. `Tokenizer` is their

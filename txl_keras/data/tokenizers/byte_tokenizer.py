@@ -37,6 +37,3 @@ class ByteTokenizer(Tokenizer):
 
     def decode_bytes(self, ids):
         return check_ids(ids, self.vocabulary_size).astype(np.uint8).tobytes()
-
-    def get_config(self):
-        return {"drop_newlines": self.drop_newlines}

@@ -69,6 +69,3 @@ class IdTokenizer(Tokenizer):
     def decode(self, ids):
         """Writes ids as a `str` of numbers separated by spaces."""
         return self.decode_bytes(ids).decode().removesuffix(" ")
-
-    def get_config(self):
-        return {"vocabulary_size": self.vocabulary_size}

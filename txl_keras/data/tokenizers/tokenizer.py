@@ -1,13 +1,16 @@
 """`Tokenizer`, the base class of all tokenizers."""
 
+import inspect
+
 from txl_keras.data.tokenizers.token_ids import check_ids
+from txl_keras.data.vocabulary import Vocabulary
 
 
 class Tokenizer:
     """Converts text to token ids and back.
 
-    A tokenizer of your own is a subclass that defines `encode`, `decode_bytes`
-    and `get_config`, and sets `vocabulary_size`. `load_tokenizer` and exported
+    A tokenizer of your own is a subclass that defines `encode` and
+    `decode_bytes`, and sets `vocabulary_size`. `load_tokenizer` and exported
     models accept only the classes of this package.
 
     Attributes:
@@ -84,8 +87,16 @@ class Tokenizer:
         return text
 
     def get_config(self):
-        """Returns the arguments of the constructor, for JSON."""
-        raise NotImplementedError
+        """Returns the arguments of the constructor, for JSON.
+
+        They must be attributes of the same names.
+        """
+        config = {}
+        for name in inspect.signature(type(self)).parameters:
+            value = getattr(self, name)
+            is_list = isinstance(value, Vocabulary)
+            config[name] = list(value) if is_list else value
+        return config
 
     @classmethod
     def from_config(cls, config):

@@ -4,17 +4,12 @@ import re
 
 import tensorflow as tf
 
-from txl_keras.checks import check_integer
 from txl_keras.data.corpora.files import decode_text
-from txl_keras.data.tokenizers.sentence_piece_model import NORMAL
-from txl_keras.data.tokenizers.sentence_piece_model import SPACE
-from txl_keras.data.tokenizers.subword_tokenizer import MAX_CHARACTERS
 from txl_keras.data.tokenizers.subword_tokenizer import import_extra
 from txl_keras.data.tokenizers.subword_tokenizer import join_lines
 from txl_keras.data.tokenizers.subword_tokenizer import split_lines
-from txl_keras.data.tokenizers.subword_tokenizer import train_pieces
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
-from txl_keras.data.vocabulary import WordVocabulary
+from txl_keras.data.vocabulary import Vocabulary
 from txl_keras.json_files import MAX_VOCABULARY_BYTES
 from txl_keras.json_files import open_checked
 
@@ -36,8 +31,8 @@ class WordPieceTokenizer(Tokenizer):
     threads, and not in forked processes, where TensorFlow does not work.
 
     Args:
-        vocabulary: A `WordVocabulary`, or a sequence of words: for a published
-            model, the lines of its `vocab.txt`.
+        vocabulary: A `Vocabulary`, or a sequence of words: the lines of the
+            `vocab.txt` of a published model.
         unknown: String. The word of the vocabulary that replaces all words that
             cannot be encoded.
         suffix_indicator: String, the prefix of parts of words other than the
@@ -73,31 +68,26 @@ class WordPieceTokenizer(Tokenizer):
         lower_case=False,
         line_end="[EOS]",
     ):
-        if not isinstance(vocabulary, WordVocabulary):
-            vocabulary = WordVocabulary(vocabulary)
-        if unknown not in vocabulary:
-            raise ValueError(
-                "`unknown` must be a word of the vocabulary. "
-                f"Received: unknown={unknown!r}"
-            )
-        if line_end is not None and line_end not in vocabulary:
-            raise ValueError(
-                "`line_end` must be None or a word of the vocabulary. "
-                f"Received: line_end={line_end!r}"
-            )
-        symbols = vocabulary.symbols
+        vocabulary = Vocabulary(vocabulary)
+        for name, mark in (("unknown", unknown), ("line_end", line_end)):
+            is_none = mark is None and name == "line_end"
+            if not is_none and mark not in vocabulary:
+                raise ValueError(
+                    f"`{name}` must be a word of the vocabulary. "
+                    f"Received: {name}={mark!r}"
+                )
         self.vocabulary = vocabulary
         self.vocabulary_size = len(vocabulary)
         self.unknown = unknown
         self.suffix_indicator = suffix_indicator
         self.lower_case = lower_case
         self.line_end = line_end
-        self.unknown_id = symbols.index(unknown)
-        self.newline_id = None if line_end is None else symbols.index(line_end)
+        self.unknown_id = vocabulary.id_of(unknown)
+        self.newline_id = vocabulary.id_of(line_end)
         text = import_extra("tensorflow_text")
         try:
             self._tf_text = text.FastBertTokenizer(
-                list(symbols),
+                list(vocabulary),
                 suffix_indicator=suffix_indicator,
                 token_out_type=tf.int32,
                 unknown_token=unknown,
@@ -129,67 +119,6 @@ class WordPieceTokenizer(Tokenizer):
         lines = re.split("\r\n|\r|\n", text)
         return cls(lines if lines[-1] else lines[:-1], **options)
 
-    @classmethod
-    def train(
-        cls,
-        texts,
-        vocabulary_size,
-        unknown="[UNK]",
-        suffix_indicator="##",
-        lower_case=False,
-        line_end="[EOS]",
-        character_coverage=0.9995,
-        max_characters=MAX_CHARACTERS,
-    ):
-        """Learns a vocabulary, deterministically.
-
-        The words are `line_end` and `unknown`, then every character, as a word
-        and as part of a word, then the results of byte pair encoding, the most
-        frequent pairs first.
-
-        Args:
-            texts, max_characters: As for `SentencePieceTokenizer.train`.
-            vocabulary_size: Integer.
-            unknown, suffix_indicator, lower_case, line_end: As for the class.
-            character_coverage: Float. The share of the text covered by
-                characters in the vocabulary; words with other characters are
-                `unknown`.
-
-        Returns:
-            A `WordPieceTokenizer`.
-
-        Raises:
-            ImportError: If sentencepiece is not installed.
-        """
-        check_integer("vocabulary_size", vocabulary_size, 1)
-        # The trainer of TensorFlow Text took 100 s for 5 MB of Wikipedia, this
-        # one takes 1 s.
-        model = train_pieces(
-            _spaced_words(texts, lower_case),
-            vocabulary_size,
-            max_characters,
-            model_type="bpe",
-            character_coverage=character_coverage,
-            hard_vocab_limit=False,
-        )
-        pieces = [x.piece.decode() for x in model.pieces if x.type == NORMAL]
-        special = [mark for mark in (line_end, unknown) if mark is not None]
-        words = _vocabulary_words(pieces, special, suffix_indicator)
-        num_needed = len(special) + 2 * len(_characters(pieces))
-        if not num_needed <= vocabulary_size <= len(words):
-            raise ValueError(
-                f"`vocabulary_size` must be at least {num_needed}, for the "
-                f"characters of the texts, and at most {len(words)}, the "
-                f"words found. Received: vocabulary_size={vocabulary_size}"
-            )
-        return cls(
-            words[:vocabulary_size],
-            unknown,
-            suffix_indicator,
-            lower_case,
-            line_end,
-        )
-
     def encode(self, text, begins_line=True):
         lines = split_lines(text, keep_ends=False)
         tokens = self._tf_text.tokenize(tf.constant(lines, tf.string))
@@ -207,45 +136,3 @@ class WordPieceTokenizer(Tokenizer):
     def as_tf_text(self):
         """Returns the TensorFlow Text tokenizer, which ignores `line_end`."""
         return self._tf_text
-
-    def get_config(self):
-        return {
-            "vocabulary": list(self.vocabulary.symbols),
-            "unknown": self.unknown,
-            "suffix_indicator": self.suffix_indicator,
-            "lower_case": self.lower_case,
-            "line_end": self.line_end,
-        }
-
-
-def _spaced_words(texts, lower_case):
-    """Yields blocks of text with spaces between the tokenizer's words."""
-    normalizer = import_extra("tensorflow_text").FastBertNormalizer(
-        lower_case_nfd_strip_accents=lower_case
-    )
-    splitter = import_extra(
-        "tensorflow_text.python.ops.bert_tokenizer"
-    ).BasicTokenizer()
-    for text in texts:
-        lines = tf.constant(split_lines(text, keep_ends=False), tf.string)
-        words = splitter.tokenize(normalizer.normalize(lines))
-        spaced = tf.strings.reduce_join(words, axis=-1, separator=" ")
-        yield b"\n".join(spaced.numpy())
-
-
-def _characters(pieces):
-    return sorted(set("".join(pieces)) - {SPACE})
-
-
-def _vocabulary_words(pieces, special, suffix_indicator):
-    """Returns the words of all pieces, the most important ones first."""
-    characters = _characters(pieces)
-    suffixes = [suffix_indicator + character for character in characters]
-    words = [
-        piece.removeprefix(SPACE)
-        if piece.startswith(SPACE)
-        else suffix_indicator + piece
-        for piece in pieces
-        if piece != SPACE
-    ]
-    return list(dict.fromkeys([*special, *characters, *suffixes, *words]))

@@ -45,9 +45,10 @@ class Vocabulary:
                 )
         self._ids = {word: i for i, word in enumerate(symbols)}
         if len(self._ids) != len(symbols):
+            twice = next(x for i, x in enumerate(symbols) if self._ids[x] != i)
             raise ValueError(
                 "`symbols` must be distinct. Received: "
-                f"{len(symbols)} symbols, {len(self._ids)} of them distinct"
+                f"{shown(twice)} more than once"
             )
         self.dtype = smallest_dtype(len(symbols))
 

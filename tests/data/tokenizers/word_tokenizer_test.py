@@ -189,7 +189,7 @@ def test_wrong_arguments_are_refused():
         Vocabulary(["a", ""])
     with pytest.raises(ValueError, match="Received: b'a'"):
         Vocabulary([b"a"])
-    with pytest.raises(ValueError, match="3 symbols, 2 of them distinct"):
+    with pytest.raises(ValueError, match="distinct.*'ab' more than once"):
         Vocabulary(["ab", "c", "ab"])
     with pytest.raises(ValueError, match="must not be empty"):
         Vocabulary([])

@@ -1,10 +1,12 @@
 """Builds, saves and loads the tokenizer of a corpus."""
 
 import collections
+import contextlib
 import functools
 import itertools
 import json
 import os
+import sqlite3
 import sys
 
 import tensorflow as tf
@@ -18,7 +20,6 @@ from txl_keras.data.parallel import map_blocks
 from txl_keras.data.tokenizers.byte_tokenizer import ByteTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import CharacterTokenizer
 from txl_keras.data.tokenizers.character_tokenizer import count_symbols
-from txl_keras.data.tokenizers.counting import add_up
 from txl_keras.data.tokenizers.id_tokenizer import IdTokenizer
 from txl_keras.data.tokenizers.sentence_piece_tokenizer import (
     SentencePieceTokenizer,
@@ -37,6 +38,16 @@ _MAX_BYTES = 64 << 20
 # Ids above this need a vocabulary size: one of a typing error would make an
 # embedding that no memory holds.
 _MAX_FOUND_ID = (1 << 24) - 1
+MAX_STRINGS = 1 << 21  # counted in memory: about 300 MB
+_ADD = (
+    "INSERT INTO words VALUES (?, ?) "
+    "ON CONFLICT (word) DO UPDATE SET count = count + excluded.count"
+)
+# A word keeps the `rowid` of its first occurrence.
+_CHOOSE = (
+    "SELECT word, count FROM (SELECT rowid AS place, * FROM words "
+    "WHERE count >= ? ORDER BY count DESC, place LIMIT ?) ORDER BY place"
+)
 # Options of each tokenizer.
 OPTIONS = {
     "bytes": ("drop_newlines",),
@@ -132,6 +143,31 @@ def _build_words(corpus, beam, vocabulary=None, **options):
     counts = _counters(function, corpus, ("train",), beam)
     counts = add_up(counts, options.get("min_count", 1), num_kept)
     return WordTokenizer.from_counts(counts, **options)
+
+
+def add_up(counters, min_count=1, num_kept=None):
+    """Adds up `Counter`s of strings, in the order of their first occurrence.
+
+    If there are more than `MAX_STRINGS`, they are counted on disk, and what
+    occurs less than `min_count` times is left out, and so are all but the
+    `num_kept` most frequent ones.
+    """
+    total, is_on_disk = collections.Counter(), False
+    # Without a name, a temporary file.
+    with contextlib.closing(sqlite3.connect("")) as database:
+        database.execute("CREATE TABLE words (word TEXT UNIQUE, count INTEGER)")
+        for counts in counters:
+            total.update(counts)
+            if len(total) > MAX_STRINGS:
+                database.executemany(_ADD, total.items())
+                total.clear()
+                is_on_disk = True
+        if not is_on_disk:
+            return total
+        database.executemany(_ADD, total.items())
+        limit = -1 if num_kept is None else num_kept
+        chosen = database.execute(_CHOOSE, (min_count, limit))
+        return collections.Counter(dict(chosen))
 
 
 def _counters(function, corpus, splits, beam):

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from txl_keras.data.tokenizers.token_ids import as_bytes
-from txl_keras.data.tokenizers.token_ids import check_ids
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.data.tokenizers.tokenizer import as_bytes
+from txl_keras.data.tokenizers.tokenizer import check_ids
 
 
 class ByteTokenizer(Tokenizer):

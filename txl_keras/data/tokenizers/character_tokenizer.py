@@ -6,9 +6,9 @@ import numpy as np
 
 from txl_keras.checks import check_one_of
 from txl_keras.data.corpora.corpus import ENCODINGS
-from txl_keras.data.tokenizers.token_ids import as_bytes
-from txl_keras.data.tokenizers.token_ids import decode_utf8
 from txl_keras.data.tokenizers.tokenizer import Tokenizer
+from txl_keras.data.tokenizers.tokenizer import as_bytes
+from txl_keras.data.tokenizers.tokenizer import decode_utf8
 from txl_keras.data.vocabulary import NUM_CODE_POINTS
 from txl_keras.data.vocabulary import UnknownSymbolError
 from txl_keras.data.vocabulary import Vocabulary

@@ -45,7 +45,6 @@ from txl_keras.data.tokenizers import ByteTokenizer
 from txl_keras.data.tokenizers import CharacterTokenizer
 from txl_keras.data.tokenizers import IdTokenizer
 from txl_keras.data.tokenizers import SentencePieceTokenizer
-from txl_keras.data.tokenizers import WordPieceTokenizer
 from txl_keras.data.tokenizers import WordTokenizer
 from txl_keras.data.tokenizers import build_tokenizer
 from txl_keras.data.tokenizers import load_tokenizer
@@ -66,7 +65,6 @@ __all__ = [
     "SlidingWindows",
     "TextBatches",
     "Vocabulary",
-    "WordPieceTokenizer",
     "WordTokenizer",
     "build_tokenizer",
     "choose_cutoffs",

@@ -87,8 +87,8 @@ def define_tokenizer_flags():
     )  # fmt: skip
     flags.DEFINE_string(
         "vocabulary", None,
-        "File with the words of the vocabulary, or a subword model; required "
-        "for wordpiece. Default: built from the train split.",
+        "File with the words of the vocabulary, or a subword model. Default: "
+        "the vocabulary is built from the train split.",
     )  # fmt: skip
     flags.DEFINE_integer(
         "vocabulary_size", None,

@@ -170,37 +170,24 @@ class TextSignatures:
         batch_size, num_tokens = tf.unstack(tf.shape(ids))
         num_targets = num_tokens - 1
 
-        def read(number, memory, parts):
-            start = number * size
+        def read(start, memory, nll):
             stop = tf.minimum(start + size, num_targets)
             hidden, *entries = served.read(
                 ids[:, start:stop], memory, positions
             )
-            nll = served.model.softmax(hidden, ids[:, start + 1 : stop + 1])
+            new = served.model.softmax(hidden, ids[:, start + 1 : stop + 1])
             num_real = tf.clip_by_value(lengths - 1 - start, 0, stop - start)
             memory = served.backbone.append(memory, entries, num_real)
-            return number + 1, memory, parts.write(number, tf.transpose(nll))
+            return stop, memory, tf.concat([nll, new], axis=1)
 
-        num_segments = (num_targets + size - 1) // size
-        parts = tf.TensorArray(
-            tf.float32,
-            size=num_segments,
-            element_shape=(None, None),
-            infer_shape=False,
-        )
         memory = served.from_tensors(served.empty(batch_size))
-        *_, parts = tf.while_loop(
-            lambda number, *_: number < num_segments,
-            read,
-            (tf.constant(0), memory, parts),
-        )
-        nll = tf.cond(
-            num_segments > 0,
-            lambda: tf.transpose(parts.concat()),
-            lambda: tf.zeros((batch_size, 0)),
-        )
         # The first token has no context and no loss.
-        nll = tf.pad(nll, [[0, 0], [1, 0]])
+        first_nll = tf.zeros((batch_size, num_tokens))[:, :1]
+        *_, nll = tf.while_loop(
+            lambda start, *_: start < num_targets,
+            read,
+            (tf.constant(0), memory, first_nll),
+        )
         return tf.where(tf.sequence_mask(lengths, num_tokens), nll, 0.0)
 
     def generate_text(self, prompt, length, seed, *sampling):
